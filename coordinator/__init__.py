@@ -1,0 +1,1 @@
+"""Measure, place, partition, schedule, route, simulate, choose. Never imports `node` or torch."""

@@ -1,0 +1,1 @@
+"""Servers, volunteers, links, the schedule interpreter. Never imports `coordinator`."""

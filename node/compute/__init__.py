@@ -1,0 +1,1 @@
+"""The only place that imports torch: the model, the optimizer, the data, the device."""

@@ -1,0 +1,1 @@
+"""What crosses the wire, and nothing else: imports neither `coordinator` nor `node`."""
