@@ -7,8 +7,11 @@ Nothing of `coordinator` or `node` is imported here; a subcommand is loaded only
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 import click
+
+from protocol.errors import BadInputError
 
 ENTRY_POINT_GROUP = "barnraise.commands"
 
@@ -29,6 +32,21 @@ class _EntryPointGroup(click.Group):
         command = point.load()
         assert isinstance(command, click.Command), f"{point.value} is not a click command"
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BadInputError as error:
+            raise _BadInputExit(str(error)) from error
+
+
+class _BadInputExit(click.ClickException):
+    """The sentence of a `BadInputError`, printed bare, with the exit code of a usage error."""
+
+    exit_code = 2
+
+    def show(self, file: Any = None) -> None:
+        click.echo(self.message, err=True)
 
 
 @click.command(cls=_EntryPointGroup, context_settings={"help_option_names": ["-h", "--help"]})
