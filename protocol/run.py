@@ -221,9 +221,7 @@ class RunConfig(_Section, frozen=True, kw_only=True):
         if self.model.heads % self.model.kv_heads:
             raise BadInputError("model.kv_heads: must divide model.heads")
         if self.model.tied_embeddings and self.stages.count > 1:
-            raise BadInputError(
-                "model.tied_embeddings: needs head and embedding on one stage; use stages.count = 1"
-            )
+            raise BadInputError("model.tied_embeddings: needs head and embedding on one stage; use stages.count = 1")
         if self.limits.ping_s >= self.limits.silent_s:
             raise BadInputError("limits.ping_s: must be below limits.silent_s")
 
