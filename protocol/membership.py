@@ -72,7 +72,7 @@ class Revocations(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid
 Credential = Invite | Membership
 _Statement = TypeVar("_Statement", Invite, Membership, Revocations)
 _encoder = msgspec.msgpack.Encoder()
-_credential_decoder = msgspec.msgpack.Decoder(Invite | Membership)
+_credential_decoder: msgspec.msgpack.Decoder[Credential] = msgspec.msgpack.Decoder(Invite | Membership)
 _revocations_decoder = msgspec.msgpack.Decoder(Revocations)
 _REVOCATIONS_BYTES_MAX = 128 << 10
 
