@@ -76,7 +76,7 @@ class Identity:
 
 
 def verify_signature(public_key: bytes, message: bytes, signature: bytes) -> bool:
-    """Whether `signature` over `message` is by `public_key`; strict (libsodium refuses small orders and malleated S)."""
+    """Whether `signature` over `message` is by `public_key`; libsodium refuses small orders and malleated S."""
     if len(public_key) != PUBLIC_KEY_BYTES or len(signature) != SIGNATURE_BYTES:
         return False
     try:
