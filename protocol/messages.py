@@ -53,7 +53,11 @@ class Bye(Message, frozen=True, kw_only=True):
 
 
 class Join(Message, frozen=True, kw_only=True):
-    """A node asks to take part. Servers say what state they hold, so that a restarted run finds it."""
+    """A node asks to take part. Servers say what state they hold, so that a restarted run finds it.
+
+    Repeated on the same link whenever what it says has changed: above all when a checkpoint has become readable,
+    since a run that must go back goes to the newest one that all of its servers named.
+    """
 
     role: Literal["server", "volunteer"]
     addresses: tuple[str, ...]
@@ -106,8 +110,12 @@ class DataReady(Message, frozen=True, kw_only=True):
     token_count: int
 
 
-class StepReport(Message, frozen=True, kw_only=True):
-    """The decider says that a step is closed everywhere. Repeated until acknowledged, so none is missed."""
+class StepReport(Work, frozen=True, kw_only=True):
+    """The decider says that a step is closed everywhere. Repeated until acknowledged, so none is missed.
+
+    Fenced like work: a report that was under way while the run went back to a checkpoint must not count. After a
+    link-up, and when an acknowledgement names an earlier step, the decider repeats all that it still has, in order.
+    """
 
     step: int
     loss: float
