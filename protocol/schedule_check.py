@@ -111,7 +111,7 @@ def _check_rules(schedule: Schedule, rules: RouteRules) -> None:
         if (swaps := swaps_in(stages)) is None or swaps > rules.swaps_max:
             raise InvalidScheduleError(
                 "I11",
-                f"flow {flow.microbatch}: {stages} is not ascending up to {rules.swaps_max} exchanges of neighbours",
+                f"flow {flow.microbatch}: {stages} is more than {rules.swaps_max} exchanges from ascending",
             )
         visits.update((flow.wave, stage) for stage in stages)
         routes.update((flow.wave, node) for node in dict.fromkeys(hop.node for hop in flow.route))
@@ -120,7 +120,7 @@ def _check_rules(schedule: Schedule, rules: RouteRules) -> None:
             if rules.visits_per_stage not in (None, visits[wave, stage]):
                 raise InvalidScheduleError(
                     "I11",
-                    f"wave {wave}: stage {stage} is on {visits[wave, stage]} routes, not {rules.visits_per_stage}",
+                    f"wave {wave}: {visits[wave, stage]} routes, not {rules.visits_per_stage}, visit {stage}",
                 )
     for (wave, node), count in sorted(routes.items()):
         if rules.routes_per_node_max is not None and count > rules.routes_per_node_max:
@@ -324,8 +324,7 @@ def _check_memory(schedule: Schedule) -> None:
             held += instruction.memory_start
             if schedule.memory_max is not None and held > schedule.memory_max[node]:
                 raise InvalidScheduleError(
-                    "I9",
-                    f"node {node}: {key} needs {held} units of memory, {schedule.memory_max[node]} are allowed",
+                    "I9", f"node {node}: {key} needs memory {held}, {schedule.memory_max[node]} are allowed"
                 )
             held += instruction.memory_end
             part = (key.microbatch, key.position, key.segment)
