@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -108,6 +108,10 @@ class Timeline:
         )
 
 
+#: How a node picks what to start: `protocol.policies.choose`, or a function of your own like it.
+Chooser = Callable[..., tuple[Ready | None, State]]
+
+
 def simulate(
     schedule: Schedule, costs: Costs, network: Network | None = None, lookahead: int = 1
 ) -> Timeline:
@@ -136,27 +140,31 @@ def plan(
     costs: Costs,
     network: Network | None = None,
     extra: Sequence[Sequence[Instruction]] = (),
+    chooser: Chooser = choose,
 ) -> Timeline:
     """Lets every node's policy order the work of the flows.
 
     Args:
         policies: one per node.
         split: whether backwards are split into I and W.
-        extra: per node, further instructions (registered operations) that go with them.
+        extra: per node, further instructions (registered operations) that go with them; one whose key the
+            flows already need replaces theirs.
+        chooser: a priority of your own, with the signature and purity of `protocol.policies.choose`.
     """
     listed = unordered(flows, len(policies), split)
     for node, more in enumerate(extra):
-        listed[node].extend(more)
-    return drive(build_graph(flows, listed, costs, network), policies)
+        by_key = {instruction.key: instruction for instruction in (*listed[node], *more)}
+        listed[node] = list(by_key.values())
+    return drive(build_graph(flows, listed, costs, network), policies, chooser)
 
 
-def drive(graph: TaskGraph, policies: Sequence[Policy]) -> Timeline:
+def drive(graph: TaskGraph, policies: Sequence[Policy], chooser: Chooser = choose) -> Timeline:
     """Runs a graph by policies, one per node.
 
     Raises:
         DeadlockError: when every policy waits.
     """
-    return _Engine(graph).run(_Driven(graph, policies))
+    return _Engine(graph).run(_Driven(graph, policies, chooser))
 
 
 class _Chooser(Protocol):
@@ -321,11 +329,12 @@ class _Replay:
 class _Driven:
     """Asks each node's policy, showing it the first of each queue (an operation kind of one stage)."""
 
-    def __init__(self, graph: TaskGraph, policies: Sequence[Policy]) -> None:
+    def __init__(self, graph: TaskGraph, policies: Sequence[Policy], chooser: Chooser) -> None:
         if len(policies) != len(graph.orders):
             raise BadInputError(f"policies: {len(policies)} for {len(graph.orders)} nodes")
         self._graph = graph
         self._policies = policies
+        self._choose = chooser
         self._foresees = [policy.weights is not Weights.GAP for policy in policies]
         self._anyone_foresees = any(self._foresees)
         self._task_of: dict[Key, int] = {}
@@ -368,9 +377,9 @@ class _Driven:
             return None
         if self._foresees[node]:
             gaps = [self._gap_s(arrivals, now_s) for arrivals in self._arrivals[node]]
-            chosen, state = choose(self._policies[node], self._states[node], heads, gaps[0], gaps[1])
+            chosen, state = self._choose(self._policies[node], self._states[node], heads, gaps[0], gaps[1])
         else:
-            chosen, state = choose(self._policies[node], self._states[node], heads)
+            chosen, state = self._choose(self._policies[node], self._states[node], heads)
         if chosen is None:
             return None
         self._states[node] = state
