@@ -12,9 +12,9 @@ OPERATIONS_MAX = 2_000_000
 class PipelineProblem(Problem, frozen=True, kw_only=True):
     """In what order should every stage run its forwards and backwards?
 
-    F of stage s needs F of s-1 and the link between them; B (or I, when split) of s needs its own F, and B (or I)
-    of s+1 and the link; W needs its own I. B lasts `backward_input_s + backward_weight_s`. A stage does one thing
-    at a time, sends overlap compute.
+    F of stage s needs F of s-1 and the link between them; B (or I, when split) of s needs its own F, and B
+    (or I) of s+1 and the link; W needs its own I. B lasts `backward_input_s + backward_weight_s`. A stage
+    does one thing at a time, sends overlap compute.
 
     Attributes:
         forward_s, backward_input_s, backward_weight_s: durations, one per stage.
