@@ -1,4 +1,5 @@
-"""What sub-layer blocks cost and what stages can bear: the input of a partition, and sums over block ranges."""
+"""What sub-layer blocks cost and what stages can bear: the input of a partition, and sums over block
+ranges."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ STAGES_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class BlockCost:
-    """One sub-layer block on a node of speed 1, for one microbatch; measured, or from `protocol.model_spec`.
+    """One sub-layer block on a node of speed 1, for one microbatch; measured, or from `coordinator.model_costs`.
 
     Attributes:
         forward_s, backward_s: durations; a recomputed forward counts as backward.

@@ -1,10 +1,11 @@
 """1F1B, timed: the makespan of one order for given stages, fast enough to be asked ten thousand times.
 
-Stage d of P starts with min(M, P - d) forwards, then alternates one backward and one forward (PipeDream-Flush;
-the order of a `partition` problem in FORMAT.md). AutoPipe (section III-B, Fig. 6) numbers what follows the
-warm-up in *waves*: in wave y stage d runs the forward of microbatch y + P - d - 1 and the backward of microbatch
-y. A forward needs only the wave before, a backward only its own wave, so two numbers per stage carry the whole
-state. The general simulator gives the same times; a search has no use for its generality.
+Stage d of P starts with min(M, P - d) forwards, then alternates one backward and one forward
+(PipeDream-Flush; the order of a `partition` problem in FORMAT.md). AutoPipe (section III-B, Fig. 6) numbers
+what follows the warm-up in *waves*: in wave y stage d runs the forward of microbatch y + P - d - 1 and the
+backward of microbatch y. A forward needs only the wave before, a backward only its own wave, so two numbers
+per stage carry the whole state. The general simulator gives the same times; a search has no use for its
+generality.
 """
 
 from __future__ import annotations
@@ -71,10 +72,12 @@ def _warm_up(forward_s: Sequence[float], link_s: Sequence[float], microbatches: 
 def blocking_makespan_s(
     forward_s: Sequence[float], backward_s: Sequence[float], link_s: Sequence[float], microbatches: int
 ) -> float:
-    """The makespan as AutoPipe's formulas have it: a stage waits for its transfer even when it had other work.
+    """The makespan as AutoPipe's formulas have it: a stage waits for its transfer even when it had other
+    work.
 
-    The transfer is charged after the maximum, also where the stage's own last operation was what it waited for
-    (section III-B; it models blocking sends and receives). For comparison with the paper: our links overlap.
+    The transfer is charged after the maximum, also where the stage's own last operation was what it waited
+    for (section III-B; it models blocking sends and receives). For comparison with the paper: our links
+    overlap.
     """
     stages, last = len(forward_s), len(forward_s) - 1
     forward_end = [

@@ -1,9 +1,9 @@
 """Lower bounds on the makespan of 1F1B over *all* partitions: what no choice of cuts can beat.
 
 For a stage d that holds a given range of blocks, the rest of the model lies before and after it, wherever its
-cuts are. With f and b for the stage's forward and backward, `head` and `tail` for the forwards and backwards (and
-links) before it, `ret` for everything after it (forward, backward, links both ways), K = min(M, P - d) forwards in
-the warm-up, and M microbatches, five chains of waiting are in every 1F1B run:
+cuts are. With f and b for the stage's forward and backward, `head` and `tail` for the forwards and backwards
+(and links) before it, `ret` for everything after it (forward, backward, links both ways), K = min(M, P - d)
+forwards in the warm-up, and M microbatches, five chains of waiting are in every 1F1B run:
 
 * load: head + M (f + b) + tail;
 * the first backward returns late: head + f + ret + M b + (M - K) f + tail;
@@ -11,9 +11,9 @@ the warm-up, and M microbatches, five chains of waiting are in every 1F1B run:
 * both: head + f + ret + (M - K) (f + b) + ret + b + tail, when M > K;
 * K in flight: head + (⌊(M - 1)/K⌋ + 1) (f + ret + b) + tail.
 
-The largest is a bound for any partition in which stage d holds that range; a bottleneck recursion like AutoPipe's
-Algorithm 1 then takes the least possible maximum over all stages. Blocks before and after run on unknown stages:
-they count at the speed of the fastest of those.
+The largest is a bound for any partition in which stage d holds that range; a bottleneck recursion like
+AutoPipe's Algorithm 1 then takes the least possible maximum over all stages. Blocks before and after run on
+unknown stages: they count at the speed of the fastest of those.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ class BoundTable:
     """For every range of blocks on every stage, the bound; and the least maximum over the stages from d on.
 
     Attributes:
-        choices: [stage][first], (bound_s, end) of every range first … end - 1 that the stage can hold while each
+        choices: [stage][first], (bound_s, end) of every range first … end - 1 that the stage can hold while
+        each
             other stage gets at least one block; in order of `end`.
-        of_rest_s: [stage][first], a bound for the stages from `stage` on holding the blocks from `first` on; inf
+        of_rest_s: [stage][first], a bound for the stages from `stage` on holding the blocks from `first` on;
+        inf
             where they cannot.
     """
 

@@ -1,10 +1,10 @@
-"""The search for cuts: AutoPipe's heuristic, a local search around what it finds, and an exact search after that.
+"""The search for cuts: AutoPipe's heuristic, a local search around what it finds, then an exact search.
 
-AutoPipe (section III-B) starts from a balanced partition and pushes the *master stage*, which sets the pace of the
-steady phase, toward the front, because what stands before it is waited for only once. Its moves find the optimum
-often, not always, and know neither memory nor unequal nodes. So every result is improved by moving cuts, and
-then partitions are enumerated with all pruned that `coordinator.partition_bounds` rules out: for a few stages
-that ends with a proof.
+AutoPipe (section III-B) starts from a balanced partition and pushes the *master stage*, which sets the pace
+of the steady phase, toward the front, because what stands before it is waited for only once. Its moves find
+the optimum often, not always, and know neither memory nor unequal nodes. So what it finds is improved by
+moving cuts, and then all partitions are enumerated but those that `coordinator.partition_bounds` rules out:
+for a few stages that ends with a proof.
 
 Everything is counted, not timed: the same input gives the same answer on every machine, unless the caller's
 `out_of_time` ends it early.
@@ -21,11 +21,11 @@ from coordinator.costs import PartitionCosts
 from coordinator.one_f_one_b import makespan_s, timeline
 from coordinator.partition_bounds import BoundTable
 
-#: Partitions as edges: stage d holds blocks edges[d] … edges[d + 1] - 1; edges[0] is 0, the last the block count.
+#: Stage d holds blocks edges[d] … edges[d + 1] - 1; edges[0] is 0, the last is the number of blocks.
 Edges = tuple[int, ...]
 
-#: Work of each search unless the caller says otherwise, in stage-steps: an evaluation has stages · (stages +
-#: microbatches) of them and takes about 0.3 microseconds for each.
+#: Work of each search unless the caller says otherwise, in stage-steps: an evaluation has
+#: stages · (stages + microbatches) of them and takes about 0.3 microseconds for each.
 WORK_MAX = 500_000
 #: Evaluations that even the largest problem gets.
 EVALUATIONS_MIN = 50
@@ -71,7 +71,7 @@ class PartitionSearch:
         return self.best_s if self.proven else self._table.value_s
 
     def run(self) -> None:
-        """Finds the best partition it can; leaves `best` empty only when no partition keeps the memory limits."""
+        """Finds the best partition it can; `best` stays empty only when none keeps the memory limits."""
         if self._table.value_s == inf:
             self.proven, self.stopped = True, "no partition keeps the memory limits"
             return
@@ -127,11 +127,10 @@ class PartitionSearch:
         return timeline(*costs.stage_times(edges), costs.link_s, costs.microbatches).master_stage
 
     def _relieve_after(self, edges: Edges, master: int) -> Edges:
-        """Equation 1: stages behind the master get no more work than returns while the master's backwards run.
+        """Equation 1: stages behind the master get no more work than the master's backwards take.
 
-        Each stage behind takes as many blocks as the equation allows; the last takes what is left. The equation
-        cannot always hold (with b = 2 f the stages behind would need a third less work than the master): then the
-        partition stays as it is.
+        Each stage behind takes as many blocks as the equation allows. It cannot always hold (with b = 2 f
+        the stages behind would need a third less work than the master): then the partition stays as it is.
         """
         costs = self._costs
         allowance_s = costs.backward_s(master, edges[master], edges[master + 1])
@@ -151,7 +150,7 @@ class PartitionSearch:
     # Local search.
 
     def _local_search(self) -> None:
-        """Descends from the best, then again and again from a kicked copy of it, until the evaluations are spent."""
+        """Descends from the best, then again and again from a kicked copy of it."""
         limit = len(self._known) + self._evaluations_max
         self._descend(self.best, limit)
         while len(self._known) < limit and not self._out_of_time():
@@ -216,11 +215,11 @@ class PartitionSearch:
 
 
 class BalanceTable:
-    """AutoPipe's Algorithm 1, repaired: for every prefix of blocks, the least maximum of work over j stages.
+    """AutoPipe's Algorithm 1, repaired: the least maximum of work over j stages, for every prefix of blocks.
 
     T[j][i] = min over k of max(T[j - 1][k], work of blocks k … i - 1 on stage j - 1), with T[0][0] = 0 and
-    everything else unreachable, and k ≥ j - 1, so that no stage is empty (the published listing leaves both out).
-    Ties take the largest cut, which gives the later stages, waited for twice, less work.
+    everything else unreachable, and k ≥ j - 1, so that no stage is empty (the published listing leaves both
+    out). Ties take the largest cut, which gives the later stages, waited for twice, less work.
     """
 
     def __init__(self, costs: PartitionCosts) -> None:
@@ -239,7 +238,7 @@ class BalanceTable:
             least = new
 
     def edges(self, stages: int, blocks: int) -> Edges:
-        """The balanced partition of the first `blocks` blocks over the first `stages` stages; () if none fits."""
+        """The balanced cut of the first `blocks` blocks over the first `stages` stages; () if none fits."""
         edges = [blocks]
         for j in range(stages, 0, -1):
             edges.append(self._cut[j][edges[-1]])
@@ -249,8 +248,8 @@ class BalanceTable:
 
 
 def _forward_shifts(edges: Edges, master: int, table: BalanceTable) -> Iterator[Edges]:
-    """AutoPipe's moves: the master gives its first block forward or its last block backward, with and without
-    balancing the stages before it (or up to it) anew."""
+    """AutoPipe's moves: the master gives its first block to the stage before or its last to the stage after,
+    with and without balancing the stages before it (or up to it) anew."""
     if master == 0:
         return
     if edges[master + 1] - edges[master] < 2:
@@ -267,8 +266,8 @@ def _forward_shifts(edges: Edges, master: int, table: BalanceTable) -> Iterator[
 
 
 def _neighbours(edges: Edges) -> Iterator[Edges]:
-    """Every run of neighbouring cuts shifted by one block (a block passes from one stage to another through all
-    between), and every single cut shifted by two."""
+    """Every run of neighbouring cuts shifted by one block, so that a block passes from one stage to another
+    through all between, and every single cut shifted by two."""
     cuts = range(1, len(edges) - 1)
     for step in (-1, 1):
         for low in cuts:

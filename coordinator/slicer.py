@@ -1,9 +1,10 @@
-"""How many of the first microbatches to halve, so that a deep pipeline fills in half the time (AutoPipe, III-C).
+"""How many of the first microbatches to halve, so that a deep pipeline fills in half the time.
 
-A halved microbatch runs its forward in two pieces that travel on their own; its backward stays whole and needs
-both. The first half reaches the last stage after half the warm-up, so the first backward comes earlier; halving
-more microbatches than needed gains nothing and costs transfers. The count is chosen by simulation; the paper's
-Algorithm 2, repaired, is the guess around which very large pipelines are searched.
+AutoPipe, section III-C. A halved microbatch runs its forward in two pieces that travel on their own; its
+backward stays whole and needs both. The first half reaches the last stage after half the warm-up, so the
+first backward comes earlier; halving more microbatches than needed gains nothing and costs transfers. The
+count is chosen by simulation; the paper's Algorithm 2, repaired, is the guess around which very large
+pipelines are searched.
 """
 
 from __future__ import annotations
@@ -40,12 +41,14 @@ def sliced_makespan_s(
         link_s: per hop, of a whole microbatch; sends overlap compute.
         microbatches: of the step.
         count: microbatches that are halved, from 0 to `microbatches`.
-        half_link_s: per hop, of half a microbatch; None takes `link_s`, as if latency were all of it, so that
+        half_link_s: per hop, of half a microbatch; None takes `link_s`, as if latency were all of it, so
+        that
             the answer holds whatever the split between latency and bandwidth.
     """
     stages = len(forward_s)
     halves_link_s = link_s if half_link_s is None else half_link_s
-    # Per stage, indexed by microbatch: the end of the first half (of all, where it is not halved), and of all.
+    # Per stage, indexed by microbatch: the end of the first half (of all, where it is not halved), and of
+    # all.
     first_end = [[0.0] * microbatches for _ in range(stages)]
     forward_end = [[0.0] * microbatches for _ in range(stages)]
     backward_end = [0.0] * stages
@@ -103,11 +106,12 @@ def guess_slices(
 ) -> int:
     """AutoPipe's Algorithm 2 with its listing repaired: about how many microbatches to halve.
 
-    The microbatch after n halved ones is the first that stage P - n runs after a backward. If it can start whole on
-    stage 0 once the halves are done there, and still come in time, n is enough. Repaired: the last stage needs
-    both halves before its first backward (line 9); the test is "at least", as the text has it (line 34; as printed
-    it never ends for two stages). With sends that overlap compute, stage 0 never waits (lines 17 to 28), so its
-    halves end after n whole forwards. For equal stages without links: the least n with n ≥ (P - 1) f / (2 b).
+    The microbatch after n halved ones is the first that stage P - n runs after a backward. If it can start
+    whole on stage 0 once the halves are done there, and still come in time, n is enough. Repaired: the last
+    stage needs both halves before its first backward (line 9); the test is "at least", as the text has it
+    (line 34; as printed it never ends for two stages). With sends that overlap compute, stage 0 never waits
+    (lines 17 to 28), so its halves end after n whole forwards. For equal stages without links: the least n
+    with n ≥ (P - 1) f / (2 b).
     """
     stages = len(forward_s)
     most = min(stages, microbatches)
