@@ -183,6 +183,7 @@ class DeciderRole:
 
     def _report(self, decision: StepDecided, duration_s: float) -> StepReport:
         return StepReport(
+            ledger_generation=self._context.generation,
             step=decision.step,
             loss=decision.loss,
             tokens=self._context.config.step_tokens,
