@@ -40,7 +40,7 @@ class Lanes:
     device: jobs.SetUpDevice | None = None
     place: jobs.SetUpServer | None = None
 
-    def perform(self, job: jobs.Job) -> Any:  # noqa: C901 - one case per job
+    def perform(self, job: jobs.Job) -> Any:
         match job:
             case jobs.SetUpDevice():
                 self.device = job

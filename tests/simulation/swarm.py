@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +13,8 @@ from coordinator.core import CoordinatorMachine
 from coordinator.records import Banned, DataRow, InviteSpent, MemberRow, PlanRow, StepRow, StoredState
 from node.core import NodeFacts, NodeMachine
 from protocol.ids import NodeId
-from protocol.machine import Effect, Input
 from protocol.run import BatchSection, CheckpointSection, LimitsSection, ModelSection, RunConfig, StagesSection
-from tests.simulation.world import Host, World
+from tests.simulation.world import Host, Watcher, World
 
 COORDINATOR = NodeId("coordinator")
 
@@ -76,16 +74,13 @@ class Shape:
         return config
 
 
-Watch = Callable[[World, Host, Input | None, list[Effect]], None]
-
-
 class Swarm:
     """A run in a world. Every host is started; `volunteers` and `servers` list them."""
 
-    def __init__(self, seed: int, shape: Shape, watch: Watch) -> None:
+    def __init__(self, seed: int, shape: Shape, watcher: Watcher) -> None:
         self.shape = shape
         self.config = shape.config(seed)
-        self.world = World(seed, watch)
+        self.world = World(seed, watcher)
         self.coordinator = self.world.add(Host(COORDINATOR, "coordinator", self._build_coordinator, "c:1"))
         self.servers: list[Host] = []
         self.volunteers: list[Host] = []
@@ -110,7 +105,9 @@ class Swarm:
         self._made += 1
         node = NodeId(f"{role[0]}{self._made}")
         host = self.world.add(Host(node, role, self._build_node, f"{node}:1", speed=self.world.rng.uniform(0.5, 2.0)))
-        self.world.at(self.world.rng.uniform(0.0, 0.5), lambda: self.world.start(host) if host.machine is None else None)
+        self.world.at(
+            self.world.rng.uniform(0.0, 0.5), lambda: self.world.start(host) if host.machine is None else None
+        )
         return host
 
     def _build_node(self, host: Host, rng: random.Random) -> NodeMachine:

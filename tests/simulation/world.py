@@ -101,14 +101,20 @@ class Host:
     exited: str = ""
 
 
+class Watcher:
+    """Sees everything that happens; the checkers override what they judge."""
+
+    def stepped(self, world: World, host: Host, effects: list[Effect]) -> None:
+        """A machine has handled an input; its effects are about to be performed."""
+
+    def durable(self, world: World, host: Host, record: Any) -> None:
+        """A record is on the disk of `host`."""
+
+
 class World:
-    """Hosts, links and time.
+    """Hosts, links and time."""
 
-    Args:
-        watch: called with (world, host, input or None, effects) after every step of a machine: the checkers.
-    """
-
-    def __init__(self, seed: int, watch: Callable[[World, Host, Input | None, list[Effect]], None]) -> None:
+    def __init__(self, seed: int, watcher: Watcher) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
         self.now = 0.0
@@ -122,7 +128,7 @@ class World:
         self.counts: dict[str, float] = {}
         self.log: deque[str] = deque(maxlen=400)
         self._heap: EventHeap[Callable[[], None]] = EventHeap()
-        self._watch = watch
+        self._watcher = watcher
         self._hash = hashlib.blake2b(digest_size=16)
 
     # ---- time ----------------------------------------------------------------------------------------------------
@@ -159,7 +165,7 @@ class World:
         host.lanes = Lanes(host.store, host.files, self.shared)
         host.lane_free_at = {}
         host.machine = host.build(host, self.rng)
-        self._perform(host, None, list(host.machine.start(self.now)))
+        self._perform(host, list(host.machine.start(self.now)))
 
     def crash(self, host: Host, lose_disk: bool = False) -> None:
         """kill -9. Of the records on their way to the disk, some first ones may have arrived."""
@@ -168,6 +174,7 @@ class World:
         for _ in range(self.rng.randint(0, len(host.writing))):
             _, record, tensors = host.writing.popleft()
             host.records.append((record, tensors))
+            self._watcher.durable(self, host, record)
         host.writing.clear()
         host.machine = None
         host.life += 1
@@ -189,13 +196,13 @@ class World:
         if host.machine is None:
             return
         self._hash.update(f"{self.now:.9f} {host.node} {fact!r}\n".encode())
-        self._perform(host, fact, list(host.machine.handle(fact, self.now)))
+        self._perform(host, list(host.machine.handle(fact, self.now)))
 
-    def _perform(self, host: Host, fact: Input | None, effects: list[Effect]) -> None:
+    def _perform(self, host: Host, effects: list[Effect]) -> None:
         self.steps += 1
         machine = host.machine
         assert machine is not None
-        self._watch(self, host, fact, effects)
+        self._watcher.stepped(self, host, effects)
         for effect in effects:
             self._do(host, effect)
         machine.check()
@@ -216,7 +223,7 @@ class World:
             host.wake_at = None
             due = host.machine.wake_at()
             if due is not None and due <= self.now:
-                self._perform(host, None, list(host.machine.wake(self.now)))
+                self._perform(host, list(host.machine.wake(self.now)))
             else:
                 self._arm(host)
 
@@ -272,7 +279,10 @@ class World:
             if old is not None:
                 self._close(old, "replaced", told=None, at_once=True)
             link = Link(
-                min(host.node, peer), max(host.node, peer), self.latency_s * self.rng.uniform(0.3, 2.0), self.bytes_per_s
+                min(host.node, peer),
+                max(host.node, peer),
+                self.latency_s * self.rng.uniform(0.3, 2.0),
+                self.bytes_per_s,
             )
             self.links[link.a, link.b] = link
             self.feed(target, LinkUp(host.node, host.role))
@@ -352,6 +362,7 @@ class World:
                 return
             number, record, values = host.writing.popleft()
             host.records.append((record, values))
+            self._watcher.durable(self, host, record)
             self.feed(host, Persisted(number))
 
         self.at(self.disk_s * self.rng.uniform(1.0, 1.05), durable)
