@@ -47,6 +47,8 @@ class Checker(Watcher):
         """(generation, stage, step) -> acceptances in order."""
         self._seals: dict[tuple[int, int, int], StepSealed] = {}
         self._credit: dict[tuple[int, TaskId, int], ContributionId] = {}
+        self._stored: set[tuple[int, int, int, ContributionId]] = set()
+        """(generation, stage, shard, contribution) that was durable once, if the disk was not lost since."""
         self.sealed_count = 0
         self.accepted_count = 0
 
@@ -63,10 +65,12 @@ class Checker(Watcher):
                 )
                 version = self._config.version_of(record.step)
                 self._expect(record.version == version, "T-I4", f"step {record.step} on version {record.version}")
+                place = self._place[host.node]
+                self._stored.add((record.ledger_generation, place.stage, place.shard, record.contribution))
             case ContributionAccepted():
                 self._on_accepted(host, record)
             case StepSealed():
-                self._on_sealed(world, host, record)
+                self._on_sealed(host, record)
             case StepCommitted():
                 self._on_committed(host, record)
             case StepDecided():
@@ -90,7 +94,7 @@ class Checker(Watcher):
             self._expect(credit not in self._credit, "T-I1", f"{task} counts twice in stage {stage}")
             self._credit[credit] = record.contribution
 
-    def _on_sealed(self, world: World, host: Host, record: StepSealed) -> None:
+    def _on_sealed(self, host: Host, record: StepSealed) -> None:
         stage = self._place[host.node].stage
         key = (record.ledger_generation, stage, record.step)
         earlier = self._seals.setdefault(key, record)
@@ -100,14 +104,10 @@ class Checker(Watcher):
         tasks = sorted(task for tasks in accepted.values() for task in tasks)
         self._expect(tasks == self._stage_tasks(stage, record.step), "T-I1", f"step {record.step}: tasks {tasks}")
         self.sealed_count += 1
-        for server in self._servers_of(world, record.ledger_generation, stage):
-            stored = {
-                r.contribution
-                for r, _ in server.records
-                if isinstance(r, ContributionStored) and r.ledger_generation == record.ledger_generation
-            }
+        for shard in range(self._shard_counts[stage]):
             for contribution in record.contributions:
-                self._expect(contribution in stored, "T-I2", f"{contribution} is sealed but not on {server.node}")
+                durable = (record.ledger_generation, stage, shard, contribution) in self._stored
+                self._expect(durable, "T-I2", f"{contribution} is sealed but not on shard {stage}/{shard}")
 
     def _on_committed(self, host: Host, record: StepCommitted) -> None:
         place = self._place[host.node]
@@ -160,13 +160,6 @@ class Checker(Watcher):
         if stage == last:
             tasks += [TaskId(step, mb, last + 1, "L") for mb in range(self._config.batch.microbatches)]
         return sorted(tasks)
-
-    def _servers_of(self, world: World, generation: int, stage: int) -> list[Host]:
-        return [
-            world.hosts[node]
-            for node, place in self._place.items()
-            if place.ledger_generation == generation and place.stage == stage
-        ]
 
     @staticmethod
     def _expect(holds: bool, invariant: str, text: str) -> None:

@@ -54,6 +54,9 @@ def run_seed(seed: int, aloud: bool = False) -> Outcome:
         world.run(world.now + 10.0)
     except Exception as error:
         if aloud:
+            import traceback
+
+            traceback.print_exc()
             print(*world.log, sep="\n")
             for host in world.hosts.values():
                 waiting = getattr(host.machine, "waiting_for", lambda: "")()

@@ -12,6 +12,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any, Union
 
@@ -127,6 +128,8 @@ class World:
         self.steps = 0
         self.counts: dict[str, float] = {}
         self.log: deque[str] = deque(maxlen=400)
+        self._untold: dict[tuple[NodeId, NodeId], tuple[str, int]] = {}
+        """(host, peer) whose link is gone without the host having noticed: why, and in which life of the host."""
         self._heap: EventHeap[Callable[[], None]] = EventHeap()
         self._watcher = watcher
         self._hash = hashlib.blake2b(digest_size=16)
@@ -277,7 +280,10 @@ class World:
                 return
             old = self._link(host.node, peer)
             if old is not None:
-                self._close(old, "replaced", told=None, at_once=True)
+                self._close(old, "replaced", told=None)
+            # A driver says that a link is gone before it says that the next one is here.
+            self._tell_down(host.node, peer)
+            self._tell_down(peer, host.node)
             link = Link(
                 min(host.node, peer),
                 max(host.node, peer),
@@ -290,24 +296,20 @@ class World:
 
         self.at(self.latency_s * self.rng.uniform(1.0, 3.0), arrive)
 
-    def _close(self, link: Link, reason: str, told: NodeId | None, at_once: bool = False) -> None:
+    def _close(self, link: Link, reason: str, told: NodeId | None) -> None:
         if not link.alive:
             return
         link.alive = False
         if self.links.get((link.a, link.b)) is link:
             del self.links[link.a, link.b]
         for node in (link.a, link.b) if told is None else (told,):
-            host = self.hosts[node]
-            peer, life = link.other(node), host.life
+            self._untold[node, link.other(node)] = (reason, self.hosts[node].life)
+            self.at(self.rng.uniform(0.0, self.latency_s), partial(self._tell_down, node, link.other(node)))
 
-            def tell(host: Host = host, peer: NodeId = peer, life: int = life) -> None:
-                if host.life == life:
-                    self.feed(host, LinkDown(peer, reason))
-
-            if at_once:
-                tell()
-            else:
-                self.at(self.rng.uniform(0.0, self.latency_s), tell)
+    def _tell_down(self, node: NodeId, peer: NodeId) -> None:
+        reason, life = self._untold.pop((node, peer), ("", -1))
+        if self.hosts[node].life == life:
+            self.feed(self.hosts[node], LinkDown(peer, reason))
 
     def _send(self, host: Host, peer: NodeId, message: Message) -> None:
         link = self._link(host.node, peer)
