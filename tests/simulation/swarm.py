@@ -42,7 +42,7 @@ class Shape:
             stages=rng.choice([1, 2, 2, 2, 3]),
             fronts=fronts,
             backs=backs,
-            volunteers=rng.randint(2, 6),
+            volunteers=rng.randint(3, 6),
             microbatches=rng.randint(2, 5),
             steps=rng.randint(5, 9),
             delay=rng.randint(0, 1),
