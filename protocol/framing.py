@@ -265,7 +265,7 @@ class Framing:
         """All parts at once: they are few, and parts of two messages may not mix."""
         for start in range(0, len(encoded), RECORD_BYTES_MAX):
             part = encoded[start : start + RECORD_BYTES_MAX]
-            self._seal(Frame.MESSAGE if start + len(part) == len(encoded) else PART, part)
+            self._seal(Frame.MESSAGE if start + len(part) == len(encoded) else Frame.PART, part)
         self._queued_bytes -= len(encoded)
         self._count("tx", "control", len(encoded), 1)
 
