@@ -139,6 +139,8 @@ class ShardRole:
         if not self._replay:
             self.phase = Phase.READY
             self.close_step(self._context.closed)
+            # A crash may have come between the commit and the checkpoint; writing one twice does no harm.
+            self._checkpoint_if_due()
             self._out.log("info", "shard ready", version=self.version)
             for node in self._workers:
                 self._out.send(node, VersionReady(ledger_generation=self._context.generation, version=self.version))
