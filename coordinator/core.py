@@ -207,9 +207,9 @@ class CoordinatorMachine:
         self.outbox.hang_up(peer, reason)
 
     def _told(self, what: str, now: float) -> None:
-        """`stop`, or `ban NODE WHY`."""
+        """`drain` or `stop` (a coordinator has nothing to finish), or `ban NODE WHY`."""
         verb, _, rest = what.partition(" ")
-        if verb == "stop":
+        if verb in ("drain", "stop"):
             for member in self.roster.all():
                 self.outbox.send(member.peer, Bye(reason="the coordinator stops"))
             self.outbox.log("info", "coordinator stops")
