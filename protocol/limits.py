@@ -96,6 +96,7 @@ REJECT_REASONS = (
     "replay",  # our own messages or key sent back to us, or a number used twice
     "decode",  # not a message, or not in its one canonical form
     "role",  # a message that this role may not send to that one
+    "unexpected",  # a message that this role may send, but not now or not with this content
     "run",  # another run
     "identity",  # not the node that was dialled
     "credential",  # no invite or membership, or an expired, revoked or spent one

@@ -8,15 +8,17 @@ from typing import Any
 
 import msgspec
 
-from coordinator.admission import InviteTerms
 from coordinator.core import CoordinatorMachine
 from coordinator.records import Banned, DataRow, InviteSpent, MemberRow, PlanRow, StepRow, StoredState
 from node.core import NodeFacts, NodeMachine
 from protocol.ids import NodeId
+from protocol.membership import Invite
 from protocol.run import BatchSection, CheckpointSection, LimitsSection, ModelSection, RunConfig, StagesSection
 from tests.simulation.world import Host, Watcher, World
 
 COORDINATOR = NodeId("coordinator")
+INVITE = Invite(issuer=b"c" * 32, run_id=b"world", role="volunteer", uses=10**6, not_after=2**40, nonce=b"i" * 16)
+"""What every node of the world shows; the world has no handshake, so its signature is taken for granted."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ class Swarm:
             generation,
             stored,
             sign_membership=lambda terms: f"{terms.node}/{terms.serial}".encode(),
-            read_invite=lambda credential: InviteTerms(b"invite", 10**6),
+            read_invite=lambda credential: INVITE,
         )
 
     @property
