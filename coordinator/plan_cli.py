@@ -26,5 +26,14 @@ class _LazyGroup(click.Group):
         return command
 
 
-plan = _LazyGroup({}, help="Plan a run, or a piece of one, without starting a daemon.")
-schedule = _LazyGroup({}, help="Show the order in which a pipeline's nodes work, and what it costs.")
+plan = _LazyGroup(
+    {
+        "schedule": "coordinator.schedule_cli:plan_schedule",
+        "tune": "coordinator.tune_cli:plan_tune",
+    },
+    help="Plan a run, or a piece of one, without starting a daemon.",
+)
+schedule = _LazyGroup(
+    {"show": "coordinator.show_cli:show"},
+    help="Show the order in which a pipeline's nodes work, and what it costs.",
+)
