@@ -28,6 +28,7 @@ class _LazyGroup(click.Group):
 
 plan = _LazyGroup(
     {
+        "partition": "coordinator.partition_cli:partition",
         "schedule": "coordinator.schedule_cli:plan_schedule",
         "tune": "coordinator.tune_cli:plan_tune",
     },
