@@ -27,7 +27,10 @@ class _LazyGroup(click.Group):
 
 
 plan = _LazyGroup(
-    {"partition": "coordinator.partition_cli:partition"},
+    {
+        "partition": "coordinator.partition_cli:partition",
+        "routes": "coordinator.routes.cli:plan_routes",
+    },
     help="Plan a run, or a piece of one, without starting a daemon.",
 )
 schedule = _LazyGroup({}, help="Show the order in which a pipeline's nodes work, and what it costs.")

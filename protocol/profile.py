@@ -219,10 +219,7 @@ def build_network(file: NetworkFile) -> Network:
     index = {machine.name: number for number, machine in enumerate(machines)}
     place = [machine.site if machine.site is not None else f"\0{machine.name}" for machine in machines]
     links, link_outliers = _screen(
-        [
-            (link.source, link.target, place[index[link.source]], place[index[link.target]], link)
-            for link in file.links
-        ]
+        [(link.source, link.target, place[index[link.source]], place[index[link.target]], link) for link in file.links]
     )
     both_ways = [(s.a, s.b, s.a, s.b, s) for s in file.sites] + [(s.b, s.a, s.b, s.a, s) for s in file.sites]
     site_links, site_outliers = _screen(both_ways)

@@ -111,12 +111,7 @@ class Planner:
             best = math.inf
             for stage, high, owed, still in next_stages(model, highest, pending, left, swaps):
                 for other in model.nodes_of_stage[stage]:
-                    cost = (
-                        link[node][other]
-                        + link[other][node]
-                        + model.forward_s[other]
-                        + model.backward_s[other]
-                    )
+                    cost = link[node][other] + link[other][node] + model.forward_s[other] + model.backward_s[other]
                     if cost < best:
                         best = min(best, cost + self.suffix_s(head, other, high, owed, left - 1, still))
         self._suffix[key] = best
@@ -173,10 +168,7 @@ class Planner:
                     if node in choice.not_nodes:
                         continue
                     came = done + link[route[-1]][node]
-                    end = (
-                        delays.earliest(node, "F", came, model.forward_s[node] + rest_s)
-                        + model.forward_s[node]
-                    )
+                    end = delays.earliest(node, "F", came, model.forward_s[node] + rest_s) + model.forward_s[node]
                     behind = back_s + link[node][route[-1]] + model.backward_s[node]
                     estimate = end + self.suffix_s(head, node, high, owed, left - 1, still) + behind
                     if estimate >= below_s:
@@ -186,9 +178,7 @@ class Planner:
                         visited = {model.stage_of_node[n] for n in longer}
                         if not choice.must_stages <= visited:
                             continue
-                    heappush(
-                        heap, (estimate, number, longer, end, behind, (high, owed, left - 1, still), None)
-                    )
+                    heappush(heap, (estimate, number, longer, end, behind, (high, owed, left - 1, still), None))
                     number += 1
         return None
 

@@ -101,9 +101,7 @@ def delay_blind(model: RouteModel, seed: int = 0) -> list[Route]:
     routes: list[Route] = []
     for head in model.heads:
         choice = rooms.choice()
-        free = [
-            s for s in range(1, model.stages) if s not in choice.not_stages and s not in choice.must_stages
-        ]
+        free = [s for s in range(1, model.stages) if s not in choice.not_stages and s not in choice.must_stages]
         rng.shuffle(free)
         wanted = model.route_stages - 1 - len(choice.must_stages)
         stages = sorted([*choice.must_stages, *free[:wanted]])
@@ -129,9 +127,7 @@ class _Alone(Evaluator):
         bias: Sequence[float] | None = None,
         record: list[list[list[float]]] | None = None,
     ) -> list[float]:
-        return [
-            sent * self.steps(route).alone_s for sent, route in zip(self.model.sends, routes, strict=True)
-        ]
+        return [sent * self.steps(route).alone_s for sent, route in zip(self.model.sends, routes, strict=True)]
 
 
 def no_collisions(

@@ -166,9 +166,7 @@ def first_conflict(model: RouteModel, node: TreeNode) -> tuple[Conflict | None, 
     return found, count
 
 
-def children(
-    model: RouteModel, planner: Planner, node: TreeNode, conflict: Conflict, below_s: float
-) -> list[TreeNode]:
+def children(model: RouteModel, planner: Planner, node: TreeNode, conflict: Conflict, below_s: float) -> list[TreeNode]:
     """The two ways out of a conflict; those without a route that ends before `below_s` are left out."""
     found = []
     if conflict.kind == "time":

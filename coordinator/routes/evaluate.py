@@ -37,9 +37,7 @@ def steps_of(model: RouteModel, route: Route) -> Steps:
     """The chain of `route`, with its times when nobody else is about."""
     back = route[::-1]
     nodes = [*route, route[0], *back]
-    work = (
-        [model.forward_s[n] for n in route] + [model.loss_s[route[0]]] + [model.backward_s[n] for n in back]
-    )
+    work = [model.forward_s[n] for n in route] + [model.loss_s[route[0]]] + [model.backward_s[n] for n in back]
     rest_f, rest_b = model.rest_forward_s, model.rest_backward_s
     length = len(route)
     busy = [w + (rest_f if k < length else rest_b if k > length else 0.0) for k, w in enumerate(work)]
@@ -95,8 +93,7 @@ class Evaluator:
         chains = [self.steps(route) for route in routes]
         left = list(self.model.sends)
         extra = [
-            (bias[a] if bias is not None else 0.0) + (left[a] - 1) * chain.tail_s[0]
-            for a, chain in enumerate(chains)
+            (bias[a] if bias is not None else 0.0) + (left[a] - 1) * chain.tail_s[0] for a, chain in enumerate(chains)
         ]
         free_at = [0.0] * self.model.nodes
         waiting: list[list[tuple[float, int, int]] | None] = [None] * self.model.nodes
@@ -168,9 +165,7 @@ def operations(model: RouteModel, routes: Sequence[Route], timed: Timed) -> list
         length = len(route)
         for repeat, starts in enumerate(sent):
             for k, start in enumerate(starts):
-                op, position = (
-                    ("F", k) if k < length else ("L", length) if k == length else ("B", 2 * length - k)
-                )
+                op, position = ("F", k) if k < length else ("L", length) if k == length else ("B", 2 * length - k)
                 found.append(
                     {
                         "node": steps.nodes[k],

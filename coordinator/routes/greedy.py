@@ -92,9 +92,7 @@ def _missing(model: RouteModel, number: int) -> str:
     )
 
 
-def _greedy_large(
-    model: RouteModel, rooms: Rooms, order: Sequence[int], routes: list[Route | None]
-) -> list[Route]:
+def _greedy_large(model: RouteModel, rooms: Rooms, order: Sequence[int], routes: list[Route | None]) -> list[Route]:
     """One dynamic programme over the stages per microbatch; skipped stages are those with most visits to
     spare.
     """

@@ -63,9 +63,7 @@ def arrange_and_route(
         tried_model, routes = exchange_nodes(
             best_model, best_routes, best_bias, evaluator, rng, evaluations // 2, expired, aggregation, heat
         )
-        tried = anneal(
-            tried_model, evaluator, routes, rng, evaluations // 2, expired, bias=best_bias, heat=heat / 2
-        )
+        tried = anneal(tried_model, evaluator, routes, rng, evaluations // 2, expired, bias=best_bias, heat=heat / 2)
         cost = tried.makespan_s + aggregation(tried_model.nodes_of_stage)
         if cost < best:
             best, best_model, best_routes, best_bias = cost, tried_model, tried.routes, tried.bias

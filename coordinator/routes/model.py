@@ -133,9 +133,7 @@ class RouteModel:
         for head in self.heads:
             sent[head] += 1
             if sent[head] > self.memory[head]:
-                raise BadInputError(
-                    f"memory: head {head} starts {sent[head]} routes and holds {self.memory[head]}"
-                )
+                raise BadInputError(f"memory: head {head} starts {sent[head]} routes and holds {self.memory[head]}")
         for stage in range(1, self.stages):
             if self.visits[stage] > len(self.heads):
                 raise BadInputError(f"visits_per_stage: more visits to stage {stage} than routes")

@@ -23,7 +23,7 @@ from coordinator.routes.model import Route, RouteModel
 from protocol.errors import BadInputError
 
 GREEDY_ORDERS = 12
-TREE_NODES = 1_500
+TREE_NODES_PER_SECOND = 400
 STEPS_PER_SECOND = 1_500_000
 """How many events of the simulation count as a second of annealing, so that equal seeds do equal work."""
 
@@ -101,7 +101,7 @@ def search_routes(
             best.makespan_s if one_wave else math.inf,
             found,
             lambda: clock() >= tree_deadline,
-            TREE_NODES,
+            max(20, int(TREE_NODES_PER_SECOND * budget_s)),
         )
         tree_nodes = outcome.nodes
         if one_wave:

@@ -81,8 +81,7 @@ def pair_table() -> dict[frozenset[str], tuple[float, float]]:
     """{two locations: (latency in ms, rate in the table's unit)}"""
     rows = csv.DictReader((DATA / "skippipe_v1_regions.csv").read_text().splitlines())
     return {
-        frozenset((row["a"], row["b"])): (float(row["latency_ms"]), float(row["bandwidth_as_written"]))
-        for row in rows
+        frozenset((row["a"], row["b"])): (float(row["latency_ms"]), float(row["bandwidth_as_written"])) for row in rows
     }
 
 
@@ -100,7 +99,4 @@ def latency_and_rate(nodes: int) -> tuple[list[list[float]], list[list[float]]]:
 def transfer_s(nodes: int, size_bytes: float) -> list[list[float]]:
     """Seconds to send `size_bytes` between all pairs; 0 from a node to itself."""
     latency, rate = latency_and_rate(nodes)
-    return [
-        [0.0 if i == j else latency[i][j] + size_bytes / rate[i][j] for j in range(nodes)]
-        for i in range(nodes)
-    ]
+    return [[0.0 if i == j else latency[i][j] + size_bytes / rate[i][j] for j in range(nodes)] for i in range(nodes)]

@@ -131,9 +131,7 @@ def test_link_off_its_twins_between_the_same_sites_is_reported() -> None:
 
 def test_reports_become_medians_with_age_and_spread() -> None:
     """Probes of one direction give their median; old probes and strangers' probes are left out."""
-    reports = [
-        LinkReport("s", "t", 0.01, rate, at) for rate, at in ((1e7, 90), (2e7, 95), (4e7, 98), (9e9, 1))
-    ]
+    reports = [LinkReport("s", "t", 0.01, rate, at) for rate, at in ((1e7, 90), (2e7, 95), (4e7, 98), (9e9, 1))]
     reports.append(LinkReport("s", "stranger", 0.01, 1.0, 99))
     network = network_from_reports([machine("s"), machine("t")], reports, 100, age_max_s=50)
     assert network.to_bytes_per_s[0, 1] == 2e7
@@ -164,9 +162,7 @@ def test_bad_files_are_refused_by_name(tmp_path: Path, change: dict[str, object]
         "uplink_bytes_per_s": 1,
         "downlink_bytes_per_s": 1,
     }
-    machines = [
-        {"name": n, "role": r, **one} for n, r in (("s", "server"), ("v", "volunteer"), ("w", "volunteer"))
-    ]
+    machines = [{"name": n, "role": r, **one} for n, r in (("s", "server"), ("v", "volunteer"), ("w", "volunteer"))]
     path = tmp_path / "net.json"
     path.write_text(json.dumps({"kind": "network", "machines": machines} | change))
     with pytest.raises(BadInputError, match=says) as caught:
