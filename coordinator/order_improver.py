@@ -229,8 +229,7 @@ class OrderImprover:
             return True
         held = sum(taken[task] + given[task] for task in order[:at])
         return held + taken[order[at + 1]] <= self._memory_max[node] + 1e-9 and (
-            held + taken[order[at + 1]] + given[order[at + 1]] + taken[order[at]]
-            <= self._memory_max[node] + 1e-9
+            held + taken[order[at + 1]] + given[order[at + 1]] + taken[order[at]] <= self._memory_max[node] + 1e-9
         )
 
     def _shake(self, orders: list[list[int]], rng: random.Random) -> None:

@@ -32,9 +32,7 @@ class Point:
     def __str__(self) -> str:
         words = f"{self.placement}, {self.first} first"
         if self.placement != "one-to-one":
-            forward, backward = (
-                "depth" if d else "breadth" for d in (self.forward_deepest, self.backward_deepest)
-            )
+            forward, backward = ("depth" if d else "breadth" for d in (self.forward_deepest, self.backward_deepest))
             words += f", F {forward} B {backward}"
         return words + (f" in turns of {self.interval}" if self.interval else "")
 

@@ -48,9 +48,7 @@ class Found:
         return self.bound.value_s / self.timeline.makespan_s if self.timeline.makespan_s else 1.0
 
 
-def latency_warmup(
-    forward_s: Sequence[float], backward_s: Sequence[float], link_s: Sequence[float]
-) -> list[int]:
+def latency_warmup(forward_s: Sequence[float], backward_s: Sequence[float], link_s: Sequence[float]) -> list[int]:
     """Per stage, the forwards to run before the steady state so that latency costs no bubble.
 
     1F1B has one microbatch in flight per later hop, so each cycle pays the link twice; one more is needed
@@ -79,9 +77,7 @@ def problem_graph(problem: PipelineProblem, link_scale: float = 1.0) -> TaskGrap
     )
 
 
-def search(
-    problem: PipelineProblem, budget_s: float, seed: int, clock: Callable[[], float] = monotonic
-) -> Found:
+def search(problem: PipelineProblem, budget_s: float, seed: int, clock: Callable[[], float] = monotonic) -> Found:
     """The best order found within the budget; the same for the same seed unless the time ends it.
 
     Args:
@@ -126,18 +122,13 @@ def _policies(problem: PipelineProblem) -> Iterator[tuple[str, list[Policy]]]:
             rules: Sequence[tuple[Weights, bool]] = list(product(Weights, (False, True)))
         else:
             rules = [(Weights.GAP, False)]
-        for (weights, free_first), first in product(
-            rules, (First.BACKWARD, First.INTERLEAVED, First.FORWARD)
-        ):
+        for (weights, free_first), first in product(rules, (First.BACKWARD, First.INTERLEAVED, First.FORWARD)):
             words = f"{first} first, {name}"
             if problem.split_backward:
                 words += f", W in {weights}" + (" and before backwards when full" if free_first else "")
             yield (
                 words,
-                [
-                    Policy(first=first, alive_max=(cap,), weights=weights, free_first=free_first)
-                    for cap in caps
-                ],
+                [Policy(first=first, alive_max=(cap,), weights=weights, free_first=free_first) for cap in caps],
             )
 
 

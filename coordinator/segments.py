@@ -1,14 +1,16 @@
-"""Where to cut a sequence so that its segments take equal time (Seq1F1B, section 3.4, with a causal cost that adds up).
+"""Where to cut a sequence so that its segments take equal time (Seq1F1B, section 3.4, with a causal cost
+that adds up).
 
-The paper's Eq. 8 does not add up to the whole sequence's cost, so its Eq. 7 has no solution. Here a prefix of S
-tokens costs `linear * S + quadratic * S^2`: the linear part is the matrix products' and the quadratic part causal
-attention's, of which a segment after a prefix pays the difference.
+The paper's Eq. 8 does not add up to the whole sequence's cost, so its Eq. 7 has no solution. Here a prefix
+of S tokens costs `linear * S + quadratic * S^2`: the linear part is the matrix products' and the quadratic
+part causal attention's, of which a segment after a prefix pays the difference.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 from protocol.errors import BadInputError
 
@@ -60,9 +62,7 @@ def equal_time_segments(
     return _lengths(tokens, segments, multiple, boundary)
 
 
-def _lengths(
-    tokens: int, segments: int, multiple: int, boundary: Callable[[float], float]
-) -> tuple[int, ...]:
+def _lengths(tokens: int, segments: int, multiple: int, boundary: Callable[[float], float]) -> tuple[int, ...]:
     """Rounds boundaries to multiples, leaving at least one multiple to every segment."""
     units, rest = divmod(tokens, multiple) if multiple > 0 else (0, 1)
     if rest or segments < 1 or units < segments:
@@ -74,4 +74,4 @@ def _lengths(
         nearest = round(boundary(number / segments) / multiple)
         cuts.append(min(max(nearest, cuts[-1] + 1), units - (segments - number)))
     cuts.append(units)
-    return tuple((b - a) * multiple for a, b in zip(cuts, cuts[1:], strict=False))
+    return tuple((b - a) * multiple for a, b in pairwise(cuts))

@@ -27,23 +27,13 @@ OPERATIONS_MAX = 200_000
 @click.argument("name", metavar="NAME|FILE.py")
 @click.option("--stages", type=int, default=4, show_default=True, help="Nodes of the pipeline.")
 @click.option("--microbatches", type=int, default=8, show_default=True, help="Microbatches of the step.")
-@click.option(
-    "--forward", "forward_s", type=float, default=1.0, show_default=True, help="A node's time for one F."
-)
-@click.option(
-    "--backward", "backward_s", type=float, default=2.0, show_default=True, help="A node's time for one B."
-)
-@click.option(
-    "--weight-share", type=float, default=0.5, show_default=True, help="Share of B that W is, when split."
-)
-@click.option(
-    "--link", "link_s", type=float, default=0.0, show_default=True, help="Latency between any two nodes."
-)
+@click.option("--forward", "forward_s", type=float, default=1.0, show_default=True, help="A node's time for one F.")
+@click.option("--backward", "backward_s", type=float, default=2.0, show_default=True, help="A node's time for one B.")
+@click.option("--weight-share", type=float, default=0.5, show_default=True, help="Share of B that W is, when split.")
+@click.option("--link", "link_s", type=float, default=0.0, show_default=True, help="Latency between any two nodes.")
 @click.option("--svg", "svg_file", type=click.Path(path_type=Path), help="Write the Gantt chart here.")
 @click.option("--trace", "trace_file", type=click.Path(path_type=Path), help="Write a Chrome trace here.")
-@click.option(
-    "--text", "as_text", is_flag=True, help="Print the schedule's text form instead of its picture."
-)
+@click.option("--text", "as_text", is_flag=True, help="Print the schedule's text form instead of its picture.")
 def show(
     name: str,
     stages: int,
@@ -66,9 +56,7 @@ def show(
     if not 0 <= weight_share <= 1:
         raise BadInputError(f"--weight-share: {weight_share} is not between 0 and 1")
     if stages * microbatches > OPERATIONS_MAX:
-        raise BadInputError(
-            f"--microbatches: {stages} x {microbatches} is more than {OPERATIONS_MAX} operations"
-        )
+        raise BadInputError(f"--microbatches: {stages} x {microbatches} is more than {OPERATIONS_MAX} operations")
     design = _from_file(Path(name), stages, microbatches) if name.endswith(".py") else None
     design = design or known_design(name, stages, microbatches)
     weight_s = backward_s * weight_share

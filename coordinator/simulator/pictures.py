@@ -52,20 +52,14 @@ def svg(timeline: Timeline, title: str, width: int = 960, until_s: float | None 
     for node in range(nodes):
         y = _TOP + node * pitch
         lines.append(f'<text x="6" y="{y + 15}" fill="#222222">node {node}</text>')
-        lines.append(
-            f'<rect x="{_LEFT}" y="{y}" width="{makespan_s * scale:.2f}" height="{_ROW}" fill="#eeeeee"/>'
-        )
+        lines.append(f'<rect x="{_LEFT}" y="{y}" width="{makespan_s * scale:.2f}" height="{_ROW}" fill="#eeeeee"/>')
         lines.extend(_bars(timeline, node, y, scale))
         lines.append(_memory_area(timeline, node, y + _ROW + _MEMORY, scale, _MEMORY / top))
-        lines.append(
-            f'<text x="6" y="{y + _ROW + _MEMORY}" font-size="9" fill="#666666">peak {peaks[node]:g}</text>'
-        )
+        lines.append(f'<text x="6" y="{y + _ROW + _MEMORY}" font-size="9" fill="#666666">peak {peaks[node]:g}</text>')
     end = _LEFT + makespan_s * scale
     bottom = _TOP + nodes * pitch
     lines.append(f'<line x1="{end:.2f}" y1="{_TOP - 4}" x2="{end:.2f}" y2="{bottom}" stroke="#222222"/>')
-    lines.append(
-        f'<text x="{end:.2f}" y="{bottom + 14}" text-anchor="end" fill="#222222">{makespan_s:g}</text>'
-    )
+    lines.append(f'<text x="{end:.2f}" y="{bottom + 14}" text-anchor="end" fill="#222222">{makespan_s:g}</text>')
     lines.append("</svg>\n")
     return "\n".join(lines)
 
