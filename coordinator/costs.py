@@ -17,7 +17,8 @@ STAGES_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class BlockCost:
-    """One sub-layer block on a node of speed 1, for one microbatch; measured, or from `coordinator.model_costs`.
+    """One sub-layer block on a node of speed 1, for one microbatch; measured, or from
+    `coordinator.model_costs`.
 
     Attributes:
         forward_s, backward_s: durations; a recomputed forward counts as backward.
