@@ -29,10 +29,7 @@ def random_parts(rng: random.Random, stages_max: int = 4, blocks_max: int = 11) 
         return rng.choice(durations) if rng.random() < 0.5 else rng.random() * 6
 
     return (
-        [
-            BlockCost(duration(), duration(), float(rng.randint(0, 9)), float(rng.randint(0, 5)))
-            for _ in range(blocks)
-        ],
+        [BlockCost(duration(), duration(), float(rng.randint(0, 9)), float(rng.randint(0, 5))) for _ in range(blocks)],
         [
             StagePower(
                 rng.choice([0.5, 1.0, 2.0, 3.3]) if unequal else 1.0,

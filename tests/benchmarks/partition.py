@@ -85,9 +85,7 @@ def partitions() -> None:
     for count, microbatches in ((12, 12), (12, 24), (12, 96)):
         blocks = gpt2(48, 1600, recompute=True)
         spent = best_time_s(lambda b=blocks, p=count, m=microbatches: partition(b, [StagePower()] * p, m))
-        figure(
-            f"seconds for {count} stages x {len(blocks)} blocks, m={microbatches}", spent, "< 1", spent < 1
-        )
+        figure(f"seconds for {count} stages x {len(blocks)} blocks, m={microbatches}", spent, "< 1", spent < 1)
     rng = random.Random(1)
     blocks = [BlockCost(rng.random(), 2 * rng.random()) for _ in range(98)]
     stages_unequal = [StagePower(rng.uniform(0.5, 2.0)) for _ in range(12)]
@@ -130,9 +128,7 @@ def bounds() -> None:
         worst = min(worst, ratio)
     figure("bounds above the optimum, 300 random pipelines", above, "= 0", above == 0)
     figure("mean of bound over optimum", sums[2] / count, ">= 0.95", sums[2] / count >= 0.95)
-    print(
-        f"      closed forms {sums[0] / count:.4f}, with one machine {sums[1] / count:.4f}, worst {worst:.4f}"
-    )
+    print(f"      closed forms {sums[0] / count:.4f}, with one machine {sums[1] / count:.4f}, worst {worst:.4f}")
 
 
 if __name__ == "__main__":

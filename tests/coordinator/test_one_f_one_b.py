@@ -24,8 +24,7 @@ def simulated_s(
     stages = len(forward_s)
     route = tuple(Hop(stage, stage) for stage in range(stages))
     flows = tuple(
-        Flow(microbatch=i, route=route, slice_samples=(1, 1) if i < halved else (2,))
-        for i in range(microbatches)
+        Flow(microbatch=i, route=route, slice_samples=(1, 1) if i < halved else (2,)) for i in range(microbatches)
     )
     orders = []
     for d in range(stages):

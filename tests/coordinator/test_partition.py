@@ -25,9 +25,7 @@ def gpt2(recompute: bool) -> list[BlockCost]:
 @pytest.mark.parametrize(
     ("recompute", "cuts", "value_s"), [(True, [15, 28, 41], 8721.53), (False, [15, 29, 43], 6695.68)]
 )
-def test_gpt2_345m_is_cut_as_exhaustive_search_cuts_it(
-    recompute: bool, cuts: list[int], value_s: float
-) -> None:
+def test_gpt2_345m_is_cut_as_exhaustive_search_cuts_it(recompute: bool, cuts: list[int], value_s: float) -> None:
     """p=4, m=8: the optimum of all 18,424 partitions, and the bound proves it."""
     found = partition(gpt2(recompute), [EQUAL] * 4, 8)
     assert found.cuts == cuts

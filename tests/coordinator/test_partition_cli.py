@@ -90,9 +90,7 @@ def test_people_get_a_table() -> None:
         ({"kind": "schedule"}, "problem.json: kind: expected 'partition'"),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_code_two(
-    tmp_path: Path, change: dict[str, Any], sentence: str
-) -> None:
+def test_bad_input_is_one_sentence_and_exit_code_two(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
     """The sentence names the file and the key; nothing else is printed."""
     file = tmp_path / "problem.json"
     file.write_text(json.dumps(SMALL | change))

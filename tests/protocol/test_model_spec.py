@@ -19,12 +19,8 @@ GPT2_MEDIUM = ModelSpec(
     context=1024,
     tied_embeddings=True,
 )
-LLAMA_7B = ModelSpec(
-    layers=32, hidden=4096, heads=32, kv_heads=32, feed_forward=11008, vocabulary=32000, context=2048
-)
-TINYLLAMA = ModelSpec(
-    layers=22, hidden=2048, heads=32, kv_heads=4, feed_forward=5632, vocabulary=32000, context=2048
-)
+LLAMA_7B = ModelSpec(layers=32, hidden=4096, heads=32, kv_heads=32, feed_forward=11008, vocabulary=32000, context=2048)
+TINYLLAMA = ModelSpec(layers=22, hidden=2048, heads=32, kv_heads=4, feed_forward=5632, vocabulary=32000, context=2048)
 
 
 @pytest.mark.parametrize(

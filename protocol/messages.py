@@ -1,0 +1,456 @@
+"""Every message, grouped by conversation. The codec checks types and lengths; the role table who may send what.
+
+A message with tensors carries their references in `tensors`; the bytes follow in frames of their own, and the
+message is delivered when all have arrived. A message without tensors never waits behind bytes, so it may overtake
+an earlier message that has some: machines must not rely on the order of the two kinds.
+
+`ledger_generation` fences work: a message of another one is refused with the reason "version".
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from protocol.ids import ContributionId, NodeId, TaskId, TensorRef
+from protocol.plan import Plan
+from protocol.run import RunConfig
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """The base of all messages; the class name is the tag on the wire."""
+
+
+class Work(Message, frozen=True, kw_only=True):
+    """A message about training work: fenced by the generation of the ledgers."""
+
+    ledger_generation: int
+
+
+# ---- every link ------------------------------------------------------------------------------------------------
+
+
+class Ping(Message, frozen=True, kw_only=True):
+    """Asks for a `Pong`; sent on a link that has been quiet for `limits.ping_s`."""
+
+    number: int
+
+
+class Pong(Message, frozen=True, kw_only=True):
+    """Answers a `Ping`."""
+
+    number: int
+
+
+class Bye(Message, frozen=True, kw_only=True):
+    """The sender closes this link on purpose."""
+
+    reason: str
+
+
+# ---- node and coordinator --------------------------------------------------------------------------------------
+
+
+class Join(Message, frozen=True, kw_only=True):
+    """A node asks to take part. Servers say what state they hold, so that a restarted run finds it.
+
+    Repeated on the same link whenever what it says has changed: above all when a checkpoint has become readable,
+    since a run that must go back goes to the newest one that all of its servers named.
+    """
+
+    role: Literal["server", "volunteer"]
+    addresses: tuple[str, ...]
+    """Where others can dial it, best first; empty when nobody can."""
+    build: str
+    tokens_per_s: float
+    """What the self-benchmark gave (0: not measured)."""
+    memory_bytes: int
+    stage: int
+    """The stage whose shard it holds on disk, or the stage it wishes for, or -1."""
+    shard: int
+    """The shard it holds on disk, or -1."""
+    version: int
+    """The newest version of that shard, or -1 when it holds none."""
+    held_generation: int
+    """The ledger generation of what it holds on disk, or -1."""
+    checkpoints: tuple[int, ...]
+    """Steps of the complete checkpoints that it can read, newest first (at most 16)."""
+
+
+class Welcome(Message, frozen=True, kw_only=True):
+    """The coordinator admits a node: its membership (signed, see `protocol.membership`) and the run."""
+
+    membership: bytes
+    config: RunConfig
+    config_hash: bytes
+    vocabulary: int
+    """Size of the tokenizer's vocabulary, or 0 while no server of stage 0 has reported it."""
+
+
+class Refused(Message, frozen=True, kw_only=True):
+    """The coordinator does not admit a node, and says why."""
+
+    reason: str
+
+
+class PlanChanged(Message, frozen=True, kw_only=True):
+    """The plan in force. `stage` is the receiver's own (-1: none at present), with the reason."""
+
+    plan: Plan
+    stage: int
+    reason: str
+
+
+class DataReady(Message, frozen=True, kw_only=True):
+    """A server of stage 0 has read the data: what it found, the same for all of them."""
+
+    vocabulary: int
+    data_hash: str
+    token_count: int
+
+
+class StepReport(Work, frozen=True, kw_only=True):
+    """The decider says that a step is closed everywhere. Repeated until acknowledged, so none is missed.
+
+    Fenced like work: a report that was under way while the run went back to a checkpoint must not count. After a
+    link-up, and when an acknowledgement names an earlier step, the decider repeats all that it still has, in order.
+    """
+
+    step: int
+    loss: float
+    """Mean nats per token over the whole batch."""
+    tokens: int
+    gradient_norm: float
+    """Before clipping."""
+    clip_factor: float
+    skipped: bool
+    learning_rate: float
+    duration_s: float
+    """From the step's opening to its closing by the decider's clock."""
+
+
+class StepReportStored(Message, frozen=True, kw_only=True):
+    """The coordinator has stored reports up to and including `step`."""
+
+    step: int
+
+
+class NodeReport(Message, frozen=True, kw_only=True):
+    """Every few seconds: what a node does, and what it waits for."""
+
+    state: Literal["idle", "joining", "syncing", "training", "paused", "draining"]
+    waiting_for: str
+    """Empty, or one sentence that names what and since when."""
+    counters: dict[str, float]
+    """Totals since the process started; names of `protocol.limits.REPORT_COUNTERS`."""
+
+
+class RunFinished(Message, frozen=True, kw_only=True):
+    """The last step is closed, and the last checkpoint written: nodes may leave."""
+
+
+class Leave(Message, frozen=True, kw_only=True):
+    """A node says that it goes, after finishing what it had."""
+
+    reason: str
+
+
+# ---- volunteer and server --------------------------------------------------------------------------------------
+
+
+class Ready(Work, frozen=True, kw_only=True):
+    """A volunteer takes so many more leases from this server, and says what it still holds.
+
+    Each lease that needs a slot uses one up; a new link starts with none. `hello` asks for a `VersionReady` as soon
+    as the shard can serve; with it go `graphs`, the forwards whose graph the volunteer keeps.
+    """
+
+    hello: bool
+    slots: int
+    graphs: tuple[TaskId, ...] = ()
+
+
+class Lease(Work, frozen=True, kw_only=True):
+    """A server gives work. `tasks` are done in order without anything in between leaving the volunteer.
+
+    F: tensors (input). B: tensors (output gradient); `recompute` says that the input has to be fetched from
+    `front`. F, L, B of a route's end together: tensors (input, labels).
+    """
+
+    tasks: tuple[TaskId, ...]
+    fence: int
+    version: int
+    deadline_s: float
+    """Seconds from receipt until the volunteer gives up by itself (0.8 of the server's own)."""
+    front: NodeId
+    """Where the input gradient goes and the input is kept."""
+    back: NodeId
+    """Where the output goes."""
+    recompute: bool
+    need_input_gradient: bool
+    need_weight_gradient: bool
+    more: bool
+    """False when this server has no further free task of the step: time to send what was summed up."""
+    tensors: tuple[TensorRef, ...]
+
+
+class LeaseReturned(Work, frozen=True, kw_only=True):
+    """A volunteer gives leases back unfinished (draining, or its device failed)."""
+
+    tasks: tuple[TaskId, ...]
+    reason: str
+
+
+class Output(Work, frozen=True, kw_only=True):
+    """A volunteer's forward result, to the back server."""
+
+    task: TaskId
+    fence: int
+    tensors: tuple[TensorRef, ...]
+
+
+class InputGradient(Work, frozen=True, kw_only=True):
+    """A volunteer's backward result, to the front server."""
+
+    task: TaskId
+    fence: int
+    tensors: tuple[TensorRef, ...]
+
+
+class Forget(Work, frozen=True, kw_only=True):
+    """A back server tells a volunteer that nobody will ask for the backward of these forwards from it."""
+
+    tasks: tuple[TaskId, ...]
+
+
+class FetchInput(Work, frozen=True, kw_only=True):
+    """A volunteer that must recompute asks the front server for the input of a forward."""
+
+    task: TaskId
+
+
+class InputAnswer(Work, frozen=True, kw_only=True):
+    """The input of a forward; no tensors when the server does not have it (any more)."""
+
+    task: TaskId
+    tensors: tuple[TensorRef, ...]
+
+
+class FetchParameters(Work, frozen=True, kw_only=True):
+    """A volunteer asks a shard for its part of a version."""
+
+    version: int
+
+
+class Parameters(Work, frozen=True, kw_only=True):
+    """A shard's part of a version; no tensors when the shard does not have that version."""
+
+    version: int
+    shard: int
+    tensors: tuple[TensorRef, ...]
+
+
+class VersionReady(Work, frozen=True, kw_only=True):
+    """A shard has a new version: a volunteer may fetch it before the first lease needs it."""
+
+    version: int
+
+
+class Contribute(Work, frozen=True, kw_only=True):
+    """One shard of a contribution: the sum of weight gradients over exactly these tasks."""
+
+    contribution: ContributionId
+    step: int
+    version: int
+    tasks: tuple[TaskId, ...]
+    losses: tuple[float, ...]
+    """Loss sums (nats) of the L tasks among `tasks`, in their order."""
+    shard: int
+    tensors: tuple[TensorRef, ...]
+
+
+class Verdict(Work, frozen=True, kw_only=True):
+    """The ledger's word on a contribution, to its sender, to the shards and to the pools of the stage."""
+
+    contribution: ContributionId
+    step: int
+    tasks: tuple[TaskId, ...]
+    accepted: bool
+    reason: str
+
+
+# ---- server and server -----------------------------------------------------------------------------------------
+
+
+class ServerReady(Work, frozen=True, kw_only=True):
+    """A server has its shard in memory and takes work. Its fellows answer with all that it must know (`sync`).
+
+    Sent to every linked server when it becomes ready, and at link-up when it is.
+    """
+
+    version: int
+
+
+class Activation(Work, frozen=True, kw_only=True):
+    """Back server to the next stage's front server: the input of `task` (an F, or the first of a route's end)."""
+
+    task: TaskId
+    tensors: tuple[TensorRef, ...]
+
+
+class Labels(Work, frozen=True, kw_only=True):
+    """Front server of stage 0 to the one where the loss is computed."""
+
+    task: TaskId
+    """The L task."""
+    tensors: tuple[TensorRef, ...]
+
+
+class Gradient(Work, frozen=True, kw_only=True):
+    """Front server to the stage before's back server: the output gradient of `task` (a B)."""
+
+    task: TaskId
+    tensors: tuple[TensorRef, ...]
+
+
+class Held(Work, frozen=True, kw_only=True):
+    """Says which tensors of open steps the sender has, or knows safe one hop further on.
+
+    kind `input`: front to the back before (F and L inputs) and `labels` to stage 0; `gradient`: back to the front
+    after (output gradients); `output`: back to front of the same stage (F done); `input_gradient`: front to back of
+    the same stage (B's input gradient done). `complete` replaces everything said before (sent at link-up).
+    """
+
+    kind: Literal["input", "labels", "gradient", "output", "input_gradient"]
+    tasks: tuple[TaskId, ...]
+    complete: bool
+
+
+class Stored(Work, frozen=True, kw_only=True):
+    """Shard to ledger: this shard's part of a contribution is durable."""
+
+    contribution: ContributionId
+    step: int
+    version: int
+    tasks: tuple[TaskId, ...]
+    losses: tuple[float, ...]
+    shard: int
+
+
+class StepOpened(Work, frozen=True, kw_only=True):
+    """Decider to ledgers, ledgers to their stage: work of `step` may begin. `closed` is the newest closed step."""
+
+    step: int
+    closed: int
+
+
+class StepClosed(Work, frozen=True, kw_only=True):
+    """Decider to ledgers, ledgers to their stage and volunteers: all stages committed; forget `step` and before."""
+
+    step: int
+
+
+class Freeze(Work, frozen=True, kw_only=True):
+    """Ledger to shards: sum these contributions, in this order, and report the square norm."""
+
+    step: int
+    contributions: tuple[ContributionId, ...]
+
+
+class PartialNorm(Work, frozen=True, kw_only=True):
+    """Shard to ledger: what `Freeze` asked for."""
+
+    step: int
+    shard: int
+    square_norm: float
+    finite: bool
+
+
+class StageFrozen(Work, frozen=True, kw_only=True):
+    """Ledger to decider: every task of the stage's step is covered; the stage's square norm and loss."""
+
+    stage: int
+    step: int
+    square_norm: float
+    finite: bool
+    loss_sum: float
+
+
+class Decision(Work, frozen=True, kw_only=True):
+    """Decider to ledgers: how the step ends. Durable before it is sent (state-and-trust 4.3)."""
+
+    step: int
+    clip_factor: float
+    skipped: bool
+
+
+class Commit(Work, frozen=True, kw_only=True):
+    """Ledger to shards: apply these contributions in this order. The seal is durable before it is sent."""
+
+    step: int
+    contributions: tuple[ContributionId, ...]
+    clip_factor: float
+    skipped: bool
+
+
+class Committed(Work, frozen=True, kw_only=True):
+    """Shard to ledger: version step + 1 is durable, with this digest."""
+
+    step: int
+    shard: int
+    digest: bytes
+
+
+class StageCommitted(Work, frozen=True, kw_only=True):
+    """Ledger to decider: every shard of the stage has committed the step."""
+
+    stage: int
+    step: int
+
+
+class CheckpointPart(Work, frozen=True, kw_only=True):
+    """Shard to decider: the shard's file of a checkpoint is durable."""
+
+    step: int
+    stage: int
+    shard: int
+    file: str
+    byte_count: int
+    digest: bytes
+
+
+MESSAGES: tuple[type[Message], ...] = (
+    Ping, Pong, Bye,
+    Join, Welcome, Refused, PlanChanged, DataReady, StepReport, StepReportStored, NodeReport, RunFinished, Leave,
+    Ready, Lease, LeaseReturned, Output, InputGradient, Forget, FetchInput, InputAnswer, FetchParameters,
+    Parameters, VersionReady, Contribute, Verdict,
+    ServerReady, Activation, Labels, Gradient, Held, Stored, StepOpened, StepClosed, Freeze, PartialNorm, StageFrozen,
+    Decision, Commit, Committed, StageCommitted, CheckpointPart,
+)  # fmt: skip
+"""All kinds, in the order of this file; the codec and the role table are tested to know each."""
+
+ROLES = ("coordinator", "server", "volunteer")
+_NODE = ("server", "volunteer")
+
+MAY_SEND: dict[type[Message], tuple[tuple[str, str], ...]] = {}
+"""(sender's role, receiver's role) pairs that may exchange a kind of message. What is not here is refused."""
+
+
+def _may(pairs: tuple[tuple[str, str], ...], *kinds: type[Message]) -> None:
+    for kind in kinds:
+        MAY_SEND[kind] = pairs
+
+
+_may(tuple((a, b) for a in ROLES for b in ROLES), Ping, Pong, Bye)
+_may(tuple((a, "coordinator") for a in _NODE), Join, NodeReport, Leave)
+_may((("server", "coordinator"),), DataReady, StepReport)
+_may(tuple(("coordinator", b) for b in _NODE), Welcome, Refused, PlanChanged, RunFinished)
+_may((("coordinator", "server"),), StepReportStored)
+# A server with a device computes as a volunteer does, so it speaks that conversation with its fellow servers.
+_may((("volunteer", "server"), ("server", "server")), Ready, LeaseReturned, Output, InputGradient,
+     FetchInput, FetchParameters, Contribute)  # fmt: skip
+_may((("server", "volunteer"), ("server", "server")), Lease, Forget, InputAnswer, Parameters, VersionReady, Verdict,
+     StepClosed)  # fmt: skip
+_may((("server", "server"),), ServerReady, Activation, Labels, Gradient, Held, Stored, StepOpened, Freeze, PartialNorm,
+     StageFrozen, Decision, Commit, Committed, StageCommitted, CheckpointPart)  # fmt: skip
