@@ -144,7 +144,7 @@ class ServerMachine:
         assert plan.ledger_generation == self.context.generation
         self.context.plan = plan
 
-    def link_up(self, peer: NodeId, role: str) -> None:
+    def link_up(self, peer: NodeId, role: str, now: float) -> None:
         if role == "server":
             self._servers[peer] = False
             if self.ready:
@@ -156,13 +156,15 @@ class ServerMachine:
                 pool.worker_here(peer, is_server=role == "server")
             self._out.send(peer, StepClosed(ledger_generation=self.context.generation, step=self.context.closed))
             self.shard.worker_here(peer)
+            self._give_leases(now)
 
-    def link_down(self, peer: NodeId) -> None:
+    def link_down(self, peer: NodeId, now: float) -> None:
         self._servers.pop(peer, None)
         self._volunteers.pop(peer, None)
         for pool in self._pools():
             pool.worker_gone(peer)
         self.shard.worker_gone(peer)
+        self._give_leases(now)
 
     def coordinator_here(self) -> None:
         if self.decider is not None:
@@ -263,8 +265,10 @@ class ServerMachine:
             case Ready():
                 if message.hello:
                     self.shard.greet(peer)
+                if self.back is not None and self.ready:
+                    self.back.on_graphs(peer, message.graphs)
                 for pool in self._pools():
-                    pool.add_slots(peer, min(message.slots, SLOTS_MAX), message.graphs, SLOTS_MAX)
+                    pool.add_slots(peer, min(message.slots, SLOTS_MAX), SLOTS_MAX)
             case LeaseReturned():
                 for pool in self._pools():
                     pool.give_back(message.tasks, peer)

@@ -28,6 +28,7 @@ from protocol.ids import NodeId, TaskId, TensorRef
 from protocol.messages import (
     FetchInput,
     FetchParameters,
+    Forget,
     InputAnswer,
     InputGradient,
     Lease,
@@ -162,6 +163,8 @@ class VolunteerMachine:
         match message:
             case Lease():
                 self._on_lease(peer, message, now)
+            case Forget():
+                self._on_forget(message)
             case InputAnswer():
                 self._on_input(message)
             case Parameters():
@@ -209,6 +212,14 @@ class VolunteerMachine:
         self._want_version(lease.version)
         if recompute:
             self._out.send(lease.front, FetchInput(ledger_generation=self._generation, task=_forward_of(key)))
+
+    def _on_forget(self, message: Forget) -> None:
+        """Graphs that nobody will ask for make room, unless a lease for one is here already."""
+        tasks = tuple(task for task in message.tasks if task in self._graphs and _backward_of(task) not in self._leases)
+        for task in tasks:
+            del self._graphs[task]
+        if tasks:
+            self._out.compute(DropGraphs(tasks))
 
     def _on_input(self, message: InputAnswer) -> None:
         held = self._leases.get(_backward_of(message.task))
@@ -409,10 +420,10 @@ class VolunteerMachine:
             from_front += 1
         ends_here = self._stage == self._plan.last_position
         room_max = BACK_SLOTS if ends_here else self._plan.in_flight_max
-        room = room_max - len(self._graphs) - from_front - sum(self._given[node] for node in fronts)
-        for index, node in enumerate(fronts):
-            share = room // len(fronts) + (index < room % len(fronts))
-            self._give_slots(node, max(share, 1 if room > 0 and self._given[node] == 0 else 0))
+        room = room_max - len(self._graphs) - from_front
+        for node in fronts:
+            # Each may fill the room alone: slots that lie with a front server without work would starve the others.
+            self._give_slots(node, room - self._given[node])
         if not ends_here:
             for node in backs:
                 held_count = sum(h.issuer == node and h.gives_slot for h in self._leases.values())
