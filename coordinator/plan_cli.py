@@ -29,6 +29,7 @@ class _LazyGroup(click.Group):
 plan = _LazyGroup(
     {
         "partition": "coordinator.partition_cli:partition",
+        "placement": "coordinator.placement.cli:plan_placement",
         "routes": "coordinator.routes.cli:plan_routes",
     },
     help="Plan a run, or a piece of one, without starting a daemon.",
