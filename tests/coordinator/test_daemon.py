@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -175,6 +176,26 @@ def test_bad_peers_are_closed_counted_and_disturb_nobody(coordinator: Coordinato
     refused = re.findall(r'barnraise_transport_rejected_messages_total\{reason="(\w+)"\} ([1-9])', text)
     assert ("unexpected", "2") in refused and len(refused) >= 2, refused
     assert coordinator.metric('barnraise_coordinator_node_joins_total{outcome="refused"}') == 1
+
+
+def test_a_coordinator_whose_disk_fails_ends_and_says_which_file(coordinator: Coordinator) -> None:
+    """It can promise nothing any more: no welcome, exit 1, one sentence; with the disk back it goes on."""
+
+    async def run() -> None:
+        async with nodes(coordinator, "server") as (node,):
+            resource.prlimit(coordinator.process.pid, resource.RLIMIT_FSIZE, (8192, 8192))
+            await node.join()
+            await node.is_down()
+            assert not node.heard
+
+    trio.run(run)
+    assert coordinator.process.wait(PATIENCE_S) == 1
+    assert coordinator.process.stdout is not None
+    coordinator.process.stdout.close()
+    last = (coordinator.folder / "log").read_text().splitlines()[-1]
+    assert re.fullmatch(r"Error: .*coordinator\.sqlite3: .*", last), last
+    coordinator.start()
+    assert coordinator.get("/api/status")["run"]["state"] == "waiting"
 
 
 def test_the_operator_bans_by_the_api(coordinator: Coordinator) -> None:
