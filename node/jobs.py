@@ -9,8 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol.ids import TaskId, TensorRef
+from protocol.plan import Plan
+from protocol.run import RunConfig
 
 # ---- lane "device": a volunteer, or a server that computes too ----------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SetUpDevice:
+    """The first job of the lane, and again when the stage changes: forgets everything before. Result: None."""
+
+    config: RunConfig
+    vocabulary: int
+    plan: Plan
+    stage: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +108,20 @@ class DropAccumulators:
 
 @dataclass(frozen=True, slots=True)
 class PrepareData:
-    """Stage 0: read and tokenize the data. Result: (vocabulary, data hash, token count)."""
+    """Stage 0, before anything else: read and tokenize. Result: (vocabulary, data hash, token count)."""
+
+    config: RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class SetUpServer:
+    """Says which shard this is; forgets everything before but the data. Result: elements of the shard."""
+
+    config: RunConfig
+    vocabulary: int
+    plan: Plan
+    stage: int
+    shard: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +210,7 @@ class WriteManifest:
 
 
 DEVICE_JOBS = (
+    SetUpDevice,
     LoadParameters,
     DropParameters,
     Forward,
@@ -196,6 +222,7 @@ DEVICE_JOBS = (
 )
 SERVER_JOBS = (
     PrepareData,
+    SetUpServer,
     LoadBatch,
     StartShard,
     LoadSnapshot,
@@ -208,7 +235,8 @@ SERVER_JOBS = (
     WriteManifest,
 )
 Job = (
-    LoadParameters
+    SetUpDevice
+    | LoadParameters
     | DropParameters
     | Forward
     | Backward
@@ -217,6 +245,7 @@ Job = (
     | DropGraphs
     | DropAccumulators
     | PrepareData
+    | SetUpServer
     | LoadBatch
     | StartShard
     | LoadSnapshot

@@ -152,9 +152,10 @@ class Leave(Message, frozen=True, kw_only=True):
 
 
 class Ready(Work, frozen=True, kw_only=True):
-    """A volunteer says how many leases it takes from this server in all, and what it still holds.
+    """A volunteer takes so many more leases from this server, and says what it still holds.
 
-    Sent at link-up and whenever `slots` changes; `graphs` (forwards whose graph it keeps) counts at link-up.
+    Each lease that needs a slot uses one up; a new link starts with none. `graphs` (forwards whose graph the
+    volunteer keeps) is sent with the first one on a link.
     """
 
     slots: int
@@ -206,13 +207,6 @@ class InputGradient(Work, frozen=True, kw_only=True):
     task: TaskId
     fence: int
     tensors: tuple[TensorRef, ...]
-
-
-class BackwardDone(Work, frozen=True, kw_only=True):
-    """A volunteer tells the issuer that a task of stage 0 has run (it has no input gradient to send)."""
-
-    task: TaskId
-    fence: int
 
 
 class FetchInput(Work, frozen=True, kw_only=True):
@@ -405,7 +399,7 @@ class CheckpointPart(Work, frozen=True, kw_only=True):
 MESSAGES: tuple[type[Message], ...] = (
     Ping, Pong, Bye,
     Join, Welcome, Refused, PlanChanged, DataReady, StepReport, StepReportStored, NodeReport, RunFinished, Leave,
-    Ready, Lease, LeaseReturned, Output, InputGradient, BackwardDone, FetchInput, InputAnswer, FetchParameters,
+    Ready, Lease, LeaseReturned, Output, InputGradient, FetchInput, InputAnswer, FetchParameters,
     Parameters, VersionReady, Contribute, Verdict,
     Activation, Labels, Gradient, Held, Stored, StepOpened, StepClosed, Freeze, PartialNorm, StageFrozen, Decision,
     Commit, Committed, StageCommitted, CheckpointPart,
@@ -430,7 +424,7 @@ _may((("server", "coordinator"),), DataReady, StepReport)
 _may(tuple(("coordinator", b) for b in _NODE), Welcome, Refused, PlanChanged, RunFinished)
 _may((("coordinator", "server"),), StepReportStored)
 # A server with a device computes as a volunteer does, so it speaks that conversation with its fellow servers.
-_may((("volunteer", "server"), ("server", "server")), Ready, LeaseReturned, Output, InputGradient, BackwardDone,
+_may((("volunteer", "server"), ("server", "server")), Ready, LeaseReturned, Output, InputGradient,
      FetchInput, FetchParameters, Contribute)  # fmt: skip
 _may((("server", "volunteer"), ("server", "server")), Lease, InputAnswer, Parameters, VersionReady, Verdict,
      StepClosed)  # fmt: skip

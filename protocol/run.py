@@ -134,6 +134,10 @@ class LimitsSection(_Section, frozen=True, kw_only=True):
     """A link on which nothing came for so long is down (two missed pings and a half)."""
     ping_s: float = 2.0
     """Quiet time after which a ping is sent."""
+    snapshot_steps: int = 20
+    """Versions between a shard's snapshots on its own disk; between them its journal holds the gradients."""
+    linger_s: float = 0.25
+    """An idle volunteer sends what it summed up after this time even if more may come."""
     volunteers_max: int = 256
     """Volunteers that one server holds links to."""
 
@@ -160,6 +164,11 @@ class RunConfig(_Section, frozen=True, kw_only=True):
     def step_tokens(self) -> int:
         """Tokens that one step trains on: every label counts."""
         return self.batch.microbatches * self.batch.samples * self.model.context
+
+    def sample_range(self, step: int) -> tuple[int, int]:
+        """The samples of a step by number in the data's order: the first, and one past the last."""
+        step_samples = self.batch.microbatches * self.batch.samples
+        return step * step_samples, (step + 1) * step_samples
 
     @property
     def block_count(self) -> int:
@@ -194,6 +203,7 @@ class RunConfig(_Section, frozen=True, kw_only=True):
             ("checkpoint.every_steps", self.checkpoint.every_steps, 0, 10**9),
             ("checkpoint.keep", self.checkpoint.keep, 1, 10**6),
             ("limits.contribution_tasks", self.limits.contribution_tasks, 1, 64),
+            ("limits.snapshot_steps", self.limits.snapshot_steps, 1, 10**6),
             ("limits.volunteers_max", self.limits.volunteers_max, 1, 4096),
         ):
             if not least <= value <= most:
@@ -209,6 +219,7 @@ class RunConfig(_Section, frozen=True, kw_only=True):
             ("model.rope_theta", self.model.rope_theta, 1.0, 1e12),
             ("model.norm_eps", self.model.norm_eps, 0.0, 1.0),
             ("limits.lease_s", self.limits.lease_s, 0.01, 86400.0),
+            ("limits.linger_s", self.limits.linger_s, 0.0, 60.0),
             ("limits.silent_s", self.limits.silent_s, 0.01, 3600.0),
             ("limits.ping_s", self.limits.ping_s, 0.01, 3600.0),
         ):
