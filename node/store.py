@@ -1,8 +1,8 @@
 """The tensors of a process: keys to buffers, with sharing, a byte budget, and a count that shows leaks.
 
-Machines hold `TensorRef`s and never bytes; this store is where the keys lead. A key that a machine chose (the
-results of its jobs, copies) is positive; a key that the driver chose (what came from the wire or from the journal) is
-negative, so the two never meet. Every key must be dropped exactly once. A buffer lives while a key leads to it.
+Machines hold `TensorRef`s and never bytes; this store is where the keys lead. The keys of one process come from one
+counter, whether a machine takes them (for the results of its jobs, for copies) or the driver does (for what came from
+the wire or from the journal). Every key must be dropped exactly once. A buffer lives while a key leads to it.
 
 The store is used by one thread, the driver's. Lanes and the journal get buffers, not the store, and a buffer never
 changes after it was put here.
@@ -11,8 +11,9 @@ changes after it was put here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 
 from protocol.errors import LocalProtocolError
 from protocol.ids import TensorRef
@@ -45,12 +46,16 @@ class _Entry:
 
 
 class TensorStore:
-    """Key -> buffer. Raises `StoreError` for our own mistakes and `StoreFullError` at the budget."""
+    """Key -> buffer. Raises `StoreError` for our own mistakes and `StoreFullError` at the budget.
 
-    def __init__(self, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> None:
+    Args:
+        keys: numbers for what comes from outside; the machine's outbox takes from the same counter.
+    """
+
+    def __init__(self, keys: Iterator[int] | None = None, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> None:
         self._entries: dict[int, _Entry] = {}
         self._budget_bytes = budget_bytes
-        self._next_key = -1
+        self._keys = count(1) if keys is None else keys
         self.byte_count = 0
         """Bytes in memory, each shared buffer once."""
         self.peak_bytes = 0
@@ -65,11 +70,11 @@ class TensorStore:
 
     def add(self, buffer: Buffer, shape: tuple[int, ...], form: str) -> TensorRef:
         """Takes a buffer that came from outside under a fresh key."""
-        return self.put(self._fresh(), buffer, shape, form)
+        return self.put(next(self._keys), buffer, shape, form)
 
     def add_lazy(self, load: Callable[[], Buffer], shape: tuple[int, ...], form: str) -> TensorRef:
         """Takes a tensor that lies on disk; `load` is called at the first `get`, and must not fail silently."""
-        ref = self._ref(self._fresh(), shape, form)
+        ref = self._ref(next(self._keys), shape, form)
         self._entries[ref.key] = _Entry(None, load, ref.byte_count)
         return ref
 
@@ -113,11 +118,6 @@ class TensorStore:
             entry.keys -= 1
             if entry.keys == 0 and entry.buffer is not None:
                 self.byte_count -= entry.byte_count
-
-    def _fresh(self) -> int:
-        key = self._next_key
-        self._next_key -= 1
-        return key
 
     def _entry(self, key: int) -> _Entry:
         entry = self._entries.get(key)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import random
+from itertools import count
 
 import pytest
 
 from node.store import StoreError, StoreFullError, TensorStore
 
 
-def test_keys_of_the_driver_never_meet_those_of_machines() -> None:
-    """The driver's keys are negative and each is new."""
-    store = TensorStore()
-    refs = [store.add(b"\0" * 8, (2,), "fp32") for _ in range(3)]
-    assert [ref.key for ref in refs] == [-1, -2, -3]
+def test_keys_come_from_the_counter_that_the_machine_takes_from() -> None:
+    """What comes from outside gets a number that no machine has taken or will take."""
+    keys = count(7)
+    store = TensorStore(keys)
+    refs = []
+    for _ in range(2):
+        refs.append(store.add(b"\0" * 8, (2,), "fp32"))
+        store.put(next(keys), b"1234", (1,), "fp32")
+    assert [ref.key for ref in refs] == [7, 9] and store.keys() == (7, 8, 9, 10)
     assert refs[0].byte_count == 8 and refs[0].shape == (2,) and refs[0].form == "fp32"
 
 
@@ -35,7 +40,7 @@ def test_a_shared_buffer_lives_until_its_last_key_is_dropped() -> None:
         lambda store: store.get(7),
         lambda store: store.drop([7]),
         lambda store: store.drop([1, 1]),
-        lambda store: store.share(7, 8),
+        lambda store: store.share(7, 9),
         lambda store: store.share(1, 1),
         lambda store: store.put(1, b"1234", (1,), "fp32"),
         lambda store: store.put(2, b"123", (1,), "fp32"),
