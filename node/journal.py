@@ -229,7 +229,8 @@ class Journal:
         snapshots = execute(f"SELECT body FROM records WHERE {chosen} AND kind = 'SnapshotWritten'", values).fetchall()  # noqa: S608
         execute(f"DELETE FROM chunks WHERE record IN (SELECT number FROM records WHERE {chosen})", values)  # noqa: S608
         execute(f"DELETE FROM records WHERE {chosen}", values)  # noqa: S608
-        return [_decode(body).file for (body,) in snapshots]
+        kept = {_decode(body).file for (body,) in execute("SELECT body FROM records WHERE kind = 'SnapshotWritten'")}
+        return [file for (body,) in snapshots if (file := _decode(body).file) not in kept]
 
     def _lazy(self, store: TensorStore, number: int, refs: tuple[TensorRef, ...]) -> tuple[TensorRef, ...]:
         return tuple(
