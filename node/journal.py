@@ -37,7 +37,7 @@ LOCK_FILE = "lock"
 CHUNK_BYTES = 4 * 2**20
 """A row's most bytes: SQLite copies a row whole, and refuses one of a gigabyte."""
 SCHEMA_VERSION = 1
-SNAPSHOT_PATTERN = "snapshot-*.safetensors"
+SNAPSHOT_PATTERN = "snapshot-*"
 """Names of snapshot files beside the journal; one that no record names is left over from a crash, and removed."""
 
 _FORGOTTEN: tuple[type[Record], ...] = (ContributionStored, StepCommitted, SnapshotWritten)
