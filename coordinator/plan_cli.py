@@ -26,5 +26,8 @@ class _LazyGroup(click.Group):
         return command
 
 
-plan = _LazyGroup({}, help="Plan a run, or a piece of one, without starting a daemon.")
+plan = _LazyGroup(
+    {"partition": "coordinator.partition_cli:partition"},
+    help="Plan a run, or a piece of one, without starting a daemon.",
+)
 schedule = _LazyGroup({}, help="Show the order in which a pipeline's nodes work, and what it costs.")

@@ -53,7 +53,11 @@ class Bye(Message, frozen=True, kw_only=True):
 
 
 class Join(Message, frozen=True, kw_only=True):
-    """A node asks to take part. Servers say what state they hold, so that a restarted run finds it."""
+    """A node asks to take part. Servers say what state they hold, so that a restarted run finds it.
+
+    Repeated on the same link whenever what it says has changed: above all when a checkpoint has become readable,
+    since a run that must go back goes to the newest one that all of its servers named.
+    """
 
     role: Literal["server", "volunteer"]
     addresses: tuple[str, ...]
@@ -106,8 +110,12 @@ class DataReady(Message, frozen=True, kw_only=True):
     token_count: int
 
 
-class StepReport(Message, frozen=True, kw_only=True):
-    """The decider says that a step is closed everywhere. Repeated until acknowledged, so none is missed."""
+class StepReport(Work, frozen=True, kw_only=True):
+    """The decider says that a step is closed everywhere. Repeated until acknowledged, so none is missed.
+
+    Fenced like work: a report that was under way while the run went back to a checkpoint must not count. After a
+    link-up, and when an acknowledgement names an earlier step, the decider repeats all that it still has, in order.
+    """
 
     step: int
     loss: float
@@ -154,10 +162,11 @@ class Leave(Message, frozen=True, kw_only=True):
 class Ready(Work, frozen=True, kw_only=True):
     """A volunteer takes so many more leases from this server, and says what it still holds.
 
-    Each lease that needs a slot uses one up; a new link starts with none. `graphs` (forwards whose graph the
-    volunteer keeps) is sent with the first one on a link.
+    Each lease that needs a slot uses one up; a new link starts with none. `hello` asks for a `VersionReady` as soon
+    as the shard can serve; with it go `graphs`, the forwards whose graph the volunteer keeps.
     """
 
+    hello: bool
     slots: int
     graphs: tuple[TaskId, ...] = ()
 
@@ -266,6 +275,15 @@ class Verdict(Work, frozen=True, kw_only=True):
 
 
 # ---- server and server -----------------------------------------------------------------------------------------
+
+
+class ServerReady(Work, frozen=True, kw_only=True):
+    """A server has its shard in memory and takes work. Its fellows answer with all that it must know (`sync`).
+
+    Sent to every linked server when it becomes ready, and at link-up when it is.
+    """
+
+    version: int
 
 
 class Activation(Work, frozen=True, kw_only=True):
@@ -401,8 +419,8 @@ MESSAGES: tuple[type[Message], ...] = (
     Join, Welcome, Refused, PlanChanged, DataReady, StepReport, StepReportStored, NodeReport, RunFinished, Leave,
     Ready, Lease, LeaseReturned, Output, InputGradient, FetchInput, InputAnswer, FetchParameters,
     Parameters, VersionReady, Contribute, Verdict,
-    Activation, Labels, Gradient, Held, Stored, StepOpened, StepClosed, Freeze, PartialNorm, StageFrozen, Decision,
-    Commit, Committed, StageCommitted, CheckpointPart,
+    ServerReady, Activation, Labels, Gradient, Held, Stored, StepOpened, StepClosed, Freeze, PartialNorm, StageFrozen,
+    Decision, Commit, Committed, StageCommitted, CheckpointPart,
 )  # fmt: skip
 """All kinds, in the order of this file; the codec and the role table are tested to know each."""
 
@@ -428,5 +446,5 @@ _may((("volunteer", "server"), ("server", "server")), Ready, LeaseReturned, Outp
      FetchInput, FetchParameters, Contribute)  # fmt: skip
 _may((("server", "volunteer"), ("server", "server")), Lease, InputAnswer, Parameters, VersionReady, Verdict,
      StepClosed)  # fmt: skip
-_may((("server", "server"),), Activation, Labels, Gradient, Held, Stored, StepOpened, Freeze, PartialNorm,
+_may((("server", "server"),), ServerReady, Activation, Labels, Gradient, Held, Stored, StepOpened, Freeze, PartialNorm,
      StageFrozen, Decision, Commit, Committed, StageCommitted, CheckpointPart)  # fmt: skip

@@ -138,6 +138,9 @@ class LimitsSection(_Section, frozen=True, kw_only=True):
     """Versions between a shard's snapshots on its own disk; between them its journal holds the gradients."""
     linger_s: float = 0.25
     """An idle volunteer sends what it summed up after this time even if more may come."""
+    server_gone_s: float = 120.0
+    """A server away for so long, with no step closed meanwhile, loses its place to a spare; the run goes back to the
+    newest checkpoint, so shorter is not better."""
     volunteers_max: int = 256
     """Volunteers that one server holds links to."""
 
@@ -222,6 +225,7 @@ class RunConfig(_Section, frozen=True, kw_only=True):
             ("limits.linger_s", self.limits.linger_s, 0.0, 60.0),
             ("limits.silent_s", self.limits.silent_s, 0.01, 3600.0),
             ("limits.ping_s", self.limits.ping_s, 0.01, 3600.0),
+            ("limits.server_gone_s", self.limits.server_gone_s, 0.01, 1e6),
         ):
             if not low <= number <= high:
                 raise BadInputError(f"{field}: {number} is not between {low} and {high}")

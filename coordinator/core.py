@@ -1,0 +1,419 @@
+"""The coordinator's machine: admits nodes, keeps the plan in force, stores what the run reports.
+
+Training needs it only to begin and to change: while it is away, steps are decided, sealed and committed by the servers
+alone (state-and-trust 4.3, 4.5). Nothing is said to a node before it is durable: a generation, a spent invite, a
+membership's serial, the vocabulary, the acknowledgement of a step.
+
+This file routes inputs; the parts it is made of are `membership` (links), `admission` (invites and bans), `servers`
+(places and plan), `volunteers` (stages), `history` (steps). They write their effects into one `Outbox`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coordinator.admission import Admission, InviteTerms
+from coordinator.history import History
+from coordinator.membership import MEMBERS_MAX, LeaveReason, Member, Roster
+from coordinator.outbox import Outbox
+from coordinator.records import DataRow, MemberRow, StepRow, StoredState
+from coordinator.servers import Placement
+from coordinator.status import build_status
+from coordinator.volunteers import Crew
+from protocol.ids import NodeId
+from protocol.machine import Effect, Input, LinkDown, LinkUp, Persisted, Received, Told
+from protocol.messages import (
+    Bye,
+    DataReady,
+    Join,
+    Leave,
+    Message,
+    NodeReport,
+    Ping,
+    Pong,
+    Refused,
+    RunFinished,
+    StepReport,
+    StepReportStored,
+    Welcome,
+)
+from protocol.run import RunConfig
+
+MEMBERSHIP_S = 24 * 3600.0
+"""Life of a membership: bounds how long a missed revocation counts (state-and-trust 2.4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipTerms:
+    """What a membership says (state-and-trust 2.4); the daemon signs it with the coordinator's key."""
+
+    node: NodeId
+    public_key: bytes
+    role: str
+    generation: int
+    serial: int
+    expires_wall_s: float
+    """Seconds since 1970."""
+
+
+class CoordinatorMachine:
+    """See the module. `status()` may be called at any time between two inputs."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run_id: bytes,
+        generation: int,
+        stored: StoredState,
+        sign_membership: Callable[[MembershipTerms], bytes],
+        wall_offset_s: float = 0.0,
+        read_invite: Callable[[bytes], InviteTerms | None] = lambda credential: None,
+    ) -> None:
+        """
+        Args:
+            generation: newly opened by the database, used by no plan yet.
+            stored: what the database knows; `StoredState()` for a new run.
+            wall_offset_s: seconds since 1970 minus the machine's `now`.
+            read_invite: the terms of a credential that is an invite, None for a membership.
+        """
+        self.config = config
+        self.run_id = run_id
+        self.outbox = Outbox(wall_offset_s)
+        self.roster = Roster()
+        self.admission = Admission(stored.spent, stored.banned)
+        self.history = History(config, stored, self.outbox)
+        self.placement = Placement(config, generation, stored, self.roster, self.history, self.outbox)
+        self.crew = Crew(config, self.roster, self.placement, self.outbox)
+        self.data = stored.data
+        self._config_hash = config.config_hash()
+        self._wall_offset_s = wall_offset_s
+        self._sign_membership = sign_membership
+        self._read_invite = read_invite
+        self._next_serial = stored.next_serial
+        self._data_on_its_way: DataRow | None = None
+        self._next_sweep: float | None = None
+
+    # ---- the machine's doors -----------------------------------------------------------------------------------
+
+    def start(self, now: float) -> Sequence[Effect]:
+        """After a restart, puts the placement of the database in force again under a new generation."""
+        self.outbox.begin(now)
+        self.outbox.log(
+            "info", "coordinator started", generation=self.placement.generation, newest_step=self.history.newest_step
+        )
+        self.placement.start(now)
+        return self.outbox.take()
+
+    def handle(self, fact: Input, now: float) -> Sequence[Effect]:
+        self.outbox.begin(now)
+        match fact:
+            case LinkUp():
+                self._link_up(fact, now)
+            case LinkDown():
+                member = self.roster.get(fact.peer)
+                if member is not None:
+                    self._gone(member, "timeout", fact.reason, now)
+            case Received():
+                member = self.roster.get(fact.peer)
+                if member is not None:  # else it was sent before the peer knew that we had hung up
+                    self._received(member, fact.message, now)
+            case Persisted():
+                self.outbox.persisted(fact.record_number, now)
+            case Told():
+                self._told(fact.what, now)
+            case _:
+                raise AssertionError(f"a coordinator has no use for {fact!r}")
+        if len(self.roster) and self._next_sweep is None:
+            self._next_sweep = now + self._sweep_s
+        return self.outbox.take()
+
+    def wake_at(self) -> float | None:
+        return self._next_sweep
+
+    def wake(self, now: float) -> Sequence[Effect]:
+        """Looks after the links, then after places that nobody fills and stages that nobody serves."""
+        self.outbox.begin(now)
+        for member in self.roster.all():
+            self._look_after(member, now)
+        self.placement.look(now)
+        if self.data is not None:
+            self.crew.even_out(self.data.vocabulary, now)
+        self._next_sweep = now + self._sweep_s if len(self.roster) else None
+        return self.outbox.take()
+
+    def check(self) -> None:
+        """Raises if an invariant is broken."""
+        self.roster.check()
+        self.history.check()
+        self.placement.check()
+        assert self.data is None or self.data.vocabulary > 0
+        assert self.data is not None or not self.roster.volunteers(), "a volunteer was welcomed without a vocabulary"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run's last step is stored."""
+        return self.history.finished
+
+    def status(self, now: float) -> dict[str, Any]:
+        """Everything that the API shows, as plain values."""
+        return build_status(self, now)
+
+    # ---- links -------------------------------------------------------------------------------------------------
+
+    @property
+    def _sweep_s(self) -> float:
+        """Time between two looks at all links: fine enough that silence is seen within a sixth of its limit."""
+        return min(self.config.limits.ping_s / 2, self.config.limits.silent_s / 6)
+
+    def _link_up(self, fact: LinkUp, now: float) -> None:
+        earlier = self.roster.get(fact.peer)
+        if earlier is not None:
+            self._gone(earlier, "timeout", "replaced by a new link", now)
+        ban = self.admission.ban_reason(fact.peer)
+        if ban is not None:
+            self.outbox.refuse(fact.peer, "banned", f"banned: {ban}")
+        elif fact.role not in ("server", "volunteer"):
+            self._reject(fact.peer, "role", f"a {fact.role} has no business here")
+        elif len(self.roster) >= MEMBERS_MAX:
+            self.outbox.refuse(fact.peer, "full", f"{MEMBERS_MAX} nodes are linked already")
+        else:
+            self.roster.add(fact.peer, fact.role, fact.public_key, fact.credential, now)
+
+    def _look_after(self, member: Member, now: float) -> None:
+        """Pings a quiet link, closes a silent one, renews a membership at half of its life."""
+        limits = self.config.limits
+        quiet_s = now - member.heard_at
+        if quiet_s >= limits.silent_s:
+            self.outbox.log("warning", "link silent", node=member.peer, quiet_s=round(quiet_s, 3))
+            self.outbox.hang_up(member.peer, "silent")
+            self._gone(member, "timeout", "silent", now)
+        elif quiet_s >= limits.ping_s and now - member.pinged_at >= limits.ping_s:
+            member.pinged_at = now
+            member.ping_number += 1
+            self.outbox.send(member.peer, Ping(number=member.ping_number))
+        elif member.membership and now >= member.renew_at:
+            self._give_membership(member, now)
+
+    def _gone(self, member: Member, leave: LeaveReason, detail: str, now: float) -> None:
+        """The end of a link, whoever ended it: the member leaves at once."""
+        self.roster.remove(member)
+        if not member.welcomed:
+            return
+        self.outbox.count("barnraise_coordinator_node_leaves_total", reason=leave)
+        self.outbox.count("barnraise_coordinator_node_session_seconds", now - member.linked_at)
+        self.outbox.log("info", "node left", node=member.peer, role=member.role, reason=leave, detail=detail)
+        if member.role == "server":
+            self.placement.depart(member.peer, now, for_good=leave == "banned")
+
+    def _expel(self, member: Member, reason: str, detail: str, now: float) -> None:
+        """Closes a link for the peer's fault."""
+        self._reject(member.peer, reason, detail)
+        self._gone(member, "evicted", reason, now)
+
+    def _reject(self, peer: NodeId, reason: str, detail: str) -> None:
+        self.outbox.count("barnraise_transport_rejected_messages_total", reason=reason)
+        self.outbox.log("warning", "message refused", node=peer, reason=reason, detail=detail)
+        self.outbox.hang_up(peer, reason)
+
+    def _told(self, what: str, now: float) -> None:
+        """`stop`, or `ban NODE WHY`."""
+        verb, _, rest = what.partition(" ")
+        if verb == "stop":
+            for member in self.roster.all():
+                self.outbox.send(member.peer, Bye(reason="the coordinator stops"))
+            self.outbox.log("info", "coordinator stops")
+            self.outbox.exit("stopped")
+        elif verb == "ban":
+            node, _, reason = rest.partition(" ")
+            self._ban(NodeId(node), reason or "by the operator", now)
+        else:
+            raise AssertionError(f"nobody knows how to {what!r}")
+
+    def _ban(self, node: NodeId, reason: str, now: float) -> None:
+        record = self.admission.ban(node, reason)
+        if record is None:
+            return
+        self.outbox.persist(record)
+        self.outbox.log("warning", "node banned", node=node, reason=reason)
+        member = self.roster.get(node)
+        if member is not None:
+            self.outbox.send(node, Refused(reason=f"banned: {reason}"))
+            self.outbox.hang_up(node, "banned")
+            self._gone(member, "banned", reason, now)
+        self.placement.depart(node, now, for_good=True)
+
+    # ---- messages ----------------------------------------------------------------------------------------------
+
+    def _received(self, member: Member, message: Message, now: float) -> None:
+        member.heard_at = now
+        match message:
+            case Ping():
+                self.outbox.send(member.peer, Pong(number=message.number))
+            case Pong():
+                if message.number == member.ping_number:
+                    self.outbox.count("barnraise_coordinator_heartbeat_delay_seconds", now - member.pinged_at)
+            case Bye() | Leave():
+                self.outbox.hang_up(member.peer, "left")
+                self._gone(member, "graceful", message.reason, now)
+            case Join():
+                self._join(member, message, now)
+            case _ if member.join is None:
+                self._expel(member, "unexpected", f"{type(message).__name__} before Join", now)
+            case NodeReport():
+                member.report, member.report_at = message, now
+            case DataReady():
+                self._data_ready(member, message, now)
+            case StepReport():
+                self._step_report(member, message, now)
+            case _:
+                self._expel(member, "unexpected", f"a coordinator takes no {type(message).__name__}", now)
+
+    def _join(self, member: Member, join: Join, now: float) -> None:
+        fault = _fault_of(member, join)
+        if fault:
+            self._expel(member, "unexpected", fault, now)
+        elif member.join is not None:
+            member.join = join  # the same node with news: a checkpoint, an address, a speed
+            if member.role == "server" and member.welcomed:
+                self.placement.look(now)
+        else:
+            terms = self._read_invite(member.credential)
+            refusal = self._refusal_of(member, join, terms)
+            if refusal is not None:
+                self.roster.remove(member)
+                self.outbox.refuse(member.peer, *refusal)
+                return
+            member.join = join
+            spent = self.admission.spend(terms, member.peer) if terms is not None else None
+            if spent is not None:
+                self.outbox.persist(spent)
+            self._give_membership(member, now)
+
+    def _refusal_of(self, member: Member, join: Join, terms: InviteTerms | None) -> tuple[str, str] | None:
+        """(reason, sentence) why an honest node cannot take part, or None."""
+        if terms is not None and self.admission.is_spent(terms, member.peer):
+            return "spent", f"this invite was for {terms.uses} node(s), and all have come: ask for another"
+        if join.role == "server" and not join.addresses:
+            return "address", "a server needs an address at which the others can reach it"
+        plan = self.placement.plan
+        if join.held_generation > (-1 if plan is None else plan.ledger_generation):
+            return "version", (
+                f"this server holds state of generation {join.held_generation}, which the coordinator's database does"
+                " not know: give the coordinator its newest state folder, or the server an empty one"
+            )
+        return None
+
+    def _give_membership(self, member: Member, now: float) -> None:
+        """A new serial, durable first so that it is never reused; then the membership, and the welcome with it."""
+        serial, self._next_serial = self._next_serial, self._next_serial + 1
+        member.renew_at = now + MEMBERSHIP_S / 2
+        terms = MembershipTerms(
+            node=member.peer,
+            public_key=member.public_key,
+            role=member.role,
+            generation=self.placement.generation,
+            serial=serial,
+            expires_wall_s=now + self._wall_offset_s + MEMBERSHIP_S,
+        )
+
+        def durable(now: float) -> None:
+            if self.roster.is_current(member):
+                member.membership = self._sign_membership(terms)
+                self._welcome(member, now)
+
+        row = MemberRow(node=member.peer, public_key=member.public_key, role=member.role, serial=serial)
+        self.outbox.persist(row, durable)
+
+    def _welcome(self, member: Member, now: float) -> None:
+        """Says welcome, for the first time or with news; a volunteer waits for the vocabulary."""
+        vocabulary = self.data.vocabulary if self.data is not None else 0
+        if member.role == "volunteer" and not vocabulary:
+            return
+        self.outbox.send(
+            member.peer,
+            Welcome(
+                membership=member.membership,
+                config=self.config,
+                config_hash=self._config_hash,
+                vocabulary=vocabulary,
+            ),
+        )
+        if member.welcomed:
+            return
+        assert member.join is not None
+        member.welcomed = True
+        self.outbox.count("barnraise_coordinator_node_joins_total", outcome="accepted")
+        self.outbox.log("info", "node joined", node=member.peer, role=member.role, build=member.join.build)
+        if member.role == "server":
+            self.placement.arrive(member, now)
+        else:
+            self.crew.arrive(member, vocabulary, now)
+        if self.finished:
+            self.outbox.send(member.peer, RunFinished())
+
+    # ---- what the run reports ----------------------------------------------------------------------------------
+
+    def _data_ready(self, member: Member, message: DataReady, now: float) -> None:
+        slot = self.placement.table.slot_of(member.peer)
+        if slot is None or slot[0] != 0 or message.vocabulary < 1:
+            self._expel(member, "unexpected", "DataReady from a server that is not of stage 0", now)
+            return
+        row = DataRow(vocabulary=message.vocabulary, data_hash=message.data_hash, token_count=message.token_count)
+        known = self.data or self._data_on_its_way
+        if known is None:
+            self._data_on_its_way = row
+            self.outbox.persist(row, lambda now: self._data_known(row, now))
+        elif known != row:
+            sentence = (
+                f"this server reads other data than the run: {row.token_count} tokens with hash {row.data_hash}, not"
+                f" {known.token_count} with {known.data_hash}; servers of stage 0 need the same files and Python"
+            )
+            self.outbox.refuse(member.peer, "data", sentence)
+            self._gone(member, "evicted", "data", now)
+            self.placement.depart(member.peer, now, for_good=True)
+
+    def _data_known(self, row: DataRow, now: float) -> None:
+        self.data, self._data_on_its_way = row, None
+        self.outbox.log("info", "data ready", vocabulary=row.vocabulary, tokens=row.token_count, hash=row.data_hash)
+        for member in self.roster.all():
+            if member.membership:
+                self._welcome(member, now)
+
+    def _step_report(self, member: Member, report: StepReport, now: float) -> None:
+        plan = self.placement.plan
+        if plan is None or report.ledger_generation != plan.ledger_generation or self.placement.going_back:
+            self.outbox.log("info", "old step report", node=member.peer, step=report.step)
+            return
+        if member.peer != plan.decider:
+            self._expel(member, "unexpected", "StepReport from a server that does not decide", now)
+            return
+        if not 0 <= report.step < self.config.steps:
+            self._expel(member, "unexpected", f"StepReport of step {report.step}", now)
+            return
+        row = self.history.take(member.peer, report, now + self._wall_offset_s)
+        if row is not None:
+            self.outbox.persist(row, lambda now: self._step_stored(member, row, now))
+
+    def _step_stored(self, member: Member, row: StepRow, now: float) -> None:
+        self.history.store(row)
+        self.placement.step_stored(now)
+        self.outbox.send(member.peer, StepReportStored(step=row.step))
+        if self.finished:
+            self.outbox.log("info", "run finished", step=row.step, loss=row.loss)
+            for other in self.roster.all():
+                if other.welcomed:
+                    self.outbox.send(other.peer, RunFinished())
+
+
+def _fault_of(member: Member, join: Join) -> str:
+    """What no honest node says, or an empty string."""
+    if join.role != member.role:
+        return f"asked to be a {join.role} with the credential of a {member.role}"
+    if not (math.isfinite(join.tokens_per_s) and 0 <= join.tokens_per_s <= 1e12):
+        return f"tokens_per_s {join.tokens_per_s} cannot be"
+    if len(join.addresses) > 8 or len(join.checkpoints) > 16:
+        return "more addresses or checkpoints than allowed"
+    return ""

@@ -1,0 +1,119 @@
+"""The coordinator's state as plain values, for `/api/status`, the live view and the gauges. Reads, never changes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from coordinator.membership import Member
+from coordinator.plan_builder import block_names
+
+if TYPE_CHECKING:
+    from coordinator.core import CoordinatorMachine
+
+LOSSES_SHOWN = 100
+
+
+def build_status(machine: CoordinatorMachine, now: float) -> dict[str, Any]:
+    """Everything but the address book of volunteers; ids are whole, the reader shortens them."""
+    config, history, placement, data = machine.config, machine.history, machine.placement, machine.data
+    plan = placement.plan
+    newest = history.tail[-1] if history.tail else None
+    waiting_for = placement.review.sentence if placement.review.kind != "keep" else ""
+    if machine.finished:
+        state, waiting_for = "finished", ""
+    elif plan is None or waiting_for:
+        state = "waiting"
+    elif data is None:
+        state, waiting_for = "waiting", "waiting for the servers of stage 0 to read the data"
+    else:
+        state = "training"
+    return {
+        "run": {
+            "id": machine.run_id.hex(),
+            "name": config.name,
+            "state": state,
+            "waiting_for": waiting_for,
+            "waiting_s": round(now - placement.review_since, 3) if waiting_for else 0.0,
+            "step": history.newest_step,
+            "target_steps": config.steps,
+            "tokens": history.tokens,
+            "loss": newest.loss if newest else None,
+            "learning_rate": newest.learning_rate if newest else None,
+            "gradient_norm": newest.gradient_norm if newest else None,
+            "tokens_per_s": _tokens_per_s(machine),
+            "last_step_wall_s": newest.wall_s if newest else None,
+            "rollbacks": history.rollback_count,
+            "lost_steps": history.lost_steps,
+            "vocabulary": data.vocabulary if data else 0,
+            "data_hash": data.data_hash if data else "",
+            "data_tokens": data.token_count if data else 0,
+        },
+        "generation": plan.generation if plan else 0,
+        "ledger_generation": plan.ledger_generation if plan else 0,
+        "restore_step": plan.restore_step if plan else -1,
+        "plan": placement.sentence,
+        "losses": [{"step": row.step, "loss": row.loss} for row in list(history.tail)[-LOSSES_SHOWN:]],
+        "stages": _stages(machine),
+        "members": [_member(machine, member, now) for member in machine.roster.all()],
+        "banned": machine.admission.banned_count,
+        "events": list(machine.outbox.events),
+    }
+
+
+def _tokens_per_s(machine: CoordinatorMachine) -> float:
+    """Over the newest steps, at most ten: tokens by the time between their ends where known, else by duration."""
+    rows = list(machine.history.tail)[-10:]
+    duration_s = sum(row.duration_s for row in rows)
+    if len(rows) > 1 and rows[-1].wall_s > rows[0].wall_s:
+        # With delayed updates steps overlap, so durations would count time twice.
+        return round(sum(row.tokens for row in rows[1:]) / (rows[-1].wall_s - rows[0].wall_s), 3)
+    return round(sum(row.tokens for row in rows) / duration_s, 3) if duration_s > 0 else 0.0
+
+
+def _stages(machine: CoordinatorMachine) -> list[dict[str, Any]]:
+    plan = machine.placement.plan
+    if plan is None:
+        return []
+    volunteers = machine.roster.volunteers()
+    shown = []
+    for index, stage in enumerate(plan.stages):
+        crew = [member for member in volunteers if member.stage == index]
+        shown.append(
+            {
+                "stage": index,
+                "first_block": stage.first_block,
+                "end_block": stage.end_block,
+                "blocks": block_names(machine.config, stage.first_block, stage.end_block),
+                "servers": [
+                    {
+                        "id": server.node,
+                        "role": server.role,
+                        "shard": shard,
+                        "addresses": list(server.addresses),
+                        "linked": server.node in machine.roster,
+                    }
+                    for shard, server in enumerate(stage.servers)
+                ],
+                "volunteers": len(crew),
+                "tokens_per_s": sum(member.join.tokens_per_s for member in crew if member.join is not None),
+            }
+        )
+    return shown
+
+
+def _member(machine: CoordinatorMachine, member: Member, now: float) -> dict[str, Any]:
+    slot = machine.placement.table.slot_of(member.peer) if member.role == "server" else None
+    report = member.report
+    return {
+        "id": member.peer,
+        "role": member.role,
+        "stage": slot[0] if slot else member.stage,
+        "shard": slot[1] if slot else -1,
+        "place": machine.placement.table.name(slot) if slot else member.stage_reason,
+        "state": member.state,
+        "waiting_for": report.waiting_for if report else "",
+        "counters": dict(report.counters) if report else {},
+        "report_age_s": round(now - member.report_at, 3) if report else None,
+        "tokens_per_s": member.join.tokens_per_s if member.join else 0.0,
+        "since_s": round(now - member.linked_at, 3),
+    }

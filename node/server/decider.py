@@ -1,0 +1,277 @@
+"""The decider: the ledger of stage 0 opens steps, decides how each ends, and closes it when all have committed.
+
+A per-stage ledger cannot know the global gradient norm, so one place must: every stage reports when it is frozen, the
+decision is made durable, and only then told. The coordinator has no part in it (state-and-trust 4.3).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from node.jobs import WriteManifest
+from node.numbers import clip_factor, learning_rate
+from node.records import CheckpointWritten, Record, StepDecided, StepDone
+from node.server.context import StageContext
+from protocol.ids import NodeId
+from protocol.messages import (
+    CheckpointPart,
+    Decision,
+    StageCommitted,
+    StageFrozen,
+    StepClosed,
+    StepOpened,
+    StepReport,
+)
+
+REPORTS_IN_FLIGHT_MAX = 64
+"""Step reports sent to the coordinator and not yet acknowledged; more wait here, so its return is no flood."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step that is open somewhere."""
+
+    opened_at: float
+    frozen: dict[int, StageFrozen] = field(default_factory=dict)
+    decision: StepDecided | None = None
+    decision_durable: bool = False
+    committed: dict[int, None] = field(default_factory=dict)
+
+
+class DeciderRole:
+    """Lives on the ledger of stage 0. `coordinator` is where step reports go, whenever it is linked."""
+
+    def __init__(self, context: StageContext, coordinator: NodeId) -> None:
+        self._context = context
+        self._out = context.out
+        self._coordinator = coordinator
+        self._stage_count = len(context.plan.stages)
+        self._steps: dict[int, _Step] = {}
+        self._closed = self._first_step - 1
+        self._opened = self._closed
+        self._reports: dict[int, StepReport] = {}
+        """Reports that the coordinator has not acknowledged, in order."""
+        self._parts: dict[int, dict[tuple[int, int], CheckpointPart]] = {}
+        self._manifests: dict[int, None] = {}
+        self._coordinator_linked = False
+        self.started = False
+
+    @property
+    def _first_step(self) -> int:
+        return max(0, self._context.plan.restore_step)
+
+    @property
+    def closed(self) -> int:
+        """Newest step that every stage has committed."""
+        return self._closed
+
+    # ---- start ---------------------------------------------------------------------------------------------------
+
+    def start(self, records: list[Record], now: float) -> None:
+        """Goes on where the durable records end."""
+        for record in records:
+            if record.ledger_generation != self._context.generation:
+                continue
+            if isinstance(record, StepDecided):
+                step = self._steps.setdefault(record.step, _Step(now))
+                step.decision, step.decision_durable = record, True
+            elif isinstance(record, StepDone):
+                step = self._steps.pop(record.step)
+                assert step.decision is not None, f"step {record.step} is done but was never decided"
+                self._closed = record.step
+                self._reports[record.step] = self._report(step.decision, duration_s=0.0)
+            elif isinstance(record, CheckpointWritten):
+                self._manifests[record.step] = None
+        self._opened = max([self._closed, *self._steps])
+
+    def begin(self, now: float) -> None:
+        """This server's shard is ready: open what may be open."""
+        self.started = True
+        for number in range(self._closed + 1, self._opened + 1):
+            self._steps.setdefault(number, _Step(now))
+        self._open_steps(now)
+
+    def _open_steps(self, now: float) -> None:
+        """Step t may open when step t - 1 - delay is closed everywhere (T-I8)."""
+        config = self._context.config
+        while self._opened + 1 < config.steps and self._opened + 1 <= self._closed + 1 + config.batch.delay:
+            self._opened += 1
+            self._steps[self._opened] = _Step(now)
+            for stage in range(self._stage_count):
+                self._out.send(self._context.plan.ledger_of(stage), self._opened_message(self._opened))
+
+    def _opened_message(self, step: int) -> StepOpened:
+        return StepOpened(ledger_generation=self._context.generation, step=step, closed=self._closed)
+
+    # ---- decision ------------------------------------------------------------------------------------------------
+
+    def on_stage_frozen(self, peer: NodeId, message: StageFrozen) -> None:
+        """A stage has all weight gradients of a step. The last one decides."""
+        step = self._steps.get(message.step)
+        if step is None:
+            return
+        if step.decision is not None:
+            if step.decision_durable:
+                self._out.send(peer, self._decision_message(step.decision))
+            return
+        step.frozen[message.stage] = message
+        if len(step.frozen) < self._stage_count:
+            return
+        frozen = [step.frozen[stage] for stage in range(self._stage_count)]
+        finite = all(stage.finite for stage in frozen) and all(math.isfinite(stage.square_norm) for stage in frozen)
+        square_norms = [stage.square_norm for stage in frozen]
+        config = self._context.config
+        step.decision = StepDecided(
+            ledger_generation=self._context.generation,
+            step=message.step,
+            clip_factor=clip_factor(square_norms, config.optimizer.clip_norm) if finite else 0.0,
+            skipped=not finite,
+            loss=math.fsum(stage.loss_sum for stage in frozen) / config.step_tokens,
+            gradient_norm=math.sqrt(math.fsum(square_norms)) if finite else 0.0,
+            data_cursor=config.sample_range(message.step),
+        )
+        self._out.persist(step.decision)
+
+    def decided(self, record: StepDecided) -> None:
+        """The decision is durable: the ledgers may seal."""
+        self._steps[record.step].decision_durable = True
+        for stage in range(self._stage_count):
+            self._out.send(self._context.plan.ledger_of(stage), self._decision_message(record))
+
+    def _decision_message(self, record: StepDecided) -> Decision:
+        return Decision(
+            ledger_generation=self._context.generation,
+            step=record.step,
+            clip_factor=record.clip_factor,
+            skipped=record.skipped,
+        )
+
+    # ---- closing -------------------------------------------------------------------------------------------------
+
+    def on_stage_committed(self, message: StageCommitted) -> None:
+        step = self._steps.get(message.step)
+        if step is None:
+            return
+        step.committed[message.stage] = None
+        self._close_next()
+
+    def _close_next(self) -> None:
+        """Closes in order, and writes it down once."""
+        step = self._steps.get(self._closed + 1)
+        if step is None or step.decision is None or len(step.committed) < self._stage_count:
+            return
+        self._closed += 1
+        done = StepDone(ledger_generation=self._context.generation, step=self._closed)
+        self._out.persist(done)
+
+    def done(self, record: StepDone, now: float) -> None:
+        """The step is over for good: tell the stages and the coordinator, open the next."""
+        step = self._steps.pop(record.step)
+        assert step.decision is not None
+        self._reports[record.step] = self._report(step.decision, duration_s=now - step.opened_at)
+        for stage in range(self._stage_count):
+            self._out.send(
+                self._context.plan.ledger_of(stage),
+                StepClosed(ledger_generation=self._context.generation, step=record.step),
+            )
+        self._send_reports()
+        self._open_steps(now)
+        self._close_next()
+
+    # ---- reports -------------------------------------------------------------------------------------------------
+
+    def _report(self, decision: StepDecided, duration_s: float) -> StepReport:
+        return StepReport(
+            ledger_generation=self._context.generation,
+            step=decision.step,
+            loss=decision.loss,
+            tokens=self._context.config.step_tokens,
+            gradient_norm=decision.gradient_norm,
+            clip_factor=decision.clip_factor,
+            skipped=decision.skipped,
+            learning_rate=learning_rate(self._context.config, decision.step),
+            duration_s=duration_s,
+        )
+
+    def _send_reports(self) -> None:
+        """Sends the oldest unacknowledged reports. The last step's waits for the last checkpoint."""
+        if not self._coordinator_linked:
+            return
+        for step in list(self._reports)[:REPORTS_IN_FLIGHT_MAX]:
+            if step + 1 == self._context.config.steps and step + 1 not in self._manifests:
+                break
+            self._out.send(self._coordinator, self._reports[step])
+
+    def on_stored(self, step: int) -> None:
+        """The coordinator has stored the reports up to `step`."""
+        full = len(self._reports) > REPORTS_IN_FLIGHT_MAX
+        for key in [key for key in self._reports if key <= step]:
+            del self._reports[key]
+        if full:
+            self._send_reports()
+
+    def coordinator_here(self) -> None:
+        self._coordinator_linked = True
+        self._send_reports()
+
+    def coordinator_gone(self) -> None:
+        self._coordinator_linked = False
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------------
+
+    def on_checkpoint_part(self, message: CheckpointPart) -> None:
+        """Collects the parts; the manifest is written when all are durable, so half a checkpoint is none."""
+        if message.step in self._manifests:
+            return
+        parts = self._parts.setdefault(message.step, {})
+        parts[message.stage, message.shard] = message
+        wanted = sum(len(stage.servers) for stage in self._context.plan.stages)
+        if len(parts) == wanted:
+            ordered = [parts[key] for key in sorted(parts)]
+            self._out.compute(
+                WriteManifest(message.step, tuple((p.stage, p.shard, p.file, p.byte_count, p.digest) for p in ordered))
+            )
+
+    def manifest_written(self, job: WriteManifest, manifest: str) -> None:
+        for step in [step for step in self._parts if step <= job.step]:
+            del self._parts[step]
+        self._out.persist(
+            CheckpointWritten(ledger_generation=self._context.generation, step=job.step, manifest=manifest)
+        )
+
+    def manifest_durable(self, record: CheckpointWritten) -> None:
+        self._manifests[record.step] = None
+        self._out.log("info", "checkpoint written", step=record.step, manifest=record.manifest)
+        if record.step == self._context.config.steps:
+            self._send_reports()
+
+    # ---- links ---------------------------------------------------------------------------------------------------
+
+    def sync(self, peer: NodeId) -> None:
+        """A server is ready: if it is a ledger, tell it the open steps and the decisions it may have missed."""
+        context = self._context
+        if not any(context.plan.ledger_of(stage) == peer for stage in range(self._stage_count)):
+            return
+        self._out.send(peer, StepClosed(ledger_generation=context.generation, step=self._closed))
+        for number, step in self._steps.items():
+            if number <= self._opened:
+                self._out.send(peer, self._opened_message(number))
+            if step.decision is not None and step.decision_durable:
+                self._out.send(peer, self._decision_message(step.decision))
+
+    def waiting_for(self) -> str:
+        """Which stages hold up the oldest open step, or nothing."""
+        if not self._steps:
+            return ""
+        number = min(self._steps)
+        step = self._steps[number]
+        if step.decision is None:
+            missing = [str(stage) for stage in range(self._stage_count) if stage not in step.frozen]
+            return f"step {number} waits for stage {', '.join(missing)} to cover its tasks" if missing else ""
+        missing = [str(stage) for stage in range(self._stage_count) if stage not in step.committed]
+        return f"step {number} waits for stage {', '.join(missing)} to commit" if missing else ""
+
+    def check(self) -> None:
+        delay = self._context.config.batch.delay
+        assert self._opened <= self._closed + 1 + delay, f"step {self._opened} opened at {self._closed} (T-I8)"

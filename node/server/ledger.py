@@ -1,0 +1,352 @@
+"""The ledger of a stage: accepts contributions whole or not at all, freezes, seals and commits its steps.
+
+A contribution is accepted if every shard has its part durably, its step is open, its version is the step's, and none
+of its tasks is covered. That check alone makes every task count exactly once; leases and fences only save work
+(state-and-trust 4.1). The order in which acceptances became durable is the order of summation everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from node.records import ContributionAccepted, Record, StepSealed
+from node.server.context import StageContext
+from protocol.ids import ContributionId, NodeId, TaskId
+from protocol.messages import (
+    Commit,
+    Committed,
+    Decision,
+    Freeze,
+    PartialNorm,
+    StageCommitted,
+    StageFrozen,
+    StepClosed,
+    StepOpened,
+    Stored,
+    Verdict,
+)
+
+PENDING_PER_STEP_MAX = 4096
+"""Contributions of one step that may wait for their other shards: as many as a shard keeps."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A contribution that not all shards have yet."""
+
+    first: Stored
+    shards: dict[int, None] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Step:
+    """One open step of the stage: OPEN, then FROZEN when all is covered, then SEALED, then COMMITTED."""
+
+    uncovered: dict[TaskId, None]
+    """Tasks that no accepted or just being accepted contribution has."""
+    accepted: list[ContributionId] = field(default_factory=list)
+    """Durable acceptances, in their order."""
+    writing: dict[ContributionId, None] = field(default_factory=dict)
+    """Acceptances on their way to the disk; their tasks are taken already."""
+    verdicts: dict[ContributionId, Verdict] = field(default_factory=dict)
+    pending: dict[ContributionId, _Pending] = field(default_factory=dict)
+    loss_sum: float = 0.0
+    norms: dict[int, PartialNorm] = field(default_factory=dict)
+    decision: Decision | None = None
+    sealed: bool = False
+    committed: dict[int, None] = field(default_factory=dict)
+
+    @property
+    def frozen(self) -> bool:
+        return not self.uncovered and not self.writing
+
+
+class LedgerRole:
+    """The ledger of one stage, on its first front server."""
+
+    def __init__(self, context: StageContext) -> None:
+        self._context = context
+        self._out = context.out
+        self._steps: dict[int, _Step] = {}
+        self._shard_count = len(context.stage_servers)
+
+    # ---- start and steps -----------------------------------------------------------------------------------------
+
+    def start(self, records: list[Record]) -> None:
+        """Reads its acceptances and seals back; the shards tell the rest."""
+        for record in records:
+            if record.ledger_generation != self._context.generation or record.step <= self._context.closed:
+                continue
+            if isinstance(record, ContributionAccepted):
+                step = self._open(record.step)
+                for task in record.tasks:
+                    del step.uncovered[task]
+                self._accepted(step, record)
+            elif isinstance(record, StepSealed):
+                step = self._open(record.step)
+                step.sealed = True
+                step.decision = Decision(
+                    ledger_generation=self._context.generation,
+                    step=record.step,
+                    clip_factor=record.clip_factor,
+                    skipped=record.skipped,
+                )
+
+    def on_step_opened(self, message: StepOpened) -> None:
+        """The decider opens a step: the whole stage hears of it."""
+        self._open(message.step)
+        for node in self._context.stage_servers:
+            if node != self._context.node:
+                self._out.send(node, message)
+
+    def on_step_closed(self, message: StepClosed) -> None:
+        for node in self._context.stage_servers:
+            if node != self._context.node:
+                self._out.send(node, message)
+
+    def close_step(self, step: int) -> None:
+        for key in [key for key in self._steps if key <= step]:
+            del self._steps[key]
+
+    def _open(self, number: int) -> _Step:
+        step = self._steps.get(number)
+        if step is None:
+            step = self._steps[number] = _Step(uncovered=dict.fromkeys(stage_tasks(self._context, number)))
+        return step
+
+    # ---- contributions -------------------------------------------------------------------------------------------
+
+    def on_stored(self, message: Stored) -> None:
+        """A shard has its part. The last one decides."""
+        if not self._context.in_window(message.step):
+            return
+        step = self._open(message.step)
+        verdict = step.verdicts.get(message.contribution)
+        if verdict is not None:
+            self._tell(verdict)
+            return
+        if message.contribution in step.writing:
+            return
+        pending = step.pending.get(message.contribution)
+        if pending is None:
+            if len(step.pending) >= PENDING_PER_STEP_MAX:
+                self._out.count("barnraise_transport_rejected_messages_total", reason="size")
+                return
+            pending = step.pending[message.contribution] = _Pending(message)
+        if (pending.first.tasks, pending.first.losses) != (message.tasks, message.losses):
+            self._judge(step, pending.first, "its shards name different tasks")
+            return
+        pending.shards[message.shard] = None
+        if len(pending.shards) == self._shard_count:
+            self._judge(step, message, self._refusal(step, message))
+
+    def _refusal(self, step: _Step, message: Stored) -> str:
+        if message.version != self._context.config.version_of(message.step):
+            return "computed on another version"
+        if len(set(message.tasks)) != len(message.tasks):
+            return "names a task twice"
+        for task in message.tasks:
+            if task not in step.uncovered:
+                return f"{task} is covered already, or not of this stage"
+        if len(message.losses) != sum(task.op == "L" for task in message.tasks):
+            return "losses and tasks disagree"
+        return ""
+
+    def _judge(self, step: _Step, message: Stored, refusal: str) -> None:
+        step.pending.pop(message.contribution, None)
+        if refusal:
+            self._decide(step, message.contribution, message.step, message.tasks, refusal)
+            return
+        step.writing[message.contribution] = None
+        for task in message.tasks:
+            del step.uncovered[task]
+        self._out.persist(
+            ContributionAccepted(
+                ledger_generation=self._context.generation,
+                step=message.step,
+                contribution=message.contribution,
+                tasks=message.tasks,
+                losses=message.losses,
+            )
+        )
+
+    def accepted(self, record: ContributionAccepted) -> None:
+        """The acceptance is durable: now it may be told."""
+        step = self._steps[record.step]
+        del step.writing[record.contribution]
+        self._accepted(step, record)
+        self._tell(step.verdicts[record.contribution])
+        if step.frozen:
+            self._freeze(record.step, step)
+
+    def _accepted(self, step: _Step, record: ContributionAccepted) -> None:
+        step.accepted.append(record.contribution)
+        step.loss_sum += sum(record.losses)
+        step.verdicts[record.contribution] = self._verdict(record.contribution, record.step, record.tasks, "")
+
+    def _decide(
+        self, step: _Step, contribution: ContributionId, number: int, tasks: tuple[TaskId, ...], refusal: str
+    ) -> None:
+        step.verdicts[contribution] = self._verdict(contribution, number, tasks, refusal)
+        self._tell(step.verdicts[contribution])
+        self._out.log("info", "contribution refused", contribution=str(contribution), reason=refusal)
+
+    def _verdict(self, contribution: ContributionId, number: int, tasks: tuple[TaskId, ...], refusal: str) -> Verdict:
+        return Verdict(
+            ledger_generation=self._context.generation,
+            contribution=contribution,
+            step=number,
+            tasks=tasks,
+            accepted=not refusal,
+            reason=refusal,
+        )
+
+    def _tell(self, verdict: Verdict) -> None:
+        """To the sender, and to every server of the stage: as a shard and for its pools."""
+        outcome = "applied" if verdict.accepted else "duplicate"
+        self._out.count("barnraise_server_updates_total", outcome=outcome)
+        for node in dict.fromkeys((verdict.contribution.node, *self._context.stage_servers)):
+            self._out.send(node, verdict)
+
+    # ---- freeze, seal, commit ------------------------------------------------------------------------------------
+
+    def _freeze(self, number: int, step: _Step) -> None:
+        for node in self._context.stage_servers:
+            self._out.send(node, self._freeze_message(number, step))
+
+    def _freeze_message(self, number: int, step: _Step) -> Freeze:
+        return Freeze(ledger_generation=self._context.generation, step=number, contributions=tuple(step.accepted))
+
+    def on_partial_norm(self, message: PartialNorm) -> None:
+        step = self._steps.get(message.step)
+        if step is None or not step.frozen:
+            return
+        step.norms[message.shard] = message
+        if len(step.norms) == self._shard_count and step.decision is None:
+            self._out.send(self._context.plan.decider, self._stage_frozen(message.step, step))
+
+    def _stage_frozen(self, number: int, step: _Step) -> StageFrozen:
+        norms = [step.norms[shard] for shard in range(self._shard_count)]
+        return StageFrozen(
+            ledger_generation=self._context.generation,
+            stage=self._context.stage,
+            step=number,
+            square_norm=sum(norm.square_norm for norm in norms),
+            finite=all(norm.finite for norm in norms),
+            loss_sum=step.loss_sum,
+        )
+
+    def on_decision(self, message: Decision) -> None:
+        """Stage 0 has decided how the step ends: seal it, once."""
+        step = self._steps.get(message.step)
+        if step is None or step.decision is not None:
+            return
+        assert step.frozen, f"step {message.step} was decided before this stage froze it"
+        step.decision = message
+        self._out.persist(
+            StepSealed(
+                ledger_generation=self._context.generation,
+                step=message.step,
+                contributions=tuple(step.accepted),
+                clip_factor=message.clip_factor,
+                skipped=message.skipped,
+            )
+        )
+
+    def sealed(self, record: StepSealed) -> None:
+        """The seal is durable: from here on the step happens."""
+        step = self._steps[record.step]
+        step.sealed = True
+        for node in self._context.stage_servers:
+            self._out.send(node, self._commit_message(record.step, step))
+
+    def _commit_message(self, number: int, step: _Step) -> Commit:
+        assert step.decision is not None
+        return Commit(
+            ledger_generation=self._context.generation,
+            step=number,
+            contributions=tuple(step.accepted),
+            clip_factor=step.decision.clip_factor,
+            skipped=step.decision.skipped,
+        )
+
+    def on_committed(self, message: Committed) -> None:
+        step = self._steps.get(message.step)
+        if step is None:
+            return
+        step.committed[message.shard] = None
+        if len(step.committed) == self._shard_count:
+            self._out.send(
+                self._context.plan.decider,
+                StageCommitted(
+                    ledger_generation=self._context.generation, stage=self._context.stage, step=message.step
+                ),
+            )
+
+    # ---- links ---------------------------------------------------------------------------------------------------
+
+    def sync(self, peer: NodeId) -> None:
+        """A server is ready. To a shard: the open steps, what counts, what it still owes. To the decider: the same."""
+        context = self._context
+        if peer in context.stage_servers:
+            for number, step in self._steps.items():
+                opened = StepOpened(ledger_generation=context.generation, step=number, closed=context.closed)
+                self._out.send(peer, opened)
+                for verdict in step.verdicts.values():
+                    if verdict.accepted:
+                        self._out.send(peer, verdict)
+                shard = context.plan.shard_of(peer)
+                if step.sealed:
+                    if shard not in step.committed:
+                        self._out.send(peer, self._commit_message(number, step))
+                elif step.frozen and shard not in step.norms:
+                    self._out.send(peer, self._freeze_message(number, step))
+        if peer == context.plan.decider:
+            for number, step in self._steps.items():
+                if step.frozen and step.decision is None and len(step.norms) == self._shard_count:
+                    self._out.send(peer, self._stage_frozen(number, step))
+                if len(step.committed) == self._shard_count:
+                    done = StageCommitted(ledger_generation=context.generation, stage=context.stage, step=number)
+                    self._out.send(peer, done)
+
+    def waiting_for(self) -> str:
+        """What the oldest open step still needs from the shards or the decider, or nothing."""
+        if not self._steps:
+            return ""
+        number = min(self._steps)
+        step = self._steps[number]
+        if not step.frozen:
+            return f"step {number} waits for {len(step.uncovered) + len(step.writing)} weight gradients"
+        if len(step.norms) < self._shard_count and not step.sealed:
+            return f"step {number} waits for {self._shard_count - len(step.norms)} shards to sum up"
+        if not step.sealed:
+            return f"step {number} waits for the decision of stage 0"
+        return f"step {number} waits for {self._shard_count - len(step.committed)} shards to commit"
+
+    def check(self) -> None:
+        for number, step in self._steps.items():
+            named = list(step.uncovered)
+            for contribution in (*step.accepted, *step.writing):
+                named.extend(self._tasks_of(step, contribution))
+            if not step.writing:
+                assert sorted(named) == sorted(stage_tasks(self._context, number)), f"step {number} (T-I1)"
+            assert not step.sealed or step.frozen, f"step {number} is sealed but not covered"
+
+    @staticmethod
+    def _tasks_of(step: _Step, contribution: ContributionId) -> tuple[TaskId, ...]:
+        verdict = step.verdicts.get(contribution)
+        return verdict.tasks if verdict is not None else ()
+
+
+def stage_tasks(context: StageContext, step: int) -> list[TaskId]:
+    """The tasks of a step that leave weight gradients in this stage, in order."""
+    plan = context.plan
+    tasks = []
+    for microbatch in range(context.config.batch.microbatches):
+        for position in range(len(plan.stages)):
+            if plan.stage_at(microbatch, position) == context.stage:
+                tasks.append(TaskId(step, microbatch, position, "B"))
+        end = len(plan.stages)
+        if plan.stage_at(microbatch, end) == context.stage:
+            tasks.append(TaskId(step, microbatch, end, "L"))
+    return tasks

@@ -1,0 +1,515 @@
+"""A server of one stage: its roles, the fence around them, and the steps that are open.
+
+    link up, ServerReady ──▶ sync of every role          Work ──▶ fence ──▶ bounds ──▶ the role that handles it
+    StepOpened ──▶ every role opens the step             StepClosed ──▶ every role forgets it
+
+The roles never call each other: what one has to say to another is a message, also when both live here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from node.jobs import (
+    Apply,
+    Job,
+    LoadBatch,
+    LoadSnapshot,
+    Reduce,
+    ServeParameters,
+    SetUpServer,
+    StartShard,
+    WriteCheckpoint,
+    WriteManifest,
+    WriteSnapshot,
+)
+from node.outbox import Outbox
+from node.records import (
+    CheckpointWritten,
+    ContributionAccepted,
+    ContributionStored,
+    Record,
+    SnapshotWritten,
+    StepCommitted,
+    StepDecided,
+    StepDone,
+    StepSealed,
+)
+from node.server.back import BackRole
+from node.server.context import StageContext
+from node.server.decider import DeciderRole
+from node.server.front import FrontRole
+from node.server.ledger import LedgerRole
+from node.server.shard import Phase, ShardRole
+from protocol.errors import RemoteProtocolError
+from protocol.ids import NodeId, TaskId, TensorRef
+from protocol.machine import HangUp
+from protocol.messages import (
+    Activation,
+    CheckpointPart,
+    Commit,
+    Committed,
+    Contribute,
+    Decision,
+    FetchInput,
+    FetchParameters,
+    Freeze,
+    Gradient,
+    Held,
+    InputGradient,
+    Labels,
+    LeaseReturned,
+    Output,
+    PartialNorm,
+    Ready,
+    ServerReady,
+    StageCommitted,
+    StageFrozen,
+    StepClosed,
+    StepOpened,
+    Stored,
+    Verdict,
+    Work,
+)
+from protocol.plan import Plan
+from protocol.run import RunConfig
+
+SLOTS_MAX = 64
+"""Leases that one volunteer may have asked for ahead; an honest one asks for the plan's `in_flight_max`."""
+
+
+class ServerMachine:
+    """Everything that one server does for its stage. Hosted by `node.core.NodeMachine`, which owns the links.
+
+    Args:
+        records: the durable records of this server, oldest first, with the tensors of unpruned contributions.
+        coordinator: where step reports go.
+    """
+
+    def __init__(
+        self,
+        node: NodeId,
+        config: RunConfig,
+        vocabulary: int,
+        plan: Plan,
+        out: Outbox,
+        records: list[Record],
+        coordinator: NodeId,
+    ) -> None:
+        stage, shard = plan.stage_of(node), plan.shard_of(node)
+        assert stage is not None and shard is not None, "a server machine without a place in the plan"
+        self.context = StageContext(node=node, config=config, plan=plan, stage=stage, shard=shard, out=out)
+        self._out = out
+        self._vocabulary = vocabulary
+        self._records = records
+        self._servers: dict[NodeId, bool] = {}
+        """Servers with a live link, and whether they have said that they are ready."""
+        self._volunteers: dict[NodeId, None] = {}
+        self.front = FrontRole(self.context) if self._is_front else None
+        self.back = BackRole(self.context) if not self._is_front else None
+        self.shard = ShardRole(self.context)
+        self.ledger = LedgerRole(self.context) if self.context.ledger == node else None
+        self.decider = DeciderRole(self.context, coordinator) if plan.decider == node else None
+
+    @property
+    def _is_front(self) -> bool:
+        return any(server.node == self.context.node for server in self.context.plan.stages[self.context.stage].fronts)
+
+    @property
+    def ready(self) -> bool:
+        return self.shard.phase is Phase.READY
+
+    # ---- start, plan, links --------------------------------------------------------------------------------------
+
+    def start(self, now: float) -> None:
+        context = self.context
+        records = [record for record in self._records if record.ledger_generation == context.generation]
+        self._records = []
+        commits = [record.step for record in records if isinstance(record, StepCommitted)]
+        # We committed step v - 1, which opened only after step v - 2 - delay was closed everywhere (T-I8).
+        first = max(0, context.plan.restore_step) - 1
+        context.closed = max(first, (commits[-1] if commits else -1) - 1 - context.config.batch.delay)
+        context.opened = context.closed
+        self._out.compute(SetUpServer(context.config, self._vocabulary, context.plan, context.stage, context.shard))
+        if self.ledger is not None:
+            self.ledger.start(records)
+        if self.decider is not None:
+            self.decider.start(records, now)
+            if self.decider.closed > context.closed:
+                self._close(self.decider.closed)
+        self.shard.start(records)
+
+    def change_plan(self, plan: Plan) -> None:
+        """A new generation with the same ledgers: addresses may have changed, work goes on."""
+        assert plan.ledger_generation == self.context.generation
+        self.context.plan = plan
+
+    def link_up(self, peer: NodeId, role: str) -> None:
+        if role == "server":
+            self._servers[peer] = False
+            if self.ready:
+                self._say_ready(peer)
+        if role == "volunteer" or peer in self.context.stage_servers:
+            if role == "volunteer":
+                self._volunteers[peer] = None
+            for pool in self._pools():
+                pool.worker_here(peer, is_server=role == "server")
+            self._out.send(peer, StepClosed(ledger_generation=self.context.generation, step=self.context.closed))
+            self.shard.worker_here(peer)
+
+    def link_down(self, peer: NodeId) -> None:
+        self._servers.pop(peer, None)
+        self._volunteers.pop(peer, None)
+        for pool in self._pools():
+            pool.worker_gone(peer)
+        self.shard.worker_gone(peer)
+
+    def coordinator_here(self) -> None:
+        if self.decider is not None:
+            self.decider.coordinator_here()
+
+    def coordinator_gone(self) -> None:
+        if self.decider is not None:
+            self.decider.coordinator_gone()
+
+    def reports_stored(self, step: int) -> None:
+        if self.decider is not None:
+            self.decider.on_stored(step)
+
+    def _become_ready(self, now: float) -> None:
+        if self.decider is not None and not self.decider.started:
+            self.decider.begin(now)
+        for peer, peer_ready in self._servers.items():
+            self._say_ready(peer)
+            if peer_ready:
+                self._sync(peer)
+        self._sync(self.context.node)
+
+    def _say_ready(self, peer: NodeId) -> None:
+        self._out.send(peer, ServerReady(ledger_generation=self.context.generation, version=self.shard.version))
+
+    def _sync(self, peer: NodeId) -> None:
+        """Tells a ready server all that it must know; what it knows already changes nothing there."""
+        for role in (self.decider, self.ledger, self.shard, self.front, self.back):
+            if role is not None:
+                role.sync(peer)
+
+    # ---- messages ------------------------------------------------------------------------------------------------
+
+    def handle(self, peer: NodeId, message: Work, now: float) -> None:
+        """One message about work. A peer that breaks the rules is hung up on, with the reason."""
+        context = self.context
+        tensors: tuple[TensorRef, ...] = getattr(message, "tensors", ())
+        if message.ledger_generation > context.generation:
+            self._out.drop(tensors)  # our plan is on its way; being ready under it brings everything again
+            return
+        try:
+            if message.ledger_generation < context.generation:
+                raise RemoteProtocolError(
+                    "version", f"generation {message.ledger_generation}, not {context.generation}"
+                )
+            self._check_bounds(peer, message)
+        except RemoteProtocolError as error:
+            self._refuse(peer, error, tensors)
+            return
+        self._dispatch(peer, message, now)
+        self._give_leases(now)
+
+    def _refuse(self, peer: NodeId, error: RemoteProtocolError, tensors: tuple[TensorRef, ...]) -> None:
+        self._out.drop(tensors)
+        self._out.count("barnraise_transport_rejected_messages_total", reason=error.reason)
+        self._out.log("warning", "message refused", peer=peer, reason=error.reason, detail=error.detail)
+        if peer != self.context.node:
+            self._out.add(HangUp(peer, str(error)))
+
+    def _check_bounds(self, peer: NodeId, message: Work) -> None:
+        """Raises `RemoteProtocolError` for what no honest peer of this stage can say."""
+        context = self.context
+        single = getattr(message, "task", None)
+        tasks: tuple[TaskId, ...] = getattr(message, "tasks", ()) if single is None else (single,)
+        for task in tasks:
+            if not 0 <= task.microbatch < context.config.batch.microbatches or task.segment or task.slice:
+                raise RemoteProtocolError("decode", f"{task} is no task of this run")
+            if not 0 <= task.position <= len(context.plan.stages) or not 0 <= task.step < context.config.steps:
+                raise RemoteProtocolError("decode", f"{task} is no task of this run")
+        if isinstance(message, (Output, InputGradient, FetchInput, LeaseReturned, Contribute)):
+            for task in tasks:
+                if context.plan.stage_at(task.microbatch, task.position) != context.stage:
+                    raise RemoteProtocolError("role", f"{task} is not of stage {context.stage}")
+        if isinstance(message, (Output, InputGradient, Activation, Gradient)):
+            self._check_shape(message.tensors, self._activation_shape, context.config.wire.activations)
+        elif isinstance(message, Labels):
+            self._check_shape(message.tensors, self._activation_shape[:2], "int32")
+
+    @property
+    def _activation_shape(self) -> tuple[int, ...]:
+        config = self.context.config
+        return (config.batch.samples, config.model.context, config.model.hidden)
+
+    @staticmethod
+    def _check_shape(tensors: tuple[TensorRef, ...], shape: tuple[int, ...], form: str) -> None:
+        if len(tensors) != 1 or tensors[0].shape != shape or tensors[0].form != form:
+            got = [f"{ref.form}{list(ref.shape)}" for ref in tensors]
+            raise RemoteProtocolError("shape", f"expected one {form}{list(shape)}, got {got}")
+
+    def _dispatch(self, peer: NodeId, message: Work, now: float) -> None:
+        match message:
+            case Output() | Activation() | Gradient() | InputGradient() | Labels() if self._open_early(message):
+                self._on_tensor(peer, message)
+            case Held():
+                for role in (self.front, self.back):
+                    if role is not None:
+                        role.on_held(peer, message)
+            case Ready():
+                if message.hello:
+                    self.shard.greet(peer)
+                for pool in self._pools():
+                    pool.add_slots(peer, min(message.slots, SLOTS_MAX), message.graphs, SLOTS_MAX)
+            case LeaseReturned():
+                for pool in self._pools():
+                    pool.give_back(message.tasks, peer)
+            case FetchInput() if self.front is not None:
+                self.front.on_fetch_input(peer, message)
+            case FetchParameters():
+                self.shard.on_fetch(peer, message)
+            case Contribute():
+                self._on_contribute(peer, message)
+            case Verdict():
+                self._on_verdict(message)
+            case Freeze():
+                self.shard.on_freeze(message)
+            case Commit():
+                self.shard.on_commit(message)
+            case ServerReady():
+                self._on_server_ready(peer)
+            case StepOpened():
+                self._on_step_opened(message)
+            case StepClosed():
+                self._on_step_closed(message)
+            case _ if self.ledger is not None and isinstance(message, (Stored, PartialNorm, Decision, Committed)):
+                self._on_ledger_message(message)
+            case _ if self.decider is not None:
+                self._on_decider_message(peer, message)
+            case _:
+                self._out.drop(getattr(message, "tensors", ()))
+
+    def _on_tensor(self, peer: NodeId, message: Work) -> None:
+        if self.front is not None and isinstance(message, Activation):
+            self.front.on_activation(message)
+        elif self.front is not None and isinstance(message, Labels):
+            self.front.on_labels(message)
+        elif self.front is not None and isinstance(message, InputGradient):
+            self.front.on_input_gradient(message)
+        elif self.back is not None and isinstance(message, Output):
+            self.back.on_output(peer, message)
+        elif self.back is not None and isinstance(message, Gradient):
+            self.back.on_gradient(message)
+        else:
+            self._out.drop(getattr(message, "tensors", ()))
+
+    def _open_early(self, message: Work) -> bool:
+        """Work of a step can come by another link before the word that the step is open: believe the work.
+
+        Only the decider opens steps; whoever computed this has heard of it. Stage 0's front waits for the word.
+        """
+        step = message.task.step  # type: ignore[attr-defined]
+        if not self.context.in_window(step):
+            return False
+        if not (self.context.is_first and self.front is not None):
+            self._open_roles(step)
+        return True
+
+    def _on_contribute(self, peer: NodeId, message: Contribute) -> None:
+        if message.contribution.node != peer:
+            error = RemoteProtocolError("signature", "a contribution in another node's name")
+            self._refuse(peer, error, message.tensors)
+            return
+        if not self.context.in_window(message.step):
+            self._out.drop(message.tensors)
+            self._out.count("barnraise_server_updates_total", outcome="stale")
+            return
+        reason = self.shard.on_contribute(peer, message)
+        if reason:
+            word, _, detail = reason.partition(": ")
+            self._refuse(peer, RemoteProtocolError(word, detail), ())
+
+    def _on_verdict(self, message: Verdict) -> None:
+        self.shard.on_verdict(message)
+        for pool in self._pools():
+            if message.accepted:
+                pool.covered(message.tasks)
+            else:
+                pool.give_back(message.tasks, message.contribution.node)
+
+    def _on_server_ready(self, peer: NodeId) -> None:
+        if not self._servers.get(peer, True):
+            self._servers[peer] = True
+            if self.ready:
+                # It may have become ready before it could hear that we are.
+                self._say_ready(peer)
+                self._sync(peer)
+
+    def _on_step_opened(self, message: StepOpened) -> None:
+        if message.closed > self.context.closed:
+            self._close(message.closed)
+        if message.step <= self.context.closed:
+            return
+        self.context.opened = max(self.context.opened, message.step)
+        if self.ledger is not None:
+            self.ledger.on_step_opened(message)
+        self._open_roles(message.step)
+
+    def _on_step_closed(self, message: StepClosed) -> None:
+        if message.step <= self.context.closed:
+            return
+        if self.ledger is not None:
+            self.ledger.on_step_closed(message)
+        self._close(message.step)
+
+    def _on_ledger_message(self, message: Stored | PartialNorm | Decision | Committed) -> None:
+        assert self.ledger is not None
+        match message:
+            case Stored():
+                self.ledger.on_stored(message)
+            case PartialNorm():
+                self.ledger.on_partial_norm(message)
+            case Decision():
+                self.ledger.on_decision(message)
+            case Committed():
+                self.ledger.on_committed(message)
+
+    def _on_decider_message(self, peer: NodeId, message: Work) -> None:
+        assert self.decider is not None
+        match message:
+            case StageFrozen():
+                self.decider.on_stage_frozen(peer, message)
+            case StageCommitted():
+                self.decider.on_stage_committed(message)
+            case CheckpointPart():
+                self.decider.on_checkpoint_part(message)
+            case _:
+                self._out.drop(getattr(message, "tensors", ()))
+
+    # ---- jobs and records ----------------------------------------------------------------------------------------
+
+    def computed(self, job: Job, result: Any, now: float) -> None:
+        was_ready = self.ready
+        match job:
+            case SetUpServer():
+                self.shard.set_elements(result)
+            case StartShard() | LoadSnapshot():
+                self.shard.base_loaded(result)
+            case LoadBatch() if self.front is not None:
+                self.front.batch_loaded(job, *result)
+            case Reduce():
+                self.shard.reduced(job, *result)
+            case Apply():
+                self.shard.applied(job, result)
+            case ServeParameters():
+                self.shard.served(job, result)
+            case WriteSnapshot():
+                self.shard.snapshot_written(job, result)
+            case WriteCheckpoint():
+                self.shard.checkpoint_written(job, *result)
+            case WriteManifest() if self.decider is not None:
+                self.decider.manifest_written(job, result)
+            case _:
+                pass
+        if self.ready and not was_ready:
+            self._become_ready(now)
+        self._give_leases(now)
+
+    def persisted(self, record: Record, now: float) -> None:
+        if record.ledger_generation != self.context.generation:
+            return
+        match record:
+            case ContributionStored():
+                self.shard.stored(record)
+            case StepCommitted():
+                self.shard.committed(record)
+            case SnapshotWritten():
+                self.shard.snapshot_durable(record)
+            case ContributionAccepted() if self.ledger is not None:
+                self.ledger.accepted(record)
+            case StepSealed() if self.ledger is not None:
+                self.ledger.sealed(record)
+            case StepDecided() if self.decider is not None:
+                self.decider.decided(record)
+            case StepDone() if self.decider is not None:
+                self.decider.done(record, now)
+            case CheckpointWritten() if self.decider is not None:
+                self.decider.manifest_durable(record)
+            case _:
+                pass
+        self._give_leases(now)
+
+    # ---- time ----------------------------------------------------------------------------------------------------
+
+    def wake_at(self) -> float | None:
+        deadlines = [pool.next_deadline() for pool in self._pools()]
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def wake(self, now: float) -> None:
+        for pool in self._pools():
+            for entry, worker in pool.expire(now):
+                self._out.log("info", "lease over", task=str(entry.tasks[0]), worker=worker)
+        self._give_leases(now)
+
+    # ---- what an operator asks -----------------------------------------------------------------------------------
+
+    def waiting_for(self) -> str:
+        """One sentence: what the oldest open step waits for here, or nothing."""
+        if not self.ready:
+            return "the shard to be restored"
+        if self.decider is not None and (word := self.decider.waiting_for()):
+            named = [word]
+        else:
+            named = []
+        for pool in self._pools():
+            if word := pool.waiting_for():
+                named.append(word)
+        if self.ledger is not None and (word := self.ledger.waiting_for()):
+            named.append(word)
+        return "; ".join(named)
+
+    def counters(self) -> dict[str, float]:
+        pools = self._pools()
+        counts = [pool.counts() for pool in pools]
+        return {
+            "step": float(self.context.closed),
+            "version": float(self.shard.version),
+            "volunteers": float(len(self._volunteers)),
+            "reissued": float(sum(pool.reissued_count for pool in pools)),
+            "queue": float(sum(count["free"] for count in counts)),
+            "leased": float(sum(count["leased"] for count in counts)),
+        }
+
+    def check(self) -> None:
+        for role in (self.front, self.back, self.shard, self.ledger, self.decider):
+            if role is not None:
+                role.check()
+
+    # ---- helpers -------------------------------------------------------------------------------------------------
+
+    def _pools(self) -> list[Any]:
+        return [role.pool for role in (self.front, self.back) if role is not None]
+
+    def _open_roles(self, step: int) -> None:
+        for role in (self.front, self.back):
+            if role is not None:
+                role.open_step(step)
+
+    def _close(self, step: int) -> None:
+        self.context.closed = step
+        for role in (self.front, self.back, self.ledger, self.shard):
+            if role is not None:
+                role.close_step(step)
+        for peer in self._volunteers:
+            self._out.send(peer, StepClosed(ledger_generation=self.context.generation, step=step))
+        # A fellow server hears it from the ledger, and our own device from us.
+        self._out.send(self.context.node, StepClosed(ledger_generation=self.context.generation, step=step))
+
+    def _give_leases(self, now: float) -> None:
+        for role in (self.front, self.back):
+            if role is not None:
+                role.give_leases(now)

@@ -1,0 +1,1 @@
+"""The volunteer role, as a machine: leases in, results and contributions out."""

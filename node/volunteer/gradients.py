@@ -1,0 +1,205 @@
+"""A volunteer's weight gradients: summed per step, uploaded as contributions, kept until the ledger's verdict.
+
+A sum can never be taken apart again, so what is in it is written down task by task; and a contribution is the same
+whenever it is sent again, so that sending twice does no harm (state-and-trust 4.1, 4.2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from node.jobs import DropAccumulators, TakeGradient
+from node.outbox import Outbox
+from protocol.ids import ContributionId, NodeId, TaskId, TensorRef
+from protocol.messages import Contribute, Verdict
+
+OUTSTANDING_MAX = 64
+"""Uploads without a verdict after which no further work is asked for: the ledger is stuck, and so are we."""
+
+
+@dataclass(slots=True)
+class _Sum:
+    """The weight gradients that are being summed up for one step."""
+
+    accumulator: int
+    version: int
+    tasks: list[TaskId] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    flush_at: float | None = None
+
+
+@dataclass(slots=True)
+class _Upload:
+    """A contribution on its way; `shards` is None until the device has cut it."""
+
+    contribution: ContributionId
+    step: int
+    total: _Sum
+    shards: tuple[TensorRef, ...] | None = None
+
+
+class Gradients:
+    """What the volunteer has computed and not yet seen accepted.
+
+    Args:
+        incarnation: drawn anew when the process starts, so that a restart never reuses a contribution's number.
+    """
+
+    def __init__(self, out: Outbox, incarnation: int, tasks_max: int, linger_s: float) -> None:
+        self._out = out
+        self._incarnation = incarnation
+        self._tasks_max = tasks_max
+        self._linger_s = linger_s
+        self._sums: dict[int, _Sum] = {}
+        self._uploads: dict[int, _Upload] = {}
+        """By accumulator, which is also the contribution's number."""
+        self._generation = -1
+        self._servers: tuple[NodeId, ...] = ()
+
+    def reset(self, generation: int, servers: tuple[NodeId, ...]) -> None:
+        """Another stage, or other ledgers: what was summed up is worth nothing there. `servers` in shard order."""
+        self.drop_steps(None)
+        self._generation, self._servers = generation, servers
+
+    # ---- summing -------------------------------------------------------------------------------------------------
+
+    def accumulator_for(self, step: int, version: int) -> int:
+        """Where the next weight gradient of the step goes."""
+        total = self._sums.get(step)
+        if total is None:
+            total = self._sums[step] = _Sum(self._out.key(), version)
+        return total.accumulator
+
+    def added(self, accumulator: int, tasks: tuple[TaskId, ...], losses: tuple[float, ...]) -> None:
+        """The device has added the weight gradients of these tasks."""
+        total = self._sums.get(tasks[0].step)
+        if total is None or total.accumulator != accumulator:
+            return  # the step was closed meanwhile
+        total.tasks.extend(tasks)
+        total.losses.extend(losses)
+        total.flush_at = None
+        if sum(task.op == "B" for task in total.tasks) >= self._tasks_max:
+            self.flush(tasks[0].step)
+
+    def has(self, task: TaskId) -> bool:
+        """Whether the task's weight gradient is in a sum or an upload that has no verdict yet."""
+        sums = [self._sums[task.step]] if task.step in self._sums else []
+        sums.extend(upload.total for upload in self._uploads.values() if upload.step == task.step)
+        return any(task in total.tasks for total in sums)
+
+    def idle(self, busy_steps: list[int], expect_more: dict[int, bool], now: float) -> None:
+        """Nothing runs: sends the sums of steps for which no more work is queued, at once or after a while."""
+        for step in list(self._sums):
+            total = self._sums[step]
+            if step in busy_steps or not total.tasks:
+                continue
+            if not expect_more.get(step, True) or self._linger_s == 0:
+                self.flush(step)
+            elif total.flush_at is None:
+                total.flush_at = now + self._linger_s
+
+    def wake_at(self) -> float | None:
+        times = [total.flush_at for total in self._sums.values() if total.flush_at is not None]
+        return min(times, default=None)
+
+    def wake(self, now: float) -> None:
+        for step in [s for s, total in self._sums.items() if total.flush_at is not None and total.flush_at <= now]:
+            self.flush(step)
+
+    # ---- uploading -----------------------------------------------------------------------------------------------
+
+    def flush(self, step: int) -> None:
+        """Closes the step's sum and has the device cut it into shards."""
+        total = self._sums.pop(step, None)
+        if total is None:
+            return
+        if not total.tasks:
+            self._out.compute(DropAccumulators((total.accumulator,)))
+            return
+        contribution = ContributionId(self._out.node, self._incarnation, total.accumulator)
+        self._uploads[total.accumulator] = _Upload(contribution, step, total)
+        keys = tuple(self._out.key() for _ in self._servers)
+        self._out.compute(TakeGradient(total.accumulator, keys))
+
+    def flush_all(self) -> None:
+        for step in list(self._sums):
+            self.flush(step)
+
+    def taken(self, job: TakeGradient, shards: tuple[TensorRef, ...]) -> None:
+        upload = self._uploads.get(job.accumulator)
+        if upload is None:
+            self._out.drop(shards)
+            return
+        upload.shards = shards
+        for server in self._servers:
+            self._send(upload, server)
+
+    def resend(self, server: NodeId) -> None:
+        """A shard is (again) ready: it gets its part of everything that has no verdict."""
+        for upload in self._uploads.values():
+            if upload.shards is not None:
+                self._send(upload, server)
+
+    def _send(self, upload: _Upload, server: NodeId) -> None:
+        assert upload.shards is not None
+        shard = self._servers.index(server)
+        self._out.send(
+            server,
+            Contribute(
+                ledger_generation=self._generation,
+                contribution=upload.contribution,
+                step=upload.step,
+                version=upload.total.version,
+                tasks=tuple(upload.total.tasks),
+                losses=tuple(upload.total.losses),
+                shard=shard,
+                tensors=(upload.shards[shard],),
+            ),
+        )
+
+    def on_verdict(self, message: Verdict) -> bool:
+        """The ledger's word, either way: the upload is over. Returns whether it was one of ours and news."""
+        number = message.contribution.number
+        upload = self._uploads.get(number)
+        if upload is None or upload.contribution != message.contribution:
+            return False
+        del self._uploads[number]
+        self._out.drop(upload.shards or ())
+        return True
+
+    # ---- forgetting ----------------------------------------------------------------------------------------------
+
+    def lose(self, step: int) -> tuple[TaskId, ...]:
+        """The device failed in the middle of an addition: the step's sum is worthless. Returns its tasks."""
+        total = self._sums.pop(step, None)
+        if total is None:
+            return ()
+        self._out.compute(DropAccumulators((total.accumulator,)))
+        return tuple(total.tasks)
+
+    def drop_steps(self, step: int | None) -> None:
+        """Steps up to `step` (None: all) are closed: what was not accepted was not needed."""
+        for key in [key for key in self._sums if step is None or key <= step]:
+            self._out.compute(DropAccumulators((self._sums.pop(key).accumulator,)))
+        for number in [n for n, upload in self._uploads.items() if step is None or upload.step <= step]:
+            self._out.drop(self._uploads.pop(number).shards or ())
+
+    # ---- what others ask -----------------------------------------------------------------------------------------
+
+    @property
+    def unsent_task_count(self) -> int:
+        """Tasks whose weight gradient would be lost if this process died now."""
+        sums = (*self._sums.values(), *(upload.total for upload in self._uploads.values()))
+        return sum(len(total.tasks) for total in sums)
+
+    @property
+    def outstanding(self) -> int:
+        return len(self._uploads)
+
+    @property
+    def empty(self) -> bool:
+        return not self._uploads and not any(total.tasks for total in self._sums.values())
+
+    def check(self) -> None:
+        for total in (*self._sums.values(), *(upload.total for upload in self._uploads.values())):
+            assert len(set(total.tasks)) == len(total.tasks), "a task stands twice in one sum"

@@ -1,0 +1,4 @@
+"""Drivers that both daemons share: key files, TCP links, the pump of a machine, process plumbing, metrics.
+
+The only files of `protocol` that touch a clock, a socket, a thread, a disk or the system's randomness.
+"""

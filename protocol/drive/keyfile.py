@@ -1,0 +1,75 @@
+"""Keeps an identity's seed in a file that only its owner may read."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from protocol.errors import BadInputError
+from protocol.identity import SEED_BYTES, Identity, base32, unbase32
+
+_PREFIX = "barnraise-key-1:"
+
+
+def load_or_create_identity(path: Path) -> Identity:
+    """The identity of the key file; a missing one is made, with mode 0600, whole or not at all.
+
+    Two processes that start at once end with the same key. Raises `BadInputError` when the file is damaged or when
+    others than its owner may read it.
+    """
+    if not path.exists():
+        _create(path)
+    return load_identity(path)
+
+
+def load_identity(path: Path) -> Identity:
+    """The identity of an existing key file. Raises `BadInputError`."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise BadInputError(f"key file {path.name}: cannot be read: {error.strerror}") from None
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise BadInputError(f"key file {path.name}: not a regular file")
+        if status.st_mode & 0o077:
+            raise BadInputError(
+                f"key file {path.name}: mode {status.st_mode & 0o777:04o} lets others read it; run chmod 600"
+            )
+        content = file.read(256)
+    try:
+        text = content.decode("ascii").removesuffix("\n")
+        if not text.startswith(_PREFIX):
+            raise ValueError
+        seed = unbase32(text.removeprefix(_PREFIX))
+        if len(seed) != SEED_BYTES:
+            raise ValueError
+    except ValueError:
+        # Not chained: the error's text would show part of the key.
+        raise BadInputError(f"key file {path.name}: damaged; restore it, or remove it for a new identity") from None
+    return Identity(seed)
+
+
+def _create(path: Path) -> None:
+    """Write to a name of our own, then link: the first of two starters wins, and nobody sees half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(f"{_PREFIX}{base32(secrets.token_bytes(SEED_BYTES))}\n".encode("ascii"))
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return
+    finally:
+        draft.unlink()
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,136 @@
+"""Every bound of the wire, each with its reason. What goes beyond one is refused before it costs anything.
+
+Bounds that a run decides (largest tensor, window) are handed to `protocol.framing.FramingLimits`; here are the
+fixed ones, on which two implementations must agree.
+"""
+
+from __future__ import annotations
+
+# ---- handshake --------------------------------------------------------------------------------------------------
+
+CREDENTIAL_BYTES_MAX = 2048
+"""A membership takes about 180 bytes; what a stranger may make us check a signature over stays small."""
+HANDSHAKE_S = 5.0
+"""A handshake takes two round trips and a millisecond; who needs longer holds a half-open place for nothing."""
+HALF_OPEN_MAX = 64
+"""Handshakes going on at once; each costs about 4 KiB and, at its end, half a millisecond of processor."""
+HALF_OPEN_PREFIX_MAX = 4
+"""Of these from one address prefix (IPv4 /24, IPv6 /48), so that one network cannot take all places."""
+COOKIE_ABOVE = 32
+"""Half-open handshakes above which a caller must first show that it hears us at its address."""
+COOKIE_S = 120.0
+"""A cookie is good for one to two of these periods: long enough for any redial."""
+
+# ---- records and frames -------------------------------------------------------------------------------------------
+
+RECORD_BYTES_MAX = 65536
+"""Plain bytes of one record: a control message waits for at most one of them (0.12 s at 20 Mbit/s, all queues
+included, against 0.33 s for 1 MiB; transport.md section 1)."""
+MESSAGE_BYTES_MAX = 1 << 20
+"""A whole encoded message; the largest real one, a freeze list of 8,192 contributions, takes 0.6 MB."""
+HEADER_BYTES_MAX = 65000
+"""An encoded message that has tensors: it travels in one record, before its chunks."""
+REKEY_BYTES = 1 << 30
+"""Bytes under one key of a direction: far below any bound of the cipher, often enough to limit what a leak shows."""
+REKEY_S = 3600.0
+"""Or this long, whichever comes first."""
+OPEN_BULK_MAX = 8
+"""Messages with tensors that may be under way on one link at once: enough to share a line, few enough to finish."""
+TENSORS_MAX = 64
+"""Tensors of one message."""
+DIMENSIONS_MAX = 8
+"""Dimensions of one tensor."""
+WINDOW_BYTES = 64 << 20
+"""Tensor bytes that a peer may have under way or undigested, unless one tensor of the run needs more."""
+TENSOR_BYTES_MAX = 64 << 20
+"""One tensor, unless the run says otherwise."""
+
+# ---- messages -----------------------------------------------------------------------------------------------------
+
+TASKS_MAX = 16384
+"""Tasks in one list (`Held` of all open steps): four open steps of 4,096 microbatches."""
+CONTRIBUTIONS_MAX = 8192
+"""Contributions in one list: one for each microbatch of the largest step, twice."""
+ITEMS_MAX = 4096
+"""Items of any other list."""
+TEXT_MAX = 256
+"""Characters of a text: reasons, addresses, digests, build ids."""
+PATH_MAX = 4096
+"""Characters of a path in the run's configuration (PATH_MAX of Linux)."""
+BYTES_MAX = CREDENTIAL_BYTES_MAX
+"""A byte string inside a message: digests (32) and memberships."""
+NUMBER_MAX = 2**63 - 1
+"""Largest whole number: what SQLite and a signed 64-bit tensor hold."""
+ADDRESSES_MAX = 8
+"""Addresses of one node: host interfaces, a name, a relay."""
+
+# ---- drivers ------------------------------------------------------------------------------------------------------
+
+READ_BYTES = 256 << 10
+"""One read of a socket; deciphering it takes under a millisecond of the loop."""
+WRITE_BYTES = 128 << 10
+"""Records handed to a socket at once: what a control message may find before itself in our own process."""
+UNSENT_BYTES = 128 << 10
+"""Bytes in the kernel that were not sent yet, above which the socket takes no more (TCP_NOTSENT_LOWAT)."""
+SEND_QUEUE_BYTES = 1 << 30
+"""Messages and tensors that wait for one peer; above it the peer is too slow and its link is closed."""
+PROGRESS_BYTES = 16 << 10
+"""A peer in the middle of a frame or a tensor must bring at least this much …"""
+PROGRESS_S = 10.0
+"""… in this time; slower ones hold memory for nothing."""
+CLOSE_S = 2.0
+"""For the last messages and the clean end of a link, after that it is cut."""
+INBOX_MAX = 1024
+"""Facts waiting for a machine, above which the network is read no further."""
+
+# ---- words --------------------------------------------------------------------------------------------------------
+
+REJECT_REASONS = (
+    "signature",  # a signature, a tag of the cipher or the order of records is wrong
+    "size",  # longer, shorter or more than a bound of this file
+    "version",  # another protocol version, or work of another ledger generation
+    "replay",  # our own messages or key sent back to us, or a number used twice
+    "decode",  # not a message, or not in its one canonical form
+    "role",  # a message that this role may not send to that one
+    "run",  # another run
+    "identity",  # not the node that was dialled
+    "credential",  # no invite or membership, or an expired, revoked or spent one
+    "shape",  # a tensor whose shape, form or byte count cannot be
+    "not_finite",  # NaN or infinity where a number is needed
+    "timeout",  # too slow in the handshake or within a frame
+    "busy",  # too many half-open handshakes, or too many links
+)
+"""Values of the label `reason` of barnraise_transport_rejected_messages_total."""
+
+REPORT_COUNTERS = (
+    "tasks_forward",
+    "tasks_backward",
+    "tasks_recomputed",
+    "tasks_reissued",
+    "contributions_accepted",
+    "contributions_rejected",
+    "rejected_messages",
+    "samples",
+    "tokens",
+    "compute_s",
+    "codec_s",
+    "optimizer_s",
+    "input_wait_s",
+    "transfer_wait_s",
+    "bytes_rx_activation",
+    "bytes_rx_gradient",
+    "bytes_rx_weights",
+    "bytes_rx_control",
+    "bytes_rx_data",
+    "bytes_rx_checkpoint",
+    "bytes_tx_activation",
+    "bytes_tx_gradient",
+    "bytes_tx_weights",
+    "bytes_tx_control",
+    "bytes_tx_data",
+    "bytes_tx_checkpoint",
+)
+"""Keys of `NodeReport.counters`; a report may leave some out, and holds no others."""
+
+FORM_ITEM_BYTES = {"fp32": 4, "bf16": 2, "int32": 4, "int61": 8}
+"""Bytes of one element in each wire form."""
