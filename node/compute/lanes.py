@@ -28,7 +28,7 @@ from node.compute.layout import StageLayout, shard_range
 from node.compute.shard import ShardWorker
 from node.compute.wire import decode, encode
 from node.compute.worker import StageWorker
-from node.data.dataset import Dataset, open_dataset
+from node.data.dataset import Dataset
 from node.store import Buffer
 from protocol.ids import TensorRef
 from protocol.machine import Computed, ComputeFailed
@@ -217,8 +217,9 @@ class ServerPerformer(_Performer):
     # ---- data ----
 
     def _prepare_data(self, job: jobs.PrepareData, _: Buffers) -> tuple[int, str, int]:
-        self._data = open_dataset(job.config)
-        return self._data.vocabulary, self._data.data_hash, self._data.token_count
+        self._data = Dataset(job.config)
+        found = self._data.describe()
+        return found.vocabulary, found.data_hash, found.token_count
 
     def _load_batch(self, job: jobs.LoadBatch, _: Buffers) -> tuple[TensorRef, TensorRef]:
         if self._data is None:
@@ -346,7 +347,7 @@ class ServerPerformer(_Performer):
             step=job.step,
             version=job.step,
             data_cursor=place.config.sample_range(job.step)[0],
-            data_hash=self._data.data_hash,
+            data_hash=self._data.describe().data_hash,
             vocabulary=place.vocabulary,
             partition=partition_of(place.plan),
             parts=tuple(checkpoint.PartEntry(*part) for part in job.parts),
