@@ -119,9 +119,7 @@ def _one_machine(chain: Chain, stage: int, head: Windows, tail: Windows) -> Boun
         for i in range(chain.microbatches)
     ]
     value_s = preemptive_one_machine(jobs)
-    return Bound(
-        value_s, "one machine", stage, f"stage {stage} alone needs this long between its heads and tails"
-    )
+    return Bound(value_s, "one machine", stage, f"stage {stage} alone needs this long between its heads and tails")
 
 
 def preemptive_one_machine(jobs: list[tuple[float, float, float]]) -> float:
@@ -168,9 +166,7 @@ def _windows(chain: Chain, known: Bound) -> Bound:
             step_s *= 2
         else:
             standing_s = trial_s
-    bound = Bound(
-        refuted_s, "windows", None, "in any shorter time some stage has no order left that fits its windows"
-    )
+    bound = Bound(refuted_s, "windows", None, "in any shorter time some stage has no order left that fits its windows")
     return _on_the_tick(bound, tick_s, refuted=True)
 
 

@@ -90,9 +90,7 @@ class PartitionCosts:
     def memory_bytes(self, stage: int, first: int, end: int) -> float:
         """Peak of parameters and activations in flight for blocks first … end - 1 on a stage under 1F1B."""
         parameters = self._parameter_sums[end] - self._parameter_sums[first]
-        return parameters + self.in_flight[stage] * (
-            self._activation_sums[end] - self._activation_sums[first]
-        )
+        return parameters + self.in_flight[stage] * (self._activation_sums[end] - self._activation_sums[first])
 
     def fits(self, stage: int, first: int, end: int) -> bool:
         """Whether the stage's node can hold blocks first … end - 1."""

@@ -53,9 +53,7 @@ def _block_cost(block: BlockSpec, spec: ModelSpec, rules: CostRules) -> BlockCos
     )
 
 
-def measured_costs(
-    forward_s: list[float], backward_s: list[float], arithmetic: list[BlockCost]
-) -> list[BlockCost]:
+def measured_costs(forward_s: list[float], backward_s: list[float], arithmetic: list[BlockCost]) -> list[BlockCost]:
     """The arithmetic's bytes with measured durations; every list has one entry per block.
 
     Raises `BadInputError` naming the list whose length is wrong.

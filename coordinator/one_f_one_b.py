@@ -81,8 +81,7 @@ def blocking_makespan_s(
     """
     stages, last = len(forward_s), len(forward_s) - 1
     forward_end = [
-        sum(forward_s[:d]) + sum(link_s[:d]) + min(microbatches, stages - d) * forward_s[d]
-        for d in range(stages)
+        sum(forward_s[:d]) + sum(link_s[:d]) + min(microbatches, stages - d) * forward_s[d] for d in range(stages)
     ]
     backward_end = [0.0] * stages
     for wave in range(microbatches):
@@ -151,9 +150,7 @@ def timeline(
                 before = max(forward_end[d][newest], backward_end[d][wave - 1] if wave else 0.0)
                 backward_end[d][wave] = max(came, before) + backward_s[d]
     path = _critical_path(forward_s, backward_s, link_s, forward_end, backward_end)
-    return Timeline(
-        backward_end[0][-1], forward_end, backward_end, path, _master_stage(path, stages, microbatches)
-    )
+    return Timeline(backward_end[0][-1], forward_end, backward_end, path, _master_stage(path, stages, microbatches))
 
 
 def _critical_path(

@@ -107,9 +107,7 @@ def even_blocks(blocks: int, stages: int) -> list[BlockCost]:
     """
     if stages > blocks:
         raise BadInputError(f"stages: {stages} stages cannot share {blocks} blocks")
-    return [
-        BlockCost(float(0 < index < blocks - 1), 2.0 * (0 < index < blocks - 1)) for index in range(blocks)
-    ]
+    return [BlockCost(float(0 < index < blocks - 1), 2.0 * (0 < index < blocks - 1)) for index in range(blocks)]
 
 
 def _too_small(costs: PartitionCosts) -> str:

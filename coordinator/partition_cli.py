@@ -29,9 +29,7 @@ WORK_WITHOUT_END = sys.maxsize
     type=click.FloatRange(min=0.0, min_open=True),
     help="Search for at most so many seconds; without it the search is counted, repeatable, below a second.",
 )
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="For the local search."
-)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="For the local search.")
 def partition(file: Path, as_json: bool, budget_s: float | None, seed: int) -> None:
     """Cut a model into pipeline stages: which blocks each stage holds, and how many microbatches to halve."""
     problem = load_problem(file, "partition", PartitionProblem)
@@ -80,9 +78,7 @@ def show(problem: PartitionProblem, found: Partition, slices: Slices, search_s: 
         )
     console = Console()
     console.print(table)
-    console.print(
-        f"step      {found.makespan_s:.6g} s; no other cuts take less than {found.lower_bound_s:.6g} s"
-    )
+    console.print(f"step      {found.makespan_s:.6g} s; no other cuts take less than {found.lower_bound_s:.6g} s")
     if slices.count:
         console.print(f"slices    halve the first {slices.count}: {slices.makespan_s:.6g} s")
     else:

@@ -57,9 +57,7 @@ class PartitionSearch:
         self._out_of_time = out_of_time
         self._table = BoundTable(costs)
         self._known: dict[Edges, float] = {}
-        self._evaluations_max = max(
-            EVALUATIONS_MIN, work_max // (costs.stages * (costs.stages + costs.microbatches))
-        )
+        self._evaluations_max = max(EVALUATIONS_MIN, work_max // (costs.stages * (costs.stages + costs.microbatches)))
         self.best: Edges = ()
         self.best_s = inf
         self.proven = False

@@ -94,9 +94,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if min(self.forward_unit, self.backward_unit) < 1:
             raise BadInputError("policy: forward_unit and backward_unit are at least 1")
         if min(self.alive_max, default=1) < 1:
-            raise BadInputError(
-                f"policy: alive_max {list(self.alive_max)}: a cap of 0 lets no microbatch start"
-            )
+            raise BadInputError(f"policy: alive_max {list(self.alive_max)}: a cap of 0 lets no microbatch start")
         if min(self.alive_total_max, self.warmup or 0, self.forward.interval, self.backward.interval) < 0:
             raise BadInputError("policy: alive_total_max, warmup and interval are at least 0")
 
@@ -157,9 +155,7 @@ def start(policy: Policy, forwards: Sequence[int], backwards: Sequence[int], spl
     """
     chunks = len(forwards)
     if policy.alive_max and len(policy.alive_max) != chunks:
-        raise BadInputError(
-            f"policy: alive_max has {len(policy.alive_max)} limits for {chunks} stages of the node"
-        )
+        raise BadInputError(f"policy: alive_max has {len(policy.alive_max)} limits for {chunks} stages of the node")
     return State(
         tuple(forwards),
         tuple(backwards),

@@ -294,9 +294,7 @@ def _needs_of_flow(key: Key, flow: Flow, by_key: dict[Key, Instruction]) -> list
         return [Key(Op.F, microbatch, at, segment, s) for s in range(len(flow.slice_samples))]
 
     def unless_received(tensor: str, plain: list[Key]) -> list[Key]:
-        received = [
-            k for k in (Key(Op.RECV, microbatch, position, segment, s, tensor) for s in parts) if k in by_key
-        ]
+        received = [k for k in (Key(Op.RECV, microbatch, position, segment, s, tensor) for s in parts) if k in by_key]
         return received or plain
 
     parts = [part] if op is Op.F else list(range(len(flow.slice_samples)))
@@ -329,7 +327,5 @@ def _needs_of_flow(key: Key, flow: Flow, by_key: dict[Key, Instruction]) -> list
     elif op is Op.SEND and name in ("act", "kv"):
         needs.append(Key(Op.F, microbatch, position, segment, part))
     elif op is Op.SEND and name == "grad":
-        needs.append(
-            Key(Op.L, microbatch, last, segment) if position == last else backward(position, segment)
-        )
+        needs.append(Key(Op.L, microbatch, last, segment) if position == last else backward(position, segment))
     return needs

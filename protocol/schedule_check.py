@@ -105,9 +105,7 @@ def _check_rules(schedule: Schedule, rules: RouteRules) -> None:
     for flow in schedule.flows:
         stages = [hop.stage for hop in flow.route]
         if stages[0] != 0:
-            raise InvalidScheduleError(
-                "I11", f"flow {flow.microbatch}: the route starts at stage {stages[0]}, not 0"
-            )
+            raise InvalidScheduleError("I11", f"flow {flow.microbatch}: the route starts at stage {stages[0]}, not 0")
         if (swaps := swaps_in(stages)) is None or swaps > rules.swaps_max:
             raise InvalidScheduleError(
                 "I11",
@@ -180,9 +178,7 @@ def _check_complete(placed: dict[Key, int], flows: dict[int, Flow]) -> None:
                 whole, first, second = (Key(op, microbatch, position, segment) for op in (Op.B, Op.I, Op.W))
                 halves = (first in placed) + (second in placed)
                 if whole in placed and halves:
-                    raise InvalidScheduleError(
-                        "I1", f"{whole} stands beside {first if first in placed else second}"
-                    )
+                    raise InvalidScheduleError("I1", f"{whole} stands beside {first if first in placed else second}")
                 if whole not in placed and halves < 2:
                     missing = whole if not halves else second if first in placed else first
                     raise InvalidScheduleError("I1", f"{missing} is missing")
@@ -256,9 +252,7 @@ def _check_stage_ends(schedule: Schedule, placed: dict[Key, int]) -> None:
                 if op in used and key not in placed:
                     raise InvalidScheduleError("I10", f"{key} is missing on node {node}")
     stage_at = {
-        (flow.microbatch, position): hop.stage
-        for flow in schedule.flows
-        for position, hop in enumerate(flow.route)
+        (flow.microbatch, position): hop.stage for flow in schedule.flows for position, hop in enumerate(flow.route)
     }
     for node, order in enumerate(schedule.orders):
         ended: dict[int, Key] = {}
@@ -313,9 +307,7 @@ def _check_memory(schedule: Schedule) -> None:
     """I9: within the limit at every point of the order, zero at the end, a segment held until its
     backward."""
     if schedule.memory_max is not None and len(schedule.memory_max) != schedule.nodes:
-        raise InvalidScheduleError(
-            "I9", f"{len(schedule.memory_max)} memory limits for {schedule.nodes} nodes"
-        )
+        raise InvalidScheduleError("I9", f"{len(schedule.memory_max)} memory limits for {schedule.nodes} nodes")
     for node, order in enumerate(schedule.orders):
         held = 0
         parts: dict[tuple[int, int, int], int] = {}

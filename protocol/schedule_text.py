@@ -55,13 +55,9 @@ def parse_key(text: str) -> Key:
         raise BadInputError(f"{text[:60]!r} is not an operation like 0F3 or 2SEND_act5.1")
     op, name = Op[match["op"]], match["name"] or ""
     if (op in _NAMED) != bool(name) or (op in (Op.SEND, Op.RECV) and name not in TENSORS):
-        raise BadInputError(
-            f"{text!r}: {op} takes {'one of ' + ', '.join(TENSORS) if op in _NAMED else 'no name'}"
-        )
+        raise BadInputError(f"{text!r}: {op} takes {'one of ' + ', '.join(TENSORS) if op in _NAMED else 'no name'}")
     if (op in (Op.REDUCE, Op.OPT)) != (match["microbatch"] is None):
-        raise BadInputError(
-            f"{text!r}: REDUCE and OPT serve a whole stage, every other operation one microbatch"
-        )
+        raise BadInputError(f"{text!r}: REDUCE and OPT serve a whole stage, every other operation one microbatch")
     return Key(
         op,
         EVERY if match["microbatch"] is None else int(match["microbatch"]),
@@ -228,9 +224,7 @@ def _instruction_text(instruction: Instruction) -> str:
         attributes.append(f"after={'+'.join(map(str, instruction.after))}")
     if instruction.attempt:
         attributes.append(f"try={instruction.attempt}")
-    attributes += [
-        word for word, on in (("skip", instruction.skippable), ("steal", instruction.stealable)) if on
-    ]
+    attributes += [word for word, on in (("skip", instruction.skippable), ("steal", instruction.stealable)) if on]
     return f"{instruction.key}[{','.join(attributes)}]" if attributes else str(instruction.key)
 
 
@@ -297,13 +291,8 @@ def write_torch_csv(schedule: Schedule) -> str:
             operation that torch lacks.
     """
     for flow in schedule.flows:
-        if (
-            tuple(hop.stage for hop in flow.route) != tuple(range(schedule.stages))
-            or flow.loss_node is not None
-        ):
-            raise BadInputError(
-                f"flow {flow.microbatch}: torch's CSV knows only routes through every stage in order"
-            )
+        if tuple(hop.stage for hop in flow.route) != tuple(range(schedule.stages)) or flow.loss_node is not None:
+            raise BadInputError(f"flow {flow.microbatch}: torch's CSV knows only routes through every stage in order")
     lines = []
     for order in schedule.orders:
         cells = []
@@ -335,9 +324,7 @@ def read_torch_csv(text: str) -> Schedule:
                 continue
             match = _TORCH_CELL.fullmatch(word)
             if match is None or (match["op"] == "REDUCE_GRAD") != (match["microbatch"] == ""):
-                raise BadInputError(
-                    f"line {node + 1}, cell {column}: {word[:40]!r} is not an operation of this IR"
-                )
+                raise BadInputError(f"line {node + 1}, cell {column}: {word[:40]!r} is not an operation of this IR")
             op, name = _TORCH_OPS[match["op"]]
             stage = int(match["stage"])
             if node_of_stage.setdefault(stage, node) != node:
@@ -347,9 +334,7 @@ def read_torch_csv(text: str) -> Schedule:
             order.append(Key(op, microbatch, stage, name=name))
         orders.append(order)
     if sorted(node_of_stage) != list(range(len(node_of_stage))) or microbatches > FLOWS_MAX:
-        raise BadInputError(
-            "the stages are not numbered 0, 1, 2, … without a gap, or microbatches are too many"
-        )
+        raise BadInputError("the stages are not numbered 0, 1, 2, … without a gap, or microbatches are too many")
     route = tuple(Hop(stage, node_of_stage[stage]) for stage in range(len(node_of_stage)))
     flows = tuple(Flow(microbatch=number, route=route) for number in range(microbatches))
     return Schedule(

@@ -68,9 +68,7 @@ class Design:
         for key, value in (("stages", nodes), ("microbatches", microbatches)):
             if value < 1:
                 raise BadInputError(f"{key}: {value} is not at least 1")
-        flows = tuple(
-            Flow(microbatch=m, route=routes_of("one-to-one", nodes)[0]) for m in range(microbatches)
-        )
+        flows = tuple(Flow(microbatch=m, route=routes_of("one-to-one", nodes)[0]) for m in range(microbatches))
         return cls(flows, (Policy(),) * nodes)
 
     @property
@@ -90,9 +88,7 @@ class Design:
             Flow(microbatch=f.microbatch, route=routes[number % len(routes)], segment_tokens=f.segment_tokens)
             for number, f in enumerate(self.flows)
         )
-        held = max(
-            len({hop.stage for route in routes for hop in route if hop.node == n}) for n in range(self.nodes)
-        )
+        held = max(len({hop.stage for route in routes for hop in route if hop.node == n}) for n in range(self.nodes))
         return replace(self, flows=flows, chunks=held if len(routes) == 1 else 1)
 
     def add(self, other: Design) -> Design:
@@ -174,9 +170,7 @@ class Design:
         }
         return self._change(nodes, lambda _: change)
 
-    def in_flight(
-        self, limit: Callable[[int], int | tuple[int, ...]], nodes: Sequence[int] | None = None
-    ) -> Design:
+    def in_flight(self, limit: Callable[[int], int | tuple[int, ...]], nodes: Sequence[int] | None = None) -> Design:
         """How many segments may be alive on node d: one number for each of its stages, or one per stage."""
 
         def change(node: int) -> dict[str, object]:

@@ -18,9 +18,7 @@ def design(stages: int, microbatches: int, group: int = 2) -> Design:
     Each modality has its own order: texts, being short, prefer forwards; images free memory first.
     """
     if stages < 2 or microbatches % group:
-        raise BadInputError(
-            f"microbatches: groups of {group} on two modalities need a multiple and two nodes"
-        )
+        raise BadInputError(f"microbatches: groups of {group} on two modalities need a multiple and two nodes")
     half = stages // 2
     text = Design.of(half, microbatches).order("forward").in_flight(lambda node: half - node + 2 * group - 1)
     image = Design.of(stages - half, microbatches).order("backward")

@@ -14,9 +14,7 @@ def design(stages: int, microbatches: int, chunks: int = 2) -> Design:
         BadInputError: when the microbatches do not fill their groups.
     """
     if microbatches % stages:
-        raise BadInputError(
-            f"microbatches: interleaved 1F1B needs a multiple of {stages}, got {microbatches}"
-        )
+        raise BadInputError(f"microbatches: interleaved 1F1B needs a multiple of {stages}, got {microbatches}")
     return (
         Design.of(stages, microbatches)
         .place("circular", chunks)

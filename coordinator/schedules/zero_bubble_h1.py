@@ -7,6 +7,4 @@ from coordinator.schedules.design import Design
 
 def design(stages: int, microbatches: int) -> Design:
     """1F1B's memory limit on its first node for all nodes, about a third of its bubble."""
-    return (
-        Design.of(stages, microbatches).order("interleaved").in_flight(lambda node: stages).split_backward()
-    )
+    return Design.of(stages, microbatches).order("interleaved").in_flight(lambda node: stages).split_backward()

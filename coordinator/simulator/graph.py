@@ -140,9 +140,7 @@ class TaskGraph:
         return len(self.keys)
 
 
-def unordered(
-    flows: Iterable[Flow], nodes: int, split: bool, recompute: bool = False
-) -> list[list[Instruction]]:
+def unordered(flows: Iterable[Flow], nodes: int, split: bool, recompute: bool = False) -> list[list[Instruction]]:
     """Per node, every compute operation the flows need, for a policy to put in order."""
     listed: list[list[Instruction]] = [[] for _ in range(nodes)]
     for flow in flows:
@@ -211,9 +209,7 @@ def _stage(key: Key, flows: dict[int, Flow]) -> int:
     return flow.route[min(key.position, len(flow.route) - 1) if key.op is not Op.L else 0].stage
 
 
-def _seconds(
-    costs: Costs, keys: list[Key], stages: list[int], nodes: list[int], flows: dict[int, Flow]
-) -> list[float]:
+def _seconds(costs: Costs, keys: list[Key], stages: list[int], nodes: list[int], flows: dict[int, Flow]) -> list[float]:
     """Times of all tasks; the same (op, stage, node, segment, slice, cut) is worked out once."""
     known: dict[tuple[object, ...], float] = {}
     seconds = []
@@ -227,9 +223,7 @@ def _seconds(
     return seconds
 
 
-def _connect(
-    graph: TaskGraph, costs: Costs, index: dict[Key, int], key: Key, before: tuple[Key, ...]
-) -> None:
+def _connect(graph: TaskGraph, costs: Costs, index: dict[Key, int], key: Key, before: tuple[Key, ...]) -> None:
     task = index[key]
     node = graph.nodes[task]
     wait_s = 0.0

@@ -112,9 +112,7 @@ class Timeline:
 Chooser = Callable[..., tuple[Ready | None, State]]
 
 
-def simulate(
-    schedule: Schedule, costs: Costs, network: Network | None = None, lookahead: int = 1
-) -> Timeline:
+def simulate(schedule: Schedule, costs: Costs, network: Network | None = None, lookahead: int = 1) -> Timeline:
     """Runs a schedule in its order.
 
     Args:

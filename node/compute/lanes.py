@@ -23,7 +23,6 @@ from torch import Tensor
 
 from node import jobs
 from node.compute import checkpoint
-from node.compute.export import load_weights
 from node.compute.layout import StageLayout, shard_range
 from node.compute.shard import ShardWorker
 from node.compute.wire import decode, encode
@@ -247,15 +246,10 @@ class ServerPerformer(_Performer):
         return self._shard.end - self._shard.begin
 
     def _start_shard(self, job: jobs.StartShard, _: Buffers) -> bytes:
-        place, shard = self._here
+        _place, shard = self._here
         if job.checkpoint_step >= 0:
             return self._load_checkpoint(job.checkpoint_step)
-        folder = place.config.model.start_from
-        if not folder:
-            return shard.initial()
-        stage = place.plan.stages[place.stage]
-        layout = StageLayout(place.config, place.vocabulary, stage.first_block, stage.end_block)
-        return shard.load_initial(load_weights(Path(folder), layout))
+        return shard.initial()
 
     def _reduce(self, job: jobs.Reduce, buffers: Buffers) -> tuple[float, bool]:
         _, shard = self._here

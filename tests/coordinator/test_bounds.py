@@ -139,9 +139,7 @@ def test_durations_that_share_no_tick_are_bounded_too(rng: random.Random) -> Non
     """Scaling every duration by 1/7 scales the bound, to the precision of the bisection."""
     problem = random_pipeline(rng)
     keys = ("forward_s", "backward_input_s", "backward_weight_s", "link_s")
-    smaller = msgspec.structs.replace(
-        problem, **{key: [value / 7 for value in getattr(problem, key)] for key in keys}
-    )
+    smaller = msgspec.structs.replace(problem, **{key: [value / 7 for value in getattr(problem, key)] for key in keys})
     whole, part = pipeline_bound(problem).value_s, pipeline_bound(smaller).value_s * 7
     assert whole * 0.9 <= part <= whole * NEVER_ABOVE
     assert part <= greedy_makespan_s(problem, rng) * NEVER_ABOVE
