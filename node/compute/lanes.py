@@ -35,6 +35,8 @@ from protocol.plan import Plan
 from protocol.run import RunConfig
 
 DEVICE_JOBS = frozenset(jobs.DEVICE_JOBS)
+CLOSE_S = 10.0
+"""How long a lane may take to end its last job before the process ends without it."""
 
 Buffers = Mapping[int, Buffer]
 """The bytes of a job's references, by key."""
@@ -375,6 +377,7 @@ class Lane:
         self._queue: queue.SimpleQueue[tuple[Any, Buffers] | None] = queue.SimpleQueue()
         self._make = make
         self._deliver = deliver
+        self._closing = False
         self._thread = threading.Thread(target=self._run, name=f"lane-{name}", daemon=True)
         self._thread.start()
 
@@ -388,12 +391,12 @@ class Lane:
         return self._queue.qsize()
 
     def close(self) -> None:
-        """Lets the thread end after the job it is at; what waits is forgotten."""
-        while not self._queue.empty():
-            self._queue.get_nowait()
+        """Waits (a while) until the thread has ended the job it is at; what else waits is forgotten."""
+        self._closing = True
         self._queue.put(None)
+        self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
         performer = self._make()
-        while (item := self._queue.get()) is not None:
+        while (item := self._queue.get()) is not None and not self._closing:
             self._deliver(performer.perform(*item))
