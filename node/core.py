@@ -331,7 +331,8 @@ class NodeMachine:
             self._begin_server(now)
         elif self.server is not None:
             self.server = None
-        if self.stage >= 0 and self._facts.computes and (serving or self._facts.role == "volunteer"):
+        hosted = serving and self._facts.computes and self.config.stages.collocated != "never"
+        if self.stage >= 0 and (hosted or self._facts.role == "volunteer"):
             if self.volunteer is None:
                 self.volunteer = VolunteerMachine(self.config, self.vocabulary, self._out, self._facts.incarnation)
             if self.volunteer.set_plan(self.plan, self.stage):

@@ -101,6 +101,18 @@ class PeerClosed:
     """The peer ended the stream cleanly; everything it sent has been delivered."""
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Two of these, some time apart, show whether a peer brings what it began."""
+
+    receiving: bool
+    """It has begun something that it must go on bringing: a record, a message, or tensors."""
+    messages: int
+    """Messages completed so far."""
+    byte_count: int
+    """Bytes received so far."""
+
+
 Event = PeerReady | MessageArrived | PeerClosed
 
 
@@ -167,8 +179,8 @@ class Framing:
         self._open_in: dict[int, _Incoming] = {}
         self._next_in = 0
         self._held_bytes = 0
-        self.received_bytes = 0
-        """Bytes fed so far; with `receiving` it shows whether a peer brings what it began."""
+        self._received_bytes = 0
+        self._received_messages = 0
 
     # ---- sending ------------------------------------------------------------------------------------------------
 
@@ -226,7 +238,8 @@ class Framing:
     def data_to_send(self, budget: int) -> list[bytes]:
         """Records to write now: about `budget` bytes, at most one record more. Empty: nothing to send at present.
 
-        Ask for little at a time: what was handed out can no longer be overtaken by a control message.
+        Ask for little at a time: what was handed out can no longer be overtaken by a control message. Raises
+        `RemoteProtocolError` when the peer's window can never take a message.
         """
         pieces: list[bytes] = []
         left = budget
@@ -273,7 +286,8 @@ class Framing:
         if not self._peer_ready:
             return False
         if outgoing.byte_count > self._peer_window_bytes:
-            raise LocalProtocolError(f"{outgoing.byte_count} tensor bytes; the peer's window is smaller")
+            detail = f"a window of {self._peer_window_bytes} bytes, where one message needs {outgoing.byte_count}"
+            raise RemoteProtocolError("size", detail)
         return self._unacknowledged_bytes + outgoing.byte_count <= self._peer_window_bytes
 
     def _seal_bulk(self, outgoing: _Outgoing) -> None:
@@ -302,18 +316,20 @@ class Framing:
 
     def receive(self, data: Buffer) -> list[Event]:
         """Feed bytes of the stream; what they complete. Raises `RemoteProtocolError`: the link is dead after that."""
-        self.received_bytes += len(data)
+        self._received_bytes += len(data)
         events: list[Event] = []
         for kind, plain in self._reader.feed(data):
             event = self._take_frame(kind, plain)
             if event is not None:
                 events.append(event)
+                self._received_messages += 1
         return events
 
     @property
-    def receiving(self) -> bool:
-        """Whether the peer has begun something that it must go on bringing: a record, a message, or tensors."""
-        return bool(self._reader.mid_record or self._parts or self._open_in or not self._peer_ready)
+    def progress(self) -> Progress:
+        """How far receiving has come."""
+        receiving = bool(self._reader.mid_record or self._parts or self._open_in or not self._peer_ready)
+        return Progress(receiving, self._received_messages, self._received_bytes)
 
     def _take_frame(self, kind: int, plain: bytes) -> Event | None:
         if self._peer_ready == (kind == Frame.HELLO):

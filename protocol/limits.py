@@ -78,6 +78,10 @@ PROGRESS_BYTES = 16 << 10
 """A peer in the middle of a frame or a tensor must bring at least this much …"""
 PROGRESS_S = 10.0
 """… in this time; slower ones hold memory for nothing."""
+SEND_STALL_S = 30.0
+"""WRITE_BYTES not taken by a peer in this time: 4 KB/s is no link to train on."""
+CONNECT_S = 5.0
+"""To reach one address of a peer before the next one is tried."""
 CLOSE_S = 2.0
 """For the last messages and the clean end of a link, after that it is cut."""
 INBOX_MAX = 1024

@@ -55,6 +55,7 @@ class DeciderRole:
         self._parts: dict[int, dict[tuple[int, int], CheckpointPart]] = {}
         self._manifests: dict[int, None] = {}
         self._coordinator_linked = False
+        self._acknowledged = -1
         self.started = False
 
     @property
@@ -204,15 +205,17 @@ class DeciderRole:
             self._out.send(self._coordinator, self._reports[step])
 
     def on_stored(self, step: int) -> None:
-        """The coordinator has stored the reports up to `step`."""
-        full = len(self._reports) > REPORTS_IN_FLIGHT_MAX
+        """The coordinator has stored the reports up to `step`. No news means that it misses what follows."""
+        more = len(self._reports) > REPORTS_IN_FLIGHT_MAX or step <= self._acknowledged
+        self._acknowledged = step
         for key in [key for key in self._reports if key <= step]:
             del self._reports[key]
-        if full:
+        if more:
             self._send_reports()
 
     def coordinator_here(self) -> None:
         self._coordinator_linked = True
+        self._acknowledged = -1
         self._send_reports()
 
     def coordinator_gone(self) -> None:

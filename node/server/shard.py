@@ -138,7 +138,7 @@ class ShardRole:
     def _replay_next(self) -> None:
         if not self._replay:
             self.phase = Phase.READY
-            self._prune_parts()
+            self.close_step(self._context.closed)
             self._out.log("info", "shard ready", version=self.version)
             for node in self._workers:
                 self._out.send(node, VersionReady(ledger_generation=self._context.generation, version=self.version))
@@ -429,6 +429,8 @@ class ShardRole:
 
     def close_step(self, step: int) -> None:
         """Nobody asks for versions older than the oldest open step's any more."""
+        if self.phase is not Phase.READY:
+            return  # what is being replayed still needs all of it
         oldest = self._context.config.version_of(step + 1)
         if oldest > self._oldest_version:
             self._oldest_version = oldest

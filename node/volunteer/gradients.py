@@ -64,10 +64,12 @@ class Gradients:
     # ---- summing -------------------------------------------------------------------------------------------------
 
     def accumulator_for(self, step: int, version: int) -> int:
-        """Where the next weight gradient of the step goes."""
+        """Where the next weight gradient of the step goes. Until it is `added`, the sum is not sent."""
         total = self._sums.get(step)
         if total is None:
             total = self._sums[step] = _Sum(self._out.key(), version)
+        # A sum that was cut while a job adds to it would hold more than its list of tasks says.
+        total.flush_at = None
         return total.accumulator
 
     def added(self, accumulator: int, tasks: tuple[TaskId, ...], losses: tuple[float, ...]) -> None:

@@ -409,10 +409,10 @@ class VolunteerMachine:
             from_front += 1
         ends_here = self._stage == self._plan.last_position
         room_max = BACK_SLOTS if ends_here else self._plan.in_flight_max
-        room = room_max - len(self._graphs) - from_front - sum(self._given[node] for node in fronts)
-        for index, node in enumerate(fronts):
-            share = room // len(fronts) + (index < room % len(fronts))
-            self._give_slots(node, max(share, 1 if room > 0 and self._given[node] == 0 else 0))
+        room = room_max - len(self._graphs) - from_front
+        for node in fronts:
+            # Each may fill the room alone: slots that lie with a front server without work would starve the others.
+            self._give_slots(node, room - self._given[node])
         if not ends_here:
             for node in backs:
                 held_count = sum(h.issuer == node and h.gives_slot for h in self._leases.values())

@@ -1,0 +1,127 @@
+"""Training in whole numbers modulo a prime: sums do not round, so "equal" is exact (state-and-trust 3.5).
+
+A stage is a few parameters; a forward, a loss, a backward and an update have the shape of the real ones: every output
+depends on every input and parameter, weight gradients add up, the update has a moment and a global clip factor.
+`reference` trains in one process and says what every shard's every version must be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from node.numbers import clip_factor
+from protocol.run import RunConfig
+
+PRIME = 2**61 - 1
+SHARD_ELEMENTS = 3
+"""Parameters of one shard: few, but a contribution must still be cut and put together."""
+
+Vector = tuple[int, ...]
+
+
+def start_vector(seed: int, stage: int, elements: int) -> Vector:
+    """Version 0 of a stage."""
+    return tuple(_draw(seed, "weight", stage, index) for index in range(elements))
+
+
+def sample(seed: int, step: int, microbatch: int) -> tuple[int, int]:
+    """(tokens, labels) of a microbatch."""
+    return _draw(seed, "tokens", step, microbatch), _draw(seed, "labels", step, microbatch)
+
+
+def forward(weights: Vector, x: int) -> int:
+    return (sum(w * (x + i + 1) for i, w in enumerate(weights)) + x * x) % PRIME
+
+
+def backward(weights: Vector, x: int, dy: int) -> tuple[int, Vector]:
+    """(input gradient, weight gradients)."""
+    dx = dy * (sum(weights) + 2 * x) % PRIME
+    return dx, tuple(dy * (x + i + 1) % PRIME for i in range(len(weights)))
+
+
+def route_end(weights: Vector, x: int, label: int) -> tuple[float, int, Vector]:
+    """(loss, input gradient, weight gradients) of the last stage; losses are small whole numbers, so they add up."""
+    y = forward(weights, x)
+    dx, dw = backward(weights, x, 2 * (y - label) % PRIME)
+    return float((y - label) % 1_000_003), dx, dw
+
+
+def add(left: Vector, right: Vector) -> Vector:
+    return tuple((a + b) % PRIME for a, b in zip(left, right, strict=True))
+
+
+def norm(total: Vector) -> tuple[float, bool]:
+    """(square norm, finite): one sum in 29 counts as not finite, so that skipped steps happen."""
+    return float(sum(total) % 1000), sum(total) % 29 != 0
+
+
+def update(weights: Vector, moments: Vector, total: Vector, clip: float) -> tuple[Vector, Vector]:
+    factor = int(clip * 1_000_000)
+    moments = tuple((3 * m + g * factor) % PRIME for m, g in zip(moments, total, strict=True))
+    return tuple((w - 7 * m) % PRIME for w, m in zip(weights, moments, strict=True)), moments
+
+
+def digest(weights: Vector, moments: Vector) -> bytes:
+    return hashlib.blake2b(repr((weights, moments)).encode(), digest_size=16).digest()
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What one process computes: `digests[version][stage][shard]`, `losses[step]`, `skipped[step]`."""
+
+    digests: list[list[list[bytes]]]
+    losses: list[float]
+    skipped: list[bool]
+
+
+def reference(config: RunConfig, shard_counts: list[int]) -> Reference:
+    """Trains the run in one process, with the delayed update of design section 3."""
+    stages = range(len(shard_counts))
+    versions = [[start_vector(config.seed, s, shard_counts[s] * SHARD_ELEMENTS) for s in stages]]
+    moments = [tuple(0 for _ in vector) for vector in versions[0]]
+    digests = [[_shard_digests(versions[0][s], moments[s]) for s in stages]]
+    losses, skips = [], []
+    for step in range(config.steps):
+        weights = versions[config.version_of(step)]
+        totals = [tuple(0 for _ in vector) for vector in weights]
+        loss_sum = 0.0
+        for microbatch in range(config.batch.microbatches):
+            x, label = sample(config.seed, step, microbatch)
+            inputs = [x]
+            for s in stages[:-1]:
+                inputs.append(forward(weights[s], inputs[-1]))
+            loss, dx, dw = route_end(weights[-1], inputs[-1], label)
+            loss_sum += loss
+            totals[-1] = add(totals[-1], dw)
+            for s in reversed(stages[:-1]):
+                dx, dw = backward(weights[s], inputs[s], dx)
+                totals[s] = add(totals[s], dw)
+        cut = [[total[i : i + SHARD_ELEMENTS] for i in range(0, len(total), SHARD_ELEMENTS)] for total in totals]
+        norms = [[norm(part) for part in parts] for parts in cut]
+        skipped = not all(finite for parts in norms for _, finite in parts)
+        clip = clip_factor([sum(square for square, _ in parts) for parts in norms], config.optimizer.clip_norm)
+        newest, made = versions[-1], []
+        for s in stages:
+            if skipped:
+                made.append(newest[s])
+            else:
+                vector, moments[s] = update(newest[s], moments[s], totals[s], clip)
+                made.append(vector)
+        versions.append(made)
+        digests.append([_shard_digests(made[s], moments[s]) for s in stages])
+        losses.append(loss_sum / config.step_tokens)
+        skips.append(skipped)
+    return Reference(digests, losses, skips)
+
+
+def _shard_digests(weights: Vector, moments: Vector) -> list[bytes]:
+    return [
+        digest(weights[i : i + SHARD_ELEMENTS], moments[i : i + SHARD_ELEMENTS])
+        for i in range(0, len(weights), SHARD_ELEMENTS)
+    ]
+
+
+def _draw(seed: int, what: str, a: int, b: int) -> int:
+    text = f"{seed}/{what}/{a}/{b}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") % PRIME

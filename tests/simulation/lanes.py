@@ -1,0 +1,168 @@
+"""Does `node.jobs` with whole numbers: what `node/compute/lanes.py` is to torch, this is to the simulated world."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from node import jobs
+from protocol.ids import TaskId, TensorRef
+from tests.simulation.arithmetic import (
+    SHARD_ELEMENTS,
+    Vector,
+    add,
+    backward,
+    digest,
+    forward,
+    norm,
+    route_end,
+    sample,
+    start_vector,
+    update,
+)
+
+
+@dataclass
+class Lanes:
+    """The device lane and the server lane of one host. `store` is the host's: key -> value.
+
+    `files` is the host's disk (snapshots), `shared` a folder that all servers see (checkpoints).
+    """
+
+    store: dict[int, Any]
+    files: dict[str, Any]
+    shared: dict[str, Any]
+    versions: dict[int, Vector] = field(default_factory=dict)
+    graphs: dict[TaskId, tuple[Vector, int]] = field(default_factory=dict)
+    sums: dict[int, Vector] = field(default_factory=dict)
+    shard: dict[int, tuple[Vector, Vector]] = field(default_factory=dict)
+    totals: dict[int, Vector] = field(default_factory=dict)
+    device: jobs.SetUpDevice | None = None
+    place: jobs.SetUpServer | None = None
+
+    def perform(self, job: jobs.Job) -> Any:
+        match job:
+            case jobs.SetUpDevice():
+                self.device = job
+                self.versions, self.graphs, self.sums = {}, {}, {}
+            case jobs.LoadParameters():
+                self.versions[job.version] = tuple(n for ref in job.shards for n in self.store[ref.key])
+            case jobs.DropParameters():
+                self.versions.pop(job.version, None)
+            case jobs.Forward():
+                x = self.store[job.input.key]
+                weights = self.versions[job.version]
+                self.graphs[job.task] = (weights, x)
+                return self._activation(job.output, forward(weights, x))
+            case jobs.Backward():
+                weights, x = (
+                    self.graphs.pop(forward_of(job.task))
+                    if job.input is None
+                    else (self.versions[job.version], self.store[job.input.key])
+                )
+                dx, dw = backward(weights, x, self.store[job.output_gradient.key])
+                self._add(job.accumulator, dw)
+                return None if job.input_gradient is None else self._activation(job.input_gradient, dx)
+            case jobs.RouteEnd():
+                weights = self.versions[job.version]
+                loss, dx, dw = route_end(weights, self.store[job.input.key], self.store[job.labels.key])
+                self._add(job.accumulator, dw)
+                return loss, None if job.input_gradient is None else self._activation(job.input_gradient, dx)
+            case jobs.TakeGradient():
+                total = self.sums.pop(job.accumulator)
+                cuts = range(0, len(total), SHARD_ELEMENTS)
+                return tuple(
+                    self._shard(key, total[i : i + SHARD_ELEMENTS]) for key, i in zip(job.shards, cuts, strict=True)
+                )
+            case jobs.DropGraphs():
+                for task in job.tasks:
+                    self.graphs.pop(task, None)
+            case jobs.DropAccumulators():
+                for accumulator in job.accumulators:
+                    self.sums.pop(accumulator, None)
+            case _:
+                return self._perform_server(job)
+        return None
+
+    def _perform_server(self, job: jobs.Job) -> Any:
+        if isinstance(job, jobs.PrepareData):
+            return 259, "whole numbers", 10**6
+        if isinstance(job, jobs.SetUpServer):
+            self.place, self.shard, self.totals = job, {}, {}
+            return SHARD_ELEMENTS
+        assert self.place is not None
+        seed, stage, shard = self.place.config.seed, self.place.stage, self.place.shard
+        count = len(self.place.plan.stages[stage].servers)
+        match job:
+            case jobs.LoadBatch():
+                tokens, labels = sample(seed, job.step, job.microbatch)
+                return self._tokens(job.tokens, tokens), self._tokens(job.labels, labels)
+            case jobs.StartShard():
+                if job.checkpoint_step >= 0:
+                    weights, moments = self.shared[f"{job.checkpoint_step}/{stage}/{shard}"]
+                else:
+                    whole = start_vector(seed, stage, count * SHARD_ELEMENTS)
+                    weights = whole[shard * SHARD_ELEMENTS : (shard + 1) * SHARD_ELEMENTS]
+                    moments = tuple(0 for _ in weights)
+                self.shard[max(0, job.checkpoint_step)] = weights, moments
+                return digest(weights, moments)
+            case jobs.LoadSnapshot():
+                self.shard[job.version] = self.files[job.file]
+                return digest(*self.shard[job.version])
+            case jobs.Reduce():
+                total = tuple(0 for _ in range(SHARD_ELEMENTS))
+                for part in job.parts:
+                    total = add(total, self.store[part.key])
+                self.totals[job.step] = total
+                return norm(total)
+            case jobs.Apply():
+                weights, moments = self.shard[job.step]
+                total = self.totals.pop(job.step)
+                if not job.skipped:
+                    weights, moments = update(weights, moments, total, job.clip_factor)
+                self.shard[job.step + 1] = weights, moments
+                return digest(weights, moments)
+            case jobs.ServeParameters():
+                return self._shard(job.key, self.shard[job.version][0])
+            case jobs.DropVersions():
+                self.shard = {v: state for v, state in self.shard.items() if v >= job.version}
+            case jobs.WriteSnapshot():
+                self.files[f"snapshot-{job.version}"] = self.shard[job.version]
+                return f"snapshot-{job.version}"
+            case jobs.WriteCheckpoint():
+                name = f"{job.step}/{stage}/{shard}"
+                self.shared[name] = self.shard[job.version]
+                return name, 8 * SHARD_ELEMENTS, digest(*self.shard[job.version])
+            case jobs.WriteManifest():
+                self.shared[f"manifest-{job.step}"] = job.parts
+                return f"manifest-{job.step}"
+            case _:
+                raise AssertionError(f"no lane knows {job}")
+        return None
+
+    def _add(self, accumulator: int | None, dw: Vector) -> None:
+        if accumulator is not None:
+            self.sums[accumulator] = add(self.sums[accumulator], dw) if accumulator in self.sums else dw
+
+    def _activation(self, key: int, value: int) -> TensorRef:
+        """A whole number that passes for an activation of the run's shape, bytes included."""
+        assert self.device is not None
+        config = self.device.config
+        shape = (config.batch.samples, config.model.context, config.model.hidden)
+        return self._keep(key, value, shape, "fp32", 4 * shape[0] * shape[1] * shape[2])
+
+    def _tokens(self, key: int, value: int) -> TensorRef:
+        assert self.place is not None
+        shape = (self.place.config.batch.samples, self.place.config.model.context)
+        return self._keep(key, value, shape, "int32", 4 * shape[0] * shape[1])
+
+    def _shard(self, key: int, value: Vector) -> TensorRef:
+        return self._keep(key, value, (SHARD_ELEMENTS,), "fp32", 400_000)
+
+    def _keep(self, key: int, value: Any, shape: tuple[int, ...], form: Any, byte_count: int) -> TensorRef:
+        self.store[key] = value
+        return TensorRef(key, shape, form, byte_count)
+
+
+def forward_of(task: TaskId) -> TaskId:
+    return TaskId(task.step, task.microbatch, task.position, "F", task.segment, task.slice)

@@ -1,0 +1,183 @@
+"""Builds a run in the simulated world: a coordinator, the servers of every stage, volunteers."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from coordinator.admission import InviteTerms
+from coordinator.core import CoordinatorMachine
+from coordinator.records import Banned, DataRow, InviteSpent, MemberRow, PlanRow, StepRow, StoredState
+from node.core import NodeFacts, NodeMachine
+from protocol.ids import NodeId
+from protocol.run import BatchSection, CheckpointSection, LimitsSection, ModelSection, RunConfig, StagesSection
+from tests.simulation.world import Host, Watcher, World
+
+COORDINATOR = NodeId("coordinator")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What kind of run a seed draws."""
+
+    stages: int = 2
+    fronts: int = 1
+    backs: int = 1
+    volunteers: int = 3
+    microbatches: int = 4
+    steps: int = 8
+    delay: int = 1
+    contribution_tasks: int = 2
+    collocated: str = "when_empty"
+    snapshot_steps: int = 3
+    checkpoint_every: int = 4
+
+    @staticmethod
+    def draw(rng: random.Random) -> Shape:
+        fronts, backs = rng.choice([(1, 1), (1, 1), (1, 1), (2, 1), (1, 2), (2, 2)])
+        return Shape(
+            stages=rng.choice([1, 2, 2, 2, 3]),
+            fronts=fronts,
+            backs=backs,
+            volunteers=rng.randint(2, 6),
+            microbatches=rng.randint(2, 5),
+            steps=rng.randint(5, 9),
+            delay=rng.randint(0, 1),
+            contribution_tasks=rng.randint(1, 4),
+            collocated=rng.choice(["when_empty", "when_empty", "always", "never"]),
+            snapshot_steps=rng.randint(2, 4),
+            checkpoint_every=rng.choice([0, 2, 3]),
+        )
+
+    def config(self, seed: int) -> RunConfig:
+        config = RunConfig(
+            name="world",
+            seed=seed,
+            steps=self.steps,
+            model=ModelSection(layers=4, hidden=64, heads=4, kv_heads=2, feed_forward=64, context=16),
+            batch=BatchSection(microbatches=self.microbatches, samples=2, delay=self.delay),  # type: ignore[arg-type]
+            stages=StagesSection(
+                count=self.stages,
+                front_servers=self.fronts,
+                back_servers=self.backs,
+                collocated=self.collocated,  # type: ignore[arg-type]
+            ),
+            checkpoint=CheckpointSection(every_steps=self.checkpoint_every),
+            limits=LimitsSection(
+                lease_s=8.0, contribution_tasks=self.contribution_tasks, snapshot_steps=self.snapshot_steps
+            ),
+        )
+        config.validate()
+        return config
+
+
+class Swarm:
+    """A run in a world. Every host is started; `volunteers` and `servers` list them."""
+
+    def __init__(self, seed: int, shape: Shape, watcher: Watcher) -> None:
+        self.shape = shape
+        self.config = shape.config(seed)
+        self.world = World(seed, watcher)
+        self.coordinator = self.world.add(Host(COORDINATOR, "coordinator", self._build_coordinator, "c:1"))
+        self.servers: list[Host] = []
+        self.volunteers: list[Host] = []
+        self._made = 0
+        self.world.start(self.coordinator)
+        for _ in range(shape.stages * (shape.fronts + shape.backs)):
+            self.add_server()
+        for _ in range(shape.volunteers):
+            self.add_volunteer()
+
+    def add_server(self) -> Host:
+        host = self._add("server")
+        self.servers.append(host)
+        return host
+
+    def add_volunteer(self) -> Host:
+        host = self._add("volunteer")
+        self.volunteers.append(host)
+        return host
+
+    def _add(self, role: str) -> Host:
+        self._made += 1
+        node = NodeId(f"{role[0]}{self._made}")
+        host = self.world.add(Host(node, role, self._build_node, f"{node}:1", speed=self.world.rng.uniform(0.5, 2.0)))
+        self.world.at(
+            self.world.rng.uniform(0.0, 0.5), lambda: self.world.start(host) if host.machine is None else None
+        )
+        return host
+
+    def _build_node(self, host: Host, rng: random.Random) -> NodeMachine:
+        records = []
+        for record, tensors in host.records:
+            if tensors:
+                refs = []
+                for ref in record.tensors:
+                    key = next(host.keys)
+                    host.store[key] = tensors[ref.key]
+                    refs.append(msgspec.structs.replace(ref, key=key))
+                record = msgspec.structs.replace(record, tensors=tuple(refs))
+            records.append(record)
+        facts = NodeFacts(
+            role=host.role,
+            addresses=(host.address,) if host.role == "server" else (),
+            build="world",
+            tokens_per_s=100.0 * host.speed,
+            memory_bytes=2**30,
+            checkpoints=self._checkpoints() if host.role == "server" else (),
+            incarnation=rng.getrandbits(48),
+            records=records,
+        )
+        return NodeMachine(host.node, facts, COORDINATOR, (self.coordinator.address,), host.keys)
+
+    def _checkpoints(self) -> tuple[int, ...]:
+        steps = [int(name.split("-")[1]) for name in self.world.shared if name.startswith("manifest-")]
+        return tuple(sorted(steps, reverse=True)[:16])
+
+    def _build_coordinator(self, host: Host, rng: random.Random) -> CoordinatorMachine:
+        stored = stored_state([record for record, _ in host.records])
+        host.files["generation"] = host.files.get("generation", 0) + 1
+        generation = max(host.files["generation"], (stored.plan.generation if stored.plan else 0) + 1)
+        host.files["generation"] = generation
+        return CoordinatorMachine(
+            self.config,
+            b"world",
+            generation,
+            stored,
+            sign_membership=lambda terms: f"{terms.node}/{terms.serial}".encode(),
+            read_invite=lambda credential: InviteTerms(b"invite", 10**6),
+        )
+
+    @property
+    def finished(self) -> bool:
+        machine = self.coordinator.machine
+        return isinstance(machine, CoordinatorMachine) and machine.finished
+
+
+def stored_state(records: list[Any]) -> StoredState:
+    """What the coordinator's database would give back for these records."""
+    plans = [record for record in records if isinstance(record, PlanRow)]
+    members = [record for record in records if isinstance(record, MemberRow)]
+    data = [record for record in records if isinstance(record, DataRow)]
+    plan = plans[-1].plan if plans else None
+    steps = tuple(
+        record
+        for record in records
+        if isinstance(record, StepRow) and plan is not None and record.ledger_generation == plan.ledger_generation
+    )
+    return StoredState(
+        plan=plan,
+        plan_sentence=plans[-1].sentence if plans else "",
+        rollback_count=sum(record.goes_back for record in plans),
+        lost_steps=sum(record.lost_steps for record in plans),
+        data=data[-1] if data else None,
+        steps=steps,
+        tokens=sum(record.tokens for record in steps),
+        spent=tuple(record for record in records if isinstance(record, InviteSpent)),
+        banned=tuple(record for record in records if isinstance(record, Banned)),
+        next_serial=max((record.serial for record in members), default=0) + 1,
+        known=tuple(dict.fromkeys(record.node for record in members)),
+    )

@@ -1,0 +1,392 @@
+"""The simulated world: the production machines under a seeded event heap, a network, disks and devices.
+
+It knows nothing of any role: it delivers inputs, performs effects, draws delays and loses what a crash would lose.
+Faults come from `weather.py`, judgement from `checkers.py`. Everything random comes from one generator, so a seed
+replays; `digest` hashes every input of every machine, in order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import Any, Union
+
+import msgspec
+
+from coordinator.simulator.kernel import EventHeap
+from node import jobs
+from node.records import ContributionStored, SnapshotWritten, StepCommitted
+from protocol.ids import NodeId, TensorRef
+from protocol.machine import (
+    Compute,
+    Computed,
+    Count,
+    Dial,
+    DropTensors,
+    Effect,
+    Exit,
+    HangUp,
+    Input,
+    LinkDown,
+    LinkUp,
+    Log,
+    Machine,
+    Persist,
+    Persisted,
+    Prune,
+    Received,
+    Send,
+    ShareTensor,
+)
+from protocol.messages import MESSAGES, Message
+from tests.simulation.lanes import Lanes
+
+_DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Union[MESSAGES])  # type: ignore[arg-type]  # noqa: UP007
+PRUNABLE = (ContributionStored, StepCommitted, SnapshotWritten)
+"""What a journal forgets when it is told to prune; the ledger's small records stay, for the audit."""
+
+
+@dataclass
+class _Lane:
+    """One direction of a link, for one kind of message: in order."""
+
+    free_at: float = 0.0
+    arrived_at: float = 0.0
+
+
+@dataclass
+class Link:
+    """An open link between two hosts. Messages with tensors and without queue apart, each kind in order."""
+
+    a: NodeId
+    b: NodeId
+    latency_s: float
+    bytes_per_s: float
+    alive: bool = True
+    silent: bool = False
+    """Half open: nothing arrives any more and nobody is told."""
+    lanes: dict[tuple[NodeId, bool], _Lane] = field(default_factory=dict)
+    """By sender, and whether the messages have tensors: those without overtake those with."""
+
+    def other(self, node: NodeId) -> NodeId:
+        return self.b if node == self.a else self.a
+
+
+@dataclass
+class Host:
+    """A computer: a machine (None while it is down), a disk that survives, a store and lanes that do not."""
+
+    node: NodeId
+    role: str
+    build: Callable[[Host, random.Random], Machine]
+    address: str
+    speed: float = 1.0
+    """Jobs take 1 / speed of their time."""
+    machine: Machine | None = None
+    life: int = 0
+    """Counts starts: what was ordered by an earlier life is lost."""
+    records: list[tuple[Any, dict[int, Any]]] = field(default_factory=list)
+    """The disk: durable records with their tensors, oldest first."""
+    writing: deque[tuple[int, Any, dict[int, Any]]] = field(default_factory=deque)
+    files: dict[str, Any] = field(default_factory=dict)
+    store: dict[int, Any] = field(default_factory=dict)
+    keys: count[int] = field(default_factory=lambda: count(1))
+    lanes: Lanes | None = None
+    lane_free_at: dict[str, float] = field(default_factory=dict)
+    wake_at: float | None = None
+    exited: str = ""
+
+
+class Watcher:
+    """Sees everything that happens; the checkers override what they judge."""
+
+    def stepped(self, world: World, host: Host, effects: list[Effect]) -> None:
+        """A machine has handled an input; its effects are about to be performed."""
+
+    def durable(self, world: World, host: Host, record: Any) -> None:
+        """A record is on the disk of `host`."""
+
+
+class World:
+    """Hosts, links and time."""
+
+    def __init__(self, seed: int, watcher: Watcher) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.now = 0.0
+        self.hosts: dict[NodeId, Host] = {}
+        self.links: dict[tuple[NodeId, NodeId], Link] = {}
+        self.shared: dict[str, Any] = {}
+        self.latency_s = 0.02
+        self.bytes_per_s = 2e7
+        self.disk_s = 0.004
+        self.steps = 0
+        self.counts: dict[str, float] = {}
+        self.log: deque[str] = deque(maxlen=400)
+        self._untold: dict[tuple[NodeId, NodeId], tuple[str, int]] = {}
+        """(host, peer) whose link is gone without the host having noticed: why, and in which life of the host."""
+        self._heap: EventHeap[Callable[[], None]] = EventHeap()
+        self._watcher = watcher
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    # ---- time ----------------------------------------------------------------------------------------------------
+
+    def at(self, delay_s: float, event: Callable[[], None]) -> None:
+        self._heap.push(self.now + delay_s, event)
+
+    def run(self, until_s: float, stop: Callable[[], bool] = lambda: False) -> None:
+        """Runs events until the time is over, nothing is left, or `stop` says so."""
+        while self._heap and self._heap.next_s() <= until_s and not stop():
+            self.now, events = self._heap.pop_instant()
+            for event in events:
+                event()
+        if not stop():
+            self.now = max(self.now, until_s)
+
+    @property
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+    # ---- hosts ---------------------------------------------------------------------------------------------------
+
+    def add(self, host: Host) -> Host:
+        self.hosts[host.node] = host
+        return host
+
+    def start(self, host: Host) -> None:
+        """A process starts; its disk is as it was."""
+        assert host.machine is None
+        host.life += 1
+        host.exited = ""
+        host.store = {}
+        host.keys = count(1)
+        host.lanes = Lanes(host.store, host.files, self.shared)
+        host.lane_free_at = {}
+        host.machine = host.build(host, self.rng)
+        self._perform(host, list(host.machine.start(self.now)))
+
+    def crash(self, host: Host, lose_disk: bool = False) -> None:
+        """kill -9. Of the records on their way to the disk, some first ones may have arrived."""
+        if host.machine is None:
+            return
+        for _ in range(self.rng.randint(0, len(host.writing))):
+            _, record, tensors = host.writing.popleft()
+            host.records.append((record, tensors))
+            self._watcher.durable(self, host, record)
+        host.writing.clear()
+        host.machine = None
+        host.life += 1
+        host.wake_at = None
+        if lose_disk:
+            host.records.clear()
+            host.files.clear()
+        for link in [link for link in self.links.values() if host.node in (link.a, link.b)]:
+            self._close(link, "connection reset", told=link.other(host.node))
+
+    def cut(self, link: Link) -> None:
+        """A link breaks; each side notices in its own time."""
+        self._close(link, "broken", told=None)
+
+    # ---- inputs --------------------------------------------------------------------------------------------------
+
+    def feed(self, host: Host, fact: Input) -> None:
+        """Gives a machine an input now."""
+        if host.machine is None:
+            return
+        self._hash.update(f"{self.now:.9f} {host.node} {fact!r}\n".encode())
+        self._perform(host, list(host.machine.handle(fact, self.now)))
+
+    def _perform(self, host: Host, effects: list[Effect]) -> None:
+        self.steps += 1
+        machine = host.machine
+        assert machine is not None
+        self._watcher.stepped(self, host, effects)
+        for effect in effects:
+            self._do(host, effect)
+        machine.check()
+        self._arm(host)
+
+    def _arm(self, host: Host) -> None:
+        if host.machine is None:
+            return
+        wanted = host.machine.wake_at()
+        if wanted is None or (host.wake_at is not None and host.wake_at <= wanted and host.wake_at > self.now):
+            return
+        host.wake_at = wanted
+        life = host.life
+
+        def ring() -> None:
+            if host.life != life or host.machine is None or host.wake_at != wanted:
+                return
+            host.wake_at = None
+            due = host.machine.wake_at()
+            if due is not None and due <= self.now:
+                self._perform(host, list(host.machine.wake(self.now)))
+            else:
+                self._arm(host)
+
+        self.at(max(0.0, wanted - self.now), ring)
+
+    # ---- effects -------------------------------------------------------------------------------------------------
+
+    def _do(self, host: Host, effect: Effect) -> None:
+        match effect:
+            case Send():
+                self._send(host, effect.peer, effect.message)
+            case Dial():
+                self._dial(host, effect.peer)
+            case HangUp():
+                link = self._link(host.node, effect.peer)
+                if link is not None:
+                    self._close(link, effect.reason, told=None)
+            case Compute():
+                self._compute(host, effect.job)
+            case Persist():
+                self._persist(host, effect)
+            case Prune():
+                self._prune(host, effect.step)
+            case DropTensors():
+                for key in effect.keys:
+                    assert key in host.store, f"{host.node} drops tensor {key} twice"
+                    del host.store[key]
+            case ShareTensor():
+                host.store[effect.copy] = host.store[effect.key]
+            case Log():
+                self.log.append(f"{self.now:9.3f} {host.node:<4} {effect.event} {effect.fields}")
+            case Count():
+                self.counts[effect.metric] = self.counts.get(effect.metric, 0.0) + effect.value
+            case Exit():
+                host.exited = effect.reason
+                self.log.append(f"{self.now:9.3f} {host.node:<4} exits: {effect.reason}")
+                self.at(0.0, lambda: self.crash(host))
+
+    def _link(self, a: NodeId, b: NodeId) -> Link | None:
+        return self.links.get((min(a, b), max(a, b)))
+
+    def _dial(self, host: Host, peer: NodeId) -> None:
+        life = host.life
+        target = self.hosts.get(peer)
+
+        def arrive() -> None:
+            if host.life != life or host.machine is None:
+                return
+            if target is None or target.machine is None:
+                self.feed(host, LinkDown(peer, "refused"))
+                return
+            old = self._link(host.node, peer)
+            if old is not None:
+                self._close(old, "replaced", told=None)
+            # A driver says that a link is gone before it says that the next one is here.
+            self._tell_down(host.node, peer)
+            self._tell_down(peer, host.node)
+            link = Link(
+                min(host.node, peer),
+                max(host.node, peer),
+                self.latency_s * self.rng.uniform(0.3, 2.0),
+                self.bytes_per_s,
+            )
+            self.links[link.a, link.b] = link
+            self.feed(target, LinkUp(host.node, host.role))
+            self.feed(host, LinkUp(peer, target.role))
+
+        self.at(self.latency_s * self.rng.uniform(1.0, 3.0), arrive)
+
+    def _close(self, link: Link, reason: str, told: NodeId | None) -> None:
+        if not link.alive:
+            return
+        link.alive = False
+        if self.links.get((link.a, link.b)) is link:
+            del self.links[link.a, link.b]
+        for node in (link.a, link.b) if told is None else (told,):
+            self._untold[node, link.other(node)] = (reason, self.hosts[node].life)
+            self.at(self.rng.uniform(0.0, self.latency_s), partial(self._tell_down, node, link.other(node)))
+
+    def _tell_down(self, node: NodeId, peer: NodeId) -> None:
+        reason, life = self._untold.pop((node, peer), ("", -1))
+        if self.hosts[node].life == life:
+            self.feed(self.hosts[node], LinkDown(peer, reason))
+
+    def _send(self, host: Host, peer: NodeId, message: Message) -> None:
+        link = self._link(host.node, peer)
+        if link is None or link.silent:
+            return
+        tensors: tuple[TensorRef, ...] = getattr(message, "tensors", ())
+        values = [host.store[ref.key] for ref in tensors]
+        packed = msgspec.msgpack.encode(message)
+        byte_count = len(packed) + sum(ref.byte_count for ref in tensors)
+        lane = link.lanes.setdefault((host.node, bool(tensors)), _Lane())
+        lane.free_at = max(self.now, lane.free_at) + byte_count / link.bytes_per_s
+        lane.arrived_at = max(lane.arrived_at, lane.free_at + link.latency_s * self.rng.uniform(0.9, 1.1))
+        target = self.hosts[peer]
+        life = target.life
+
+        def deliver() -> None:
+            if not link.alive or link.silent or target.life != life or target.machine is None:
+                return
+            received = _DECODER.decode(packed)
+            if tensors:
+                own = []
+                for ref, value in zip(tensors, values, strict=True):
+                    key = next(target.keys)
+                    target.store[key] = value
+                    own.append(TensorRef(key, ref.shape, ref.form, ref.byte_count))
+                received = msgspec.structs.replace(received, tensors=tuple(own))
+            self.feed(target, Received(host.node, received))
+
+        self.at(lane.arrived_at - self.now, deliver)
+
+    def _compute(self, host: Host, job: jobs.Job) -> None:
+        lane = "device" if isinstance(job, jobs.DEVICE_JOBS) else "server"
+        start = max(self.now, host.lane_free_at.get(lane, 0.0))
+        end = start + _duration_s(job) / host.speed * self.rng.uniform(0.8, 1.2)
+        host.lane_free_at[lane] = end
+        life = host.life
+
+        def finish() -> None:
+            if host.life == life and host.lanes is not None:
+                result = host.lanes.perform(job)
+                self.feed(host, Computed(job, result))
+
+        self.at(end - self.now, finish)
+
+    def _persist(self, host: Host, effect: Persist) -> None:
+        tensors = {ref.key: host.store[ref.key] for ref in getattr(effect.record, "tensors", ())}
+        host.writing.append((effect.record_number, effect.record, tensors))
+        life = host.life
+
+        def durable() -> None:
+            if host.life != life:
+                return
+            number, record, values = host.writing.popleft()
+            host.records.append((record, values))
+            self._watcher.durable(self, host, record)
+            self.feed(host, Persisted(number))
+
+        self.at(self.disk_s * self.rng.uniform(1.0, 1.05), durable)
+
+    def _prune(self, host: Host, step: int) -> None:
+        host.records = [
+            (record, tensors)
+            for record, tensors in host.records
+            if record.step >= step or not isinstance(record, PRUNABLE)
+        ]
+
+
+def _duration_s(job: jobs.Job) -> float:
+    """Modelled time of a job: only the order of events depends on it."""
+    match job:
+        case jobs.Forward():
+            return 0.05
+        case jobs.Backward() | jobs.RouteEnd():
+            return 0.12
+        case jobs.Reduce() | jobs.Apply() | jobs.LoadParameters() | jobs.TakeGradient():
+            return 0.01
+        case jobs.PrepareData() | jobs.WriteCheckpoint() | jobs.WriteSnapshot():
+            return 0.1
+        case _:
+            return 0.001
