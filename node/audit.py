@@ -44,6 +44,8 @@ class Audit:
     steps: int
     stages: int
     findings: list[Finding] = field(default_factory=list)
+    losses: dict[int, float] = field(default_factory=dict)
+    """Mean nats per token of each decided step, as its decision says."""
 
     @property
     def samples_lost(self) -> int:
@@ -138,6 +140,7 @@ def _audit_decisions(verdict: Audit, config: dict[str, Any], rows: list[tuple[st
     for kind, body in rows:
         if kind == "StepDecided":
             cursors.setdefault(body["step"], []).append(tuple(body["data_cursor"]))
+            verdict.losses[body["step"]] = body["loss"]
         elif kind == "StepDone":
             done[body["step"]] += 1
     for step in range(verdict.steps):

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import signal
 import socket
 import time
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
@@ -32,6 +32,7 @@ from node.metrics import NodeMetrics
 from node.records import Record
 from node.store import StoreFullError, TensorStore
 from protocol.drive.keyfile import load_or_create_identity
+from protocol.drive.process import set_up_logging, watch_loop, watch_signals
 from protocol.drive.pump import Pump
 from protocol.drive.tcp import LinkOptions, Transport, open_listeners
 from protocol.errors import BadInputError
@@ -124,10 +125,10 @@ def run_node(options: NodeOptions) -> int:
         named = group.subgroup((JournalError, StoreFullError))
         if named is None:
             raise
-        error: BaseException = named
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        return _stopped(error)
+        first: BaseException = named
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        return _stopped(first)
     log.info("ended", reason=reason)
     return 0 if reason in GOOD_ENDS else 1
 
@@ -143,10 +144,12 @@ def _stopped(error: BaseException) -> int:
 
 async def _run(options: NodeOptions) -> str:
     """One life of the machine. The state folder is locked from the first to the last moment."""
-    daemon_metrics = DaemonMetrics()
-    metrics = NodeMetrics(daemon_metrics.registry, options.link.role, daemon_metrics.count)
-    observe = metrics.observe_sync if options.link.role == "server" else (lambda seconds: None)
-    journal = Journal(options.state, on_sync=observe)
+    metrics = NodeMetrics(options.link.role)
+    set_up_logging(metrics, role=options.link.role)
+    if options.link.role == "server":
+        journal = Journal(options.state, partial(metrics.record, "barnraise_server_journal_sync_duration_seconds"))
+    else:
+        journal = Journal(options.state)
     try:
         return await _Node(options, NodeState(options.state, options.link, journal), metrics).run()
     finally:
@@ -203,8 +206,13 @@ class _Node:
             if self._options.computes:
                 threads = self._options.threads
                 driver.add_lane("device", lambda deliver: Lane("device", lambda: DevicePerformer(threads), deliver))
-            nursery.start_soon(self._watch_signals)
+            nursery.start_soon(watch_signals, self._pump.put)
+            nursery.start_soon(watch_loop, self._metrics)
             nursery.start_soon(self._watch_machine, machine)
+            self._metrics.ask_volunteer(machine)
+            if self._options.metrics is not None:
+                host, port = self._options.metrics
+                self._log.info("metrics", address=f"http://{host}:{self._serve_metrics(host, port)}/metrics")
             if state.config is not None:
                 self._know(state.config)
             reason = await self._pump.run()
@@ -234,6 +242,12 @@ class _Node:
             records=records,
         )
         return NodeMachine(state.identity.node, facts, options.link.coordinator, options.link.addresses, self._keys)
+
+    def _serve_metrics(self, host: str, port: int) -> int:
+        try:
+            return self._metrics.serve(host, port)
+        except OSError as error:
+            raise BadInputError(f"--metrics {host}:{port}: {error.strerror}") from error
 
     # ---- addresses -----------------------------------------------------------------------------------------------
 
@@ -284,16 +298,6 @@ class _Node:
         """The run is known: the series of its name, and the largest tensor that can honestly occur."""
         self._metrics.set_run(config.name)
         self._driver.transport.options = link_options(config)
-
-    async def _watch_signals(self) -> None:
-        """The first Ctrl-C (or SIGTERM) finishes what was begun; the second ends at once."""
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            heard = 0
-            async for _ in signals:
-                heard += 1
-                if heard == 1:
-                    self._log.info("finishing: what is computed is still handed in; once more to stop at once")
-                self._pump.put(Told("drain" if heard == 1 else "stop"))
 
     async def _watch_machine(self, machine: NodeMachine) -> None:
         """Every second: the gauges that only the machine knows, and the phases."""

@@ -16,10 +16,11 @@ import structlog
 import trio
 
 from node.compute.lanes import DEVICE_JOBS, Lane, Outcome, input_refs
-from node.jobs import WriteCheckpoint, WriteManifest
+from node.jobs import Apply, Backward, Reduce, SetUpServer, WriteCheckpoint, WriteManifest
 from node.journal import JournalWriter, tensors_of
 from node.metrics import NodeMetrics
 from node.store import Buffer, TensorStore
+from protocol.drive.process import write_log
 from protocol.drive.pump import Pump
 from protocol.drive.tcp import DialError, Link, Transport
 from protocol.ids import NodeId, TensorRef
@@ -74,6 +75,7 @@ class Driver:
         self._totals: dict[str, float] = {}
         self._device_since: float | None = None
         self._device_busy_s = 0.0
+        self._reduce_s = 0.0
         self._log = structlog.get_logger("node")
         self._token = trio.lowlevel.current_trio_token()
         self.pump: Pump
@@ -87,7 +89,7 @@ class Driver:
     def add_lane(self, name: str, open_lane: Callable[[Callable[[Outcome], None]], Lane]) -> None:
         """Starts a lane; its outcomes come back to the machine."""
         lane = self._lanes[name] = open_lane(self._deliver)
-        self._metrics.read_with("barnraise_node_queue_items", lambda: float(lane.waiting), queue=name)
+        self._metrics.ask("barnraise_node_queue_items", lambda: float(lane.waiting), queue=name)
 
     def close_lanes(self) -> None:
         """Waits until the lanes have ended the job they are at; the rest is forgotten. Blocks: in a thread."""
@@ -111,7 +113,7 @@ class Driver:
         self.pump.put(outcome.fact)
 
     def _account(self, outcome: Outcome) -> None:
-        add = self._metrics.add
+        record = self._metrics.record
         job = outcome.fact.job
         if type(job) in DEVICE_JOBS:
             self._device_since = self._device_since or time.monotonic() - outcome.seconds
@@ -122,19 +124,32 @@ class Driver:
         self._metrics.spend("codec", outcome.codec_s)
         self._total("codec_s", outcome.codec_s)
         operation = OPERATIONS.get(type(job).__name__)
+        if operation in ("forward", "backward"):
+            self._total(f"tasks_{operation}", 1.0)
+        if isinstance(job, Backward) and job.input is not None:
+            self._total("tasks_recomputed", 1.0)
         if operation is not None:
-            add("barnraise_node_operation_duration_seconds", outcome.seconds, operation=operation)
-            add("barnraise_node_microbatches_total", operation=operation)
-            add("barnraise_node_last_work_timestamp_seconds", time.time())
-        if isinstance(job, WriteCheckpoint | WriteManifest):
-            add("barnraise_server_checkpoint_duration_seconds", outcome.seconds)
+            record("barnraise_node_operation_duration_seconds", outcome.seconds, operation=operation)
+            record("barnraise_node_microbatches_total", operation=operation)
+            record("barnraise_node_last_work_timestamp_seconds", time.time())
+        if isinstance(job, SetUpServer) and isinstance(outcome.fact, Computed):
+            record("barnraise_server_parameters", outcome.fact.result)
+            record("barnraise_server_parameter_bytes", 4 * outcome.fact.result)
+            record("barnraise_server_optimizer_state_bytes", 8 * outcome.fact.result)
+        elif isinstance(job, Reduce):
+            record("barnraise_server_step_contributions", len(job.parts))
+            self._reduce_s = outcome.seconds
+        elif isinstance(job, Apply):
+            record("barnraise_server_step_duration_seconds", self._reduce_s + outcome.seconds)
+        elif isinstance(job, WriteCheckpoint | WriteManifest):
+            record("barnraise_server_checkpoint_duration_seconds", outcome.seconds)
             if isinstance(outcome.fact, Computed):
-                add("barnraise_server_checkpoints_total", outcome="written")
-                add("barnraise_server_checkpoint_last_success_timestamp_seconds", time.time())
+                record("barnraise_server_checkpoints_total", outcome="written")
+                record("barnraise_server_checkpoint_last_success_timestamp_seconds", time.time())
                 if isinstance(job, WriteCheckpoint):
-                    add("barnraise_server_checkpoint_bytes", outcome.fact.result[1])
+                    record("barnraise_server_checkpoint_bytes", outcome.fact.result[1])
             else:
-                add("barnraise_server_checkpoints_total", outcome="failed")
+                record("barnraise_server_checkpoints_total", outcome="failed")
 
     def _total(self, counter: str, value: float) -> None:
         self._totals[counter] = self._totals.get(counter, 0.0) + value
@@ -197,7 +212,7 @@ class Driver:
             )
             message = msgspec.structs.replace(message, tensors=stored)
         if link.role == "coordinator":
-            self._metrics.add("barnraise_node_last_heartbeat_timestamp_seconds", time.time())
+            self._metrics.record("barnraise_node_last_heartbeat_timestamp_seconds", time.time())
             if isinstance(message, Welcome):
                 self._on_welcome(message)
         self.pump.put(Received(link.peer, message))
@@ -209,12 +224,12 @@ class Driver:
 
     def on_rejected(self, address: str, reason: str, detail: str) -> None:
         self._log.warning("peer refused", address=address, reason=reason, detail=detail)
-        self._metrics.add("barnraise_transport_rejected_messages_total", reason=reason)
+        self._metrics.record("barnraise_transport_rejected_messages_total", reason=reason)
         self._total("rejected_messages", 1.0)
 
     def on_bytes(self, direction: str, kind: str, byte_count: int, message_count: int) -> None:
-        self._metrics.add("barnraise_transport_bytes_total", byte_count, direction=direction, kind=kind)
-        self._metrics.add("barnraise_transport_messages_total", message_count, direction=direction, kind=kind)
+        self._metrics.record("barnraise_transport_bytes_total", byte_count, direction=direction, kind=kind)
+        self._metrics.record("barnraise_transport_messages_total", message_count, direction=direction, kind=kind)
         self._total(f"bytes_{direction}_{kind}", byte_count)
 
     def _refuse(self, link: Link, reason: str, detail: str) -> None:
@@ -247,10 +262,10 @@ class Driver:
         self._store.share(effect.key, effect.copy)
 
     def log(self, effect: Log) -> None:
-        getattr(self._log, effect.level)(effect.event, **effect.fields)
+        write_log(self._log, effect)
 
     def count(self, effect: Count) -> None:
-        self._metrics.count(effect)
+        self._metrics.apply(effect)
 
 
 def all_finite(message: Message, buffers: Sequence[Buffer]) -> bool:

@@ -107,15 +107,25 @@ REJECT_REASONS = (
 """Values of the label `reason` of barnraise_transport_rejected_messages_total."""
 
 REPORT_COUNTERS = (
+    # a server's machine
+    "step",
+    "version",
+    "volunteers",
+    "reissued",
+    "queue",
+    "leased",
+    # a volunteer's machine
+    "microbatches",
+    "tokens",
+    "accepted",
+    "rejected",
+    "leases",
+    "unsent_tasks",
+    # the driver
     "tasks_forward",
     "tasks_backward",
     "tasks_recomputed",
-    "tasks_reissued",
-    "contributions_accepted",
-    "contributions_rejected",
     "rejected_messages",
-    "samples",
-    "tokens",
     "compute_s",
     "codec_s",
     "optimizer_s",
