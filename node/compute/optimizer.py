@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from node.compute.rates import clip_factor, global_norm, learning_rate
+from node.numbers import clip_factor, global_norm, learning_rate
 from protocol.run import RunConfig
 
 __all__ = ["AdamWShard", "clip_factor", "global_norm", "learning_rate", "partial_square_norm"]

@@ -1,4 +1,4 @@
-"""Tests of `node.compute.optimizer` and `node.compute.rates`."""
+"""Tests of `node.compute.optimizer` and `node.numbers`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.compute.optimizer import AdamWShard, partial_square_norm
-from node.compute.rates import clip_factor, global_norm, learning_rate
+from node.numbers import clip_factor, global_norm, learning_rate
 from protocol.run import OptimizerSection
 from tests.node.compute.small import small_run
 
