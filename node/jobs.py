@@ -136,7 +136,10 @@ class LoadBatch:
 
 @dataclass(frozen=True, slots=True)
 class StartShard:
-    """Version 0 from the run's seed, or the version of a checkpoint. Result: digest of that version."""
+    """Version 0 from the run's seed, or a checkpoint's version and the parameters it has of the one before.
+
+    Result: digest of that version.
+    """
 
     checkpoint_step: int
     """-1: from the seed."""
@@ -198,6 +201,8 @@ class WriteCheckpoint:
 
     step: int
     version: int
+    previous_version: int
+    """With a delayed update the next step runs on the version before: its parameters go with it (-1: none)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from node.compute.export import initial_weights
 from node.compute.layout import StageLayout, shard_range
 from node.compute.optimizer import AdamWShard, partial_square_norm
 from node.compute.wire import encode
@@ -36,8 +37,8 @@ class ShardWorker:
         self._versions: dict[int, _Version] = {}
 
     def initial(self) -> bytes:
-        """Makes version 0 from the run's seed. Returns its digest."""
-        flat = self._layout.initial(self._config.seed)
+        """Makes version 0 from `model.start_from`, or from the run's seed. Returns its digest."""
+        flat = initial_weights(self._layout)
         zeros = torch.zeros(self.end - self.begin)
         return self.load(0, flat[self.begin : self.end].clone(), zeros, zeros.clone())
 

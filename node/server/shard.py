@@ -104,8 +104,10 @@ class ShardRole:
             )
         commits = [record for record in mine if isinstance(record, StepCommitted)]
         newest = commits[-1].step + 1 if commits else self._first_version
-        # Open steps may still need the two versions before the newest one.
-        needed = max(self._first_version, newest - 2)
+        # We committed step newest - 1, so step newest - 1 - delay may still be open elsewhere: somebody may have to
+        # compute on its version again.
+        config = self._context.config
+        needed = config.version_of(max(0, newest - 1 - config.batch.delay))
         snapshots = [r for r in mine if isinstance(r, SnapshotWritten) and r.step <= needed]
         for record in mine:
             if isinstance(record, ContributionStored):
@@ -118,7 +120,7 @@ class ShardRole:
             base = self._first_version
             self._out.compute(StartShard(self._context.plan.restore_step))
         self.version = base - 1
-        self._oldest_version = base
+        self._oldest_version = base if snapshots else config.version_of(base)
         self._replay = [record for record in commits if record.step >= base]
 
     @property
@@ -139,6 +141,8 @@ class ShardRole:
         if not self._replay:
             self.phase = Phase.READY
             self.close_step(self._context.closed)
+            # A crash may have come between the commit and the checkpoint; writing one twice does no harm.
+            self._checkpoint_if_due()
             self._out.log("info", "shard ready", version=self.version)
             for node in self._workers:
                 self._out.send(node, VersionReady(ledger_generation=self._context.generation, version=self.version))
@@ -413,7 +417,9 @@ class ShardRole:
         config = self._context.config
         every = config.checkpoint.every_steps
         if self.version == config.steps or (every and self.version % every == 0):
-            self._out.compute(WriteCheckpoint(self.version, self.version))
+            next_runs_on = config.version_of(self.version)
+            previous = next_runs_on if next_runs_on < self.version else -1
+            self._out.compute(WriteCheckpoint(self.version, self.version, previous))
 
     def checkpoint_written(self, job: WriteCheckpoint, file: str, byte_count: int, digest: bytes) -> None:
         self._checkpoint = CheckpointPart(
