@@ -96,6 +96,7 @@ REJECT_REASONS = (
     "replay",  # our own messages or key sent back to us, or a number used twice
     "decode",  # not a message, or not in its one canonical form
     "role",  # a message that this role may not send to that one
+    "unexpected",  # a message that this role may send, but not now or not with this content
     "run",  # another run
     "identity",  # not the node that was dialled
     "credential",  # no invite or membership, or an expired, revoked or spent one
@@ -107,21 +108,21 @@ REJECT_REASONS = (
 """Values of the label `reason` of barnraise_transport_rejected_messages_total."""
 
 REPORT_COUNTERS = (
-    # a server's machine
+    # A server's machine: where it stands.
     "step",
     "version",
     "volunteers",
-    "reissued",
     "queue",
     "leased",
-    # a volunteer's machine
+    "reissued",
+    # A volunteer's machine: what it did.
     "microbatches",
     "tokens",
     "accepted",
     "rejected",
     "leases",
     "unsent_tasks",
-    # the driver
+    # The driver: what was computed, where the time went, and what crossed the wire.
     "tasks_forward",
     "tasks_backward",
     "tasks_recomputed",
@@ -131,18 +132,12 @@ REPORT_COUNTERS = (
     "optimizer_s",
     "input_wait_s",
     "transfer_wait_s",
-    "bytes_rx_activation",
-    "bytes_rx_gradient",
-    "bytes_rx_weights",
-    "bytes_rx_control",
-    "bytes_rx_data",
-    "bytes_rx_checkpoint",
-    "bytes_tx_activation",
-    "bytes_tx_gradient",
-    "bytes_tx_weights",
-    "bytes_tx_control",
-    "bytes_tx_data",
-    "bytes_tx_checkpoint",
+    "rejected_messages",
+    *(
+        f"bytes_{direction}_{kind}"
+        for direction in ("rx", "tx")
+        for kind in ("activation", "gradient", "weights", "control", "checkpoint", "data")
+    ),
 )
 """Keys of `NodeReport.counters`; a report may leave some out, and holds no others."""
 
