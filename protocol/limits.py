@@ -122,11 +122,10 @@ REPORT_COUNTERS = (
     "rejected",
     "leases",
     "unsent_tasks",
-    # The driver: what was computed, where the time went, and what crossed the wire.
+    # The driver: where the time went, and what crossed the wire.
     "tasks_forward",
     "tasks_backward",
     "tasks_recomputed",
-    "rejected_messages",
     "compute_s",
     "codec_s",
     "optimizer_s",
