@@ -13,7 +13,7 @@ import psutil
 import trio
 
 from node.compute.layout import StageLayout
-from node.compute.probe import measure_tokens_per_s
+from node.compute.probe import probe
 from node.daemon import BUILD, NodeState
 from node.journal import Journal
 from protocol.drive.tcp import DialError, Link, Transport
@@ -48,7 +48,7 @@ def enquire(link: JoinLink, folder: Path, threads: int, measure: bool) -> Offer:
     finally:
         journal.close()
     config, vocabulary = welcome.config, welcome.vocabulary or GUESSED_VOCABULARY
-    tokens_per_s = measure_tokens_per_s(config, vocabulary, threads) if measure else 0.0
+    tokens_per_s = probe(config, vocabulary, threads=threads).tokens_per_s if measure else 0.0
     return Offer(describe(config, vocabulary, threads, tokens_per_s), tokens_per_s)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from coordinator.core import CoordinatorMachine
+from coordinator.history import first_step_after
 from coordinator.records import Banned, DataRow, InviteSpent, MemberRow, PlanRow, StepRow, StoredState
 from node.core import NodeFacts, NodeMachine
 from protocol.ids import NodeId
@@ -165,21 +166,21 @@ def stored_state(records: list[Any]) -> StoredState:
     members = [record for record in records if isinstance(record, MemberRow)]
     data = [record for record in records if isinstance(record, DataRow)]
     plan = plans[-1].plan if plans else None
-    steps = tuple(
-        record
-        for record in records
-        if isinstance(record, StepRow) and plan is not None and record.ledger_generation == plan.ledger_generation
-    )
+    steps: list[StepRow] = []
+    for record in records:
+        if isinstance(record, StepRow):
+            steps.append(record)
+        elif isinstance(record, PlanRow) and record.goes_back:
+            steps = [step for step in steps if step.step < first_step_after(record.plan.restore_step)]
     return StoredState(
         plan=plan,
         plan_sentence=plans[-1].sentence if plans else "",
         rollback_count=sum(record.goes_back for record in plans),
         lost_steps=sum(record.lost_steps for record in plans),
         data=data[-1] if data else None,
-        steps=steps,
+        steps=tuple(steps),
         tokens=sum(record.tokens for record in steps),
         spent=tuple(record for record in records if isinstance(record, InviteSpent)),
         banned=tuple(record for record in records if isinstance(record, Banned)),
         next_serial=max((record.serial for record in members), default=0) + 1,
-        known=tuple(dict.fromkeys(record.node for record in members)),
     )
