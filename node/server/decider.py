@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 from node.jobs import WriteManifest
-from node.numbers import clip_factor, global_norm, learning_rate
+from node.numbers import clip_factor, learning_rate
 from node.records import CheckpointWritten, Record, StepDecided, StepDone
 from node.server.context import StageContext
 from protocol.ids import NodeId
@@ -129,7 +129,7 @@ class DeciderRole:
             clip_factor=clip_factor(square_norms, config.optimizer.clip_norm) if finite else 0.0,
             skipped=not finite,
             loss=math.fsum(stage.loss_sum for stage in frozen) / config.step_tokens,
-            gradient_norm=global_norm(square_norms) if finite else 0.0,
+            gradient_norm=math.sqrt(math.fsum(square_norms)) if finite else 0.0,
             data_cursor=config.sample_range(message.step),
         )
         self._out.persist(step.decision)
