@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from protocol.config_file import load_run
 
+from protocol.config_file import load_run
 from protocol.errors import BadInputError
 from protocol.run import CheckpointSection, RunConfig
 
