@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.costs import BlockCost
@@ -53,7 +54,9 @@ def _block_cost(block: BlockSpec, spec: ModelSpec, rules: CostRules) -> BlockCos
     )
 
 
-def measured_costs(forward_s: list[float], backward_s: list[float], arithmetic: list[BlockCost]) -> list[BlockCost]:
+def measured_costs(
+    forward_s: Sequence[float], backward_s: Sequence[float], arithmetic: Sequence[BlockCost]
+) -> list[BlockCost]:
     """The arithmetic's bytes with measured durations; every list has one entry per block.
 
     Raises `BadInputError` naming the list whose length is wrong.

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from coordinator.costs import BlockCost, PartitionCosts, StagePower
+from coordinator.costs import STAGES_MAX, BlockCost, PartitionCosts, StagePower
 from coordinator.one_f_one_b import Timeline, timeline
 from coordinator.partition_search import WORK_MAX, PartitionSearch
 from coordinator.problems import Problem
@@ -140,7 +140,9 @@ class PartitionProblem(Problem, frozen=True, kw_only=True):
             raise BadInputError(
                 f"backward_s: {len(self.forward_s)} values wanted as in forward_s, got {len(self.backward_s)}"
             )
-        PartitionCosts(self.blocks(), [StagePower()] * max(self.stages, 0), self.links(), self.microbatches)
+        if self.stages > STAGES_MAX:  # before a list of so many is made
+            raise BadInputError(f"stages: {self.stages} is not between 1 and {STAGES_MAX}")
+        PartitionCosts(self.blocks(), [StagePower()] * self.stages, self.links(), self.microbatches)
 
     def blocks(self) -> list[BlockCost]:
         """The blocks' costs; memory is no object in this kind of problem."""

@@ -28,9 +28,7 @@ Edges = tuple[int, ...]
 #: stages · (stages + microbatches) of them and takes about 0.3 microseconds for each.
 WORK_MAX = 500_000
 #: Evaluations that even the largest problem gets.
-EVALUATIONS_MIN = 50
-#: Partitions that AutoPipe's queue may simulate; it empties after a few dozen.
-QUEUE_MAX = 500
+EVALUATIONS_MIN = 20
 #: Improvements smaller than this share are rounding.
 PRECISION = 1e-12
 
@@ -105,9 +103,8 @@ class PartitionSearch:
         start = table.edges(self._costs.stages, self._costs.blocks)
         self.evaluate(start)
         queue, seen = deque([start]), {start}
-        for _ in range(QUEUE_MAX):
-            if not queue or self._out_of_time():
-                return
+        limit = len(self._known) + self._evaluations_max
+        while queue and len(self._known) < limit and not self._out_of_time():
             edges = queue.popleft()
             master = self._master(edges)
             relieved = self._relieve_after(edges, master)

@@ -123,9 +123,10 @@ class Placement:
 
     def look(self, now: float) -> None:
         """Compares places and plan, and does what is due."""
-        if self._history.finished or self._on_its_way is not None:
+        if self._on_its_way is not None:
             return
-        self._call_spares(now)
+        if not self._history.finished:
+            self._call_spares(now)
         linked = {member.peer: member for member in self._roster.servers()}
         verdict = review(self.table, linked, self.plan, self._given, self._newest_of_ledgers)
         if verdict.sentence != self.review.sentence:
@@ -133,6 +134,8 @@ class Placement:
             if verdict.sentence:
                 self._outbox.log("info", "servers", detail=verdict.sentence)
         self.review = verdict
+        if self._history.finished:
+            return  # nothing is undone after the end
         if verdict.kind == "issue":
             servers = self.table.servers(linked, self.plan)
             if self.plan is None:

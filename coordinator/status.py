@@ -26,7 +26,8 @@ def build_status(machine: CoordinatorMachine, now: float) -> dict[str, Any]:
     elif data is None:
         state, waiting_for = "waiting", "waiting for the servers of stage 0 to read the data"
     else:
-        state = "training"
+        waiting_for = _lonely_stages(machine)
+        state = "waiting" if waiting_for else "training"
     return {
         "run": {
             "id": machine.run_id.hex(),
@@ -58,6 +59,18 @@ def build_status(machine: CoordinatorMachine, now: float) -> dict[str, Any]:
         "banned": machine.admission.banned_count,
         "events": list(machine.outbox.events),
     }
+
+
+def _lonely_stages(machine: CoordinatorMachine) -> str:
+    """A sentence when stages have nobody who computes for them, which only `stages.collocated = "never"` allows."""
+    stages = machine.config.stages
+    if stages.collocated != "never":
+        return ""
+    served = [member.stage for member in machine.roster.volunteers()]
+    lonely = [str(stage) for stage in range(stages.count) if stage not in served]
+    if not lonely:
+        return ""
+    return f"waiting for volunteers for stage {', '.join(lonely)}: servers do not compute (stages.collocated)"
 
 
 def _tokens_per_s(machine: CoordinatorMachine) -> float:

@@ -1,10 +1,15 @@
-"""Names of things: nodes, tasks, contributions, tensors."""
+"""Names of things: nodes, tasks, contributions, tensors.
+
+The bounds in the types are checked by the codec while it decodes, before anything is built from a peer's bytes.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, NewType
+from typing import Annotated, Literal, NewType
 
-import msgspec
+from msgspec import Meta, Struct
+
+from protocol.limits import DIMENSIONS_MAX, NUMBER_MAX
 
 NodeId = NewType("NodeId", str)
 """52 letters and digits (base32 of BLAKE2b-256 over the node's public key); see `protocol.identity`."""
@@ -12,36 +17,40 @@ NodeId = NewType("NodeId", str)
 Op = Literal["F", "L", "B", "I", "W"]
 """Forward, loss, fused backward, input half and weight half of a split backward."""
 
+_Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
+_Small = Annotated[int, Meta(ge=0, lt=2**32)]
+_Form = Literal["fp32", "bf16", "int32", "int61"]
 
-class TaskId(msgspec.Struct, frozen=True, array_like=True, order=True):
+
+class TaskId(Struct, frozen=True, array_like=True, order=True, forbid_unknown_fields=True):
     """One piece of work of a run, stable over re-issues (design section 3). The stage follows from the route."""
 
-    step: int
-    microbatch: int
-    position: int
+    step: _Number
+    microbatch: _Small
+    position: _Small
     """Place along the microbatch's route, from 0; the loss stands at the route's length."""
     op: Op
-    segment: int = 0
-    slice: int = 0
+    segment: _Small = 0
+    slice: _Small = 0
 
     def __str__(self) -> str:
         return f"{self.step}:{self.op}{self.microbatch}@{self.position}"
 
 
-class ContributionId(msgspec.Struct, frozen=True, array_like=True, order=True):
+class ContributionId(Struct, frozen=True, array_like=True, order=True, forbid_unknown_fields=True):
     """A volunteer's upload: the same content whenever it is sent again."""
 
     node: NodeId
-    incarnation: int
+    incarnation: _Number
     """Drawn anew when the process starts, so a restarted node never reuses a number."""
-    number: int
+    number: _Number
 
 
-class TensorRef(msgspec.Struct, frozen=True, array_like=True):
+class TensorRef(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A handle on a tensor that lies in the driver's store, or in the frames beside a message."""
 
-    key: int
+    key: _Number
     """The number in the store; on the wire, the index among the message's tensors."""
-    shape: tuple[int, ...]
-    form: Literal["fp32", "bf16", "int32", "int61"]
-    byte_count: int
+    shape: Annotated[tuple[_Number, ...], Meta(max_length=DIMENSIONS_MAX)]
+    form: _Form
+    byte_count: _Number

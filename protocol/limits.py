@@ -26,8 +26,8 @@ COOKIE_S = 120.0
 RECORD_BYTES_MAX = 65536
 """Plain bytes of one record: a control message waits for at most one of them (0.12 s at 20 Mbit/s, all queues
 included, against 0.33 s for 1 MiB; transport.md section 1)."""
-MESSAGE_BYTES_MAX = 1 << 20
-"""A whole encoded message; the largest real one, a freeze list of 8,192 contributions, takes 0.6 MB."""
+MESSAGE_BYTES_MAX = 640 << 10
+"""A whole encoded message: the largest real one, 8,192 contributions, fits; decoding takes under 10 ms of the loop."""
 HEADER_BYTES_MAX = 65000
 """An encoded message that has tensors: it travels in one record, before its chunks."""
 REKEY_BYTES = 1 << 30
@@ -78,6 +78,10 @@ PROGRESS_BYTES = 16 << 10
 """A peer in the middle of a frame or a tensor must bring at least this much …"""
 PROGRESS_S = 10.0
 """… in this time; slower ones hold memory for nothing."""
+SEND_STALL_S = 30.0
+"""WRITE_BYTES not taken by a peer in this time: 4 KB/s is no link to train on."""
+CONNECT_S = 5.0
+"""To reach one address of a peer before the next one is tried."""
 CLOSE_S = 2.0
 """For the last messages and the clean end of a link, after that it is cut."""
 INBOX_MAX = 1024
@@ -92,6 +96,7 @@ REJECT_REASONS = (
     "replay",  # our own messages or key sent back to us, or a number used twice
     "decode",  # not a message, or not in its one canonical form
     "role",  # a message that this role may not send to that one
+    "unexpected",  # a message that this role may send, but not now or not with this content
     "run",  # another run
     "identity",  # not the node that was dialled
     "credential",  # no invite or membership, or an expired, revoked or spent one
@@ -103,32 +108,35 @@ REJECT_REASONS = (
 """Values of the label `reason` of barnraise_transport_rejected_messages_total."""
 
 REPORT_COUNTERS = (
+    # A server's machine: where it stands.
+    "step",
+    "version",
+    "volunteers",
+    "queue",
+    "leased",
+    "reissued",
+    # A volunteer's machine: what it did.
+    "microbatches",
+    "tokens",
+    "accepted",
+    "rejected",
+    "leases",
+    "unsent_tasks",
+    # The driver: where the time went, and what crossed the wire.
     "tasks_forward",
     "tasks_backward",
     "tasks_recomputed",
-    "tasks_reissued",
-    "contributions_accepted",
-    "contributions_rejected",
-    "rejected_messages",
-    "samples",
-    "tokens",
     "compute_s",
     "codec_s",
     "optimizer_s",
     "input_wait_s",
     "transfer_wait_s",
-    "bytes_rx_activation",
-    "bytes_rx_gradient",
-    "bytes_rx_weights",
-    "bytes_rx_control",
-    "bytes_rx_data",
-    "bytes_rx_checkpoint",
-    "bytes_tx_activation",
-    "bytes_tx_gradient",
-    "bytes_tx_weights",
-    "bytes_tx_control",
-    "bytes_tx_data",
-    "bytes_tx_checkpoint",
+    "rejected_messages",
+    *(
+        f"bytes_{direction}_{kind}"
+        for direction in ("rx", "tx")
+        for kind in ("activation", "gradient", "weights", "control", "checkpoint", "data")
+    ),
 )
 """Keys of `NodeReport.counters`; a report may leave some out, and holds no others."""
 

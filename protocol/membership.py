@@ -228,6 +228,9 @@ class JoinLink(msgspec.Struct, frozen=True):
         host = ",".join(self.addresses)
         return f"{_SCHEME}{host}/{base32(self.invite + _check(host, self.invite))}"
 
+    def __repr__(self) -> str:
+        return f"JoinLink(addresses={self.addresses!r})"  # whoever has the invite may use it: no log shows it
+
     @classmethod
     def parse(cls, text: str) -> JoinLink:
         """The link in `text`. Raises `BadInputError` when a part is missing or a character was lost or changed."""

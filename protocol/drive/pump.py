@@ -1,17 +1,21 @@
-"""Drives one machine on trio (interface; the code follows in the next commits)."""
+"""Drives one machine on trio: one inbox, one clock, and one place where its effects happen."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import trio
 
+from protocol.limits import INBOX_MAX
 from protocol.machine import (
     Compute,
     Count,
     Dial,
     DropTensors,
+    Effect,
+    Exit,
     HangUp,
     Input,
     Log,
@@ -21,6 +25,9 @@ from protocol.machine import (
     Send,
     ShareTensor,
 )
+
+_TURN_S = 0.005
+"""Facts are handled for so long before other tasks of the loop get a turn."""
 
 
 class Handlers(Protocol):
@@ -48,7 +55,7 @@ class Handlers(Protocol):
 
 
 class Pump:
-    """One inbox, one machine, one place where effects happen."""
+    """Hands facts to a machine one by one, and its effects to the handlers in their order."""
 
     def __init__(
         self,
@@ -58,17 +65,87 @@ class Pump:
         clock: Callable[[], float] = trio.current_time,
         check: bool = False,
     ) -> None:
-        """`check`: call the machine's `check()` after every input (tests; costs time)."""
+        """Made inside trio. `clock` must be trio's own or run at its rate; `check`: call `machine.check()` after
+        every input (for tests; it costs time)."""
+        self._machine = machine
+        self._clock = clock
+        self._check = check
+        self._inbox: deque[Input] = deque()
+        self._filled = trio.Event()
+        self._room = trio.Event()
+        self._token = trio.lowlevel.current_trio_token()
+        self._exit: str | None = None
+        self._perform: dict[type[Effect], Callable[..., None]] = {
+            Send: handlers.send,
+            Dial: handlers.dial,
+            HangUp: handlers.hang_up,
+            Compute: handlers.compute,
+            Persist: handlers.persist,
+            Prune: handlers.prune,
+            DropTensors: handlers.drop_tensors,
+            ShareTensor: handlers.share_tensor,
+            Log: handlers.log,
+            Count: handlers.count,
+            Exit: self._on_exit,
+        }
 
     def put(self, fact: Input) -> None:
-        """Add a fact to the inbox; on trio's thread."""
+        """Add a fact to the inbox, on trio's thread. Handlers may call it while an effect is performed."""
+        self._inbox.append(fact)
+        self._filled.set()
 
     def put_from_thread(self, fact: Input) -> None:
-        """Add a fact to the inbox from any thread."""
+        """Add a fact from any thread; lost when trio has ended."""
+        try:
+            self._token.run_sync_soon(self.put, fact)
+        except trio.RunFinishedError:
+            return
 
     async def room(self) -> None:
-        """Wait until the inbox is short enough to take more from the network."""
+        """Wait until the inbox holds fewer than INBOX_MAX facts: the back-pressure for what comes by network."""
+        while len(self._inbox) >= INBOX_MAX:
+            await self._room.wait()
 
     async def run(self) -> str:
-        """Start the machine and feed it until it says `Exit`; returns the reason."""
-        raise NotImplementedError
+        """Start the machine and feed it until it says `Exit`; returns the reason. What is in the inbox then is left."""
+        self._do(self._machine.start(self._clock()))
+        while self._exit is None:
+            turn_ends = self._clock() + _TURN_S
+            while self._exit is None and self._step() and self._clock() < turn_ends:
+                pass
+            if len(self._inbox) < INBOX_MAX:
+                self._room.set()
+                self._room = trio.Event()
+            await trio.lowlevel.checkpoint()
+            if self._exit is None and not self._inbox:
+                await self._sleep()
+        return self._exit
+
+    def _step(self) -> bool:
+        """One fact, or one wake-up that is due; False when there is neither. Due wake-ups come first."""
+        wake_at = self._machine.wake_at()
+        now = self._clock()
+        if wake_at is not None and wake_at <= now:
+            self._do(self._machine.wake(now))
+        elif self._inbox:
+            self._do(self._machine.handle(self._inbox.popleft(), now))
+        else:
+            return False
+        return True
+
+    async def _sleep(self) -> None:
+        """Until a fact arrives or the machine wants to wake."""
+        wake_at = self._machine.wake_at()
+        wait_s = float("inf") if wake_at is None else max(0.0, wake_at - self._clock())
+        with trio.move_on_after(wait_s):
+            await self._filled.wait()
+        self._filled = trio.Event()
+
+    def _do(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            self._perform[type(effect)](effect)
+        if self._check:
+            self._machine.check()
+
+    def _on_exit(self, effect: Exit) -> None:
+        self._exit = effect.reason

@@ -1,0 +1,105 @@
+"""What every daemon process needs around its machine: logs, signals, and a watch on its own loop."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any, TextIO
+
+import structlog
+import trio
+from structlog.typing import EventDict
+
+from protocol.drive.metrics import LEVELS, Metrics
+from protocol.machine import Log, Told
+
+_SECRET_FIELDS = frozenset({"seed", "secret", "key", "invite", "credential", "link", "password", "token"})
+_SHOWN_BYTES = 4
+
+
+def set_up_logging(
+    metrics: Metrics,
+    *,
+    level: str = "info",
+    stream: TextIO | None = None,
+    json: bool | None = None,
+    **bound: Any,
+) -> Any:
+    """Configure structlog for this process; returns the logger, with `bound` on every line.
+
+    Lines for people on a terminal, JSON otherwise (`json` decides when given). Lines below `level` are dropped,
+    the others counted; secrets and byte strings are never written whole.
+    """
+    stream = stream or sys.stderr
+    as_json = not stream.isatty() if json is None else json
+    renderer: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+
+    def filter_and_count(_logger: Any, method: str, event: EventDict) -> EventDict:
+        name = "error" if method == "exception" else method
+        if LEVELS.index(name) < LEVELS.index(level):
+            raise structlog.DropEvent
+        metrics.record("barnraise_log_messages_total", level=name)
+        return event
+
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            filter_and_count,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _hide_secrets,
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        logger_factory=structlog.PrintLoggerFactory(stream),
+        wrapper_class=structlog.make_filtering_bound_logger(0),
+        cache_logger_on_first_use=False,
+    )
+    return structlog.get_logger(**bound)
+
+
+def write_log(logger: Any, effect: Log) -> None:
+    """Write what a machine's `Log` orders."""
+    getattr(logger, effect.level)(effect.event, **effect.fields)
+
+
+def _hide_secrets(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    """Fields named like secrets become "hidden"; byte strings keep their first bytes and their length."""
+    return {name: "hidden" if name in _SECRET_FIELDS else _shown(value) for name, value in event.items()}
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, bytes | bytearray | memoryview):
+        data = bytes(value[: _SHOWN_BYTES + 1])
+        return data.hex() if len(data) <= _SHOWN_BYTES else f"{data[:_SHOWN_BYTES].hex()}… ({len(value)} bytes)"
+    if isinstance(value, list | tuple):
+        return [_shown(item) for item in value]
+    if isinstance(value, dict):
+        return {key: "hidden" if key in _SECRET_FIELDS else _shown(item) for key, item in value.items()}
+    return value
+
+
+async def watch_signals(tell: Callable[[Told], None]) -> None:
+    """Turn SIGTERM and Ctrl-C into facts: the first asks to `drain` (finish and leave), any further one to `stop`."""
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        what = "drain"
+        async for _ in signals:
+            tell(Told(what))
+            what = "stop"
+
+
+async def watch_loop(metrics: Metrics, *, every_s: float = 0.25) -> None:
+    """Measure how late the loop wakes a task that only sleeps; runs until cancelled."""
+    while True:
+        due = trio.current_time() + every_s
+        await trio.sleep_until(due)
+        metrics.record("barnraise_event_loop_lag_seconds", trio.current_time() - due)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A TCP port that nobody listens on right now. Prefer port 0 where a server can say what it got."""
+    with socket.create_server((host, 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
