@@ -197,12 +197,13 @@ class WriteSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class WriteCheckpoint:
-    """Write the shard's part of a checkpoint durably. Result: (file, bytes, digest)."""
+    """Write the shard's part of a checkpoint durably. Result: (file, bytes, digest).
+
+    With a delayed update the next step runs on the version before, so its parameters go with it.
+    """
 
     step: int
     version: int
-    previous_version: int
-    """With a delayed update the next step runs on the version before: its parameters go with it (-1: none)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,9 @@ REPORT_COUNTERS = (
     "leases",
     "unsent_tasks",
     # The driver: where the time went, and what crossed the wire.
+    "tasks_forward",
+    "tasks_backward",
+    "tasks_recomputed",
     "compute_s",
     "codec_s",
     "optimizer_s",

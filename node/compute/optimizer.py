@@ -11,10 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from node.compute.rates import clip_factor, global_norm, learning_rate
+from node.numbers import learning_rate
 from protocol.run import RunConfig
-
-__all__ = ["AdamWShard", "clip_factor", "global_norm", "learning_rate", "partial_square_norm"]
 
 _CHUNK = 1 << 16
 """Elements worked on at a time: a chunk of all six vectors stays in a core's second-level cache."""

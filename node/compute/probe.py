@@ -13,6 +13,7 @@ import torch
 
 from node.compute.layout import StageLayout
 from node.compute.model import StageModel
+from protocol.model_spec import ModelSpec, blocks_of
 from protocol.run import RunConfig
 
 
@@ -23,7 +24,7 @@ class Probe:
     tokens_per_s: float
     """Tokens a second through forward and backward of the measured blocks."""
     flops_per_s: float
-    """Useful floating point operations a second: those of the matrices and of attention, a product and a sum as two."""
+    """Floating point operations a second by `protocol.model_spec`: matrix products and attention."""
     microbatch_s: float
     """Forward and backward of one microbatch."""
     memory_free_bytes: int
@@ -78,18 +79,9 @@ def probe(
 
 
 def flops_per_token(layout: StageLayout) -> int:
-    """Forward and backward of a token: six for each weight of a matrix, and attention's two products.
-
-    The rule of Kaplan et al., arXiv:2001.08361, 2.1; looking up an embedding is no product, and causal attention sees
-    half of the context on average.
-    """
-    model = layout.config.model
-    weights = 0
-    for part in layout.slices:
-        is_looked_up = part.name == "model.embed_tokens.weight" and not model.tied_embeddings
-        weights += 0 if is_looked_up or len(part.shape) == 1 else part.count
-    halves = sum(part.name.endswith("q_proj.weight") for part in layout.slices)
-    return 6 * weights + 6 * halves * model.context * model.hidden
+    """Forward and backward of a token through the stage's blocks, as the planner counts them."""
+    blocks = blocks_of(ModelSpec.of_run(layout.config.model, layout.vocabulary))[layout.first_block : layout.end_block]
+    return sum(block.forward_flops + block.backward_flops for block in blocks)
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -18,8 +18,9 @@ from torch import Tensor
 from node.compute.export import export_model, initial_weights
 from node.compute.layout import StageLayout
 from node.compute.model import StageModel
-from node.compute.optimizer import AdamWShard, clip_factor, partial_square_norm
+from node.compute.optimizer import AdamWShard, partial_square_norm
 from node.data.dataset import Dataset
+from node.numbers import clip_factor
 from protocol.run import RunConfig
 
 

@@ -1,7 +1,7 @@
 """Tensors as bytes on the wire: little-endian, row-major, and nothing else; shape and form travel in the message.
 
 `encode` gives a view of the tensor's own memory where the form allows; `decode` gives a tensor over the received
-buffer. What a peer sent is checked here before it is used (`RemoteProtocolError`: "size", "decode" or "not_finite").
+buffer. What a peer sent is checked here before it is used (`RemoteProtocolError`: "shape", "decode" or "not_finite").
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ assert sys.byteorder == "little", "tensors are sent in memory order, which must 
 def byte_count(shape: tuple[int, ...], form: str) -> int:
     """Bytes of a tensor of `shape` in `form`; refuses unknown forms, negative sizes and more than `MOST_BYTES`."""
     if form not in _STORED:
-        raise RemoteProtocolError("decode", f"tensor form {form!r} is not one of {sorted(_STORED)}")
+        raise RemoteProtocolError("shape", f"tensor form {form!r} is not one of {sorted(_STORED)}")
     if len(shape) > 4 or any(size < 0 for size in shape):
-        raise RemoteProtocolError("decode", f"tensor shape {shape}")
+        raise RemoteProtocolError("shape", f"tensor shape {shape}")
     count = math.prod(shape) * _STORED[form][0].itemsize
     if count > MOST_BYTES:
-        raise RemoteProtocolError("size", f"tensor of shape {shape} is {count} bytes, more than {MOST_BYTES}")
+        raise RemoteProtocolError("shape", f"tensor of shape {shape} is {count} bytes, more than {MOST_BYTES}")
     return count
 
 
@@ -60,7 +60,7 @@ def decode(buffer: bytes | bytearray | memoryview, shape: tuple[int, ...], form:
     expected = byte_count(shape, form)
     view = memoryview(buffer)
     if view.nbytes != expected:
-        raise RemoteProtocolError("decode", f"{view.nbytes} bytes for a {form} tensor of shape {shape}")
+        raise RemoteProtocolError("shape", f"{view.nbytes} bytes for a {form} tensor of shape {shape}")
     stored, wanted = _STORED[form]
     if expected == 0:
         return torch.empty(shape, dtype=wanted)

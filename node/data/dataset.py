@@ -92,7 +92,7 @@ class Dataset:
         batch = self._config.batch
         if step < 0 or not 0 <= microbatch < batch.microbatches:
             raise ValueError(f"microbatch {microbatch} of step {step}")
-        first = (step * batch.microbatches + microbatch) * batch.samples
+        first = self.cursor(step)[0] + microbatch * batch.samples
         return _cut([self._samples.training(first + index) for index in range(batch.samples)])
 
     def validation_batch(self, index: int) -> tuple[Tokens, Tokens]:
@@ -109,8 +109,7 @@ class Dataset:
 
     def cursor(self, step: int) -> tuple[int, int]:
         """The first and one past the last sample number that `step` trains on."""
-        count = self._config.batch.microbatches * self._config.batch.samples
-        return step * count, (step + 1) * count
+        return self._config.sample_range(step)
 
 
 def _cut(rows: list[Tokens]) -> tuple[Tokens, Tokens]:

@@ -425,9 +425,7 @@ class ShardRole:
         config = self._context.config
         every = config.checkpoint.every_steps
         if self.version == config.steps or (every and self.version % every == 0):
-            next_runs_on = config.version_of(self.version)
-            previous = next_runs_on if next_runs_on < self.version else -1
-            self._out.compute(WriteCheckpoint(self.version, self.version, previous))
+            self._out.compute(WriteCheckpoint(self.version, self.version))
 
     def checkpoint_written(self, job: WriteCheckpoint, file: str, byte_count: int, digest: bytes) -> None:
         self._checkpoint = CheckpointPart(

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from node.compute.layout import StageLayout
 from node.compute.model import StageModel
-from node.compute.optimizer import clip_factor, learning_rate
 from node.compute.reference import ReferenceStep, train_reference
 from node.compute.shard import ShardWorker
 from node.compute.worker import StageWorker
 from node.data.dataset import Dataset
 from node.data.grammar import floor
+from node.numbers import clip_factor, learning_rate
 from protocol.run import BatchSection, DataSection, ModelSection, OptimizerSection, RunConfig
 
 SMALL = RunConfig(

@@ -132,7 +132,8 @@ class Lanes:
                 return f"snapshot-{job.version}"
             case jobs.WriteCheckpoint():
                 name = f"{job.step}/{stage}/{shard}"
-                previous = self.shard[job.previous_version][0] if job.previous_version >= 0 else ()
+                delayed = self.place.config.version_of(job.version) < job.version
+                previous = self.shard[job.version - 1][0] if delayed else ()
                 self.shared[name] = (*self.shard[job.version], previous)
                 return name, 8 * SHARD_ELEMENTS, digest(*self.shard[job.version])
             case jobs.WriteManifest():

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from node.compute.layout import StageLayout, block_weights, shard_range
+from protocol.model_spec import ModelSpec, blocks_of
 from protocol.run import ModelSection, RunConfig
 from tests.node.compute.small import VOCABULARY, small_run
 
@@ -101,10 +102,12 @@ def test_shards_cut_evenly_and_whole() -> None:
 
 
 def test_every_block_of_the_default_run_has_weights() -> None:
-    """`RunConfig.block_count` and the layout agree on what a block is."""
-    config = RunConfig()
-    counts = [
-        sum(math.prod(shape) for _, shape, _ in block_weights(config.model, 257, block))
-        for block in range(config.block_count)
-    ]
-    assert all(counts) and sum(counts) == StageLayout.whole(config, 257).parameter_count
+    """`RunConfig.block_count`, the planner's model and the layout agree on what a block is and how much it holds."""
+    for tied in (False, True):
+        config = RunConfig(model=ModelSection(tied_embeddings=tied))
+        counts = [
+            sum(math.prod(shape) for _, shape, _ in block_weights(config.model, 257, block))
+            for block in range(config.block_count)
+        ]
+        assert counts == [block.parameters for block in blocks_of(ModelSpec.of_run(config.model, 257))]
+        assert sum(counts) == StageLayout.whole(config, 257).parameter_count
