@@ -57,7 +57,7 @@ class DataSection(_Section, frozen=True, kw_only=True):
 class OptimizerSection(_Section, frozen=True, kw_only=True):
     """AdamW on the servers' CPUs, with the global gradient norm clipped."""
 
-    learning_rate: float = 3e-3
+    learning_rate: float = 1.5e-3
     """Peak learning rate."""
     beta1: float = 0.9
     """Decay of the first moment."""
