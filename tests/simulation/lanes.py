@@ -22,6 +22,10 @@ from tests.simulation.arithmetic import (
 )
 
 
+class FileLostError(Exception):
+    """A file that a job needs is gone: the lane reports that it cannot."""
+
+
 @dataclass
 class Lanes:
     """The device lane and the server lane of one host. `store` is the host's: key -> value.
@@ -99,7 +103,10 @@ class Lanes:
                 return self._tokens(job.tokens, tokens), self._tokens(job.labels, labels)
             case jobs.StartShard():
                 if job.checkpoint_step >= 0:
-                    weights, moments, previous = self.shared[f"{job.checkpoint_step}/{stage}/{shard}"]
+                    name = f"{job.checkpoint_step}/{stage}/{shard}"
+                    if name not in self.shared:
+                        raise FileLostError(f"checkpoint file {name} is not there")
+                    weights, moments, previous = self.shared[name]
                     self.shard[job.checkpoint_step - 1] = previous, ()
                 else:
                     whole = start_vector(seed, stage, count * SHARD_ELEMENTS)

@@ -137,7 +137,11 @@ class Swarm:
         return NodeMachine(host.node, facts, COORDINATOR, (self.coordinator.address,), host.keys)
 
     def _checkpoints(self) -> tuple[int, ...]:
-        steps = [int(name.split("-")[1]) for name in self.world.shared if name.startswith("manifest-")]
+        steps = [
+            int(name.split("-")[1])
+            for name, parts in self.world.shared.items()
+            if name.startswith("manifest-") and all(part[2] in self.world.shared for part in parts)
+        ]
         return tuple(sorted(steps, reverse=True)[:16])
 
     def _build_coordinator(self, host: Host, rng: random.Random) -> CoordinatorMachine:
