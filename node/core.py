@@ -104,6 +104,8 @@ class NodeMachine:
     ) -> None:
         self.node = node
         self._facts = facts
+        self._unread = facts.records
+        """Records whose tensors no server machine has taken yet: later ledgers have nothing on this disk."""
         self._coordinator = coordinator
         self._coordinator_addresses = coordinator_addresses
         self._out = Outbox(node, keys)
@@ -331,6 +333,7 @@ class NodeMachine:
         if serving:
             self._begin_server(now)
         elif self.server is not None:
+            self.server.end()
             self.server = None
         hosted = serving and self._facts.computes and self.config.stages.collocated != "never"
         if self.stage >= 0 and (hosted or self._facts.role == "volunteer"):
@@ -346,8 +349,11 @@ class NodeMachine:
         if self.server is not None and self.server.context.generation == self.plan.ledger_generation:
             self.server.change_plan(self.plan)
             return
+        if self.server is not None:
+            self.server.end()
+        records, self._unread = self._unread, []
         self.server = ServerMachine(
-            self.node, self.config, self.vocabulary, self.plan, self._out, self._facts.records, self._coordinator
+            self.node, self.config, self.vocabulary, self.plan, self._out, records, self._coordinator
         )
         self.server.start(now)
         self.server.link_up(self.node, "server", now)

@@ -126,6 +126,9 @@ class ServerMachine:
     def start(self, now: float) -> None:
         context = self.context
         records = [record for record in self._records if record.ledger_generation == context.generation]
+        for record in self._records:
+            if isinstance(record, ContributionStored) and record.ledger_generation != context.generation:
+                self._out.drop(record.tensors)
         self._records = []
         commits = [record.step for record in records if isinstance(record, StepCommitted)]
         # We committed step v - 1, which opened only after step v - 2 - delay was closed everywhere (T-I8).
@@ -140,6 +143,13 @@ class ServerMachine:
             if self.decider.closed > context.closed:
                 self._close(self.decider.closed)
         self.shard.start(records)
+
+    def end(self) -> None:
+        """Lets go of every tensor: other ledgers begin, or this server has no place any more."""
+        for role in (self.front, self.back):
+            if role is not None:
+                role.close_step(self.context.config.steps)
+        self.shard.end()
 
     def change_plan(self, plan: Plan) -> None:
         """A new generation with the same ledgers: addresses may have changed, work goes on."""

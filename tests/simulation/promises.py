@@ -41,6 +41,8 @@ class Promises:
 
     def __init__(self) -> None:
         self._proofs: dict[NodeId, dict[tuple[Any, ...], None]] = {}
+        self._closed: dict[int, int] = {}
+        """Ledger generation -> newest step that was ever closed under it: that stays true when a disk is lost."""
 
     def durable(self, host: Host, record: Any) -> None:
         proofs = self._proofs.setdefault(host.node, {})
@@ -58,15 +60,16 @@ class Promises:
                 proofs["version", record.ledger_generation, max(0, record.checkpoint_step)] = None
                 # The next step of a delayed run works on the version before, which the checkpoint carries.
                 proofs["version", record.ledger_generation, max(0, record.checkpoint_step - 1)] = None
-                proofs["begun", record.ledger_generation, record.checkpoint_step] = None
             case StepDecided():
                 proofs["decided", record.ledger_generation, record.step, record.clip_factor, record.skipped] = None
             case StepDone():
                 proofs["done", record.ledger_generation, record.step] = None
+                self._closed[record.ledger_generation] = record.step
             case StepRow():
                 proofs["row", record.step] = None
             case PlanRow():
                 proofs["plan", record.plan] = None
+                self._closed.setdefault(record.plan.ledger_generation, max(0, record.plan.restore_step) - 1)
 
     def disk_lost(self, host: Host) -> None:
         self._proofs[host.node] = {}
@@ -94,21 +97,11 @@ class Promises:
             case StepReport():
                 needed = "done", message.ledger_generation, message.step
             case StepClosed():
-                self._closed(message)
+                newest = self._closed.get(message.ledger_generation, -1)
+                expect(message.step <= newest, "T-I8", f"step {message.step} is said to be closed, not only {newest}")
             case StepReportStored() if message.step >= 0:
                 needed = "row", message.step
             case PlanChanged():
                 needed = "plan", message.plan
         if needed is not None:
             expect(needed in proofs, "T-I2", f"{host.node} says {type(message).__name__} before it is durable: {needed}")
-
-    def _closed(self, message: StepClosed) -> None:
-        """Whoever passes it on, the decider has written it down (or the ledgers began there, or nothing is closed)."""
-        known = any(
-            ("done", message.ledger_generation, message.step) in proofs
-            or any(
-                key[:2] == ("begun", message.ledger_generation) and max(0, key[2]) > message.step for key in proofs
-            )
-            for proofs in self._proofs.values()
-        )
-        expect(known or message.step < 0, "T-I8", f"step {message.step} is said to be closed, and nobody wrote it down")

@@ -454,6 +454,7 @@ class World:
         end = start + _duration_s(job) * host.slowness / host.speed * self.rng.uniform(0.8, 1.2)
         host.lane_free_at[lane] = end
         host.jobs.append(job)
+        inputs = {ref.key: host.store[ref.key] for ref in _input_refs(job)}
         life = host.life
 
         def finish() -> None:
@@ -461,7 +462,7 @@ class World:
                 return
             host.jobs.remove(job)
             try:
-                result = host.lanes.perform(job)
+                result = host.lanes.perform(job, inputs)
             except FileLostError as error:
                 self.feed(host, ComputeFailed(job, str(error)))
             else:
@@ -510,6 +511,18 @@ class World:
         for record in gone:
             if isinstance(record, SnapshotWritten):
                 host.files.pop(record.file, None)
+
+
+def _input_refs(job: jobs.Job) -> list[TensorRef]:
+    """The tensors that a job reads: a driver takes them when the job is ordered."""
+    refs: list[TensorRef] = []
+    for name in job.__slots__:
+        value = getattr(job, name)
+        if isinstance(value, TensorRef):
+            refs.append(value)
+        elif isinstance(value, tuple):
+            refs += [item for item in value if isinstance(item, TensorRef)]
+    return refs
 
 
 def _duration_s(job: jobs.Job) -> float:
