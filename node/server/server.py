@@ -244,7 +244,10 @@ class ServerMachine:
         for task in tasks:
             if not 0 <= task.microbatch < context.config.batch.microbatches or task.segment or task.slice:
                 raise RemoteProtocolError("decode", f"{task} is no task of this run")
-            if not 0 <= task.position <= len(context.plan.stages) or not 0 <= task.step < context.config.steps:
+            end = len(context.plan.stages)
+            if not 0 <= task.position <= end or (task.position == end) != (task.op == "L"):
+                raise RemoteProtocolError("decode", f"{task} is no task of this run")
+            if not 0 <= task.step < context.config.steps:
                 raise RemoteProtocolError("decode", f"{task} is no task of this run")
         if isinstance(message, (Output, InputGradient, FetchInput, LeaseReturned, Contribute)):
             for task in tasks:

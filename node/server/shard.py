@@ -209,6 +209,8 @@ class ShardRole:
             return "version: not the version of its step"
         if any(task.step != message.step for task in message.tasks) or not message.tasks:
             return "decode: tasks of another step"
+        if len(set(message.tasks)) != len(message.tasks):
+            return "decode: a task twice"
         if sum(part.message.step == message.step for part in self._parts.values()) >= CONTRIBUTIONS_PER_STEP_MAX:
             return "size: too many contributions of one step"
         return ""

@@ -12,7 +12,6 @@ from coordinator.records import PlanRow, StepRow
 from node.records import (
     ContributionAccepted,
     ContributionStored,
-    ShardStarted,
     StepCommitted,
     StepDecided,
     StepDone,
@@ -41,6 +40,8 @@ class Promises:
 
     def __init__(self) -> None:
         self._proofs: dict[NodeId, dict[tuple[Any, ...], None]] = {}
+        self._base: dict[int, int] = {}
+        """Ledger generation -> the version that it begins from: that one needs no proof, everybody can make it."""
         self._closed: dict[int, int] = {}
         """Ledger generation -> newest step that was ever closed under it: that stays true when a disk is lost."""
 
@@ -56,10 +57,6 @@ class Promises:
             case StepCommitted():
                 proofs["version", record.ledger_generation, record.step + 1] = None
                 proofs["committed", record.ledger_generation, record.step, record.digest] = None
-            case ShardStarted():
-                proofs["version", record.ledger_generation, max(0, record.checkpoint_step)] = None
-                # The next step of a delayed run works on the version before, which the checkpoint carries.
-                proofs["version", record.ledger_generation, max(0, record.checkpoint_step - 1)] = None
             case StepDecided():
                 proofs["decided", record.ledger_generation, record.step, record.clip_factor, record.skipped] = None
             case StepDone():
@@ -69,7 +66,8 @@ class Promises:
                 proofs["row", record.step] = None
             case PlanRow():
                 proofs["plan", record.plan] = None
-                self._closed.setdefault(record.plan.ledger_generation, max(0, record.plan.restore_step) - 1)
+                base = self._base[record.plan.ledger_generation] = max(0, record.plan.restore_step)
+                self._closed.setdefault(record.plan.ledger_generation, base - 1)
 
     def disk_lost(self, host: Host) -> None:
         self._proofs[host.node] = {}
@@ -89,7 +87,7 @@ class Promises:
                 needed = "sealed", message.ledger_generation, message.step, message.contributions
             case Committed():
                 needed = "committed", message.ledger_generation, message.step, message.digest
-            case Parameters() if message.tensors:
+            case Parameters() if message.tensors and message.version > self._base.get(message.ledger_generation, 0):
                 needed = "version", message.ledger_generation, message.version
             case Decision():
                 decision = message.clip_factor, message.skipped
@@ -104,4 +102,6 @@ class Promises:
             case PlanChanged():
                 needed = "plan", message.plan
         if needed is not None:
-            expect(needed in proofs, "T-I2", f"{host.node} says {type(message).__name__} before it is durable: {needed}")
+            expect(
+                needed in proofs, "T-I2", f"{host.node} says {type(message).__name__} before it is durable: {needed}"
+            )

@@ -232,7 +232,9 @@ class World:
             self._watcher.disk_lost(self, host)
         for link in [link for link in self.links.values() if host.node in (link.a, link.b)]:
             heard = self.rng.random() < 0.5 if last_words is None else last_words
-            self._close(link, "connection reset", told=link.other(host.node), last_words_of=host.node if heard else None)
+            self._close(
+                link, "connection reset", told=link.other(host.node), last_words_of=host.node if heard else None
+            )
 
     def pause(self, host: Host, seconds: float, clock_stands: bool) -> None:
         """The computer stands still (a suspended virtual machine, or only a stopped process: then its clock goes on)."""
