@@ -1,4 +1,6 @@
-"""Who may come in: invites and how often each was used, and who is banned.
+"""Who may come in: which nodes have used which invite, and who is banned.
+
+An invite is for so many different nodes; a node that comes again with it takes no second use.
 
 Signatures, run and expiry of a credential are checked by the handshake; what only the database knows is checked here.
 """
@@ -6,19 +8,10 @@ Signatures, run and expiry of a credential are checked by the handshake; what on
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from coordinator.records import Banned, InviteSpent
 from protocol.ids import NodeId
-
-
-@dataclass(frozen=True, slots=True)
-class InviteTerms:
-    """What counts of an invite once its signature is checked."""
-
-    nonce: bytes
-    uses: int
-    """Different nodes that may use it; the same node may come again for free."""
+from protocol.membership import Invite
 
 
 class Admission:
@@ -46,16 +39,16 @@ class Admission:
         self._banned[node] = reason
         return Banned(node=node, reason=reason)
 
-    def is_spent(self, terms: InviteTerms, node: NodeId) -> bool:
+    def is_spent(self, invite: Invite, node: NodeId) -> bool:
         """Whether the invite has no use left for `node`."""
-        users = self._users.get(terms.nonce, {})
-        return node not in users and len(users) >= terms.uses
+        users = self._users.get(invite.nonce, {})
+        return node not in users and len(users) >= invite.uses
 
-    def spend(self, terms: InviteTerms, node: NodeId) -> InviteSpent | None:
+    def spend(self, invite: Invite, node: NodeId) -> InviteSpent | None:
         """Takes one use at once, so that two joins cannot share the last; None when `node` has used it before."""
-        users = self._users.setdefault(terms.nonce, {})
+        users = self._users.setdefault(invite.nonce, {})
         if node in users:
             return None
-        assert len(users) < terms.uses, "a spent invite was spent again"
+        assert len(users) < invite.uses, "a spent invite was spent again"
         users[node] = None
-        return InviteSpent(nonce=terms.nonce, node=node)
+        return InviteSpent(nonce=invite.nonce, node=node)

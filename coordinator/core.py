@@ -12,19 +12,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from coordinator.admission import Admission, InviteTerms
+from coordinator.admission import Admission
 from coordinator.history import History
 from coordinator.membership import MEMBERS_MAX, LeaveReason, Member, Roster
 from coordinator.outbox import Outbox
 from coordinator.records import DataRow, MemberRow, StepRow, StoredState
 from coordinator.servers import Placement
-from coordinator.status import build_status
+from coordinator.status import build_status, run_state
 from coordinator.volunteers import Crew
 from protocol.ids import NodeId
 from protocol.machine import Effect, Input, LinkDown, LinkUp, Persisted, Received, Told
+from protocol.membership import Invite, JoinRole, Membership
 from protocol.messages import (
     Bye,
     DataReady,
@@ -46,19 +46,6 @@ MEMBERSHIP_S = 24 * 3600.0
 """Life of a membership: bounds how long a missed revocation counts (state-and-trust 2.4)."""
 
 
-@dataclass(frozen=True, slots=True)
-class MembershipTerms:
-    """What a membership says (state-and-trust 2.4); the daemon signs it with the coordinator's key."""
-
-    node: NodeId
-    public_key: bytes
-    role: str
-    generation: int
-    serial: int
-    expires_wall_s: float
-    """Seconds since 1970."""
-
-
 class CoordinatorMachine:
     """See the module. `status()` may be called at any time between two inputs."""
 
@@ -68,16 +55,16 @@ class CoordinatorMachine:
         run_id: bytes,
         generation: int,
         stored: StoredState,
-        sign_membership: Callable[[MembershipTerms], bytes],
+        sign_membership: Callable[[Membership], bytes],
         wall_offset_s: float = 0.0,
-        read_invite: Callable[[bytes], InviteTerms | None] = lambda credential: None,
+        read_invite: Callable[[bytes], Invite | None] = lambda credential: None,
     ) -> None:
         """
         Args:
             generation: newly opened by the database, used by no plan yet.
             stored: what the database knows; `StoredState()` for a new run.
             wall_offset_s: seconds since 1970 minus the machine's `now`.
-            read_invite: the terms of a credential that is an invite, None for a membership.
+            read_invite: what a credential says if it is an invite (its signature is checked), None for a membership.
         """
         self.config = config
         self.run_id = run_id
@@ -95,6 +82,9 @@ class CoordinatorMachine:
         self._next_serial = stored.next_serial
         self._data_on_its_way: DataRow | None = None
         self._next_sweep: float | None = None
+        self._waiting_for = ""
+        self.waiting_since = 0.0
+        """When the run began to wait for what it waits for now."""
 
     # ---- the machine's doors -----------------------------------------------------------------------------------
 
@@ -105,7 +95,7 @@ class CoordinatorMachine:
             "info", "coordinator started", generation=self.placement.generation, newest_step=self.history.newest_step
         )
         self.placement.start(now)
-        return self.outbox.take()
+        return self._end(now)
 
     def handle(self, fact: Input, now: float) -> Sequence[Effect]:
         self.outbox.begin(now)
@@ -128,6 +118,15 @@ class CoordinatorMachine:
                 raise AssertionError(f"a coordinator has no use for {fact!r}")
         if len(self.roster) and self._next_sweep is None:
             self._next_sweep = now + self._sweep_s
+        return self._end(now)
+
+    def _end(self, now: float) -> Sequence[Effect]:
+        """The effects of an input; notes since when the run waits for the same thing."""
+        _, waiting_for = run_state(self)
+        if waiting_for != self._waiting_for:
+            self._waiting_for, self.waiting_since = waiting_for, now
+            if waiting_for:
+                self.outbox.log("info", "run waits", detail=waiting_for)
         return self.outbox.take()
 
     def wake_at(self) -> float | None:
@@ -142,7 +141,7 @@ class CoordinatorMachine:
         if self.data is not None:
             self.crew.even_out(self.data.vocabulary, now)
         self._next_sweep = now + self._sweep_s if len(self.roster) else None
-        return self.outbox.take()
+        return self._end(now)
 
     def check(self) -> None:
         """Raises if an invariant is broken."""
@@ -175,12 +174,13 @@ class CoordinatorMachine:
         ban = self.admission.ban_reason(fact.peer)
         if ban is not None:
             self.outbox.refuse(fact.peer, "banned", f"banned: {ban}")
-        elif fact.role not in ("server", "volunteer"):
-            self._reject(fact.peer, "role", f"a {fact.role} has no business here")
+        elif fact.role == "coordinator":
+            self._reject(fact.peer, "role", "a coordinator has no business here")
         elif len(self.roster) >= MEMBERS_MAX:
-            self.outbox.refuse(fact.peer, "full", f"{MEMBERS_MAX} nodes are linked already")
+            self.outbox.refuse(fact.peer, "busy", f"{MEMBERS_MAX} nodes are linked already")
         else:
-            self.roster.add(fact.peer, fact.role, fact.public_key, fact.credential, now)
+            role: JoinRole = "server" if fact.role == "server" else "volunteer"
+            self.roster.add(fact.peer, role, fact.public_key, fact.credential, now)
 
     def _look_after(self, member: Member, now: float) -> None:
         """Pings a quiet link, closes a silent one, renews a membership at half of its life."""
@@ -219,9 +219,9 @@ class CoordinatorMachine:
         self.outbox.hang_up(peer, reason)
 
     def _told(self, what: str, now: float) -> None:
-        """`stop`, or `ban NODE WHY`."""
+        """`drain` or `stop` (a coordinator has nothing to finish), or `ban NODE WHY`."""
         verb, _, rest = what.partition(" ")
-        if verb == "stop":
+        if verb in ("drain", "stop"):
             for member in self.roster.all():
                 self.outbox.send(member.peer, Bye(reason="the coordinator stops"))
             self.outbox.log("info", "coordinator stops")
@@ -280,22 +280,22 @@ class CoordinatorMachine:
             if member.role == "server" and member.welcomed:
                 self.placement.look(now)
         else:
-            terms = self._read_invite(member.credential)
-            refusal = self._refusal_of(member, join, terms)
+            invite = self._read_invite(member.credential)
+            refusal = self._refusal_of(member, join, invite)
             if refusal is not None:
                 self.roster.remove(member)
                 self.outbox.refuse(member.peer, *refusal)
                 return
             member.join = join
-            spent = self.admission.spend(terms, member.peer) if terms is not None else None
+            spent = self.admission.spend(invite, member.peer) if invite is not None else None
             if spent is not None:
                 self.outbox.persist(spent)
             self._give_membership(member, now)
 
-    def _refusal_of(self, member: Member, join: Join, terms: InviteTerms | None) -> tuple[str, str] | None:
+    def _refusal_of(self, member: Member, join: Join, invite: Invite | None) -> tuple[str, str] | None:
         """(reason, sentence) why an honest node cannot take part, or None."""
-        if terms is not None and self.admission.is_spent(terms, member.peer):
-            return "spent", f"this invite was for {terms.uses} node(s), and all have come: ask for another"
+        if invite is not None and self.admission.is_spent(invite, member.peer):
+            return "credential", f"this invite was for {invite.uses} node(s), and all have come: ask for another"
         if join.role == "server" and not join.addresses:
             return "address", "a server needs an address at which the others can reach it"
         plan = self.placement.plan
@@ -310,18 +310,18 @@ class CoordinatorMachine:
         """A new serial, durable first so that it is never reused; then the membership, and the welcome with it."""
         serial, self._next_serial = self._next_serial, self._next_serial + 1
         member.renew_at = now + MEMBERSHIP_S / 2
-        terms = MembershipTerms(
+        membership = Membership(
             node=member.peer,
-            public_key=member.public_key,
             role=member.role,
+            run_id=self.run_id,
             generation=self.placement.generation,
             serial=serial,
-            expires_wall_s=now + self._wall_offset_s + MEMBERSHIP_S,
+            not_after=int(now + self._wall_offset_s + MEMBERSHIP_S),
         )
 
         def durable(now: float) -> None:
             if self.roster.is_current(member):
-                member.membership = self._sign_membership(terms)
+                member.membership = self._sign_membership(membership)
                 self._welcome(member, now)
 
         row = MemberRow(node=member.peer, public_key=member.public_key, role=member.role, serial=serial)

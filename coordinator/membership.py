@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protocol.ids import NodeId
+from protocol.membership import JoinRole
 from protocol.messages import Join, NodeReport
 
 LeaveReason = Literal["graceful", "timeout", "evicted", "banned"]
@@ -24,7 +25,7 @@ class Member:
     """One linked node and what it said."""
 
     peer: NodeId
-    role: str
+    role: JoinRole
     public_key: bytes
     credential: bytes
     number: int
@@ -74,7 +75,7 @@ class Roster:
     def get(self, peer: NodeId) -> Member | None:
         return self._members.get(peer)
 
-    def add(self, peer: NodeId, role: str, public_key: bytes, credential: bytes, now: float) -> Member:
+    def add(self, peer: NodeId, role: JoinRole, public_key: bytes, credential: bytes, now: float) -> Member:
         """A new link; the caller has removed an earlier one of the same node."""
         assert peer not in self._members, f"{peer} is linked twice"
         self._arrivals += 1

@@ -13,6 +13,8 @@ from protocol.messages import Message, Refused
 
 EVENTS_KEPT = 200
 """Events that the status page shows; all of them are in the log and the database."""
+EVERYDAY_EVENTS = ("step",)
+"""Logged, but no events: the steps have a table of their own, and would push everything else out of view."""
 
 
 class Outbox:
@@ -66,6 +68,8 @@ class Outbox:
 
     def log(self, level: str, event: str, **fields: Any) -> None:
         self._effects.append(Log(level, event, fields))
+        if event in EVERYDAY_EVENTS:
+            return
         wall_s = round(self._now + self._wall_offset_s, 3)
         self.events.append({"wall_s": wall_s, "level": level, "event": event, **fields})
 

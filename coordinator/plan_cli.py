@@ -27,7 +27,16 @@ class _LazyGroup(click.Group):
 
 
 plan = _LazyGroup(
-    {"partition": "coordinator.partition_cli:partition"},
+    {
+        "partition": "coordinator.partition_cli:partition",
+        "schedule": "coordinator.schedule_cli:plan_schedule",
+        "tune": "coordinator.tune_cli:plan_tune",
+        "placement": "coordinator.placement.cli:plan_placement",
+        "routes": "coordinator.routes.cli:plan_routes",
+    },
     help="Plan a run, or a piece of one, without starting a daemon.",
 )
-schedule = _LazyGroup({}, help="Show the order in which a pipeline's nodes work, and what it costs.")
+schedule = _LazyGroup(
+    {"show": "coordinator.show_cli:show"},
+    help="Show the order in which a pipeline's nodes work, and what it costs.",
+)

@@ -12,7 +12,7 @@ from protocol.run import RunConfig
 MOVE_PAUSE_S = 5.0
 """A stage is without volunteers for so long before one is moved, and two moves are so far apart: one that was killed
 is often back within it, and a swarm that jumps at every change only downloads parameters."""
-STAY_S = 30.0
+STAY_S = 15.0
 """A volunteer that came to its stage less than this ago is not moved."""
 
 

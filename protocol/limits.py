@@ -96,6 +96,7 @@ REJECT_REASONS = (
     "replay",  # our own messages or key sent back to us, or a number used twice
     "decode",  # not a message, or not in its one canonical form
     "role",  # a message that this role may not send to that one
+    "unexpected",  # a message that this role may send, but not now or not with this content
     "run",  # another run
     "identity",  # not the node that was dialled
     "credential",  # no invite or membership, or an expired, revoked or spent one
@@ -122,6 +123,9 @@ REPORT_COUNTERS = (
     "leases",
     "unsent_tasks",
     # The driver: where the time went, and what crossed the wire.
+    "tasks_forward",
+    "tasks_backward",
+    "tasks_recomputed",
     "compute_s",
     "codec_s",
     "optimizer_s",

@@ -185,7 +185,8 @@ def choose(
     for candidate in candidates:
         kind, chunk = candidate.kind, candidate.chunk
         if kind == Kind.FORWARD:
-            if not _fits(policy, state, chunk):
+            # Later slices of a microbatch whose first slice has started are part of it already.
+            if not candidate.key.slice and not _fits(policy, state, chunk):
                 memory_full = True
             elif _goes_before(candidate, forward, policy.forward, state.forward_at):
                 forward = candidate
@@ -201,7 +202,7 @@ def choose(
     chosen = _by_kind(policy, state, forward, backward)
     if chosen is not None:
         if chosen.kind == Kind.FORWARD:
-            return chosen, _after_forward(policy, state, chosen.chunk)
+            return chosen, _after_forward(policy, state, chosen)
         return chosen, _after_backward(policy, state, chosen.chunk)
     if weight is not None and (
         policy.weights is Weights.GAP
@@ -249,7 +250,8 @@ def _by_kind(policy: Policy, state: State, forward: Ready | None, backward: Read
     return other
 
 
-def _after_forward(policy: Policy, state: State, chunk: int) -> State:
+def _after_forward(policy: Policy, state: State, chosen: Ready) -> State:
+    chunk = chosen.chunk
     left = _changed(state.forwards_left, chunk, -1)
     at, step = _next_turn(policy.forward, chunk, state.forward_step, left)
     streak = 1 if state.backward_turn else state.streak + 1
@@ -257,7 +259,7 @@ def _after_forward(policy: Policy, state: State, chunk: int) -> State:
     return State(
         left,
         state.backwards_left,
-        _changed(state.alive, chunk, 1),
+        state.alive if chosen.key.slice else _changed(state.alive, chunk, 1),
         state.split,
         state.forwards_done + 1,
         state.backwards_done,

@@ -51,7 +51,7 @@ class DataSection(_Section, frozen=True, kw_only=True):
     text_field: str = "text"
     """The field of a jsonl line that holds the text."""
     tokenizer: str = "bytes"
-    """`bytes` (256 values and 3 marks), `bpe:SIZE` trained on the data, or a path to a tokenizer.json."""
+    """`bytes` (256 values and an end mark), `bpe:SIZE` trained on the data, or a path to a tokenizer.json."""
 
 
 class OptimizerSection(_Section, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ class OptimizerSection(_Section, frozen=True, kw_only=True):
     eps: float = 1e-8
     """Added to the root of the second moment."""
     weight_decay: float = 0.1
-    """Decoupled decay; norms and embeddings' biases do not decay."""
+    """Decoupled decay of matrices; the gains of norms do not decay."""
     clip_norm: float = 1.0
     """Global norm above which gradients are scaled down; 0 switches clipping off."""
     warmup_steps: int = 20

@@ -39,6 +39,23 @@ class Network:
         rows = [[0.0 if a == b else link_s for b in range(nodes)] for a in range(nodes)]
         return cls(latency_s=rows, blocking=blocking)
 
+    def first(self, nodes: int) -> Network:
+        """The same network among the first `nodes` nodes."""
+
+        def matrix(rows: Sequence[Sequence[float]] | None) -> Sequence[Sequence[float]] | None:
+            return None if rows is None else [row[:nodes] for row in rows[:nodes]]
+
+        def vector(values: Sequence[float] | None) -> Sequence[float] | None:
+            return None if values is None else values[:nodes]
+
+        return Network(
+            matrix(self.latency_s),
+            matrix(self.link_bytes_per_s),
+            vector(self.uplink_bytes_per_s),
+            vector(self.downlink_bytes_per_s),
+            self.blocking,
+        )
+
     def latency(self, source: int, target: int) -> float:
         """Seconds from one node to another."""
         return self.latency_s[source][target] if self.latency_s is not None and source != target else 0.0

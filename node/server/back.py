@@ -59,23 +59,30 @@ class BackRole:
         """A volunteer's forward result. The first that came stays."""
         state = self._steps.get(message.task.step)
         microbatch = message.task.microbatch
-        self.on_graphs(peer, (message.task,))
         if state is None or microbatch in state.outputs:
             self._out.drop(message.tensors)
+            self.on_graphs(peer, (message.task,))
             return
         (state.outputs[microbatch],) = message.tensors
+        self.on_graphs(peer, (message.task,))
         if microbatch not in state.delivered:
             self._send_activation(message.task.step, microbatch)
         self._output_safe(message.task.step, microbatch)
 
     def on_graphs(self, peer: NodeId, forwards: tuple[TaskId, ...]) -> None:
-        """`peer` has the graphs of these forwards. Those that it will not be asked for only fill its memory."""
-        useless = tuple(
-            task for task in forwards if not self.pool.prefer(self._backward(task.step, task.microbatch), peer)
-        )
-        mine = tuple(task for task in useless if self._context.is_back_of(self._context.stage, task.microbatch))
-        if mine:
-            self._out.send(peer, Forget(ledger_generation=self._context.generation, tasks=mine))
+        """`peer` has the graphs of these forwards. Those that it will not be asked for only fill its memory.
+
+        A forward whose output nobody has (any more) will be done again, perhaps by somebody else.
+        """
+        useless = []
+        for task in forwards:
+            if self._context.is_back_of(self._context.stage, task.microbatch):
+                state = self._steps.get(task.step)
+                done = state is not None and (task.microbatch in state.outputs or task.microbatch in state.delivered)
+                if not done or not self.pool.prefer(self._backward(task.step, task.microbatch), peer):
+                    useless.append(task)
+        if useless:
+            self._out.send(peer, Forget(ledger_generation=self._context.generation, tasks=tuple(useless)))
 
     def on_gradient(self, message: Gradient) -> None:
         """The next stage's input gradient: the backward can begin."""

@@ -105,6 +105,8 @@ class ServerMachine:
         self._servers: dict[NodeId, bool] = {}
         """Servers with a live link, and whether they have said that they are ready."""
         self._volunteers: dict[NodeId, None] = {}
+        self._lane_is_ours = False
+        """Whether what the server lane ends now was ordered by this machine."""
         self.front = FrontRole(self.context) if self._is_front else None
         self.back = BackRole(self.context) if not self._is_front else None
         self.shard = ShardRole(self.context)
@@ -397,6 +399,13 @@ class ServerMachine:
     # ---- jobs and records ----------------------------------------------------------------------------------------
 
     def computed(self, job: Job, result: Any, now: float) -> None:
+        if isinstance(job, SetUpServer):
+            self._lane_is_ours = job.plan.ledger_generation == self.context.generation
+        if not self._lane_is_ours:
+            # Ordered under earlier ledgers; the lane works in order, so ours begin after its set-up.
+            results = result if isinstance(result, tuple) else (result,)
+            self._out.drop(ref for ref in results if isinstance(ref, TensorRef))
+            return
         was_ready = self.ready
         match job:
             case SetUpServer():

@@ -215,7 +215,12 @@ class VolunteerMachine:
 
     def _on_forget(self, message: Forget) -> None:
         """Graphs that nobody will ask for make room, unless a lease for one is here already."""
-        tasks = tuple(task for task in message.tasks if task in self._graphs and _backward_of(task) not in self._leases)
+        running = None if self._running is None else self._running.lease.tasks[0]
+        tasks = tuple(
+            task
+            for task in message.tasks
+            if task in self._graphs and task != running and _backward_of(task) not in self._leases
+        )
         for task in tasks:
             del self._graphs[task]
         if tasks:

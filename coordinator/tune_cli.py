@@ -1,0 +1,187 @@
+"""`barnraise plan tune RUN.toml NETWORK.json`: which cut, placement, order and sizes suit a run's
+machines."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from coordinator.costs import BlockCost
+from coordinator.model_costs import CostRules, block_costs
+from coordinator.simulator.links import Network as SharedNetwork
+from coordinator.tune_case import Node, Workload
+from coordinator.tuner import Outcome, Space, Tuned, tune
+from protocol.config_file import load_run
+from protocol.errors import BadInputError
+from protocol.model_spec import ModelSpec
+from protocol.profile import Network, load_network
+from protocol.run import RunConfig
+
+#: A larger pipeline is not one step's line of nodes; placement makes stages of several machines each.
+NODES_MAX = 256
+
+
+@click.command("tune")
+@click.argument("run_file", metavar="RUN.toml", type=click.Path(path_type=Path))
+@click.argument("network_file", metavar="NETWORK.json", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON object.")
+@click.option("--budget-s", type=click.FloatRange(min=0), default=20.0, show_default=True, help="Time to search.")
+@click.option("--nodes", type=str, default="", help="Numbers of nodes to try, like 4,8; all machines by default.")
+@click.option("--segments", type=str, default="1,2,4", show_default=True, help="Numbers of segments to try.")
+def plan_tune(run_file: Path, network_file: Path, as_json: bool, budget_s: float, nodes: str, segments: str) -> None:
+    """Rank cuts, placements, orders and sizes for a run on measured machines, with reasons.
+
+    One machine stands for one node of the pipeline, the strongest first, neighbours near each other.
+    """
+    config, network = load_run(run_file), load_network(network_file)
+    order = line_order(network)
+    found = tune(
+        workload(config),
+        [Node(m.forward_flops_per_s, float(m.memory_bytes)) for m in (network.machines[index] for index in order)],
+        line_network(network, order),
+        Space(nodes=_numbers(nodes, "--nodes"), segments=_numbers(segments, "--segments")),
+        budget_s,
+    )
+    names = [network.machines[index].name for index in order]
+    if as_json:
+        click.echo(json.dumps(answer(found, names)))
+    else:
+        click.echo(table(found, names))
+
+
+def workload(config: RunConfig) -> Workload:
+    """A run's step: blocks by the model's arithmetic, on a node of one floating-point operation per second.
+
+    The vocabulary is taken as the byte tokenizer's, or a trained one's own size; a file's is not opened here.
+    """
+    kind, _, size = config.data.tokenizer.partition(":")
+    vocabulary = int(size) if kind == "bpe" and size.isdigit() else 259
+    spec = ModelSpec.of_run(config.model, vocabulary)
+    value_bytes = 2 if config.wire.activations == "bf16" else 4
+    blocks = block_costs(spec, CostRules(flops_per_s=1.0, tokens=config.model.context))
+    matrices = sum(block.forward_s for block in blocks)
+    # Of attention's operations, scores and their product with the values grow with the square of the
+    # sequence.
+    squared = 4.0 * config.model.context * config.model.hidden * config.model.layers * config.model.context
+    return Workload(
+        blocks=[BlockCost(b.forward_s, b.backward_s, b.parameter_bytes, b.activation_bytes) for b in blocks],
+        samples=config.batch.microbatches * config.batch.samples,
+        tokens=config.model.context,
+        boundary_bytes=float(config.model.context * config.model.hidden * value_bytes),
+        attention_share=min(0.9, squared / matrices) if matrices else 0.0,
+    )
+
+
+def line_order(network: Network) -> list[int]:
+    """Machines as a line: the strongest first, then always the nearest that is left (ties by number)."""
+    if len(network.machines) > NODES_MAX:
+        raise BadInputError(f"machines: {len(network.machines)} are more than a line of {NODES_MAX}; use plan run")
+    everyone = list(range(len(network.machines)))
+    latency_s, per_byte_s = paths(network, everyone)
+    delay_s = latency_s + 1e6 * per_byte_s
+    left = sorted(everyone, key=lambda index: (-network.machines[index].forward_flops_per_s, index))
+    order = [left.pop(0)] if left else []
+    while left:
+        nearest = min(left, key=lambda index: (delay_s[order[-1], index], index))
+        left.remove(nearest)
+        order.append(nearest)
+    return order
+
+
+def line_network(network: Network, order: Sequence[int]) -> SharedNetwork:
+    """The measured network among machines in `order`, as the simulator shares it."""
+    latency_s, per_byte_s = paths(network, order)
+    machines = [network.machines[index] for index in order]
+    return SharedNetwork(
+        latency_s=latency_s.tolist(),
+        link_bytes_per_s=(1 / np.maximum(per_byte_s, 1e-300)).tolist(),
+        uplink_bytes_per_s=[machine.uplink_bytes_per_s for machine in machines],
+        downlink_bytes_per_s=[machine.downlink_bytes_per_s for machine in machines],
+    )
+
+
+def paths(network: Network, order: Sequence[int]) -> tuple[Any, Any]:
+    """(latency in seconds, seconds per byte) between machines in `order`, both (n, n); volunteers by a
+    server.
+
+    The way over a server is the one that a million bytes take in the least time.
+    """
+    to_server = network.to_latency_s + 1e6 / np.maximum(network.to_bytes_per_s, 1e-300)
+    from_server = network.from_latency_s + 1e6 / np.maximum(network.from_bytes_per_s, 1e-300)
+    count = len(order)
+    latency = np.zeros((count, count))
+    per_byte = np.zeros((count, count))
+    for row, a in enumerate(order):
+        for column, b in enumerate(order):
+            if row == column:
+                continue
+            if b < network.servers:
+                way = (network.to_latency_s[a, b], 1 / max(network.to_bytes_per_s[a, b], 1e-300))
+            elif a < network.servers:
+                way = (network.from_latency_s[a, b], 1 / max(network.from_bytes_per_s[a, b], 1e-300))
+            else:
+                by = int(np.argmin(to_server[a] + from_server[:, b]))
+                way = (
+                    network.to_latency_s[a, by] + network.from_latency_s[by, b],
+                    1 / max(network.to_bytes_per_s[a, by], 1e-300) + 1 / max(network.from_bytes_per_s[by, b], 1e-300),
+                )
+            if not math.isfinite(way[0]):
+                names = network.machines[a].name, network.machines[b].name
+                raise BadInputError(f"links: {names[0]} cannot reach {names[1]}")
+            latency[row, column], per_byte[row, column] = way
+    return latency, per_byte
+
+
+def _numbers(text: str, key: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(part) for part in text.split(",") if part)
+    except ValueError as error:
+        raise BadInputError(f"{key}: {text!r} is not a list of numbers like 4,8") from error
+    if any(number < 1 for number in numbers):
+        raise BadInputError(f"{key}: every number is at least 1")
+    return numbers
+
+
+def answer(found: Tuned, names: Sequence[str]) -> dict[str, Any]:
+    """The ranking as one JSON object."""
+    return {
+        "nodes": list(names),
+        "search_s": found.search_s,
+        "stopped": found.stopped,
+        "choices": [_outcome(outcome) for outcome in found.outcomes],
+    }
+
+
+def _outcome(outcome: Outcome) -> dict[str, Any]:
+    choice = outcome.choice
+    return {
+        "nodes": choice.nodes,
+        "microbatch_samples": choice.microbatch_samples,
+        "placement": choice.placement,
+        "order": choice.order,
+        "split_backward": choice.split,
+        "segments": choice.segments,
+        "slices": choice.slices,
+        "status": outcome.status,
+        "reason": outcome.reason,
+        "step_s": outcome.makespan_s if math.isfinite(outcome.makespan_s) else None,
+        "lower_bound_s": outcome.bound_s,
+        "peak_bytes": outcome.peak_bytes if math.isfinite(outcome.peak_bytes) else None,
+    }
+
+
+def table(found: Tuned, names: Sequence[str]) -> str:
+    """The ranking in lines: time, memory, status, choice, reason."""
+    lines = [f"{'step s':>10}  {'peak':>9}  {'status':<9}  choice: reason"]
+    for outcome in found.outcomes:
+        time = f"{outcome.makespan_s:.4g}" if math.isfinite(outcome.makespan_s) else "-"
+        peak = f"{outcome.peak_bytes / 1e6:.4g} MB" if math.isfinite(outcome.peak_bytes) else "-"
+        lines.append(f"{time:>10}  {peak:>9}  {outcome.status:<9}  {outcome.choice}: {outcome.reason}")
+    lines.append(f"nodes in order: {', '.join(names)}; searched {found.search_s:.1f} s, stopped: {found.stopped}")
+    return "\n".join(lines)
