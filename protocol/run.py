@@ -106,8 +106,9 @@ class WireSection(_Section, frozen=True, kw_only=True):
 
     activations: Literal["fp32", "bf16"] = "fp32"
     """Form of activations and of their gradients."""
-    gradients: Literal["fp32", "bf16"] = "fp32"
-    """Form of weight gradients."""
+    gradients: Literal["fp64", "fp32", "bf16"] = "fp64"
+    """Form of summed weight gradients. fp64 loses nothing of a sum of fp32 gradients, so the weights do not depend on
+    who summed what; the others halve or quarter what a volunteer uploads, and round."""
     parameters: Literal["fp32", "bf16"] = "fp32"
     """Form of parameters sent to volunteers."""
 

@@ -64,12 +64,16 @@ class ShardWorker:
         return self._versions[version].params
 
     def reduce(self, grads: Sequence[Tensor]) -> tuple[Tensor, float, bool]:
-        """The sum in the given order, its square norm, and whether all of it is finite. Inputs stay as they are."""
-        total = torch.zeros(self.end - self.begin)
+        """The sum in the given order, its square norm, and whether all of it is finite. Inputs stay as they are.
+
+        Summed in fp64 and rounded once: [end - begin] fp32.
+        """
+        exact = torch.zeros(self.end - self.begin, dtype=torch.float64)
         for grad in grads:
-            if grad.shape != total.shape:
-                raise ValueError(f"gradient of shape {tuple(grad.shape)} for a shard of {total.numel()}")
-            total += grad
+            if grad.shape != exact.shape:
+                raise ValueError(f"gradient of shape {tuple(grad.shape)} for a shard of {exact.numel()}")
+            exact += grad
+        total = exact.float()
         square_norm = partial_square_norm(total)
         return total, square_norm, square_norm < float("inf")  # false for NaN too
 
