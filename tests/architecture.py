@@ -9,7 +9,7 @@ import ast
 import fnmatch
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -104,6 +104,7 @@ class Module:
         return any(fnmatch.fnmatch(self.path, pattern) for pattern in DRIVERS)
 
 
+@cache
 def modules(root: Path = ROOT, packages: tuple[str, ...] = PACKAGES) -> list[Module]:
     """All source files of these packages, in order of their paths."""
     return [

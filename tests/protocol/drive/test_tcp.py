@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import socket
 from contextlib import suppress
 from typing import Any
 
+import psutil
 import pytest
 import trio
 import trio.testing
@@ -17,6 +19,7 @@ from protocol.drive import tcp
 from protocol.drive.tcp import DialError, Link, LinkOptions
 from protocol.framing import Frame
 from protocol.handshake import CookieDemanded, Initiator, Session
+from protocol.identity import Identity
 from protocol.ids import TaskId, TensorRef
 from protocol.limits import COOKIE_ABOVE, HALF_OPEN_MAX
 from protocol.messages import Activation, Freeze, Ping
@@ -277,6 +280,37 @@ async def test_idle_callers_do_not_keep_honest_ones_out() -> None:
         for stream in idle:
             await stream.aclose()
     assert HALF_OPEN_MAX > COOKIE_ABOVE
+
+
+@pytest.mark.slow
+async def test_hundreds_of_idle_callers_and_slow_readers() -> None:
+    """500 silent callers and 200 members that read nothing: an honest caller gets in, memory stays bounded (S7)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2000:
+        pytest.skip("needs 2,000 open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2000), hard))
+    streams: list[trio.SocketStream] = []
+    process = psutil.Process()
+    async with stations("server", "server") as (one, two):
+        before_bytes = process.memory_info().rss
+        for number in range(200):
+            stream, session = await _stranger(one, identity=Identity(number.to_bytes(32, "big")))
+            writer = RecordWriter(session.send_key, bytes(24))
+            window = b"\0\0" + (64 * _MIB).to_bytes(8, "big")
+            await stream.send_all(writer.header + writer.seal(Frame.HELLO, window))
+            streams.append(stream)
+        await one.events.until(lambda events: len(events.up) == 200)
+        data = bytes(16 * _MIB)
+        for link in one.events.up:
+            link.send(_activation(len(data)), [data])
+        for _ in range(500):
+            streams.append(await trio.open_tcp_stream("127.0.0.1", int(one.address.rpartition(":")[2])))
+        link = await two.transport.dial([one.address], one.identity.node)
+        link.send(Ping(number=1))
+        await one.events.until(lambda events: events.messages)
+        assert process.memory_info().rss - before_bytes < 64 * _MIB + len(data)
+        for stream in streams:
+            await stream.aclose()
 
 
 async def test_stalled_handshakes_and_frames_time_out(
