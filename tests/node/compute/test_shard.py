@@ -78,15 +78,17 @@ def test_versions_never_change() -> None:
 
 
 def test_digest_is_of_the_content() -> None:
-    """Equal updates have equal digests, on another worker too; weights and moments both count."""
+    """Equal updates have equal digests, on another worker too; changed moments show one version later."""
     (one,), (two,) = shards(1), shards(1)
     assert one.digest(0) == two.digest(0)
     assert one.apply(0, random_gradient(1), 0, 1.0) == two.apply(0, random_gradient(1), 0, 1.0)
-    state = {name: tensor.clone() for name, tensor in one.snapshot(0).items()}
+    state = {name: tensor.clone() for name, tensor in one.snapshot(1).items() if name != "previous"}
+    expected = one.apply(1, random_gradient(2), 1, 1.0)
     for name in ("params", "m", "v"):
         changed = {key: tensor.clone() for key, tensor in state.items()}
         changed[name][7] += 1e-3
-        assert two.load(0, **changed) != one.digest(0), name
+        assert (two.load(1, **changed) == one.digest(1)) == (name != "params")
+        assert two.apply(1, random_gradient(2), 1, 1.0) != expected, name
 
 
 def test_a_skipped_step_keeps_weights_and_moments() -> None:
