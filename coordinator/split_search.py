@@ -116,34 +116,30 @@ def _graph(line: Line, placement: str, segments: int, link_s: float) -> TaskGrap
 
 def _candidates(line: Line, peak_max: float, segments: tuple[int, ...]) -> Iterator[tuple[str, int, str, list[Policy]]]:
     """(placement, segments, words, policies), the usually best first."""
-    rules = list(product(First, (False, True), (Weights.GAP, Weights.FIT)))
+    rules = list(product((True, False), (First.FORWARD, First.INTERLEAVED, First.BACKWARD), (Weights.FIT, Weights.GAP)))
+    if 1 in segments and (fits := int(2 * peak_max + 1e-9)) >= 2:
+        # The way down may take all places but one; where it turns, it needs fewer.
+        for (free_first, first, weights), backward, fewer in product(rules, (True, False), (1, 0)):
+            policies = [
+                Policy(
+                    first=first,
+                    alive_max=(max(1, fits - 1 - fewer * node), min(fits, line.nodes)),
+                    alive_total_max=fits,
+                    forward=Traversal(deepest_first=True),
+                    backward=Traversal(deepest_first=backward),
+                    weights=weights,
+                    free_first=free_first,
+                )
+                for node in range(line.nodes)
+            ]
+            yield "V-shape", 1, f"V-shape, {first} first, W in {weights}", policies
     for count in segments:
-        fits = int(peak_max * count + 1e-9)
-        if fits < 1:
+        if (fits := int(peak_max * count + 1e-9)) < 1:
             continue
-        for first, free_first, weights in rules:
+        for free_first, first, weights in reversed(rules):
             yield (
                 "one-to-one",
                 count,
                 f"{count} segments, {first} first, W in {weights}",
                 [Policy(first=first, alive_max=(fits,), weights=weights, free_first=free_first)] * line.nodes,
             )
-    if 1 not in segments or (fits := int(2 * peak_max + 1e-9)) < 2:
-        return
-    # The way down may take all places but one, or leave more of them to the way up; later nodes need fewer.
-    for (first, free_first, weights), backward, up, fewer in product(
-        rules, (True, False), (line.nodes, line.nodes + 1, fits), (1, 0)
-    ):
-        policies = [
-            Policy(
-                first=first,
-                alive_max=(max(1, fits - 1 - fewer * node), min(fits, up)),
-                alive_total_max=fits,
-                forward=Traversal(deepest_first=True),
-                backward=Traversal(deepest_first=backward),
-                weights=weights,
-                free_first=free_first,
-            )
-            for node in range(line.nodes)
-        ]
-        yield "V-shape", 1, f"V-shape, {first} first, W in {weights}", policies
