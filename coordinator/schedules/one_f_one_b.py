@@ -7,6 +7,4 @@ from coordinator.schedules.design import Design
 
 def design(stages: int, microbatches: int) -> Design:
     """The same bubble as GPipe, a stage's depth of memory; strict turns make the order the same for any times."""
-    return (
-        Design.of(stages, microbatches).order("interleaved", wait_turn=True).warm_up(lambda node: stages - 1 - node)
-    )
+    return Design.of(stages, microbatches).order("interleaved", wait_turn=True).warm_up(lambda node: stages - 1 - node)
