@@ -10,15 +10,18 @@ from math import inf, isfinite
 
 from protocol.errors import BadInputError
 
-#: More blocks or stages than this are refused: the search keeps tables of stages · blocks².
+#: More are refused: layers of the deepest models, and stages that anybody could fill.
 BLOCKS_MAX = 2050
 STAGES_MAX = 256
+#: Ranges of blocks over all stages: the search keeps a bound for each (about 100 bytes, a microsecond).
+RANGES_MAX = 2_000_000
+#: Stages times microbatches: one evaluation of that many takes a sixth of a second.
+STEPS_MAX = 500_000
 
 
 @dataclass(frozen=True, slots=True)
 class BlockCost:
-    """One sub-layer block on a node of speed 1, for one microbatch; measured, or from
-    `coordinator.model_costs`.
+    """One sub-layer block on a node of speed 1, for one microbatch; measured, or from `model_costs`.
 
     Attributes:
         forward_s, backward_s: durations; a recomputed forward counts as backward.
@@ -117,8 +120,10 @@ def _check(
         raise BadInputError(f"stages: {len(stages)} stages cannot share {len(blocks)} blocks")
     if len(link_s) != len(stages) - 1:
         raise BadInputError(f"link_s: {len(stages) - 1} values wanted, got {len(link_s)}")
-    if not 1 <= microbatches <= 2**20:
-        raise BadInputError(f"microbatches: {microbatches} is not between 1 and {2**20}")
+    if len(stages) * (len(blocks) - len(stages) + 1) ** 2 // 2 > RANGES_MAX:
+        raise BadInputError(f"stages: {len(stages)} stages of {len(blocks)} blocks are too many to search")
+    if not 1 <= microbatches <= STEPS_MAX // len(stages):
+        raise BadInputError(f"microbatches: {microbatches} is not between 1 and {STEPS_MAX // len(stages)}")
     for index, block in enumerate(blocks):
         for key in ("forward_s", "backward_s", "parameter_bytes", "activation_bytes"):
             _check_number(f"{key}[{index}]", getattr(block, key))

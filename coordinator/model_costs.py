@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.costs import BlockCost
@@ -16,12 +17,10 @@ class CostRules:
     Attributes:
         flops_per_s: of a node of speed 1, as reached on this model; measured.
         tokens: of one microbatch, all samples together.
-        recompute: blocks keep their input only and run their forward again before the backward. The head is
-        never
+        recompute: blocks keep their input only and run their forward again before the backward. The head is never
             recomputed: its backward follows at once.
         value_bytes: of one activation value.
-        parameter_bytes: held per parameter: 4 for fp32 weights, 8 with gradients, 16 with AdamW's two
-        moments.
+        parameter_bytes: held per parameter: 4 for fp32 weights, 8 with gradients, 16 with AdamW's two moments.
     """
 
     flops_per_s: float
@@ -53,7 +52,9 @@ def _block_cost(block: BlockSpec, spec: ModelSpec, rules: CostRules) -> BlockCos
     )
 
 
-def measured_costs(forward_s: list[float], backward_s: list[float], arithmetic: list[BlockCost]) -> list[BlockCost]:
+def measured_costs(
+    forward_s: Sequence[float], backward_s: Sequence[float], arithmetic: Sequence[BlockCost]
+) -> list[BlockCost]:
     """The arithmetic's bytes with measured durations; every list has one entry per block.
 
     Raises `BadInputError` naming the list whose length is wrong.

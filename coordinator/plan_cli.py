@@ -31,6 +31,7 @@ plan = _LazyGroup(
         "partition": "coordinator.partition_cli:partition",
         "schedule": "coordinator.schedule_cli:plan_schedule",
         "tune": "coordinator.tune_cli:plan_tune",
+        "placement": "coordinator.placement.cli:plan_placement",
         "routes": "coordinator.routes.cli:plan_routes",
     },
     help="Plan a run, or a piece of one, without starting a daemon.",

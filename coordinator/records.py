@@ -6,7 +6,7 @@ SQLite and gives them back as one `StoredState` when the coordinator starts agai
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
@@ -91,15 +91,14 @@ class StoredState:
     """Closed steps thrown away by all rollbacks together."""
     data: DataRow | None = None
     steps: tuple[StepRow, ...] = ()
-    """The newest rows of the present ledger generation, oldest first (at most `TAIL_STEPS`)."""
+    """The newest closed steps that count, oldest first (at most `TAIL_STEPS`); those before a checkpoint that the run
+    went back to are of earlier ledgers."""
     tokens: int = 0
     """Tokens of the present history: every step counted once, thrown-away ones not."""
     spent: tuple[InviteSpent, ...] = ()
     banned: tuple[Banned, ...] = ()
     next_serial: int = 1
     """Above every membership serial ever given."""
-    known: tuple[NodeId, ...] = field(default=())
-    """Nodes that ever had a membership, oldest first."""
 
 
 TAIL_STEPS = 512

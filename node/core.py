@@ -35,6 +35,7 @@ from protocol.machine import (
 from protocol.messages import (
     Bye,
     DataReady,
+    Forget,
     InputAnswer,
     Join,
     Lease,
@@ -61,7 +62,7 @@ REPORT_S = 2.0
 """Seconds between reports to the coordinator."""
 DRAIN_S = 60.0
 """A node that drains waits so long for verdicts on what it sent (state-and-trust 4.5)."""
-FOR_VOLUNTEER = (Lease, InputAnswer, Parameters, VersionReady)
+FOR_VOLUNTEER = (Lease, Forget, InputAnswer, Parameters, VersionReady)
 FOR_BOTH = (Verdict, StepClosed)
 
 
@@ -199,7 +200,7 @@ class NodeMachine:
                 self.server.coordinator_here()
             return
         if self.server is not None:
-            self.server.link_up(fact.peer, fact.role)
+            self.server.link_up(fact.peer, fact.role, now)
         if self.volunteer is not None:
             self.volunteer.link_up(fact.peer)
 
@@ -214,7 +215,7 @@ class NodeMachine:
                 self.server.coordinator_gone()
             return
         if self.server is not None:
-            self.server.link_down(fact.peer)
+            self.server.link_down(fact.peer, now)
         if self.volunteer is not None:
             self.volunteer.link_down(fact.peer)
 
@@ -349,10 +350,10 @@ class NodeMachine:
             self.node, self.config, self.vocabulary, self.plan, self._out, self._facts.records, self._coordinator
         )
         self.server.start(now)
-        self.server.link_up(self.node, "server")
+        self.server.link_up(self.node, "server", now)
         for peer in self._links.live:
             if peer != self._coordinator:
-                self.server.link_up(peer, self._roles[peer])
+                self.server.link_up(peer, self._roles[peer], now)
         if self._links.is_up(self._coordinator):
             self.server.coordinator_here()
 

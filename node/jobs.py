@@ -136,7 +136,10 @@ class LoadBatch:
 
 @dataclass(frozen=True, slots=True)
 class StartShard:
-    """Version 0 from the run's seed, or the version of a checkpoint. Result: digest of that version."""
+    """Version 0 from the run's seed, or a checkpoint's version and the parameters it has of the one before.
+
+    Result: digest of that version.
+    """
 
     checkpoint_step: int
     """-1: from the seed."""
@@ -194,7 +197,10 @@ class WriteSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class WriteCheckpoint:
-    """Write the shard's part of a checkpoint durably. Result: (file, bytes, digest)."""
+    """Write the shard's part of a checkpoint durably. Result: (file, bytes, digest).
+
+    With a delayed update the next step runs on the version before, so its parameters go with it.
+    """
 
     step: int
     version: int

@@ -27,7 +27,8 @@ def learning_rate(config: RunConfig, step: int) -> float:
         return optimizer.learning_rate * (step + 1) / optimizer.warmup_steps
     if optimizer.decay == "constant":
         return optimizer.learning_rate
-    span = max(1, config.steps - optimizer.warmup_steps)
+    # The first step after the warm-up has the peak, the last step `final_ratio` of it.
+    span = max(1, config.steps - 1 - optimizer.warmup_steps)
     progress = min(1.0, (step - optimizer.warmup_steps) / span)
     if optimizer.decay == "cosine":
         share = 0.5 * (1.0 + math.cos(math.pi * progress))

@@ -53,3 +53,7 @@ class _BadInputExit(click.ClickException):
 @click.version_option(package_name="barnraise", prog_name="barnraise")
 def main() -> None:
     """Train large language models on computers that people lend."""
+
+
+if __name__ == "__main__":
+    main()

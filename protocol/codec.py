@@ -177,8 +177,8 @@ def _check_fields(struct: msgspec.Struct) -> None:
     nodes = _node_fields(type(struct))
     for name in struct.__struct_fields__:
         value = getattr(struct, name)
-        if name in nodes and not is_node_id(value):
-            raise RemoteProtocolError("decode", f"{name} is not a node id")
+        if name in nodes:
+            _check_node(name, value)
         _check_value(name, value)
 
 
@@ -198,7 +198,7 @@ def _check_value(name: str, value: Any) -> None:
     elif isinstance(value, tuple):
         if len(value) > _LIST_MAX.get(name, ITEMS_MAX):
             raise RemoteProtocolError("size", f"{name} has {len(value)} items")
-        if value and not isinstance(value[0], TaskId | ContributionId | TensorRef):
+        if value and not isinstance(value[0], TaskId | TensorRef):
             for item in value:
                 _check_value(name, item)
     elif isinstance(value, dict):
@@ -206,5 +206,12 @@ def _check_value(name: str, value: Any) -> None:
             if key not in REPORT_COUNTERS:
                 raise RemoteProtocolError("decode", f"{name} has an unknown key")
             _check_value(key, item)
-    elif isinstance(value, msgspec.Struct) and not isinstance(value, TaskId | ContributionId | TensorRef):
+    elif isinstance(value, ContributionId):
+        _check_node(name, value.node)
+    elif isinstance(value, msgspec.Struct) and not isinstance(value, TaskId | TensorRef):
         _check_fields(value)
+
+
+def _check_node(name: str, value: str) -> None:
+    if not is_node_id(value):
+        raise RemoteProtocolError("decode", f"{name} is not a node id")

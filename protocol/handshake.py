@@ -55,7 +55,7 @@ class Session:
     session_id: bytes
     peer: NodeId
     public_key: bytes
-    credential: bytes
+    credential: bytes = field(repr=False)
     role: str
     send_key: bytes = field(repr=False)
     receive_key: bytes = field(repr=False)

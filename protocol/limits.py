@@ -108,34 +108,37 @@ REJECT_REASONS = (
 """Values of the label `reason` of barnraise_transport_rejected_messages_total."""
 
 REPORT_COUNTERS = (
+    # A server's machine: where it stands.
+    "step",
+    "version",
+    "volunteers",
+    "queue",
+    "leased",
+    "reissued",
+    # A volunteer's machine: what it did.
+    "microbatches",
+    "tokens",
+    "accepted",
+    "rejected",
+    "leases",
+    "unsent_tasks",
+    # The driver: where the time went, and what crossed the wire.
     "tasks_forward",
     "tasks_backward",
     "tasks_recomputed",
-    "tasks_reissued",
-    "contributions_accepted",
-    "contributions_rejected",
-    "rejected_messages",
-    "samples",
-    "tokens",
     "compute_s",
     "codec_s",
     "optimizer_s",
     "input_wait_s",
     "transfer_wait_s",
-    "bytes_rx_activation",
-    "bytes_rx_gradient",
-    "bytes_rx_weights",
-    "bytes_rx_control",
-    "bytes_rx_data",
-    "bytes_rx_checkpoint",
-    "bytes_tx_activation",
-    "bytes_tx_gradient",
-    "bytes_tx_weights",
-    "bytes_tx_control",
-    "bytes_tx_data",
-    "bytes_tx_checkpoint",
+    "rejected_messages",
+    *(
+        f"bytes_{direction}_{kind}"
+        for direction in ("rx", "tx")
+        for kind in ("activation", "gradient", "weights", "control", "checkpoint", "data")
+    ),
 )
 """Keys of `NodeReport.counters`; a report may leave some out, and holds no others."""
 
-FORM_ITEM_BYTES = {"fp32": 4, "bf16": 2, "int32": 4, "int61": 8}
+FORM_ITEM_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "int32": 4, "int61": 8}
 """Bytes of one element in each wire form."""

@@ -13,7 +13,7 @@ one call in their order, and must deliver `Persisted` only after the record woul
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from protocol.ids import NodeId
@@ -29,7 +29,7 @@ class LinkUp:
     """What its credential says: coordinator, server or volunteer."""
     public_key: bytes = b""
     """The peer's Ed25519 key, for whoever issues memberships."""
-    credential: bytes = b""
+    credential: bytes = field(default=b"", repr=False)
     """The membership or invite that it showed, signature already checked."""
 
 

@@ -218,6 +218,12 @@ class InputGradient(Work, frozen=True, kw_only=True):
     tensors: tuple[TensorRef, ...]
 
 
+class Forget(Work, frozen=True, kw_only=True):
+    """A back server tells a volunteer that nobody will ask for the backward of these forwards from it."""
+
+    tasks: tuple[TaskId, ...]
+
+
 class FetchInput(Work, frozen=True, kw_only=True):
     """A volunteer that must recompute asks the front server for the input of a forward."""
 
@@ -417,7 +423,7 @@ class CheckpointPart(Work, frozen=True, kw_only=True):
 MESSAGES: tuple[type[Message], ...] = (
     Ping, Pong, Bye,
     Join, Welcome, Refused, PlanChanged, DataReady, StepReport, StepReportStored, NodeReport, RunFinished, Leave,
-    Ready, Lease, LeaseReturned, Output, InputGradient, FetchInput, InputAnswer, FetchParameters,
+    Ready, Lease, LeaseReturned, Output, InputGradient, Forget, FetchInput, InputAnswer, FetchParameters,
     Parameters, VersionReady, Contribute, Verdict,
     ServerReady, Activation, Labels, Gradient, Held, Stored, StepOpened, StepClosed, Freeze, PartialNorm, StageFrozen,
     Decision, Commit, Committed, StageCommitted, CheckpointPart,
@@ -444,7 +450,7 @@ _may((("coordinator", "server"),), StepReportStored)
 # A server with a device computes as a volunteer does, so it speaks that conversation with its fellow servers.
 _may((("volunteer", "server"), ("server", "server")), Ready, LeaseReturned, Output, InputGradient,
      FetchInput, FetchParameters, Contribute)  # fmt: skip
-_may((("server", "volunteer"), ("server", "server")), Lease, InputAnswer, Parameters, VersionReady, Verdict,
+_may((("server", "volunteer"), ("server", "server")), Lease, Forget, InputAnswer, Parameters, VersionReady, Verdict,
      StepClosed)  # fmt: skip
 _may((("server", "server"),), ServerReady, Activation, Labels, Gradient, Held, Stored, StepOpened, Freeze, PartialNorm,
      StageFrozen, Decision, Commit, Committed, StageCommitted, CheckpointPart)  # fmt: skip

@@ -13,7 +13,7 @@ from node.server.context import StageContext
 from node.server.front import DEADLINE_SHARE
 from node.server.pool import Entry, Grant, Pool
 from protocol.ids import NodeId, TaskId, TensorRef
-from protocol.messages import Activation, Gradient, Held, Lease, Output
+from protocol.messages import Activation, Forget, Gradient, Held, Lease, Output
 
 
 @dataclass(slots=True)
@@ -59,15 +59,30 @@ class BackRole:
         """A volunteer's forward result. The first that came stays."""
         state = self._steps.get(message.task.step)
         microbatch = message.task.microbatch
-        if state is not None:
-            self.pool.prefer(self._backward(message.task.step, microbatch), peer)
         if state is None or microbatch in state.outputs:
             self._out.drop(message.tensors)
+            self.on_graphs(peer, (message.task,))
             return
         (state.outputs[microbatch],) = message.tensors
+        self.on_graphs(peer, (message.task,))
         if microbatch not in state.delivered:
             self._send_activation(message.task.step, microbatch)
         self._output_safe(message.task.step, microbatch)
+
+    def on_graphs(self, peer: NodeId, forwards: tuple[TaskId, ...]) -> None:
+        """`peer` has the graphs of these forwards. Those that it will not be asked for only fill its memory.
+
+        A forward whose output nobody has (any more) will be done again, perhaps by somebody else.
+        """
+        useless = []
+        for task in forwards:
+            if self._context.is_back_of(self._context.stage, task.microbatch):
+                state = self._steps.get(task.step)
+                done = state is not None and (task.microbatch in state.outputs or task.microbatch in state.delivered)
+                if not done or not self.pool.prefer(self._backward(task.step, task.microbatch), peer):
+                    useless.append(task)
+        if useless:
+            self._out.send(peer, Forget(ledger_generation=self._context.generation, tasks=tuple(useless)))
 
     def on_gradient(self, message: Gradient) -> None:
         """The next stage's input gradient: the backward can begin."""

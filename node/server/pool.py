@@ -95,22 +95,22 @@ class Pool:
             if entry.worker == node:
                 entry.worker = None
 
-    def add_slots(self, node: NodeId, slots: int, graphs: Iterable[TaskId], slots_max: int) -> None:
-        """The worker takes `slots` more leases, and still has the graphs of these forwards."""
+    def add_slots(self, node: NodeId, slots: int, slots_max: int) -> None:
+        """The worker takes `slots` more leases."""
         self._dirty = True
         worker = self._workers.get(node)
         if worker is None:
             return
         worker.slots = min(worker.slots + slots, slots_max)
-        for forward in graphs:
-            backward = TaskId(forward.step, forward.microbatch, forward.position, "B", forward.segment, forward.slice)
-            self.prefer(backward, node)
 
-    def prefer(self, task: TaskId, node: NodeId) -> None:
-        """`node` has the graph that this backward needs, if nobody else is known to."""
+    def prefer(self, task: TaskId, node: NodeId) -> bool:
+        """`node` has the graph that this backward needs. Returns whether it will be asked for it."""
         entry = self._of_task.get(task)
-        if entry is not None and entry.preferred is None and node in self._workers:
+        if entry is None or entry.finished or node not in self._workers:
+            return False
+        if entry.preferred is None:
             entry.preferred = node
+        return entry.preferred == node
 
     @property
     def volunteer_count(self) -> int:

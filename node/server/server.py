@@ -105,6 +105,8 @@ class ServerMachine:
         self._servers: dict[NodeId, bool] = {}
         """Servers with a live link, and whether they have said that they are ready."""
         self._volunteers: dict[NodeId, None] = {}
+        self._lane_is_ours = False
+        """Whether what the server lane ends now was ordered by this machine."""
         self.front = FrontRole(self.context) if self._is_front else None
         self.back = BackRole(self.context) if not self._is_front else None
         self.shard = ShardRole(self.context)
@@ -144,7 +146,7 @@ class ServerMachine:
         assert plan.ledger_generation == self.context.generation
         self.context.plan = plan
 
-    def link_up(self, peer: NodeId, role: str) -> None:
+    def link_up(self, peer: NodeId, role: str, now: float) -> None:
         if role == "server":
             self._servers[peer] = False
             if self.ready:
@@ -156,13 +158,15 @@ class ServerMachine:
                 pool.worker_here(peer, is_server=role == "server")
             self._out.send(peer, StepClosed(ledger_generation=self.context.generation, step=self.context.closed))
             self.shard.worker_here(peer)
+            self._give_leases(now)
 
-    def link_down(self, peer: NodeId) -> None:
+    def link_down(self, peer: NodeId, now: float) -> None:
         self._servers.pop(peer, None)
         self._volunteers.pop(peer, None)
         for pool in self._pools():
             pool.worker_gone(peer)
         self.shard.worker_gone(peer)
+        self._give_leases(now)
 
     def coordinator_here(self) -> None:
         if self.decider is not None:
@@ -263,8 +267,10 @@ class ServerMachine:
             case Ready():
                 if message.hello:
                     self.shard.greet(peer)
+                if self.back is not None and self.ready:
+                    self.back.on_graphs(peer, message.graphs)
                 for pool in self._pools():
-                    pool.add_slots(peer, min(message.slots, SLOTS_MAX), message.graphs, SLOTS_MAX)
+                    pool.add_slots(peer, min(message.slots, SLOTS_MAX), SLOTS_MAX)
             case LeaseReturned():
                 for pool in self._pools():
                     pool.give_back(message.tasks, peer)
@@ -393,6 +399,13 @@ class ServerMachine:
     # ---- jobs and records ----------------------------------------------------------------------------------------
 
     def computed(self, job: Job, result: Any, now: float) -> None:
+        if isinstance(job, SetUpServer):
+            self._lane_is_ours = job.plan.ledger_generation == self.context.generation
+        if not self._lane_is_ours:
+            # Ordered under earlier ledgers; the lane works in order, so ours begin after its set-up.
+            results = result if isinstance(result, tuple) else (result,)
+            self._out.drop(ref for ref in results if isinstance(ref, TensorRef))
+            return
         was_ready = self.ready
         match job:
             case SetUpServer():

@@ -104,8 +104,7 @@ class ShardRole:
             )
         commits = [record for record in mine if isinstance(record, StepCommitted)]
         newest = commits[-1].step + 1 if commits else self._first_version
-        # Open steps may still need the two versions before the newest one.
-        needed = max(self._first_version, newest - 2)
+        needed = self._oldest_needed(newest)
         snapshots = [r for r in mine if isinstance(r, SnapshotWritten) and r.step <= needed]
         for record in mine:
             if isinstance(record, ContributionStored):
@@ -116,10 +115,20 @@ class ShardRole:
             self._out.compute(LoadSnapshot(base, snapshots[-1].file))
         else:
             base = self._first_version
+            assert not commits or commits[0].step == base, f"the journal begins at step {commits[0].step}, not {base}"
             self._out.compute(StartShard(self._context.plan.restore_step))
         self.version = base - 1
-        self._oldest_version = base
+        self._oldest_version = base if snapshots else self._context.config.version_of(base)
         self._replay = [record for record in commits if record.step >= base]
+
+    def _oldest_needed(self, newest: int) -> int:
+        """The oldest version that somebody may still ask for when `newest` is committed here.
+
+        Step newest - 1 is committed here, so step newest - 1 - delay may still be open elsewhere (T-I8), and a server
+        there may have lost what was computed for it.
+        """
+        config = self._context.config
+        return config.version_of(max(0, newest - 1 - config.batch.delay))
 
     @property
     def _first_version(self) -> int:
@@ -139,6 +148,8 @@ class ShardRole:
         if not self._replay:
             self.phase = Phase.READY
             self.close_step(self._context.closed)
+            # A crash may have come between the commit and the checkpoint; writing one twice does no harm.
+            self._checkpoint_if_due()
             self._out.log("info", "shard ready", version=self.version)
             for node in self._workers:
                 self._out.send(node, VersionReady(ledger_generation=self._context.generation, version=self.version))
@@ -183,8 +194,9 @@ class ShardRole:
             return "shape: a part for another shard"
         if len(message.tensors) != 1:
             return "shape: a part has one tensor"
-        if self._elements is not None and message.tensors[0].shape != (self._elements,):
-            return f"shape: {message.tensors[0].shape} is not ({self._elements},)"
+        expected = ((self._elements,), context.config.wire.gradients)
+        if (message.tensors[0].shape, message.tensors[0].form) != expected:
+            return f"shape: expected {expected[1]}{list(expected[0])}, got {message.tensors[0]}"
         if message.version != context.config.version_of(message.step):
             return "version: not the version of its step"
         if any(task.step != message.step for task in message.tasks) or not message.tasks:
@@ -403,11 +415,12 @@ class ShardRole:
         )
 
     def snapshot_durable(self, record: SnapshotWritten) -> None:
-        """Keeps this snapshot and the one before; what is older is needed for nothing."""
+        """The newest snapshot that a restart could begin from makes everything older useless."""
         self._snapshots.append(record.step)
-        if len(self._snapshots) >= 2:
-            self._snapshots = self._snapshots[-2:]
-            self._out.prune(self._snapshots[0])
+        usable = [version for version in self._snapshots if version <= self._oldest_needed(self.version)]
+        if usable:
+            self._snapshots = [version for version in self._snapshots if version >= usable[-1]]
+            self._out.prune(usable[-1])
 
     def _checkpoint_if_due(self) -> None:
         config = self._context.config

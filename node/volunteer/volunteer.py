@@ -28,6 +28,7 @@ from protocol.ids import NodeId, TaskId, TensorRef
 from protocol.messages import (
     FetchInput,
     FetchParameters,
+    Forget,
     InputAnswer,
     InputGradient,
     Lease,
@@ -162,6 +163,8 @@ class VolunteerMachine:
         match message:
             case Lease():
                 self._on_lease(peer, message, now)
+            case Forget():
+                self._on_forget(message)
             case InputAnswer():
                 self._on_input(message)
             case Parameters():
@@ -209,6 +212,19 @@ class VolunteerMachine:
         self._want_version(lease.version)
         if recompute:
             self._out.send(lease.front, FetchInput(ledger_generation=self._generation, task=_forward_of(key)))
+
+    def _on_forget(self, message: Forget) -> None:
+        """Graphs that nobody will ask for make room, unless a lease for one is here already."""
+        running = None if self._running is None else self._running.lease.tasks[0]
+        tasks = tuple(
+            task
+            for task in message.tasks
+            if task in self._graphs and task != running and _backward_of(task) not in self._leases
+        )
+        for task in tasks:
+            del self._graphs[task]
+        if tasks:
+            self._out.compute(DropGraphs(tasks))
 
     def _on_input(self, message: InputAnswer) -> None:
         held = self._leases.get(_backward_of(message.task))

@@ -26,6 +26,7 @@ from protocol.messages import (
     VersionReady,
     Welcome,
 )
+from protocol.run import RunConfig, StagesSection
 from tests.coordinator.desk import CONFIG, DATA, RUN_ID, Desk, join, welcome
 
 
@@ -87,7 +88,7 @@ def test_a_server_with_other_data_is_refused_with_both_hashes() -> None:
     desk.train()
     effects = desk.say("s1", DataReady(vocabulary=259, data_hash="e" * 64, token_count=1000))
     (refused,) = desk.sent("s1", Refused, effects)
-    assert "e" * 64 in refused.reason and "d" * 64 in refused.reason
+    assert "e" * 16 in refused.reason and "d" * 16 in refused.reason
     assert desk.hung_up(effects) == [("s1", "data")]
     assert desk.machine.placement.table.empty() == [(0, 1)]
     assert desk.counted("barnraise_coordinator_node_leaves_total", reason="evicted") == 1
@@ -302,6 +303,17 @@ def test_the_last_step_ends_the_run_for_everybody_present_and_to_come() -> None:
     ]
     assert desk.sent("v1", RunFinished, desk.volunteer("v1"))
     assert desk.machine.status(desk.now)["run"]["state"] == "finished"
+
+
+def test_status_says_that_a_stage_has_nobody_who_computes() -> None:
+    """Servers that never compute and one volunteer for two stages: the run waits, and says for what."""
+    desk = Desk(RunConfig(stages=StagesSection(count=2, collocated="never")))
+    desk.train()
+    desk.volunteer("v0")
+    run = desk.machine.status(desk.now)["run"]
+    assert run["state"] == "waiting" and run["waiting_for"].startswith("waiting for volunteers for stage 1:")
+    desk.volunteer("v1")
+    assert desk.machine.status(desk.now)["run"]["state"] == "training"
 
 
 def test_status_is_plain_data_that_names_what_it_waits_for() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from node.core import NodeMachine
 from node.records import (
     ContributionAccepted,
     ContributionStored,
@@ -131,13 +132,16 @@ class Checker(Watcher):
                 newest = self._committed[message.ledger_generation, place.stage, place.shard]
                 self._expect(message.version <= newest, "T-I7", f"version {message.version} served at {newest}")
             elif isinstance(message, StepOpened):
-                self._on_opened(message)
+                self._on_opened(host, message)
 
-    def _on_opened(self, message: StepOpened) -> None:
+    def _on_opened(self, host: Host, message: StepOpened) -> None:
         needed = message.step - self._config.batch.delay
+        # A shard that has not begun yet in this generation begins from the plan's checkpoint.
+        assert isinstance(host.machine, NodeMachine) and host.machine.plan is not None
+        began = max(0, host.machine.plan.restore_step)
         for stage, count in enumerate(self._shard_counts):
             for shard in range(count):
-                newest = self._committed.get((message.ledger_generation, stage, shard), 0)
+                newest = self._committed.get((message.ledger_generation, stage, shard), began)
                 self._expect(newest >= needed, "T-I8", f"step {message.step} open, but {stage}/{shard} is at {newest}")
 
     # ---- the end -------------------------------------------------------------------------------------------------

@@ -99,7 +99,8 @@ class Lanes:
                 return self._tokens(job.tokens, tokens), self._tokens(job.labels, labels)
             case jobs.StartShard():
                 if job.checkpoint_step >= 0:
-                    weights, moments = self.shared[f"{job.checkpoint_step}/{stage}/{shard}"]
+                    weights, moments, previous = self.shared[f"{job.checkpoint_step}/{stage}/{shard}"]
+                    self.shard[job.checkpoint_step - 1] = previous, ()
                 else:
                     whole = start_vector(seed, stage, count * SHARD_ELEMENTS)
                     weights = whole[shard * SHARD_ELEMENTS : (shard + 1) * SHARD_ELEMENTS]
@@ -131,7 +132,9 @@ class Lanes:
                 return f"snapshot-{job.version}"
             case jobs.WriteCheckpoint():
                 name = f"{job.step}/{stage}/{shard}"
-                self.shared[name] = self.shard[job.version]
+                delayed = self.place.config.version_of(job.version) < job.version
+                previous = self.shard[job.version - 1][0] if delayed else ()
+                self.shared[name] = (*self.shard[job.version], previous)
                 return name, 8 * SHARD_ELEMENTS, digest(*self.shard[job.version])
             case jobs.WriteManifest():
                 self.shared[f"manifest-{job.step}"] = job.parts

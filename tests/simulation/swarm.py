@@ -8,15 +8,26 @@ from typing import Any
 
 import msgspec
 
-from coordinator.admission import InviteTerms
 from coordinator.core import CoordinatorMachine
+from coordinator.history import first_step_after
 from coordinator.records import Banned, DataRow, InviteSpent, MemberRow, PlanRow, StepRow, StoredState
 from node.core import NodeFacts, NodeMachine
 from protocol.ids import NodeId
-from protocol.run import BatchSection, CheckpointSection, LimitsSection, ModelSection, RunConfig, StagesSection
+from protocol.membership import Invite
+from protocol.run import (
+    BatchSection,
+    CheckpointSection,
+    LimitsSection,
+    ModelSection,
+    RunConfig,
+    StagesSection,
+    WireSection,
+)
 from tests.simulation.world import Host, Watcher, World
 
 COORDINATOR = NodeId("coordinator")
+INVITE = Invite(issuer=b"c" * 32, run_id=b"world", role="volunteer", uses=10**6, not_after=2**40, nonce=b"i" * 16)
+"""What every node of the world shows; the world has no handshake, so its signature is taken for granted."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +53,7 @@ class Shape:
             stages=rng.choice([1, 2, 2, 2, 3]),
             fronts=fronts,
             backs=backs,
-            volunteers=rng.randint(2, 6),
+            volunteers=rng.randint(3, 6),
             microbatches=rng.randint(2, 5),
             steps=rng.randint(5, 9),
             delay=rng.randint(0, 1),
@@ -65,6 +76,7 @@ class Shape:
                 back_servers=self.backs,
                 collocated=self.collocated,  # type: ignore[arg-type]
             ),
+            wire=WireSection(gradients="fp32"),
             checkpoint=CheckpointSection(every_steps=self.checkpoint_every),
             limits=LimitsSection(
                 lease_s=8.0, contribution_tasks=self.contribution_tasks, snapshot_steps=self.snapshot_steps
@@ -148,7 +160,7 @@ class Swarm:
             generation,
             stored,
             sign_membership=lambda terms: f"{terms.node}/{terms.serial}".encode(),
-            read_invite=lambda credential: InviteTerms(b"invite", 10**6),
+            read_invite=lambda credential: INVITE,
         )
 
     @property
@@ -163,21 +175,21 @@ def stored_state(records: list[Any]) -> StoredState:
     members = [record for record in records if isinstance(record, MemberRow)]
     data = [record for record in records if isinstance(record, DataRow)]
     plan = plans[-1].plan if plans else None
-    steps = tuple(
-        record
-        for record in records
-        if isinstance(record, StepRow) and plan is not None and record.ledger_generation == plan.ledger_generation
-    )
+    steps: list[StepRow] = []
+    for record in records:
+        if isinstance(record, StepRow):
+            steps.append(record)
+        elif isinstance(record, PlanRow) and record.goes_back:
+            steps = [step for step in steps if step.step < first_step_after(record.plan.restore_step)]
     return StoredState(
         plan=plan,
         plan_sentence=plans[-1].sentence if plans else "",
         rollback_count=sum(record.goes_back for record in plans),
         lost_steps=sum(record.lost_steps for record in plans),
         data=data[-1] if data else None,
-        steps=steps,
+        steps=tuple(steps),
         tokens=sum(record.tokens for record in steps),
         spent=tuple(record for record in records if isinstance(record, InviteSpent)),
         banned=tuple(record for record in records if isinstance(record, Banned)),
         next_serial=max((record.serial for record in members), default=0) + 1,
-        known=tuple(dict.fromkeys(record.node for record in members)),
     )

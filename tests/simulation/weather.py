@@ -52,7 +52,7 @@ class Weather:
         world = self._world
         world.latency_s = 0.02
         for host in world.hosts.values():
-            host.speed = max(host.speed, 0.5)
+            host.slowness = 1.0
             self._start_soon(host, 0.1)
         for link in list(world.links.values()):
             if link.silent:
@@ -133,8 +133,8 @@ class Weather:
 
     def _slow_host(self, rng: random.Random) -> bool:
         host = rng.choice([*self._swarm.volunteers, *self._swarm.servers])
-        before, host.speed = host.speed, host.speed / 10
-        self._world.at(rng.uniform(1.0, 5.0), lambda: setattr(host, "speed", before))
+        host.slowness = 10.0
+        self._world.at(rng.uniform(1.0, 5.0), lambda: setattr(host, "slowness", 1.0))
         return True
 
     def _latency_spike(self, rng: random.Random) -> bool:

@@ -87,6 +87,8 @@ class Host:
     address: str
     speed: float = 1.0
     """Jobs take 1 / speed of their time."""
+    slowness: float = 1.0
+    """Above 1 while a fault holds the host back."""
     machine: Machine | None = None
     life: int = 0
     """Counts starts: what was ordered by an earlier life is lost."""
@@ -343,7 +345,7 @@ class World:
     def _compute(self, host: Host, job: jobs.Job) -> None:
         lane = "device" if isinstance(job, jobs.DEVICE_JOBS) else "server"
         start = max(self.now, host.lane_free_at.get(lane, 0.0))
-        end = start + _duration_s(job) / host.speed * self.rng.uniform(0.8, 1.2)
+        end = start + _duration_s(job) * host.slowness / host.speed * self.rng.uniform(0.8, 1.2)
         host.lane_free_at[lane] = end
         life = host.life
 

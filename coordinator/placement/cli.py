@@ -1,0 +1,94 @@
+"""`barnraise plan placement FILE`: which machines form which stage, as a table for people or JSON for
+programs.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from coordinator.placement.problem import PlacementProblem
+from coordinator.placement.search import PlacementAnswer, search_placement
+from coordinator.problems import load_problem
+
+
+@click.command("placement")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@click.option(
+    "--budget-s",
+    type=click.FloatRange(min=0.0, min_open=True),
+    default=4.0,
+    show_default=True,
+    help="Search for at most so many seconds.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="For the local search.")
+def plan_placement(file: Path, as_json: bool, budget_s: float, seed: int) -> None:
+    """Decide which servers and volunteers form which pipeline stage, in which role, with how many layers."""
+    world = load_problem(file, "placement", PlacementProblem).world()
+    found = search_placement(world, seed, budget_s)
+    if as_json:
+        click.echo(json.dumps(answer(found, seed)))
+    else:
+        show(found)
+
+
+def answer(found: PlacementAnswer, seed: int) -> dict[str, Any]:
+    """The JSON object of FORMAT.md."""
+    placement = found.placement
+    return {
+        "stages": [
+            {
+                "servers": list(stage.servers),
+                "front": list(stage.front),
+                "back": list(stage.back),
+                "volunteers": sorted(stage.volunteers),
+                "layers": layers,
+            }
+            for stage, layers in zip(placement.stages, placement.layers(), strict=True)
+        ],
+        "batch_s": found.batch_s,
+        "lower_bound_s": found.lower_bound_s,
+        "search_s": found.search_s,
+        "stopped": found.stopped,
+        "seed": seed,
+    }
+
+
+def show(found: PlacementAnswer) -> None:
+    """Prints the stages as a table and what they cost below it."""
+    placement = found.placement
+    table = Table(title=f"{len(placement.stages)} stages", title_justify="left")
+    for heading in ("stage", "layers", "front", "back", "volunteers", "hops", "transfers", "work", ""):
+        table.add_column(heading, justify="left" if heading in ("front", "back", "volunteers", "") else "right")
+    for k, (stage, cost) in enumerate(zip(placement.stages, placement.detail(), strict=True)):
+        table.add_row(
+            str(k),
+            str(cost.layers),
+            " ".join(map(str, stage.front)),
+            " ".join(map(str, stage.back)),
+            _listed(sorted(stage.volunteers)),
+            f"{cost.hop_in_s + cost.hop_out_s:.3g} s",
+            f"{cost.transfer_s:.3g} s",
+            f"{cost.work_s:.3g} s",
+            "sets the pace" if k == placement.worst else "",
+        )
+    console = Console()
+    console.print(table)
+    console.print(
+        f"batch     {found.batch_s:.6g} s; no placement takes less than {found.lower_bound_s:.6g} s; "
+        f"the paper's recipe alone takes {found.recipe_s:.6g} s"
+    )
+    if found.benched:
+        console.print(f"left out  {len(found.benched)} volunteers whose links would slow their stage down")
+    console.print(f"search    {found.search_s:.3f} s; {found.stopped}")
+
+
+def _listed(numbers: list[int], most: int = 12) -> str:
+    text = " ".join(map(str, numbers[:most]))
+    return text if len(numbers) <= most else f"{text} … ({len(numbers)})"

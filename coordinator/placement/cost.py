@@ -1,0 +1,284 @@
+"""What a placement costs: Eq. 1 and 2 of the hybrid parameter-server paper, repaired, kept up to date under
+moves.
+
+Cost = microbatches x max over stages of (hop in + hop out + slowest member), and the slowest member is its
+transfers plus a share of work that is the same for all members of a stage. So a move needs only the transfers
+of the stages it touches; work and layers are a few additions per stage.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from coordinator.placement.problem import World
+from protocol.profile import Floats
+
+MEAN_WEIGHT = 0.05
+"""How much the mean over stages counts in a score beside the slowest stage."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Members of one stage; servers ascending in each role."""
+
+    front: tuple[int, ...]
+    back: tuple[int, ...]
+    volunteers: tuple[int, ...]
+
+    @property
+    def servers(self) -> tuple[int, ...]:
+        return tuple(sorted(self.front + self.back))
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """What one stage costs per microbatch, in seconds."""
+
+    layers: int
+    power: float
+    transfer_s: float
+    work_s: float
+    hop_in_s: float
+    hop_out_s: float
+    exchange_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.hop_in_s + self.hop_out_s + self.transfer_s + self.work_s
+
+
+def apportion(powers: Sequence[float], layers: int, most: Sequence[int]) -> list[int] | None:
+    """Layers in proportion to power by largest remainder (ties to the lower stage), at least 1, at most
+    `most`.
+
+    None when `most` leaves no room for all layers. Powers 3, 5, 4 and 24 layers give 6, 10, 8.
+    """
+    count = len(powers)
+    if count > layers or sum(most) < layers or min(most) < 1:
+        return None
+    total = sum(powers)
+    ideal = [layers * power / total for power in powers]
+    given = [min(max(int(share + 1e-9), 1), cap) for share, cap in zip(ideal, most, strict=True)]
+    missing = layers - sum(given)
+    while missing:
+        step = 1 if missing > 0 else -1
+        open_stages = [k for k in range(count) if (given[k] < most[k] if step > 0 else given[k] > 1)]
+        if step > 0:
+            best = max(open_stages, key=lambda k: (round(ideal[k] - given[k], 9), -k))
+        else:
+            best = min(open_stages, key=lambda k: (round(ideal[k] - given[k], 9), -k))
+        given[best] += step
+        missing -= step
+    return given
+
+
+class Costs:
+    """Costs of stages and hops of one world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._latency = world.server_latency_s.tolist()
+        self._slowness = world.server_slowness.tolist()
+        self._server_power = world.server_power.tolist()
+
+    def power(self, stage: Stage) -> float:
+        power = float(sum(self._server_power[j] for j in stage.front + stage.back))
+        if stage.volunteers:
+            power += float(self.world.volunteer_power[list(stage.volunteers)].sum())
+        return power
+
+    def layers_max(self, stage: Stage) -> int:
+        """What the member with the least memory holds."""
+        world = self.world
+        most = float(world.layers_max)
+        if world.server_layers_max is not None:
+            most = min(most, float(world.server_layers_max[list(stage.front + stage.back)].min()))
+        if world.volunteer_layers_max is not None and stage.volunteers:
+            most = min(most, float(world.volunteer_layers_max[list(stage.volunteers)].min()))
+        return int(most)
+
+    def transfer_s(self, stage: Stage, power: float) -> float:
+        """The longest transfers of a member: activations in, outputs out, each to its nearest server."""
+        world = self.world
+        per_power = world.tokens / power
+        worst = 0.0
+        for mine, others in ((stage.front, stage.back), (stage.back, stage.front)):
+            for j in mine:
+                n = per_power * self._server_power[j]
+                latency, slowness = self._latency[j], self._slowness[j]
+                worst = max(worst, min(latency[other] + n * slowness[other] for other in others))
+        if not stage.volunteers:
+            return worst
+        rows = np.array(stage.volunteers)
+        n = per_power * world.volunteer_power[rows]
+        into = self._nearest(world.front_latency_s, world.front_slowness, rows, stage.front, n)
+        out = self._nearest(world.back_latency_s, world.back_slowness, rows, stage.back, n)
+        worst = max(worst, float((into[0] + out[0]).max()))
+        if world.traffic is not None:  # a server cannot send to all its volunteers faster than its uplink
+            up = np.bincount(into[1], n, len(stage.front)) * world.traffic.server_up[list(stage.front)]
+            down = np.bincount(out[1], n, len(stage.back)) * world.traffic.server_down[list(stage.back)]
+            worst = max(worst, float(up.max()), float(down.max()))
+        return worst
+
+    def member_s(self, stage: Stage, power: float) -> Floats:
+        """Seconds of transfers of each volunteer of the stage, in its order."""
+        rows = np.array(stage.volunteers, dtype=np.int64)
+        n = self.world.tokens / power * self.world.volunteer_power[rows]
+        world = self.world
+        into = self._nearest(world.front_latency_s, world.front_slowness, rows, stage.front, n)
+        out = self._nearest(world.back_latency_s, world.back_slowness, rows, stage.back, n)
+        return np.asarray(into[0] + out[0])
+
+    @staticmethod
+    def _nearest(
+        latency: Floats, slowness: Floats, rows: np.ndarray, servers: tuple[int, ...], n: Floats
+    ) -> tuple[Floats, np.ndarray]:
+        """For each volunteer of `rows` the least latency + n x slowness over `servers`, and which it is."""
+        if len(servers) == 1:
+            column = servers[0]
+            return latency[rows, column] + n * slowness[rows, column], np.zeros(len(rows), dtype=np.int64)
+        at = np.ix_(rows, np.array(servers))
+        delay = latency[at] + n[:, None] * slowness[at]
+        best = delay.argmin(axis=1)
+        return delay[np.arange(len(rows)), best], best
+
+    def hop_s(self, back: tuple[int, ...], front: tuple[int, ...]) -> float:
+        """A microbatch from `back` servers to `front` servers, cut evenly over both by sample range."""
+        tokens = self.world.tokens
+        x, y = len(back), len(front)
+        worst = 0.0
+        i = j = 0
+        while i < x and j < y:  # overlap of [i/x, (i+1)/x) with [j/y, (j+1)/y)
+            low, high = max(i * y, j * x), min((i + 1) * y, (j + 1) * x)
+            if back[i] != front[j]:
+                cost = self._latency[back[i]][front[j]]
+                cost += tokens * (high - low) / (x * y) * self._slowness[back[i]][front[j]]
+                worst = max(worst, cost)
+            if (i + 1) * y <= (j + 1) * x:
+                i += 1
+                j += i * y == (j + 1) * x
+            else:
+                j += 1
+        return worst
+
+    def exchange_s(self, stage: Stage, layers: int) -> float:
+        """Seconds per step for the gradients of a stage up to its servers and the parameters down again."""
+        traffic = self.world.traffic
+        if traffic is None:
+            return 0.0
+        size = layers * traffic.gradient_tokens
+        rows, servers = list(stage.volunteers), list(stage.front + stage.back)
+        members = len(rows) + len(servers)
+        shard = size / len(servers)
+        worst = float((traffic.server_up[servers] + traffic.server_down[servers]).max()) * shard * (members - 1)
+        if rows:
+            worst = max(worst, float((traffic.volunteer_up[rows] + traffic.volunteer_down[rows]).max()) * size)
+        return worst
+
+
+class Placement:
+    """Stages in pipeline order with their costs; `replaced` tells what changing some stages would cost."""
+
+    def __init__(self, costs: Costs, stages: Sequence[Stage]) -> None:
+        self.costs = costs
+        self.stages = list(stages)
+        self.power = [costs.power(stage) for stage in stages]
+        self.most = [costs.layers_max(stage) for stage in stages]
+        self.transfer = [costs.transfer_s(s, power) for s, power in zip(stages, self.power, strict=True)]
+        count = len(self.stages)
+        self.hops = [self._hop(k, self.stages) for k in range(count)]
+        self.cost_s, self.score = self._total(self.stages, self.power, self.most, self.transfer, self.hops)
+
+    def _hop(self, k: int, stages: Sequence[Stage]) -> float:
+        """From stage k to the next one; 0 after the last of an open line."""
+        count = len(stages)
+        if count == 1 or (k == count - 1 and not self.costs.world.closed):
+            return 0.0
+        return self.costs.hop_s(stages[k].back, stages[(k + 1) % count].front)
+
+    def _total(
+        self,
+        stages: Sequence[Stage],
+        power: Sequence[float],
+        most: Sequence[int],
+        transfer: Sequence[float],
+        hops: Sequence[float],
+    ) -> tuple[float, float]:
+        """The cost, and a score that also falls when stages other than the worst get better."""
+        world = self.costs.world
+        layers = self._layers(power, most)
+        if layers is None:
+            return math.inf, math.inf
+        totals = [hops[k - 1] + hops[k] + transfer[k] + world.tokens * layers[k] / power[k] for k in range(len(stages))]
+        worst = max(totals)
+        if not math.isfinite(worst):
+            return math.inf, math.inf
+        cost = world.microbatches * worst
+        alone = [world.microbatches * total for total in totals]
+        if world.traffic is not None:
+            exchange = [self.costs.exchange_s(s, n) for s, n in zip(stages, layers, strict=True)]
+            if world.traffic.delayed:
+                cost = max(cost, *exchange)
+                alone = [max(pair) for pair in zip(alone, exchange, strict=True)]
+            else:
+                cost += max(exchange)
+                alone = [sum(pair) for pair in zip(alone, exchange, strict=True)]
+        return cost, cost + MEAN_WEIGHT * sum(alone) / len(alone)
+
+    def replaced(self, changes: dict[int, Stage]) -> Placement:
+        """The placement with some stages exchanged for others; only what they touch is computed again."""
+        new = Placement.__new__(Placement)
+        new.costs = self.costs
+        new.stages, new.power, new.most = list(self.stages), list(self.power), list(self.most)
+        new.transfer, new.hops = list(self.transfer), list(self.hops)
+        count = len(new.stages)
+        for k, stage in changes.items():
+            new.stages[k] = stage
+            new.power[k] = self.costs.power(stage)
+            new.most[k] = self.costs.layers_max(stage)
+            new.transfer[k] = self.costs.transfer_s(stage, new.power[k])
+        for k in sorted({place % count for changed in changes for place in (changed - 1, changed)}):
+            new.hops[k] = new._hop(k, new.stages)
+        new.cost_s, new.score = new._total(new.stages, new.power, new.most, new.transfer, new.hops)
+        return new
+
+    def _layers(self, power: Sequence[float], most: Sequence[int]) -> list[int] | None:
+        world = self.costs.world
+        if not world.strict_layers:
+            return apportion(power, world.layers, most)
+        layers = apportion(power, world.layers, [world.layers] * len(power))
+        if layers is None or any(given > cap for given, cap in zip(layers, most, strict=True)):
+            return None
+        return layers
+
+    def layers(self) -> list[int]:
+        """Layers of each stage. The placement must be feasible (finite cost)."""
+        layers = self._layers(self.power, self.most)
+        assert layers is not None
+        return layers
+
+    def detail(self) -> list[StageCost]:
+        """What each stage costs."""
+        world = self.costs.world
+        return [
+            StageCost(
+                layers=layers,
+                power=self.power[k],
+                transfer_s=self.transfer[k],
+                work_s=world.tokens * layers / self.power[k],
+                hop_in_s=self.hops[k - 1],
+                hop_out_s=self.hops[k],
+                exchange_s=self.costs.exchange_s(self.stages[k], layers),
+            )
+            for k, layers in enumerate(self.layers())
+        ]
+
+    @property
+    def worst(self) -> int:
+        """The stage that sets the pace."""
+        detail = self.detail()
+        return max(range(len(detail)), key=lambda k: (detail[k].total_s, -k))

@@ -1,0 +1,212 @@
+"""Counts samples from what the servers wrote on their disks: `python -m node.audit STATE-FOLDER…`.
+
+A second opinion on "no sample is lost or counted twice". It opens the journals read-only, knows their format (see
+`node.journal`) and nothing of the machines: no import of them, no shared arithmetic. For every stage and step of the
+history that counts (after going back to a checkpoint: the newer one) it asks that
+
+* the stage's ledger sealed the step once, and the contributions of that seal, as accepted, cover every microbatch once;
+* the last stage's contributions also cover the loss of every microbatch once;
+* the decider decided the step once, on the samples that follow those of the step before, and closed it once.
+
+A missing record makes the step's samples lost, a second one makes them doubled.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+_KINDS = ("ShardStarted", "ContributionAccepted", "StepSealed", "StepDecided", "StepDone")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong with one step of one stage."""
+
+    stage: int
+    step: int
+    samples_lost: int
+    samples_doubled: int
+    sentence: str
+
+
+@dataclass
+class Audit:
+    """The verdict on a run. `steps` is how many were looked at, from step 0 on."""
+
+    steps: int
+    stages: int
+    findings: list[Finding] = field(default_factory=list)
+    losses: dict[int, float] = field(default_factory=dict)
+    """Mean nats per token of each decided step, as its decision says."""
+
+    @property
+    def samples_lost(self) -> int:
+        return sum(finding.samples_lost for finding in self.findings)
+
+    @property
+    def samples_doubled(self) -> int:
+        return sum(finding.samples_doubled for finding in self.findings)
+
+    @property
+    def clean(self) -> bool:
+        return not self.findings
+
+
+class AuditError(Exception):
+    """The folders do not hold what an audit needs; the sentence says what is missing."""
+
+
+@dataclass
+class _Journal:
+    """The ledger's records of one server."""
+
+    stage: int
+    starts: dict[int, int]
+    """Ledger generation -> first step of its history."""
+    config: dict[str, Any]
+    rows: list[tuple[str, dict[str, Any]]]
+
+
+def audit(folders: Sequence[Path], steps: int | None = None) -> Audit:
+    """Looks at the steps below `steps`, or at all that any decider closed.
+
+    Raises:
+        AuditError: a folder has no journal, or the folders belong to different runs or leave out a stage.
+    """
+    journals = [journal for folder in folders if (journal := _read(folder)) is not None]
+    if not journals:
+        raise AuditError("no server has started its shard yet")
+    config = journals[0].config
+    if any(journal.config != config for journal in journals):
+        raise AuditError("the folders belong to different runs")
+    starts: dict[int, int] = {}
+    for journal in journals:
+        starts.update(journal.starts)
+    counted = [(journal.stage, kind, body) for journal in journals for kind, body in journal.rows]
+    counted = [(s, k, b) for s, k, b in counted if b["ledger_generation"] == _generation_of(b["step"], starts)]
+    if steps is None:
+        steps = 1 + max((body["step"] for _, kind, body in counted if kind == "StepDone"), default=-1)
+    count = config["stages"]["count"]
+    missing = sorted(set(range(count)) - {journal.stage for journal in journals})
+    if missing:
+        raise AuditError(f"no journal of stage {', '.join(map(str, missing))} among the folders")
+    verdict = Audit(steps, count)
+    for stage in range(count):
+        _audit_stage(verdict, stage, config, [(kind, body) for s, kind, body in counted if s == stage])
+    _audit_decisions(verdict, config, [(kind, body) for _, kind, body in counted])
+    return verdict
+
+
+def _audit_stage(verdict: Audit, stage: int, config: dict[str, Any], rows: list[tuple[str, dict[str, Any]]]) -> None:
+    microbatches, samples = config["batch"]["microbatches"], config["batch"]["samples"]
+    covered_ops = ("B", "L") if stage == verdict.stages - 1 else ("B",)
+    accepted: dict[tuple[Any, ...], list[list[Any]]] = {}
+    sealed: dict[int, list[list[Any]]] = {}
+    for kind, body in rows:
+        if kind == "ContributionAccepted":
+            accepted.setdefault((body["step"], *body["contribution"]), []).extend(body["tasks"])
+        elif kind == "StepSealed":
+            sealed.setdefault(body["step"], []).extend(body["contributions"])
+    for step in range(verdict.steps):
+        covered: Counter[tuple[str, int]] = Counter()
+        strange = 0
+        for contribution in sealed.get(step, []):
+            for task_step, microbatch, _position, op, *_ in accepted.get((step, *contribution), []):
+                if task_step == step and op in covered_ops and 0 <= microbatch < microbatches:
+                    covered[op, microbatch] += 1
+                else:
+                    strange += 1
+        wanted = [(op, microbatch) for op in covered_ops for microbatch in range(microbatches)]
+        lost = len({microbatch for op, microbatch in wanted if covered[op, microbatch] == 0})
+        doubled = len({microbatch for op, microbatch in wanted if covered[op, microbatch] > 1})
+        if lost or doubled or strange:
+            why = "its step was never sealed" if step not in sealed else "by the contributions of its seal"
+            sentence = f"{lost} microbatches without a gradient, {doubled} with more than one, {strange} foreign: {why}"
+            verdict.findings.append(Finding(stage, step, lost * samples, (doubled + strange) * samples, sentence))
+
+
+def _audit_decisions(verdict: Audit, config: dict[str, Any], rows: list[tuple[str, dict[str, Any]]]) -> None:
+    step_samples = config["batch"]["microbatches"] * config["batch"]["samples"]
+    cursors: dict[int, list[tuple[int, int]]] = {}
+    done: Counter[int] = Counter()
+    for kind, body in rows:
+        if kind == "StepDecided":
+            cursors.setdefault(body["step"], []).append(tuple(body["data_cursor"]))
+            verdict.losses[body["step"]] = body["loss"]
+        elif kind == "StepDone":
+            done[body["step"]] += 1
+    for step in range(verdict.steps):
+        trained: Counter[int] = Counter()
+        for first, end in cursors.get(step, []):
+            trained.update(range(first, min(end, first + 4 * step_samples)))
+        wanted = range(step * step_samples, (step + 1) * step_samples)
+        lost = sum(trained[sample] == 0 for sample in wanted)
+        doubled = sum(trained.values()) - sum(trained[sample] > 0 for sample in wanted)
+        if lost or doubled:
+            sentence = f"data cursor {cursors.get(step, 'missing')} is not samples {wanted.start} to {wanted.stop}"
+            verdict.findings.append(Finding(0, step, lost, doubled, sentence))
+        if done[step] != 1:
+            lost, doubled = (step_samples, 0) if done[step] == 0 else (0, step_samples)
+            verdict.findings.append(Finding(0, step, lost, doubled, f"closed {done[step]} times"))
+
+
+def _generation_of(step: int, starts: dict[int, int]) -> int:
+    """The ledger generation whose history of `step` counts: the newest that began at or before it."""
+    return max((generation for generation, first in starts.items() if first <= step), default=-1)
+
+
+def _read(folder: Path) -> _Journal | None:
+    """One server's ledger records; None when it has not started a shard. All of a journal is of one stage."""
+    path = folder / "journal.sqlite"
+    if not path.is_file():
+        raise AuditError(f"{path}: no such journal")
+    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    try:
+        marks = ", ".join("?" * len(_KINDS))
+        rows = connection.execute(f"SELECT kind, body FROM records WHERE kind IN ({marks}) ORDER BY number", _KINDS)  # noqa: S608
+        records = [(kind, msgspec.msgpack.decode(body)) for kind, body in rows]
+        config = connection.execute("SELECT value FROM meta WHERE name = 'config'").fetchone()
+    except sqlite3.DatabaseError as error:
+        raise AuditError(f"{path}: {error}") from error
+    finally:
+        connection.close()
+    started = [body for kind, body in records if kind == "ShardStarted"]
+    if not started or config is None:
+        return None
+    stages = {body["stage"] for body in started}
+    if len(stages) != 1:
+        raise AuditError(f"{path}: shards of stages {sorted(stages)} in one journal")
+    return _Journal(
+        stage=stages.pop(),
+        starts={body["ledger_generation"]: max(0, body["checkpoint_step"]) for body in started},
+        config=msgspec.msgpack.decode(config[0]),
+        rows=[(kind, body) for kind, body in records if kind != "ShardStarted"],
+    )
+
+
+def main(arguments: Iterable[str]) -> int:
+    """Prints the verdict; exit code 1 when something is wrong with the samples, 2 with the folders."""
+    try:
+        verdict = audit([Path(argument) for argument in arguments])
+    except AuditError as error:
+        print(error, file=sys.stderr)
+        return 2
+    for finding in verdict.findings[:20]:
+        print(f"step {finding.step} stage {finding.stage}: {finding.sentence}")
+    print(
+        f"{verdict.steps} steps, {verdict.stages} stages: "
+        f"{verdict.samples_lost} samples lost, {verdict.samples_doubled} doubled"
+    )
+    return 0 if verdict.clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,124 @@
+"""`barnraise server LINK` and `barnraise join LINK`. What needs torch is imported only when a command runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+from platformdirs import user_state_path
+
+from protocol.drive.addresses import HostPort
+from protocol.errors import BadInputError
+from protocol.membership import JoinLink
+
+
+def parse_link(text: str, role: str) -> JoinLink:
+    """The link of the command line; raises `BadInputError` when it is damaged or for the other kind of node."""
+    link = JoinLink.parse(text)
+    if link.role != role:
+        command = "barnraise server" if link.role == "server" else "barnraise join"
+        raise BadInputError(f"join link: this one is for {link.role}s; use it with `{command}`")
+    return link
+
+
+def state_folder(given: Path | None, link: JoinLink) -> Path:
+    """Where a node keeps its state unless told otherwise: one folder for each run and role."""
+    return given or user_state_path("barnraise") / link.run_id.hex() / link.role
+
+
+_STATE = click.option(
+    "--state", type=click.Path(path_type=Path, file_okay=False), help="Folder for identity and state; one a process."
+)
+_METRICS = click.option("--metrics", type=HostPort(), metavar="HOST:PORT", help="Serve /metrics for Prometheus there.")
+
+
+@click.command()
+@click.argument("link")
+@_STATE
+@click.option(
+    "--listen",
+    type=HostPort(),
+    metavar="HOST:PORT",
+    default="0.0.0.0:0",
+    show_default=True,
+    help="Where other nodes reach this server. A port chosen by the system is kept for the next start.",
+)
+@click.option(
+    "--announce", multiple=True, metavar="HOST:PORT", help="An address to tell others instead; may be repeated."
+)
+@_METRICS
+@click.option("--stage", type=int, default=-1, metavar="N", help="The stage this server would like to hold.")
+@click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Threads of torch.")
+@click.option("--no-compute", is_flag=True, help="Never compute tasks here, even when no volunteer is left.")
+def server(
+    link: str,
+    state: Path | None,
+    listen: tuple[str, int],
+    announce: tuple[str, ...],
+    metrics: tuple[str, int] | None,
+    stage: int,
+    threads: int,
+    no_compute: bool,
+) -> None:
+    """Serve a stage of the run behind LINK: on a machine that stays up.
+
+    Keeps parameters, optimizer state and the journal in its state folder. Start the same command again after any
+    crash; Ctrl-C stops it.
+    """
+    parsed = parse_link(link, "server")
+    from node.daemon import NodeOptions, run_node
+
+    sys.exit(
+        run_node(
+            NodeOptions(
+                link=parsed,
+                state=state_folder(state, parsed),
+                listen=listen,
+                announce=announce,
+                metrics=metrics,
+                threads=threads,
+                stage=stage,
+                computes=not no_compute,
+            )
+        )
+    )
+
+
+@click.command()
+@click.argument("link")
+@_STATE
+@_METRICS
+@click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Threads of torch.")
+@click.option("--yes", is_flag=True, help="Do not ask before starting.")
+@click.option("--no-benchmark", is_flag=True, help="Do not measure this machine first.")
+def join(
+    link: str,
+    state: Path | None,
+    metrics: tuple[str, int] | None,
+    threads: int,
+    yes: bool,
+    no_benchmark: bool,
+) -> None:
+    """Lend this computer to the run behind LINK.
+
+    Measures the machine, says what the run is and what it costs you, and asks. Ctrl-C finishes what is being
+    computed and leaves; a second Ctrl-C leaves at once. Nothing that is received is ever run as code.
+    """
+    parsed = parse_link(link, "volunteer")
+    folder = state_folder(state, parsed)
+    from node.daemon import NodeOptions, run_node
+
+    tokens_per_s = 0.0
+    if not (yes and no_benchmark):
+        from node.enquiry import enquire
+
+        offer = enquire(parsed, folder, threads, measure=not no_benchmark)
+        click.echo(offer.text)
+        tokens_per_s = offer.tokens_per_s
+        if not yes and sys.stdin.isatty() and not click.confirm("Start?", default=True):
+            click.echo("Nothing was started.")
+            return
+    sys.exit(
+        run_node(NodeOptions(link=parsed, state=folder, metrics=metrics, threads=threads, tokens_per_s=tokens_per_s))
+    )

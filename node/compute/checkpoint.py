@@ -1,0 +1,281 @@
+"""Snapshots and checkpoints on disk: an interrupted write is never mistaken for a whole one.
+
+A *part* is one shard's state of one version in a safetensors file that says what it is. A *checkpoint* is a folder
+with the parts of all shards and a manifest, written last: it exists exactly if its manifest verifies. Files appear by
+write to a temporary name, fsync, rename, fsync of the folder (state-and-trust 4.4).
+
+    FOLDER/RUN-CONFIGHASH/step-00000100/stage-0-shard-1.safetensors … manifest.json
+
+A shard's state is `params`, `m`, `v` of the version and, where the run's delay needs it, `previous`: the weights of the
+version before, on which the next step runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from protocol.errors import BadInputError
+from protocol.run import RunConfig
+
+FORMAT = "barnraise-shard-1"
+MANIFEST = "manifest.json"
+CHECKPOINTS_MAX = 16
+"""Checkpoints that a node tells the coordinator of, newest first."""
+_MANIFEST_BYTES_MAX = 16 * 2**20
+_READ_BYTES = 1 << 20
+
+
+class CheckpointError(Exception):
+    """A snapshot or checkpoint cannot be used; the sentence names the file and what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartEntry:
+    """One part of a checkpoint as its manifest lists it. `digest` is BLAKE2b-256 over the file."""
+
+    stage: int
+    shard: int
+    file: str
+    byte_count: int
+    digest: bytes
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a checkpoint is; `sum` is BLAKE2b-256 over the canonical form of all other fields."""
+
+    format: int = 1
+    run: str
+    config_hash: str
+    config: RunConfig
+    step: int
+    """Steps that are done: the next one has this number."""
+    version: int
+    data_cursor: int
+    """Number of the first sample that the next step trains on."""
+    data_hash: str
+    vocabulary: int
+    partition: tuple[tuple[int, int, int], ...]
+    """(first block, end block, shards) of each stage; a restart with another one is refused."""
+    parts: tuple[PartEntry, ...]
+    sum: str = ""
+
+    def expected_sum(self) -> str:
+        plain = msgspec.json.encode(msgspec.structs.replace(self, sum=""), order="deterministic")
+        return hashlib.blake2b(plain, digest_size=32).hexdigest()
+
+
+# ---- parts -----------------------------------------------------------------------------------------------------------
+
+
+def write_part(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """Writes a shard's state so that the file is whole or absent; `about` is kept with it as text."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        save_file(dict(tensors), temporary, metadata={"format": FORMAT, **{k: str(v) for k, v in about.items()}})
+        _publish(temporary, path)
+    except SafetensorError as error:  # safetensors wraps the system's errors
+        raise OSError(f"{path}: {error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_part(path: Path, about: Mapping[str, Any]) -> dict[str, Tensor]:
+    """A shard's state; its own words must agree with `about` in every key.
+
+    Raises:
+        CheckpointError: the file is missing, damaged or of something else.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            found = file.metadata() or {}
+            for name, wanted in {"format": FORMAT, **about}.items():
+                if found.get(name) != str(wanted):
+                    raise CheckpointError(f"{path}: {name} is {found.get(name)!r}, this run's is {str(wanted)!r}")
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def file_digest(path: Path) -> tuple[int, bytes]:
+    """(bytes, BLAKE2b-256) of a file, read from the disk in pieces."""
+    state = hashlib.blake2b(digest_size=32)
+    byte_count = 0
+    with path.open("rb") as file:
+        while piece := file.read(_READ_BYTES):
+            state.update(piece)
+            byte_count += len(piece)
+    return byte_count, state.digest()
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def run_folder(folder: Path, config: RunConfig) -> Path:
+    """Where a run keeps its checkpoints below a folder that several runs may share."""
+    return folder / f"{config.name}-{config.config_hash().hex()[:16]}"
+
+
+def step_folder(folder: Path, step: int) -> Path:
+    """The folder of one checkpoint below a run's folder."""
+    return folder / f"step-{step:08d}"
+
+
+def part_name(stage: int, shard: int) -> str:
+    """The name of a part's file within its checkpoint."""
+    return f"stage-{stage}-shard-{shard}.safetensors"
+
+
+def write_manifest(folder: Path, manifest: Manifest, shared: bool) -> Path:
+    """Makes a checkpoint of parts that are all on disk, then deletes what is older than the newest `keep`.
+
+    Every part, and the manifest itself, is read back first: nothing old goes before the new one is known good. Where
+    the servers share no folder (`shared` false) only the parts that lie here can be read back; the checkpoint is
+    complete once somebody has brought the others.
+
+    Raises:
+        CheckpointError: a part is missing or is not what its shard said.
+    """
+    home = step_folder(folder, manifest.step)
+    verify_parts(home, [part for part in manifest.parts if shared or (home / part.file).exists()])
+    manifest = msgspec.structs.replace(manifest, sum=manifest.expected_sum())
+    path = home / MANIFEST
+    temporary = path.with_name(f"{MANIFEST}.tmp")
+    try:
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        _publish(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    if read_manifest(home) != manifest:
+        raise CheckpointError(f"{path}: reads back differently from what was written")
+    _delete_older(folder, manifest)
+    return path
+
+
+def read_manifest(home: Path) -> Manifest:
+    """The manifest of the checkpoint in `home`. Raises `CheckpointError` naming what is wrong."""
+    path = home / MANIFEST
+    try:
+        if path.stat().st_size > _MANIFEST_BYTES_MAX:
+            raise CheckpointError(f"{path}: larger than any manifest")
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from error
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise CheckpointError(f"{path} is torn or damaged: {error}") from error
+    if manifest.sum != manifest.expected_sum():
+        raise CheckpointError(f"{path} is damaged: its sum does not fit")
+    for part in manifest.parts:
+        if Path(part.file).name != part.file:
+            raise CheckpointError(f"{path}: {part.file!r} is not the name of a file in its folder")
+    return manifest
+
+
+def verify_parts(home: Path, parts: Sequence[PartEntry]) -> None:
+    """Reads every part back. Raises `CheckpointError` naming the first that is missing or damaged."""
+    for part in parts:
+        path = home / part.file
+        try:
+            found = file_digest(path)
+        except OSError as error:
+            raise CheckpointError(
+                f"{path}: {error.strerror}; checkpoint.folder must be a folder that every server shares"
+            ) from error
+        if found != (part.byte_count, part.digest):
+            raise CheckpointError(f"{path} is damaged: not the {part.byte_count} bytes that its shard wrote")
+
+
+def scan_checkpoints(folder: Path) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """(steps of the complete checkpoints of a run's folder, newest first; a sentence on each that is not)."""
+    complete: list[int] = []
+    bad: list[str] = []
+    for home in sorted(folder.glob("step-????????"), reverse=True):
+        if len(complete) == CHECKPOINTS_MAX:
+            break
+        try:
+            manifest = read_manifest(home)
+            verify_parts(home, manifest.parts)
+        except CheckpointError as error:
+            bad.append(str(error))
+        else:
+            complete.append(manifest.step)
+    return tuple(complete), tuple(bad)
+
+
+def complete_checkpoints(folder: Path) -> tuple[int, ...]:
+    """Steps of the checkpoints in a run's folder that verify, newest first."""
+    return scan_checkpoints(folder)[0]
+
+
+def read_checkpoint(folder: Path, step: int) -> tuple[Manifest, dict[tuple[int, int], dict[str, Tensor]]]:
+    """A checkpoint, verified: its manifest, and each (stage, shard)'s state.
+
+    Raises:
+        CheckpointError: it is not complete.
+    """
+    home = step_folder(folder, step)
+    manifest = read_manifest(home)
+    verify_parts(home, manifest.parts)
+    about = {"config_hash": manifest.config_hash, "version": manifest.version}
+    return manifest, {(part.stage, part.shard): read_part(home / part.file, about) for part in manifest.parts}
+
+
+def check_layout(manifest: Manifest, config: RunConfig, partition: tuple[tuple[int, int, int], ...]) -> None:
+    """Refuses to restart from a checkpoint of another run or of another cut of the model."""
+    if manifest.config_hash != config.config_hash().hex():
+        raise BadInputError(f"checkpoint {manifest.step} is of another configuration of run {manifest.run!r}")
+    if manifest.partition != partition:
+        raise BadInputError(
+            f"checkpoint {manifest.step} was cut into (first block, end block, shards) {manifest.partition}, "
+            f"this plan into {partition}: restart with the same stages and servers a stage"
+        )
+
+
+def delete_older_parts(folder: Path, step: int, keep: int) -> None:
+    """For a folder that is not shared: keeps this server's parts of the newest `keep` checkpoints up to `step`."""
+    homes = [home for home in folder.glob("step-????????") if home.name <= step_folder(folder, step).name]
+    for home in sorted(homes, reverse=True)[keep:]:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _delete_older(folder: Path, newest: Manifest) -> None:
+    """Keeps the newest `keep` complete checkpoints; what never got its manifest goes with the older ones."""
+    this = step_folder(folder, newest.step)
+    older = sorted(home for home in folder.glob("step-????????") if home.name < this.name)
+    kept = 1
+    for home in reversed(older):
+        with contextlib.suppress(CheckpointError):
+            read_manifest(home)
+            kept += 1
+            if kept <= newest.config.checkpoint.keep:
+                continue
+        # Without its manifest what is left of a half-deleted folder is no checkpoint.
+        (home / MANIFEST).unlink(missing_ok=True)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _publish(temporary: Path, path: Path) -> None:
+    """Gives a finished file its name, durably."""
+    _sync(temporary)
+    temporary.rename(path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

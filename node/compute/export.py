@@ -1,0 +1,220 @@
+"""Models in and out as Hugging Face folders: `config.json`, `model.safetensors`, `tokenizer.json`.
+
+An exported folder loads as `LlamaForCausalLM` in transformers, offline, and gives the same loss. A run may start from
+such a folder (`model.start_from`): names, shapes and sizes must be exactly the run's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+from torch import Tensor
+
+from node.compute.layout import StageLayout
+from node.data.tokenizer import TextTokenizer
+from protocol.errors import BadInputError
+from protocol.run import RunConfig
+
+_WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_MOST_HEADER_BYTES = 4 << 20
+"""A header takes some 120 bytes a tensor: enough for 1,024 layers three times over."""
+_MOST_JSON_BYTES = 16 << 20
+_FLOATS = ("F32", "BF16", "F16")
+
+
+# ---- out ------------------------------------------------------------------------------------------------------
+
+
+def export_model(folder: Path, stages: Sequence[tuple[StageLayout, Tensor]], tokenizer: TextTokenizer) -> None:
+    """Writes the model whose stages, from first to last, have these layouts and flat vectors.
+
+    Files are written beside their names and then renamed, `config.json` last: a folder with one is complete.
+    """
+    blocks = [(layout.first_block, layout.end_block) for layout, _ in stages]
+    config = stages[0][0].config
+    edges = [0, *(end for _, end in blocks)]
+    if blocks != list(itertools.pairwise(edges)) or edges[-1] != config.block_count:
+        raise ValueError(f"stages of blocks {blocks} are not the model's {config.block_count}")
+    weights = {name: view.numpy() for layout, flat in stages for name, view in layout.views(flat).items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / f"{_WEIGHTS}.partial"
+    save_file(weights, partial, metadata={"format": "pt"})
+    _settle(partial, folder / _WEIGHTS)
+    _write_text(folder / "tokenizer.json", tokenizer.to_json())
+    _write_json(folder / "tokenizer_config.json", _tokenizer_config(config, tokenizer))
+    _write_json(folder / "config.json", _model_config(config, stages[0][0].vocabulary, tokenizer.end_mark))
+
+
+def _model_config(config: RunConfig, vocabulary: int, end_mark: int | None) -> dict[str, Any]:
+    model = config.model
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": vocabulary,
+        "hidden_size": model.hidden,
+        "intermediate_size": model.feed_forward,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.hidden // model.heads,
+        "max_position_embeddings": model.context,
+        "rms_norm_eps": model.norm_eps,
+        "rope_theta": model.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
+        "tie_word_embeddings": model.tied_embeddings,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+        "bos_token_id": end_mark,
+        "eos_token_id": end_mark,
+        "dtype": "float32",
+    }
+
+
+def _tokenizer_config(config: RunConfig, tokenizer: TextTokenizer) -> dict[str, Any]:
+    marks = {} if tokenizer.end_text is None else dict.fromkeys(("bos_token", "eos_token"), tokenizer.end_text)
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config.model.context,
+        "clean_up_tokenization_spaces": False,
+    } | marks
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    _write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def _write_text(path: Path, text: str) -> None:
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    _settle(partial, path)
+
+
+def _settle(partial: Path, path: Path) -> None:
+    with partial.open("rb") as file:
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+# ---- in -------------------------------------------------------------------------------------------------------
+
+
+def initial_weights(layout: StageLayout) -> Tensor:
+    """[parameter_count] fp32: version 0 of a stage, from `model.start_from` or from the run's seed.
+
+    Raises:
+        BadInputError: the folder cannot be used; the sentence names the field.
+    """
+    config = layout.config
+    if not config.model.start_from:
+        return layout.initial(config.seed)
+    return read_model(Path(config.model.start_from).expanduser(), layout)
+
+
+def read_model(folder: Path, layout: StageLayout) -> Tensor:
+    """A stage's weights out of a Hugging Face folder, whose whole model must be exactly the run's."""
+    _check_config(folder, layout.config)
+    whole = StageLayout.whole(layout.config, layout.vocabulary)
+    shapes = {part.name: part.shape for part in whole.slices}
+    offsets = {part.name: part for part in layout.slices}
+    flat = torch.empty(layout.parameter_count)
+    seen: set[str] = set()
+    for path in _weight_files(folder):
+        _check_header(path)
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118  # the file is no mapping
+                    _check_tensor(path, name, file.get_slice(name), shapes, seen)
+                    seen.add(name)
+                    if name in offsets:
+                        part = offsets[name]
+                        flat[part.offset : part.end] = file.get_tensor(name).flatten()
+        except (SafetensorError, OSError) as error:
+            raise BadInputError(f"model.start_from: {path} is no safetensors file: {error}") from error
+    missing = sorted(shapes.keys() - seen)
+    if missing:
+        raise BadInputError(f"model.start_from: {folder} lacks {missing[0]} ({len(missing)} weights are missing)")
+    return flat
+
+
+def _check_tensor(path: Path, name: str, held: Any, shapes: Mapping[str, tuple[int, ...]], seen: set[str]) -> None:
+    if name not in shapes or name in seen:
+        raise BadInputError(f"model.start_from: {path} holds {name}, which the run's model has not (or twice)")
+    if tuple(held.get_shape()) != shapes[name]:
+        raise BadInputError(
+            f"model.start_from: {name} has the shape {tuple(held.get_shape())}, the run's model needs {shapes[name]}"
+        )
+    if held.get_dtype() not in _FLOATS:
+        raise BadInputError(f"model.start_from: {name} is {held.get_dtype()}, not one of {', '.join(_FLOATS)}")
+
+
+def _check_config(folder: Path, config: RunConfig) -> None:
+    """The sizes that the weights' shapes do not show, and the rules of arithmetic, must be the run's too."""
+    held = _read_json(folder / "config.json")
+    model = config.model
+    rope = held.get("rope_parameters") or held.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise BadInputError(f"model.start_from: {folder}/config.json has rope parameters that are no table")
+    for field, found, wanted in (
+        ("", held.get("model_type"), "llama"),
+        ("", held.get("hidden_act", "silu"), "silu"),
+        ("", bool(held.get("attention_bias")), False),
+        ("", bool(held.get("mlp_bias")), False),
+        ("", rope.get("rope_type", rope.get("type", "default")), "default"),
+        ("layers", held.get("num_hidden_layers"), model.layers),
+        ("heads", held.get("num_attention_heads"), model.heads),
+        ("kv_heads", held.get("num_key_value_heads", held.get("num_attention_heads")), model.kv_heads),
+        ("tied_embeddings", held.get("tie_word_embeddings", False), model.tied_embeddings),
+        ("rope_theta", rope.get("rope_theta", held.get("rope_theta", 10000.0)), model.rope_theta),
+        ("norm_eps", held.get("rms_norm_eps", 1e-6), model.norm_eps),
+    ):
+        if found != wanted:
+            whose = f"model.{field} is {wanted!r}" if field else f"this project computes {wanted!r}"
+            raise BadInputError(f"model.start_from: {folder}/config.json says {found!r} where {whose}")
+
+
+def _weight_files(folder: Path) -> Iterator[Path]:
+    if (folder / _WEIGHTS).is_file() or not (folder / _INDEX).is_file():
+        yield folder / _WEIGHTS
+        return
+    places = _read_json(folder / _INDEX).get("weight_map")
+    if not isinstance(places, dict):
+        raise BadInputError(f"model.start_from: {folder / _INDEX} has no weight_map")
+    for name in sorted({str(place) for place in places.values()}):
+        if name != Path(name).name:
+            raise BadInputError(f"model.start_from: {folder / _INDEX} names a file outside of the folder: {name!r}")
+        yield folder / name
+
+
+def _check_header(path: Path) -> None:
+    """A safetensors file begins with the length of its JSON header, 8 bytes little-endian."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+    except OSError as error:
+        raise BadInputError(f"model.start_from: {path} cannot be read: {error}") from error
+    if length > _MOST_HEADER_BYTES:
+        raise BadInputError(f"model.start_from: {path} has a header of {length} bytes, more than {_MOST_HEADER_BYTES}")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _MOST_JSON_BYTES:
+            raise BadInputError(f"model.start_from: {path} is larger than {_MOST_JSON_BYTES} bytes")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise BadInputError(f"model.start_from: {path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise BadInputError(f"model.start_from: {path} is no JSON table")
+    return content

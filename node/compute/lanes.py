@@ -1,0 +1,402 @@
+"""Performs `node.jobs` with torch: two lanes, each a thread that does its jobs one after the other.
+
+* lane `device`: a volunteer's work (`StageWorker`), one stage's weights by version, graphs, gradient sums;
+* lane `server`: a shard (`ShardWorker`), the data of stage 0, snapshots and checkpoints.
+
+Lanes see buffers, never the store: the driver hands over the bytes of a job's references, and puts the results under
+the keys that the job names before it tells the machine. So a machine may drop a tensor right after it ordered a job.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from node import jobs
+from node.compute import checkpoint
+from node.compute.layout import StageLayout, shard_range
+from node.compute.shard import ShardWorker
+from node.compute.wire import decode, encode
+from node.compute.worker import StageWorker
+from node.data.dataset import Dataset
+from node.store import Buffer
+from protocol.ids import TensorRef
+from protocol.machine import Computed, ComputeFailed
+from protocol.plan import Plan
+from protocol.run import RunConfig
+
+DEVICE_JOBS = frozenset(jobs.DEVICE_JOBS)
+CLOSE_S = 10.0
+"""How long a lane may take to end its last job before the process ends without it."""
+
+Buffers = Mapping[int, Buffer]
+"""The bytes of a job's references, by key."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a job came to. `tensors` go into the store before the machine hears of `fact`."""
+
+    fact: Computed | ComputeFailed
+    tensors: list[tuple[TensorRef, Buffer]] = field(default_factory=list)
+    kind: str = "other"
+    """compute, optimizer, data or disk: which phase of the metrics the time belongs to."""
+    seconds: float = 0.0
+    codec_s: float = 0.0
+    """Part of `seconds` that went into wire forms."""
+
+
+def input_refs(job: Any) -> Iterator[TensorRef]:
+    """The references that a job reads: what the driver must hand over with it."""
+    for name in job.__slots__:
+        value = getattr(job, name)
+        if isinstance(value, TensorRef):
+            yield value
+        elif isinstance(value, tuple) and value and isinstance(value[0], TensorRef):
+            yield from value
+
+
+class _Performer:
+    """The state of one lane and its jobs' methods, chosen by the job's class."""
+
+    def __init__(self) -> None:
+        self._codec_s = 0.0
+        self._made: list[tuple[TensorRef, Buffer]] = []
+
+    def perform(self, job: Any, buffers: Buffers) -> Outcome:
+        """Does a job. An error of its data, of the device or of the disk becomes `ComputeFailed`."""
+        self._made, self._codec_s = [], 0.0
+        kind, method = self._methods()[type(job)]
+        start = time.monotonic()
+        try:
+            fact: Computed | ComputeFailed = Computed(job, method(job, buffers))
+        except Exception as error:  # whatever it is, the machine must know that the job will not end
+            fact, self._made = ComputeFailed(job, f"{type(job).__name__}: {error or type(error).__name__}"), []
+        return Outcome(fact, self._made, kind, time.monotonic() - start, self._codec_s)
+
+    def _methods(self) -> dict[type, tuple[str, Callable[[Any, Buffers], Any]]]:
+        raise NotImplementedError
+
+    def _decode(self, ref: TensorRef, buffers: Buffers) -> Tensor:
+        start = time.monotonic()
+        tensor = decode(buffers[ref.key], ref.shape, ref.form)
+        self._codec_s += time.monotonic() - start
+        return tensor
+
+    def _encode(self, key: int, tensor: Tensor, form: str) -> TensorRef:
+        start = time.monotonic()
+        buffer = encode(tensor, form)
+        self._codec_s += time.monotonic() - start
+        ref = TensorRef(key, tuple(tensor.shape), form, buffer.nbytes)  # type: ignore[arg-type]
+        self._made.append((ref, buffer))
+        return ref
+
+
+class DevicePerformer(_Performer):
+    """Lane `device`. `threads` is torch's, which are one number for the whole process."""
+
+    def __init__(self, threads: int = 1, device: str = "cpu") -> None:
+        super().__init__()
+        self._threads = threads
+        self._device = device
+        self._worker: StageWorker | None = None
+        self._config = RunConfig()
+
+    def _methods(self) -> dict[type, tuple[str, Callable[[Any, Buffers], Any]]]:
+        return {
+            jobs.SetUpDevice: ("other", self._set_up),
+            jobs.LoadParameters: ("compute", self._load_parameters),
+            jobs.DropParameters: ("other", lambda job, _: self._stage.drop_params(job.version)),
+            jobs.Forward: ("compute", self._forward),
+            jobs.Backward: ("compute", self._backward),
+            jobs.RouteEnd: ("compute", self._route_end),
+            jobs.TakeGradient: ("compute", self._take_gradient),
+            jobs.DropGraphs: ("other", self._drop_graphs),
+            jobs.DropAccumulators: ("other", self._drop_accumulators),
+        }
+
+    @property
+    def _stage(self) -> StageWorker:
+        if self._worker is None:
+            raise RuntimeError("no stage was set up")
+        return self._worker
+
+    def _set_up(self, job: jobs.SetUpDevice, _: Buffers) -> None:
+        stage = job.plan.stages[job.stage]
+        self._config = job.config
+        self._shard_count = len(stage.servers)
+        self._worker = StageWorker(
+            job.config, job.vocabulary, stage.first_block, stage.end_block, self._threads, self._device
+        )
+
+    def _load_parameters(self, job: jobs.LoadParameters, buffers: Buffers) -> None:
+        self._stage.set_params(job.version, [self._decode(ref, buffers) for ref in job.shards])
+
+    def _forward(self, job: jobs.Forward, buffers: Buffers) -> TensorRef:
+        y = self._stage.forward(job.task, job.version, self._decode(job.input, buffers))
+        return self._encode(job.output, y, self._config.wire.activations)
+
+    def _backward(self, job: jobs.Backward, buffers: Buffers) -> TensorRef | None:
+        dy = self._decode(job.output_gradient, buffers)
+        if job.input is None:
+            dx = self._stage.backward(msgspec.structs.replace(job.task, op="F"), dy, job.accumulator)
+        else:
+            x = self._decode(job.input, buffers)
+            dx = self._stage.recompute_backward(job.version, x, dy, job.accumulator)
+        return self._input_gradient(job.input_gradient, dx)
+
+    def _route_end(self, job: jobs.RouteEnd, buffers: Buffers) -> tuple[float, TensorRef | None]:
+        x, labels = self._decode(job.input, buffers), self._decode(job.labels, buffers)
+        loss_sum, dx = self._stage.tail(job.version, x, labels, job.accumulator)
+        return loss_sum, self._input_gradient(job.input_gradient, dx)
+
+    def _input_gradient(self, key: int | None, dx: Tensor | None) -> TensorRef | None:
+        if key is None:
+            return None
+        if dx is None:
+            raise ValueError("a stage that reads tokens has no input gradient")
+        return self._encode(key, dx, self._config.wire.activations)
+
+    def _take_gradient(self, job: jobs.TakeGradient, _: Buffers) -> tuple[TensorRef, ...]:
+        total = self._stage.take_gradient(job.accumulator)
+        form = self._config.wire.gradients
+        return tuple(
+            self._encode(key, total[slice(*shard_range(total.numel(), shard, len(job.shards)))], form)
+            for shard, key in enumerate(job.shards)
+        )
+
+    def _drop_graphs(self, job: jobs.DropGraphs, _: Buffers) -> None:
+        for task in job.tasks:
+            self._stage.drop_graph(task)
+
+    def _drop_accumulators(self, job: jobs.DropAccumulators, _: Buffers) -> None:
+        for accumulator in job.accumulators:
+            self._stage.drop_gradient(accumulator)
+
+
+class ServerPerformer(_Performer):
+    """Lane `server`: the data of stage 0, a shard with its optimizer, and what lies on the disk.
+
+    Args:
+        state: the server's state folder; snapshots lie in it.
+    """
+
+    def __init__(self, state: Path, threads: int = 1) -> None:
+        super().__init__()
+        torch.set_num_threads(threads)
+        self._state = state
+        self._data: Dataset | None = None
+        self._place: jobs.SetUpServer | None = None
+        self._shard: ShardWorker | None = None
+        self._sums: dict[int, Tensor] = {}
+
+    def _methods(self) -> dict[type, tuple[str, Callable[[Any, Buffers], Any]]]:
+        return {
+            jobs.PrepareData: ("data", self._prepare_data),
+            jobs.SetUpServer: ("other", self._set_up),
+            jobs.LoadBatch: ("data", self._load_batch),
+            jobs.StartShard: ("disk", self._start_shard),
+            jobs.LoadSnapshot: ("disk", self._load_snapshot),
+            jobs.Reduce: ("optimizer", self._reduce),
+            jobs.Apply: ("optimizer", self._apply),
+            jobs.ServeParameters: ("other", self._serve),
+            jobs.DropVersions: ("other", self._drop_versions),
+            jobs.WriteSnapshot: ("disk", self._write_snapshot),
+            jobs.WriteCheckpoint: ("disk", self._write_checkpoint),
+            jobs.WriteManifest: ("disk", self._write_manifest),
+        }
+
+    # ---- data ----
+
+    def _prepare_data(self, job: jobs.PrepareData, _: Buffers) -> tuple[int, str, int]:
+        self._data = Dataset(job.config)
+        found = self._data.describe()
+        return found.vocabulary, found.data_hash, found.token_count
+
+    def _load_batch(self, job: jobs.LoadBatch, _: Buffers) -> tuple[TensorRef, TensorRef]:
+        if self._data is None:
+            raise RuntimeError("the data was not read")
+        tokens, labels = self._data.batch(job.step, job.microbatch)
+        return (
+            self._encode(job.tokens, torch.from_numpy(tokens), "int32"),
+            self._encode(job.labels, torch.from_numpy(labels), "int32"),
+        )
+
+    # ---- the shard ----
+
+    @property
+    def _here(self) -> tuple[jobs.SetUpServer, ShardWorker]:
+        if self._place is None or self._shard is None:
+            raise RuntimeError("no shard was set up")
+        return self._place, self._shard
+
+    def _set_up(self, job: jobs.SetUpServer, _: Buffers) -> int:
+        stage = job.plan.stages[job.stage]
+        layout = StageLayout(job.config, job.vocabulary, stage.first_block, stage.end_block)
+        self._place = job
+        self._shard = ShardWorker(layout, job.shard, len(stage.servers))
+        self._sums = {}
+        return self._shard.end - self._shard.begin
+
+    def _start_shard(self, job: jobs.StartShard, _: Buffers) -> bytes:
+        _place, shard = self._here
+        if job.checkpoint_step >= 0:
+            return self._load_checkpoint(job.checkpoint_step)
+        return shard.initial()
+
+    def _reduce(self, job: jobs.Reduce, buffers: Buffers) -> tuple[float, bool]:
+        _, shard = self._here
+        total, square_norm, finite = shard.reduce([self._decode(ref, buffers) for ref in job.parts])
+        self._sums[job.step] = total
+        return square_norm, finite
+
+    def _apply(self, job: jobs.Apply, _: Buffers) -> bytes:
+        _place, shard = self._here
+        total = self._sums.pop(job.step)
+        return shard.skip(job.step) if job.skipped else shard.apply(job.step, total, job.step, job.clip_factor)
+
+    def _serve(self, job: jobs.ServeParameters, _: Buffers) -> TensorRef:
+        place, shard = self._here
+        return self._encode(job.key, shard.params(job.version), place.config.wire.parameters)
+
+    def _drop_versions(self, job: jobs.DropVersions, _: Buffers) -> None:
+        _place, shard = self._here
+        for version in shard.versions():
+            if version < job.version:
+                shard.drop(version)
+
+    # ---- disk ----
+
+    def _about(self, version: int) -> dict[str, Any]:
+        """What a file of this shard says of itself; a file that says otherwise is refused."""
+        place, shard = self._here
+        stage = place.plan.stages[place.stage]
+        return {
+            "config_hash": place.config.config_hash().hex(),
+            "stage": place.stage,
+            "blocks": f"{stage.first_block}-{stage.end_block}",
+            "elements": f"{shard.begin}-{shard.end}",
+            "version": version,
+        }
+
+    def _state_of(self, version: int) -> dict[str, Tensor]:
+        place, shard = self._here
+        state = dict(shard.snapshot(version))
+        if place.config.batch.delay and version - 1 in shard.versions():
+            state["previous"] = shard.params(version - 1)
+        return state
+
+    def _restore(self, path: Path, version: int) -> bytes:
+        _place, shard = self._here
+        state = checkpoint.read_part(path, self._about(version))
+        previous = state.pop("previous", None)
+        if set(state) != {"params", "m", "v"}:
+            raise checkpoint.CheckpointError(f"{path}: holds {sorted(state)} instead of params, m and v")
+        if previous is not None:
+            # Only ever served: the step after the restart runs on it, and no update starts from it.
+            shard.load(version - 1, previous, torch.zeros_like(previous), torch.zeros_like(previous))
+        return shard.load(version, **state)
+
+    def _load_snapshot(self, job: jobs.LoadSnapshot, _: Buffers) -> bytes:
+        return self._restore(self._state / job.file, job.version)
+
+    def _write_snapshot(self, job: jobs.WriteSnapshot, _: Buffers) -> str:
+        path = self._state / f"snapshot-{job.version:08d}.safetensors"
+        checkpoint.write_part(path, self._state_of(job.version), self._about(job.version))
+        return path.name
+
+    @property
+    def _checkpoints(self) -> Path:
+        place, _ = self._here
+        return checkpoint.run_folder(self._state / place.config.checkpoint.folder, place.config)
+
+    @property
+    def _shared(self) -> bool:
+        place, _ = self._here
+        return Path(place.config.checkpoint.folder).is_absolute()
+
+    def _write_checkpoint(self, job: jobs.WriteCheckpoint, _: Buffers) -> tuple[str, int, bytes]:
+        place, _shard = self._here
+        path = checkpoint.step_folder(self._checkpoints, job.step) / checkpoint.part_name(place.stage, place.shard)
+        checkpoint.write_part(path, self._state_of(job.version), self._about(job.version))
+        if not self._shared:
+            checkpoint.delete_older_parts(self._checkpoints, job.step, place.config.checkpoint.keep)
+        return path.name, *checkpoint.file_digest(path)
+
+    def _write_manifest(self, job: jobs.WriteManifest, _: Buffers) -> str:
+        place, _shard = self._here
+        if self._data is None:
+            raise RuntimeError("only a server of stage 0 writes manifests")
+        manifest = checkpoint.Manifest(
+            run=place.config.name,
+            config_hash=place.config.config_hash().hex(),
+            config=place.config,
+            step=job.step,
+            version=job.step,
+            data_cursor=place.config.sample_range(job.step)[0],
+            data_hash=self._data.describe().data_hash,
+            vocabulary=place.vocabulary,
+            partition=partition_of(place.plan),
+            parts=tuple(checkpoint.PartEntry(*part) for part in job.parts),
+        )
+        return str(checkpoint.write_manifest(self._checkpoints, manifest, self._shared))
+
+    def _load_checkpoint(self, step: int) -> bytes:
+        place, _shard = self._here
+        home = checkpoint.step_folder(self._checkpoints, step)
+        name = checkpoint.part_name(place.stage, place.shard)
+        if self._shared:
+            manifest = checkpoint.read_manifest(home)
+            checkpoint.check_layout(manifest, place.config, partition_of(place.plan))
+            checkpoint.verify_parts(home, [part for part in manifest.parts if part.file == name])
+        return self._restore(home / name, step)
+
+
+def partition_of(plan: Plan) -> tuple[tuple[int, int, int], ...]:
+    """(first block, end block, shards) of each stage: what a checkpoint's parts depend on."""
+    return tuple((stage.first_block, stage.end_block, len(stage.servers)) for stage in plan.stages)
+
+
+class Lane:
+    """A thread with its jobs in order. `deliver` is called in that thread with each outcome.
+
+    Args:
+        make: makes the performer, in the thread: torch's setting of threads belongs to it.
+    """
+
+    def __init__(self, name: str, make: Callable[[], _Performer], deliver: Callable[[Outcome], None]) -> None:
+        self._queue: queue.SimpleQueue[tuple[Any, Buffers] | None] = queue.SimpleQueue()
+        self._make = make
+        self._deliver = deliver
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name=f"lane-{name}", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Any, buffers: Buffers) -> None:
+        """Queues a job with the bytes of its references, which must not change."""
+        self._queue.put((job, buffers))
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that have not begun."""
+        return self._queue.qsize()
+
+    def close(self) -> None:
+        """Waits (a while) until the thread has ended the job it is at; what else waits is forgotten."""
+        self._closing = True
+        self._queue.put(None)
+        self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        performer = self._make()
+        while (item := self._queue.get()) is not None and not self._closing:
+            self._deliver(performer.perform(*item))

@@ -1,0 +1,194 @@
+"""A stage of the model, computed on a flat vector of weights: forward, backward, and loss where the stage ends it.
+
+The model owns no weights. Each call makes autograd leaves that are views of the vector it is given, and a backward adds
+to a gradient vector: nothing is copied, and any number of versions may be open at once. One thread gives bit-equal
+results for equal calls.
+
+Weight gradients of a call are rounded to a grid (`wire.gradient_grid_bits`) before they are added. Sums on the grid are
+exact: however tasks are dealt out to volunteers, redone and grouped, the step's gradient is the same to the last bit.
+Without that, orders of summation differ by a rounding; AdamW divides by the size of the gradient, so where the
+gradient is almost zero that rounding decides the sign of a whole update. (Pre-rounded sums: Demmel and Nguyen, "Fast
+Reproducible Floating-Point Summation", 2013.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from node.compute.blocks import attention_half, feed_forward_half, norm, rotary_table
+from node.compute.layout import StageLayout
+
+
+class _Span(NamedTuple):
+    """A leaf: one weight, or several that lie side by side and are multiplied at once."""
+
+    offset: int
+    shape: tuple[int, ...]
+    end: int
+
+
+_Half = Callable[[Tensor, list[Tensor]], Tensor]
+"""A layer half as a function of its input and its leaves."""
+
+
+@dataclass
+class StageContext:
+    """A kept graph: what `StageModel.backward` needs. It is spent by one backward."""
+
+    x: Tensor
+    y: Tensor
+    leaves: list[Tensor]
+
+
+class StageModel:
+    """The arithmetic of one stage.
+
+    Inputs `x` are int64 tokens [samples, context] for the stage that holds block 0, else fp32 hidden states [samples,
+    context, hidden]. `params` and `grad_flat` are vectors of `layout.parameter_count` fp32 values on one device.
+    """
+
+    def __init__(self, layout: StageLayout) -> None:
+        self.layout = layout
+        self._model = layout.config.model
+        bits = layout.config.wire.gradient_grid_bits
+        # An fp32 number of this size has its last bit at 2^-bits, and so has its sum with anything smaller.
+        self._rounder = 1.5 * 2.0 ** (23 - bits) if bits else None
+        self._rotary: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
+        self._halves: list[tuple[range, _Half]] = []
+        self._spans: list[_Span] = []
+        self._embedding: int | None = None
+        self._head: tuple[int, int] | None = None
+        self._place_leaves()
+
+    def forward(self, params: Tensor, x: Tensor) -> tuple[Tensor, StageContext]:
+        """Hidden states [samples, context, hidden] after the stage's blocks, and the graph for `backward`.
+
+        For a stage without the head; the one with the head calls `loss`.
+        """
+        assert not self.layout.has_head, "the stage with the head computes the loss"
+        x = self._input_leaf(x)
+        leaves = self._leaves(params, requires_grad=True)
+        y = self._run_blocks(x, leaves)
+        return y.detach(), StageContext(x, y, leaves)
+
+    def backward(self, context: StageContext, dy: Tensor, grad_flat: Tensor | None) -> Tensor | None:
+        """Adds the weights' gradients into `grad_flat`; returns the input's, or None for tokens.
+
+        Without `grad_flat` only the input's gradient is computed.
+        """
+        takes_gradient = context.x.requires_grad
+        if grad_flat is None:
+            return torch.autograd.grad(context.y, context.x, dy)[0] if takes_gradient else None
+        assert grad_flat.shape == (self.layout.parameter_count,), f"gradient of shape {tuple(grad_flat.shape)}"
+        wanted = [*context.leaves, context.x] if takes_gradient else context.leaves
+        gradients = torch.autograd.grad(context.y, wanted, dy)
+        for gradient, span in zip(gradients, self._spans, strict=False):
+            grad_flat[span.offset : span.end].view(span.shape).add_(self._on_grid(gradient))
+        return gradients[-1] if takes_gradient else None
+
+    def loss(
+        self, params: Tensor, x: Tensor, labels: Tensor, scale: float, grad_flat: Tensor | None
+    ) -> tuple[float, int, Tensor | None]:
+        """Forward, loss and backward of the stage that holds the head, at once.
+
+        `labels` are int64 [samples, context]. Returns the cross-entropy summed over the labels in nats, their number,
+        and the input's gradient (None for tokens). All gradients are those of `scale` times the sum; `scale` is one
+        over the labels of the whole batch, so that sums over microbatches are gradients of the batch's mean.
+        """
+        x = self._input_leaf(x)
+        leaves = self._leaves(params, requires_grad=True)
+        loss = self._cross_entropy(x, labels, leaves)
+        dx = self.backward(StageContext(x, loss, leaves), torch.full_like(loss, scale), grad_flat)
+        return loss.item(), labels.numel(), dx
+
+    def evaluate(self, params: Tensor, x: Tensor, labels: Tensor) -> tuple[float, int]:
+        """The loss sum in nats and the number of labels, without any gradient."""
+        with torch.no_grad():
+            loss = self._cross_entropy(x, labels, self._leaves(params, requires_grad=False))
+        return loss.item(), labels.numel()
+
+    def logits(self, params: Tensor, x: Tensor) -> Tensor:
+        """[samples, context, vocabulary] scores of the next token, without gradients."""
+        with torch.no_grad():
+            return self._logits(x, self._leaves(params, requires_grad=False))
+
+    # ---- leaves ----
+
+    def _place_leaves(self) -> None:
+        """Decides which slices become one leaf, and which function takes which leaves."""
+        for block, parts in enumerate(self.layout.blocks, start=self.layout.first_block):
+            first = len(self._spans)
+            if block == 0:
+                self._embedding = self._add_span(block, 0, 1)
+            elif block == self.layout.config.block_count - 1:
+                gain = self._add_span(block, 0, 1)
+                matrix = self._add_span(block, 1, 2) if len(parts) > 1 else self._embedding
+                assert matrix is not None  # the layout keeps tied embeddings on one stage
+                self._head = (gain, matrix)
+            elif block % 2 == 1:
+                for begin, end in ((0, 1), (1, 4), (4, 5)):  # gain; query, key, value; output
+                    self._add_span(block, begin, end)
+                self._halves.append((range(first, first + 3), self._attention))
+            else:
+                for begin, end in ((0, 1), (1, 3), (3, 4)):  # gain; gate, up; down
+                    self._add_span(block, begin, end)
+                self._halves.append((range(first, first + 3), self._feed_forward))
+
+    def _add_span(self, block: int, begin: int, end: int) -> int:
+        parts = self.layout.blocks[block - self.layout.first_block][begin:end]
+        shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+        self._spans.append(_Span(parts[0].offset, shape, parts[-1].end))
+        return len(self._spans) - 1
+
+    def _leaves(self, params: Tensor, requires_grad: bool) -> list[Tensor]:
+        assert params.shape == (self.layout.parameter_count,), f"weights of shape {tuple(params.shape)}"
+        return [
+            params[span.offset : span.end].view(span.shape).detach().requires_grad_(requires_grad)
+            for span in self._spans
+        ]
+
+    def _input_leaf(self, x: Tensor) -> Tensor:
+        return x if self.layout.has_embedding else x.detach().requires_grad_(True)
+
+    # ---- arithmetic ----
+
+    def _run_blocks(self, x: Tensor, leaves: list[Tensor]) -> Tensor:
+        if self._embedding is not None:
+            x = functional.embedding(x, leaves[self._embedding])
+        for places, half in self._halves:
+            x = half(x, [leaves[place] for place in places])
+        return x
+
+    def _attention(self, x_BTD: Tensor, leaves: list[Tensor]) -> Tensor:
+        gain, qkv, out = leaves
+        return attention_half(x_BTD, gain, qkv, out, self._rotary_for(x_BTD), self._model)
+
+    def _feed_forward(self, x_BTD: Tensor, leaves: list[Tensor]) -> Tensor:
+        gain, gate_up, down = leaves
+        return feed_forward_half(x_BTD, gain, gate_up, down, self._model)
+
+    def _logits(self, x: Tensor, leaves: list[Tensor]) -> Tensor:
+        assert self._head is not None, "this stage does not hold the head"
+        gain, matrix = self._head
+        hidden = norm(self._run_blocks(x, leaves), leaves[gain], self._model.norm_eps)
+        return functional.linear(hidden, leaves[matrix])
+
+    def _cross_entropy(self, x: Tensor, labels: Tensor, leaves: list[Tensor]) -> Tensor:
+        logits_BTV = self._logits(x, leaves)
+        return functional.cross_entropy(logits_BTV.flatten(0, 1), labels.flatten(), reduction="sum")
+
+    def _on_grid(self, gradient: Tensor) -> Tensor:
+        """Rounds in place, to even where a value lies in the middle; what is beyond the rounder stays nearly as is."""
+        return gradient if self._rounder is None else gradient.add_(self._rounder).sub_(self._rounder)
+
+    def _rotary_for(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        key = (x_BTD.shape[1], x_BTD.device)
+        if key not in self._rotary:
+            self._rotary[key] = rotary_table(self._model, *key)
+        return self._rotary[key]

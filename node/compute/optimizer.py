@@ -1,0 +1,72 @@
+"""AdamW on a slice of a stage's vector, such that cutting the vector into slices changes no bit of the result.
+
+Only operations that IEEE 754 rounds correctly on their own are used (sum, product, quotient, root), one per kernel. The
+fused kernels (`addcmul`, `lerp`) may round once or twice depending on where in the vector an element lies.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from node.numbers import learning_rate
+from protocol.run import RunConfig
+
+_CHUNK = 1 << 16
+"""Elements worked on at a time: a chunk of all six vectors stays in a core's second-level cache."""
+
+
+class AdamWShard:
+    """Optimizer state of a slice: the moments `m` and `v` (Loshchilov and Hutter, arXiv:1711.05101).
+
+    Args:
+        config: the run; its optimizer section and its number of steps count.
+        decay_mask: [n] bool, true where weight decay acts.
+        m, v: [n] fp32 to start from; zeros without.
+    """
+
+    def __init__(self, config: RunConfig, decay_mask: Tensor, m: Tensor | None = None, v: Tensor | None = None) -> None:
+        self._config = config
+        self._decay_mask = decay_mask
+        self.m = torch.zeros(decay_mask.shape) if m is None else m
+        self.v = torch.zeros(decay_mask.shape) if v is None else v
+        assert self.m.shape == self.v.shape == decay_mask.shape
+
+    def clone(self) -> AdamWShard:
+        """A second state with the same content."""
+        return AdamWShard(self._config, self._decay_mask, self.m.clone(), self.v.clone())
+
+    def apply(self, params: Tensor, grad: Tensor, step: int, clip_factor: float) -> None:
+        """Changes `params` [n] and the moments in place by the update of `step` (from 0); `grad` [n] stays as it is."""
+        assert params.shape == grad.shape == self.m.shape
+        section = self._config.optimizer
+        rate = learning_rate(self._config, step)
+        correction_m = 1.0 - section.beta1 ** (step + 1)
+        correction_v = 1.0 - section.beta2 ** (step + 1)
+        update_scale = -rate / correction_m
+        root_scale = 1.0 / math.sqrt(correction_v)
+        chunk = min(_CHUNK, max(1, params.numel()))
+        first, second = torch.empty(chunk), torch.empty(chunk)
+        for begin in range(0, params.numel(), chunk):
+            part = slice(begin, min(begin + chunk, params.numel()))
+            p, m, v, mask = params[part], self.m[part], self.v[part], self._decay_mask[part]
+            g, scratch = first[: p.numel()], second[: p.numel()]
+            torch.mul(grad[part], clip_factor, out=g)
+            # m = beta1 m + (1 - beta1) g
+            m.mul_(section.beta1).add_(torch.mul(g, 1.0 - section.beta1, out=scratch))
+            # v = beta2 v + (1 - beta2) g g
+            v.mul_(section.beta2).add_(torch.mul(g, g, out=scratch).mul_(1.0 - section.beta2))
+            # p = (1 - rate decay) p - rate m^ / (sqrt(v^) + eps), with m^ and v^ corrected for their start at zero
+            p.mul_(torch.mul(mask, -rate * section.weight_decay, out=scratch).add_(1.0))
+            torch.sqrt(v, out=scratch).mul_(root_scale).add_(section.eps)
+            p.add_(torch.mul(m, update_scale, out=g).div_(scratch))
+
+
+def partial_square_norm(grad: Tensor) -> float:
+    """The sum of squares of a slice of the gradient, in fp64, chunk by chunk in order; not finite iff the slice is not.
+
+    fp32 values squared cannot overflow fp64, so one bad element always shows.
+    """
+    return math.fsum(float(part.double().square().sum()) for part in torch.split(grad, _CHUNK))

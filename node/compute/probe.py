@@ -1,0 +1,90 @@
+"""What this machine can do: a short benchmark of the very blocks it will be given, and the memory that is free.
+
+The figure is for placing nodes and for the person at the screen; nothing depends on it being exact.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from node.compute.layout import StageLayout
+from node.compute.model import StageModel
+from protocol.model_spec import ModelSpec, blocks_of
+from protocol.run import RunConfig
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Result of `probe`."""
+
+    tokens_per_s: float
+    """Tokens a second through forward and backward of the measured blocks."""
+    flops_per_s: float
+    """Floating point operations a second by `protocol.model_spec`: matrix products and attention."""
+    microbatch_s: float
+    """Forward and backward of one microbatch."""
+    memory_free_bytes: int
+    """Of the device: what can be taken now without swapping."""
+
+
+def probe(
+    config: RunConfig,
+    vocabulary: int,
+    first_block: int = 1,
+    end_block: int | None = None,
+    threads: int = 1,
+    device: str = "cpu",
+    budget_s: float = 0.5,
+) -> Probe:
+    """Measures blocks `first_block` to `end_block` (default: one whole layer) for about `budget_s`.
+
+    The best of all repetitions counts: others only ever make a machine look slower than it is.
+    """
+    torch.set_num_threads(threads)
+    layout = StageLayout(config, vocabulary, first_block, first_block + 2 if end_block is None else end_block)
+    where = torch.device(device)
+    model = StageModel(layout)
+    params = layout.initial(0).to(where)
+    gradient = torch.zeros_like(params)
+    shape = (config.batch.samples, config.model.context)
+    tokens = torch.zeros(shape, dtype=torch.int64, device=where)
+    hidden = torch.ones((*shape, config.model.hidden), device=where)
+    x = tokens if layout.has_embedding else hidden
+
+    def microbatch() -> float:
+        began_s = time.perf_counter()
+        if layout.has_head:
+            model.loss(params, x, tokens, 1.0, gradient)
+        else:
+            model.backward(model.forward(params, x)[1], hidden, gradient)
+        if where.type == "cuda":
+            torch.cuda.synchronize(where)
+        return time.perf_counter() - began_s
+
+    deadline_s = time.perf_counter() + budget_s
+    microbatch()  # the first one pays for allocations and the choice of kernels
+    best_s = microbatch()
+    while time.perf_counter() < deadline_s:
+        best_s = min(best_s, microbatch())
+    return Probe(
+        tokens_per_s=tokens.numel() / best_s,
+        flops_per_s=tokens.numel() * flops_per_token(layout) / best_s,
+        microbatch_s=best_s,
+        memory_free_bytes=_free_bytes(where),
+    )
+
+
+def flops_per_token(layout: StageLayout) -> int:
+    """Forward and backward of a token through the stage's blocks, as the planner counts them."""
+    blocks = blocks_of(ModelSpec.of_run(layout.config.model, layout.vocabulary))[layout.first_block : layout.end_block]
+    return sum(block.forward_flops + block.backward_flops for block in blocks)
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)

@@ -1,0 +1,85 @@
+"""Tensors as bytes on the wire: little-endian, row-major, and nothing else; shape and form travel in the message.
+
+`encode` gives a view of the tensor's own memory where the form allows; `decode` gives a tensor over the received
+buffer. What a peer sent is checked here before it is used (`RemoteProtocolError`: "shape", "decode" or "not_finite").
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Final, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protocol.errors import RemoteProtocolError
+
+Form = Literal["fp64", "fp32", "bf16", "int32"]
+
+_STORED: Final[dict[str, tuple[torch.dtype, torch.dtype]]] = {
+    # form: (type on the wire, type that decode returns)
+    "fp64": (torch.float64, torch.float64),
+    "fp32": (torch.float32, torch.float32),
+    "bf16": (torch.bfloat16, torch.float32),
+    "int32": (torch.int32, torch.int64),
+}
+MOST_BYTES: Final = 1 << 34
+"""16 GiB: more than any stage's vector that one process can hold twice; stops products of absurd shapes."""
+
+assert sys.byteorder == "little", "tensors are sent in memory order, which must be little-endian"
+
+
+def byte_count(shape: tuple[int, ...], form: str) -> int:
+    """Bytes of a tensor of `shape` in `form`; refuses unknown forms, negative sizes and more than `MOST_BYTES`."""
+    if form not in _STORED:
+        raise RemoteProtocolError("shape", f"tensor form {form!r} is not one of {sorted(_STORED)}")
+    if len(shape) > 4 or any(size < 0 for size in shape):
+        raise RemoteProtocolError("shape", f"tensor shape {shape}")
+    count = math.prod(shape) * _STORED[form][0].itemsize
+    if count > MOST_BYTES:
+        raise RemoteProtocolError("shape", f"tensor of shape {shape} is {count} bytes, more than {MOST_BYTES}")
+    return count
+
+
+def encode(tensor: Tensor, form: str) -> memoryview:
+    """The tensor's bytes. In its own form this is a view of its memory: the tensor must not change until it is sent."""
+    stored, _ = _STORED[form]
+    plain = tensor.detach().to(device="cpu", dtype=stored).contiguous()
+    return plain.flatten().view(torch.uint8).numpy().data
+
+
+def decode(buffer: bytes | bytearray | memoryview, shape: tuple[int, ...], form: str) -> Tensor:
+    """The tensor in `buffer`: fp64 for fp64, fp32 for fp32 and bf16, int64 for int32.
+
+    fp32 and fp64 from a writable buffer shares its memory; the buffer must then belong to the tensor alone.
+
+    Raises:
+        RemoteProtocolError: the buffer's length is not what shape and form say, or they are out of bounds.
+    """
+    expected = byte_count(shape, form)
+    view = memoryview(buffer)
+    if view.nbytes != expected:
+        raise RemoteProtocolError("shape", f"{view.nbytes} bytes for a {form} tensor of shape {shape}")
+    stored, wanted = _STORED[form]
+    if expected == 0:
+        return torch.empty(shape, dtype=wanted)
+    raw = np.frombuffer(view, dtype=np.uint8)
+    # torch has no tensors that cannot be written, and a view into the middle of a frame may lie at an odd address.
+    if view.readonly or raw.ctypes.data % stored.itemsize:
+        raw = raw.copy()
+    return torch.from_numpy(raw).view(stored).to(wanted).view(shape)
+
+
+def check_finite(tensor: Tensor, what: str) -> None:
+    """Refuses a tensor that holds a NaN or an infinity; `what` names it in the log."""
+    # One pass without a temporary of the tensor's size: a sum is finite unless a value is not, or values are absurd.
+    if not math.isfinite(float(tensor.sum(dtype=torch.float64))):
+        raise RemoteProtocolError("not_finite", f"{what} holds values that are not finite")
+
+
+def check_tokens(tokens: Tensor, vocabulary: int, what: str) -> None:
+    """Refuses token numbers outside of the vocabulary, which would read foreign memory or raise deep inside torch."""
+    if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
+        raise RemoteProtocolError("decode", f"{what} holds tokens outside of the vocabulary of {vocabulary}")

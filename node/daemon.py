@@ -1,0 +1,307 @@
+"""One node as a process: identity, membership, sockets, lanes, journal, counters, and the machine in the middle.
+
+    barnraise server LINK / barnraise join LINK ─▶ run_node ─▶ Pump(NodeMachine) ◀─▶ Driver ◀─▶ links, lanes, disk
+
+It ends when the machine says `Exit`: the run is finished, the owner asked for it, or something is wrong that has a
+name. Whatever happens, every child task and every link ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from itertools import count
+from pathlib import Path
+
+import msgspec
+import psutil
+import structlog
+import trio
+
+from node.compute.checkpoint import run_folder, scan_checkpoints
+from node.compute.lanes import DevicePerformer, Lane, ServerPerformer
+from node.core import NodeFacts, NodeMachine
+from node.driver import Driver
+from node.journal import Journal, JournalError, JournalWriter
+from node.metrics import NodeMetrics
+from node.records import Record
+from node.store import StoreFullError, TensorStore
+from protocol.drive.addresses import reachable_addresses
+from protocol.drive.keyfile import load_or_create_identity
+from protocol.drive.process import set_up_logging, watch_loop, watch_signals
+from protocol.drive.pump import Pump
+from protocol.drive.tcp import LinkOptions, Transport, open_listeners
+from protocol.errors import BadInputError
+from protocol.identity import Identity
+from protocol.limits import TENSOR_BYTES_MAX, WINDOW_BYTES
+from protocol.machine import Told
+from protocol.membership import JoinLink, Trust
+from protocol.messages import Welcome
+from protocol.run import RunConfig
+
+BUILD = f"barnraise-{version('barnraise')}"
+CLOSE_LINKS_S = 2.0
+"""How long a node that ends waits for its last words to leave."""
+GOOD_ENDS = ("finished", "drained", "stopped", "drain time is over")
+"""Reasons of `Exit` that are no failure."""
+
+
+@dataclass(frozen=True)
+class NodeOptions:
+    """What the command line says. Addresses are (host, port); port 0 lets the system choose."""
+
+    link: JoinLink
+    state: Path
+    listen: tuple[str, int] = ("0.0.0.0", 0)  # noqa: S104 - a server is there to be reached
+    announce: tuple[str, ...] = ()
+    """Addresses to tell others instead of those of this machine's interfaces."""
+    metrics: tuple[str, int] | None = None
+    threads: int = 1
+    stage: int = -1
+    computes: bool = True
+    tokens_per_s: float = 0.0
+
+
+REJOIN = "join again: the run is known now, and with it checkpoints that the coordinator should hear of"
+VOCABULARY_GUESS = 262_144
+"""Rows of the largest published vocabularies, for the bound on tensors before the run's own is known."""
+
+
+class NodeState:
+    """The state folder: the identity, the membership, a server's journal; locked while the process lives."""
+
+    def __init__(self, folder: Path, link: JoinLink, journal: Journal) -> None:
+        self.folder = folder
+        self.identity: Identity = load_or_create_identity(folder / "identity")
+        self.journal = journal
+        self._link = link
+        known = journal.meta("run_id")
+        if known is not None and known != link.run_id:
+            raise BadInputError(f"{folder}: this state folder belongs to another run; name another with --state")
+        if known is None:
+            journal.set_meta("run_id", link.run_id)
+        config = journal.meta("config")
+        self.config = None if config is None else msgspec.msgpack.decode(config, type=RunConfig)
+        self._membership = journal.meta("membership")
+
+    def credential(self) -> bytes:
+        """What to show now: the membership once there is one, before that the link's invite."""
+        return self._link.invite if self._membership is None else self._membership
+
+    def keep(self, welcome: Welcome) -> None:
+        """Keeps what the coordinator said, durably: the next start shows the membership and knows the run."""
+        if welcome.membership != self._membership:
+            self._membership = welcome.membership
+            self.journal.set_meta("membership", welcome.membership)
+        if self.config is None:
+            self.config = welcome.config
+            self.journal.set_meta("config", msgspec.msgpack.encode(welcome.config))
+
+    def checkpoints(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Complete checkpoints that this node can read, and sentences on those that are not complete."""
+        if self.config is None:
+            return (), ()
+        return scan_checkpoints(run_folder(self.folder / self.config.checkpoint.folder, self.config))
+
+
+def run_node(options: NodeOptions) -> int:
+    """Runs until the machine ends; returns the exit code: 0 for an end in peace, 1 with a reason in the log.
+
+    Raises:
+        BadInputError: the state folder, an address or the link cannot be used.
+    """
+    log = structlog.get_logger("node")
+    try:
+        reason = REJOIN
+        while reason == REJOIN:
+            reason = trio.run(_run, options)
+    except (JournalError, StoreFullError) as error:
+        return _stopped(error)
+    except BaseExceptionGroup as group:
+        named = group.subgroup((JournalError, StoreFullError))
+        if named is None:
+            raise
+        first: BaseException = named
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        return _stopped(first)
+    log.info("ended", reason=reason)
+    return 0 if reason in GOOD_ENDS else 1
+
+
+def _stopped(error: BaseException) -> int:
+    """Nothing may go on without a journal or without memory; the journal has everything for the next start."""
+    if isinstance(error, JournalError) and error.reason == "locked":
+        raise BadInputError(f"{error}; name another with --state") from error
+    reason = error.reason if isinstance(error, JournalError) else "memory"
+    structlog.get_logger("node").critical("stopped", reason=reason, detail=str(error))
+    return 1
+
+
+async def _run(options: NodeOptions) -> str:
+    """One life of the machine. The state folder is locked from the first to the last moment."""
+    metrics = NodeMetrics(options.link.role)
+    set_up_logging(metrics, role=options.link.role)
+    if options.link.role == "server":
+        journal = Journal(options.state, partial(metrics.record, "barnraise_server_journal_sync_duration_seconds"))
+    else:
+        journal = Journal(options.state)
+    try:
+        return await _Node(options, NodeState(options.state, options.link, journal), metrics).run()
+    finally:
+        journal.close()
+
+
+class _Node:
+    """Everything of one life, put together."""
+
+    def __init__(self, options: NodeOptions, state: NodeState, metrics: NodeMetrics) -> None:
+        self._options = options
+        self._state = state
+        self._metrics = metrics
+        self._role = options.link.role
+        self._log = structlog.get_logger("node")
+        self._keys = count(1)
+        self._store = TensorStore(self._keys)
+        self._told_checkpoints: tuple[int, ...] = ()
+        self._rejoin = False
+
+    async def run(self) -> str:
+        """Until the machine says `Exit`; returns the reason, or `REJOIN`."""
+        listeners = await self._listen() if self._role == "server" else []
+        try:
+            return await self._run(listeners)
+        finally:
+            for listener in listeners:
+                await listener.aclose()
+
+    async def _run(self, listeners: list[trio.SocketListener]) -> str:
+        link, state = self._options.link, self._state
+        machine = self._make_machine(listeners)
+        trust = Trust(link.run_id, link.coordinator_key)
+        driver = self._driver = Driver(self._store, self._metrics, on_welcome=self._on_welcome)
+        driver.pump = self._pump = Pump(machine, driver)
+        async with trio.open_nursery() as nursery:
+            driver.nursery = nursery
+            driver.transport = Transport(
+                nursery,
+                identity=state.identity,
+                role=self._role,
+                run_id=link.run_id,
+                credential=state.credential,
+                admit=lambda key, credential: trust.admit(key, credential, time.time()),
+                events=driver,
+            )
+            if self._role == "server":
+                driver.journal = JournalWriter(state.journal, self._pump.put)
+                nursery.start_soon(driver.journal.run)
+                nursery.start_soon(driver.transport.serve, listeners)
+                driver.add_lane(
+                    "server", lambda deliver: Lane("server", lambda: ServerPerformer(state.folder), deliver)
+                )
+            if self._options.computes:
+                threads = self._options.threads
+                driver.add_lane("device", lambda deliver: Lane("device", lambda: DevicePerformer(threads), deliver))
+            nursery.start_soon(watch_signals, self._pump.put)
+            nursery.start_soon(watch_loop, self._metrics)
+            nursery.start_soon(self._watch_machine, machine)
+            self._metrics.ask_volunteer(machine)
+            if self._options.metrics is not None:
+                host, port = self._options.metrics
+                self._log.info("metrics", address=f"http://{host}:{self._serve_metrics(host, port)}/metrics")
+            if state.config is not None:
+                self._know(state.config)
+            reason = await self._pump.run()
+            await driver.close_links(CLOSE_LINKS_S)
+            await trio.to_thread.run_sync(driver.close_lanes)
+            nursery.cancel_scope.cancel()
+        return REJOIN if self._rejoin else reason
+
+    def _make_machine(self, listeners: list[trio.SocketListener]) -> NodeMachine:
+        options, state = self._options, self._state
+        records: list[Record] = []
+        if self._role == "server":
+            records = state.journal.read(self._store)
+            self._told_checkpoints, incomplete = state.checkpoints()
+            for sentence in incomplete:
+                self._log.warning("checkpoint cannot be used", detail=sentence)
+        facts = NodeFacts(
+            role=self._role,
+            addresses=self._addresses(listeners),
+            build=BUILD,
+            tokens_per_s=options.tokens_per_s,
+            memory_bytes=psutil.virtual_memory().available,
+            wished_stage=options.stage,
+            checkpoints=self._told_checkpoints,
+            computes=options.computes,
+            incarnation=secrets.randbits(62),
+            records=records,
+        )
+        return NodeMachine(state.identity.node, facts, options.link.coordinator, options.link.addresses, self._keys)
+
+    def _serve_metrics(self, host: str, port: int) -> int:
+        try:
+            return self._metrics.serve(host, port)
+        except OSError as error:
+            raise BadInputError(f"--metrics {host}:{port}: {error.strerror}") from error
+
+    # ---- addresses -----------------------------------------------------------------------------------------------
+
+    async def _listen(self) -> list[trio.SocketListener]:
+        """Listens where the options say; a port that the system chose once is taken again, so that others find us."""
+        host, port = self._options.listen
+        remembered = self._state.journal.meta("port")
+        if port == 0 and remembered is not None:
+            with contextlib.suppress(OSError):
+                return await open_listeners(host, int(remembered))
+        try:
+            listeners = await open_listeners(host, port)
+        except OSError as error:
+            raise BadInputError(f"--listen {host}:{port}: {error}") from error
+        if port == 0:
+            self._state.journal.set_meta("port", str(listeners[0].socket.getsockname()[1]).encode())
+        return listeners
+
+    def _addresses(self, listeners: list[trio.SocketListener]) -> tuple[str, ...]:
+        """Where others can dial this node, best first; nowhere for a volunteer."""
+        if not listeners:
+            return ()
+        port = listeners[0].socket.getsockname()[1]
+        return reachable_addresses(self._options.listen[0], port, self._options.announce)
+
+    # ---- what comes meanwhile ------------------------------------------------------------------------------------
+
+    def _on_welcome(self, welcome: Welcome) -> None:
+        """Keeps membership and run. What the run's folder holds is known only now: if it is news, join again."""
+        first = self._state.config is None
+        self._state.keep(welcome)
+        self._know(welcome.config)
+        if first and self._role == "server" and self._state.checkpoints()[0]:
+            self._rejoin = True
+            self._pump.put(Told("stop"))
+
+    def _know(self, config: RunConfig) -> None:
+        """The run is known: the series of its name, and the largest tensor that can honestly occur."""
+        self._metrics.set_run(config.name)
+        self._driver.transport.options = link_options(config)
+
+    async def _watch_machine(self, machine: NodeMachine) -> None:
+        """Every second: the gauges that only the machine knows, and the phases."""
+        while True:
+            self._metrics.show(machine, self._state.journal.byte_count, self._state.folder)
+            await trio.sleep(1.0)
+
+
+def link_options(config: RunConfig) -> LinkOptions:
+    """Bounds of links from the run's sizes: the largest tensor is a stage's vector or a microbatch of hidden states."""
+    model = config.model
+    hidden = config.batch.samples * model.context * model.hidden * 4
+    layer = model.hidden * (2 * model.hidden + 2 * model.hidden + 3 * model.feed_forward + 2)
+    # A tokenizer's size is not known yet: 2**20 rows is the most that one may have, but no run needs all of them here.
+    vectors = 4 * (model.layers * layer + 2 * model.hidden * VOCABULARY_GUESS)
+    largest = max(TENSOR_BYTES_MAX, hidden, vectors)
+    return LinkOptions(tensor_bytes_max=largest, window_bytes=max(WINDOW_BYTES, 2 * largest))

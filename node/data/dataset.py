@@ -1,0 +1,205 @@
+"""Batches of a run: any microbatch is a pure function of the run's seed, the step and the microbatch.
+
+Samples are numbered through the whole run: microbatch b of step t holds `samples` numbers, from (t x microbatches + b)
+x samples on. A finite text is cut into samples of `context` tokens; every epoch visits each of them once, in an order
+of its own. A few samples, chosen by the seed, are kept aside for validation.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from node.data.grammar import sample_text, sentences
+from node.data.permutation import Permutation
+from node.data.sources import BUILTIN_GRAMMAR, read_documents
+from node.data.tokenizer import TextTokenizer, make_tokenizer
+from protocol.errors import BadInputError
+from protocol.run import DataSection, RunConfig
+
+Tokens = npt.NDArray[np.int32]
+
+VALIDATION_SHARE = 1 / 64
+_MOST_VALIDATION_SAMPLES = 4096
+_TRAINING_SENTENCES = 4000
+"""Sentences of the grammar from which a BPE tokenizer is trained: each of the 2,100 is likely among them."""
+
+
+@dataclass(frozen=True)
+class DataDescription:
+    """What the servers of stage 0 must agree on, and what a checkpoint and a report say of the data."""
+
+    source: str
+    data_hash: str
+    """Hexadecimal BLAKE2b-256 over the tokens and the tokenizer."""
+    token_count: int
+    """Tokens of the text; 0 where it has no end."""
+    vocabulary: int
+    training_samples: int
+    """Samples of an epoch; 0 where there are no epochs."""
+    validation_samples: int
+
+
+class _Samples(Protocol):
+    """Numbered samples of `context` + 1 tokens: inputs and, one further, labels."""
+
+    def training(self, number: int) -> Tokens: ...
+
+    def validation(self, number: int) -> Tokens: ...
+
+
+class Dataset:
+    """The data of a run, read and tokenized when this is made (seconds).
+
+    Raises:
+        BadInputError: the source or the tokenizer cannot be used, or the text is shorter than one sample.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._samples: _Samples
+        if config.data.source == BUILTIN_GRAMMAR:
+            grammar = _GrammarSamples(config)
+            self._samples, self.tokenizer = grammar, grammar.tokenizer
+            self._description = grammar.description
+        else:
+            self.tokenizer, tokens, digest = tokenize(config.data)
+            text = _TextSamples(config, tokens)
+            self._samples = text
+            self._description = DataDescription(
+                source=config.data.source,
+                data_hash=digest,
+                token_count=len(tokens),
+                vocabulary=self.tokenizer.vocabulary,
+                training_samples=text.training_count,
+                validation_samples=text.validation_count,
+            )
+
+    @property
+    def vocabulary(self) -> int:
+        return self._description.vocabulary
+
+    def describe(self) -> DataDescription:
+        return self._description
+
+    def batch(self, step: int, microbatch: int) -> tuple[Tokens, Tokens]:
+        """Tokens and labels of a microbatch, int32 [samples, context] each."""
+        batch = self._config.batch
+        if step < 0 or not 0 <= microbatch < batch.microbatches:
+            raise ValueError(f"microbatch {microbatch} of step {step}")
+        first = self.cursor(step)[0] + microbatch * batch.samples
+        return _cut([self._samples.training(first + index) for index in range(batch.samples)])
+
+    def validation_batch(self, index: int) -> tuple[Tokens, Tokens]:
+        """As `batch`, of samples that no step trains on; `index` counts up to `validation_batches`."""
+        if not 0 <= index < self.validation_batches:
+            raise ValueError(f"validation batch {index} of {self.validation_batches}")
+        first = index * self._config.batch.samples
+        return _cut([self._samples.validation(first + offset) for offset in range(self._config.batch.samples)])
+
+    @property
+    def validation_batches(self) -> int:
+        """Full batches of validation samples."""
+        return self._description.validation_samples // self._config.batch.samples
+
+    def cursor(self, step: int) -> tuple[int, int]:
+        """The first and one past the last sample number that `step` trains on."""
+        return self._config.sample_range(step)
+
+
+def _cut(rows: list[Tokens]) -> tuple[Tokens, Tokens]:
+    stacked = np.stack(rows)
+    return np.ascontiguousarray(stacked[:, :-1]), np.ascontiguousarray(stacked[:, 1:])
+
+
+@functools.lru_cache(maxsize=2)
+def tokenize(section: DataSection) -> tuple[TextTokenizer, Tokens, str]:
+    """Tokenizer, tokens of all documents in one row (read-only), and their hash; kept for the next caller."""
+    documents = read_documents(section)
+    tokenizer = make_tokenizer(section.tokenizer, documents)
+    tokens = tokenizer.encode_documents(documents)
+    tokens.setflags(write=False)
+    return tokenizer, tokens, _hash(tokenizer, tokens.data)
+
+
+def _hash(tokenizer: TextTokenizer, content: bytes | memoryview) -> str:
+    state = hashlib.blake2b(digest_size=32, person=b"br-data")
+    state.update(hashlib.blake2b(tokenizer.to_json().encode()).digest())
+    state.update(content)
+    return state.hexdigest()
+
+
+class _TextSamples:
+    """Samples of a finite text: sample i begins at token i x context and shares one token with the next."""
+
+    def __init__(self, config: RunConfig, tokens: Tokens) -> None:
+        self._tokens = tokens
+        self._context = config.model.context
+        self._seed = config.seed
+        count = (len(tokens) - 1) // self._context
+        if count < 1:
+            raise BadInputError(
+                f"data.source: {config.data.source} has {len(tokens)} tokens, fewer than one sample of model.context = "
+                f"{self._context} needs"
+            )
+        self.validation_count = min(_MOST_VALIDATION_SAMPLES, int(count * VALIDATION_SHARE))
+        self.training_count = count - self.validation_count
+        # The first places of one fixed shuffle are for training, the rest for validation.
+        self._split = Permutation(count, self._seed, "split")
+        self._epoch = functools.lru_cache(maxsize=2)(self._make_epoch)
+
+    def training(self, number: int) -> Tokens:
+        epoch, place = divmod(number, self.training_count)
+        return self._sample(self._split[self._epoch(epoch)[place]])
+
+    def validation(self, number: int) -> Tokens:
+        return self._sample(self._split[self.training_count + number])
+
+    def _make_epoch(self, epoch: int) -> Permutation:
+        return Permutation(self.training_count, self._seed, f"epoch {epoch}")
+
+    def _sample(self, index: int) -> Tokens:
+        begin = index * self._context
+        return self._tokens[begin : begin + self._context + 1]
+
+
+class _GrammarSamples:
+    """Samples of the grammar: the end mark, then sentences, cut at `context` + 1 tokens."""
+
+    _VALIDATION = 1024
+
+    def __init__(self, config: RunConfig) -> None:
+        self._seed = config.seed
+        self._size = config.model.context + 1
+        # The tokenizer, unlike the samples, does not depend on the seed: runs that differ in it can be compared.
+        trained_on = [sample_text(0, "tokenizer", number, 1) for number in range(_TRAINING_SENTENCES)]
+        self.tokenizer = make_tokenizer(config.data.tokenizer, trained_on)
+        table = "".join(f"{chance!r} {text}\n" for text, chance in sentences().items())
+        self.description = DataDescription(
+            source=config.data.source,
+            data_hash=_hash(self.tokenizer, table.encode()),
+            token_count=0,
+            vocabulary=self.tokenizer.vocabulary,
+            training_samples=0,
+            validation_samples=self._VALIDATION,
+        )
+
+    def training(self, number: int) -> Tokens:
+        return self._sample("training", number)
+
+    def validation(self, number: int) -> Tokens:
+        return self._sample("validation", number)
+
+    def _sample(self, purpose: str, number: int) -> Tokens:
+        mark = [] if self.tokenizer.end_mark is None else [self.tokenizer.end_mark]
+        characters = self._size  # a token is at least a character of ASCII, but may be many
+        while True:
+            tokens = self.tokenizer.encode(sample_text(self._seed, purpose, number, characters))
+            if len(tokens) + len(mark) >= self._size:
+                return np.concatenate((np.array(mark, dtype=np.int32), tokens))[: self._size]
+            characters *= 2

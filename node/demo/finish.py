@@ -1,0 +1,78 @@
+"""The end of a demo: the model out of the last checkpoint, and the summary that scripts read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from protocol.run import RunConfig
+
+
+def export_checkpoint(folder: Path, step: int, out: Path) -> None:
+    """Writes the model of a checkpoint as a Hugging Face folder.
+
+    Args:
+        folder: the run's folder of checkpoints.
+    Raises:
+        CheckpointError: the checkpoint is not complete.
+    """
+    import torch
+
+    from node.compute.checkpoint import read_checkpoint
+    from node.compute.export import export_model
+    from node.compute.layout import StageLayout
+    from node.data.dataset import Dataset
+
+    manifest, shards = read_checkpoint(folder, step)
+    stages = []
+    for stage, (first, end, count) in enumerate(manifest.partition):
+        layout = StageLayout(manifest.config, manifest.vocabulary, first, end)
+        stages.append((layout, torch.cat([shards[stage, shard]["params"] for shard in range(count)])))
+    export_model(out, stages, Dataset(manifest.config).tokenizer)
+
+
+def train_without_machinery(config: RunConfig, out: Path, on_step: Any) -> dict[str, Any]:
+    """`--reference`: the same run in this process; exports its model and returns its summary."""
+    from node.compute.reference import train_reference
+
+    result = train_reference(config, on_step=lambda report: on_step(report.step, report.loss))
+    result.export(out)
+    return summary(config, result.losses, result.tokens_per_second, out)
+
+
+def summary(
+    config: RunConfig,
+    losses: list[float],
+    tokens_per_second: float,
+    model: Path | None,
+    *,
+    kills: int = 0,
+    reissued: int = 0,
+    samples_lost: int = 0,
+    samples_doubled: int = 0,
+    moved: dict[str, float] | None = None,
+    seconds: dict[str, float] | None = None,
+) -> dict[str, Any]:
+    """The content of `--summary FILE`; the same shape with and without the machinery."""
+    return {
+        "run": config.name,
+        "seed": config.seed,
+        "delay": config.batch.delay,
+        "steps": len(losses),
+        "losses": losses,
+        "tokens_per_second": round(tokens_per_second, 3),
+        "kills": kills,
+        "reissued": reissued,
+        "samples_lost": samples_lost,
+        "samples_doubled": samples_doubled,
+        "bytes": {kind: int(count) for kind, count in (moved or {}).items()},
+        "seconds": {phase: round(value, 3) for phase, value in (seconds or {}).items()},
+        "model": None if model is None else str(model),
+    }
+
+
+def write_summary(path: Path, content: dict[str, Any]) -> None:
+    """Writes the summary as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")

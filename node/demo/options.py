@@ -1,0 +1,82 @@
+"""What a demo is asked to do, and the run that follows from it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from protocol.config_file import load_run
+from protocol.errors import BadInputError
+from protocol.run import CheckpointSection, RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """The command line of `barnraise demo`. None means: as the run file, or the default, says."""
+
+    steps: int | None = None
+    seed: int | None = None
+    volunteers: int = 3
+    stages: int | None = None
+    delay: int | None = None
+    data: str | None = None
+    config: Path | None = None
+    chaos: int = 0
+    kill_coordinator: int | None = None
+    kill_server: int | None = None
+    kill_all_volunteers: int | None = None
+    reference: bool = False
+    plain: bool = False
+    summary: Path | None = None
+    out: Path = Path("demo-out")
+    state: Path | None = None
+
+    def run(self) -> RunConfig:
+        """The run: the file's or the defaults, changed by what the command line says. Raises `BadInputError`."""
+        config = RunConfig() if self.config is None else load_run(self.config)
+        replace = msgspec.structs.replace
+        if self.steps is not None:
+            config = replace(config, steps=self.steps)
+        if self.seed is not None:
+            config = replace(config, seed=self.seed)
+        if self.stages is not None:
+            config = replace(config, stages=replace(config.stages, count=self.stages))
+        if self.delay is not None:
+            config = replace(config, batch=replace(config.batch, delay=self.delay))
+        if self.data is not None:
+            config = replace(config, data=replace(config.data, source=_whole_path(self.data)))
+        config.validate()
+        for option, step in (
+            ("--kill-coordinator", self.kill_coordinator),
+            ("--kill-server", self.kill_server),
+            ("--kill-all-volunteers", self.kill_all_volunteers),
+        ):
+            if step is not None and not 0 < step < config.steps:
+                raise BadInputError(f"{option}: step {step} is not between 1 and {config.steps - 1}")
+        return config
+
+
+def with_checkpoints(config: RunConfig, folder: Path) -> RunConfig:
+    """The run with checkpoints in one folder that all its servers share."""
+    section: CheckpointSection = msgspec.structs.replace(config.checkpoint, folder=str(folder.absolute()))
+    return msgspec.structs.replace(config, checkpoint=section)
+
+
+def to_toml(config: RunConfig) -> str:
+    """The run as a `RUN.toml`. JSON's numbers and strings are TOML's too."""
+    lines: list[str] = []
+    sections: list[str] = []
+    for name, value in msgspec.to_builtins(config).items():
+        if isinstance(value, dict):
+            sections += ["", f"[{name}]", *(f"{key} = {json.dumps(item)}" for key, item in value.items())]
+        else:
+            lines.append(f"{name} = {json.dumps(value)}")
+    return "\n".join([*lines, *sections]) + "\n"
+
+
+def _whole_path(source: str) -> str:
+    """Servers run elsewhere: a path of the command line is made whole."""
+    return source if source.startswith("builtin:") else str(Path(source).absolute())

@@ -1,0 +1,283 @@
+"""Performs the effects of one node's machine: links, lanes, journal, store, counters. The handlers of the pump.
+
+What comes from outside passes here once: tensors get keys and, from volunteers, a look for NaN; a `Welcome` leaves
+its membership on the disk; a report takes along what only the driver can count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+import structlog
+import trio
+
+from node.compute.lanes import DEVICE_JOBS, Lane, Outcome, input_refs
+from node.jobs import Apply, Backward, Reduce, SetUpServer, WriteCheckpoint, WriteManifest
+from node.journal import JournalWriter, tensors_of
+from node.metrics import NodeMetrics
+from node.store import Buffer, TensorStore
+from protocol.drive.process import write_log
+from protocol.drive.pump import Pump
+from protocol.drive.tcp import DialError, Link, Transport
+from protocol.ids import NodeId, TensorRef
+from protocol.limits import REPORT_COUNTERS
+from protocol.machine import (
+    Compute,
+    Computed,
+    Count,
+    Dial,
+    DropTensors,
+    HangUp,
+    LinkDown,
+    LinkUp,
+    Log,
+    Persist,
+    Prune,
+    Received,
+    Send,
+    ShareTensor,
+)
+from protocol.messages import Message, NodeReport, Welcome
+
+OPERATIONS = {
+    "Forward": "forward",
+    "Backward": "backward",
+    "RouteEnd": "backward",
+    "TakeGradient": "weight_gradient",
+    "Reduce": "optimizer",
+    "Apply": "optimizer",
+}
+"""Jobs that are pipeline operations, by the name that the metrics give them."""
+
+
+class Driver:
+    """The hands of one node's machine. All methods run on trio's thread unless they say otherwise.
+
+    Args:
+        on_welcome: keeps what a `Welcome` brings, before the machine sees it.
+    """
+
+    def __init__(
+        self,
+        store: TensorStore,
+        metrics: NodeMetrics,
+        on_welcome: Callable[[Welcome], None],
+    ) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._on_welcome = on_welcome
+        self._links: dict[NodeId, Link] = {}
+        self._lanes: dict[str, Lane] = {}
+        self._totals: dict[str, float] = {}
+        self._device_since: float | None = None
+        self._device_busy_s = 0.0
+        self._reduce_s = 0.0
+        self._log = structlog.get_logger("node")
+        self._token = trio.lowlevel.current_trio_token()
+        self.pump: Pump
+        self.transport: Transport
+        self.nursery: trio.Nursery
+        self.journal: JournalWriter | None = None
+        """Set for a server."""
+
+    # ---- lanes -------------------------------------------------------------------------------------------------------
+
+    def add_lane(self, name: str, open_lane: Callable[[Callable[[Outcome], None]], Lane]) -> None:
+        """Starts a lane; its outcomes come back to the machine."""
+        lane = self._lanes[name] = open_lane(self._deliver)
+        self._metrics.ask("barnraise_node_queue_items", lambda: float(lane.waiting), queue=name)
+
+    def close_lanes(self) -> None:
+        """Waits until the lanes have ended the job they are at; the rest is forgotten. Blocks: in a thread."""
+        for lane in self._lanes.values():
+            lane.close()
+
+    def compute(self, effect: Compute) -> None:
+        job = effect.job
+        buffers = {ref.key: self._store.get(ref.key) for ref in input_refs(job)}
+        self._lanes["device" if type(job) in DEVICE_JOBS else "server"].submit(job, buffers)
+
+    def _deliver(self, outcome: Outcome) -> None:
+        """In the lane's thread."""
+        with contextlib.suppress(trio.RunFinishedError):  # the process ends; nobody wants the result
+            self._token.run_sync_soon(self._done, outcome)
+
+    def _done(self, outcome: Outcome) -> None:
+        for ref, buffer in outcome.tensors:
+            self._store.put(ref.key, buffer, ref.shape, ref.form)
+        self._account(outcome)
+        self.pump.put(outcome.fact)
+
+    def _account(self, outcome: Outcome) -> None:
+        record = self._metrics.record
+        job = outcome.fact.job
+        if type(job) in DEVICE_JOBS:
+            self._device_since = self._device_since or time.monotonic() - outcome.seconds
+            self._device_busy_s += outcome.seconds
+        if outcome.kind in ("compute", "optimizer"):
+            self._metrics.spend(outcome.kind, outcome.seconds - outcome.codec_s)
+            self._total(f"{outcome.kind}_s", outcome.seconds - outcome.codec_s)
+        self._metrics.spend("codec", outcome.codec_s)
+        self._total("codec_s", outcome.codec_s)
+        operation = OPERATIONS.get(type(job).__name__)
+        if operation in ("forward", "backward"):
+            self._total(f"tasks_{operation}", 1.0)
+        if isinstance(job, Backward) and job.input is not None:
+            self._total("tasks_recomputed", 1.0)
+        if operation is not None:
+            record("barnraise_node_operation_duration_seconds", outcome.seconds, operation=operation)
+            record("barnraise_node_microbatches_total", operation=operation)
+            record("barnraise_node_last_work_timestamp_seconds", time.time())
+        if isinstance(job, SetUpServer) and isinstance(outcome.fact, Computed):
+            record("barnraise_server_parameters", outcome.fact.result)
+            record("barnraise_server_parameter_bytes", 4 * outcome.fact.result)
+            record("barnraise_server_optimizer_state_bytes", 8 * outcome.fact.result)
+        elif isinstance(job, Reduce):
+            record("barnraise_server_step_contributions", len(job.parts))
+            self._reduce_s = outcome.seconds
+        elif isinstance(job, Apply):
+            record("barnraise_server_step_duration_seconds", self._reduce_s + outcome.seconds)
+        elif isinstance(job, WriteCheckpoint | WriteManifest):
+            record("barnraise_server_checkpoint_duration_seconds", outcome.seconds)
+            if isinstance(outcome.fact, Computed):
+                record("barnraise_server_checkpoints_total", outcome="written")
+                record("barnraise_server_checkpoint_last_success_timestamp_seconds", time.time())
+                if isinstance(job, WriteCheckpoint):
+                    record("barnraise_server_checkpoint_bytes", outcome.fact.result[1])
+            else:
+                record("barnraise_server_checkpoints_total", outcome="failed")
+
+    def _total(self, counter: str, value: float) -> None:
+        self._totals[counter] = self._totals.get(counter, 0.0) + value
+
+    # ---- links -------------------------------------------------------------------------------------------------------
+
+    def dial(self, effect: Dial) -> None:
+        self.nursery.start_soon(self._dial, effect)
+
+    async def _dial(self, effect: Dial) -> None:
+        try:
+            await self.transport.dial(effect.addresses, effect.peer)
+        except DialError as error:
+            if effect.peer not in self._links:
+                self.pump.put(LinkDown(effect.peer, str(error)))
+
+    def hang_up(self, effect: HangUp) -> None:
+        link = self._links.get(effect.peer)
+        if link is not None:
+            self._log.info("hang up", peer=effect.peer, reason=effect.reason)
+            link.close(effect.reason)
+
+    def send(self, effect: Send) -> None:
+        link = self._links.get(effect.peer)
+        if link is None:
+            return
+        message = effect.message
+        if isinstance(message, NodeReport):
+            message = self._complete(message)
+        refs: tuple[TensorRef, ...] = getattr(message, "tensors", ())
+        if refs:
+            numbered = tuple(TensorRef(i, ref.shape, ref.form, ref.byte_count) for i, ref in enumerate(refs))
+            message = msgspec.structs.replace(message, tensors=numbered)
+        link.send(message, [self._store.get(ref.key) for ref in refs])
+
+    def _complete(self, report: NodeReport) -> NodeReport:
+        """Adds what the driver counts, and leaves out what the protocol has no name for."""
+        counters = {**self._totals, **report.counters}
+        if self._device_since is not None:
+            counters["input_wait_s"] = time.monotonic() - self._device_since - self._device_busy_s
+        return msgspec.structs.replace(
+            report, counters={name: counters[name] for name in REPORT_COUNTERS if name in counters}
+        )
+
+    def on_up(self, link: Link) -> None:
+        self._links[link.peer] = link
+        self.pump.put(LinkUp(link.peer, link.role, link.public_key, link.credential))
+
+    async def on_message(self, link: Link, message: Message, buffers: tuple[bytearray, ...]) -> None:
+        await self.pump.room()
+        if self._links.get(link.peer) is not link:
+            return  # the link went down while this waited
+        if link.role == "volunteer" and not all_finite(message, buffers):
+            self._refuse(link, "not_finite", f"{type(message).__name__} holds values that are not finite")
+            return
+        if buffers:
+            refs: tuple[TensorRef, ...] = message.tensors  # type: ignore[attr-defined]
+            stored = tuple(
+                self._store.add(buffer, ref.shape, ref.form) for ref, buffer in zip(refs, buffers, strict=True)
+            )
+            message = msgspec.structs.replace(message, tensors=stored)
+        if link.role == "coordinator":
+            self._metrics.record("barnraise_node_last_heartbeat_timestamp_seconds", time.time())
+            if isinstance(message, Welcome):
+                self._on_welcome(message)
+        self.pump.put(Received(link.peer, message))
+
+    def on_down(self, link: Link, reason: str) -> None:
+        if self._links.get(link.peer) is link:
+            del self._links[link.peer]
+            self.pump.put(LinkDown(link.peer, reason))
+
+    def on_rejected(self, address: str, reason: str, detail: str) -> None:
+        self._log.warning("peer refused", address=address, reason=reason, detail=detail)
+        self._metrics.record("barnraise_transport_rejected_messages_total", reason=reason)
+        self._total("rejected_messages", 1.0)
+
+    def on_bytes(self, direction: str, kind: str, byte_count: int, message_count: int) -> None:
+        self._metrics.record("barnraise_transport_bytes_total", byte_count, direction=direction, kind=kind)
+        self._metrics.record("barnraise_transport_messages_total", message_count, direction=direction, kind=kind)
+        self._total(f"bytes_{direction}_{kind}", byte_count)
+
+    def _refuse(self, link: Link, reason: str, detail: str) -> None:
+        self.on_rejected(link.address, reason, f"{link.peer}: {detail}")
+        link.close(reason)
+
+    async def close_links(self, seconds: float) -> None:
+        """Ends every link cleanly: what was queued without tensors still goes out."""
+        for link in list(self._links.values()):
+            link.close("the process ends")
+        with trio.move_on_after(seconds):
+            while self._links:
+                await trio.sleep(0.01)
+
+    # ---- disk, store, words ------------------------------------------------------------------------------------------
+
+    def persist(self, effect: Persist) -> None:
+        assert self.journal is not None, "only servers write records"
+        buffers: Sequence[Buffer] = [self._store.get(ref.key) for ref in tensors_of(effect.record)]
+        self.journal.append(effect.record_number, effect.record, tuple(buffers))
+
+    def prune(self, effect: Prune) -> None:
+        assert self.journal is not None, "only servers write records"
+        self.journal.forget(effect.step)
+
+    def drop_tensors(self, effect: DropTensors) -> None:
+        self._store.drop(effect.keys)
+
+    def share_tensor(self, effect: ShareTensor) -> None:
+        self._store.share(effect.key, effect.copy)
+
+    def log(self, effect: Log) -> None:
+        write_log(self._log, effect)
+
+    def count(self, effect: Count) -> None:
+        self._metrics.apply(effect)
+
+
+def all_finite(message: Message, buffers: Sequence[Buffer]) -> bool:
+    """Whether no tensor of floats holds a NaN or an infinity: a volunteer's would spoil every sum that it enters."""
+    refs: tuple[TensorRef, ...] = getattr(message, "tensors", ())
+    for ref, buffer in zip(refs, buffers, strict=True):
+        if ref.form == "fp32":
+            # A sum is finite unless a value is not (or values are absurd): one pass, no copy.
+            if not np.isfinite(np.frombuffer(buffer, dtype=np.float32).sum(dtype=np.float64)):
+                return False
+        elif ref.form == "bf16":
+            bits = np.frombuffer(buffer, dtype=np.uint16)
+            if bool(((bits & 0x7F80) == 0x7F80).any()):
+                return False
+    return True

@@ -1,0 +1,205 @@
+"""Checkpoints: whole or absent, verified before anything older goes, and damage named."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from node.compute import checkpoint
+from node.compute.checkpoint import CheckpointError, Manifest, PartEntry
+from protocol.errors import BadInputError
+from protocol.run import CheckpointSection, RunConfig
+
+CONFIG = RunConfig(checkpoint=CheckpointSection(keep=2))
+PARTITION = ((0, 5, 2), (5, 10, 1))
+SHARDS = ((0, 0), (0, 1), (1, 0))
+
+
+def about(version: int) -> dict[str, object]:
+    """What the parts of these tests say of themselves."""
+    return {"config_hash": CONFIG.config_hash().hex(), "version": version}
+
+
+def write(folder: Path, step: int, shared: bool = True) -> Path:
+    """A checkpoint of three small shards."""
+    home = checkpoint.step_folder(folder, step)
+    parts = []
+    for stage, shard in SHARDS:
+        path = home / checkpoint.part_name(stage, shard)
+        state = {name: torch.full((5,), float(step + shard)) for name in ("params", "m", "v")}
+        checkpoint.write_part(path, state, about(step))
+        parts.append(PartEntry(stage, shard, path.name, *checkpoint.file_digest(path)))
+    checkpoint.write_manifest(folder, manifest(step, tuple(parts)), shared)
+    return home
+
+
+def manifest(step: int, parts: tuple[PartEntry, ...]) -> Manifest:
+    return Manifest(
+        run=CONFIG.name,
+        config_hash=CONFIG.config_hash().hex(),
+        config=CONFIG,
+        step=step,
+        version=step,
+        data_cursor=CONFIG.sample_range(step)[0],
+        data_hash="d",
+        vocabulary=259,
+        partition=PARTITION,
+        parts=parts,
+    )
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    """A checkpoint gives back every shard's state and the position in the data."""
+    write(tmp_path, 100)
+    found, shards = checkpoint.read_checkpoint(tmp_path, 100)
+    assert found.data_cursor == 100 * CONFIG.batch.microbatches * CONFIG.batch.samples
+    assert list(shards) == list(SHARDS)
+    assert torch.equal(shards[0, 1]["params"], torch.full((5,), 101.0))
+    assert checkpoint.complete_checkpoints(tmp_path) == (100,)
+
+
+def test_older_ones_go_only_beyond_keep(tmp_path: Path) -> None:
+    """The newest `keep` stay; what was never completed goes with them, what is still being written stays."""
+    write(tmp_path, 100)
+    half = checkpoint.step_folder(tmp_path, 150)
+    checkpoint.write_part(half / "stage-0-shard-0.safetensors", {"params": torch.zeros(1)}, {})
+    newer = checkpoint.step_folder(tmp_path, 500)
+    checkpoint.write_part(newer / "stage-0-shard-0.safetensors", {"params": torch.zeros(1)}, {})
+    write(tmp_path, 200)
+    write(tmp_path, 300)
+    assert checkpoint.complete_checkpoints(tmp_path) == (300, 200)
+    assert sorted(home.name for home in tmp_path.iterdir()) == [f"step-{n:08d}" for n in (200, 300, 500)]
+
+
+def damage_bit(home: Path) -> None:
+    path = home / "stage-1-shard-0.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+
+
+def remove_part(home: Path) -> None:
+    (home / "stage-0-shard-1.safetensors").unlink()
+
+
+def tear_manifest(home: Path) -> None:
+    path = home / "manifest.json"
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def edit_manifest(home: Path) -> None:
+    path = home / "manifest.json"
+    path.write_text(path.read_text().replace('"step": 200', '"step": 201'))
+
+
+def escape_folder(home: Path) -> None:
+    found = checkpoint.read_manifest(home)
+    evil = PartEntry(0, 0, "../../etc/passwd", 1, b"")
+    bad = manifest(200, (evil, *found.parts[1:]))
+    bad = msgspec.structs.replace(bad, sum=bad.expected_sum())
+    (home / "manifest.json").write_bytes(msgspec.json.encode(bad))
+
+
+@pytest.mark.parametrize(
+    ("harm", "sentence"),
+    [
+        (damage_bit, r"stage-1-shard-0\.safetensors is damaged"),
+        (remove_part, r"stage-0-shard-1\.safetensors: No such file"),
+        (tear_manifest, r"manifest\.json is torn or damaged"),
+        (edit_manifest, r"manifest\.json is damaged: its sum does not fit"),
+        (escape_folder, r"is not the name of a file in its folder"),
+        (lambda home: (home / "manifest.json").unlink(), r"manifest\.json: No such file"),
+    ],
+)
+def test_a_bad_checkpoint_is_named_and_the_last_good_one_counts(tmp_path: Path, harm: object, sentence: str) -> None:
+    """Torn, missing, flipped or forged: the error names the file, and the one before is still complete."""
+    write(tmp_path, 100)
+    harm(write(tmp_path, 200))  # type: ignore[operator]
+    with pytest.raises(CheckpointError, match=sentence):
+        checkpoint.read_checkpoint(tmp_path, 200)
+    complete, bad = checkpoint.scan_checkpoints(tmp_path)
+    assert complete == (100,) and len(bad) == 1
+
+
+def test_nothing_old_goes_for_a_new_one_that_does_not_verify(tmp_path: Path) -> None:
+    """A part that is not what its shard said: no manifest, and the older checkpoints stay."""
+    write(tmp_path, 100)
+    write(tmp_path, 200)
+    home = checkpoint.step_folder(tmp_path, 300)
+    path = home / checkpoint.part_name(0, 0)
+    checkpoint.write_part(path, {"params": torch.zeros(5)}, about(300))
+    byte_count, digest = checkpoint.file_digest(path)
+    wrong = PartEntry(0, 0, path.name, byte_count, digest[::-1])
+    with pytest.raises(CheckpointError, match=r"is damaged"):
+        checkpoint.write_manifest(tmp_path, manifest(300, (wrong,)), shared=True)
+    elsewhere = PartEntry(0, 1, checkpoint.part_name(0, 1), byte_count, digest)
+    with pytest.raises(CheckpointError, match=r"checkpoint\.folder must be a folder that every server shares"):
+        checkpoint.write_manifest(tmp_path, manifest(300, (elsewhere,)), shared=True)
+    assert checkpoint.complete_checkpoints(tmp_path) == (200, 100)
+
+
+def test_parts_that_lie_elsewhere_wait_to_be_brought(tmp_path: Path) -> None:
+    """Without a shared folder the manifest is written, and the checkpoint is complete once all parts are there."""
+    home = write(tmp_path / "all", 100)
+    mine = tmp_path / "mine"
+    part = checkpoint.step_folder(mine, 100)
+    part.mkdir(parents=True)
+    shutil.copy(home / "stage-0-shard-0.safetensors", part)
+    checkpoint.write_manifest(mine, checkpoint.read_manifest(home), shared=False)
+    assert checkpoint.complete_checkpoints(mine) == ()
+    for file in home.glob("*.safetensors"):
+        shutil.copy(file, part)
+    assert checkpoint.complete_checkpoints(mine) == (100,)
+
+
+def test_another_cut_or_run_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    """A restart may not change stages or shards, nor the configuration."""
+    found = checkpoint.read_manifest(write(tmp_path, 100))
+    checkpoint.check_layout(found, CONFIG, PARTITION)
+    with pytest.raises(BadInputError, match="restart with the same stages and servers a stage"):
+        checkpoint.check_layout(found, CONFIG, ((0, 10, 3),))
+    with pytest.raises(BadInputError, match="another configuration of run 'demo'"):
+        checkpoint.check_layout(found, RunConfig(seed=2), PARTITION)
+    path = checkpoint.step_folder(tmp_path, 100) / "stage-0-shard-0.safetensors"
+    with pytest.raises(CheckpointError, match="version is '100', this run's is '101'"):
+        checkpoint.read_part(path, about(101))
+
+
+KILLED = """
+import sys
+from pathlib import Path
+import torch
+from node.compute.checkpoint import write_part
+size = 400_000
+for number in range(10**6):
+    write_part(Path(sys.argv[1]), {"params": torch.full((size,), float(number))}, {"number": number})
+    print(number, flush=True)
+"""
+
+
+def test_kill_in_mid_write_leaves_the_old_or_the_new_file(tmp_path: Path) -> None:
+    """A process killed while it replaces a file over and over: the file is one of the whole ones."""
+    path = tmp_path / "part.safetensors"
+    child = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": "."},
+    )
+    assert child.stdout is not None
+    for _ in range(20):
+        promised = int(child.stdout.readline())
+    child.send_signal(signal.SIGKILL)
+    promised = max([promised, *(int(line) for line in child.stdout.read().split())])
+    child.wait()
+    child.stdout.close()
+    newest = checkpoint.read_part(path, {})["params"]
+    assert int(newest[0]) in (promised, promised + 1) and bool((newest == newest[0]).all())

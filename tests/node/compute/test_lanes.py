@@ -1,0 +1,242 @@
+"""Lanes: the jobs of two stages with two shards each, done by hand, against one process that does it all."""
+
+from __future__ import annotations
+
+import math
+import queue
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from node import jobs
+from node.compute import checkpoint
+from node.compute.lanes import DevicePerformer, Lane, Outcome, ServerPerformer, input_refs, partition_of
+from node.compute.layout import StageLayout
+from node.compute.shard import ShardWorker
+from node.compute.worker import StageWorker
+from node.data.dataset import Dataset
+from node.numbers import clip_factor
+from node.store import TensorStore
+from protocol.ids import NodeId, TaskId, TensorRef
+from protocol.machine import Computed, ComputeFailed
+from protocol.plan import Plan, ServerPlan, StagePlan
+from protocol.run import BatchSection, CheckpointSection, DataSection, ModelSection, OptimizerSection, RunConfig
+
+STAGES = ((0, 4), (4, 8))
+
+
+def small_run(delay: int, folder: str = "checkpoints") -> RunConfig:
+    """Three layers of width 16 on the grammar."""
+    return RunConfig(
+        steps=20,
+        model=ModelSection(layers=3, hidden=16, heads=2, kv_heads=1, feed_forward=24, context=12),
+        data=DataSection(source="builtin:grammar"),
+        optimizer=OptimizerSection(warmup_steps=2, learning_rate=1e-2),
+        batch=BatchSection(microbatches=3, samples=2, delay=delay),  # type: ignore[arg-type]
+        checkpoint=CheckpointSection(folder=folder),
+    )
+
+
+PLAN = Plan(
+    generation=1,
+    ledger_generation=1,
+    restore_step=-1,
+    stages=tuple(
+        StagePlan(
+            first_block=first,
+            end_block=end,
+            servers=tuple(
+                ServerPlan(node=NodeId(f"{role}{first}"), role=role, addresses=())  # type: ignore[arg-type]
+                for role in ("front", "back")
+            ),
+        )
+        for first, end in STAGES
+    ),
+)
+
+
+class Bench:
+    """A store and the performers of two stages' servers and volunteers; does jobs at once, as a driver would."""
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        self.config = config
+        self.store = TensorStore()
+        self.key = 1000
+        self.servers = [[ServerPerformer(folder / f"{stage}{shard}") for shard in range(2)] for stage in range(2)]
+        self.devices = [DevicePerformer() for _ in range(2)]
+        vocabulary, self.data_hash, _ = self.do(self.servers[0][0], jobs.PrepareData(config))
+        for stage in range(2):
+            self.do(self.devices[stage], jobs.SetUpDevice(config, vocabulary, PLAN, stage))
+            for shard in range(2):
+                self.do(self.servers[stage][shard], jobs.SetUpServer(config, vocabulary, PLAN, stage, shard))
+
+    def do(self, performer: Any, job: Any) -> Any:
+        outcome = performer.perform(job, {ref.key: self.store.get(ref.key) for ref in input_refs(job)})
+        assert isinstance(outcome.fact, Computed), outcome.fact
+        for ref, buffer in outcome.tensors:
+            self.store.put(ref.key, buffer, ref.shape, ref.form)
+        return outcome.fact.result
+
+    def fresh(self) -> int:
+        self.key += 1
+        return self.key
+
+    def start(self, checkpoint_step: int = -1) -> list[list[bytes]]:
+        return [[self.do(server, jobs.StartShard(checkpoint_step)) for server in stage] for stage in self.servers]
+
+    def fetch(self, version: int) -> None:
+        """Both devices get a version from their shards."""
+        for stage, device in enumerate(self.devices):
+            parts = tuple(
+                self.do(server, jobs.ServeParameters(version, self.fresh())) for server in self.servers[stage]
+            )
+            self.do(device, jobs.LoadParameters(version, parts))
+
+    def step(self, step: int, recompute: bool = False) -> tuple[float, list[list[bytes]]]:
+        """One step as volunteers and servers do it: (mean loss, digests)."""
+        version = self.config.version_of(step)
+        first, last = self.devices
+        losses = []
+        for microbatch in range(self.config.batch.microbatches):
+            front, back, loss = (TaskId(step, microbatch, position, "F") for position in range(3))
+            tokens, labels = self.do(self.servers[0][0], jobs.LoadBatch(step, microbatch, self.fresh(), self.fresh()))
+            hidden = self.do(first, jobs.Forward(front, version, tokens, self.fresh()))
+            end = jobs.RouteEnd((back, loss, back), version, hidden, labels, self.fresh(), accumulator=7)
+            loss_sum, gradient = self.do(last, end)
+            losses.append(loss_sum)
+            if recompute:
+                self.do(first, jobs.DropGraphs((front,)))
+            backward = TaskId(step, microbatch, 0, "B")
+            given = tokens if recompute else None
+            self.do(first, jobs.Backward(backward, version, gradient, given, None, accumulator=8))
+        norms: list[float] = []
+        for stage, device in enumerate(self.devices):
+            parts = self.do(device, jobs.TakeGradient(7 + (stage == 0), (self.fresh(), self.fresh())))
+            for server, part in zip(self.servers[stage], parts, strict=True):
+                square_norm, finite = self.do(server, jobs.Reduce(step, (part,)))
+                assert finite
+                norms.append(square_norm)
+        factor = clip_factor([math.fsum(norms[:2]), math.fsum(norms[2:])], self.config.optimizer.clip_norm)
+        digests = [[self.do(server, jobs.Apply(step, factor, False)) for server in stage] for stage in self.servers]
+        return math.fsum(losses) / self.config.step_tokens, digests
+
+
+def in_one_process(config: RunConfig, steps: int) -> tuple[list[float], torch.Tensor]:
+    """The same run on one worker with one shard: losses and final weights."""
+    data = Dataset(config)
+    worker = StageWorker(config, data.vocabulary, 0, config.block_count)
+    shard = ShardWorker(StageLayout.whole(config, data.vocabulary), 0, 1)
+    shard.initial()
+    losses = []
+    for step in range(steps):
+        version = config.version_of(step)
+        worker.set_params(version, [shard.params(version)])
+        total = 0.0
+        for microbatch in range(config.batch.microbatches):
+            tokens, labels = (torch.from_numpy(part).long() for part in data.batch(step, microbatch))
+            total += worker.tail(version, tokens, labels, "sum")[0]
+        gradient, square_norm, _ = shard.reduce([worker.take_gradient("sum")])
+        shard.apply(step, gradient, step, clip_factor([square_norm], config.optimizer.clip_norm))
+        losses.append(total / config.step_tokens)
+    return losses, shard.params(steps)
+
+
+def weights(bench: Bench, version: int) -> torch.Tensor:
+    """All weights of a version, stage by stage and shard by shard."""
+    parts = []
+    for stage in bench.servers:
+        for server in stage:
+            ref: TensorRef = bench.do(server, jobs.ServeParameters(version, bench.fresh()))
+            parts.append(torch.frombuffer(bytearray(bench.store.get(ref.key)), dtype=torch.float32))
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_two_stages_of_two_shards_are_one_process(tmp_path: Path, delay: int) -> None:
+    """Losses to 1e-6 and weights to 1e-6 relative over six steps, half of them with every backward recomputed."""
+    config = small_run(delay)
+    bench = Bench(config, tmp_path)
+    bench.start()
+    losses = []
+    for step in range(6):
+        bench.fetch(config.version_of(step))
+        losses.append(bench.step(step, recompute=step % 2 == 1)[0])
+    expected, flat = in_one_process(config, 6)
+    assert losses == pytest.approx(expected, rel=1e-6)
+    assert losses[-1] < losses[0]
+    found = weights(bench, 6)
+    assert float((found - flat).norm() / flat.norm()) < 1e-6
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_a_restart_from_snapshot_or_checkpoint_goes_on_bit_by_bit(tmp_path: Path, delay: int) -> None:
+    """Fresh processes that take the state from disk produce the digests of those that never stopped."""
+    config = small_run(delay, folder=str(tmp_path / "shared"))
+    bench = Bench(config, tmp_path)
+    digests = bench.start()
+    for step in range(3):
+        bench.fetch(config.version_of(step))
+        _, digests = bench.step(step)
+    files = [[bench.do(server, jobs.WriteSnapshot(3)) for server in stage] for stage in bench.servers]
+    parts = []
+    for stage, servers in enumerate(bench.servers):
+        for shard, server in enumerate(servers):
+            parts.append((stage, shard, *bench.do(server, jobs.WriteCheckpoint(3, 3))))
+    bench.do(bench.servers[0][0], jobs.WriteManifest(3, tuple(parts)))
+    bench.fetch(config.version_of(3))
+    expected = bench.step(3)
+
+    home = checkpoint.run_folder(tmp_path / "shared", config)
+    assert checkpoint.complete_checkpoints(home) == (3,)
+    manifest, _ = checkpoint.read_checkpoint(home, 3)
+    assert (manifest.data_cursor, manifest.data_hash) == (18, bench.data_hash)
+    assert manifest.partition == partition_of(PLAN)
+
+    restored = Bench(config, tmp_path)
+    assert restored.start(checkpoint_step=3) == digests
+    restored.fetch(config.version_of(3))
+    assert restored.step(3) == expected
+
+    resumed = Bench(config, tmp_path)
+    for stage in range(2):
+        for shard in range(2):
+            job = jobs.LoadSnapshot(3, files[stage][shard])
+            assert resumed.do(resumed.servers[stage][shard], job) == digests[stage][shard]
+    resumed.fetch(config.version_of(3))
+    assert resumed.step(3) == expected
+
+
+def test_a_skipped_step_keeps_the_weights(tmp_path: Path) -> None:
+    """Version step + 1 of a skipped step has the content, and so the digest, of version step."""
+    config = small_run(0)
+    bench = Bench(config, tmp_path)
+    digests = bench.start()
+    server = bench.servers[1][1]
+    elements = int(weights(bench, 0).numel())
+    assert elements > 0
+    size = bench.do(server, jobs.ServeParameters(0, bench.fresh())).shape[0]
+    bad = bench.store.add(torch.full((size,), math.inf).numpy().tobytes(), (size,), "fp32")
+    assert bench.do(server, jobs.Reduce(0, (bad,)))[1] is False
+    assert bench.do(server, jobs.Apply(0, 0.0, True)) == digests[1][1]
+
+
+def test_a_failing_job_is_an_answer_and_the_lane_goes_on(tmp_path: Path) -> None:
+    """Unknown versions, wrong sizes and missing files come back as `ComputeFailed` with a sentence, in order."""
+    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+    config = small_run(0)
+    lane = Lane("server", lambda: ServerPerformer(tmp_path), outcomes.put)
+    lane.submit(jobs.StartShard(-1), {})
+    lane.submit(jobs.PrepareData(config), {})
+    lane.submit(jobs.SetUpServer(config, 259, PLAN, 0, 0), {})
+    lane.submit(jobs.LoadSnapshot(1, "snapshot-00000001.safetensors"), {})
+    lane.submit(jobs.Reduce(0, (TensorRef(1, (2,), "fp32", 8),)), {1: bytes(8)})
+    lane.submit(jobs.StartShard(-1), {})
+    facts = [outcomes.get(timeout=30).fact for _ in range(6)]
+    lane.close()
+    failed = [fact.reason for fact in facts if isinstance(fact, ComputeFailed)]
+    assert [isinstance(fact, Computed) for fact in facts] == [False, True, True, False, False, True]
+    assert failed[0] == "StartShard: no shard was set up"
+    assert "snapshot-00000001.safetensors" in failed[1]
+    assert "gradient of shape (2,)" in failed[2]

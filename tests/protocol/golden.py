@@ -1,0 +1,146 @@
+"""The files of tests/golden that freeze the wire; `python -m tests.protocol.golden` writes them anew.
+
+A change of one of them is a change of the protocol: `protocol/CHANGES.md` must tell it, and the printed form hash
+goes there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from protocol.codec import encode
+from protocol.handshake import CookieJar, Initiator, Responder
+from protocol.identity import Identity, base32
+from protocol.ids import ContributionId, TaskId, TensorRef
+from protocol.membership import Invite, JoinLink, Membership, Revocations, sign_statement
+from protocol.messages import MESSAGES
+from protocol.plan import Plan, ServerPlan, StagePlan
+from protocol.records import RecordWriter
+from tests.protocol.samples import ALICE, BOB, COORDINATOR, RUN_ID, samples
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CHANGES = Path(__file__).parents[2] / "protocol" / "CHANGES.md"
+
+
+def form_hash() -> str:
+    """16 letters over names, order and types of all fields of all messages."""
+    structs = (*MESSAGES, TaskId, ContributionId, TensorRef, Plan, StagePlan, ServerPlan)
+    lines = [
+        f"{struct.__name__}.{name}: {hint}"
+        for struct in structs
+        for name, hint in get_type_hints(struct).items()
+        if name in struct.__struct_fields__
+    ]
+    return base32(hashlib.blake2b("\n".join(lines).encode(), digest_size=10).digest())
+
+
+def message_lines() -> str:
+    """Every kind of message and its sample's bytes."""
+    return "".join(f"{type(message).__name__} {encode(message).hex()}\n" for message in samples())
+
+
+def identity_vectors() -> dict[str, Any]:
+    """Seeds, keys, node ids, and one signature each."""
+    return {
+        seed.hex(): {
+            "public_key": Identity(seed).public_key.hex(),
+            "node": Identity(seed).node,
+            "signature_of_empty": Identity(seed).sign(b"").hex(),
+        }
+        for seed in (bytes(32), bytes(range(32)), b"\xff" * 32)
+    }
+
+
+def membership_vectors() -> dict[str, str]:
+    """Signed statements by the sample coordinator, and a join link."""
+    invite = sign_statement(
+        Invite(COORDINATOR.public_key, RUN_ID, "volunteer", 1, 2_000_000_000, bytes(16)), COORDINATOR
+    )
+    return {
+        "coordinator_seed": COORDINATOR.seed.hex(),
+        "invite": invite.hex(),
+        "membership": sign_statement(Membership(ALICE.node, "server", RUN_ID, 3, 17, 2_000_000_000), COORDINATOR).hex(),
+        "revocations": sign_statement(Revocations(RUN_ID, 2, (4, 17)), COORDINATOR).hex(),
+        "join_link": str(JoinLink(("127.0.0.1:7000", "[::1]:7000"), invite)),
+    }
+
+
+def handshake_vectors() -> dict[str, str]:
+    """Alice dials Bob: every message, and what comes out."""
+    initiator = Initiator(
+        identity=ALICE,
+        credential=b"credential of alice",
+        run_id=RUN_ID,
+        peer=BOB.node,
+        entropy=b"\x0a" * 32,
+        admit=lambda key, credential: "volunteer",
+    )
+    responder = Responder(
+        identity=BOB,
+        credential=b"",
+        run_id=RUN_ID,
+        entropy=b"\x0b" * 32,
+        admit=lambda key, credential: "volunteer",
+    )
+    m1 = initiator.data_to_send()
+    assert responder.receive(m1) is None
+    m2 = responder.data_to_send()
+    ours = initiator.receive(m2)
+    m3 = initiator.data_to_send()
+    theirs = responder.receive(m3)
+    assert theirs is not None and not isinstance(ours, type(None))
+    return {
+        "initiator_seed": ALICE.seed.hex(),
+        "initiator_credential": b"credential of alice".hex(),
+        "initiator_entropy": (b"\x0a" * 32).hex(),
+        "responder_seed": BOB.seed.hex(),
+        "responder_credential": "",
+        "responder_entropy": (b"\x0b" * 32).hex(),
+        "run_id": RUN_ID.hex(),
+        "prologue": b"tcp".hex(),
+        "m1": m1.hex(),
+        "m2": m2.hex(),
+        "m3": m3.hex(),
+        "session_id": theirs.session_id.hex(),
+        "initiator_to_responder_key": theirs.receive_key.hex(),
+        "responder_to_initiator_key": theirs.send_key.hex(),
+        "cookie_of_127.0.0.1_at_0_with_zero_secret": CookieJar(bytes(32)).cookies("127.0.0.1", 0.0)[0].hex(),
+    }
+
+
+def record_vectors() -> dict[str, Any]:
+    """Four records of one direction: plain, with a new key, after it, and the end."""
+    writer = RecordWriter(b"\x11" * 32, b"\x33" * 24)
+    records = [writer.seal(2, b"first")]
+    writer.rekey()
+    records += [writer.seal(5, b"with a new key"), writer.seal(2, b""), writer.seal(7, b"", final=True)]
+    return {
+        "key": (b"\x11" * 32).hex(),
+        "header": writer.header.hex(),
+        "kinds": [2, 5, 2, 7],
+        "plain": [b"first".hex(), b"with a new key".hex(), "", ""],
+        "records": [record.hex() for record in records],
+    }
+
+
+def golden_files() -> dict[str, str]:
+    """File name -> content, as it should lie in tests/golden."""
+    vectors = {
+        "identity.json": identity_vectors(),
+        "membership.json": membership_vectors(),
+        "handshake.json": handshake_vectors(),
+        "records.json": record_vectors(),
+    }
+    return {"messages.txt": message_lines()} | {
+        name: json.dumps(vector, indent=1) + "\n" for name, vector in vectors.items()
+    }
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    for file_name, content in golden_files().items():
+        (GOLDEN / file_name).write_text(content)
+    print(f"form hash for {CHANGES.name}: {form_hash()}")
