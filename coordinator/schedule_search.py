@@ -52,9 +52,8 @@ def latency_warmup(forward_s: Sequence[float], backward_s: Sequence[float], link
     """Per stage, the forwards to run before the steady state so that latency costs no bubble.
 
     1F1B has one microbatch in flight per later hop, so each cycle pays the link twice; one more is needed
-    for every
-    started cycle that the way there and back takes: sum over later hops of 1 + ceil(2 link / (F + B)), F +
-    B being the slowest stage's.
+    for every started cycle that the way there and back takes: sum over later hops of 1 + ceil(2 link / (F + B)),
+    F + B being the slowest stage's.
     """
     cycle_s = max(f + b for f, b in zip(forward_s, backward_s, strict=True))
     warmup = [0]

@@ -302,8 +302,7 @@ def write_torch_csv(schedule: Schedule) -> str:
 
     Raises:
         BadInputError: where torch has no word for it: a route that is not the identity, a segment, a slice,
-        an
-            operation that torch lacks.
+            an operation that torch lacks.
     """
     for flow in schedule.flows:
         if tuple(hop.stage for hop in flow.route) != tuple(range(schedule.stages)) or flow.loss_node is not None:
