@@ -139,13 +139,16 @@ def arrange(
     seed: int = 0,
     *,
     closed: bool = False,
+    start: Sequence[Sequence[int]] | None = None,
     rounds: int = 600,
     expired: Callable[[], bool] = lambda: False,
 ) -> Arrangement:
     """The best arrangement found of all nodes into stages of the given `sizes`, in pipeline order.
 
     `latency_s` and `bytes_per_s` have shape (n, n); both directions are averaged. `sizes[0]` is stage 0
-    wherever its size differs from the others'. Raises `BadInputError` when the sizes do not add up to n.
+    wherever its size differs from the others'. `start` is an arrangement to begin from instead of our own;
+    with 0 `rounds` its cost is counted, in the best order. Raises `BadInputError` when the sizes do not add
+    up to n.
     """
     count = len(latency_s)
     if sum(sizes) != count or min(sizes) < 1:
@@ -171,7 +174,7 @@ def arrange(
 
     best_stages: list[tuple[int, ...]] = []
     best = math.inf
-    for stages in _starts(hop, sizes):
+    for stages in _starts(hop, sizes) if start is None else [[tuple(sorted(members)) for members in start]]:
         value = max(map(cost.data_s, stages)) + ordered(stages)[1]
         if value < best:
             best, best_stages = value, stages
