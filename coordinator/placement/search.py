@@ -83,6 +83,8 @@ def search_placement(
         starts = [recipe_with(world, costs, stages, rng)]
     recipe_s = starts[-1].cost_s
     starts = [even_out(placement, expired) for placement in _with_others(world, costs, starts, rng, stages)]
+    if world.may_bench and world.volunteers:
+        starts += [_alone(placement) for placement in starts]
     if start is not None:
         starts.append(start)
     starts.sort(key=lambda placement: placement.score)
@@ -167,6 +169,14 @@ def anneal(start: Placement, rng: random.Random, rounds: int, expired: Callable[
             if tried.score < best.score:
                 best = tried
     return best
+
+
+def _alone(placement: Placement) -> Placement:
+    """The servers without volunteers: where links are poor, the best placement has few, and is far from one
+    with all.
+    """
+    changes = {k: Stage(s.front, s.back, ()) for k, s in enumerate(placement.stages) if s.volunteers}
+    return placement.replaced(changes) if changes else placement
 
 
 def _shaken(placement: Placement, rng: random.Random) -> Placement:
