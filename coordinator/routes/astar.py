@@ -94,7 +94,8 @@ class Planner:
 
     def __init__(self, model: RouteModel) -> None:
         self.model = model
-        self.plans = 0
+        self.exact = True
+        """Whether every plan so far is the best one; False once a search was cut short."""
         self._suffix: dict[tuple[int, int, int, int, int, int], float] = {}
 
     def suffix_s(self, head: int, node: int, highest: int, pending: int, left: int, swaps: int) -> float:
@@ -131,7 +132,6 @@ class Planner:
         The answer is the best one; only after `EXPANSIONS_MAX` partial routes the best complete one found so
         far is returned instead, which happens when hundreds of nodes are all busy.
         """
-        self.plans += 1
         model = self.model
         link = model.link_s
         rest_s = model.rest_forward_s
@@ -158,8 +158,11 @@ class Planner:
                     number += 1
                 continue
             if number > EXPANSIONS_MAX:
-                left_over = [entry for entry in heap if entry[6] is not None]
-                heap = left_over or [max(heap, key=lambda entry: (len(entry[2]), -entry[0]))]
+                self.exact = False
+                complete = [entry for entry in heap if entry[6] is not None]
+                if complete:
+                    return min(complete, key=lambda entry: entry[0])[6]
+                heap = [max(heap, key=lambda entry: (len(entry[2]), -entry[0]))] if heap else []
                 number = 0
             for stage, high, owed, still in next_stages(model, highest, pending, left, swaps):
                 if stage in choice.not_stages or owed in choice.not_stages:
