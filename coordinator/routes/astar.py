@@ -177,10 +177,8 @@ class Planner:
                     if estimate >= below_s:
                         continue
                     longer = (*route, node)
-                    if left == 1 and choice.must_stages:
-                        visited = {model.stage_of_node[n] for n in longer}
-                        if not choice.must_stages <= visited:
-                            continue
+                    if choice.must_stages and not _can_still_visit(model, longer, choice, high, owed, left - 1):
+                        continue
                     heappush(heap, (estimate, number, longer, end, behind, (high, owed, left - 1, still), None))
                     number += 1
         return None
@@ -197,3 +195,9 @@ class Planner:
             starts.append(start)
             ready = start + steps.work_s[k]
         return Plan(route, tuple(starts), ready)
+
+
+def _can_still_visit(model: RouteModel, route: Route, choice: Choice, highest: int, pending: int, left: int) -> bool:
+    """Whether a partial route with `left` stages to come can still be on every stage that it must visit."""
+    missing = choice.must_stages.difference([model.stage_of_node[node] for node in route])
+    return len(missing) <= left and all(stage > highest or stage == pending for stage in missing)
