@@ -32,6 +32,8 @@ SMALL_WALKS = 6
 SHAKES = 30
 LARGE_COUNTS = 8
 """Beyond, so many numbers of stages between the least and the most."""
+COUNTED_S = 2.5
+"""Without a budget a search does what takes about so long on one idle core, whatever the clock says."""
 HOT, COLD = 0.05, 0.0005
 
 
@@ -54,13 +56,15 @@ class PlacementAnswer:
 def search_placement(
     world: World,
     seed: int = 0,
-    budget_s: float = 4.0,
+    budget_s: float | None = None,
     *,
     stages: int | None = None,
     start: Placement | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> PlacementAnswer:
     """The best placement found in `budget_s`, with `stages` stages if given.
+
+    Without a budget the work is counted (`COUNTED_S`), so that every machine gives the same answer.
 
     Raises `BadInputError` saying what is missing when no placement exists.
     """
@@ -70,7 +74,8 @@ def search_placement(
             f"stages: {stages}, but the layers and servers allow {world.stages_min} to {world.stages_max}"
         )
     began = clock()
-    deadline = began + budget_s
+    deadline = math.inf if budget_s is None else began + budget_s
+    work_s = COUNTED_S if budget_s is None else budget_s
 
     def expired() -> bool:
         return clock() >= deadline
@@ -91,7 +96,7 @@ def search_placement(
     best = starts[0]
     bound = lower_bound(world, stages)
     largest = max(world.volunteers, 10) / len(best.stages)
-    rounds = max(100, int(ROUNDS_PER_SECOND * budget_s / (1 + largest / 100)))
+    rounds = max(100, int(ROUNDS_PER_SECOND * work_s / (1 + largest / 100)))
     if world.servers <= SMALL_SERVERS:
         kept = (starts[:SMALL_WALKS] * SMALL_WALKS)[:SMALL_WALKS]
     else:
