@@ -79,13 +79,16 @@ def show(plan: RunPlan) -> None:
     for k, (stage, cost) in enumerate(zip(plan.stages, plan.costs, strict=True)):
         front = " ".join(names[j] for j in stage.front[:4]) + (" …" if len(stage.front) > 4 else "")
         back = " ".join(names[j] for j in stage.back[:4]) + (" …" if len(stage.back) > 4 else "")
-        memory = max((load.memory_bytes for load in plan.loads if load.stage == k), default=0.0)
+        memory = max(
+            [_server_bytes(plan, k, j) for j in stage.servers]
+            + [load.memory_bytes for load in plan.loads if load.stage == k]
+        )
         table.add_row(
             str(k),
             f"{plan.edges[k]}–{plan.edges[k + 1] - 1}",
             f"{front} | {back}",
             str(len(stage.volunteers)),
-            f"{memory / 1e9:.2f} GB" if memory else "–",
+            f"{memory / 1e9:.2f} GB",
             f"{cost.total_s:.3g} s",
             f"{cost.exchange_s:.3g} s",
             "sets the pace" if k == pace else "",
@@ -118,6 +121,16 @@ def show(plan: RunPlan) -> None:
     )
     if len(plan.stages) <= 24:
         click.echo(terminal(plan.timeline, width=min(100, console.width), colour=console.is_terminal))
+
+
+def _server_bytes(plan: RunPlan, stage: int, server: int) -> float:
+    """What a server of a stage holds: its share of the optimizer, the layers, and its part of what is in
+    flight.
+    """
+    sizes, cost = plan.sizes, plan.costs[stage]
+    share_of_tokens = float(plan.found.placement.costs.world.server_power[server]) / cost.power
+    in_flight = min(sizes.in_flight, sizes.microbatches) * sizes.microbatch_tokens * share_of_tokens
+    return cost.layers * (sizes.server_held_bytes + in_flight * sizes.kept_bytes)
 
 
 def _show_loads(console: Console, loads: tuple[VolunteerLoad, ...]) -> None:

@@ -106,9 +106,9 @@ def sizes_of(config: RunConfig, recompute: bool = False) -> ModelSizes:
 
 
 def skipped_stages(stages: int, skip: Fraction) -> int | None:
-    """How many of `stages` a microbatch skips, or None when the share gives no whole number."""
+    """How many of `stages` a microbatch skips, or None: no whole number, or nothing left beside stage 0."""
     skipped = stages * skip
-    return int(skipped) if skipped.denominator == 1 and skipped < stages else None
+    return int(skipped) if skipped.denominator == 1 and skipped <= max(0, stages - 2) else None
 
 
 def plan_run(
@@ -214,8 +214,24 @@ def _simulated(
     count = len(details)
     links = [detail.hop_out_s for detail in details[:-1]]
     microbatches = min(sizes.microbatches, SIMULATED_MICROBATCHES_MAX)
-    powers = [StagePower(speed=detail.power / mean_power / detail.visit_share) for detail in details]
-    cut = partition(blocks, powers, microbatches, links, seed=seed)
+    # Members share the activations in flight, which the placement has counted; here only what stands per
+    # layer.
+    still = [replace(block, activation_bytes=0.0) for block in blocks]
+    largest = max(block.parameter_bytes for block in still)
+    for slack in (0.0, largest):  # blocks are coarser than layers: an embedding may need a block's worth of room
+        powers = [
+            StagePower(
+                speed=detail.power / mean_power / detail.visit_share,
+                memory_bytes=found.placement.most[k] * sizes.held_bytes + slack,
+            )
+            for k, detail in enumerate(details)
+        ]
+        try:
+            cut = partition(still, powers, microbatches, links, seed=seed)
+            break
+        except BadInputError:
+            if slack:
+                raise
     stage_costs = [
         StageCosts(
             forward_s=cut.forward_s[k] * detail.visit_share + detail.transfer_s / 2,

@@ -130,8 +130,11 @@ def test_shares_of_skipping() -> None:
     """Thirds may be written as decimals; what is no share is refused."""
     assert share("0.25") == Fraction(1, 4) and share("0.33") == share("1/3") == Fraction(1, 3)
     assert skipped_stages(6, Fraction(1, 3)) == 2 and skipped_stages(5, Fraction(1, 3)) is None
+    assert skipped_stages(4, Fraction(3, 4)) is None and skipped_stages(1, Fraction(0)) == 0
     with pytest.raises(BadInputError, match="--skip"):
         share("a lot")
+    with pytest.raises(BadInputError, match="no whole number"):
+        plan_run(SMALL, swarm(8, 0), skip=Fraction(3, 4), stages=4)
     with pytest.raises(BadInputError, match="--skip"):
         plan_run(SMALL, swarm(4, 0), skip=Fraction(3, 2))
 
