@@ -15,6 +15,7 @@ from node.records import CheckpointWritten, Record, StepDecided, StepDone
 from node.server.context import StageContext
 from protocol.ids import NodeId
 from protocol.messages import (
+    CheckpointDone,
     CheckpointPart,
     Decision,
     StageCommitted,
@@ -49,6 +50,9 @@ class DeciderRole:
         self._stage_count = len(context.plan.stages)
         self._steps: dict[int, _Step] = {}
         self._closed = self._first_step - 1
+        """Newest step whose end is durable."""
+        self._closing = self._closed
+        """Newest step whose end was sent to the disk."""
         self._opened = self._closed
         self._reports: dict[int, StepReport] = {}
         """Reports that the coordinator has not acknowledged, in order."""
@@ -80,7 +84,7 @@ class DeciderRole:
             elif isinstance(record, StepDone):
                 step = self._steps.pop(record.step)
                 assert step.decision is not None, f"step {record.step} is done but was never decided"
-                self._closed = record.step
+                self._closed = self._closing = record.step
                 self._reports[record.step] = self._report(step.decision, duration_s=0.0)
             elif isinstance(record, CheckpointWritten):
                 self._manifests[record.step] = None
@@ -158,16 +162,18 @@ class DeciderRole:
         self._close_next()
 
     def _close_next(self) -> None:
-        """Closes in order, and writes it down once."""
-        step = self._steps.get(self._closed + 1)
+        """Closes in order, and writes it down once. Nobody hears of it before: a ledger forgets what is closed, and
+        could not say again that its stage has committed."""
+        step = self._steps.get(self._closing + 1)
         if step is None or step.decision is None or len(step.committed) < self._stage_count:
             return
-        self._closed += 1
-        done = StepDone(ledger_generation=self._context.generation, step=self._closed)
+        self._closing += 1
+        done = StepDone(ledger_generation=self._context.generation, step=self._closing)
         self._out.persist(done)
 
     def done(self, record: StepDone, now: float) -> None:
         """The step is over for good: tell the stages and the coordinator, open the next."""
+        self._closed = record.step
         step = self._steps.pop(record.step)
         assert step.decision is not None
         self._reports[record.step] = self._report(step.decision, duration_s=now - step.opened_at)
@@ -246,6 +252,8 @@ class DeciderRole:
     def manifest_durable(self, record: CheckpointWritten) -> None:
         self._manifests[record.step] = None
         self._out.log("info", "checkpoint written", step=record.step, manifest=record.manifest)
+        for node in self._context.plan.server_nodes():
+            self._out.send(node, CheckpointDone(ledger_generation=self._context.generation, step=record.step))
         if record.step == self._context.config.steps:
             self._send_reports()
 

@@ -44,6 +44,8 @@ class _Step:
 
     uncovered: dict[TaskId, None]
     """Tasks that no accepted or just being accepted contribution has."""
+    opened: bool = False
+    """Whether the decider has said so. Before, contributions wait: anybody can name a step that is to come."""
     accepted: list[ContributionId] = field(default_factory=list)
     """Durable acceptances, in their order."""
     writing: dict[ContributionId, None] = field(default_factory=dict)
@@ -79,12 +81,13 @@ class LedgerRole:
                 continue
             if isinstance(record, ContributionAccepted):
                 step = self._open(record.step)
+                step.opened = True
                 for task in record.tasks:
                     del step.uncovered[task]
                 self._accepted(step, record)
             elif isinstance(record, StepSealed):
                 step = self._open(record.step)
-                step.sealed = True
+                step.opened = step.sealed = True
                 step.decision = Decision(
                     ledger_generation=self._context.generation,
                     step=record.step,
@@ -94,10 +97,13 @@ class LedgerRole:
 
     def on_step_opened(self, message: StepOpened) -> None:
         """The decider opens a step: the whole stage hears of it."""
-        self._open(message.step)
+        step = self._open(message.step)
+        step.opened = True
         for node in self._context.stage_servers:
             if node != self._context.node:
                 self._out.send(node, message)
+        for pending in list(step.pending.values()):
+            self._judge_if_complete(step, pending)
 
     def on_step_closed(self, message: StepClosed) -> None:
         for node in self._context.stage_servers:
@@ -137,8 +143,11 @@ class LedgerRole:
             self._judge(step, pending.first, "its shards name different tasks")
             return
         pending.shards[message.shard] = None
-        if len(pending.shards) == self._shard_count:
-            self._judge(step, message, self._refusal(step, message))
+        self._judge_if_complete(step, pending)
+
+    def _judge_if_complete(self, step: _Step, pending: _Pending) -> None:
+        if step.opened and len(pending.shards) == self._shard_count:
+            self._judge(step, pending.first, self._refusal(step, pending.first))
 
     def _refusal(self, step: _Step, message: Stored) -> str:
         if message.version != self._context.config.version_of(message.step):
@@ -290,8 +299,9 @@ class LedgerRole:
         context = self._context
         if peer in context.stage_servers:
             for number, step in self._steps.items():
-                opened = StepOpened(ledger_generation=context.generation, step=number, closed=context.closed)
-                self._out.send(peer, opened)
+                if step.opened:
+                    opened = StepOpened(ledger_generation=context.generation, step=number, closed=context.closed)
+                    self._out.send(peer, opened)
                 for verdict in step.verdicts.values():
                     if verdict.accepted:
                         self._out.send(peer, verdict)

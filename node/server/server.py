@@ -126,6 +126,9 @@ class ServerMachine:
     def start(self, now: float) -> None:
         context = self.context
         records = [record for record in self._records if record.ledger_generation == context.generation]
+        for record in self._records:
+            if isinstance(record, ContributionStored) and record.ledger_generation != context.generation:
+                self._out.drop(record.tensors)
         self._records = []
         commits = [record.step for record in records if isinstance(record, StepCommitted)]
         # We committed step v - 1, which opened only after step v - 2 - delay was closed everywhere (T-I8).
@@ -140,6 +143,13 @@ class ServerMachine:
             if self.decider.closed > context.closed:
                 self._close(self.decider.closed)
         self.shard.start(records)
+
+    def end(self) -> None:
+        """Lets go of every tensor: other ledgers begin, or this server has no place any more."""
+        for role in (self.front, self.back):
+            if role is not None:
+                role.close_step(self.context.config.steps)
+        self.shard.end()
 
     def change_plan(self, plan: Plan) -> None:
         """A new generation with the same ledgers: addresses may have changed, work goes on."""
@@ -234,7 +244,10 @@ class ServerMachine:
         for task in tasks:
             if not 0 <= task.microbatch < context.config.batch.microbatches or task.segment or task.slice:
                 raise RemoteProtocolError("decode", f"{task} is no task of this run")
-            if not 0 <= task.position <= len(context.plan.stages) or not 0 <= task.step < context.config.steps:
+            end = len(context.plan.stages)
+            if not 0 <= task.position <= end or (task.position == end) != (task.op == "L"):
+                raise RemoteProtocolError("decode", f"{task} is no task of this run")
+            if not 0 <= task.step < context.config.steps:
                 raise RemoteProtocolError("decode", f"{task} is no task of this run")
         if isinstance(message, (Output, InputGradient, FetchInput, LeaseReturned, Contribute)):
             for task in tasks:

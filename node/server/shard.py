@@ -75,6 +75,8 @@ class ShardRole:
         """Seals that wait for their reduction, or for the version before."""
         self._applying: int | None = None
         self._served: dict[int, TensorRef] = {}
+        self._serving: dict[int, None] = {}
+        """Versions that the lane is putting into wire form."""
         self._asked: dict[int, list[NodeId]] = {}
         self._oldest_version = 0
         self._snapshots: list[int] = []
@@ -120,6 +122,13 @@ class ShardRole:
         self.version = base - 1
         self._oldest_version = base if snapshots else self._context.config.version_of(base)
         self._replay = [record for record in commits if record.step >= base]
+
+    def end(self) -> None:
+        """Lets go of every tensor; what is on the disk stays there."""
+        for part in self._parts.values():
+            self._out.drop(part.message.tensors)
+        self._out.drop(self._served.values())
+        self._parts, self._served = {}, {}
 
     def _oldest_needed(self, newest: int) -> int:
         """The oldest version that somebody may still ask for when `newest` is committed here.
@@ -201,6 +210,8 @@ class ShardRole:
             return "version: not the version of its step"
         if any(task.step != message.step for task in message.tasks) or not message.tasks:
             return "decode: tasks of another step"
+        if len(set(message.tasks)) != len(message.tasks):
+            return "decode: a task twice"
         if sum(part.message.step == message.step for part in self._parts.values()) >= CONTRIBUTIONS_PER_STEP_MAX:
             return "size: too many contributions of one step"
         return ""
@@ -380,7 +391,8 @@ class ShardRole:
             waiting = self._asked.setdefault(version, [])
             if peer not in waiting:
                 waiting.append(peer)
-            if len(waiting) == 1:
+            if version not in self._serving:
+                self._serving[version] = None
                 self._out.compute(ServeParameters(version, self._out.key()))
             return
         self._out.send(
@@ -394,6 +406,10 @@ class ShardRole:
         )
 
     def served(self, job: ServeParameters, tensor: TensorRef) -> None:
+        del self._serving[job.version]
+        if job.version < self._oldest_version:
+            self._out.drop((tensor,))
+            return
         self._served[job.version] = tensor
         for peer in self._asked.pop(job.version, []):
             self._serve(peer, job.version)

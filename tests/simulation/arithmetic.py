@@ -68,23 +68,32 @@ def digest(weights: Vector, moments: Vector) -> bytes:
 
 @dataclass(frozen=True)
 class Reference:
-    """What one process computes: `digests[version][stage][shard]`, `losses[step]`, `skipped[step]`."""
+    """What one process computes."""
 
+    versions: list[list[Vector]]
+    """[version][stage]: parameters."""
+    moments: list[list[Vector]]
+    """[version][stage]."""
     digests: list[list[list[bytes]]]
+    """[version][stage][shard]."""
+    gradients: list[list[list[Vector]]]
+    """[step][stage][microbatch]: weight gradients."""
     losses: list[float]
     skipped: list[bool]
+    clips: list[float]
+    """By step; 0 where it is skipped."""
 
 
 def reference(config: RunConfig, shard_counts: list[int]) -> Reference:
     """Trains the run in one process, with the delayed update of design section 3."""
     stages = range(len(shard_counts))
     versions = [[start_vector(config.seed, s, shard_counts[s] * SHARD_ELEMENTS) for s in stages]]
-    moments = [tuple(0 for _ in vector) for vector in versions[0]]
-    digests = [[_shard_digests(versions[0][s], moments[s]) for s in stages]]
-    losses, skips = [], []
+    moments = [[tuple(0 for _ in vector) for vector in versions[0]]]
+    gradients: list[list[list[Vector]]] = []
+    losses, skips, clips = [], [], []
     for step in range(config.steps):
         weights = versions[config.version_of(step)]
-        totals = [tuple(0 for _ in vector) for vector in weights]
+        gradients.append([[] for _ in stages])
         loss_sum = 0.0
         for microbatch in range(config.batch.microbatches):
             x, label = sample(config.seed, step, microbatch)
@@ -93,33 +102,40 @@ def reference(config: RunConfig, shard_counts: list[int]) -> Reference:
                 inputs.append(forward(weights[s], inputs[-1]))
             loss, dx, dw = route_end(weights[-1], inputs[-1], label)
             loss_sum += loss
-            totals[-1] = add(totals[-1], dw)
+            gradients[step][-1].append(dw)
             for s in reversed(stages[:-1]):
                 dx, dw = backward(weights[s], inputs[s], dx)
-                totals[s] = add(totals[s], dw)
-        cut = [[total[i : i + SHARD_ELEMENTS] for i in range(0, len(total), SHARD_ELEMENTS)] for total in totals]
-        norms = [[norm(part) for part in parts] for parts in cut]
+                gradients[step][s].append(dw)
+        totals = [sum_up(gradients[step][s], len(weights[s])) for s in stages]
+        norms = [[norm(part) for part in shards(total)] for total in totals]
         skipped = not all(finite for parts in norms for _, finite in parts)
         clip = clip_factor([sum(square for square, _ in parts) for parts in norms], config.optimizer.clip_norm)
-        newest, made = versions[-1], []
-        for s in stages:
-            if skipped:
-                made.append(newest[s])
-            else:
-                vector, moments[s] = update(newest[s], moments[s], totals[s], clip)
-                made.append(vector)
-        versions.append(made)
-        digests.append([_shard_digests(made[s], moments[s]) for s in stages])
+        pairs = [(versions[-1][s], moments[-1][s]) for s in stages]
+        if not skipped:
+            pairs = [update(*pairs[s], totals[s], clip) for s in stages]
+        versions.append([weights for weights, _ in pairs])
+        moments.append([moment for _, moment in pairs])
         losses.append(loss_sum / config.step_tokens)
         skips.append(skipped)
-    return Reference(digests, losses, skips)
+        clips.append(0.0 if skipped else clip)
+    digests = [[_shard_digests(v[s], m[s]) for s in stages] for v, m in zip(versions, moments, strict=True)]
+    return Reference(versions, moments, digests, gradients, losses, skips, clips)
+
+
+def sum_up(vectors: list[Vector], elements: int) -> Vector:
+    total: Vector = (0,) * elements
+    for vector in vectors:
+        total = add(total, vector)
+    return total
+
+
+def shards(vector: Vector) -> list[Vector]:
+    """The shards of a stage's vector, in order."""
+    return [vector[i : i + SHARD_ELEMENTS] for i in range(0, len(vector), SHARD_ELEMENTS)]
 
 
 def _shard_digests(weights: Vector, moments: Vector) -> list[bytes]:
-    return [
-        digest(weights[i : i + SHARD_ELEMENTS], moments[i : i + SHARD_ELEMENTS])
-        for i in range(0, len(weights), SHARD_ELEMENTS)
-    ]
+    return [digest(w, m) for w, m in zip(shards(weights), shards(moments), strict=True)]
 
 
 def _draw(seed: int, what: str, a: int, b: int) -> int:

@@ -1,20 +1,23 @@
 """Judges of the simulated world: the invariants of state-and-trust 4.6, from the disks and the messages alone.
 
 The checkers read what became durable and what was sent, never a machine's memory; each machine's own `check()` runs
-besides. Safety is judged at every step, liveness (L1) at the end by `finish`.
+besides. Safety is judged at every step, liveness (L1) and what must hold of a whole run at the end, by `finish`.
+`promises.py` judges what is said before it is durable, `leaks.py` what is kept for nothing (L3).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from node.core import NodeMachine
+from coordinator.records import PlanRow, StepRow
 from node.records import (
+    CheckpointWritten,
     ContributionAccepted,
     ContributionStored,
     ShardStarted,
     StepCommitted,
     StepDecided,
+    StepDone,
     StepSealed,
 )
 from protocol.ids import ContributionId, NodeId, TaskId
@@ -22,12 +25,11 @@ from protocol.machine import Effect, Send
 from protocol.messages import Parameters, StepOpened
 from protocol.plan import Plan
 from protocol.run import RunConfig
-from tests.simulation.arithmetic import reference
+from tests.simulation.arithmetic import reference, shards, sum_up
+from tests.simulation.leaks import Leaks
+from tests.simulation.promises import Promises
+from tests.simulation.violation import expect
 from tests.simulation.world import Host, Watcher, World
-
-
-class ViolationError(AssertionError):
-    """An invariant is broken; the text names it."""
 
 
 class Checker(Watcher):
@@ -41,33 +43,39 @@ class Checker(Watcher):
         self._config = config
         self._shard_counts = shard_counts
         self.reference = reference(config, shard_counts)
+        self.promises = Promises()
+        self.leaks = Leaks(config, max(shard_counts))
         self._place: dict[NodeId, ShardStarted] = {}
         self._committed: dict[tuple[int, int, int], int] = {}
         """(generation, stage, shard) -> newest version."""
         self._accepted: dict[tuple[int, int, int], dict[ContributionId, tuple[TaskId, ...]]] = {}
         """(generation, stage, step) -> acceptances in order."""
         self._seals: dict[tuple[int, int, int], StepSealed] = {}
+        self._decisions: dict[tuple[int, int], StepDecided] = {}
+        """(generation, step)."""
+        self._done: dict[int, int] = {}
+        """Generation -> newest closed step."""
         self._credit: dict[tuple[int, TaskId, int], ContributionId] = {}
-        self._stored: set[tuple[int, int, int, ContributionId]] = set()
-        """(generation, stage, shard, contribution) that was durable once, if the disk was not lost since."""
+        self._stored: dict[tuple[int, int, int, ContributionId], ContributionStored] = {}
+        """(generation, stage, shard, contribution) that is durable, or was until a disk was lost."""
+        self._plans: list[Plan] = []
+        self.rows: list[StepRow] = []
+        """The coordinator's present history."""
+        self.done_at: list[float] = []
+        """When steps were closed, in the world's time."""
         self.sealed_count = 0
         self.accepted_count = 0
 
     # ---- what became durable -------------------------------------------------------------------------------------
 
-    def durable(self, world: World, host: Host, record: Any) -> None:
+    def durable(self, world: World, host: Host, record: Any, tensors: dict[int, Any]) -> None:
+        self.promises.durable(host, record)
         match record:
             case ShardStarted():
                 self._place[host.node] = record
                 self._committed[record.ledger_generation, record.stage, record.shard] = max(0, record.checkpoint_step)
             case ContributionStored():
-                self._expect(
-                    all(t.step == record.step for t in record.tasks), "T-I3", f"tasks of another step in {record}"
-                )
-                version = self._config.version_of(record.step)
-                self._expect(record.version == version, "T-I4", f"step {record.step} on version {record.version}")
-                place = self._place[host.node]
-                self._stored.add((record.ledger_generation, place.stage, place.shard, record.contribution))
+                self._on_stored(world, host, record, tensors)
             case ContributionAccepted():
                 self._on_accepted(host, record)
             case StepSealed():
@@ -75,87 +83,187 @@ class Checker(Watcher):
             case StepCommitted():
                 self._on_committed(host, record)
             case StepDecided():
-                self._expect(
-                    record.data_cursor == self._config.sample_range(record.step), "T-I10", f"cursor of {record}"
-                )
-                loss = self.reference.losses[record.step]
-                self._expect(record.loss == loss, "T-I1", f"step {record.step}: loss {record.loss}, not {loss}")
-                skipped = self.reference.skipped[record.step]
-                self._expect(record.skipped == skipped, "T-I6", f"step {record.step}: skipped is {record.skipped}")
+                self._on_decided(record)
+            case StepDone():
+                self._on_done(world, record)
+            case CheckpointWritten():
+                self._on_checkpoint(world, record)
+            case PlanRow():
+                self._on_plan(record)
+            case StepRow():
+                self._on_row(record)
+
+    def _on_stored(self, world: World, host: Host, record: ContributionStored, tensors: dict[int, Any]) -> None:
+        """A contribution is what it says: the sum over its tasks, on its step's version, of its shard."""
+        place = self._place[host.node]
+        expect(all(t.step == record.step for t in record.tasks), "T-I3", f"tasks of another step in {record}")
+        version = self._config.version_of(record.step)
+        expect(record.version == version, "T-I4", f"step {record.step} on version {record.version}")
+        self._stored[record.ledger_generation, place.stage, place.shard, record.contribution] = record
+        gradients = self.reference.gradients[record.step][place.stage]
+        total = sum_up([gradients[t.microbatch] for t in record.tasks if t.op == "B"], len(gradients[0]))
+        (value,) = tensors.values()
+        right = value == shards(total)[place.shard] or world.hosts[record.contribution.node].lies
+        expect(right, "T-I4", f"{record.contribution} is not the sum over {record.tasks}")
 
     def _on_accepted(self, host: Host, record: ContributionAccepted) -> None:
         stage = self._place[host.node].stage
         key = (record.ledger_generation, stage, record.step)
         accepted = self._accepted.setdefault(key, {})
-        self._expect(record.contribution not in accepted, "T-I11", f"{record.contribution} accepted twice")
+        expect(record.contribution not in accepted, "T-I11", f"{record.contribution} accepted twice")
         accepted[record.contribution] = record.tasks
         self.accepted_count += 1
+        for shard in range(self._shard_counts[stage]):
+            stored = self._stored.get((record.ledger_generation, stage, shard, record.contribution))
+            expect(stored is not None, "T-I2", f"{record.contribution} is accepted, but not on shard {stage}/{shard}")
+            assert stored is not None
+            expect(stored.tasks == record.tasks, "T-I11", f"{record.contribution} is not what shard {shard} stored")
         for task in record.tasks:
             credit = (record.ledger_generation, task, stage)
-            self._expect(credit not in self._credit, "T-I1", f"{task} counts twice in stage {stage}")
+            expect(credit not in self._credit, "T-I1", f"{task} counts twice in stage {stage}")
             self._credit[credit] = record.contribution
 
     def _on_sealed(self, host: Host, record: StepSealed) -> None:
         stage = self._place[host.node].stage
         key = (record.ledger_generation, stage, record.step)
         earlier = self._seals.setdefault(key, record)
-        self._expect(earlier == record, "T-I9", f"two seals of step {record.step} differ")
+        expect(earlier == record, "T-I9", f"two seals of step {record.step} differ")
         accepted = self._accepted.get(key, {})
-        self._expect(tuple(accepted) == record.contributions, "T-I1", f"the seal of {key} lists other contributions")
+        expect(tuple(accepted) == record.contributions, "T-I1", f"the seal of {key} lists other contributions")
         tasks = sorted(task for tasks in accepted.values() for task in tasks)
-        self._expect(tasks == self._stage_tasks(stage, record.step), "T-I1", f"step {record.step}: tasks {tasks}")
+        expect(tasks == self._stage_tasks(stage, record.step), "T-I1", f"step {record.step}: tasks {tasks}")
+        decision = self._decisions.get((record.ledger_generation, record.step))
+        expect(decision is not None, "T-I9", f"stage {stage} seals step {record.step}, which nobody decided")
+        assert decision is not None
+        same = (record.clip_factor, record.skipped) == (decision.clip_factor, decision.skipped)
+        expect(same, "T-I9", f"stage {stage} seals step {record.step} with another decision")
         self.sealed_count += 1
-        for shard in range(self._shard_counts[stage]):
-            for contribution in record.contributions:
-                durable = (record.ledger_generation, stage, shard, contribution) in self._stored
-                self._expect(durable, "T-I2", f"{contribution} is sealed but not on shard {stage}/{shard}")
+
+    def _on_decided(self, record: StepDecided) -> None:
+        key = (record.ledger_generation, record.step)
+        expect(self._decisions.setdefault(key, record) == record, "T-I9", f"two decisions of step {record.step}")
+        expect(record.data_cursor == self._config.sample_range(record.step), "T-I10", f"cursor of {record}")
+        loss, clip = self.reference.losses[record.step], self.reference.clips[record.step]
+        expect(record.loss == loss, "T-I1", f"step {record.step}: loss {record.loss}, not {loss}")
+        skipped = self.reference.skipped[record.step]
+        expect(record.skipped == skipped, "T-I6", f"step {record.step}: skipped is {record.skipped}")
+        expect(record.clip_factor == clip, "T-I6", f"step {record.step}: clip factor {record.clip_factor}, not {clip}")
 
     def _on_committed(self, host: Host, record: StepCommitted) -> None:
         place = self._place[host.node]
         key = (record.ledger_generation, place.stage, place.shard)
-        self._expect(
-            self._committed.get(key) == record.step, "T-I5", f"{key} commits step {record.step} at another version"
-        )
+        newest = self._committed.get(key)
+        expect(newest == record.step, "T-I5", f"{key} commits step {record.step} at version {newest}")
+        seal = self._seals.get((record.ledger_generation, place.stage, record.step))
+        expect(seal is not None, "T-I9", f"{key} commits step {record.step}, which is not sealed")
+        assert seal is not None
+        expect(seal.contributions == record.contributions, "T-I9", f"{key} commits step {record.step} in another order")
         self._committed[key] = record.step + 1
         right = self.reference.digests[record.step + 1][place.stage][place.shard]
-        self._expect(record.digest == right, "T-I6", f"version {record.step + 1} of {key} is not the reference's")
+        expect(record.digest == right, "T-I6", f"version {record.step + 1} of {key} is not the reference's")
+
+    def _on_done(self, world: World, record: StepDone) -> None:
+        before = self._done.get(record.ledger_generation)
+        if before is not None:
+            expect(record.step == before + 1, "T-I10", f"step {record.step} is closed after step {before}")
+        self._done[record.ledger_generation] = record.step
+        self.done_at.append(world.now)
+        for stage, count in enumerate(self._shard_counts):
+            for shard in range(count):
+                newest = self._committed.get((record.ledger_generation, stage, shard), -1)
+                expect(newest > record.step, "T-I8", f"step {record.step} closed, but {stage}/{shard} is at {newest}")
+
+    def _on_checkpoint(self, world: World, record: CheckpointWritten) -> None:
+        """The parts are the reference's state, so that whoever starts from them goes on as if nothing had happened."""
+        runs_on = self._config.version_of(record.step)
+        for stage, count in enumerate(self._shard_counts):
+            for shard in range(count):
+                part = world.shared.get(f"{record.step}/{stage}/{shard}")
+                if part is None:
+                    continue  # the weather has taken it
+                weights, moments, previous = part
+                right = self.reference
+                name = f"checkpoint {record.step}, shard {stage}/{shard}"
+                expect(weights == shards(right.versions[record.step][stage])[shard], "T-I12", f"{name}: parameters")
+                expect(moments == shards(right.moments[record.step][stage])[shard], "T-I12", f"{name}: moments")
+                before = shards(right.versions[runs_on][stage])[shard] if runs_on < record.step else ()
+                expect(previous == before, "T-I12", f"{name}: parameters of version {runs_on}")
+
+    # ---- what the coordinator keeps ------------------------------------------------------------------------------
+
+    def _on_plan(self, record: PlanRow) -> None:
+        plan = record.plan
+        for earlier in self._plans:
+            expect(plan.generation > earlier.generation, "T-I9", f"generation {plan.generation} is used twice")
+        if self._plans:
+            before = self._plans[-1].ledger_generation
+            new = plan.ledger_generation == plan.generation
+            expect(new or plan.ledger_generation == before, "T-I9", f"ledgers of {plan.ledger_generation} come back")
+        self._plans.append(plan)
+        if record.goes_back:
+            first = max(0, plan.restore_step)
+            self.rows = [row for row in self.rows if row.step < first]
+
+    def _on_row(self, row: StepRow) -> None:
+        expect(row.step == len(self.rows), "T-I10", f"the history has {len(self.rows)} steps; step {row.step} follows")
+        expect(row.loss == self.reference.losses[row.step], "T-I10", f"step {row.step} is reported with another loss")
+        now = self._plans[-1].ledger_generation
+        expect(
+            row.ledger_generation == now, "T-I10", f"step {row.step} of generation {row.ledger_generation}, not {now}"
+        )
+        self.rows.append(row)
 
     # ---- what is said --------------------------------------------------------------------------------------------
 
     def stepped(self, world: World, host: Host, effects: list[Effect]) -> None:
         for effect in effects:
-            if not isinstance(effect, Send):
+            if not isinstance(effect, Send) or host.lies:
                 continue
             message = effect.message
+            self.promises.said(host, effect.peer, message)
             if isinstance(message, Parameters) and message.tensors:
-                place = self._place[host.node]
-                newest = self._committed[message.ledger_generation, place.stage, place.shard]
-                self._expect(message.version <= newest, "T-I7", f"version {message.version} served at {newest}")
+                self._on_parameters(host, message)
             elif isinstance(message, StepOpened):
-                self._on_opened(host, message)
+                self._on_opened(world, message)
 
-    def _on_opened(self, host: Host, message: StepOpened) -> None:
+    def performed(self, world: World, host: Host) -> None:
+        self.leaks.performed(host)
+
+    def _on_parameters(self, host: Host, message: Parameters) -> None:
+        plan = next(plan for plan in self._plans if plan.ledger_generation == message.ledger_generation)
+        stage, shard = plan.stage_of(host.node), plan.shard_of(host.node)
+        assert stage is not None and shard is not None
+        newest = self._committed.get((message.ledger_generation, stage, shard), max(0, plan.restore_step))
+        expect(message.version <= newest, "T-I7", f"version {message.version} served at {newest}")
+        right = shards(self.reference.versions[message.version][stage])[shard]
+        served = host.store[message.tensors[0].key]
+        expect(served == right, "T-I6", f"version {message.version} is served with other parameters")
+
+    def _on_opened(self, world: World, message: StepOpened) -> None:
+        """Every shard has committed what must be over. One that has not begun stands where its plan begins."""
         needed = message.step - self._config.batch.delay
-        # A shard that has not begun yet in this generation begins from the plan's checkpoint.
-        assert isinstance(host.machine, NodeMachine) and host.machine.plan is not None
-        began = max(0, host.machine.plan.restore_step)
+        began = max([0, *(p.restore_step for p in self._plans if p.ledger_generation == message.ledger_generation)])
         for stage, count in enumerate(self._shard_counts):
             for shard in range(count):
                 newest = self._committed.get((message.ledger_generation, stage, shard), began)
-                self._expect(newest >= needed, "T-I8", f"step {message.step} open, but {stage}/{shard} is at {newest}")
+                expect(newest >= needed, "T-I8", f"step {message.step} open, but {stage}/{shard} is at {newest}")
+
+    def disk_lost(self, world: World, host: Host) -> None:
+        self.promises.disk_lost(host)
 
     # ---- the end -------------------------------------------------------------------------------------------------
 
-    def finish(self, plan: Plan | None) -> None:
-        """Every shard of the last plan has made every version."""
-        self._expect(plan is not None, "L1", "there never was a plan")
-        assert plan is not None
+    def finish(self, world: World) -> None:
+        """Every shard of the last plan has made every version, and the history has every step once."""
+        expect(bool(self._plans), "L1", "there never was a plan")
+        plan = self._plans[-1]
         for stage, count in enumerate(self._shard_counts):
             for shard in range(count):
                 newest = self._committed.get((plan.ledger_generation, stage, shard), -1)
-                self._expect(newest == self._config.steps, "L1", f"shard {stage}/{shard} ends at version {newest}")
-
-    # ---- helpers -------------------------------------------------------------------------------------------------
+                expect(newest == self._config.steps, "L1", f"shard {stage}/{shard} ends at version {newest}")
+        steps = [row.step for row in self.rows]
+        expect(steps == list(range(self._config.steps)), "T-I10", f"the history holds steps {steps}")
+        self.leaks.finish(world)
 
     def _stage_tasks(self, stage: int, step: int) -> list[TaskId]:
         """Written anew here, so that a mistake of the ledger's own list shows."""
@@ -164,8 +272,3 @@ class Checker(Watcher):
         if stage == last:
             tasks += [TaskId(step, mb, last + 1, "L") for mb in range(self._config.batch.microbatches)]
         return sorted(tasks)
-
-    @staticmethod
-    def _expect(holds: bool, invariant: str, text: str) -> None:
-        if not holds:
-            raise ViolationError(f"{invariant}: {text}")

@@ -22,6 +22,10 @@ from tests.simulation.arithmetic import (
 )
 
 
+class FileLostError(Exception):
+    """A file that a job needs is gone: the lane reports that it cannot."""
+
+
 @dataclass
 class Lanes:
     """The device lane and the server lane of one host. `store` is the host's: key -> value.
@@ -37,20 +41,23 @@ class Lanes:
     sums: dict[int, Vector] = field(default_factory=dict)
     shard: dict[int, tuple[Vector, Vector]] = field(default_factory=dict)
     totals: dict[int, Vector] = field(default_factory=dict)
+    inputs: dict[int, Any] = field(default_factory=dict)
     device: jobs.SetUpDevice | None = None
     place: jobs.SetUpServer | None = None
 
-    def perform(self, job: jobs.Job) -> Any:
+    def perform(self, job: jobs.Job, inputs: dict[int, Any]) -> Any:
+        """Does a job; `inputs` are the values of the tensors that it names, as they were when it was ordered."""
+        self.inputs = inputs
         match job:
             case jobs.SetUpDevice():
                 self.device = job
                 self.versions, self.graphs, self.sums = {}, {}, {}
             case jobs.LoadParameters():
-                self.versions[job.version] = tuple(n for ref in job.shards for n in self.store[ref.key])
+                self.versions[job.version] = tuple(n for ref in job.shards for n in self.inputs[ref.key])
             case jobs.DropParameters():
                 self.versions.pop(job.version, None)
             case jobs.Forward():
-                x = self.store[job.input.key]
+                x = self.inputs[job.input.key]
                 weights = self.versions[job.version]
                 self.graphs[job.task] = (weights, x)
                 return self._activation(job.output, forward(weights, x))
@@ -58,14 +65,14 @@ class Lanes:
                 weights, x = (
                     self.graphs.pop(forward_of(job.task))
                     if job.input is None
-                    else (self.versions[job.version], self.store[job.input.key])
+                    else (self.versions[job.version], self.inputs[job.input.key])
                 )
-                dx, dw = backward(weights, x, self.store[job.output_gradient.key])
+                dx, dw = backward(weights, x, self.inputs[job.output_gradient.key])
                 self._add(job.accumulator, dw)
                 return None if job.input_gradient is None else self._activation(job.input_gradient, dx)
             case jobs.RouteEnd():
                 weights = self.versions[job.version]
-                loss, dx, dw = route_end(weights, self.store[job.input.key], self.store[job.labels.key])
+                loss, dx, dw = route_end(weights, self.inputs[job.input.key], self.inputs[job.labels.key])
                 self._add(job.accumulator, dw)
                 return loss, None if job.input_gradient is None else self._activation(job.input_gradient, dx)
             case jobs.TakeGradient():
@@ -99,7 +106,10 @@ class Lanes:
                 return self._tokens(job.tokens, tokens), self._tokens(job.labels, labels)
             case jobs.StartShard():
                 if job.checkpoint_step >= 0:
-                    weights, moments, previous = self.shared[f"{job.checkpoint_step}/{stage}/{shard}"]
+                    name = f"{job.checkpoint_step}/{stage}/{shard}"
+                    if name not in self.shared:
+                        raise FileLostError(f"checkpoint file {name} is not there")
+                    weights, moments, previous = self.shared[name]
                     self.shard[job.checkpoint_step - 1] = previous, ()
                 else:
                     whole = start_vector(seed, stage, count * SHARD_ELEMENTS)
@@ -113,7 +123,7 @@ class Lanes:
             case jobs.Reduce():
                 total = tuple(0 for _ in range(SHARD_ELEMENTS))
                 for part in job.parts:
-                    total = add(total, self.store[part.key])
+                    total = add(total, self.inputs[part.key])
                 self.totals[job.step] = total
                 return norm(total)
             case jobs.Apply():

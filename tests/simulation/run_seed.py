@@ -49,7 +49,7 @@ def run_seed(seed: int, aloud: bool = False) -> Outcome:
             weather.calm()
             world.run(world.now + CALM_LIMIT_S, stop=lambda: swarm.finished)
         assert isinstance(swarm.coordinator.machine, CoordinatorMachine)
-        checker.finish(swarm.coordinator.machine.placement.plan)
+        checker.finish(world)
         assert swarm.finished, "L1: the coordinator never heard of the last step"
         world.run(world.now + 10.0)
     except Exception as error:

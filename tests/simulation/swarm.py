@@ -23,6 +23,7 @@ from protocol.run import (
     StagesSection,
     WireSection,
 )
+from tests.simulation.liar import Liar
 from tests.simulation.world import Host, Watcher, World
 
 COORDINATOR = NodeId("coordinator")
@@ -113,10 +114,22 @@ class Swarm:
         self.volunteers.append(host)
         return host
 
+    def add_liar(self) -> Host:
+        """A volunteer that also says what no honest one would."""
+        host = self._add("volunteer")
+        host.lies = True
+        host.build = lambda host, rng: Liar(self._build_node(host, rng), host, rng)  # type: ignore[assignment]
+        self.volunteers.append(host)
+        return host
+
     def _add(self, role: str) -> Host:
         self._made += 1
         node = NodeId(f"{role[0]}{self._made}")
-        host = self.world.add(Host(node, role, self._build_node, f"{node}:1", speed=self.world.rng.uniform(0.5, 2.0)))
+        rng = self.world.rng
+        host = Host(
+            node, role, self._build_node, f"{node}:1", speed=rng.uniform(0.5, 2.0), rate=rng.uniform(0.99, 1.01)
+        )
+        self.world.add(host)
         self.world.at(
             self.world.rng.uniform(0.0, 0.5), lambda: self.world.start(host) if host.machine is None else None
         )
@@ -146,7 +159,11 @@ class Swarm:
         return NodeMachine(host.node, facts, COORDINATOR, (self.coordinator.address,), host.keys)
 
     def _checkpoints(self) -> tuple[int, ...]:
-        steps = [int(name.split("-")[1]) for name in self.world.shared if name.startswith("manifest-")]
+        steps = [
+            int(name.split("-")[1])
+            for name, parts in self.world.shared.items()
+            if name.startswith("manifest-") and all(part[2] in self.world.shared for part in parts)
+        ]
         return tuple(sorted(steps, reverse=True)[:16])
 
     def _build_coordinator(self, host: Host, rng: random.Random) -> CoordinatorMachine:

@@ -8,7 +8,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from tests.simulation.swarm import Swarm
+from coordinator.records import PlanRow
+from protocol.machine import Received
+from protocol.messages import PlanChanged
+from tests.simulation.swarm import COORDINATOR, Swarm
 from tests.simulation.world import Host
 
 KINDS = (
@@ -23,6 +26,13 @@ KINDS = (
     "latency_spike",
     "all_volunteers_kill",
     "power_cut",
+    "link_slow",
+    "dial_twice",
+    "pause",
+    "slow_disk",
+    "checkpoint_loss",
+    "old_coordinator",
+    "liar",
 )
 
 
@@ -38,26 +48,31 @@ class Weather:
         self._until_s = until_s
         self.happened: dict[str, int] = {}
         self._disk_losses = 0
+        self._long_pauses = 0
         self._next()
 
     @staticmethod
     def draw(swarm: Swarm) -> Weather:
         rng = swarm.world.rng
-        kinds = tuple(kind for kind in KINDS if rng.random() < 0.45) or ("volunteer_kill",)
+        kinds = tuple(kind for kind in KINDS if rng.random() < 0.4) or ("volunteer_kill",)
         return Weather(swarm, kinds, mean_gap_s=rng.uniform(0.15, 1.5), until_s=rng.uniform(4.0, 20.0))
 
     def calm(self) -> None:
-        """All that is down comes back, all that is slow is quick again."""
+        """All that is down comes back, all that is slow is quick again, and who lies has gone."""
         self._until_s = 0.0
         world = self._world
         world.latency_s = 0.02
         for host in world.hosts.values():
-            host.slowness = 1.0
-            self._start_soon(host, 0.1)
+            host.slowness = host.disk_slowness = 1.0
+            if host.lies:
+                world.crash(host)
+            else:
+                self._start_soon(host, 0.1)
         for link in list(world.links.values()):
+            link.slow_s.clear()
             if link.silent:
                 world.cut(link)
-        if not any(host.machine is not None for host in self._swarm.volunteers):
+        if not any(host.machine is not None and not host.lies for host in self._swarm.volunteers):
             self._swarm.add_volunteer()
 
     def _next(self) -> None:
@@ -131,6 +146,70 @@ class Weather:
             rng.choice(links).silent = True
         return bool(links)
 
+    def _link_slow(self, rng: random.Random) -> bool:
+        """One direction of a link takes long: what goes round by others arrives before."""
+        links = list(self._world.links.values())
+        if not links:
+            return False
+        link = rng.choice(links)
+        sender = rng.choice([link.a, link.b])
+        link.slow_s[sender] = rng.choice([0.1, 0.5, 2.0, 5.0])
+        self._world.at(rng.uniform(0.5, 8.0), lambda: link.slow_s.pop(sender, None) and None)
+        return True
+
+    def _dial_twice(self, rng: random.Random) -> bool:
+        """An attempt that was thought lost comes through: the open link is replaced."""
+        links = [link for link in self._world.links.values() if "coordinator" not in (link.a, link.b)]
+        if not links:
+            return False
+        link = rng.choice(links)
+        host = self._world.hosts[link.a]
+        self._world.dial(host, link.b)
+        if rng.random() < 0.5:
+            self._world.dial(host, link.b)
+        return True
+
+    def _pause(self, rng: random.Random) -> bool:
+        """A process is stopped, or a virtual machine suspended, and later goes on as if nothing had been."""
+        host = rng.choice([*self._swarm.volunteers, *self._swarm.servers, self._swarm.coordinator])
+        long = rng.random() < 0.3 and self._long_pauses < 2
+        self._long_pauses += long
+        self._world.pause(host, rng.uniform(5.0, 60.0) if long else rng.uniform(0.1, 7.0), rng.random() < 0.5)
+        return True
+
+    def _slow_disk(self, rng: random.Random) -> bool:
+        host = rng.choice([*self._swarm.servers, self._swarm.coordinator])
+        host.disk_slowness = rng.choice([20.0, 100.0, 400.0])
+        self._world.at(rng.uniform(0.5, 5.0), lambda: setattr(host, "disk_slowness", 1.0))
+        return True
+
+    def _checkpoint_loss(self, rng: random.Random) -> bool:
+        """The checkpoint folder loses a file: that checkpoint does not verify any more."""
+        files = sorted(name for name in self._world.shared if not name.startswith("manifest"))
+        if files:
+            del self._world.shared[rng.choice(files)]
+        return bool(files)
+
+    def _old_coordinator(self, rng: random.Random) -> bool:
+        """A coordinator that was thought dead still tells its plan: nobody may follow it."""
+        plans = [record.plan for record, _ in self._swarm.coordinator.records if isinstance(record, PlanRow)]
+        hosts = [host for host in (*self._swarm.servers, *self._swarm.volunteers) if host.machine is not None]
+        if len(plans) < 2 or not hosts:
+            return False
+        host, plan = rng.choice(hosts), rng.choice(plans[:-1])
+        stage = plan.stage_of(host.node)
+        message = PlanChanged(plan=plan, stage=0 if stage is None else stage, reason="an old coordinator")
+        if self._world.links.get((min(host.node, COORDINATOR), max(host.node, COORDINATOR))) is not None:
+            self._world.feed(host, Received(COORDINATOR, message))
+        return True
+
+    def _liar(self, rng: random.Random) -> bool:
+        """A volunteer that breaks the protocol beside its work."""
+        if sum(host.lies for host in self._swarm.volunteers) >= 2:
+            return False
+        self._swarm.add_liar()
+        return True
+
     def _slow_host(self, rng: random.Random) -> bool:
         host = rng.choice([*self._swarm.volunteers, *self._swarm.servers])
         host.slowness = 10.0
@@ -153,7 +232,7 @@ class Weather:
 
     def _start_soon(self, host: Host, delay_s: float) -> None:
         def start() -> None:
-            if host.machine is None and host.exited != "finished":
+            if host.machine is None and host.exited != "finished" and not (host.lies and self._until_s == 0.0):
                 self._world.start(host)
 
         self._world.at(delay_s, start)

@@ -25,6 +25,7 @@ from protocol.ids import NodeId, TensorRef
 from protocol.machine import (
     Compute,
     Computed,
+    ComputeFailed,
     Count,
     Dial,
     DropTensors,
@@ -43,10 +44,12 @@ from protocol.machine import (
     Send,
     ShareTensor,
 )
-from protocol.messages import MESSAGES, Message
-from tests.simulation.lanes import Lanes
+from protocol.messages import MAY_SEND, MESSAGES, Message
+from tests.simulation.lanes import FileLostError, Lanes
 
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Union[MESSAGES])  # type: ignore[arg-type]  # noqa: UP007
+DIAL_TIMEOUT_S = 5.0
+"""After this a driver gives an attempt up."""
 PRUNABLE = (ContributionStored, StepCommitted, SnapshotWritten)
 """What a journal forgets when it is told to prune; the ledger's small records stay, for the audit."""
 
@@ -70,6 +73,10 @@ class Link:
     alive: bool = True
     silent: bool = False
     """Half open: nothing arrives any more and nobody is told."""
+    slow_s: dict[NodeId, float] = field(default_factory=dict)
+    """Seconds that everything of a sender takes longer: a link can be slow one way, and others overtake it."""
+    last_words_of: NodeId | None = None
+    """The link is gone, but what this end had sent before it died still arrives."""
     lanes: dict[tuple[NodeId, bool], _Lane] = field(default_factory=dict)
     """By sender, and whether the messages have tensors: those without overtake those with."""
 
@@ -89,19 +96,41 @@ class Host:
     """Jobs take 1 / speed of their time."""
     slowness: float = 1.0
     """Above 1 while a fault holds the host back."""
+    disk_slowness: float = 1.0
+    rate: float = 1.0
+    """Seconds of its clock in one of the world's: no two clocks run alike."""
+    lag_s: float = 0.0
+    """What its clock lost while it stood still with its host."""
+    paused: bool = False
+    """The whole computer stands: inputs queue up in `inbox`."""
+    inbox: deque[Input] = field(default_factory=deque)
+    lies: bool = False
+    """Whether it may break the protocol (see `liar.py`); everybody else is held to it."""
     machine: Machine | None = None
     life: int = 0
     """Counts starts: what was ordered by an earlier life is lost."""
     records: list[tuple[Any, dict[int, Any]]] = field(default_factory=list)
     """The disk: durable records with their tensors, oldest first."""
     writing: deque[tuple[int, Any, dict[int, Any]]] = field(default_factory=deque)
+    """On the way to the disk, in order: (number, record, tensors), or (-1, `Prune`, {})."""
     files: dict[str, Any] = field(default_factory=dict)
     store: dict[int, Any] = field(default_factory=dict)
     keys: count[int] = field(default_factory=lambda: count(1))
     lanes: Lanes | None = None
     lane_free_at: dict[str, float] = field(default_factory=dict)
+    jobs: deque[jobs.Job] = field(default_factory=deque)
+    """Ordered and not ended."""
     wake_at: float | None = None
+    """When its alarm rings, in the world's time."""
     exited: str = ""
+
+    def clock(self, now: float) -> float:
+        """What the host's own clock shows."""
+        return (now - self.lag_s) * self.rate
+
+    def world_time(self, clock_s: float) -> float:
+        """When the host's clock will show that; a hair later, so that no rounding wakes it too early."""
+        return clock_s / self.rate + self.lag_s + 1e-9
 
 
 class Watcher:
@@ -110,8 +139,14 @@ class Watcher:
     def stepped(self, world: World, host: Host, effects: list[Effect]) -> None:
         """A machine has handled an input; its effects are about to be performed."""
 
-    def durable(self, world: World, host: Host, record: Any) -> None:
-        """A record is on the disk of `host`."""
+    def performed(self, world: World, host: Host) -> None:
+        """The effects of an input are performed."""
+
+    def durable(self, world: World, host: Host, record: Any, tensors: dict[int, Any]) -> None:
+        """A record is on the disk of `host`, with the values of its tensors by key."""
+
+    def disk_lost(self, world: World, host: Host) -> None:
+        """The disk of `host` is empty again."""
 
 
 class World:
@@ -130,7 +165,9 @@ class World:
         self.steps = 0
         self.counts: dict[str, float] = {}
         self.log: deque[str] = deque(maxlen=400)
-        self._untold: dict[tuple[NodeId, NodeId], tuple[str, int]] = {}
+        self.kill_at: Callable[[Host, str, Effect], bool] = lambda host, moment, effect: False
+        """Asked `before` and `after` every send and durable write: whether the process dies at this very point."""
+        self._untold: dict[tuple[NodeId, NodeId], tuple[str, int, Link]] = {}
         """(host, peer) whose link is gone without the host having noticed: why, and in which life of the host."""
         self._heap: EventHeap[Callable[[], None]] = EventHeap()
         self._watcher = watcher
@@ -169,26 +206,57 @@ class World:
         host.keys = count(1)
         host.lanes = Lanes(host.store, host.files, self.shared)
         host.lane_free_at = {}
+        host.jobs = deque()
         host.machine = host.build(host, self.rng)
-        self._perform(host, list(host.machine.start(self.now)))
+        self._perform(host, list(host.machine.start(host.clock(self.now))))
 
-    def crash(self, host: Host, lose_disk: bool = False) -> None:
-        """kill -9. Of the records on their way to the disk, some first ones may have arrived."""
+    def crash(self, host: Host, lose_disk: bool = False, last_words: bool | None = None) -> None:
+        """kill -9. Of the records on their way to the disk, some first ones may have arrived.
+
+        Args:
+            last_words: whether what it had sent still arrives; None leaves it to chance, link by link.
+        """
         if host.machine is None:
             return
         for _ in range(self.rng.randint(0, len(host.writing))):
-            _, record, tensors = host.writing.popleft()
-            host.records.append((record, tensors))
-            self._watcher.durable(self, host, record)
+            self._write(host)
         host.writing.clear()
+        host.inbox.clear()
         host.machine = None
+        host.paused = False
         host.life += 1
         host.wake_at = None
         if lose_disk:
             host.records.clear()
             host.files.clear()
+            self._watcher.disk_lost(self, host)
         for link in [link for link in self.links.values() if host.node in (link.a, link.b)]:
-            self._close(link, "connection reset", told=link.other(host.node))
+            heard = self.rng.random() < 0.5 if last_words is None else last_words
+            self._close(
+                link, "connection reset", told=link.other(host.node), last_words_of=host.node if heard else None
+            )
+
+    def pause(self, host: Host, seconds: float, clock_stands: bool) -> None:
+        """The computer stands still: a suspended virtual machine, or a stopped process (then its clock goes on)."""
+        if host.machine is None or host.paused:
+            return
+        host.paused = True
+        life = host.life
+
+        def resume() -> None:
+            if host.life != life:
+                return
+            host.paused = False
+            if clock_stands:
+                host.lag_s += seconds
+            host.wake_at = None
+            if self.rng.random() < 0.5:
+                self._arm(host)
+            while host.inbox and host.life == life and not host.paused:
+                self.feed(host, host.inbox.popleft())
+            self._arm(host)
+
+        self.at(seconds, resume)
 
     def cut(self, link: Link) -> None:
         """A link breaks; each side notices in its own time."""
@@ -200,8 +268,11 @@ class World:
         """Gives a machine an input now."""
         if host.machine is None:
             return
+        if host.paused:
+            host.inbox.append(fact)
+            return
         self._hash.update(f"{self.now:.9f} {host.node} {fact!r}\n".encode())
-        self._perform(host, list(host.machine.handle(fact, self.now)))
+        self._perform(host, list(host.machine.handle(fact, host.clock(self.now))))
 
     def _perform(self, host: Host, effects: list[Effect]) -> None:
         self.steps += 1
@@ -209,30 +280,44 @@ class World:
         assert machine is not None
         self._watcher.stepped(self, host, effects)
         for effect in effects:
+            if self._dies(host, "before", effect):
+                return
             self._do(host, effect)
+            if isinstance(effect, Send) and self._dies(host, "after", effect):
+                return
         machine.check()
+        self._watcher.performed(self, host)
         self._arm(host)
 
+    def _dies(self, host: Host, moment: str, effect: Effect) -> bool:
+        if not isinstance(effect, (Send, Persist)) or not self.kill_at(host, moment, effect):
+            return False
+        self.crash(host, last_words=moment == "after")
+        return True
+
     def _arm(self, host: Host) -> None:
-        if host.machine is None:
+        if host.machine is None or host.paused:
             return
-        wanted = host.machine.wake_at()
-        if wanted is None or (host.wake_at is not None and host.wake_at <= wanted and host.wake_at > self.now):
+        clock_s = host.machine.wake_at()
+        if clock_s is None:
+            return
+        wanted = max(host.world_time(clock_s), self.now)
+        if host.wake_at is not None and self.now < host.wake_at <= wanted:
             return
         host.wake_at = wanted
         life = host.life
 
         def ring() -> None:
-            if host.life != life or host.machine is None or host.wake_at != wanted:
+            if host.life != life or host.machine is None or host.paused or host.wake_at != wanted:
                 return
             host.wake_at = None
             due = host.machine.wake_at()
-            if due is not None and due <= self.now:
-                self._perform(host, list(host.machine.wake(self.now)))
+            if due is not None and due <= host.clock(self.now):
+                self._perform(host, list(host.machine.wake(host.clock(self.now))))
             else:
                 self._arm(host)
 
-        self.at(max(0.0, wanted - self.now), ring)
+        self.at(wanted - self.now, ring)
 
     # ---- effects -------------------------------------------------------------------------------------------------
 
@@ -241,7 +326,7 @@ class World:
             case Send():
                 self._send(host, effect.peer, effect.message)
             case Dial():
-                self._dial(host, effect.peer)
+                self.dial(host, effect.peer)
             case HangUp():
                 link = self._link(host.node, effect.peer)
                 if link is not None:
@@ -251,7 +336,7 @@ class World:
             case Persist():
                 self._persist(host, effect)
             case Prune():
-                self._prune(host, effect.step)
+                self._to_disk(host, -1, effect, {})
             case DropTensors():
                 for key in effect.keys:
                     assert key in host.store, f"{host.node} drops tensor {key} twice"
@@ -270,7 +355,8 @@ class World:
     def _link(self, a: NodeId, b: NodeId) -> Link | None:
         return self.links.get((min(a, b), max(a, b)))
 
-    def _dial(self, host: Host, peer: NodeId) -> None:
+    def dial(self, host: Host, peer: NodeId) -> None:
+        """Tries to open a link; one that is open already is replaced."""
         life = host.life
         target = self.hosts.get(peer)
 
@@ -279,6 +365,9 @@ class World:
                 return
             if target is None or target.machine is None:
                 self.feed(host, LinkDown(peer, "refused"))
+                return
+            if target.paused or host.paused:
+                self.at(DIAL_TIMEOUT_S, time_out)
                 return
             old = self._link(host.node, peer)
             if old is not None:
@@ -296,24 +385,38 @@ class World:
             self.feed(target, LinkUp(host.node, host.role))
             self.feed(host, LinkUp(peer, target.role))
 
+        def time_out() -> None:
+            # An attempt that another one has overtaken has no outcome.
+            if host.life == life and self._link(host.node, peer) is None:
+                self.feed(host, LinkDown(peer, "timeout"))
+
         self.at(self.latency_s * self.rng.uniform(1.0, 3.0), arrive)
 
-    def _close(self, link: Link, reason: str, told: NodeId | None) -> None:
+    def _close(self, link: Link, reason: str, told: NodeId | None, last_words_of: NodeId | None = None) -> None:
         if not link.alive:
             return
         link.alive = False
+        link.last_words_of = last_words_of
         if self.links.get((link.a, link.b)) is link:
             del self.links[link.a, link.b]
+        last = max((lane.arrived_at for (node, _), lane in link.lanes.items() if node == last_words_of), default=0.0)
         for node in (link.a, link.b) if told is None else (told,):
-            self._untold[node, link.other(node)] = (reason, self.hosts[node].life)
-            self.at(self.rng.uniform(0.0, self.latency_s), partial(self._tell_down, node, link.other(node)))
+            self._untold[node, link.other(node)] = (reason, self.hosts[node].life, link)
+            delay_s = max(0.0, last - self.now) + self.rng.uniform(0.0, self.latency_s)
+            self.at(delay_s, partial(self._tell_down, node, link.other(node), link))
 
-    def _tell_down(self, node: NodeId, peer: NodeId) -> None:
-        reason, life = self._untold.pop((node, peer), ("", -1))
+    def _tell_down(self, node: NodeId, peer: NodeId, link: Link | None = None) -> None:
+        """Says that a link is gone, once; `link` None means whichever it was."""
+        untold = self._untold.get((node, peer))
+        if untold is None or (link is not None and untold[2] is not link):
+            return
+        reason, life, gone = self._untold.pop((node, peer))
+        gone.last_words_of = None
         if self.hosts[node].life == life:
             self.feed(self.hosts[node], LinkDown(peer, reason))
 
     def _send(self, host: Host, peer: NodeId, message: Message) -> None:
+        assert host.lies or self._may_send(host, peer, message), f"{host.node} may not say {message} to {peer}"
         link = self._link(host.node, peer)
         if link is None or link.silent:
             return
@@ -323,12 +426,17 @@ class World:
         byte_count = len(packed) + sum(ref.byte_count for ref in tensors)
         lane = link.lanes.setdefault((host.node, bool(tensors)), _Lane())
         lane.free_at = max(self.now, lane.free_at) + byte_count / link.bytes_per_s
-        lane.arrived_at = max(lane.arrived_at, lane.free_at + link.latency_s * self.rng.uniform(0.9, 1.1))
+        way_s = link.latency_s * self.rng.uniform(0.9, 1.1) + link.slow_s.get(host.node, 0.0)
+        lane.arrived_at = max(lane.arrived_at, lane.free_at + way_s)
         target = self.hosts[peer]
         life = target.life
 
         def deliver() -> None:
-            if not link.alive or link.silent or target.life != life or target.machine is None:
+            here = link.alive or link.last_words_of == host.node
+            if not here or link.silent or target.life != life or target.machine is None:
+                return
+            if not self._may_send(host, peer, message):
+                self._close(link, "role", told=None)
                 return
             received = _DECODER.decode(packed)
             if tensors:
@@ -347,36 +455,76 @@ class World:
         start = max(self.now, host.lane_free_at.get(lane, 0.0))
         end = start + _duration_s(job) * host.slowness / host.speed * self.rng.uniform(0.8, 1.2)
         host.lane_free_at[lane] = end
+        host.jobs.append(job)
+        inputs = {ref.key: host.store[ref.key] for ref in _input_refs(job)}
         life = host.life
 
         def finish() -> None:
-            if host.life == life and host.lanes is not None:
-                result = host.lanes.perform(job)
+            if host.life != life or host.lanes is None:
+                return
+            host.jobs.remove(job)
+            try:
+                result = host.lanes.perform(job, inputs)
+            except FileLostError as error:
+                self.feed(host, ComputeFailed(job, str(error)))
+            else:
                 self.feed(host, Computed(job, result))
 
         self.at(end - self.now, finish)
 
+    def _may_send(self, host: Host, peer: NodeId, message: Message) -> bool:
+        return (host.role, self.hosts[peer].role) in MAY_SEND[type(message)]
+
     def _persist(self, host: Host, effect: Persist) -> None:
         tensors = {ref.key: host.store[ref.key] for ref in getattr(effect.record, "tensors", ())}
-        host.writing.append((effect.record_number, effect.record, tensors))
+        self._to_disk(host, effect.record_number, effect.record, tensors)
+
+    def _to_disk(self, host: Host, number: int, item: Any, tensors: dict[int, Any]) -> None:
+        host.writing.append((number, item, tensors))
         life = host.life
 
         def durable() -> None:
             if host.life != life:
                 return
-            number, record, values = host.writing.popleft()
-            host.records.append((record, values))
-            self._watcher.durable(self, host, record)
-            self.feed(host, Persisted(number))
+            number, record = self._write(host)
+            if number >= 0 and not self._dies(host, "after", Persist(number, record)):
+                self.feed(host, Persisted(number))
 
-        self.at(self.disk_s * self.rng.uniform(1.0, 1.05), durable)
+        self.at(self.disk_s * host.disk_slowness * self.rng.uniform(1.0, 1.05), durable)
 
-    def _prune(self, host: Host, step: int) -> None:
+    def _write(self, host: Host) -> tuple[int, Any]:
+        """The first of what waits is on the disk."""
+        number, item, tensors = host.writing.popleft()
+        if isinstance(item, Prune):
+            self._prune(host, item.step)
+        else:
+            host.records.append((item, tensors))
+            self._watcher.durable(self, host, item, tensors)
+        return number, item
+
+    @staticmethod
+    def _prune(host: Host, step: int) -> None:
+        gone = [record for record, _ in host.records if record.step < step and isinstance(record, PRUNABLE)]
         host.records = [
             (record, tensors)
             for record, tensors in host.records
             if record.step >= step or not isinstance(record, PRUNABLE)
         ]
+        for record in gone:
+            if isinstance(record, SnapshotWritten):
+                host.files.pop(record.file, None)
+
+
+def _input_refs(job: jobs.Job) -> list[TensorRef]:
+    """The tensors that a job reads: a driver takes them when the job is ordered."""
+    refs: list[TensorRef] = []
+    for name in job.__slots__:
+        value = getattr(job, name)
+        if isinstance(value, TensorRef):
+            refs.append(value)
+        elif isinstance(value, tuple):
+            refs += [item for item in value if isinstance(item, TensorRef)]
+    return refs
 
 
 def _duration_s(job: jobs.Job) -> float:

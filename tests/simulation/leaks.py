@@ -1,0 +1,96 @@
+"""Judges memory (L3): every tensor in a host's store is one that its machine still holds, and there are few.
+
+A tensor that no machine, lane or disk knows of is lost for good: a run of days would drown in such. So the objects of
+a machine are searched for references, and what they do not reach must not be in the store.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from protocol.ids import NodeId, TensorRef
+from protocol.run import RunConfig
+from tests.simulation.violation import expect
+from tests.simulation.world import Host, World
+
+EVERY_STEPS = 97
+"""A machine's store is searched at every so many of its inputs; a search costs as much as a hundred inputs."""
+LEAVES = (str, bytes, int, float, bool, type(None), Enum)
+
+
+class Leaks:
+    """Watches the stores of all hosts.
+
+    Args:
+        shard_count: the most servers that a stage has.
+    """
+
+    def __init__(self, config: RunConfig, shard_count: int) -> None:
+        batch = config.batch
+        open_steps = 1 + batch.delay
+        # Inputs, labels, outputs, both gradients, and copies on their way to oneself, of every open microbatch; parts
+        # of contributions (a microbatch may be summed up alone, and be doubled by a volunteer that was thought dead).
+        self.server_tensors_max = (open_steps + 2) * batch.microbatches * 12 + 16 * shard_count
+        # Versions, leases with their inputs, uploads.
+        self.volunteer_tensors_max = 4 * shard_count + 3 * (open_steps + 1) * batch.microbatches * (1 + shard_count)
+        self.most: dict[str, int] = {"server": 0, "volunteer": 0}
+        """The most tensors that any host of a role ever held."""
+        self._inputs: dict[NodeId, int] = {}
+        self.searches = 0
+
+    def performed(self, host: Host) -> None:
+        count = len(host.store)
+        if count > self.most.get(host.role, 0):
+            self.most[host.role] = count
+            most = self.server_tensors_max if host.role == "server" else self.volunteer_tensors_max
+            most = self.server_tensors_max + self.volunteer_tensors_max if host.role == "server" else most
+            expect(count <= most or host.lies, "L3", f"{host.node} holds {count} tensors, more than {most}")
+        inputs = self._inputs[host.node] = self._inputs.get(host.node, 0) + 1
+        if inputs % EVERY_STEPS == 0:
+            self.search(host)
+
+    def finish(self, world: World) -> None:
+        for host in world.hosts.values():
+            if host.machine is not None:
+                self.search(host)
+
+    def search(self, host: Host) -> None:
+        """Raises if the store holds a tensor that nothing leads to."""
+        if not host.store or host.machine is None or host.lies:
+            return
+        self.searches += 1
+        held = reachable([host.machine, host.jobs, list(host.inbox), [w[1] for w in host.writing]])
+        lost = [key for key in host.store if key not in held]
+        expect(not lost, "L3", f"{host.node} has lost {len(lost)} tensors: {lost[:5]}")
+
+
+def reachable(roots: list[Any]) -> dict[int, None]:
+    """Keys of all tensor references that can be found from these objects, through our own types and containers."""
+    found: dict[int, None] = {}
+    seen: dict[int, None] = {}
+    todo = deque(roots)
+    while todo:
+        thing = todo.popleft()
+        if isinstance(thing, TensorRef):
+            found[thing.key] = None
+            continue
+        if isinstance(thing, LEAVES) or id(thing) in seen:
+            continue
+        seen[id(thing)] = None
+        if isinstance(thing, dict):
+            todo.extend(thing.values())
+        elif isinstance(thing, (list, tuple, deque)):
+            todo.extend(thing)
+        elif isinstance(thing, msgspec.Struct):
+            todo.extend(getattr(thing, name) for name in thing.__struct_fields__)
+        elif is_dataclass(thing) and not isinstance(thing, type):
+            todo.extend(getattr(thing, field.name) for field in fields(thing))
+            todo.extend(getattr(thing, "__dict__", {}).values())
+        elif type(thing).__module__.split(".")[0] in ("node", "tests"):
+            todo.extend(vars(thing).values())
+    return found

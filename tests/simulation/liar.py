@@ -1,0 +1,255 @@
+"""A volunteer that works and lies: beside its honest messages it sends what no honest peer would.
+
+Everything here can be seen to be wrong by looking at it, so it must be refused and harm nobody but its sender.
+(Wrong numbers in the right shape are the business of audits.)
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from node.core import NodeMachine
+from protocol.ids import ContributionId, NodeId, TaskId, TensorRef
+from protocol.machine import DropTensors, Effect, Input, LinkUp, Send
+from protocol.messages import (
+    Commit,
+    Contribute,
+    FetchInput,
+    FetchParameters,
+    InputGradient,
+    LeaseReturned,
+    Message,
+    Output,
+    Ready,
+    StepClosed,
+    Verdict,
+)
+from protocol.run import RunConfig
+from tests.simulation.world import Host
+
+LIE_SHARE = 0.15
+"""Lies for each input."""
+
+
+class Liar:
+    """Wraps an honest node's machine. See `protocol.machine` for the doors."""
+
+    def __init__(self, inner: NodeMachine, host: Host, rng: random.Random) -> None:
+        self._inner = inner
+        self._host = host
+        self._rng = rng
+        self._number = 0
+
+    def start(self, now: float) -> Sequence[Effect]:
+        return self._inner.start(now)
+
+    def handle(self, fact: Input, now: float) -> Sequence[Effect]:
+        effects = list(self._inner.handle(fact, now))
+        if self._rng.random() < LIE_SHARE or (isinstance(fact, LinkUp) and self._rng.random() < 0.5):
+            effects += self._lie()
+        return effects
+
+    def wake_at(self) -> float | None:
+        return self._inner.wake_at()
+
+    def wake(self, now: float) -> Sequence[Effect]:
+        return self._inner.wake(now)
+
+    def check(self) -> None:
+        self._inner.check()
+
+    def waiting_for(self) -> str:
+        return self._inner.waiting_for()
+
+    def _lie(self) -> list[Effect]:
+        inner = self._inner
+        if inner.config is None or inner.plan is None or inner.stage < 0 or inner.volunteer is None:
+            return []
+        servers = [server.node for server in inner.plan.stages[inner.stage].servers]
+        lie = self._rng.choice(LIES)
+        message = lie(self, inner.config)
+        effects: list[Effect] = [Send(self._rng.choice(servers), message)]
+        keys = tuple(ref.key for ref in getattr(message, "tensors", ()))
+        return [*effects, DropTensors(keys)] if keys else effects
+
+    # ---- what to say ---------------------------------------------------------------------------------------------
+
+    def tensor(self, shape: tuple[int, ...], form: Any = "fp32", value: Any = 0) -> tuple[TensorRef, ...]:
+        key = next(self._host.keys)
+        self._host.store[key] = value
+        return (TensorRef(key, shape, form, 64),)
+
+    @property
+    def generation(self) -> int:
+        assert self._inner.plan is not None
+        return self._inner.plan.ledger_generation
+
+    @property
+    def stage(self) -> int:
+        return self._inner.stage
+
+    @property
+    def step(self) -> int:
+        """A step that is open, or nearly."""
+        assert self._inner.volunteer is not None
+        return max(0, self._inner.volunteer._closed + self._rng.randint(1, 3))
+
+    def task(self, op: Any, **changes: int) -> TaskId:
+        return msgspec.structs.replace(TaskId(self.step, 0, self.stage, op), **changes)
+
+    def contribution(self, config: RunConfig, **changes: Any) -> Contribute:
+        task = self.task("B")
+        self._number += 1
+        honest = Contribute(
+            ledger_generation=self.generation,
+            contribution=ContributionId(self._host.node, 2**40, self._number),
+            step=task.step,
+            version=config.version_of(task.step),
+            tasks=(task,),
+            losses=(),
+            shard=0,
+            tensors=self.tensor((3,), value=(0, 0, 0)),
+        )
+        return msgspec.structs.replace(honest, **changes)
+
+
+def _activation_shape(config: RunConfig) -> tuple[int, ...]:
+    return config.batch.samples, config.model.context, config.model.hidden
+
+
+def _foreign_stage(liar: Liar, config: RunConfig) -> Message:
+    task = liar.task("F", position=liar.stage + 1)
+    if task.position >= config.stages.count:
+        task = msgspec.structs.replace(task, position=10**6)
+    return Output(ledger_generation=liar.generation, task=task, fence=1, tensors=liar.tensor(_activation_shape(config)))
+
+
+def _wrong_shape(liar: Liar, config: RunConfig) -> Message:
+    return Output(ledger_generation=liar.generation, task=liar.task("F"), fence=1, tensors=liar.tensor((1, 1)))
+
+
+def _wrong_form(liar: Liar, config: RunConfig) -> Message:
+    tensors = liar.tensor(_activation_shape(config), "int32")
+    return InputGradient(ledger_generation=liar.generation, task=liar.task("B"), fence=1, tensors=tensors)
+
+
+def _no_tensor(liar: Liar, config: RunConfig) -> Message:
+    return Output(ledger_generation=liar.generation, task=liar.task("F"), fence=1, tensors=())
+
+
+def _huge_microbatch(liar: Liar, config: RunConfig) -> Message:
+    task = liar.task("F", microbatch=2**31)
+    return Output(ledger_generation=liar.generation, task=task, fence=1, tensors=liar.tensor(_activation_shape(config)))
+
+
+def _far_step(liar: Liar, config: RunConfig) -> Message:
+    task = liar.task("F", step=2**40)
+    return Output(ledger_generation=liar.generation, task=task, fence=1, tensors=liar.tensor(_activation_shape(config)))
+
+
+def _sliced(liar: Liar, config: RunConfig) -> Message:
+    return FetchInput(ledger_generation=liar.generation, task=liar.task("F", slice=7))
+
+
+def _input_of_nothing(liar: Liar, config: RunConfig) -> Message:
+    return FetchInput(ledger_generation=liar.generation, task=liar.task("L"))
+
+
+def _foreign_name(liar: Liar, config: RunConfig) -> Message:
+    return liar.contribution(config, contribution=ContributionId(NodeId("v7"), 1, 1))
+
+
+def _wrong_shard(liar: Liar, config: RunConfig) -> Message:
+    return liar.contribution(config, shard=7)
+
+
+def _wrong_elements(liar: Liar, config: RunConfig) -> Message:
+    return liar.contribution(config, tensors=liar.tensor((2,)))
+
+
+def _two_tensors(liar: Liar, config: RunConfig) -> Message:
+    return liar.contribution(config, tensors=liar.tensor((3,)) + liar.tensor((3,)))
+
+
+def _wrong_version(liar: Liar, config: RunConfig) -> Message:
+    return liar.contribution(config, version=9)
+
+
+def _tasks_of_two_steps(liar: Liar, config: RunConfig) -> Message:
+    return liar.contribution(config, tasks=(liar.task("B"), liar.task("B", step=config.steps - 1)))
+
+
+def _no_tasks(liar: Liar, config: RunConfig) -> Message:
+    return liar.contribution(config, tasks=())
+
+
+def _tasks_of_another_stage(liar: Liar, config: RunConfig) -> Message:
+    task = liar.task("B", position=(liar.stage + 1) % max(2, config.stages.count))
+    return liar.contribution(config, step=task.step, version=config.version_of(task.step), tasks=(task,))
+
+
+def _huge_contribution_step(liar: Liar, config: RunConfig) -> Message:
+    return liar.contribution(config, step=2**40)
+
+
+def _only_half(liar: Liar, config: RunConfig) -> Message:
+    """A part that its other shards never get: it waits, counts for nothing, and goes when its step is closed."""
+    return liar.contribution(config)
+
+
+def _a_task_twice(liar: Liar, config: RunConfig) -> Message:
+    task = liar.task("B")
+    return liar.contribution(config, step=task.step, version=config.version_of(task.step), tasks=(task, task))
+
+
+def _old_generation(liar: Liar, config: RunConfig) -> Message:
+    return Ready(ledger_generation=max(0, liar.generation - 1), hello=True, slots=3)
+
+
+def _coming_generation(liar: Liar, config: RunConfig) -> Message:
+    return Ready(ledger_generation=liar.generation + 7, hello=True, slots=3)
+
+
+def _greedy(liar: Liar, config: RunConfig) -> Message:
+    graphs = tuple(liar.task("F", microbatch=number * 2**20, position=number) for number in range(3))
+    return Ready(ledger_generation=liar.generation, hello=True, slots=2, graphs=graphs)
+
+
+def _foreign_lease(liar: Liar, config: RunConfig) -> Message:
+    return LeaseReturned(ledger_generation=liar.generation, tasks=(liar.task("F"), liar.task("B")), reason="no")
+
+
+def _any_version(liar: Liar, config: RunConfig) -> Message:
+    return FetchParameters(ledger_generation=liar.generation, version=2**40)
+
+
+def _servers_word(liar: Liar, config: RunConfig) -> Message:
+    return Commit(ledger_generation=liar.generation, step=liar.step, contributions=(), clip_factor=1.0, skipped=False)
+
+
+def _ledgers_word(liar: Liar, config: RunConfig) -> Message:
+    contribution = ContributionId(NodeId("v7"), 1, 1)
+    return Verdict(
+        ledger_generation=liar.generation,
+        contribution=contribution,
+        step=liar.step,
+        tasks=(),
+        accepted=False,
+        reason="",
+    )
+
+
+def _deciders_word(liar: Liar, config: RunConfig) -> Message:
+    return StepClosed(ledger_generation=liar.generation, step=config.steps)
+
+
+LIES: tuple[Callable[[Liar, RunConfig], Message], ...] = (
+    _foreign_stage, _wrong_shape, _wrong_form, _no_tensor, _huge_microbatch, _far_step, _sliced, _input_of_nothing,
+    _foreign_name, _wrong_shard, _wrong_elements, _two_tensors, _wrong_version, _tasks_of_two_steps, _no_tasks,
+    _tasks_of_another_stage, _huge_contribution_step, _only_half, _a_task_twice, _old_generation, _coming_generation,
+    _greedy, _foreign_lease, _any_version, _servers_word, _ledgers_word, _deciders_word,
+)  # fmt: skip

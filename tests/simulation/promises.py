@@ -1,0 +1,107 @@
+"""Judges what is said: nobody promises what a crash could still take back (T-I2, T-I7, T-I9, T-I11).
+
+For every message that others build on there is a record, and it must lie on the sender's disk before the message
+leaves. A disk that is lost takes the proofs with it, and then the sender must not say so any more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coordinator.records import PlanRow, StepRow
+from node.records import (
+    ContributionAccepted,
+    ContributionStored,
+    StepCommitted,
+    StepDecided,
+    StepDone,
+    StepSealed,
+)
+from protocol.ids import NodeId
+from protocol.messages import (
+    Commit,
+    Committed,
+    Decision,
+    Message,
+    Parameters,
+    PlanChanged,
+    StepClosed,
+    StepReport,
+    StepReportStored,
+    Stored,
+    Verdict,
+)
+from tests.simulation.violation import expect
+from tests.simulation.world import Host
+
+
+class Promises:
+    """Which records each disk has had, as keys that the messages can be compared with."""
+
+    def __init__(self) -> None:
+        self._proofs: dict[NodeId, dict[tuple[Any, ...], None]] = {}
+        self._base: dict[int, int] = {}
+        """Ledger generation -> the version that it begins from: that one needs no proof, everybody can make it."""
+        self._closed: dict[int, int] = {}
+        """Ledger generation -> newest step that was ever closed under it: that stays true when a disk is lost."""
+
+    def durable(self, host: Host, record: Any) -> None:
+        proofs = self._proofs.setdefault(host.node, {})
+        match record:
+            case ContributionStored():
+                proofs["stored", record.ledger_generation, record.step, record.contribution, record.tasks] = None
+            case ContributionAccepted():
+                proofs["accepted", record.ledger_generation, record.contribution, record.tasks] = None
+            case StepSealed():
+                proofs["sealed", record.ledger_generation, record.step, record.contributions] = None
+            case StepCommitted():
+                proofs["version", record.ledger_generation, record.step + 1] = None
+                proofs["committed", record.ledger_generation, record.step, record.digest] = None
+            case StepDecided():
+                proofs["decided", record.ledger_generation, record.step, record.clip_factor, record.skipped] = None
+            case StepDone():
+                proofs["done", record.ledger_generation, record.step] = None
+                self._closed[record.ledger_generation] = record.step
+            case StepRow():
+                proofs["row", record.step] = None
+            case PlanRow():
+                proofs["plan", record.plan] = None
+                base = self._base[record.plan.ledger_generation] = max(0, record.plan.restore_step)
+                self._closed.setdefault(record.plan.ledger_generation, base - 1)
+
+    def disk_lost(self, host: Host) -> None:
+        self._proofs[host.node] = {}
+
+    def said(self, host: Host, peer: NodeId, message: Message) -> None:
+        proofs = self._proofs.setdefault(host.node, {})
+        needed: tuple[Any, ...] | None = None
+        match message:
+            case Stored():
+                needed = "stored", message.ledger_generation, message.step, message.contribution, message.tasks
+            case Verdict():
+                needed = "accepted", message.ledger_generation, message.contribution, message.tasks
+                if not message.accepted:
+                    expect(needed not in proofs, "T-I11", f"{message.contribution} counts, and is refused")
+                    needed = None
+            case Commit():
+                needed = "sealed", message.ledger_generation, message.step, message.contributions
+            case Committed():
+                needed = "committed", message.ledger_generation, message.step, message.digest
+            case Parameters() if message.tensors and message.version > self._base.get(message.ledger_generation, 0):
+                needed = "version", message.ledger_generation, message.version
+            case Decision():
+                decision = message.clip_factor, message.skipped
+                needed = "decided", message.ledger_generation, message.step, *decision
+            case StepReport():
+                needed = "done", message.ledger_generation, message.step
+            case StepClosed():
+                newest = self._closed.get(message.ledger_generation, -1)
+                expect(message.step <= newest, "T-I8", f"step {message.step} is said to be closed, not only {newest}")
+            case StepReportStored() if message.step >= 0:
+                needed = "row", message.step
+            case PlanChanged():
+                needed = "plan", message.plan
+        if needed is not None:
+            expect(
+                needed in proofs, "T-I2", f"{host.node} says {type(message).__name__} before it is durable: {needed}"
+            )
