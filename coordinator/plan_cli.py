@@ -33,6 +33,8 @@ plan = _LazyGroup(
         "tune": "coordinator.tune_cli:plan_tune",
         "placement": "coordinator.placement.cli:plan_placement",
         "routes": "coordinator.routes.cli:plan_routes",
+        "run": "coordinator.placement.run_cli:plan_run_command",
+        "compare": "coordinator.placement.compare_cli:plan_compare",
     },
     help="Plan a run, or a piece of one, without starting a daemon.",
 )
