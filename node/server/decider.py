@@ -60,6 +60,8 @@ class DeciderRole:
         self._manifests: dict[int, None] = {}
         self._coordinator_linked = False
         self._acknowledged = -1
+        self._reported = -1
+        """Newest step whose report went out on the present link."""
         self.started = False
 
     @property
@@ -202,26 +204,28 @@ class DeciderRole:
         )
 
     def _send_reports(self) -> None:
-        """Sends the oldest unacknowledged reports. The last step's waits for the last checkpoint."""
+        """Sends the oldest unacknowledged reports, each once a link. The last step's waits for the last checkpoint."""
         if not self._coordinator_linked:
             return
         for step in list(self._reports)[:REPORTS_IN_FLIGHT_MAX]:
             if step + 1 == self._context.config.steps and step + 1 not in self._manifests:
                 break
-            self._out.send(self._coordinator, self._reports[step])
+            if step > self._reported:
+                self._reported = step
+                self._out.send(self._coordinator, self._reports[step])
 
     def on_stored(self, step: int) -> None:
-        """The coordinator has stored the reports up to `step`. No news means that it misses what follows."""
-        more = len(self._reports) > REPORTS_IN_FLIGHT_MAX or step <= self._acknowledged
+        """The coordinator has stored the reports up to `step`; naming an earlier one than before, it lost some."""
+        if step < self._acknowledged:
+            self._reported = step
         self._acknowledged = step
         for key in [key for key in self._reports if key <= step]:
             del self._reports[key]
-        if more:
-            self._send_reports()
+        self._send_reports()
 
     def coordinator_here(self) -> None:
         self._coordinator_linked = True
-        self._acknowledged = -1
+        self._acknowledged = self._reported = -1
         self._send_reports()
 
     def coordinator_gone(self) -> None:
