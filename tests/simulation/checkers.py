@@ -176,6 +176,9 @@ class Checker(Watcher):
     def _on_checkpoint(self, world: World, record: CheckpointWritten) -> None:
         """The parts are the reference's state, so that whoever starts from them goes on as if nothing had happened."""
         runs_on = self._config.version_of(record.step)
+        listed = [(part[0], part[1]) for part in world.shared[record.manifest]]
+        all_parts = [(stage, shard) for stage, count in enumerate(self._shard_counts) for shard in range(count)]
+        expect(listed == all_parts, "T-I12", f"the manifest of checkpoint {record.step} lists {listed}")
         for stage, count in enumerate(self._shard_counts):
             for shard in range(count):
                 part = world.shared.get(f"{record.step}/{stage}/{shard}")

@@ -32,9 +32,11 @@ class Outcome:
     faults: dict[str, int] = field(default_factory=dict)
 
 
-def run_seed(seed: int, aloud: bool = False) -> Outcome:
+def run_seed(seed: int, aloud: bool = False, always: tuple[str, ...] = ()) -> Outcome:
     """Draws a run and its weather from the seed, runs it to its end, checks everything on the way.
 
+    Args:
+        always: kinds of weather that happen whatever the seed draws.
     Raises:
         SeedFailedError: with the broken invariant and the line that replays it.
     """
@@ -43,7 +45,7 @@ def run_seed(seed: int, aloud: bool = False) -> Outcome:
     swarm = Swarm(seed, shape, checker)
     world = swarm.world
     try:
-        weather = Weather.draw(swarm)
+        weather = Weather.draw(swarm, always)
         world.run(weather._until_s, stop=lambda: swarm.finished)
         if not swarm.finished:
             weather.calm()

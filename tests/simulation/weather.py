@@ -52,9 +52,10 @@ class Weather:
         self._next()
 
     @staticmethod
-    def draw(swarm: Swarm) -> Weather:
+    def draw(swarm: Swarm, always: tuple[str, ...] = ()) -> Weather:
+        """A random subset of the kinds, and those of `always`."""
         rng = swarm.world.rng
-        kinds = tuple(kind for kind in KINDS if rng.random() < 0.4) or ("volunteer_kill",)
+        kinds = tuple(kind for kind in KINDS if rng.random() < 0.4 or kind in always) or ("volunteer_kill",)
         return Weather(swarm, kinds, mean_gap_s=rng.uniform(0.15, 1.5), until_s=rng.uniform(4.0, 20.0))
 
     def calm(self) -> None:
