@@ -20,7 +20,7 @@ from coordinator.membership import MEMBERS_MAX, LeaveReason, Member, Roster
 from coordinator.outbox import Outbox
 from coordinator.records import DataRow, MemberRow, StepRow, StoredState
 from coordinator.servers import Placement
-from coordinator.status import build_status
+from coordinator.status import build_status, run_state
 from coordinator.volunteers import Crew
 from protocol.ids import NodeId
 from protocol.machine import Effect, Input, LinkDown, LinkUp, Persisted, Received, Told
@@ -34,7 +34,6 @@ from protocol.messages import (
     NodeReport,
     Ping,
     Pong,
-    Refused,
     RunFinished,
     StepReport,
     StepReportStored,
@@ -82,6 +81,9 @@ class CoordinatorMachine:
         self._next_serial = stored.next_serial
         self._data_on_its_way: DataRow | None = None
         self._next_sweep: float | None = None
+        self._waiting_for = ""
+        self.waiting_since = 0.0
+        """When the run began to wait for what it waits for now."""
 
     # ---- the machine's doors -----------------------------------------------------------------------------------
 
@@ -92,7 +94,7 @@ class CoordinatorMachine:
             "info", "coordinator started", generation=self.placement.generation, newest_step=self.history.newest_step
         )
         self.placement.start(now)
-        return self.outbox.take()
+        return self._end(now)
 
     def handle(self, fact: Input, now: float) -> Sequence[Effect]:
         self.outbox.begin(now)
@@ -115,6 +117,15 @@ class CoordinatorMachine:
                 raise AssertionError(f"a coordinator has no use for {fact!r}")
         if len(self.roster) and self._next_sweep is None:
             self._next_sweep = now + self._sweep_s
+        return self._end(now)
+
+    def _end(self, now: float) -> Sequence[Effect]:
+        """The effects of an input; notes since when the run waits for the same thing."""
+        _, waiting_for = run_state(self)
+        if waiting_for != self._waiting_for:
+            self._waiting_for, self.waiting_since = waiting_for, now
+            if waiting_for:
+                self.outbox.log("info", "run waits", detail=waiting_for)
         return self.outbox.take()
 
     def wake_at(self) -> float | None:
@@ -129,7 +140,7 @@ class CoordinatorMachine:
         if self.data is not None:
             self.crew.even_out(self.data.vocabulary, now)
         self._next_sweep = now + self._sweep_s if len(self.roster) else None
-        return self.outbox.take()
+        return self._end(now)
 
     def check(self) -> None:
         """Raises if an invariant is broken."""
@@ -228,8 +239,7 @@ class CoordinatorMachine:
         self.outbox.log("warning", "node banned", node=node, reason=reason)
         member = self.roster.get(node)
         if member is not None:
-            self.outbox.send(node, Refused(reason=f"banned: {reason}"))
-            self.outbox.hang_up(node, "banned")
+            self.outbox.farewell(node, "banned", f"banned: {reason}")
             self._gone(member, "banned", reason, now)
         self.placement.depart(node, now, for_good=True)
 
@@ -356,8 +366,8 @@ class CoordinatorMachine:
             self.outbox.persist(row, lambda now: self._data_known(row, now))
         elif known != row:
             sentence = (
-                f"this server reads other data than the run: {row.token_count} tokens with hash {row.data_hash}, not"
-                f" {known.token_count} with {known.data_hash}; servers of stage 0 need the same files and Python"
+                f"this server reads other data than the run: {row.token_count} tokens with hash {row.data_hash[:16]},"
+                f" not {known.token_count} with {known.data_hash[:16]}; stage 0 needs the same files and Python"
             )
             self.outbox.refuse(member.peer, "data", sentence)
             self._gone(member, "evicted", "data", now)

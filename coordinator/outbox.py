@@ -8,11 +8,14 @@ from typing import Any
 
 from coordinator.records import Record
 from protocol.ids import NodeId
+from protocol.limits import TEXT_MAX
 from protocol.machine import Count, Effect, Exit, HangUp, Log, Persist, Send
 from protocol.messages import Message, Refused
 
 EVENTS_KEPT = 200
 """Events that the status page shows; all of them are in the log and the database."""
+EVERYDAY_EVENTS = ("step",)
+"""Logged, but no events: the steps have a table of their own, and would push everything else out of view."""
 
 
 class Outbox:
@@ -46,7 +49,11 @@ class Outbox:
         """Says no, and why, to a node that asks to take part."""
         self.count("barnraise_coordinator_node_joins_total", outcome="refused")
         self.log("warning", "node refused", node=peer, reason=reason, detail=sentence)
-        self.send(peer, Refused(reason=sentence))
+        self.farewell(peer, reason, sentence)
+
+    def farewell(self, peer: NodeId, reason: str, sentence: str) -> None:
+        """The last word to a node that is not wanted."""
+        self.send(peer, Refused(reason=sentence[:TEXT_MAX]))
         self.hang_up(peer, reason)
 
     def persist(self, record: Record, then: Callable[[float], None] | None = None) -> None:
@@ -66,6 +73,8 @@ class Outbox:
 
     def log(self, level: str, event: str, **fields: Any) -> None:
         self._effects.append(Log(level, event, fields))
+        if event in EVERYDAY_EVENTS:
+            return
         wall_s = round(self._now + self._wall_offset_s, 3)
         self.events.append({"wall_s": wall_s, "level": level, "event": event, **fields})
 

@@ -34,7 +34,6 @@ class Placement:
         """The newest generation opened."""
         self.table = SlotTable(config.stages, stored.plan)
         self.review = Review("wait", "the coordinator has just started")
-        self.review_since = 0.0
         self._config = config
         self._roster = roster
         self._history = history
@@ -47,8 +46,8 @@ class Placement:
 
     def start(self, now: float) -> None:
         """After a restart: the placement of the database again, under a new generation and the same ledgers."""
-        self.review_since = now
         if self.plan is None:
+            self.look(now)
             return
         for slot in self.table.slots:
             self.table.gone_since[slot] = now
@@ -129,10 +128,6 @@ class Placement:
             self._call_spares(now)
         linked = {member.peer: member for member in self._roster.servers()}
         verdict = review(self.table, linked, self.plan, self._given, self._newest_of_ledgers)
-        if verdict.sentence != self.review.sentence:
-            self.review_since = now
-            if verdict.sentence:
-                self._outbox.log("info", "servers", detail=verdict.sentence)
         self.review = verdict
         if self._history.finished:
             return  # nothing is undone after the end

@@ -18,23 +18,14 @@ def build_status(machine: CoordinatorMachine, now: float) -> dict[str, Any]:
     config, history, placement, data = machine.config, machine.history, machine.placement, machine.data
     plan = placement.plan
     newest = history.tail[-1] if history.tail else None
-    waiting_for = placement.review.sentence if placement.review.kind != "keep" else ""
-    if machine.finished:
-        state, waiting_for = "finished", ""
-    elif plan is None or waiting_for:
-        state = "waiting"
-    elif data is None:
-        state, waiting_for = "waiting", "waiting for the servers of stage 0 to read the data"
-    else:
-        waiting_for = _lonely_stages(machine)
-        state = "waiting" if waiting_for else "training"
+    state, waiting_for = run_state(machine)
     return {
         "run": {
             "id": machine.run_id.hex(),
             "name": config.name,
             "state": state,
             "waiting_for": waiting_for,
-            "waiting_s": round(now - placement.review_since, 3) if waiting_for else 0.0,
+            "waiting_s": round(now - machine.waiting_since, 3) if waiting_for else 0.0,
             "step": history.newest_step,
             "target_steps": config.steps,
             "tokens": history.tokens,
@@ -59,6 +50,19 @@ def build_status(machine: CoordinatorMachine, now: float) -> dict[str, Any]:
         "banned": machine.admission.banned_count,
         "events": list(machine.outbox.events),
     }
+
+
+def run_state(machine: CoordinatorMachine) -> tuple[str, str]:
+    """(waiting, training or finished; what it waits for, as a sentence)."""
+    placement = machine.placement
+    if machine.finished:
+        return "finished", ""
+    if placement.plan is None or placement.review.kind != "keep":
+        return "waiting", placement.review.sentence
+    if machine.data is None:
+        return "waiting", "waiting for the servers of stage 0 to read the data"
+    waiting_for = _lonely_stages(machine)
+    return ("waiting", waiting_for) if waiting_for else ("training", "")
 
 
 def _lonely_stages(machine: CoordinatorMachine) -> str:

@@ -8,24 +8,9 @@ from pathlib import Path
 import click
 from platformdirs import user_state_path
 
+from protocol.drive.addresses import HostPort
 from protocol.errors import BadInputError
 from protocol.membership import JoinLink
-
-
-class HostPort(click.ParamType[tuple[str, int]]):
-    """HOST:PORT, or [IPV6]:PORT; port 0 lets the system choose."""
-
-    name = "HOST:PORT"
-
-    def convert(
-        self, value: str | tuple[str, int], param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, int]:
-        if isinstance(value, tuple):
-            return value
-        host, colon, port = value.rpartition(":")
-        if not colon or not host or not port.isdecimal() or int(port) > 65535:
-            raise BadInputError(f"{param.opts[0] if param else 'address'}: {value!r} is not HOST:PORT")
-        return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def parse_link(text: str, role: str) -> JoinLink:

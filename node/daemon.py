@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import socket
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -31,13 +30,14 @@ from node.journal import Journal, JournalError, JournalWriter
 from node.metrics import NodeMetrics
 from node.records import Record
 from node.store import StoreFullError, TensorStore
+from protocol.drive.addresses import reachable_addresses
 from protocol.drive.keyfile import load_or_create_identity
 from protocol.drive.process import set_up_logging, watch_loop, watch_signals
 from protocol.drive.pump import Pump
 from protocol.drive.tcp import LinkOptions, Transport, open_listeners
 from protocol.errors import BadInputError
 from protocol.identity import Identity
-from protocol.limits import ADDRESSES_MAX, TENSOR_BYTES_MAX, WINDOW_BYTES
+from protocol.limits import TENSOR_BYTES_MAX, WINDOW_BYTES
 from protocol.machine import Told
 from protocol.membership import JoinLink, Trust
 from protocol.messages import Welcome
@@ -267,21 +267,11 @@ class _Node:
         return listeners
 
     def _addresses(self, listeners: list[trio.SocketListener]) -> tuple[str, ...]:
-        """Where others can dial this node, best first."""
-        if self._options.announce or not listeners:
-            return self._options.announce
+        """Where others can dial this node, best first; nowhere for a volunteer."""
+        if not listeners:
+            return ()
         port = listeners[0].socket.getsockname()[1]
-        host = self._options.listen[0]
-        if host not in ("0.0.0.0", "::", ""):  # noqa: S104
-            return (f"[{host}]:{port}" if ":" in host else f"{host}:{port}",)
-        own = [
-            entry.address
-            for entries in psutil.net_if_addrs().values()
-            for entry in entries
-            if entry.family == socket.AF_INET
-        ]
-        own.sort(key=lambda address: address.startswith("127."))
-        return tuple(f"{address}:{port}" for address in own[:ADDRESSES_MAX])
+        return reachable_addresses(self._options.listen[0], port, self._options.announce)
 
     # ---- what comes meanwhile ------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ ANSWER_S = 20.0
 """How long the coordinator may take to say what the run is."""
 GUESSED_VOCABULARY = 259
 """The byte tokenizer's, while no server has read the data."""
-_FORM_BYTES = {"fp32": 4, "bf16": 2}
+_FORM_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2}
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,9 @@ from itertools import count
 
 from protocol.errors import LocalProtocolError
 from protocol.ids import TensorRef
+from protocol.limits import FORM_ITEM_BYTES
 
 Buffer = bytes | bytearray | memoryview
-
-FORM_BYTES = {"fp32": 4, "bf16": 2, "int32": 4, "int61": 8}
-"""Bytes of one element in each wire form."""
 
 DEFAULT_BUDGET_BYTES = 8 * 2**30
 """What a process may hold in all: far above what a healthy run needs (two steps), far below a leak's appetite."""
@@ -135,6 +133,6 @@ class TensorStore:
 
     @staticmethod
     def _ref(key: int, shape: tuple[int, ...], form: str) -> TensorRef:
-        if form not in FORM_BYTES:
+        if form not in FORM_ITEM_BYTES:
             raise StoreError(f"tensor {key}: unknown form {form!r}")
-        return TensorRef(key, tuple(shape), form, math.prod(shape) * FORM_BYTES[form])  # type: ignore[arg-type]
+        return TensorRef(key, tuple(shape), form, math.prod(shape) * FORM_ITEM_BYTES[form])  # type: ignore[arg-type]

@@ -57,7 +57,7 @@ class DataSection(_Section, frozen=True, kw_only=True):
 class OptimizerSection(_Section, frozen=True, kw_only=True):
     """AdamW on the servers' CPUs, with the global gradient norm clipped."""
 
-    learning_rate: float = 3e-3
+    learning_rate: float = 1.5e-3
     """Peak learning rate."""
     beta1: float = 0.9
     """Decay of the first moment."""
@@ -106,10 +106,14 @@ class WireSection(_Section, frozen=True, kw_only=True):
 
     activations: Literal["fp32", "bf16"] = "fp32"
     """Form of activations and of their gradients."""
-    gradients: Literal["fp32", "bf16"] = "fp32"
-    """Form of weight gradients."""
+    gradients: Literal["fp64", "fp32", "bf16"] = "fp64"
+    """Form of summed weight gradients. fp64 loses nothing of a sum of fp32 gradients, so the weights do not depend on
+    who summed what; the others halve or quarter what a volunteer uploads, and round."""
     parameters: Literal["fp32", "bf16"] = "fp32"
     """Form of parameters sent to volunteers."""
+    gradient_grid_bits: int = 22
+    """A task's weight gradients are rounded to multiples of 2^-bits: fp32 sums below 2^(24 - bits) are then exact, and
+    it does not matter who adds what, or when. Larger models, whose gradients are smaller, want more. 0: not rounded."""
 
 
 class CheckpointSection(_Section, frozen=True, kw_only=True):
@@ -205,6 +209,7 @@ class RunConfig(_Section, frozen=True, kw_only=True):
             ("optimizer.warmup_steps", self.optimizer.warmup_steps, 0, 10**9),
             ("checkpoint.every_steps", self.checkpoint.every_steps, 0, 10**9),
             ("checkpoint.keep", self.checkpoint.keep, 1, 10**6),
+            ("wire.gradient_grid_bits", self.wire.gradient_grid_bits, 0, 60),
             ("limits.contribution_tasks", self.limits.contribution_tasks, 1, 64),
             ("limits.snapshot_steps", self.limits.snapshot_steps, 1, 10**6),
             ("limits.volunteers_max", self.limits.volunteers_max, 1, 4096),

@@ -109,7 +109,7 @@ class _Demo:
         """Those that were not killed, with the port of their metrics, by name."""
         self._volunteer_count = 0
         self._http = ""
-        self._links: dict[str, str] = {}
+        self._links: dict[str, Any] = {}
         self._seen = -1
         """Newest step that was shown."""
         self._first_seen: tuple[int, float] | None = None
@@ -135,12 +135,12 @@ class _Demo:
             raise DemoError(f"{self._state} holds another demo; name another folder with --state, or remove it")
         toml.write_text(text)
         folder = self._state / "coordinator"
-        listen, http = free_port(), free_port()
-        self._http = f"http://127.0.0.1:{http}"
-        arguments = ["coordinator", str(toml), "--state", str(folder)]
-        arguments += ["--listen", f"127.0.0.1:{listen}", "--http", f"127.0.0.1:{http}"]
+        # Ports are chosen here, so that a coordinator that is killed comes back where everybody looks for it.
+        arguments = ["coordinator", str(toml), "--state", str(folder), "--metrics", "127.0.0.1:0"]
+        arguments += ["--listen", f"127.0.0.1:{free_port()}", "--http", f"127.0.0.1:{free_port()}"]
         self._coordinator = self._children.start("coordinator", folder, arguments)
         self._links = self._wait_for_links(folder / "links.json")
+        self._http = self._links["http"]
         stages = self._config.stages
         for index in range(stages.count * (stages.front_servers + stages.back_servers)):
             name = f"server-{index + 1}"
@@ -154,14 +154,16 @@ class _Demo:
             "nothing leaves this machine"
         )
 
-    def _wait_for_links(self, path: Path) -> dict[str, str]:
+    def _wait_for_links(self, path: Path) -> dict[str, Any]:
+        """What the coordinator of this very start has written down."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             if not self._coordinator.running:
                 raise DemoError(f"the coordinator ended at once:\n{self._coordinator.log_tail()}")
             if path.exists():
-                found: dict[str, str] = json.loads(path.read_text())
-                return found
+                found: dict[str, Any] = json.loads(path.read_text())
+                if found["pid"] == self._coordinator.pid:
+                    return found
             time.sleep(0.05)
         raise DemoError(f"the coordinator has not written its links within {START_S:.0f} s")
 

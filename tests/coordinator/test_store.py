@@ -92,12 +92,12 @@ def test_going_back_throws_steps_away_but_keeps_them_on_record(tmp_path: Path) -
     """Steps after the checkpoint do not count any more, are reported again, and both rows stay in the file."""
     store = Store(tmp_path, CONFIG)
     store.write([plan_row(1, 1), *(step_row(step) for step in range(5))])
-    store.write([plan_row(2, 2, restore_step=2, lost=3)])
+    store.write([plan_row(2, 2, restore_step=3, lost=2)])
     state = store.load()
-    assert [row.step for row in state.steps] == [0, 1]
-    assert (state.tokens, state.rollback_count, state.lost_steps) == (2 * 2048, 1, 3)
-    store.write([step_row(2, ledger_generation=2)])
-    assert [(row.step, row.ledger_generation) for row in store.steps_from(1, 10)] == [(1, 1), (2, 2)]
+    assert [row.step for row in state.steps] == [0, 1, 2]
+    assert (state.tokens, state.rollback_count, state.lost_steps) == (3 * 2048, 1, 2)
+    store.write([step_row(3, ledger_generation=2)])
+    assert [(row.step, row.ledger_generation) for row in store.steps_from(2, 10)] == [(2, 1), (3, 2)]
     store.close()
     with sqlite3.connect(tmp_path / DATABASE) as db:
         assert db.execute("SELECT COUNT(*) FROM steps").fetchone() == (6,)

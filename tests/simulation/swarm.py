@@ -14,7 +14,15 @@ from coordinator.records import Banned, DataRow, InviteSpent, MemberRow, PlanRow
 from node.core import NodeFacts, NodeMachine
 from protocol.ids import NodeId
 from protocol.membership import Invite
-from protocol.run import BatchSection, CheckpointSection, LimitsSection, ModelSection, RunConfig, StagesSection
+from protocol.run import (
+    BatchSection,
+    CheckpointSection,
+    LimitsSection,
+    ModelSection,
+    RunConfig,
+    StagesSection,
+    WireSection,
+)
 from tests.simulation.liar import Liar
 from tests.simulation.world import Host, Watcher, World
 
@@ -69,6 +77,7 @@ class Shape:
                 back_servers=self.backs,
                 collocated=self.collocated,  # type: ignore[arg-type]
             ),
+            wire=WireSection(gradients="fp32"),
             checkpoint=CheckpointSection(every_steps=self.checkpoint_every),
             limits=LimitsSection(
                 lease_s=8.0, contribution_tasks=self.contribution_tasks, snapshot_steps=self.snapshot_steps
@@ -89,6 +98,7 @@ class Swarm:
         self.servers: list[Host] = []
         self.volunteers: list[Host] = []
         self._made = 0
+        self.world.on_exit = self._look_after
         self.world.start(self.coordinator)
         for _ in range(shape.stages * (shape.fronts + shape.backs)):
             self.add_server()
@@ -112,6 +122,11 @@ class Swarm:
         host.build = lambda host, rng: Liar(self._build_node(host, rng), host, rng)  # type: ignore[assignment]
         self.volunteers.append(host)
         return host
+
+    def _look_after(self, host: Host) -> None:
+        """A service manager: a process that failed is started again."""
+        if host.exited.startswith("failed"):
+            self.world.at(2.0, lambda: self.world.start(host) if host.machine is None else None)
 
     def _add(self, role: str) -> Host:
         self._made += 1

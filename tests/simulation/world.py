@@ -165,6 +165,8 @@ class World:
         self.steps = 0
         self.counts: dict[str, float] = {}
         self.log: deque[str] = deque(maxlen=400)
+        self.on_exit: Callable[[Host], None] = lambda host: None
+        """A process has ended by itself: whoever looks after it may start it again."""
         self.kill_at: Callable[[Host, str, Effect], bool] = lambda host, moment, effect: False
         """Asked `before` and `after` every send and durable write: whether the process dies at this very point."""
         self._untold: dict[tuple[NodeId, NodeId], tuple[str, int, Link]] = {}
@@ -351,6 +353,7 @@ class World:
                 host.exited = effect.reason
                 self.log.append(f"{self.now:9.3f} {host.node:<4} exits: {effect.reason}")
                 self.at(0.0, lambda: self.crash(host))
+                self.on_exit(host)
 
     def _link(self, a: NodeId, b: NodeId) -> Link | None:
         return self.links.get((min(a, b), max(a, b)))

@@ -1,0 +1,377 @@
+"""One coordinator as a process: the state folder, sockets, metrics, the API, and the machine in the middle.
+
+    barnraise coordinator RUN.toml ─▶ run_coordinator ─▶ Pump(CoordinatorMachine) ◀─▶ links, database, /api, /metrics
+
+It ends when it is told to (SIGTERM, Ctrl-C) or when its database fails: then it could promise nothing any more.
+Whatever it had promised is on disk, so SIGKILL at any moment is no worse than a clean stop.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+import hypercorn
+import hypercorn.trio
+import structlog
+import trio
+
+from coordinator.core import CoordinatorMachine
+from coordinator.http import build_app
+from coordinator.invites import join_links
+from coordinator.metrics import coordinator_families, first_values, refresh
+from coordinator.outbox import EVERYDAY_EVENTS
+from coordinator.records import Record, StepRow
+from coordinator.store import Event, StateBrokenError, Store
+from protocol.drive.addresses import host_port, is_loopback, reachable_addresses
+from protocol.drive.keyfile import load_or_create_identity
+from protocol.drive.metrics import Metrics
+from protocol.drive.process import set_up_logging, watch_loop, watch_signals, write_log
+from protocol.drive.pump import Pump
+from protocol.drive.tcp import Link, Transport, open_listeners
+from protocol.errors import BadInputError
+from protocol.identity import Identity
+from protocol.limits import CLOSE_S
+from protocol.machine import (
+    Compute,
+    Count,
+    Dial,
+    DropTensors,
+    HangUp,
+    LinkDown,
+    LinkUp,
+    Log,
+    Persist,
+    Persisted,
+    Prune,
+    Received,
+    Send,
+    ShareTensor,
+    Told,
+)
+from protocol.membership import Invite, Membership, Trust, open_credential, sign_statement
+from protocol.messages import Message
+from protocol.run import RunConfig
+
+IDENTITY = "identity"
+LINKS = "links.json"
+DEFAULT_HTTP = ("127.0.0.1", 8470)
+DEFAULT_METRICS = ("127.0.0.1", 8471)
+REFRESH_S = 1.0
+"""Between two settings of the gauges; Prometheus asks every 15 s or so."""
+WRITE_BATCH_MAX = 1024
+"""Records of one transaction: a burst of joins is one fsync, and still well under a tenth of a second."""
+
+
+@dataclass(frozen=True)
+class CoordinatorOptions:
+    """What the command line says. Addresses are (host, port); port 0 lets the system choose."""
+
+    state: Path
+    listen: tuple[str, int]
+    announce: tuple[str, ...] = ()
+    http: tuple[str, int] | None = None
+    """None: the default port, or any free one when it is taken."""
+    metrics: tuple[str, int] | None = None
+    json: bool = False
+
+
+def run_coordinator(config: RunConfig, options: CoordinatorOptions) -> str:
+    """Runs until it is told to stop; returns the reason.
+
+    Raises:
+        BadInputError: an address or the state folder does not fit.
+        StateLockedError: another coordinator has the state folder.
+        StateBrokenError: the database failed.
+    """
+    metrics = Metrics(*coordinator_families(config))
+    started = time.perf_counter()
+    store = Store(options.state, config)
+    try:
+        metrics.record(
+            "barnraise_coordinator_db_query_duration_seconds", time.perf_counter() - started, operation="open"
+        )
+        set_up_logging(metrics, json=True if options.json else None, role="coordinator", run=config.name)
+        return trio.run(_run, config, options, store, metrics)
+    except BaseExceptionGroup as group:
+        _raise_first(group)
+    finally:
+        store.close()
+
+
+def _raise_first(group: BaseExceptionGroup[BaseException]) -> NoReturn:
+    """A nursery wraps what failed in groups; the one failure that has a sentence comes out alone."""
+    named = group.subgroup((BadInputError, StateBrokenError))
+    error: BaseException = group if named is None else named
+    while named is not None and isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    raise error
+
+
+async def _run(config: RunConfig, options: CoordinatorOptions, store: Store, metrics: Metrics) -> str:
+    identity = load_or_create_identity(store.folder / IDENTITY)
+    listeners = await _listen(options.listen)
+    port = listeners[0].socket.getsockname()[1]
+    addresses = reachable_addresses(options.listen[0], port, options.announce)
+    places = config.stages.count * (config.stages.front_servers + config.stages.back_servers)
+    links = join_links(store, identity, addresses, places, time.time())
+    async with trio.open_nursery() as nursery:
+        daemon = Daemon(nursery, config, store, identity, metrics)
+        nursery.start_soon(watch_signals, daemon.pump.put)
+        nursery.start_soon(watch_loop, metrics)
+        admin_token = secrets.token_hex(16)
+        web = await _serve_http(nursery, daemon, metrics, options.http, admin_token)
+        metrics_host, metrics_port = _serve_metrics(metrics, options.metrics)
+        papers = {
+            "run": config.name,
+            "run_id": store.run_id.hex(),
+            "server": str(links["server"]),
+            "volunteer": str(links["volunteer"]),
+            "listen": host_port(options.listen[0], port),
+            "http": web,
+            "metrics": f"http://{host_port(metrics_host, metrics_port)}/metrics",
+            "state": str(store.folder.resolve()),
+            "pid": os.getpid(),
+            "admin_token": admin_token,
+        }
+        _write_private(store.folder / LINKS, json.dumps(papers, indent=2) + "\n")
+        _announce(papers, options, daemon.machine)
+        nursery.start_soon(daemon.write_records)
+        nursery.start_soon(daemon.refresh_gauges)
+        nursery.start_soon(daemon.transport.serve, listeners)
+        reason = await daemon.pump.run()
+        await daemon.say_goodbye()
+        nursery.cancel_scope.cancel()
+    return reason
+
+
+class Daemon:
+    """Performs the machine's effects, and tells it what happens on the links and the disk."""
+
+    def __init__(
+        self, nursery: trio.Nursery, config: RunConfig, store: Store, identity: Identity, metrics: Metrics
+    ) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._logger = structlog.get_logger()
+        self._disk = trio.CapacityLimiter(1)
+        self._unwritten: list[tuple[int, Record | Event]] = []
+        """Records and events in their order; an event has the number -1 and is acknowledged to nobody."""
+        self._to_write = trio.Event()
+        wall_offset_s = time.time() - trio.current_time()
+        trust = Trust(store.run_id, identity.public_key, issuer=True)
+
+        def read_invite(credential: bytes) -> Invite | None:
+            statement = open_credential(credential, identity.public_key)
+            return statement if isinstance(statement, Invite) else None
+
+        def sign(membership: Membership) -> bytes:
+            return sign_statement(membership, identity)
+
+        self.machine = CoordinatorMachine(
+            config, store.run_id, store.generation, store.load(), sign, wall_offset_s, read_invite
+        )
+        self.pump = Pump(self.machine, self)
+        self.transport = Transport(
+            nursery,
+            identity=identity,
+            role="coordinator",
+            run_id=store.run_id,
+            credential=lambda: b"",
+            admit=lambda public_key, credential: trust.admit(public_key, credential, time.time()),
+            events=self,
+        )
+        first_values(metrics, self.machine)
+
+    # ---- effects -----------------------------------------------------------------------------------------------
+
+    def send(self, effect: Send) -> None:
+        link = self.transport.link_to(effect.peer)
+        if link is not None:
+            link.send(effect.message)
+
+    def hang_up(self, effect: HangUp) -> None:
+        link = self.transport.link_to(effect.peer)
+        if link is not None:
+            link.close(effect.reason)
+
+    def persist(self, effect: Persist) -> None:
+        self._unwritten.append((effect.record_number, effect.record))
+        self._to_write.set()
+
+    def log(self, effect: Log) -> None:
+        write_log(self._logger, effect)
+        if effect.event not in EVERYDAY_EVENTS:
+            event = Event(round(time.time(), 3), effect.level, effect.event, effect.fields)
+            self._unwritten.append((-1, event))
+            self._to_write.set()
+
+    def count(self, effect: Count) -> None:
+        self._metrics.apply(effect)
+
+    def _never(self, effect: Dial | Compute | Prune | DropTensors | ShareTensor) -> None:
+        raise AssertionError(f"a coordinator does not order {effect!r}")
+
+    dial = compute = prune = drop_tensors = share_tensor = _never
+
+    async def write_records(self) -> None:
+        """Writes what waits, in order; all that gathers during one write shares the next. Raises `StateBrokenError`."""
+        while True:
+            await self._to_write.wait()
+            self._to_write = trio.Event()
+            while self._unwritten:
+                batch = self._unwritten[:WRITE_BATCH_MAX]
+                del self._unwritten[:WRITE_BATCH_MAX]
+                await self._in_thread("write", partial(self._store.write, [item for _, item in batch]))
+                for number, _ in batch:
+                    if number >= 0:
+                        self.pump.put(Persisted(number))
+
+    async def _in_thread(self, operation: str, work: Any) -> Any:
+        """Blocking work on the database, one at a time."""
+        started = trio.current_time()
+        result = await trio.to_thread.run_sync(work, limiter=self._disk)
+        self._metrics.record(
+            "barnraise_coordinator_db_query_duration_seconds", trio.current_time() - started, operation=operation
+        )
+        return result
+
+    # ---- links -------------------------------------------------------------------------------------------------
+
+    def on_up(self, link: Link) -> None:
+        self._metrics.record("barnraise_transport_connects_total", path="tcp", outcome="ok")
+        self.pump.put(LinkUp(link.peer, link.role, link.public_key, link.credential))
+
+    async def on_message(self, link: Link, message: Message, buffers: tuple[bytearray, ...]) -> None:
+        await self.pump.room()
+        if not link.closing:
+            self.pump.put(Received(link.peer, message))
+
+    def on_down(self, link: Link, reason: str) -> None:
+        self.pump.put(LinkDown(link.peer, reason))
+
+    def on_rejected(self, address: str, reason: str, detail: str) -> None:
+        self._metrics.record("barnraise_transport_rejected_messages_total", reason=reason)
+        self._logger.warning("peer refused", address=address, reason=reason, detail=detail)
+
+    def on_bytes(self, direction: str, kind: str, byte_count: int, message_count: int) -> None:
+        self._metrics.record("barnraise_transport_bytes_total", byte_count, direction=direction, kind=kind)
+        self._metrics.record("barnraise_transport_messages_total", message_count, direction=direction, kind=kind)
+
+    async def say_goodbye(self) -> None:
+        """Lets the last words leave, then ends every link."""
+        for link in self.transport.links:
+            link.close("the coordinator stops")
+        with trio.move_on_after(CLOSE_S):
+            while self.transport.links:
+                await trio.sleep(0.01)
+
+    # ---- what others ask for -----------------------------------------------------------------------------------
+
+    async def refresh_gauges(self) -> None:
+        while True:
+            refresh(self._metrics, self.machine)
+            self._metrics.record("barnraise_transport_connections", len(self.transport.links), path="tcp")
+            await trio.sleep(REFRESH_S)
+
+    def status(self) -> dict[str, Any]:
+        return self.machine.status(trio.current_time())
+
+    async def steps(self, first: int, count_max: int) -> Sequence[StepRow]:
+        rows: list[StepRow] = await self._in_thread("read", partial(self._store.steps_from, first, count_max))
+        return rows
+
+    def ban(self, node: str, reason: str) -> None:
+        self.pump.put(Told(f"ban {node} {reason}"))
+
+
+# ---- sockets and files ---------------------------------------------------------------------------------------------
+
+
+async def _listen(address: tuple[str, int]) -> list[trio.SocketListener]:
+    try:
+        return await open_listeners(*address)
+    except OSError as error:
+        raise BadInputError(f"--listen: {host_port(*address)}: {error.strerror or error}") from error
+
+
+async def _serve_http(
+    nursery: trio.Nursery, daemon: Daemon, metrics: Metrics, asked: tuple[str, int] | None, admin_token: str
+) -> str:
+    """Starts the API; returns its address as a URL."""
+    host, port = asked or DEFAULT_HTTP
+    settings = hypercorn.Config()
+    settings.bind = [host_port(host, _free_or_any(host, port) if asked is None else port)]
+    settings.errorlog = None
+    settings.include_server_header = False
+    settings.read_timeout = 10
+    settings.graceful_timeout = 1.0
+    app: Any = build_app(daemon, metrics, host=host, admin_token=admin_token)
+    try:
+        bound = await nursery.start(partial(hypercorn.trio.serve, app, settings))
+    except OSError as error:
+        raise BadInputError(f"--http: {host_port(host, port)}: {error.strerror or error}") from error
+    url: str = bound[0]
+    return url
+
+
+def _serve_metrics(metrics: Metrics, asked: tuple[str, int] | None) -> tuple[str, int]:
+    """Starts `/metrics` in its own thread; returns where."""
+    host, port = asked or DEFAULT_METRICS
+    try:
+        return host, metrics.serve(host, _free_or_any(host, port) if asked is None else port)
+    except OSError as error:
+        raise BadInputError(f"--metrics: {host_port(host, port)}: {error.strerror or error}") from error
+
+
+def _free_or_any(host: str, port: int) -> int:
+    """`port` when nobody has it, else 0: a second coordinator on one computer needs no options."""
+    try:
+        with socket.create_server((host, port)):
+            return port
+    except OSError:
+        return 0
+
+
+def _write_private(path: Path, text: str) -> None:
+    """A file that only its owner may read, whole or not at all."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def _announce(papers: dict[str, Any], options: CoordinatorOptions, machine: CoordinatorMachine) -> None:
+    """What an operator needs, on standard output: one JSON line, or some lines for people."""
+    if options.json:
+        shown = {name: value for name, value in papers.items() if name != "admin_token"}
+        click.echo(json.dumps(shown))
+    else:
+        config = machine.config
+        past = f", step {machine.history.newest_step} is done" if machine.history.newest_step >= 0 else ""
+        click.echo(f"run {config.name}: {config.steps} steps of {config.step_tokens} tokens{past}")
+        click.echo(f"  state    {papers['state']}")
+        click.echo(f"  status   {papers['http']}/api/status")
+        click.echo(f"  metrics  {papers['metrics']}")
+        click.echo(f"\non each reliable machine:\n  barnraise server {papers['server']}")
+        click.echo(f"\nfor everybody who lends a computer:\n  barnraise join {papers['volunteer']}\n")
+        if all(is_loopback(address.rpartition(":")[0].strip("[]")) for address in _addresses_of(papers["server"])):
+            click.echo("  (these links work on this computer only; --listen and --announce say otherwise)\n")
+    sys.stdout.flush()
+
+
+def _addresses_of(link: str) -> list[str]:
+    return link.partition("://")[2].partition("/")[0].split(",")

@@ -1,0 +1,50 @@
+"""The two links that a coordinator prints: one for servers, one for volunteers. They stay the same across restarts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from coordinator.store import Store, StoredInvite
+from protocol.identity import Identity
+from protocol.membership import NONCE_BYTES, Invite, JoinLink, JoinRole, sign_statement
+
+INVITE_S = 30 * 86400
+"""Life of an invite: people set up their machines within days, and a link that leaked does not count for ever."""
+RENEW_S = 86400
+"""An invite that runs out sooner than this is not printed any more."""
+VOLUNTEER_USES = 10_000
+"""Volunteers that one link admits: it is meant to be published."""
+SERVER_USES_PER_PLACE = 4
+"""Servers that one link admits for each place of the plan: a first one, spares, and one that lost its key."""
+
+
+def join_links(
+    store: Store, identity: Identity, addresses: Sequence[str], server_places: int, wall_s: float
+) -> dict[JoinRole, JoinLink]:
+    """The link of each role; makes and keeps a new invite where none is left that is good for another day."""
+    usable: dict[JoinRole, StoredInvite] = {}
+    for invite in store.invites():
+        if invite.not_after > wall_s + RENEW_S and invite.spent < invite.uses:
+            usable[invite.role] = invite
+    uses: dict[JoinRole, int] = {"server": SERVER_USES_PER_PLACE * server_places, "volunteer": VOLUNTEER_USES}
+    links: dict[JoinRole, JoinLink] = {}
+    for role, count in uses.items():
+        if role not in usable:
+            usable[role] = _new_invite(store.run_id, identity, role, count, wall_s)
+            store.add_invite(usable[role])
+        links[role] = JoinLink(tuple(addresses), usable[role].signed)
+    return links
+
+
+def _new_invite(run_id: bytes, identity: Identity, role: JoinRole, uses: int, wall_s: float) -> StoredInvite:
+    statement = Invite(
+        issuer=identity.public_key,
+        run_id=run_id,
+        role=role,
+        uses=uses,
+        not_after=int(wall_s) + INVITE_S,
+        nonce=os.urandom(NONCE_BYTES),
+    )
+    signed = sign_statement(statement, identity)
+    return StoredInvite(statement.nonce, role, uses, statement.not_after, signed, spent=0)

@@ -1,0 +1,148 @@
+"""The coordinator's metrics: families as data, and the gauges that follow from the machine's state.
+
+Counters and histograms are fed by the machine's `Count` effects; gauges are set from its state once a second, so a
+scrape never touches the machine from another thread. Names are an interface: rename one only for one release of both.
+"""
+
+from __future__ import annotations
+
+from coordinator.balance import ASSIGNMENT_LABELS
+from coordinator.core import CoordinatorMachine
+from coordinator.status import run_state
+from protocol.drive.metrics import PATHS, Family, Metrics
+from protocol.run import RunConfig
+
+NODE_STATES = ("idle", "joining", "syncing", "training", "paused", "draining")
+RUN_STATES = ("waiting", "training", "paused", "finished", "failed")
+DB_OPERATIONS = ("open", "write", "read")
+HTTP_ROUTES = ("/api/status", "/api/steps", "/api/ban", "other")
+HTTP_CODES = ("200", "400", "401", "403", "404", "405", "500")
+
+_QUICK_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+_STEP_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0)
+_STAY_S = (10.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 12 * 3600.0, 86400.0, 3 * 86400.0, 10 * 86400.0)
+
+
+def coordinator_families(config: RunConfig) -> tuple[Family, ...]:
+    """Every family of a coordinator; the run's name and its stages are known, so all children exist from the start."""
+    run = {"run": (config.name,)}
+    stage = {**run, "stage": tuple(str(index) for index in range(config.stages.count))}
+    return (
+        Family("barnraise_coordinator_leader", "gauge", "1 on the leading coordinator."),
+        Family("barnraise_coordinator_nodes", "gauge", "Linked nodes by state.", {"state": NODE_STATES}),
+        Family("barnraise_coordinator_node_paths", "gauge", "Nodes by how they are reached.", {"path": PATHS}),
+        Family(
+            "barnraise_coordinator_node_joins_total",
+            "counter",
+            "Join requests by outcome.",
+            {"outcome": ("accepted", "refused")},
+        ),
+        Family(
+            "barnraise_coordinator_node_leaves_total",
+            "counter",
+            "Departures by reason.",
+            {"reason": ("graceful", "timeout", "evicted", "banned")},
+        ),
+        Family("barnraise_coordinator_node_session_seconds", "histogram", "How long nodes stay.", buckets=_STAY_S),
+        Family("barnraise_coordinator_heartbeat_delay_seconds", "histogram", "How late nodes answer a ping."),
+        Family("barnraise_coordinator_stage_nodes", "gauge", "Live volunteers serving a stage.", stage),
+        Family(
+            "barnraise_coordinator_assignments_total",
+            "counter",
+            "Placements made, by reason.",
+            {**run, "reason": ASSIGNMENT_LABELS},
+        ),
+        Family("barnraise_coordinator_nodes_banned", "gauge", "Nodes refused for good."),
+        Family(
+            "barnraise_coordinator_db_query_duration_seconds",
+            "histogram",
+            "Database time.",
+            {"operation": DB_OPERATIONS},
+            _QUICK_S,
+        ),
+        Family(
+            "barnraise_coordinator_http_requests_total",
+            "counter",
+            "API requests.",
+            {"route": HTTP_ROUTES, "code": HTTP_CODES},
+        ),
+        Family(
+            "barnraise_coordinator_http_request_duration_seconds",
+            "histogram",
+            "API time.",
+            {"route": HTTP_ROUTES},
+            _QUICK_S,
+        ),
+        Family(
+            "barnraise_run_info",
+            "gauge",
+            "What is being trained.",
+            {**run, "model": None, "optimizer": None, "schedule": None, "dataset": None},
+        ),
+        Family("barnraise_run_state", "gauge", "1 for the state the run is in.", {**run, "state": RUN_STATES}),
+        Family("barnraise_run_step", "gauge", "Newest finished step; -1 before the first.", run),
+        Family("barnraise_run_target_steps", "gauge", "Steps planned.", run),
+        Family("barnraise_run_tokens_total", "counter", "Tokens trained on.", run),
+        Family("barnraise_run_loss", "gauge", "Loss in nats per token.", {**run, "split": ("train",)}),
+        Family("barnraise_run_learning_rate", "gauge", "Learning rate of the newest step.", run),
+        Family("barnraise_run_gradient_norm", "gauge", "Global gradient norm before clipping.", run),
+        Family("barnraise_run_batch_tokens", "gauge", "Tokens in a global batch.", run),
+        Family("barnraise_run_step_duration_seconds", "histogram", "Wall time of a global step.", run, _STEP_S),
+        Family(
+            "barnraise_run_bad_steps_total",
+            "counter",
+            "Steps skipped or rolled back.",
+            {**run, "reason": ("skipped", "rolled_back")},
+        ),
+        Family("barnraise_run_last_step_timestamp_seconds", "gauge", "When the last step finished.", run),
+        Family("barnraise_run_data_epoch", "gauge", "Passes over the data.", run),
+    )
+
+
+def first_values(metrics: Metrics, machine: CoordinatorMachine) -> None:
+    """What does not change while the process lives, and the counters that go on from the database."""
+    config = machine.config
+    run = config.name
+    model = config.model
+    metrics.record("barnraise_coordinator_leader", 1)
+    metrics.record(
+        "barnraise_run_info",
+        1,
+        run=run,
+        model=f"llama {model.layers}x{model.hidden}",
+        optimizer="adamw",
+        schedule="1f1b",
+        dataset=config.data.source,
+    )
+    metrics.record("barnraise_run_target_steps", config.steps, run=run)
+    metrics.record("barnraise_run_batch_tokens", config.step_tokens, run=run)
+    metrics.record("barnraise_run_tokens_total", machine.history.tokens, run=run)
+    metrics.record("barnraise_run_bad_steps_total", machine.history.lost_steps, run=run, reason="rolled_back")
+
+
+def refresh(metrics: Metrics, machine: CoordinatorMachine) -> None:
+    """Sets every gauge from the machine's state."""
+    run = machine.config.name
+    members = machine.roster.all()
+    states = [member.state if member.state in NODE_STATES else "joining" for member in members]
+    for state in NODE_STATES:
+        metrics.record("barnraise_coordinator_nodes", states.count(state), state=state)
+    metrics.record("barnraise_coordinator_node_paths", len(members), path="tcp")
+    volunteers = machine.roster.volunteers()
+    for stage in range(machine.config.stages.count):
+        serving = sum(member.stage == stage for member in volunteers)
+        metrics.record("barnraise_coordinator_stage_nodes", serving, run=run, stage=str(stage))
+    metrics.record("barnraise_coordinator_nodes_banned", machine.admission.banned_count)
+    present, _ = run_state(machine)
+    for state in RUN_STATES:
+        metrics.record("barnraise_run_state", state == present, run=run, state=state)
+    history = machine.history
+    metrics.record("barnraise_run_step", history.newest_step, run=run)
+    if machine.data is not None and machine.data.token_count > 0:
+        metrics.record("barnraise_run_data_epoch", history.tokens // machine.data.token_count, run=run)
+    if history.tail:
+        newest = history.tail[-1]
+        metrics.record("barnraise_run_loss", newest.loss, run=run, split="train")
+        metrics.record("barnraise_run_learning_rate", newest.learning_rate, run=run)
+        metrics.record("barnraise_run_gradient_norm", newest.gradient_norm, run=run)
+        metrics.record("barnraise_run_last_step_timestamp_seconds", newest.wall_s, run=run)

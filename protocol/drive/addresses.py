@@ -1,0 +1,65 @@
+"""HOST:PORT on the command line, and the addresses under which others reach a socket of ours."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+import click
+import psutil
+
+from protocol.errors import BadInputError
+from protocol.limits import ADDRESSES_MAX
+from protocol.membership import check_address
+
+_ANY_HOST = ("0.0.0.0", "::", "")  # noqa: S104 - recognised, not bound
+
+
+class HostPort(click.ParamType[tuple[str, int]]):
+    """HOST:PORT, or [IPV6]:PORT; port 0 lets the system choose."""
+
+    name = "HOST:PORT"
+
+    def convert(
+        self, value: str | tuple[str, int], param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, int]:
+        if isinstance(value, tuple):
+            return value
+        host, colon, port = value.rpartition(":")
+        if not colon or not host or not port.isdecimal() or int(port) > 65535:
+            raise BadInputError(f"{param.opts[0] if param else 'address'}: {value!r} is not HOST:PORT")
+        return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def host_port(host: str, port: int) -> str:
+    """HOST:PORT, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this computer can reach a socket bound to `host`."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def reachable_addresses(host: str, port: int, announced: Sequence[str] = ()) -> tuple[str, ...]:
+    """Where others can dial a socket that listens at (host, port), best first.
+
+    What was announced counts alone; a host that stands for all interfaces becomes this machine's IPv4 addresses,
+    loopback last. Raises `BadInputError` when an announced address cannot be.
+    """
+    if announced:
+        if len(announced) > ADDRESSES_MAX:
+            raise BadInputError(f"--announce: more than {ADDRESSES_MAX} addresses")
+        for address in announced:
+            check_address(address)
+        return tuple(announced)
+    if host not in _ANY_HOST:
+        return (host_port(host, port),)
+    own = [
+        entry.address
+        for entries in psutil.net_if_addrs().values()
+        for entry in entries
+        if entry.family == socket.AF_INET
+    ]
+    own.sort(key=is_loopback)
+    return tuple(host_port(address, port) for address in own[:ADDRESSES_MAX])
