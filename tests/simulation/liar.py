@@ -250,6 +250,6 @@ def _deciders_word(liar: Liar, config: RunConfig) -> Message:
 LIES: tuple[Callable[[Liar, RunConfig], Message], ...] = (
     _foreign_stage, _wrong_shape, _wrong_form, _no_tensor, _huge_microbatch, _far_step, _sliced, _input_of_nothing,
     _foreign_name, _wrong_shard, _wrong_elements, _two_tensors, _wrong_version, _tasks_of_two_steps, _no_tasks,
-    _tasks_of_another_stage, _huge_contribution_step, _only_half, _a_task_twice, _old_generation, _coming_generation, _greedy,
-    _foreign_lease, _any_version, _servers_word, _ledgers_word, _deciders_word,
+    _tasks_of_another_stage, _huge_contribution_step, _only_half, _a_task_twice, _old_generation, _coming_generation,
+    _greedy, _foreign_lease, _any_version, _servers_word, _ledgers_word, _deciders_word,
 )  # fmt: skip
