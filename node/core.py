@@ -15,7 +15,7 @@ from typing import Any
 from node.jobs import DEVICE_JOBS, PrepareData
 from node.links import Links
 from node.outbox import Outbox
-from node.records import Record, ShardStarted, StepCommitted
+from node.records import Record, ShardStarted, SnapshotWritten, StepCommitted
 from node.server.server import ServerMachine
 from node.volunteer.volunteer import VolunteerMachine
 from protocol.ids import NodeId, TensorRef
@@ -271,6 +271,15 @@ class NodeMachine:
             if isinstance(record, StepCommitted) and record.ledger_generation == newest.ledger_generation
         ]
         version = commits[-1] if commits else max(0, newest.checkpoint_step)
+        begun = newest.checkpoint_step == -1 or newest.checkpoint_step in self._facts.checkpoints
+        snapshots = [
+            record
+            for record in self._facts.records
+            if isinstance(record, SnapshotWritten) and record.ledger_generation == newest.ledger_generation
+        ]
+        if not begun and not snapshots:
+            # What it began from is gone, so the rest cannot be made again: this disk holds nothing of use.
+            return self._facts.wished_stage, -1, -1, -1
         return newest.stage, newest.shard, version, newest.ledger_generation
 
     def _received(self, peer: NodeId, message: Message, now: float) -> None:

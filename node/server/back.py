@@ -193,3 +193,4 @@ class BackRole:
 
     def check(self) -> None:
         self.pool.check()
+        assert all(step > self._context.closed for step in self._steps), "a closed step is kept (L3)"

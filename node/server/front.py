@@ -274,3 +274,4 @@ class FrontRole:
 
     def check(self) -> None:
         self.pool.check()
+        assert all(step > self._context.closed for step in self._steps), "a closed step is kept (L3)"

@@ -335,6 +335,7 @@ class LedgerRole:
 
     def check(self) -> None:
         for number, step in self._steps.items():
+            assert number > self._context.closed, f"closed step {number} is kept (L3)"
             named = list(step.uncovered)
             for contribution in (*step.accepted, *step.writing):
                 named.extend(self._tasks_of(step, contribution))

@@ -127,6 +127,7 @@ class Lanes:
                 self.totals[job.step] = total
                 return norm(total)
             case jobs.Apply():
+                assert job.step in self.shard, f"version {job.step} was dropped before step {job.step} was applied"
                 weights, moments = self.shard[job.step]
                 total = self.totals.pop(job.step)
                 if not job.skipped:

@@ -26,6 +26,7 @@ from protocol.messages import (
     Parameters,
     PlanChanged,
     StepClosed,
+    StepOpened,
     StepReport,
     StepReportStored,
     Stored,
@@ -94,9 +95,10 @@ class Promises:
                 needed = "decided", message.ledger_generation, message.step, *decision
             case StepReport():
                 needed = "done", message.ledger_generation, message.step
-            case StepClosed():
+            case StepClosed() | StepOpened():
+                closed = message.step if isinstance(message, StepClosed) else message.closed
                 newest = self._closed.get(message.ledger_generation, -1)
-                expect(message.step <= newest, "T-I8", f"step {message.step} is said to be closed, not only {newest}")
+                expect(closed <= newest, "T-I8", f"step {closed} is said to be closed, not only {newest}")
             case StepReportStored() if message.step >= 0:
                 needed = "row", message.step
             case PlanChanged():

@@ -98,6 +98,7 @@ class Swarm:
         self.servers: list[Host] = []
         self.volunteers: list[Host] = []
         self._made = 0
+        self.world.on_exit = self._look_after
         self.world.start(self.coordinator)
         for _ in range(shape.stages * (shape.fronts + shape.backs)):
             self.add_server()
@@ -121,6 +122,11 @@ class Swarm:
         host.build = lambda host, rng: Liar(self._build_node(host, rng), host, rng)  # type: ignore[assignment]
         self.volunteers.append(host)
         return host
+
+    def _look_after(self, host: Host) -> None:
+        """A service manager: a process that failed is started again."""
+        if host.exited.startswith("failed"):
+            self.world.at(2.0, lambda: self.world.start(host) if host.machine is None else None)
 
     def _add(self, role: str) -> Host:
         self._made += 1

@@ -45,25 +45,27 @@ class Weather:
         self._rng = swarm.world.rng
         self._kinds = kinds
         self._mean_gap_s = mean_gap_s
-        self._until_s = until_s
+        self.until_s = until_s
         self.happened: dict[str, int] = {}
         self._disk_losses = 0
         self._long_pauses = 0
         self._next()
 
     @staticmethod
-    def draw(swarm: Swarm) -> Weather:
+    def draw(swarm: Swarm, always: tuple[str, ...] = ()) -> Weather:
+        """A random subset of the kinds, and those of `always`."""
         rng = swarm.world.rng
-        kinds = tuple(kind for kind in KINDS if rng.random() < 0.4) or ("volunteer_kill",)
+        kinds = tuple(kind for kind in KINDS if rng.random() < 0.4 or kind in always) or ("volunteer_kill",)
         return Weather(swarm, kinds, mean_gap_s=rng.uniform(0.15, 1.5), until_s=rng.uniform(4.0, 20.0))
 
     def calm(self) -> None:
         """All that is down comes back, all that is slow is quick again, and who lies has gone."""
-        self._until_s = 0.0
+        self.until_s = 0.0
         world = self._world
         world.latency_s = 0.02
         for host in world.hosts.values():
             host.slowness = host.disk_slowness = 1.0
+            world.resume(host)
             if host.lies:
                 world.crash(host)
             else:
@@ -79,7 +81,7 @@ class Weather:
         self._world.at(self._rng.expovariate(1.0 / self._mean_gap_s), self._strike)
 
     def _strike(self) -> None:
-        if self._world.now >= self._until_s or self._swarm.finished:
+        if self._world.now >= self.until_s or self._swarm.finished:
             return
         kind = self._rng.choice(self._kinds)
         strike: Callable[[random.Random], bool] = getattr(self, f"_{kind}")
@@ -232,7 +234,7 @@ class Weather:
 
     def _start_soon(self, host: Host, delay_s: float) -> None:
         def start() -> None:
-            if host.machine is None and host.exited != "finished" and not (host.lies and self._until_s == 0.0):
+            if host.machine is None and host.exited != "finished" and not (host.lies and self.until_s == 0.0):
                 self._world.start(host)
 
         self._world.at(delay_s, start)

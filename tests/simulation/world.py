@@ -103,6 +103,9 @@ class Host:
     """What its clock lost while it stood still with its host."""
     paused: bool = False
     """The whole computer stands: inputs queue up in `inbox`."""
+    paused_at: float = 0.0
+    clock_stands: bool = False
+    """Whether its clock stands with it."""
     inbox: deque[Input] = field(default_factory=deque)
     lies: bool = False
     """Whether it may break the protocol (see `liar.py`); everybody else is held to it."""
@@ -165,6 +168,8 @@ class World:
         self.steps = 0
         self.counts: dict[str, float] = {}
         self.log: deque[str] = deque(maxlen=400)
+        self.on_exit: Callable[[Host], None] = lambda host: None
+        """A process has ended by itself: whoever looks after it may start it again."""
         self.kill_at: Callable[[Host, str, Effect], bool] = lambda host, moment, effect: False
         """Asked `before` and `after` every send and durable write: whether the process dies at this very point."""
         self._untold: dict[tuple[NodeId, NodeId], tuple[str, int, Link]] = {}
@@ -237,26 +242,29 @@ class World:
             )
 
     def pause(self, host: Host, seconds: float, clock_stands: bool) -> None:
-        """The computer stands still: a suspended virtual machine, or a stopped process (then its clock goes on)."""
+        """The computer stands still: a suspended virtual machine, or a stopped process (whose clock goes on)."""
         if host.machine is None or host.paused:
             return
         host.paused = True
+        host.clock_stands = clock_stands
+        start, life = self.now, host.life
+        self.at(seconds, lambda: self.resume(host) if host.life == life and host.paused_at == start else None)
+        host.paused_at = start
+
+    def resume(self, host: Host) -> None:
+        """It goes on, and finds all at once what came meanwhile."""
+        if not host.paused:
+            return
+        host.paused = False
+        if host.clock_stands:
+            host.lag_s += self.now - host.paused_at
+        host.wake_at = None
         life = host.life
-
-        def resume() -> None:
-            if host.life != life:
-                return
-            host.paused = False
-            if clock_stands:
-                host.lag_s += seconds
-            host.wake_at = None
-            if self.rng.random() < 0.5:
-                self._arm(host)
-            while host.inbox and host.life == life and not host.paused:
-                self.feed(host, host.inbox.popleft())
+        if self.rng.random() < 0.5:
             self._arm(host)
-
-        self.at(seconds, resume)
+        while host.inbox and host.life == life and not host.paused:
+            self.feed(host, host.inbox.popleft())
+        self._arm(host)
 
     def cut(self, link: Link) -> None:
         """A link breaks; each side notices in its own time."""
@@ -351,6 +359,7 @@ class World:
                 host.exited = effect.reason
                 self.log.append(f"{self.now:9.3f} {host.node:<4} exits: {effect.reason}")
                 self.at(0.0, lambda: self.crash(host))
+                self.on_exit(host)
 
     def _link(self, a: NodeId, b: NodeId) -> Link | None:
         return self.links.get((min(a, b), max(a, b)))

@@ -1,0 +1,499 @@
+"""Mutants: each takes one rule away, and the world must notice (D3 of state-and-trust 3.7).
+
+A mutant is a context manager that patches one method; `MUTANTS` names each with the weather in which its rule matters.
+`EQUIVALENT` are changes that the world cannot tell from the rule, with the reason why nobody else could either.
+`python -m tests.simulation.mutants [NAME ...]` hunts them and says which seed caught which by what.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from node.core import NodeMachine
+from node.jobs import ServeParameters
+from node.records import SnapshotWritten
+from node.server.back import BackRole
+from node.server.context import StageContext
+from node.server.decider import DeciderRole
+from node.server.front import FrontRole
+from node.server.ledger import LedgerRole
+from node.server.pool import Pool
+from node.server.server import ServerMachine
+from node.server.shard import Phase, ShardRole
+from node.volunteer.gradients import Gradients
+from node.volunteer.volunteer import VolunteerMachine
+from protocol.messages import Commit, Parameters
+from tests.simulation.run_seed import SeedFailedError, run_seed
+
+SEEDS = range(1, 21)
+"""Every mutant is hunted on the same twenty seeds."""
+
+Patch = Callable[[], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`weather` always blows when it is hunted, beside what a seed draws."""
+
+    patch: Patch
+    weather: tuple[str, ...] = ()
+
+
+MUTANTS: dict[str, Mutant] = {}
+EQUIVALENT: dict[str, tuple[Patch, str]] = {}
+
+
+def _replaces(owner: type, name: str, make: Callable[[Any], Any]) -> Patch:
+    @contextmanager
+    def patch() -> Iterator[None]:
+        original = getattr(owner, name)
+        setattr(owner, name, make(original))
+        try:
+            yield
+        finally:
+            setattr(owner, name, original)
+
+    return patch
+
+
+def mutant(owner: type, name: str, *weather: str) -> Callable[[Callable[[Any], Any]], None]:
+    """Registers a function `original -> changed` as the mutant of `owner.name`, under the function's own name."""
+
+    def register(make: Callable[[Any], Any]) -> None:
+        MUTANTS[make.__name__] = Mutant(_replaces(owner, name, make), weather)
+
+    return register
+
+
+def equivalent(owner: type, name: str, reason: str) -> Callable[[Callable[[Any], Any]], None]:
+    def register(make: Callable[[Any], Any]) -> None:
+        EQUIVALENT[make.__name__] = (_replaces(owner, name, make), reason)
+
+    return register
+
+
+# ---- the ledger ----------------------------------------------------------------------------------------------------
+
+
+@mutant(LedgerRole, "_judge", "volunteer_kill", "link_silent")
+def covered_tasks_are_accepted_again(original: Any) -> Any:
+    def judge(self: Any, step: Any, message: Any, refusal: str) -> None:
+        if "covered already" not in refusal:
+            return original(self, step, message, refusal)
+        for task in message.tasks:
+            step.uncovered.setdefault(task)
+        original(self, step, message, "")
+
+    return judge
+
+
+@mutant(LedgerRole, "_judge", "volunteer_kill", "link_silent")
+def only_the_new_tasks_of_an_overlap_are_counted(original: Any) -> Any:
+    def judge(self: Any, step: Any, message: Any, refusal: str) -> None:
+        new = tuple(task for task in message.tasks if task in step.uncovered)
+        if "covered already" in refusal and new and not any(task.op == "L" for task in message.tasks):
+            return original(self, step, msgspec.structs.replace(message, tasks=new), "")
+        original(self, step, message, refusal)
+
+    return judge
+
+
+@mutant(LedgerRole, "_judge_if_complete", "server_kill")
+def one_shard_is_enough_to_accept(original: Any) -> Any:
+    def judge(self: Any, step: Any, pending: Any) -> None:
+        if step.opened:
+            self._judge(step, pending.first, self._refusal(step, pending.first))
+
+    return judge
+
+
+@mutant(LedgerRole, "_judge", "server_kill")
+def a_verdict_is_told_before_it_is_durable(original: Any) -> Any:
+    def judge(self: Any, step: Any, message: Any, refusal: str) -> None:
+        if not refusal:
+            self._tell(self._verdict(message.contribution, message.step, message.tasks, ""))
+        original(self, step, message, refusal)
+
+    return judge
+
+
+@mutant(LedgerRole, "on_stored", "server_kill", "link_cut", "dial_twice")
+def the_ledger_forgets_its_verdicts(original: Any) -> Any:
+    def on_stored(self: Any, message: Any) -> None:
+        if message.step in self._steps:
+            self._steps[message.step].verdicts.pop(message.contribution, None)
+        original(self, message)
+
+    return on_stored
+
+
+@mutant(LedgerRole, "start", "server_kill", "power_cut")
+def the_ledger_forgets_on_restart(original: Any) -> Any:
+    return lambda self, records: None
+
+
+@mutant(LedgerRole, "on_decision", "server_kill")
+def a_seal_is_told_before_it_is_durable(original: Any) -> Any:
+    def on_decision(self: Any, message: Any) -> None:
+        news = message.step in self._steps and self._steps[message.step].decision is None
+        original(self, message)
+        if news:
+            commit = self._commit_message(message.step, self._steps[message.step])
+            for node in self._context.stage_servers:
+                self._out.send(node, commit)
+
+    return on_decision
+
+
+@mutant(LedgerRole, "on_decision")
+def one_stage_ignores_the_skip_flag(original: Any) -> Any:
+    def on_decision(self: Any, message: Any) -> None:
+        original(self, msgspec.structs.replace(message, skipped=False) if self._context.is_last else message)
+
+    return on_decision
+
+
+@mutant(LedgerRole, "on_decision")
+def one_stage_ignores_the_clip_factor(original: Any) -> Any:
+    def on_decision(self: Any, message: Any) -> None:
+        original(self, msgspec.structs.replace(message, clip_factor=1.0) if self._context.is_last else message)
+
+    return on_decision
+
+
+@mutant(LedgerRole, "_open", "liar", "server_kill", "link_cut", "dial_twice")
+def naming_a_step_opens_it(original: Any) -> Any:
+    def opened(self: Any, number: int) -> Any:
+        step = original(self, number)
+        step.opened = True
+        return step
+
+    return opened
+
+
+@mutant(LedgerRole, "_stage_frozen", "volunteer_kill")
+def a_loss_is_forgotten(original: Any) -> Any:
+    def stage_frozen(self: Any, number: int, step: Any) -> Any:
+        return msgspec.structs.replace(original(self, number, step), loss_sum=step.loss_sum * (number != 2))
+
+    return stage_frozen
+
+
+@equivalent(
+    LedgerRole,
+    "_judge",
+    "A journal keeps the order in which records were given to it, and a step freezes only when none is under way: the"
+    " order of arrival is the order of durability.",
+)
+def acceptances_count_in_the_order_of_arrival(original: Any) -> Any:
+    def judge(self: Any, step: Any, message: Any, refusal: str) -> None:
+        before = list(step.accepted)
+        original(self, step, message, refusal)
+        step.accepted[:] = before
+
+    return judge
+
+
+# ---- shards --------------------------------------------------------------------------------------------------------
+
+
+@mutant(ShardRole, "on_contribute", "server_kill")
+def a_part_is_acknowledged_before_it_is_durable(original: Any) -> Any:
+    def on_contribute(self: Any, peer: Any, message: Any) -> str:
+        refusal = original(self, peer, message)
+        if message.contribution in self._parts:
+            self._announce(message.contribution)
+        return str(refusal)
+
+    return on_contribute
+
+
+@mutant(ShardRole, "_serve", "volunteer_kill")
+def the_latest_version_is_served_for_any(original: Any) -> Any:
+    def serve(self: Any, peer: Any, version: int) -> None:
+        newest = self._served.get(self.version)
+        if newest is None:
+            return original(self, peer, version)
+        generation, shard = self._context.generation, self._context.shard
+        self._out.send(peer, Parameters(ledger_generation=generation, version=version, shard=shard, tensors=(newest,)))
+
+    return serve
+
+
+@mutant(ShardRole, "applied", "server_kill")
+def a_commit_is_told_before_it_is_durable(original: Any) -> Any:
+    def applied(self: Any, job: Any, digest: bytes) -> None:
+        replayed = bool(self._replay)
+        original(self, job, digest)
+        if not replayed:
+            self._digests[job.step + 1] = digest
+            self._send_committed(job.step)
+
+    return applied
+
+
+@mutant(ShardRole, "on_commit", "server_kill", "link_cut")
+def a_commit_that_comes_again_is_applied_again(original: Any) -> Any:
+    def on_commit(self: Any, message: Commit) -> None:
+        if self.phase is Phase.READY and message.step == self.version - 1:
+            message = msgspec.structs.replace(message, step=self.version)
+        original(self, message)
+
+    return on_commit
+
+
+@mutant(ShardRole, "snapshot_durable", "server_kill", "power_cut")
+def too_much_is_pruned(original: Any) -> Any:
+    def snapshot_durable(self: Any, record: SnapshotWritten) -> None:
+        self._snapshots.append(record.step)
+        self._out.prune(record.step + 1)
+
+    return snapshot_durable
+
+
+@mutant(ShardRole, "reduced")
+def a_contribution_is_summed_up_twice(original: Any) -> Any:
+    def reduced(self: Any, job: Any, square_norm: float, finite: bool) -> None:
+        original(self, job, square_norm + (job.step == 3), finite)
+
+    return reduced
+
+
+@mutant(ShardRole, "served")
+def a_served_version_is_kept_for_good(original: Any) -> Any:
+    def served(self: Any, job: ServeParameters, tensor: Any) -> None:
+        self._out.share(tensor)
+        original(self, job, tensor)
+
+    return served
+
+
+# ---- the decider ---------------------------------------------------------------------------------------------------
+
+
+@mutant(DeciderRole, "on_stage_frozen", "server_kill")
+def a_decision_is_told_before_it_is_durable(original: Any) -> Any:
+    def on_stage_frozen(self: Any, peer: Any, message: Any) -> None:
+        original(self, peer, message)
+        step = self._steps.get(message.step)
+        if step is not None and step.decision is not None and not step.decision_durable:
+            self.decided(step.decision)
+
+    return on_stage_frozen
+
+
+@mutant(DeciderRole, "on_stage_committed", "server_kill")
+def a_step_is_closed_before_all_stages_have_committed(original: Any) -> Any:
+    def on_stage_committed(self: Any, message: Any) -> None:
+        if message.step in self._steps:
+            self._steps[message.step].committed.update(dict.fromkeys(range(self._stage_count)))
+        original(self, message)
+
+    return on_stage_committed
+
+
+@mutant(DeciderRole, "_open_steps")
+def a_step_is_opened_too_early(original: Any) -> Any:
+    def open_steps(self: Any, now: float) -> None:
+        self._closed += 1
+        original(self, now)
+        self._closed -= 1
+
+    return open_steps
+
+
+@mutant(DeciderRole, "coordinator_here", "coordinator_kill")
+def reports_are_not_repeated(original: Any) -> Any:
+    def coordinator_here(self: Any) -> None:
+        self._coordinator_linked = True
+
+    return coordinator_here
+
+
+@mutant(DeciderRole, "on_checkpoint_part")
+def a_manifest_is_written_before_all_parts_are_there(original: Any) -> Any:
+    def on_checkpoint_part(self: Any, message: Any) -> None:
+        stages = self._context.plan.stages
+        context, self._context = self._context, _OneStage(stages[:1] if len(stages) > 1 else stages)
+        try:
+            original(self, message)
+        finally:
+            self._context = context
+
+    return on_checkpoint_part
+
+
+@dataclass
+class _OneStage:
+    """A context whose plan has fewer stages than the run."""
+
+    stages: Any
+
+    @property
+    def plan(self) -> Any:
+        return self
+
+
+# ---- fences --------------------------------------------------------------------------------------------------------
+
+
+@mutant(StageContext, "in_window", "volunteer_kill", "link_slow", "pause")
+def no_fence_around_steps(original: Any) -> Any:
+    return lambda self, step: 0 <= step < self.config.steps
+
+
+@mutant(ServerMachine, "handle", "server_disk_loss", "link_slow", "latency_spike")
+def no_fence_around_generations(original: Any) -> Any:
+    def handle(self: Any, peer: Any, message: Any, now: float) -> None:
+        original(self, peer, msgspec.structs.replace(message, ledger_generation=self.context.generation), now)
+
+    return handle
+
+
+@mutant(NodeMachine, "_plan_changed", "old_coordinator", "coordinator_kill", "server_disk_loss")
+def an_old_plan_is_followed(original: Any) -> Any:
+    def plan_changed(self: Any, message: Any, now: float) -> None:
+        self.plan = None
+        original(self, message, now)
+
+    return plan_changed
+
+
+@mutant(ServerMachine, "_check_bounds", "liar")
+def bounds_are_not_checked(original: Any) -> Any:
+    return lambda self, peer, message: None
+
+
+@mutant(ServerMachine, "_on_contribute", "liar")
+def anybody_contributes_in_anybodys_name(original: Any) -> Any:
+    def on_contribute(self: Any, peer: Any, message: Any) -> None:
+        original(self, message.contribution.node, message)
+
+    return on_contribute
+
+
+# ---- pools, links, and what is lost ----------------------------------------------------------------------------------
+
+
+@mutant(Pool, "worker_gone", "volunteer_kill")
+def leases_of_the_dead_are_kept(original: Any) -> Any:
+    return lambda self, node: self._workers.pop(node, None) and None
+
+
+@mutant(Pool, "result_lost", "server_kill", "power_cut")
+def a_lost_result_is_never_asked_for_again(original: Any) -> Any:
+    return lambda self, task: None
+
+
+@equivalent(Pool, "give_back", "A lease that is not given back ends with its time: that costs time and nothing else.")
+def no_lease_is_given_back_early(original: Any) -> Any:
+    return lambda self, tasks, node: None
+
+
+@mutant(ServerMachine, "_sync", "server_kill")
+def a_server_that_comes_back_is_told_nothing(original: Any) -> Any:
+    return lambda self, peer: None
+
+
+@mutant(Gradients, "resend", "server_kill", "link_cut")
+def uploads_are_not_repeated(original: Any) -> Any:
+    return lambda self, server: None
+
+
+@mutant(BackRole, "close_step")
+def a_back_server_keeps_closed_steps(original: Any) -> Any:
+    return lambda self, step: self.pool.drop_step(step)
+
+
+@equivalent(
+    FrontRole,
+    "on_activation",
+    "An input computed a second time, by the same arithmetic from the same version, has the same value.",
+)
+def the_last_activation_stays(original: Any) -> Any:
+    def on_activation(self: Any, message: Any) -> None:
+        state = self._steps.get(message.task.step)
+        held = state.inputs.get(message.task.microbatch) if state is not None else None
+        entry = self.pool._of_task.get(message.task)
+        if state is None or held is None or entry is None or entry.tensors is None:
+            return original(self, message)
+        state.inputs[message.task.microbatch] = message.tensors[0]
+        entry.tensors = (message.tensors[0], *entry.tensors[1:])
+        self._out.drop((held,))
+
+    return on_activation
+
+
+# ---- volunteers ------------------------------------------------------------------------------------------------------
+
+
+@mutant(Gradients, "accumulator_for", "link_slow", "volunteer_kill")
+def a_sum_is_cut_while_a_job_adds_to_it(original: Any) -> Any:
+    def accumulator_for(self: Any, step: int, version: int) -> int:
+        total = self._sums.get(step)
+        flush_at = None if total is None else total.flush_at
+        accumulator = original(self, step, version)
+        self._sums[step].flush_at = flush_at
+        return int(accumulator)
+
+    return accumulator_for
+
+
+@mutant(VolunteerMachine, "_run")
+def some_tasks_run_on_stale_parameters(original: Any) -> Any:
+    def run(self: Any, held: Any) -> None:
+        older = [n for n, v in self._versions.items() if v.loaded and n < held.lease.version]
+        graph = held.lease.tasks[0].op == "B" and held.input is None
+        if older and not graph and held.lease.tasks[0].microbatch % 2:
+            key = held.lease.tasks[0]
+            self._leases[key].lease = msgspec.structs.replace(held.lease, version=older[0])
+        original(self, held)
+
+    return run
+
+
+@mutant(VolunteerMachine, "_forget_steps")
+def a_volunteer_keeps_the_leases_of_closed_steps(original: Any) -> Any:
+    def forget_steps(self: Any, step: int | None) -> None:
+        leases, self._leases = self._leases, {}
+        original(self, step)
+        self._leases = leases
+
+    return forget_steps
+
+
+# ---- the hunt --------------------------------------------------------------------------------------------------------
+
+
+def hunt(name: str, seeds: range = SEEDS) -> tuple[int, str] | None:
+    """The first seed that catches a mutant, and what it says; None when none does."""
+    wanted = MUTANTS[name]
+    with wanted.patch():
+        for seed in seeds:
+            try:
+                run_seed(seed, always=wanted.weather)
+            except SeedFailedError as failure:
+                if not isinstance(failure.__cause__, AssertionError):
+                    raise  # a mutant that cannot run proves nothing
+                return seed, str(failure).splitlines()[0]
+    return None
+
+
+def survives(name: str, seeds: range = SEEDS) -> None:
+    """Raises `SeedFailedError` if a change that is called equivalent can be told apart after all."""
+    patch, _ = EQUIVALENT[name]
+    with patch():
+        for seed in seeds:
+            run_seed(seed)
+
+
+if __name__ == "__main__":
+    for word in sys.argv[1:] or MUTANTS:
+        caught = hunt(word)
+        print(f"{word}: " + ("NOT CAUGHT" if caught is None else f"seed {caught[0]}: {caught[1]}"), flush=True)

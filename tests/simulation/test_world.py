@@ -1,0 +1,71 @@
+"""The simulated world: many runs under many weathers, each judged at every step.
+
+A failure prints the seed and the line that replays it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.run_seed import run_seed
+
+ROOT = Path(__file__).parents[2]
+ONCE_FAILED = [int(word) for word in (ROOT / "tests/simulation/seeds.txt").read_text().split()]
+"""Seeds that have found a bug: each once broke an invariant or hung."""
+
+
+def start(seeds: str, hash_seed: str) -> subprocess.Popen[str]:
+    """Runs seeds in a fresh process."""
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    command = [sys.executable, "-m", "tests.simulation.run_seed", seeds]
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> list[str]:
+    """The lines that a process prints; it must end well."""
+    text, _ = process.communicate()
+    assert process.returncode == 0, text
+    return text.splitlines()
+
+
+@pytest.mark.parametrize("seed", [*range(1001, 1015), *ONCE_FAILED[:6]])
+def test_no_invariant_breaks_in_any_weather(seed: int) -> None:
+    """A run under faults keeps T-I1 to T-I12 and L1 to L3 at every step, and ends as one process would."""
+    run_seed(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", ONCE_FAILED)
+def test_no_bug_comes_back(seed: int) -> None:
+    """A seed that once failed stays mended."""
+    run_seed(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_three_hundred_seeds_without_a_violation() -> None:
+    """Two processes run 300 seeds; a seed that fails is printed with the line that replays it."""
+    processes = [start("1-150", "0"), start("151-300", "0")]
+    lines = [line for process in processes for line in finish(process)]
+    assert len(lines) == 300
+
+
+def test_a_seed_is_the_same_in_every_process() -> None:
+    """D1: every input of every machine is the same in two fresh processes with different hash seeds."""
+    processes = [start("41-43", hash_seed) for hash_seed in ("1", "2")]
+    first, second = [finish(process) for process in processes]
+    assert first == second and len(first) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_many_seeds_are_the_same_in_every_process() -> None:
+    """D1 over twenty seeds."""
+    processes = [start("1-20", hash_seed) for hash_seed in ("1", "2")]
+    first, second = [finish(process) for process in processes]
+    assert first == second and len(first) == 20
