@@ -18,14 +18,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from math import ceil, gcd, inf
+from math import ceil, floor, gcd, inf
 
 from coordinator.pipeline_problem import PipelineProblem
-from coordinator.stage_windows import Chain, Refuter, Windows, chain_of, grid_points, heads, tails
+from coordinator.stage_windows import ROUNDING, Chain, Refuter, Windows, chain_of, grid_points, heads, tails
 
 #: The windows are tried while one round over all stages visits at most this many grid points.
 GRID_POINTS_MAX = 40_000
-#: Rounds of tightening over all trials of one bound, times grid points: about three seconds of one core.
+#: Rounds of tightening over all trials of one bound, times grid points: at most a second or two.
 WORK_POINTS_MAX = 2_000_000
 #: Rounds of tightening for one trial makespan.
 ROUNDS_MAX = 40
@@ -177,19 +177,19 @@ def _tick_s(chain: Chain) -> float:
     """
     values = [value for row in chain.durations_s for value in row] + chain.link_s
     thousandths = [round(value * 1000) for value in values]
-    if any(abs(t - value * 1000) > 1e-9 * max(1.0, t) for t, value in zip(thousandths, values, strict=True)):
+    if any(abs(t - value * 1000) > 1e-12 * max(1.0, t) for t, value in zip(thousandths, values, strict=True)):
         return 0.0
     return gcd(*thousandths) / 1000
 
 
 def _on_the_tick(bound: Bound, tick_s: float, refuted: bool = False) -> Bound:
-    """The bound raised to a multiple of `tick_s`: a larger one when the value itself was refuted."""
+    """The bound raised to a multiple of `tick_s`: to a larger one when the value itself was refuted.
+
+    What lies within rounding of a multiple counts as that multiple. A refuted value has room for it: the refuter lets
+    ends be late by `ROUNDING`, so it has refuted a little more than the value.
+    """
     if tick_s == 0.0:
         return bound
     ticks = bound.value_s / tick_s
-    nearest = round(ticks)
-    if abs(ticks - nearest) < 1e-6:
-        whole = nearest + refuted
-    else:
-        whole = ceil(ticks)
+    whole = floor(ticks * (1 + ROUNDING / 10)) + 1 if refuted else ceil(ticks * (1 - ROUNDING))
     return replace(bound, value_s=whole * tick_s)

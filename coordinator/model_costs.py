@@ -17,12 +17,10 @@ class CostRules:
     Attributes:
         flops_per_s: of a node of speed 1, as reached on this model; measured.
         tokens: of one microbatch, all samples together.
-        recompute: blocks keep their input only and run their forward again before the backward. The head is
-        never
+        recompute: blocks keep their input only and run their forward again before the backward. The head is never
             recomputed: its backward follows at once.
         value_bytes: of one activation value.
-        parameter_bytes: held per parameter: 4 for fp32 weights, 8 with gradients, 16 with AdamW's two
-        moments.
+        parameter_bytes: held per parameter: 4 for fp32 weights, 8 with gradients, 16 with AdamW's two moments.
     """
 
     flops_per_s: float

@@ -72,8 +72,7 @@ def _warm_up(forward_s: Sequence[float], link_s: Sequence[float], microbatches: 
 def blocking_makespan_s(
     forward_s: Sequence[float], backward_s: Sequence[float], link_s: Sequence[float], microbatches: int
 ) -> float:
-    """The makespan as AutoPipe's formulas have it: a stage waits for its transfer even when it had other
-    work.
+    """The makespan as AutoPipe's formulas have it: a stage waits for its transfer even when it had other work.
 
     The transfer is charged after the maximum, also where the stage's own last operation was what it waited
     for (section III-B; it models blocking sends and receives). For comparison with the paper: our links

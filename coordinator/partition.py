@@ -25,8 +25,8 @@ class Partition:
     Attributes:
         edges: stage d holds blocks edges[d] … edges[d + 1] - 1; one more than stages.
         makespan_s: of one step in 1F1B order.
-        lower_bound_s: no partition is faster in 1F1B order; equal to `makespan_s` when this one is proven
-        best. forward_s, backward_s, memory_bytes: per stage; memory as `PartitionCosts.memory_bytes`.
+        lower_bound_s: no partition is faster in 1F1B order; equal to `makespan_s` when this one is proven best.
+        forward_s, backward_s, memory_bytes: per stage; memory as `PartitionCosts.memory_bytes`.
         stopped: why the search ended.
         timeline: all times, the critical path and the master stage.
     """
@@ -64,9 +64,8 @@ def partition(
     """Cuts `blocks` into as many runs as there are `stages`, for the shortest step in 1F1B order.
 
     Args:
-        blocks: the model's sub-layer blocks in order, embedding and head included, for one microbatch on a
-        node
-            of speed 1; from `coordinator.model_costs` or from measurements.
+        blocks: the model's sub-layer blocks in order, embedding and head included, for one microbatch on a node of
+            speed 1; from `coordinator.model_costs`, from measurements, or all alike before anything is known.
         stages: power and memory of each stage's node, in pipeline order; every stage gets at least one block.
         microbatches: of one step.
         link_s: seconds from stage d to d + 1 and the same back, `len(stages) - 1` of them; None for no links.
@@ -76,8 +75,7 @@ def partition(
         out_of_time: ends the search early when true; the answer may then depend on the machine.
 
     Raises:
-        BadInputError: a value or length is wrong, there are more stages than blocks, or no partition keeps
-        the
+        BadInputError: a value or length is wrong, there are more stages than blocks, or no partition keeps the
             memory limits; the sentence names the key.
     """
     if link_s is None:
@@ -98,16 +96,6 @@ def partition(
         stopped=search.stopped,
         timeline=timeline(forward_s, backward_s, link_s, microbatches),
     )
-
-
-def even_blocks(blocks: int, stages: int) -> list[BlockCost]:
-    """Costs for a plan made before anything is known: embedding and head are free, all halves alike.
-
-    Raises `BadInputError` when there are more stages than blocks.
-    """
-    if stages > blocks:
-        raise BadInputError(f"stages: {stages} stages cannot share {blocks} blocks")
-    return [BlockCost(float(0 < index < blocks - 1), 2.0 * (0 < index < blocks - 1)) for index in range(blocks)]
 
 
 def _too_small(costs: PartitionCosts) -> str:

@@ -27,12 +27,10 @@ class BoundTable:
     """For every range of blocks on every stage, the bound; and the least maximum over the stages from d on.
 
     Attributes:
-        choices: [stage][first], (bound_s, end) of every range first … end - 1 that the stage can hold while
-        each
-            other stage gets at least one block; in order of `end`.
-        of_rest_s: [stage][first], a bound for the stages from `stage` on holding the blocks from `first` on;
-        inf
-            where they cannot.
+        choices: [stage][first], (bound_s, end) of every range first … end - 1 that the stage can hold while each other
+            stage gets at least one block; in order of `end`.
+        of_rest_s: [stage][first], a bound for the stages from `stage` on holding the blocks from `first` on; inf where
+            they cannot.
     """
 
     def __init__(self, costs: PartitionCosts) -> None:

@@ -29,8 +29,8 @@ Edges = tuple[int, ...]
 WORK_MAX = 500_000
 #: Evaluations that even the largest problem gets.
 EVALUATIONS_MIN = 20
-#: Improvements smaller than this share are rounding.
-PRECISION = 1e-12
+#: Differences smaller than this share are rounding.
+PRECISION = 1e-10
 
 
 class PartitionSearch:
@@ -146,6 +146,8 @@ class PartitionSearch:
 
     def _local_search(self) -> None:
         """Descends from the best, then again and again from a kicked copy of it."""
+        if self._costs.stages == 1:
+            return
         limit = len(self._known) + self._evaluations_max
         self._descend(self.best, limit)
         while len(self._known) < limit and not self._out_of_time():
@@ -173,11 +175,10 @@ class PartitionSearch:
         """Moves a few cuts by a few blocks."""
         cuts = list(edges[1:-1])
         for _ in range(3):
-            index = self._rng.randrange(len(cuts)) if cuts else 0
+            index = self._rng.randrange(len(cuts))
             low = (cuts[index - 1] if index else 0) + 1
             high = (cuts[index + 1] if index + 1 < len(cuts) else edges[-1]) - 1
-            if cuts:
-                cuts[index] = min(high, max(low, cuts[index] + self._rng.choice((-3, -2, -1, 1, 2, 3))))
+            cuts[index] = min(high, max(low, cuts[index] + self._rng.choice((-3, -2, -1, 1, 2, 3))))
         return (0, *cuts, edges[-1])
 
     # Exact search.
@@ -245,9 +246,7 @@ class BalanceTable:
 def _forward_shifts(edges: Edges, master: int, table: BalanceTable) -> Iterator[Edges]:
     """AutoPipe's moves: the master gives its first block to the stage before or its last to the stage after,
     with and without balancing the stages before it (or up to it) anew."""
-    if master == 0:
-        return
-    if edges[master + 1] - edges[master] < 2:
+    if master == 0 or edges[master + 1] - edges[master] < 2:
         return
     first = edges[master] + 1
     yield (*edges[:master], first, *edges[master + 1 :])

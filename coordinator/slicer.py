@@ -41,14 +41,12 @@ def sliced_makespan_s(
         link_s: per hop, of a whole microbatch; sends overlap compute.
         microbatches: of the step.
         count: microbatches that are halved, from 0 to `microbatches`.
-        half_link_s: per hop, of half a microbatch; None takes `link_s`, as if latency were all of it, so
-        that
-            the answer holds whatever the split between latency and bandwidth.
+        half_link_s: per hop, of half a microbatch; None takes `link_s`, as if latency were all of it, so that the
+            answer holds whatever the split between latency and bandwidth.
     """
     stages = len(forward_s)
     halves_link_s = link_s if half_link_s is None else half_link_s
-    # Per stage, indexed by microbatch: the end of the first half (of all, where it is not halved), and of
-    # all.
+    # Per stage and microbatch: the end of the first half (of all, where it is not halved), and of all.
     first_end = [[0.0] * microbatches for _ in range(stages)]
     forward_end = [[0.0] * microbatches for _ in range(stages)]
     backward_end = [0.0] * stages

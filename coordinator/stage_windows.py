@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import combinations_with_replacement
 from math import inf
 
 from coordinator.pipeline_problem import PipelineProblem
@@ -130,14 +130,14 @@ class StageGrid:
 
     def __init__(self, rows: int, microbatches: int, cap: int) -> None:
         counts = [
-            point
-            for point in product(range(microbatches + 1), repeat=rows)
-            if all(a >= b for a, b in pairwise(point)) and point[0] - point[-1] <= cap
+            (first, *reversed(rest))
+            for first in range(microbatches + 1)
+            for rest in combinations_with_replacement(range(max(0, first - cap), first + 1), rows - 1)
         ]
         number = {point: index for index, point in enumerate(counts)}
         self.points = len(counts)
         self.moves: list[tuple[int, int, int, int]] = []
-        for point in counts:  # product() counts upward, so predecessors stand before
+        for point in counts:  # they count upward, so predecessors stand before
             for row in range(rows):
                 if point[row] > 0:
                     before = number.get((*point[:row], point[row] - 1, *point[row + 1 :]))

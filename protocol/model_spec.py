@@ -29,8 +29,7 @@ class ModelSpec:
         family: `llama` or `gpt2`; decides norms, biases, positions and the kind of feed-forward.
         layers: transformer layers, two sub-layer blocks each.
         hidden: width of the residual stream.
-        heads, kv_heads: query heads, and key and value heads (grouped queries); `kv_heads` divides `heads`,
-        which
+        heads, kv_heads: query heads, and key and value heads (grouped queries); `kv_heads` divides `heads`, which
             divides `hidden`.
         feed_forward: inner width of the feed-forward half.
         vocabulary: rows of the embedding.
@@ -97,9 +96,8 @@ class BlockSpec:
         forward_flops: per token, at the model's context length.
         backward_flops: per token: gradients of inputs and of weights, each a product as large as the
         forward's.
-        kept_values: values per token that stand from forward to backward when nothing is recomputed;
-        attention
-            is computed in tiles (FlashAttention), so its scores are not among them.
+        kept_values: values per token that stand from forward to backward when nothing is recomputed; attention is
+            computed in tiles (FlashAttention), so its scores are not among them.
     """
 
     kind: BlockKind

@@ -320,9 +320,9 @@ def _check_memory(schedule: Schedule) -> None:
                 )
             held += instruction.memory_end
             part = (key.microbatch, key.position, key.segment)
-            before = parts.get(part, 0)
-            parts[part] = before + instruction.memory_start + instruction.memory_end
-            freed_early = before > 0 and parts[part] <= 0 and key.op not in (Op.L, Op.B, Op.I, Op.W)
+            taken = parts.get(part, 0) + instruction.memory_start
+            parts[part] = taken + instruction.memory_end
+            freed_early = taken > 0 >= parts[part] and key.op not in (Op.L, Op.B, Op.I, Op.W)
             if held < 0 or freed_early:
                 raise InvalidScheduleError("I9", f"node {node}: {key} gives back memory that is still needed")
         if held != 0:

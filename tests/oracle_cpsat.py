@@ -12,7 +12,7 @@ from coordinator.pipeline_problem import PipelineProblem
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """What the solver found: makespan and the bound it proved, in the problem's unit of time."""
+    """What the solver found in time: makespan (inf if none) and the bound it proved, in the problem's unit."""
 
     makespan_s: float
     bound_s: float
@@ -81,5 +81,7 @@ def solve_pipeline(problem: PipelineProblem, ticks_per_s: int = 1, limit_s: floa
     solver.parameters.random_seed = 1
     solver.parameters.max_time_in_seconds = limit_s
     status = solver.solve(model)
+    if status == cp_model.UNKNOWN:  # nothing found in time
+        return Solved(math.inf, solver.best_objective_bound / ticks_per_s)
     assert status in (cp_model.OPTIMAL, cp_model.FEASIBLE), solver.status_name(status)
     return Solved(solver.objective_value / ticks_per_s, solver.best_objective_bound / ticks_per_s)

@@ -21,7 +21,7 @@ PASSES = 200
 def even_out(placement: Placement, expired: Callable[[], bool]) -> Placement:
     """The placement after as many bulk moves as help; small swarms are left to the annealing."""
     world = placement.costs.world
-    if world.volunteers < LARGE_VOLUNTEERS or len(placement.stages) < 2:
+    if world.volunteers < LARGE_VOLUNTEERS:
         return placement
     share = 0.5
     if world.may_bench:
@@ -71,20 +71,28 @@ def _shift(placement: Placement, donor: int, slow: int, count: int) -> dict[int,
 
 
 def trim(placement: Placement) -> Placement:
-    """Leaves out the volunteers of each stage whose transfers cost the stage more than their power brings.
+    """Leaves out the volunteers of each stage that cost the stage more time than their power brings.
 
-    Volunteers are ranked by their transfers; the best cut of that ranking is kept.
+    Volunteers are ranked by their transfers per microbatch, then by their exchange of gradients; the best cut
+    of either ranking is kept.
     """
-    costs = placement.costs
-    for k, stage in enumerate(placement.stages):
-        if not stage.volunteers:
-            continue
-        ranked = np.argsort(costs.member_s(stage, placement.power[k]), kind="stable")
-        rows = [stage.volunteers[int(i)] for i in ranked]
-        size = len(rows)
-        cuts = sorted({size - round(size * part / 24) for part in range(25)} | {max(size - 1, 0)})
-        for cut in cuts:
-            tried = placement.replaced({k: Stage(stage.front, stage.back, tuple(rows[:cut]))})
-            if tried.score < placement.score:
-                placement = tried
+    traffic = placement.costs.world.traffic
+    for k in range(len(placement.stages)):
+        for by_exchange in (False, True):
+            stage = placement.stages[k]
+            if not stage.volunteers or (by_exchange and traffic is None):
+                continue
+            if by_exchange:
+                assert traffic is not None
+                rows = list(stage.volunteers)
+                slowness = traffic.volunteer_up[rows] + traffic.volunteer_down[rows]
+            else:
+                slowness = placement.costs.member_s(stage, placement.power[k])
+            ranked = [stage.volunteers[int(i)] for i in np.argsort(slowness, kind="stable")]
+            size = len(ranked)
+            cuts = sorted({size - round(size * part / 24) for part in range(1, 25)} | {max(size - 1, 0)})
+            for cut in cuts:
+                tried = placement.replaced({k: Stage(stage.front, stage.back, tuple(ranked[:cut]))})
+                if tried.score < placement.score:
+                    placement = tried
     return placement

@@ -17,6 +17,9 @@ import numpy as np
 from coordinator.placement.problem import World
 from protocol.profile import Floats
 
+MEAN_WEIGHT = 0.05
+"""How much the mean over stages counts in a score beside the slowest stage."""
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -215,10 +218,16 @@ class Placement:
         if not math.isfinite(worst):
             return math.inf, math.inf
         cost = world.microbatches * worst
+        alone = [world.microbatches * total for total in totals]
         if world.traffic is not None:
-            exchange = max(self.costs.exchange_s(s, n) for s, n in zip(stages, layers, strict=True))
-            cost = max(cost, exchange) if world.traffic.delayed else cost + exchange
-        return cost, cost * (1 + 0.05 * sum(totals) / len(totals) / worst if worst > 0 else 1.0)
+            exchange = [self.costs.exchange_s(s, n) for s, n in zip(stages, layers, strict=True)]
+            if world.traffic.delayed:
+                cost = max(cost, *exchange)
+                alone = [max(pair) for pair in zip(alone, exchange, strict=True)]
+            else:
+                cost += max(exchange)
+                alone = [sum(pair) for pair in zip(alone, exchange, strict=True)]
+        return cost, cost + MEAN_WEIGHT * sum(alone) / len(alone)
 
     def replaced(self, changes: dict[int, Stage]) -> Placement:
         """The placement with some stages exchanged for others; only what they touch is computed again."""

@@ -25,6 +25,10 @@ from protocol.errors import BadInputError
 
 ROUNDS_PER_SECOND = 8_000
 """How many moves count as a second, so that equal seeds do equal work; large stages count more."""
+SMALL_SERVERS = 20
+"""Up to here every number of stages is tried."""
+LARGE_COUNTS = 8
+"""Beyond, so many numbers of stages between the least and the most."""
 HOT, COLD = 0.05, 0.0005
 
 
@@ -75,7 +79,7 @@ def search_placement(
     else:
         starts = [recipe_with(world, costs, stages, rng)]
     recipe_s = starts[-1].cost_s
-    starts = [even_out(placement, expired) for placement in _with_neighbours(world, costs, starts, rng, stages)]
+    starts = [even_out(placement, expired) for placement in _with_others(world, costs, starts, rng, stages)]
     if start is not None:
         starts.append(start)
     starts.sort(key=lambda placement: placement.score)
@@ -83,7 +87,7 @@ def search_placement(
     bound = lower_bound(world, stages)
     largest = max(world.volunteers, 10) / len(best.stages)
     rounds = max(100, int(ROUNDS_PER_SECOND * budget_s / (1 + largest / 100)))
-    kept = starts[: 4 if world.servers <= 20 else 2]
+    kept = starts[: 4 if world.servers <= SMALL_SERVERS else 2]
     share = 0.6 / len(kept)
     for placement in kept:  # every number of stages gets a chance, the best one a second
         tried = anneal(placement, rng, int(share * rounds), expired, 1.0)
@@ -109,17 +113,23 @@ def search_placement(
     )
 
 
-def _with_neighbours(
+def _with_others(
     world: World, costs: Costs, found: list[Placement], rng: random.Random, stages: int | None
 ) -> list[Placement]:
-    """The recipe's placements and those with a stage more; all numbers of stages when there are few servers."""
+    """The recipe's choice and others: every number of stages when there are few servers, else some of each
+    size.
+    """
     if stages is not None:
         return found
-    counts = {len(placement.stages) for placement in found}
-    last = max(counts)
-    most = world.stages_max if world.servers <= 20 else min(world.stages_max, last + 1)
-    found = found if world.servers <= 20 else found[-2:]
-    return found + [recipe_with(world, costs, count, rng) for count in range(last + 1, most + 1)]
+    counts = range(world.stages_min, world.stages_max + 1)
+    if world.servers > SMALL_SERVERS:
+        spread = {round(counts[0] * (counts[-1] / counts[0]) ** (i / LARGE_COUNTS)) for i in range(LARGE_COUNTS + 1)}
+        counts_tried = sorted(spread)
+        found = found[-1:]
+    else:
+        counts_tried = list(counts)
+    done = {len(placement.stages) for placement in found}
+    return found + [recipe_with(world, costs, count, rng) for count in counts_tried if count not in done]
 
 
 def _nothing_fits(world: World) -> str:

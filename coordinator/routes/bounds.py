@@ -19,6 +19,7 @@ from scipy.sparse import csr_matrix
 
 from coordinator.routes.astar import Planner
 from coordinator.routes.evaluate import steps_of
+from coordinator.routes.greedy import LARGE_NODES
 from coordinator.routes.model import Route, RouteModel, next_stages
 
 COLUMNS_MAX = 12_000
@@ -27,6 +28,8 @@ COLUMNS_MAX = 12_000
 def lower_bound(model: RouteModel, planner: Planner, expired: Callable[[], bool] = lambda: False) -> float:
     """A makespan that no set of routes can beat; quick bounds only when the routes are too many to list."""
     sends = model.sends
+    if model.nodes > LARGE_NODES:
+        return _large_bound(model)
     quick = max(
         max(sent * planner.shortest_s(head) for head, sent in zip(model.heads, sends, strict=True)),
         max(_head_bound(model, planner, head) for head in sorted(set(model.heads))),
@@ -185,3 +188,42 @@ def jackson(jobs: list[tuple[float, float, float]]) -> float:
             heappush(heap, (tail, work - (upcoming - now)))
             now = upcoming
     return end
+
+
+def _large_bound(model: RouteModel) -> float:
+    """For hundreds of nodes: the shortest route over any later stages, and each stage's total work shared
+    out.
+
+    Both forget which head a route returns to (the nearest counts), the first also memory and visits.
+    """
+    link = np.asarray(model.link_s, dtype=np.float64)
+    both = link + link.T
+    work = np.asarray(model.forward_s) + np.asarray(model.backward_s)
+    members = [np.array(nodes, dtype=np.int64) for nodes in model.nodes_of_stage]
+    heads = np.array(sorted(set(model.heads)))
+    suffix = both[:, heads].min(axis=1)  # from F on a node to B on it with nothing more to visit
+    suffix[heads] = 0.0
+    for _ in range(model.route_stages - 1):
+        longer = np.full(model.nodes, math.inf)
+        for stage in range(model.stages):
+            for later in range(1, model.stages):
+                if later > stage or (model.swaps_max and later == stage - 1):
+                    there = members[later]
+                    cost = both[np.ix_(members[stage], there)] + (work + suffix)[there]
+                    longer[members[stage]] = np.minimum(longer[members[stage]], cost.min(axis=1))
+        suffix = longer
+    loss = np.asarray(model.loss_s)
+    alone = (work + suffix + loss)[heads]
+    most = dict.fromkeys(heads.tolist(), 0)
+    for head, sent in zip(model.heads, model.sends, strict=True):
+        most[head] = max(most[head], sent)
+    best = max(float(alone[i]) * most[head] for i, head in enumerate(heads.tolist()))
+    nearest = np.full(model.nodes, math.inf)
+    for stage in range(1, model.stages):
+        there = members[stage]
+        nearest[there] = link[np.ix_(heads, there)].min(axis=0) + link[np.ix_(there, heads)].min(axis=1)
+        around = float(nearest[there].min()) if model.route_stages == 2 else 0.0
+        fewest = min(model.sends)
+        share = model.visits[stage] * fewest / float((1 / work[there]).sum())
+        best = max(best, share + around)
+    return best

@@ -125,15 +125,15 @@ def _greedy_large(model: RouteModel, rooms: Rooms, order: Sequence[int], routes:
             label = np.maximum(cost[best, np.arange(len(there))], booked[there]) + work[there]
             trail.append((nodes, best))
             nodes = there
-        end = label + both[nodes, head]
+        end = label + (both[nodes, head] if stages else 0.0)
         at = int(end.argmin())
         if not math.isfinite(end[at]):
             raise BadInputError(_missing(model, number))
         path = []
-        for (before, best), here in zip(reversed(trail), _last_first(nodes, trail), strict=True):
-            path.append(int(here[at]))
+        for before, best in reversed(trail):
+            path.append(int(nodes[at]))
             at = int(best[at])
-            assert len(before) > at
+            nodes = before
         route = (head, *reversed(path))
         for node in route:
             booked[node] += work[node]
@@ -141,12 +141,6 @@ def _greedy_large(model: RouteModel, rooms: Rooms, order: Sequence[int], routes:
         rooms.take(route)
         routes[number] = route
     return [route for route in routes if route is not None]
-
-
-def _last_first(last: np.ndarray, trail: list[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
-    """The node arrays of each stage of the programme, last stage first."""
-    layers = [nodes for nodes, _ in trail[1:]] + [last]
-    return layers[::-1]
 
 
 def _stages_for(model: RouteModel, rooms: Rooms) -> list[int]:

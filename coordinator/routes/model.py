@@ -17,6 +17,7 @@ from itertools import combinations, pairwise
 
 from coordinator.problems import Problem
 from protocol.errors import BadInputError
+from protocol.profile import Floats
 
 Route = tuple[int, ...]
 """Nodes in the order of the forward pass, the head first."""
@@ -80,7 +81,7 @@ class RouteModel:
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
     loss_s: tuple[float, ...]
-    link_s: Sequence[Sequence[float]]
+    link_s: Sequence[Sequence[float]] | Floats
     heads: tuple[int, ...]
     route_stages: int
     swaps_max: int

@@ -181,7 +181,7 @@ def _warm_start(
             break
         order = list(order)
         rng.shuffle(order)
-        if number == 0:  # the longest ways first
+        if number == 0 and model.nodes <= LARGE_NODES:  # the longest ways first
             order.sort(key=lambda a: -planner.shortest_s(model.heads[a]))
     if best is None:
         assert failure is not None

@@ -10,7 +10,7 @@ import pytest
 from coordinator.costs import BlockCost, StagePower
 from coordinator.model_costs import CostRules, block_costs
 from coordinator.one_f_one_b import makespan_s
-from coordinator.partition import even_blocks, partition
+from coordinator.partition import partition
 from protocol.errors import BadInputError
 from tests.coordinator.test_model_costs import GPT2_345M
 
@@ -80,9 +80,10 @@ def test_each_link_counts_for_itself() -> None:
     assert far.makespan_s >= near.makespan_s + 20.0
 
 
-def test_even_blocks_cut_evenly() -> None:
-    """Before anything is measured, layers are spread evenly."""
-    found = partition(even_blocks(18, 4), [EQUAL] * 4, 8)
+def test_blocks_that_are_alike_are_spread_evenly() -> None:
+    """Before anything is measured: embedding and head are free, every half of a layer is like the next."""
+    blocks = [BlockCost(0.0, 0.0), *[BlockCost(1.0, 2.0)] * 16, BlockCost(0.0, 0.0)]
+    found = partition(blocks, [EQUAL] * 4, 8)
     layers = [end - first for first, end in pairwise(found.edges)]
     assert sum(layers) == 18
     assert max(found.forward_s) == 4.0 == min(found.forward_s)
