@@ -200,6 +200,7 @@ class Link:
                     self._abort("lost: the stream was cut")
                     return
                 events = self._framing.receive(data)
+                self._wake.set()  # what came may have been credit
         except RemoteProtocolError as error:
             self._reject(error)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
