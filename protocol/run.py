@@ -110,6 +110,9 @@ class WireSection(_Section, frozen=True, kw_only=True):
     """Form of weight gradients."""
     parameters: Literal["fp32", "bf16"] = "fp32"
     """Form of parameters sent to volunteers."""
+    gradient_grid_bits: int = 22
+    """A task's weight gradients are rounded to multiples of 2^-bits: fp32 sums below 2^(24 - bits) are then exact, and
+    it does not matter who adds what, or when. Larger models, whose gradients are smaller, want more. 0: not rounded."""
 
 
 class CheckpointSection(_Section, frozen=True, kw_only=True):
@@ -205,6 +208,7 @@ class RunConfig(_Section, frozen=True, kw_only=True):
             ("optimizer.warmup_steps", self.optimizer.warmup_steps, 0, 10**9),
             ("checkpoint.every_steps", self.checkpoint.every_steps, 0, 10**9),
             ("checkpoint.keep", self.checkpoint.keep, 1, 10**6),
+            ("wire.gradient_grid_bits", self.wire.gradient_grid_bits, 0, 60),
             ("limits.contribution_tasks", self.limits.contribution_tasks, 1, 64),
             ("limits.snapshot_steps", self.limits.snapshot_steps, 1, 10**6),
             ("limits.volunteers_max", self.limits.volunteers_max, 1, 4096),

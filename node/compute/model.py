@@ -1,8 +1,14 @@
 """A stage of the model, computed on a flat vector of weights: forward, backward, and loss where the stage ends it.
 
-The model owns no weights. Each call makes autograd leaves that are views of the vector it is given, and a backward lets
-autograd add straight into views of a gradient vector: nothing is copied, and any number of versions may be open at
-once. One thread gives bit-equal results for equal calls.
+The model owns no weights. Each call makes autograd leaves that are views of the vector it is given, and a backward adds
+to a gradient vector: nothing is copied, and any number of versions may be open at once. One thread gives bit-equal
+results for equal calls.
+
+Weight gradients of a call are rounded to a grid (`wire.gradient_grid_bits`) before they are added. Sums on the grid are
+exact: however tasks are dealt out to volunteers, redone and grouped, the step's gradient is the same to the last bit.
+Without that, orders of summation differ by a rounding; AdamW divides by the size of the gradient, so where the
+gradient is almost zero that rounding decides the sign of a whole update. (Pre-rounded sums: Demmel and Nguyen, "Fast
+Reproducible Floating-Point Summation", 2013.)
 """
 
 from __future__ import annotations
@@ -50,6 +56,9 @@ class StageModel:
     def __init__(self, layout: StageLayout) -> None:
         self.layout = layout
         self._model = layout.config.model
+        bits = layout.config.wire.gradient_grid_bits
+        # An fp32 number of this size has its last bit at 2^-bits, and so has its sum with anything smaller.
+        self._rounder = 1.5 * 2.0 ** (23 - bits) if bits else None
         self._rotary: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
         self._halves: list[tuple[range, _Half]] = []
         self._spans: list[_Span] = []
@@ -77,11 +86,11 @@ class StageModel:
         if grad_flat is None:
             return torch.autograd.grad(context.y, context.x, dy)[0] if takes_gradient else None
         assert grad_flat.shape == (self.layout.parameter_count,), f"gradient of shape {tuple(grad_flat.shape)}"
-        # Autograd's accumulation writes `leaf.grad += gradient` in place; here `leaf.grad` is a view of the sum.
-        for leaf, span in zip(context.leaves, self._spans, strict=True):
-            leaf.grad = grad_flat[span.offset : span.end].view(span.shape)
-        torch.autograd.backward(context.y, dy)
-        return context.x.grad if takes_gradient else None
+        wanted = [*context.leaves, context.x] if takes_gradient else context.leaves
+        gradients = torch.autograd.grad(context.y, wanted, dy)
+        for gradient, span in zip(gradients, self._spans, strict=False):
+            grad_flat[span.offset : span.end].view(span.shape).add_(self._on_grid(gradient))
+        return gradients[-1] if takes_gradient else None
 
     def loss(
         self, params: Tensor, x: Tensor, labels: Tensor, scale: float, grad_flat: Tensor | None
@@ -173,6 +182,10 @@ class StageModel:
     def _cross_entropy(self, x: Tensor, labels: Tensor, leaves: list[Tensor]) -> Tensor:
         logits_BTV = self._logits(x, leaves)
         return functional.cross_entropy(logits_BTV.flatten(0, 1), labels.flatten(), reduction="sum")
+
+    def _on_grid(self, gradient: Tensor) -> Tensor:
+        """Rounds in place, to even where a value lies in the middle; what is beyond the rounder stays nearly as is."""
+        return gradient if self._rounder is None else gradient.add_(self._rounder).sub_(self._rounder)
 
     def _rotary_for(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         key = (x_BTD.shape[1], x_BTD.device)

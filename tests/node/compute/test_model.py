@@ -13,7 +13,7 @@ from torch.nn import functional
 from node.compute.blocks import rotary_table, rotate
 from node.compute.layout import StageLayout
 from node.compute.model import StageModel
-from protocol.run import ModelSection, RunConfig
+from protocol.run import ModelSection, RunConfig, WireSection
 from tests.node.compute.small import VOCABULARY, random_batch, small_run
 
 SCALE = 1 / 96
@@ -62,7 +62,8 @@ def test_loss_and_gradient_are_the_textbooks(tied: bool) -> None:
     config = small_run(
         model=ModelSection(
             layers=2, hidden=32, heads=4, kv_heads=2, feed_forward=48, context=16, tied_embeddings=tied, norm_eps=1e-3
-        )
+        ),
+        wire=WireSection(gradient_grid_bits=0),
     )
     layout = StageLayout.whole(config, VOCABULARY)
     # Weights far from their small start, so that no term hides behind another.
@@ -132,8 +133,43 @@ def test_gradients_add_to_what_is_there_and_weights_stay() -> None:
     for seed, separate in ((0, one), (1, two)):
         model.loss(params, *random_batch(config, seed), SCALE, separate)
         model.loss(params, *random_batch(config, seed), SCALE, both)
-    torch.testing.assert_close(both, one + two, rtol=1e-5, atol=1e-7)
+    assert torch.equal(both, one + two)
     assert torch.equal(params, before)
+
+
+@pytest.mark.parametrize("bits", [0, 22, 24])
+def test_sums_on_the_grid_do_not_depend_on_their_order(bits: int) -> None:
+    """However ten tasks' gradients are grouped and ordered, the sum has the same bits; without the grid it has not."""
+    config = small_run(wire=WireSection(gradient_grid_bits=bits))
+    layout = StageLayout.whole(config, VOCABULARY)
+    model, params = StageModel(layout), layout.initial(1)
+    tasks = [random_batch(config, seed) for seed in range(10)]
+
+    def summed(groups: list[list[int]]) -> Tensor:
+        contributions = []
+        for group in groups:
+            contributions.append(torch.zeros_like(params))
+            for task in group:
+                model.loss(params, *tasks[task], SCALE, contributions[-1])
+        return torch.stack(contributions).cumsum(0)[-1]
+
+    in_order = summed([list(range(10))])
+    others = [summed([[9, 0, 4], [1, 2, 3], [8], [7, 6, 5]]), summed([[task] for task in reversed(range(10))])]
+    assert all(torch.equal(other, in_order) == (bits > 0) for other in others)
+    if bits:
+        assert torch.equal(in_order * 2**bits, (in_order * 2**bits).round())
+
+
+def test_the_grid_moves_a_gradient_by_half_a_step_at_most() -> None:
+    """Rounded and plain gradients differ by no more than half of 2^-bits, whatever their size."""
+    results = []
+    for bits in (0, 20):
+        config = small_run(wire=WireSection(gradient_grid_bits=bits))
+        layout = StageLayout.whole(config, VOCABULARY)
+        results.append(torch.zeros(layout.parameter_count))
+        StageModel(layout).loss(layout.initial(1), *random_batch(config), SCALE, results[-1])
+    plain, rounded = results
+    assert 0 < float((plain - rounded).abs().max()) <= 2**-21
 
 
 def test_without_a_sum_only_the_input_gradient_is_computed() -> None:
