@@ -34,7 +34,6 @@ from protocol.messages import (
     NodeReport,
     Ping,
     Pong,
-    Refused,
     RunFinished,
     StepReport,
     StepReportStored,
@@ -240,8 +239,7 @@ class CoordinatorMachine:
         self.outbox.log("warning", "node banned", node=node, reason=reason)
         member = self.roster.get(node)
         if member is not None:
-            self.outbox.send(node, Refused(reason=f"banned: {reason}"))
-            self.outbox.hang_up(node, "banned")
+            self.outbox.farewell(node, "banned", f"banned: {reason}")
             self._gone(member, "banned", reason, now)
         self.placement.depart(node, now, for_good=True)
 
@@ -368,8 +366,8 @@ class CoordinatorMachine:
             self.outbox.persist(row, lambda now: self._data_known(row, now))
         elif known != row:
             sentence = (
-                f"this server reads other data than the run: {row.token_count} tokens with hash {row.data_hash}, not"
-                f" {known.token_count} with {known.data_hash}; servers of stage 0 need the same files and Python"
+                f"this server reads other data than the run: {row.token_count} tokens with hash {row.data_hash[:16]},"
+                f" not {known.token_count} with {known.data_hash[:16]}; stage 0 needs the same files and Python"
             )
             self.outbox.refuse(member.peer, "data", sentence)
             self._gone(member, "evicted", "data", now)

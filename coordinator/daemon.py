@@ -127,6 +127,8 @@ async def _run(config: RunConfig, options: CoordinatorOptions, store: Store, met
     links = join_links(store, identity, addresses, places, time.time())
     async with trio.open_nursery() as nursery:
         daemon = Daemon(nursery, config, store, identity, metrics)
+        nursery.start_soon(watch_signals, daemon.pump.put)
+        nursery.start_soon(watch_loop, metrics)
         admin_token = secrets.token_hex(16)
         web = await _serve_http(nursery, daemon, metrics, options.http, admin_token)
         metrics_host, metrics_port = _serve_metrics(metrics, options.metrics)
@@ -147,8 +149,6 @@ async def _run(config: RunConfig, options: CoordinatorOptions, store: Store, met
         nursery.start_soon(daemon.write_records)
         nursery.start_soon(daemon.refresh_gauges)
         nursery.start_soon(daemon.transport.serve, listeners)
-        nursery.start_soon(watch_signals, daemon.pump.put)
-        nursery.start_soon(watch_loop, metrics)
         reason = await daemon.pump.run()
         await daemon.say_goodbye()
         nursery.cancel_scope.cancel()

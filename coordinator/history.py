@@ -12,8 +12,11 @@ from protocol.run import RunConfig
 
 
 def first_step_after(restore_step: int) -> int:
-    """The first step that a run works on after going back to a checkpoint (-1: the seed)."""
-    return restore_step + 1
+    """The first step that a run works on after going back to a checkpoint (-1: the seed).
+
+    A checkpoint's number is that of the version in it, which is what its steps 0 to number - 1 have made.
+    """
+    return max(0, restore_step)
 
 
 class History:

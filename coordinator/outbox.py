@@ -8,6 +8,7 @@ from typing import Any
 
 from coordinator.records import Record
 from protocol.ids import NodeId
+from protocol.limits import TEXT_MAX
 from protocol.machine import Count, Effect, Exit, HangUp, Log, Persist, Send
 from protocol.messages import Message, Refused
 
@@ -48,7 +49,11 @@ class Outbox:
         """Says no, and why, to a node that asks to take part."""
         self.count("barnraise_coordinator_node_joins_total", outcome="refused")
         self.log("warning", "node refused", node=peer, reason=reason, detail=sentence)
-        self.send(peer, Refused(reason=sentence))
+        self.farewell(peer, reason, sentence)
+
+    def farewell(self, peer: NodeId, reason: str, sentence: str) -> None:
+        """The last word to a node that is not wanted."""
+        self.send(peer, Refused(reason=sentence[:TEXT_MAX]))
         self.hang_up(peer, reason)
 
     def persist(self, record: Record, then: Callable[[float], None] | None = None) -> None:

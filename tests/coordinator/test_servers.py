@@ -113,15 +113,15 @@ def test_a_server_that_lost_its_disk_sends_the_run_back_to_the_common_checkpoint
     effects = desk.server("s2", checkpoints=(2, 1))
     assert (desk.plan.generation, desk.plan.ledger_generation, desk.plan.restore_step) == (2, 2, 1)
     assert [message.plan.generation for message in desk.sent("s2", PlanChanged, effects)] == [2]
-    assert desk.written(PlanRow)[-1].lost_steps == 2
-    assert desk.counted("barnraise_run_bad_steps_total", run="demo", reason="rolled_back") == 2
+    assert desk.written(PlanRow)[-1].lost_steps == 3
+    assert desk.counted("barnraise_run_bad_steps_total", run="demo", reason="rolled_back") == 3
     (log,) = desk.logged("run goes back")
-    assert (log["first_lost"], log["last_lost"], log["restore_step"]) == (2, 3, 1)
+    assert (log["first_lost"], log["last_lost"], log["restore_step"]) == (1, 3, 1)
     assert "stage 1 front 0" in log["cause"]
-    assert desk.machine.history.newest_step == 1
+    assert desk.machine.history.newest_step == 0
     assert desk.report(3, ledger_generation=1) == []  # from before, still under way
-    assert desk.sent("s0", StepReportStored, desk.report(2)) == [StepReportStored(step=2)]
-    assert [row.step for row in desk.machine.history.tail] == [0, 1, 2]
+    assert desk.sent("s0", StepReportStored, desk.report(1)) == [StepReportStored(step=1)]
+    assert [(row.step, row.ledger_generation) for row in desk.machine.history.tail] == [(0, 1), (1, 2)]
 
 
 def test_without_a_common_checkpoint_the_run_begins_again_from_the_seed() -> None:

@@ -92,7 +92,7 @@ def test_going_back_throws_steps_away_but_keeps_them_on_record(tmp_path: Path) -
     """Steps after the checkpoint do not count any more, are reported again, and both rows stay in the file."""
     store = Store(tmp_path, CONFIG)
     store.write([plan_row(1, 1), *(step_row(step) for step in range(5))])
-    store.write([plan_row(2, 2, restore_step=2, lost=2)])
+    store.write([plan_row(2, 2, restore_step=3, lost=2)])
     state = store.load()
     assert [row.step for row in state.steps] == [0, 1, 2]
     assert (state.tokens, state.rollback_count, state.lost_steps) == (3 * 2048, 1, 2)
