@@ -142,10 +142,13 @@ class _Demo:
         self._links = self._wait_for_links(folder / "links.json")
         self._http = self._links["http"]
         stages = self._config.stages
+        checkpoints = self._state / "checkpoints"
+        checkpoints.mkdir(exist_ok=True)
         for index in range(stages.count * (stages.front_servers + stages.back_servers)):
             name = f"server-{index + 1}"
             home = self._state / name
             arguments = ["server", self._links["server"], "--state", str(home), "--listen", "127.0.0.1:0"]
+            arguments += ["--checkpoints", str(checkpoints)]
             self._servers.append(self._children.start(name, home, arguments))
         for _ in range(self._options.volunteers):
             self._start_volunteer()
