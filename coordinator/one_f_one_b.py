@@ -4,8 +4,8 @@ Stage d of P starts with min(M, P - d) forwards, then alternates one backward an
 (PipeDream-Flush; the order of a `partition` problem in FORMAT.md). AutoPipe (section III-B, Fig. 6) numbers
 what follows the warm-up in *waves*: in wave y stage d runs the forward of microbatch y + P - d - 1 and the
 backward of microbatch y. A forward needs only the wave before, a backward only its own wave, so two numbers
-per stage carry the whole state. The general simulator gives the same times; a search has no use for its
-generality.
+per stage carry the whole state. The general simulator gives the same times (and knows the paper's blocking
+transfers, which we do not have); a search has no use for its generality.
 """
 
 from __future__ import annotations
@@ -67,36 +67,6 @@ def _warm_up(forward_s: Sequence[float], link_s: Sequence[float], microbatches: 
         ends.append(now)
         arrivals = next_arrivals
     return ends
-
-
-def blocking_makespan_s(
-    forward_s: Sequence[float], backward_s: Sequence[float], link_s: Sequence[float], microbatches: int
-) -> float:
-    """The makespan as AutoPipe's formulas have it: a stage waits for its transfer even when it had other work.
-
-    The transfer is charged after the maximum, also where the stage's own last operation was what it waited
-    for (section III-B; it models blocking sends and receives). For comparison with the paper: our links
-    overlap.
-    """
-    stages, last = len(forward_s), len(forward_s) - 1
-    forward_end = [
-        sum(forward_s[:d]) + sum(link_s[:d]) + min(microbatches, stages - d) * forward_s[d] for d in range(stages)
-    ]
-    backward_end = [0.0] * stages
-    for wave in range(microbatches):
-        previous = list(forward_end)
-        for d in range(stages):
-            if wave and wave + last - d < microbatches:
-                ready = backward_end[d]
-                if d:
-                    ready = max(ready, previous[d - 1]) + link_s[d - 1]
-                forward_end[d] = ready + forward_s[d]
-        for d in range(last, -1, -1):
-            ready = max(backward_end[d], forward_end[d])
-            if d < last:
-                ready = max(ready, backward_end[d + 1]) + link_s[d]
-            backward_end[d] = ready + backward_s[d]
-    return backward_end[0]
 
 
 @dataclass(frozen=True, slots=True)

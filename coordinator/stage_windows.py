@@ -83,30 +83,33 @@ def heads(chain: Chain, floor: Windows | None = None) -> Windows:
     """
     durations, down, last = chain.durations_s, chain.down, len(chain.durations_s) - 1
     head: Windows = [[[0.0] * chain.microbatches for _ in chain.stages] for _ in chain.rows]
-    on_the_way_down = [(row, stage) for stage in chain.stages for row in range(down + 1)]
-    on_the_way_up = [(row, stage) for stage in reversed(chain.stages) for row in range(down + 1, last + 1)]
+    way = [(row, stage) for stage in chain.stages for row in range(down + 1)]
+    way += [(row, stage) for stage in reversed(chain.stages) for row in range(down + 1, last + 1)]
+    # What a stage has run before microbatch i in a row: i + 1 in earlier rows, i in its own, and in later rows those
+    # that had to make room.
+    per_microbatch = [[sum(row[d] for row in durations[: r + 1]) for d in chain.stages] for r in chain.rows]
+    earlier = [[sum(row[d] for row in durations[:r]) for d in chain.stages] for r in chain.rows]
+    later = [[sum(row[d] for row in durations[r + 1 :]) for d in chain.stages] for r in chain.rows]
     for i in range(chain.microbatches):
-        for row, stage in on_the_way_down + on_the_way_up:
-            start = floor[row][stage][i] if floor else 0.0
+        for row, stage in way:
+            own = head[row][stage]
             freed = i - chain.caps[stage]  # the microbatch that must be done before this one may enter
-            if row > 0:
-                start = max(start, head[row - 1][stage][i] + durations[row - 1][stage])
-            elif freed >= 0:
-                start = max(start, head[last][stage][freed] + durations[last][stage])
+            starts = [floor[row][stage][i] if floor else 0.0]
             if i > 0:
-                start = max(start, head[row][stage][i - 1] + durations[row][stage])
-                before = sum(
-                    durations[other][stage] * (i + (other < row) if other <= row else max(0, freed + 1))
-                    for other in chain.rows
-                )
-                start = max(start, head[0][stage][0] + before)
+                starts.append(own[i - 1] + durations[row][stage])
+                before_s = per_microbatch[row][stage] * i + earlier[row][stage]
+                if freed >= 0:
+                    before_s += later[row][stage] * (freed + 1)
+                starts.append(head[0][stage][0] + before_s)
+            if row > 0:
+                starts.append(head[row - 1][stage][i] + durations[row - 1][stage])
+            elif freed >= 0:
+                starts.append(head[last][stage][freed] + durations[last][stage])
             if row == down and stage > 0:
-                came = head[row][stage - 1][i] + durations[row][stage - 1] + chain.link_s[stage - 1]
-                start = max(start, came)
-            if row == down + 1 and stage + 1 < len(chain.caps):
-                came = head[row][stage + 1][i] + durations[row][stage + 1] + chain.link_s[stage]
-                start = max(start, came)
-            head[row][stage][i] = start
+                starts.append(head[row][stage - 1][i] + durations[row][stage - 1] + chain.link_s[stage - 1])
+            elif row == down + 1 and stage + 1 < len(chain.caps):
+                starts.append(head[row][stage + 1][i] + durations[row][stage + 1] + chain.link_s[stage])
+            own[i] = max(starts)
     return head
 
 

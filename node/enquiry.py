@@ -29,7 +29,7 @@ PATIENCE_S = 3.0
 """After so long without a welcome the person is told what is waited for: a run begins when its servers are there."""
 GUESSED_VOCABULARY = 259
 """The byte tokenizer's, while no server has read the data."""
-_FORM_BYTES = {"fp32": 4, "bf16": 2}
+_FORM_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2}
 
 
 @dataclass(frozen=True, slots=True)

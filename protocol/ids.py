@@ -19,7 +19,7 @@ Op = Literal["F", "L", "B", "I", "W"]
 
 _Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
 _Small = Annotated[int, Meta(ge=0, lt=2**32)]
-_Form = Literal["fp32", "bf16", "int32", "int61"]
+_Form = Literal["fp64", "fp32", "bf16", "int32", "int61"]
 
 
 class TaskId(Struct, frozen=True, array_like=True, order=True, forbid_unknown_fields=True):

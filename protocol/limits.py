@@ -140,5 +140,5 @@ REPORT_COUNTERS = (
 )
 """Keys of `NodeReport.counters`; a report may leave some out, and holds no others."""
 
-FORM_ITEM_BYTES = {"fp32": 4, "bf16": 2, "int32": 4, "int61": 8}
+FORM_ITEM_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "int32": 4, "int61": 8}
 """Bytes of one element in each wire form."""

@@ -57,8 +57,8 @@ class DataSection(_Section, frozen=True, kw_only=True):
 class OptimizerSection(_Section, frozen=True, kw_only=True):
     """AdamW on the servers' CPUs, with the global gradient norm clipped."""
 
-    learning_rate: float = 1e-3
-    """Peak learning rate. At three times this the default model's loss leaps, and rounding grows with it."""
+    learning_rate: float = 1.5e-3
+    """Peak learning rate."""
     beta1: float = 0.9
     """Decay of the first moment."""
     beta2: float = 0.95
@@ -106,8 +106,9 @@ class WireSection(_Section, frozen=True, kw_only=True):
 
     activations: Literal["fp32", "bf16"] = "fp32"
     """Form of activations and of their gradients."""
-    gradients: Literal["fp32", "bf16"] = "fp32"
-    """Form of weight gradients."""
+    gradients: Literal["fp64", "fp32", "bf16"] = "fp64"
+    """Form of summed weight gradients. fp64 loses nothing of a sum of fp32 gradients, so the weights do not depend on
+    who summed what; the others halve or quarter what a volunteer uploads, and round."""
     parameters: Literal["fp32", "bf16"] = "fp32"
     """Form of parameters sent to volunteers."""
     gradient_grid_bits: int = 22

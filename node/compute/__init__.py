@@ -1,1 +1,1 @@
-"""The only place that imports torch: the model, the optimizer, the data, the device."""
+"""The only place that imports torch: the model, the optimizer, the device."""

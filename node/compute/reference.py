@@ -85,11 +85,14 @@ def train_reference(
     began_s = time.perf_counter()
     for step in range(steps):
         params = versions[config.version_of(step)]
-        gradient = torch.zeros_like(params)
+        exact = torch.zeros_like(params, dtype=torch.float64)  # so that the order of summation does not matter
         loss_sum = 0.0
         for microbatch in range(config.batch.microbatches):
             tokens, labels = (torch.from_numpy(array).long() for array in dataset.batch(step, microbatch))
+            gradient = torch.zeros_like(params)
             loss_sum += model.loss(params, tokens, labels, 1.0 / config.step_tokens, gradient)[0]
+            exact += gradient
+        gradient = exact.float()
         square_norm = partial_square_norm(gradient)
         skipped = not math.isfinite(square_norm)
         versions[step + 1] = versions[step].clone()

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from protocol.errors import RemoteProtocolError
 
-Form = Literal["fp32", "bf16", "int32"]
+Form = Literal["fp64", "fp32", "bf16", "int32"]
 
 _STORED: Final[dict[str, tuple[torch.dtype, torch.dtype]]] = {
     # form: (type on the wire, type that decode returns)
+    "fp64": (torch.float64, torch.float64),
     "fp32": (torch.float32, torch.float32),
     "bf16": (torch.bfloat16, torch.float32),
     "int32": (torch.int32, torch.int64),
@@ -50,9 +51,9 @@ def encode(tensor: Tensor, form: str) -> memoryview:
 
 
 def decode(buffer: bytes | bytearray | memoryview, shape: tuple[int, ...], form: str) -> Tensor:
-    """The tensor in `buffer`: fp32 for fp32 and bf16, int64 for int32.
+    """The tensor in `buffer`: fp64 for fp64, fp32 for fp32 and bf16, int64 for int32.
 
-    fp32 from a writable buffer shares its memory; the buffer must then belong to the tensor alone.
+    fp32 and fp64 from a writable buffer shares its memory; the buffer must then belong to the tensor alone.
 
     Raises:
         RemoteProtocolError: the buffer's length is not what shape and form say, or they are out of bounds.

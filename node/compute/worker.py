@@ -40,6 +40,9 @@ class StageWorker:
         self._params: dict[int, Tensor] = {}
         self._graphs: dict[Hashable, StageContext] = {}
         self._sums: dict[Hashable, Tensor] = {}
+        """fp64: the sum of fp32 gradients comes out the same whoever adds what to what first."""
+        self._task_gradient = torch.zeros(self.layout.parameter_count, device=self._device)
+        """One task's weight gradients, before they are added to a sum."""
 
     # ---- weights ----
 
@@ -75,13 +78,12 @@ class StageWorker:
 
         Weight gradients are added to the sum `into`, which begins at zero; None throws them away.
         """
-        context = self._graphs.pop(key)
-        return _to_cpu(self._model.backward(context, dy.to(self._device), self._sum(into)))
+        return self._backward(self._graphs.pop(key), dy, into)
 
     def recompute_backward(self, version: int, x: Tensor, dy: Tensor, into: Hashable | None) -> Tensor | None:
         """As `backward`, for whoever has not done the forward: does it again from the stage's input."""
         _, context = self._model.forward(self._params[version], x.to(self._device))
-        return _to_cpu(self._model.backward(context, dy.to(self._device), self._sum(into)))
+        return self._backward(context, dy, into)
 
     def tail(self, version: int, x: Tensor, labels: Tensor, into: Hashable | None) -> tuple[float, Tensor | None]:
         """Forward, loss and backward of the stage with the head: (loss sum in nats, the input's gradient or None).
@@ -93,26 +95,37 @@ class StageWorker:
             x.to(self._device),
             labels.to(self._device),
             self._loss_scale,
-            self._sum(into),
+            self._fresh_gradient(into),
         )
+        self._add(into)
         return loss_sum, _to_cpu(dx)
 
     # ---- sums of weight gradients ----
 
     def take_gradient(self, into: Hashable) -> Tensor:
-        """The sum, which is forgotten here; zeros if nothing was added. [parameter_count] fp32."""
+        """The sum, which is forgotten here; zeros if nothing was added. [parameter_count] fp64."""
         total = self._sums.pop(into, None)
-        return torch.zeros(self.layout.parameter_count) if total is None else total.cpu()
+        return torch.zeros(self.layout.parameter_count, dtype=torch.float64) if total is None else total.cpu()
 
     def drop_gradient(self, into: Hashable) -> None:
         self._sums.pop(into, None)
 
-    def _sum(self, into: Hashable | None) -> Tensor | None:
+    def _backward(self, context: StageContext, dy: Tensor, into: Hashable | None) -> Tensor | None:
+        dx = self._model.backward(context, dy.to(self._device), self._fresh_gradient(into))
+        self._add(into)
+        return _to_cpu(dx)
+
+    def _fresh_gradient(self, into: Hashable | None) -> Tensor | None:
+        return None if into is None else self._task_gradient.zero_()
+
+    def _add(self, into: Hashable | None) -> None:
+        """Adds the task's gradient to its sum. A task that failed half-way never gets here."""
         if into is None:
-            return None
-        if into not in self._sums:
-            self._sums[into] = torch.zeros(self.layout.parameter_count, device=self._device)
-        return self._sums[into]
+            return
+        if into in self._sums:
+            self._sums[into] += self._task_gradient
+        else:
+            self._sums[into] = self._task_gradient.double()
 
 
 def _to_cpu(tensor: Tensor | None) -> Tensor | None:

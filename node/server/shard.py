@@ -194,8 +194,9 @@ class ShardRole:
             return "shape: a part for another shard"
         if len(message.tensors) != 1:
             return "shape: a part has one tensor"
-        if self._elements is not None and message.tensors[0].shape != (self._elements,):
-            return f"shape: {message.tensors[0].shape} is not ({self._elements},)"
+        expected = ((self._elements,), context.config.wire.gradients)
+        if (message.tensors[0].shape, message.tensors[0].form) != expected:
+            return f"shape: expected {expected[1]}{list(expected[0])}, got {message.tensors[0]}"
         if message.version != context.config.version_of(message.step):
             return "version: not the version of its step"
         if any(task.step != message.step for task in message.tasks) or not message.tasks:

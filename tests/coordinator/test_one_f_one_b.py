@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.one_f_one_b import blocking_makespan_s, makespan_s, timeline
+from coordinator.one_f_one_b import makespan_s, timeline
 from coordinator.simulator.graph import Costs, StageCosts
 from coordinator.simulator.links import Network
 from coordinator.simulator.pipeline import simulate
@@ -18,7 +18,12 @@ from protocol.schedule import Flow, Hop, Instruction, Key, Op, Schedule
 
 
 def simulated_s(
-    forward_s: list[float], backward_s: list[float], link_s: list[float], microbatches: int, halved: int = 0
+    forward_s: list[float],
+    backward_s: list[float],
+    link_s: list[float],
+    microbatches: int,
+    halved: int = 0,
+    blocking: bool = False,
 ) -> float:
     """The same order, written out and run by the general simulator."""
     stages = len(forward_s)
@@ -43,7 +48,7 @@ def simulated_s(
         )
     costs = Costs([StageCosts(f, b, 0.0) for f, b in zip(forward_s, backward_s, strict=True)])
     schedule = Schedule(stages=stages, flows=flows, orders=tuple(orders))
-    return simulate(schedule, costs, Network.line(link_s)).makespan_s
+    return simulate(schedule, costs, Network.line(link_s, blocking)).makespan_s
 
 
 @pytest.mark.parametrize(
@@ -68,8 +73,8 @@ def test_makespans_by_hand(
 
 def test_blocking_transfers_cost_more() -> None:
     """AutoPipe's own formulas, with the transfer after the maximum: 30.5 instead of 29."""
-    assert blocking_makespan_s([1] * 3, [2] * 3, [0.5] * 2, 6) == 30.5
-    assert blocking_makespan_s([1] * 3, [2] * 3, [0.0] * 2, 6) == 24
+    assert simulated_s([1.0] * 3, [2.0] * 3, [0.5] * 2, 6, blocking=True) == 30.5
+    assert simulated_s([1.0] * 3, [2.0] * 3, [0.0] * 2, 6, blocking=True) == 24
 
 
 @pytest.mark.parametrize(("heavy", "master"), [(0, 0), (1, 1), (2, 2)])

@@ -14,7 +14,15 @@ from coordinator.records import Banned, DataRow, InviteSpent, MemberRow, PlanRow
 from node.core import NodeFacts, NodeMachine
 from protocol.ids import NodeId
 from protocol.membership import Invite
-from protocol.run import BatchSection, CheckpointSection, LimitsSection, ModelSection, RunConfig, StagesSection
+from protocol.run import (
+    BatchSection,
+    CheckpointSection,
+    LimitsSection,
+    ModelSection,
+    RunConfig,
+    StagesSection,
+    WireSection,
+)
 from tests.simulation.world import Host, Watcher, World
 
 COORDINATOR = NodeId("coordinator")
@@ -68,6 +76,7 @@ class Shape:
                 back_servers=self.backs,
                 collocated=self.collocated,  # type: ignore[arg-type]
             ),
+            wire=WireSection(gradients="fp32"),
             checkpoint=CheckpointSection(every_steps=self.checkpoint_every),
             limits=LimitsSection(
                 lease_s=8.0, contribution_tasks=self.contribution_tasks, snapshot_steps=self.snapshot_steps
