@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from node.compute.checkpoint import read_checkpoint
-from node.compute.export import export_model
+from node.compute.export import export_model, join_shards
 from node.compute.layout import StageLayout
 from node.data.dataset import Dataset
 
@@ -24,5 +22,5 @@ def export_checkpoint(folder: Path, step: int, out: Path) -> None:
     stages = []
     for stage, (first, end, count) in enumerate(manifest.partition):
         layout = StageLayout(manifest.config, manifest.vocabulary, first, end)
-        stages.append((layout, torch.cat([shards[stage, shard]["params"] for shard in range(count)])))
+        stages.append((layout, join_shards([shards[stage, shard]["params"] for shard in range(count)])))
     export_model(out, stages, Dataset(manifest.config).tokenizer)

@@ -24,7 +24,7 @@ class Recorder:
 
     up: list[Link] = field(default_factory=list)
     down: list[tuple[Link, str]] = field(default_factory=list)
-    messages: list[tuple[Link, Message, tuple[bytearray, ...]]] = field(default_factory=list)
+    messages: list[tuple[Link, Message, tuple[memoryview, ...]]] = field(default_factory=list)
     rejected: list[tuple[str, str]] = field(default_factory=list)
     byte_counts: dict[tuple[str, str], int] = field(default_factory=dict)
     hold: trio.Event | None = None
@@ -35,7 +35,7 @@ class Recorder:
         self.up.append(link)
         self._notify()
 
-    async def on_message(self, link: Link, message: Message, buffers: tuple[bytearray, ...]) -> None:
+    async def on_message(self, link: Link, message: Message, buffers: tuple[memoryview, ...]) -> None:
         self.messages.append((link, message, buffers))
         self._notify()
         if self.hold is not None:
