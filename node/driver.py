@@ -272,9 +272,10 @@ def all_finite(message: Message, buffers: Sequence[Buffer]) -> bool:
     """Whether no tensor of floats holds a NaN or an infinity: a volunteer's would spoil every sum that it enters."""
     refs: tuple[TensorRef, ...] = getattr(message, "tensors", ())
     for ref, buffer in zip(refs, buffers, strict=True):
-        if ref.form == "fp32":
+        if ref.form in ("fp32", "fp64"):
             # A sum is finite unless a value is not (or values are absurd): one pass, no copy.
-            if not np.isfinite(np.frombuffer(buffer, dtype=np.float32).sum(dtype=np.float64)):
+            values = np.frombuffer(buffer, dtype=np.float32 if ref.form == "fp32" else np.float64)
+            if not np.isfinite(values.sum(dtype=np.float64)):
                 return False
         elif ref.form == "bf16":
             bits = np.frombuffer(buffer, dtype=np.uint16)

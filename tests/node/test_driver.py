@@ -64,7 +64,7 @@ async def driver() -> Driver:
 
 def contribution(values: list[float], form: str = "fp32") -> tuple[Contribute, bytearray]:
     """A volunteer's contribution and its bytes."""
-    array = np.array(values, dtype=np.float32)
+    array = np.array(values, dtype=np.float64 if form == "fp64" else np.float32)
     if form == "bf16":
         data = bytearray((array.view(np.uint32) >> 16).astype(np.uint16).tobytes())
     else:
@@ -82,7 +82,7 @@ def contribution(values: list[float], form: str = "fp32") -> tuple[Contribute, b
     return message, data
 
 
-@pytest.mark.parametrize("form", ["fp32", "bf16"])
+@pytest.mark.parametrize("form", ["fp64", "fp32", "bf16"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.trio
 async def test_a_volunteer_that_sends_nan_is_refused_and_nobody_else(driver: Driver, form: str, bad: float) -> None:
