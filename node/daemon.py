@@ -307,7 +307,7 @@ def link_options(config: RunConfig) -> LinkOptions:
     model = config.model
     hidden = config.batch.samples * model.context * model.hidden * 4
     layer = model.hidden * (2 * model.hidden + 2 * model.hidden + 3 * model.feed_forward + 2)
-    # A tokenizer's size is not known yet: 2**20 rows is the most that one may have, but no run needs all of them here.
-    vectors = 4 * (model.layers * layer + 2 * model.hidden * VOCABULARY_GUESS)
+    # Gradients travel in fp64. The tokenizer's size is not known yet, so a large one is assumed.
+    vectors = 8 * (model.layers * layer + 2 * model.hidden * VOCABULARY_GUESS)
     largest = max(TENSOR_BYTES_MAX, hidden, vectors)
     return LinkOptions(tensor_bytes_max=largest, window_bytes=max(WINDOW_BYTES, 2 * largest))

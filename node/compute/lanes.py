@@ -75,9 +75,10 @@ class _Performer:
     def perform(self, job: Any, buffers: Buffers) -> Outcome:
         """Does a job. An error of its data, of the device or of the disk becomes `ComputeFailed`."""
         self._made, self._codec_s = [], 0.0
-        kind, method = self._methods()[type(job)]
+        kind = "other"
         start = time.monotonic()
         try:
+            kind, method = self._methods()[type(job)]
             fact: Computed | ComputeFailed = Computed(job, method(job, buffers))
         except Exception as error:  # whatever it is, the machine must know that the job will not end
             fact, self._made = ComputeFailed(job, f"{type(job).__name__}: {error or type(error).__name__}"), []
@@ -133,7 +134,6 @@ class DevicePerformer(_Performer):
     def _set_up(self, job: jobs.SetUpDevice, _: Buffers) -> None:
         stage = job.plan.stages[job.stage]
         self._config = job.config
-        self._shard_count = len(stage.servers)
         self._worker = StageWorker(
             job.config, job.vocabulary, stage.first_block, stage.end_block, self._threads, self._device
         )
