@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
 import psutil
 import trio
 
@@ -23,7 +24,9 @@ from protocol.messages import Join, Leave, Message, Refused, Welcome
 from protocol.run import RunConfig
 
 ANSWER_S = 20.0
-"""How long the coordinator may take to say what the run is."""
+"""How long the coordinator may take to accept the link."""
+PATIENCE_S = 3.0
+"""After so long without a welcome the person is told what is waited for: a run begins when its servers are there."""
 GUESSED_VOCABULARY = 259
 """The byte tokenizer's, while no server has read the data."""
 _FORM_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2}
@@ -148,6 +151,10 @@ async def _ask(link: JoinLink, state: NodeState) -> Welcome:
         try:
             with trio.fail_after(ANSWER_S):
                 await transport.dial(link.addresses, link.coordinator)
+            with trio.move_on_after(PATIENCE_S):
+                await asker.heard.wait()
+            if not asker.heard.is_set():
+                click.echo("The run has not begun: its servers are not all there. Waiting (Ctrl-C leaves) …")
                 await asker.heard.wait()
         except DialError as error:
             failure = str(error)
