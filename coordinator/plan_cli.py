@@ -39,6 +39,6 @@ plan = _LazyGroup(
     help="Plan a run, or a piece of one, without starting a daemon.",
 )
 schedule = _LazyGroup(
-    {"show": "coordinator.show_cli:show"},
+    {"show": "coordinator.show_cli:show", "gallery": "coordinator.gallery_cli:gallery"},
     help="Show the order in which a pipeline's nodes work, and what it costs.",
 )

@@ -198,7 +198,7 @@ class Driver:
         self._links[link.peer] = link
         self.pump.put(LinkUp(link.peer, link.role, link.public_key, link.credential))
 
-    async def on_message(self, link: Link, message: Message, buffers: tuple[bytearray, ...]) -> None:
+    async def on_message(self, link: Link, message: Message, buffers: tuple[memoryview, ...]) -> None:
         await self.pump.room()
         if self._links.get(link.peer) is not link:
             return  # the link went down while this waited

@@ -114,7 +114,7 @@ class _Asker:
             )
         )
 
-    async def on_message(self, link: Link, message: Message, buffers: tuple[bytearray, ...]) -> None:
+    async def on_message(self, link: Link, message: Message, buffers: tuple[memoryview, ...]) -> None:
         if isinstance(message, Welcome | Refused) and self.answer is None:
             self.answer = message
             link.send(Leave(reason="asked what the run is"))

@@ -17,10 +17,8 @@ def export_checkpoint(folder: Path, step: int, out: Path) -> None:
     Raises:
         CheckpointError: the checkpoint is not complete.
     """
-    import torch
-
     from node.compute.checkpoint import read_checkpoint
-    from node.compute.export import export_model
+    from node.compute.export import export_model, join_shards
     from node.compute.layout import StageLayout
     from node.data.dataset import Dataset
 
@@ -28,7 +26,7 @@ def export_checkpoint(folder: Path, step: int, out: Path) -> None:
     stages = []
     for stage, (first, end, count) in enumerate(manifest.partition):
         layout = StageLayout(manifest.config, manifest.vocabulary, first, end)
-        stages.append((layout, torch.cat([shards[stage, shard]["params"] for shard in range(count)])))
+        stages.append((layout, join_shards([shards[stage, shard]["params"] for shard in range(count)])))
     export_model(out, stages, Dataset(manifest.config).tokenizer)
 
 
