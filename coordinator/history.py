@@ -76,14 +76,16 @@ class History:
             return None
         if report.step <= self._accepted:
             return None  # on its way to the disk; the answer follows
-        if report.step > self._accepted + 1 and report.step != self._gap_asked:
-            self._gap_asked = report.step
-            self._outbox.send(peer, StepReportStored(step=self.newest_step))
-            return None
+        if report.step > self._accepted + 1 and (self._gap_asked < 0 or report.step > self._gap_asked):
+            if self._gap_asked < 0:
+                self._gap_asked = report.step
+                self._outbox.send(peer, StepReportStored(step=self.newest_step))
+            return None  # those behind the gap come again with it
         if report.step > self._accepted + 1:
             missing = (self._accepted + 1, report.step - 1)
             self._outbox.log("warning", "step reports missing", first=missing[0], last=missing[1])
         self._accepted = report.step
+        self._gap_asked = -1
         return StepRow(
             ledger_generation=report.ledger_generation,
             step=report.step,

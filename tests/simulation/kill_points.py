@@ -32,7 +32,8 @@ SENDS = (
 )  # fmt: skip
 RECORDS = (
     "PlanRow", "MemberRow", "InviteSpent", "DataRow", "StepRow",
-    "ShardStarted", "ContributionStored", "ContributionAccepted", "StepDecided", "StepSealed", "StepCommitted", "StepDone",
+    "ShardStarted", "ContributionStored", "ContributionAccepted", "StepDecided", "StepSealed", "StepCommitted",
+    "StepDone",
     "SnapshotWritten", "CheckpointWritten",
 )  # fmt: skip
 POINTS = tuple(
