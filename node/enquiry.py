@@ -27,7 +27,7 @@ ANSWER_S = 20.0
 """How long the coordinator may take to accept the link."""
 PATIENCE_S = 3.0
 """After so long without a welcome the person is told what is waited for: a run begins when its servers are there."""
-GUESSED_VOCABULARY = 259
+GUESSED_VOCABULARY = 257
 """The byte tokenizer's, while no server has read the data."""
 _FORM_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2}
 

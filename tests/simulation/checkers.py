@@ -209,7 +209,7 @@ class Checker(Watcher):
             first = max(0, plan.restore_step)
             self.rows = [row for row in self.rows if row.step < first]
             # Reports that a lost disk has taken with it are made up for by nobody; the checkpoint has their steps.
-            self._next_row = first
+            self._next_row = min(self._next_row, first)
 
     def _on_row(self, row: StepRow) -> None:
         # Whoever knew of the missing ones may have lost its disk with them: the history says so, and goes on.
