@@ -36,11 +36,13 @@ class History:
         self._accepted = self.newest_step
         """The newest step that was sent to the disk."""
         self._gap_asked = -1
+        self._restored_end = stored.plan is not None and stored.plan.restore_step >= config.steps
+        """Every server was lost after the last checkpoint: there is nothing left to train, or to report."""
 
     @property
     def finished(self) -> bool:
-        """Whether the run's last step is stored."""
-        return self.newest_step >= self._config.steps - 1
+        """Whether the run's last step is stored, or lies in the checkpoint that the run went back to."""
+        return self.newest_step >= self._config.steps - 1 or self._restored_end
 
     def newest_of(self, ledger_generation: int) -> int:
         """The newest closed step of these ledgers; -1 when they have closed none."""
@@ -54,6 +56,7 @@ class History:
 
     def go_back(self, restore_step: int) -> None:
         """Forgets the steps after a checkpoint; they will be reported again."""
+        self._restored_end = restore_step >= self._config.steps
         lost = self.lost_by(restore_step)
         while self.tail and self.tail[-1].step >= first_step_after(restore_step):
             self.tokens -= self.tail.pop().tokens
