@@ -252,7 +252,7 @@ class Daemon:
         self._metrics.record("barnraise_transport_connects_total", path="tcp", outcome="ok")
         self.pump.put(LinkUp(link.peer, link.role, link.public_key, link.credential))
 
-    async def on_message(self, link: Link, message: Message, buffers: tuple[bytearray, ...]) -> None:
+    async def on_message(self, link: Link, message: Message, buffers: tuple[memoryview, ...]) -> None:
         await self.pump.room()
         if not link.closing:
             self.pump.put(Received(link.peer, message))

@@ -33,10 +33,12 @@ plan = _LazyGroup(
         "tune": "coordinator.tune_cli:plan_tune",
         "placement": "coordinator.placement.cli:plan_placement",
         "routes": "coordinator.routes.cli:plan_routes",
+        "run": "coordinator.placement.run_cli:plan_run_command",
+        "compare": "coordinator.placement.compare_cli:plan_compare",
     },
     help="Plan a run, or a piece of one, without starting a daemon.",
 )
 schedule = _LazyGroup(
-    {"show": "coordinator.show_cli:show"},
+    {"show": "coordinator.show_cli:show", "gallery": "coordinator.gallery_cli:gallery"},
     help="Show the order in which a pipeline's nodes work, and what it costs.",
 )

@@ -15,7 +15,7 @@ from coordinator.schedules.design import Route, routes_of
 from coordinator.simulator.graph import Costs, TaskGraph, build_graph, unordered
 from coordinator.simulator.links import Network
 from coordinator.simulator.pipeline import DeadlockError, Timeline, drive
-from protocol.policies import First, Policy, Traversal, Weights
+from protocol.policies import First, Policy, Traversal
 from protocol.schedule import Flow
 
 
@@ -56,17 +56,12 @@ def policies_of(
     routes: Sequence[Route],
     nodes: int,
     segments: int = 1,
-    weights: Weights = Weights.GAP,
     free_first: bool = False,
-    memory: float = 1.0,
 ) -> list[Policy]:
     """One policy per node.
 
     A stage that is `d` steps from the end of its route may hold what its turn-round needs: d microbatches,
     as 1F1B does, and never less than one; caps for a whole node deadlock where it holds both ends of a route.
-
-    Args:
-        memory: a factor on those limits.
     """
     ways: dict[int, dict[int, int]] = {node: {} for node in range(nodes)}
     for route in routes:
@@ -84,8 +79,7 @@ def policies_of(
                 warmup=2 * (nodes - 1 - node) + (len(lefts) - 1) * nodes if turns else None,
                 forward=Traversal(deepest_first=point.forward_deepest, interval=point.interval),
                 backward=Traversal(deepest_first=point.backward_deepest, interval=point.interval),
-                alive_max=() if turns else tuple(max(1, int(left * memory)) + segments - 1 for left in lefts),
-                weights=weights,
+                alive_max=() if turns else tuple(left + segments - 1 for left in lefts),
                 free_first=free_first,
             )
         )

@@ -52,9 +52,8 @@ def latency_warmup(forward_s: Sequence[float], backward_s: Sequence[float], link
     """Per stage, the forwards to run before the steady state so that latency costs no bubble.
 
     1F1B has one microbatch in flight per later hop, so each cycle pays the link twice; one more is needed
-    for every
-    started cycle that the way there and back takes: sum over later hops of 1 + ceil(2 link / (F + B)), F +
-    B being the slowest stage's.
+    for every started cycle that the way there and back takes: sum over later hops of 1 + ceil(2 link / (F + B)),
+    F + B being the slowest stage's.
     """
     cycle_s = max(f + b for f, b in zip(forward_s, backward_s, strict=True))
     warmup = [0]
@@ -105,7 +104,7 @@ def search(problem: PipelineProblem, budget_s: float, seed: int, clock: Callable
             continue
         if best is None or timeline.makespan_s < best.makespan_s:
             best, words = timeline, name
-    assert best is not None, "1F1B's own policy never deadlocks"
+    assert best is not None, "backwards first within memory never deadlocks"
     if not reached() and time_left() > 0:
         caps = problem.activations_max
         improver = OrderImprover(graph, None if caps is None else [float(cap) for cap in caps])
@@ -116,7 +115,7 @@ def search(problem: PipelineProblem, budget_s: float, seed: int, clock: Callable
 
 
 def _policies(problem: PipelineProblem) -> Iterator[tuple[str, list[Policy]]]:
-    """Policies per stage, the most promising first; the first is 1F1B, which never deadlocks."""
+    """Policies per stage, the most promising first; the first, backwards first within memory, never deadlocks."""
     for name, caps in _caps(problem):
         if problem.split_backward:
             rules: Sequence[tuple[Weights, bool]] = list(product(Weights, (False, True)))
@@ -130,6 +129,11 @@ def _policies(problem: PipelineProblem) -> Iterator[tuple[str, list[Policy]]]:
                 words,
                 [Policy(first=first, alive_max=(cap,), weights=weights, free_first=free_first) for cap in caps],
             )
+        # Turns that are waited for keep 1F1B's order where times are unequal.
+        yield (
+            f"strict turns, {name}",
+            [Policy(first=First.INTERLEAVED, wait_turn=True, warmup=cap - 1, alive_max=(cap,)) for cap in caps],
+        )
 
 
 def _caps(problem: PipelineProblem) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -102,7 +102,12 @@ def _from_file(path: Path, stages: int, microbatches: int) -> Design:
         raise BadInputError(f"{path.name}: {type(error).__name__}: {error}") from error
     if not callable(make := getattr(module, "design", None)):
         raise BadInputError(f"{path.name}: has no function design(stages, microbatches)")
-    design = make(stages, microbatches)
+    try:
+        design = make(stages, microbatches)
+    except BadInputError:
+        raise
+    except Exception as error:
+        raise BadInputError(f"{path.name}: design: {type(error).__name__}: {error}") from error
     if not isinstance(design, Design):
         raise BadInputError(f"{path.name}: design gives {type(design).__name__}, not a Design")
     return design

@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+
+import numpy as np
 
 from coordinator.costs import BlockCost
 from coordinator.policy_grid import Point, policies_of
@@ -93,6 +94,8 @@ class Case:
             raise BadInputError(
                 f"microbatch_samples: {choice.microbatch_samples} does not divide the step's {work.samples} samples"
             )
+        if choice.slices and choice.microbatch_samples < 2:
+            raise BadInputError(f"slices: a microbatch of {choice.microbatch_samples} sample has no halves")
         self._routes = routes_of(choice.placement, choice.nodes)
         stages = len(self._routes[0])
         if stages > len(work.blocks):
@@ -149,7 +152,8 @@ class Case:
         """A quick valid bound: every node's work, after the first piece reached it and before the last left
         it."""
         costs, slowness = self._costs, self._costs.node_slowness or ()
-        halves = 2 if self._choice.slices else 1
+        # The smaller half of three samples is a third.
+        halves = 3 if self._choice.slices else 1
         work_s = [0.0] * len(self._nodes)
         head_s = [math.inf] * len(self._nodes)
         for number, route in enumerate(self._routes):
@@ -168,12 +172,14 @@ class Case:
 
     def run(self) -> Timeline:
         """Simulates the choice under its policies."""
+        samples = self._choice.microbatch_samples
+        halves = ((samples + 1) // 2, samples // 2)
         flows = tuple(
             Flow(
                 microbatch=number,
                 route=self._routes[number % len(self._routes)],
                 segment_tokens=self._cut_tokens,
-                slice_samples=(1, 1) if number < self._choice.slices else (1,),
+                slice_samples=halves if number < self._choice.slices else (samples,),
             )
             for number in range(self._microbatches)
         )
@@ -265,35 +271,26 @@ class Case:
 
 
 def balanced_edges(costs: Sequence[float], speeds: Sequence[float]) -> list[int]:
-    """First block of every stage, and the number of blocks: the largest cost/speed is least (up to a
-    millionth).
+    """First block of every stage, and the number of blocks: the largest cost/speed of a stage is least.
 
-    Bisection over that largest time; a stage takes blocks while it stays below, and leaves one for every
-    later one.
+    Dynamic programme over (stages, blocks), every stage with at least one block; ties take the later cut. Filling
+    greedily up to a limit is not enough: with unequal speeds a stage may have to leave room in its limit so that a
+    heavy block falls to a fast one.
     """
     if len(speeds) > len(costs):
         raise BadInputError(f"stages: {len(speeds)} stages cannot share {len(costs)} blocks")
-    before = [0.0, *accumulate(costs)]
-
-    def filled(limit: float) -> list[int] | None:
-        edges = [0]
-        for stage, speed in enumerate(speeds):
-            edge = edges[-1] + 1
-            last = len(costs) - (len(speeds) - 1 - stage)
-            while edge < last and before[edge + 1] - before[edges[-1]] <= limit * speed * (1 + 1e-9):
-                edge += 1
-            if before[edge] - before[edges[-1]] > limit * speed * (1 + 1e-9):
-                return None
-            edges.append(edge)
-        return edges if edges[-1] == len(costs) else None
-
-    low, high = 0.0, before[-1] / min(speeds)
-    best = filled(high)
-    assert best is not None, "everything on any stage is within the slowest stage's time"
-    while high - low > 1e-6 * high:
-        middle = (low + high) / 2
-        if (found := filled(middle)) is not None:
-            best, high = found, middle
-        else:
-            low = middle
-    return best
+    count = len(costs)
+    before = np.concatenate(([0.0], np.cumsum(costs)))
+    held = before[None, :] - before[:, None]  # [first, end]
+    held[np.tri(count + 1, dtype=bool)] = np.inf  # an empty stage
+    least = np.full(count + 1, np.inf)
+    least[0] = 0.0
+    cuts = []
+    for speed in speeds:
+        worst = np.maximum(least[:, None], held / speed)
+        cuts.append(count - np.argmin(worst[::-1], axis=0))
+        least = worst.min(axis=0)
+    edges = [count]
+    for cut in reversed(cuts):
+        edges.append(int(cut[edges[-1]]))
+    return edges[::-1]

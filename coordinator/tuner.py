@@ -22,14 +22,18 @@ from protocol.errors import BadInputError
 
 @dataclass(frozen=True)
 class Space:
-    """What to try. Empty tuples stand for what the workload and the nodes suggest."""
+    """What to try. Empty tuples of nodes and sizes stand for what the nodes and the workload suggest.
+
+    Attributes:
+        slices: how many of 1F1B's first microbatches to halve (AutoPipe's slicer), beside none.
+    """
 
     nodes: tuple[int, ...] = ()
     microbatch_samples: tuple[int, ...] = ()
     placements: tuple[str, ...] = ("one-to-one", "V-shape", "circular", "bidirectional")
     split: tuple[bool, ...] = (False, True)
     segments: tuple[int, ...] = (1, 2, 4)
-    slices: tuple[int, ...] = (0,)
+    slices: tuple[int, ...] = (1, 2, 4)
 
 
 @dataclass(frozen=True)

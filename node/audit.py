@@ -39,8 +39,12 @@ class Finding:
 
 @dataclass
 class Audit:
-    """The verdict on a run. `steps` is how many were looked at, from step 0 on."""
+    """The verdict on a run: on the steps from `first_step` to `steps` - 1.
 
+    The first step is 0 unless all journals that remain begin at a checkpoint: what was before is nobody's record.
+    """
+
+    first_step: int
     steps: int
     stages: int
     findings: list[Finding] = field(default_factory=list)
@@ -98,7 +102,7 @@ def audit(folders: Sequence[Path], steps: int | None = None) -> Audit:
     missing = sorted(set(range(count)) - {journal.stage for journal in journals})
     if missing:
         raise AuditError(f"no journal of stage {', '.join(map(str, missing))} among the folders")
-    verdict = Audit(steps, count)
+    verdict = Audit(min(starts.values()), steps, count)
     for stage in range(count):
         _audit_stage(verdict, stage, config, [(kind, body) for s, kind, body in counted if s == stage])
     _audit_decisions(verdict, config, [(kind, body) for _, kind, body in counted])
@@ -115,7 +119,7 @@ def _audit_stage(verdict: Audit, stage: int, config: dict[str, Any], rows: list[
             accepted.setdefault((body["step"], *body["contribution"]), []).extend(body["tasks"])
         elif kind == "StepSealed":
             sealed.setdefault(body["step"], []).extend(body["contributions"])
-    for step in range(verdict.steps):
+    for step in range(verdict.first_step, verdict.steps):
         covered: Counter[tuple[str, int]] = Counter()
         strange = 0
         for contribution in sealed.get(step, []):
@@ -143,7 +147,7 @@ def _audit_decisions(verdict: Audit, config: dict[str, Any], rows: list[tuple[st
             verdict.losses[body["step"]] = body["loss"]
         elif kind == "StepDone":
             done[body["step"]] += 1
-    for step in range(verdict.steps):
+    for step in range(verdict.first_step, verdict.steps):
         trained: Counter[int] = Counter()
         for first, end in cursors.get(step, []):
             trained.update(range(first, min(end, first + 4 * step_samples)))
@@ -202,7 +206,7 @@ def main(arguments: Iterable[str]) -> int:
     for finding in verdict.findings[:20]:
         print(f"step {finding.step} stage {finding.stage}: {finding.sentence}")
     print(
-        f"{verdict.steps} steps, {verdict.stages} stages: "
+        f"steps {verdict.first_step} to {verdict.steps - 1}, {verdict.stages} stages: "
         f"{verdict.samples_lost} samples lost, {verdict.samples_doubled} doubled"
     )
     return 0 if verdict.clean else 1

@@ -50,6 +50,11 @@ _METRICS = click.option("--metrics", type=HostPort(), metavar="HOST:PORT", help=
 @_METRICS
 @click.option("--stage", type=int, default=-1, metavar="N", help="The stage this server would like to hold.")
 @click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Threads of torch.")
+@click.option(
+    "--checkpoints",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where a server with an empty state finds the run's checkpoints to start from.",
+)
 @click.option("--no-compute", is_flag=True, help="Never compute tasks here, even when no volunteer is left.")
 def server(
     link: str,
@@ -59,6 +64,7 @@ def server(
     metrics: tuple[str, int] | None,
     stage: int,
     threads: int,
+    checkpoints: Path | None,
     no_compute: bool,
 ) -> None:
     """Serve a stage of the run behind LINK: on a machine that stays up.
@@ -80,6 +86,7 @@ def server(
                 threads=threads,
                 stage=stage,
                 computes=not no_compute,
+                checkpoints=checkpoints,
             )
         )
     )

@@ -34,6 +34,7 @@ from protocol.machine import (
 )
 from protocol.messages import (
     Bye,
+    CheckpointDone,
     DataReady,
     Forget,
     InputAnswer,
@@ -60,6 +61,8 @@ from protocol.run import RunConfig
 
 REPORT_S = 2.0
 """Seconds between reports to the coordinator."""
+CHECKPOINTS_NAMED_MAX = 16
+"""As many as `Join` may name: older ones are nobody's first choice."""
 DRAIN_S = 60.0
 """A node that drains waits so long for verdicts on what it sent (state-and-trust 4.5)."""
 FOR_VOLUNTEER = (Lease, Forget, InputAnswer, Parameters, VersionReady)
@@ -111,6 +114,8 @@ class NodeMachine:
         self._out = Outbox(node, keys)
         self._links = Links(self._out, ping_s=2.0, silent_s=6.0)
         self._roles: dict[NodeId, str] = {}
+        self._checkpoints = facts.checkpoints
+        """Steps of complete checkpoints that this server can read, newest first."""
         """What the live peers' credentials say."""
         self.config: RunConfig | None = None
         self.vocabulary = 0
@@ -237,11 +242,19 @@ class NodeMachine:
                 shard=shard,
                 version=version,
                 held_generation=generation,
-                checkpoints=self._facts.checkpoints,
+                checkpoints=self._checkpoints,
             ),
         )
         if self._data is not None:
             self._out.send(self._coordinator, self._data)
+
+    def _checkpoint_done(self, message: CheckpointDone) -> None:
+        """One more that this server can begin from: the coordinator must know before a disk is lost."""
+        fits = self.plan is not None and message.ledger_generation == self.plan.ledger_generation
+        if fits and message.step not in self._checkpoints:
+            self._checkpoints = (message.step, *self._checkpoints)[:CHECKPOINTS_NAMED_MAX]
+            if self._links.is_up(self._coordinator):
+                self._join()
 
     def _held(self) -> tuple[int, int, int, int]:
         """(stage, shard, version, ledger generation) of what this node holds, as `Join` wants it."""
@@ -358,12 +371,12 @@ class NodeMachine:
         if self.server is not None and self.server.context.generation == self.plan.ledger_generation:
             self.server.change_plan(self.plan)
             return
-        if self.server is not None:
-            self.server.end()
+        unreported = self.server.end() if self.server is not None else ()
         records, self._unread = self._unread, []
         self.server = ServerMachine(
             self.node, self.config, self.vocabulary, self.plan, self._out, records, self._coordinator
         )
+        self.server.take_over(unreported)
         self.server.start(now)
         self.server.link_up(self.node, "server", now)
         for peer in self._links.live:
@@ -377,6 +390,8 @@ class NodeMachine:
     def _work(self, peer: NodeId, message: Work, now: float) -> None:
         both = isinstance(message, FOR_BOTH)
         tensors: tuple[TensorRef, ...] = getattr(message, "tensors", ())
+        if isinstance(message, CheckpointDone):
+            self._checkpoint_done(message)
         if self.server is not None and (both or not isinstance(message, FOR_VOLUNTEER)):
             self.server.handle(peer, message, now)
         elif not both and not isinstance(message, FOR_VOLUNTEER):

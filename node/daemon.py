@@ -38,7 +38,6 @@ from protocol.drive.tcp import LinkOptions, Transport, open_listeners
 from protocol.errors import BadInputError
 from protocol.identity import Identity
 from protocol.limits import TENSOR_BYTES_MAX, WINDOW_BYTES
-from protocol.machine import Told
 from protocol.membership import JoinLink, Trust
 from protocol.messages import Welcome
 from protocol.run import RunConfig
@@ -64,9 +63,10 @@ class NodeOptions:
     stage: int = -1
     computes: bool = True
     tokens_per_s: float = 0.0
+    checkpoints: Path | None = None
+    """Where a fresh server finds the checkpoints of a run that it does not know yet."""
 
 
-REJOIN = "join again: the run is known now, and with it checkpoints that the coordinator should hear of"
 VOCABULARY_GUESS = 262_144
 """Rows of the largest published vocabularies, for the bound on tensors before the run's own is known."""
 
@@ -101,11 +101,14 @@ class NodeState:
             self.config = welcome.config
             self.journal.set_meta("config", msgspec.msgpack.encode(welcome.config))
 
-    def checkpoints(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """Complete checkpoints that this node can read, and sentences on those that are not complete."""
-        if self.config is None:
-            return (), ()
-        return scan_checkpoints(run_folder(self.folder / self.config.checkpoint.folder, self.config))
+    def checkpoints(self, folder: Path | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Complete checkpoints that this node can read, and sentences on those that are not complete.
+
+        Where depends on the run. A node that has never been welcome does not know it: it looks into `folder`.
+        """
+        if self.config is not None:
+            return scan_checkpoints(run_folder(self.folder / self.config.checkpoint.folder, self.config))
+        return ((), ()) if folder is None else scan_checkpoints(only_run(folder))
 
 
 def run_node(options: NodeOptions) -> int:
@@ -116,9 +119,7 @@ def run_node(options: NodeOptions) -> int:
     """
     log = structlog.get_logger("node")
     try:
-        reason = REJOIN
-        while reason == REJOIN:
-            reason = trio.run(_run, options)
+        reason = trio.run(_run, options)
     except (JournalError, StoreFullError) as error:
         return _stopped(error)
     except BaseExceptionGroup as group:
@@ -167,11 +168,9 @@ class _Node:
         self._log = structlog.get_logger("node")
         self._keys = count(1)
         self._store = TensorStore(self._keys)
-        self._told_checkpoints: tuple[int, ...] = ()
-        self._rejoin = False
 
     async def run(self) -> str:
-        """Until the machine says `Exit`; returns the reason, or `REJOIN`."""
+        """Until the machine says `Exit`; returns the reason."""
         listeners = await self._listen() if self._role == "server" else []
         try:
             return await self._run(listeners)
@@ -219,14 +218,15 @@ class _Node:
             await driver.close_links(CLOSE_LINKS_S)
             await trio.to_thread.run_sync(driver.close_lanes)
             nursery.cancel_scope.cancel()
-        return REJOIN if self._rejoin else reason
+        return reason
 
     def _make_machine(self, listeners: list[trio.SocketListener]) -> NodeMachine:
         options, state = self._options, self._state
         records: list[Record] = []
+        checkpoints: tuple[int, ...] = ()
         if self._role == "server":
             records = state.journal.read(self._store)
-            self._told_checkpoints, incomplete = state.checkpoints()
+            checkpoints, incomplete = state.checkpoints(options.checkpoints)
             for sentence in incomplete:
                 self._log.warning("checkpoint cannot be used", detail=sentence)
         facts = NodeFacts(
@@ -236,7 +236,7 @@ class _Node:
             tokens_per_s=options.tokens_per_s,
             memory_bytes=psutil.virtual_memory().available,
             wished_stage=options.stage,
-            checkpoints=self._told_checkpoints,
+            checkpoints=checkpoints,
             computes=options.computes,
             incarnation=secrets.randbits(62),
             records=records,
@@ -276,13 +276,9 @@ class _Node:
     # ---- what comes meanwhile ------------------------------------------------------------------------------------
 
     def _on_welcome(self, welcome: Welcome) -> None:
-        """Keeps membership and run. What the run's folder holds is known only now: if it is news, join again."""
-        first = self._state.config is None
+        """Keeps membership and run."""
         self._state.keep(welcome)
         self._know(welcome.config)
-        if first and self._role == "server" and self._state.checkpoints()[0]:
-            self._rejoin = True
-            self._pump.put(Told("stop"))
 
     def _know(self, config: RunConfig) -> None:
         """The run is known: the series of its name, and the largest tensor that can honestly occur."""
@@ -296,12 +292,22 @@ class _Node:
             await trio.sleep(1.0)
 
 
+def only_run(folder: Path) -> Path:
+    """The one run whose checkpoints lie in `folder` or below it. Raises `BadInputError` when there are several."""
+    if not folder.is_dir():
+        raise BadInputError(f"--checkpoints: {folder} is no folder")
+    runs = sorted({home.parent for pattern in ("step-*", "*/step-*") for home in folder.glob(pattern)})
+    if len(runs) > 1:
+        raise BadInputError(f"--checkpoints: {folder} holds {len(runs)} runs; name one: {runs[0]}, …")
+    return runs[0] if runs else folder
+
+
 def link_options(config: RunConfig) -> LinkOptions:
     """Bounds of links from the run's sizes: the largest tensor is a stage's vector or a microbatch of hidden states."""
     model = config.model
     hidden = config.batch.samples * model.context * model.hidden * 4
     layer = model.hidden * (2 * model.hidden + 2 * model.hidden + 3 * model.feed_forward + 2)
-    # A tokenizer's size is not known yet: 2**20 rows is the most that one may have, but no run needs all of them here.
-    vectors = 4 * (model.layers * layer + 2 * model.hidden * VOCABULARY_GUESS)
+    # Gradients travel in fp64. The tokenizer's size is not known yet, so a large one is assumed.
+    vectors = 8 * (model.layers * layer + 2 * model.hidden * VOCABULARY_GUESS)
     largest = max(TENSOR_BYTES_MAX, hidden, vectors)
     return LinkOptions(tensor_bytes_max=largest, window_bytes=max(WINDOW_BYTES, 2 * largest))

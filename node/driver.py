@@ -19,7 +19,7 @@ from node.compute.lanes import DEVICE_JOBS, Lane, Outcome, input_refs
 from node.jobs import Apply, Backward, Reduce, SetUpServer, WriteCheckpoint, WriteManifest
 from node.journal import JournalWriter, tensors_of
 from node.metrics import NodeMetrics
-from node.store import Buffer, TensorStore
+from node.store import Buffer, StoreError, StoreFullError, TensorStore
 from protocol.drive.process import write_log
 from protocol.drive.pump import Pump
 from protocol.drive.tcp import DialError, Link, Transport
@@ -107,8 +107,12 @@ class Driver:
             self._token.run_sync_soon(self._done, outcome)
 
     def _done(self, outcome: Outcome) -> None:
-        for ref, buffer in outcome.tensors:
-            self._store.put(ref.key, buffer, ref.shape, ref.form)
+        try:
+            for ref, buffer in outcome.tensors:
+                self._store.put(ref.key, buffer, ref.shape, ref.form)
+        except (StoreError, StoreFullError) as error:
+            self.nursery.start_soon(_fail, error)  # an error here would be trio's own, without our name for it
+            return
         self._account(outcome)
         self.pump.put(outcome.fact)
 
@@ -160,11 +164,17 @@ class Driver:
         self.nursery.start_soon(self._dial, effect)
 
     async def _dial(self, effect: Dial) -> None:
+        start = trio.current_time()
         try:
             await self.transport.dial(effect.addresses, effect.peer)
         except DialError as error:
+            self._metrics.record("barnraise_transport_connects_total", path="tcp", outcome="failed")
             if effect.peer not in self._links:
                 self.pump.put(LinkDown(effect.peer, str(error)))
+        else:
+            self._metrics.record("barnraise_transport_connects_total", path="tcp", outcome="ok")
+            took_s = trio.current_time() - start
+            self._metrics.record("barnraise_transport_connect_duration_seconds", took_s, path="tcp")
 
     def hang_up(self, effect: HangUp) -> None:
         link = self._links.get(effect.peer)
@@ -196,9 +206,10 @@ class Driver:
 
     def on_up(self, link: Link) -> None:
         self._links[link.peer] = link
+        self._count_links()
         self.pump.put(LinkUp(link.peer, link.role, link.public_key, link.credential))
 
-    async def on_message(self, link: Link, message: Message, buffers: tuple[bytearray, ...]) -> None:
+    async def on_message(self, link: Link, message: Message, buffers: tuple[memoryview, ...]) -> None:
         await self.pump.room()
         if self._links.get(link.peer) is not link:
             return  # the link went down while this waited
@@ -220,7 +231,11 @@ class Driver:
     def on_down(self, link: Link, reason: str) -> None:
         if self._links.get(link.peer) is link:
             del self._links[link.peer]
+            self._count_links()
             self.pump.put(LinkDown(link.peer, reason))
+
+    def _count_links(self) -> None:
+        self._metrics.record("barnraise_transport_connections", len(self._links), path="tcp")
 
     def on_rejected(self, address: str, reason: str, detail: str) -> None:
         self._log.warning("peer refused", address=address, reason=reason, detail=detail)
@@ -268,13 +283,19 @@ class Driver:
         self._metrics.apply(effect)
 
 
+async def _fail(error: Exception) -> None:
+    """Ends the process with an error from where no caller could catch it."""
+    raise error
+
+
 def all_finite(message: Message, buffers: Sequence[Buffer]) -> bool:
     """Whether no tensor of floats holds a NaN or an infinity: a volunteer's would spoil every sum that it enters."""
     refs: tuple[TensorRef, ...] = getattr(message, "tensors", ())
     for ref, buffer in zip(refs, buffers, strict=True):
-        if ref.form == "fp32":
+        if ref.form in ("fp32", "fp64"):
             # A sum is finite unless a value is not (or values are absurd): one pass, no copy.
-            if not np.isfinite(np.frombuffer(buffer, dtype=np.float32).sum(dtype=np.float64)):
+            values = np.frombuffer(buffer, dtype=np.float32 if ref.form == "fp32" else np.float64)
+            if not np.isfinite(values.sum(dtype=np.float64)):
                 return False
         elif ref.form == "bf16":
             bits = np.frombuffer(buffer, dtype=np.uint16)

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
 import psutil
 import trio
 
@@ -23,8 +24,10 @@ from protocol.messages import Join, Leave, Message, Refused, Welcome
 from protocol.run import RunConfig
 
 ANSWER_S = 20.0
-"""How long the coordinator may take to say what the run is."""
-GUESSED_VOCABULARY = 259
+"""How long the coordinator may take to accept the link."""
+PATIENCE_S = 3.0
+"""After so long without a welcome the person is told what is waited for: a run begins when its servers are there."""
+GUESSED_VOCABULARY = 257
 """The byte tokenizer's, while no server has read the data."""
 _FORM_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2}
 
@@ -48,13 +51,18 @@ def enquire(link: JoinLink, folder: Path, threads: int, measure: bool) -> Offer:
     finally:
         journal.close()
     config, vocabulary = welcome.config, welcome.vocabulary or GUESSED_VOCABULARY
-    tokens_per_s = probe(config, vocabulary, threads=threads).tokens_per_s if measure else 0.0
+    tokens_per_s = measure_stage(config, vocabulary, threads) if measure else 0.0
     return Offer(describe(config, vocabulary, threads, tokens_per_s), tokens_per_s)
+
+
+def measure_stage(config: RunConfig, vocabulary: int, threads: int) -> float:
+    """Tokens a second through a stage's share of the layers, forward and backward."""
+    layers = max(1, round(config.model.layers / config.stages.count))
+    return probe(config, vocabulary, first_block=1, end_block=1 + 2 * layers, threads=threads).tokens_per_s
 
 
 def describe(config: RunConfig, vocabulary: int, threads: int, tokens_per_s: float) -> str:
     """The lines that the person reads. All figures follow from the run's own numbers."""
-    model = config.model
     parameters = StageLayout.whole(config, vocabulary).parameter_count
     free_gib = psutil.virtual_memory().available / 2**30
     lines = [
@@ -72,7 +80,7 @@ def describe(config: RunConfig, vocabulary: int, threads: int, tokens_per_s: flo
     if tokens_per_s:
         up, down = gigabytes_per_hour(config, parameters, tokens_per_s)
         lines.append(f"Expect at most {up:.1f} GB an hour up and {down:.1f} GB down, at full speed.")
-    lines.append(f"Text of the model: {model.context} tokens at a time. Ctrl-C finishes and leaves.")
+    lines.append("Ctrl-C finishes what is being computed and leaves.")
     return "\n".join(lines)
 
 
@@ -114,7 +122,7 @@ class _Asker:
             )
         )
 
-    async def on_message(self, link: Link, message: Message, buffers: tuple[bytearray, ...]) -> None:
+    async def on_message(self, link: Link, message: Message, buffers: tuple[memoryview, ...]) -> None:
         if isinstance(message, Welcome | Refused) and self.answer is None:
             self.answer = message
             link.send(Leave(reason="asked what the run is"))
@@ -148,6 +156,10 @@ async def _ask(link: JoinLink, state: NodeState) -> Welcome:
         try:
             with trio.fail_after(ANSWER_S):
                 await transport.dial(link.addresses, link.coordinator)
+            with trio.move_on_after(PATIENCE_S):
+                await asker.heard.wait()
+            if not asker.heard.is_set():
+                click.echo("The run has not begun: its servers are not all there. Waiting (Ctrl-C leaves) …")
                 await asker.heard.wait()
         except DialError as error:
             failure = str(error)

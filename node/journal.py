@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -91,7 +92,7 @@ def tensors_of(record: Record) -> tuple[TensorRef, ...]:
 
 
 class Journal:
-    """The file, opened for writing by one process. Not for use by two threads at once.
+    """The file, opened for writing by one process. Its methods may be called from any thread, one at a time.
 
     Args:
         folder: the state folder; made if it is missing.
@@ -104,6 +105,7 @@ class Journal:
         self.folder = folder
         self.path = folder / JOURNAL_FILE
         self._on_sync = on_sync
+        self._one_at_a_time = threading.Lock()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = _lock(folder / LOCK_FILE)
         try:
@@ -126,20 +128,20 @@ class Journal:
 
     def meta(self, name: str) -> bytes | None:
         """A value that was set once for the whole journal, or None."""
-        with _named(self.path):
+        with self._one_at_a_time, _named(self.path):
             row = self._connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
         return None if row is None else bytes(row[0])
 
     def set_meta(self, name: str, value: bytes) -> None:
         """Sets a value for the whole journal, durably."""
-        with _named(self.path):
+        with self._one_at_a_time, _named(self.path):
             self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
 
     def commit(self, batch: Sequence[Append | Forget]) -> None:
         """Makes a batch durable, all of it or nothing, in its order."""
         stale: list[str] = []
         start = time.monotonic()
-        with _named(self.path):
+        with self._one_at_a_time, _named(self.path):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 for item in batch:
@@ -164,7 +166,7 @@ class Journal:
         """
         records: list[Record] = []
         snapshots: list[str] = []
-        with _named(self.path):
+        with self._one_at_a_time, _named(self.path):
             rows = self._connection.execute("SELECT number, kind, body, crc FROM records ORDER BY number").fetchall()
         for number, kind, body, crc in rows:
             where = f"{self.path}: record {number} ({kind})"

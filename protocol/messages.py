@@ -420,13 +420,19 @@ class CheckpointPart(Work, frozen=True, kw_only=True):
     digest: bytes
 
 
+class CheckpointDone(Work, frozen=True, kw_only=True):
+    """Decider to all servers: the manifest of a checkpoint is durable, so they can name it when they join."""
+
+    step: int
+
+
 MESSAGES: tuple[type[Message], ...] = (
     Ping, Pong, Bye,
     Join, Welcome, Refused, PlanChanged, DataReady, StepReport, StepReportStored, NodeReport, RunFinished, Leave,
     Ready, Lease, LeaseReturned, Output, InputGradient, Forget, FetchInput, InputAnswer, FetchParameters,
     Parameters, VersionReady, Contribute, Verdict,
     ServerReady, Activation, Labels, Gradient, Held, Stored, StepOpened, StepClosed, Freeze, PartialNorm, StageFrozen,
-    Decision, Commit, Committed, StageCommitted, CheckpointPart,
+    Decision, Commit, Committed, StageCommitted, CheckpointPart, CheckpointDone,
 )  # fmt: skip
 """All kinds, in the order of this file; the codec and the role table are tested to know each."""
 
@@ -453,4 +459,4 @@ _may((("volunteer", "server"), ("server", "server")), Ready, LeaseReturned, Outp
 _may((("server", "volunteer"), ("server", "server")), Lease, Forget, InputAnswer, Parameters, VersionReady, Verdict,
      StepClosed)  # fmt: skip
 _may((("server", "server"),), ServerReady, Activation, Labels, Gradient, Held, Stored, StepOpened, Freeze, PartialNorm,
-     StageFrozen, Decision, Commit, Committed, StageCommitted, CheckpointPart)  # fmt: skip
+     StageFrozen, Decision, Commit, Committed, StageCommitted, CheckpointPart, CheckpointDone)  # fmt: skip

@@ -68,8 +68,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         first: the kind that goes first; `interleaved` alternates `forward_unit` forwards, `backward_unit`
             backwards.
         wait_turn: when interleaved, wait for the kind whose turn it is as soon as one backward has run.
-        warmup: forwards to run before the first backward (an upper limit when fewer exist); None for as
-            many as are ready.
+        warmup: forwards to run before the steady state, whose first forward still comes before the first
+            backward; None for as many as are ready.
         forward, backward: traversal of the node's stages.
         alive_max: per stage of the node, how many segments may be alive, from the start of F to the end of
             B, or of W when split; () for no limit.
@@ -185,8 +185,9 @@ def choose(
     for candidate in candidates:
         kind, chunk = candidate.kind, candidate.chunk
         if kind == Kind.FORWARD:
-            # Later slices of a microbatch whose first slice has started are part of it already.
-            if not candidate.key.slice and not _fits(policy, state, chunk):
+            if candidate.key.slice:  # what was begun is finished first: its memory and its turn are taken
+                return candidate, _after_forward(policy, state, candidate)
+            if not _fits(policy, state, chunk):
                 memory_full = True
             elif _goes_before(candidate, forward, policy.forward, state.forward_at):
                 forward = candidate
@@ -251,15 +252,18 @@ def _by_kind(policy: Policy, state: State, forward: Ready | None, backward: Read
 
 
 def _after_forward(policy: Policy, state: State, chosen: Ready) -> State:
+    """A microbatch counts once, with its first slice; later slices change neither turn nor memory."""
     chunk = chosen.chunk
     left = _changed(state.forwards_left, chunk, -1)
     at, step = _next_turn(policy.forward, chunk, state.forward_step, left)
+    if chosen.key.slice:
+        return state._replace(forwards_left=left, forward_at=at, forward_step=step)
     streak = 1 if state.backward_turn else state.streak + 1
     turn_over = streak >= policy.forward_unit
     return State(
         left,
         state.backwards_left,
-        state.alive if chosen.key.slice else _changed(state.alive, chunk, 1),
+        _changed(state.alive, chunk, 1),
         state.split,
         state.forwards_done + 1,
         state.backwards_done,

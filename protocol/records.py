@@ -79,47 +79,50 @@ class RecordReader:
         self._key = key
         self._state: _State | None = None
         self._number = 0
+        self._head = b""
         self._pending = bytearray()
+        self._wanted_bytes = STREAM_HEADER_BYTES
         self.finished = False
         """The peer's final record was read: the stream ended cleanly."""
 
     @property
     def mid_record(self) -> bool:
         """Whether a record has begun and not ended."""
-        return bool(self._pending)
+        return bool(self._pending or self._head)
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[tuple[int, bytes]]:
         """(kind, plain bytes) of every record that `data` completes; take all of them before the next call.
 
         Raises `RemoteProtocolError` ("size" or "signature"); the stream is dead after that.
         """
-        self._pending += data
-        start = 0
-        try:
+        view = memoryview(data)
+        while view:
+            if self.finished:
+                raise RemoteProtocolError("size", "bytes behind the final record")
+            part = view[: self._wanted_bytes - len(self._pending)]
+            view = view[len(part) :]
+            if len(part) == self._wanted_bytes:
+                piece = bytes(part)  # it lies whole in `data`: copied once
+            else:
+                self._pending += part
+                if len(self._pending) < self._wanted_bytes:
+                    return
+                piece = bytes(self._pending)
+                self._pending.clear()
             if self._state is None:
-                if len(self._pending) < STREAM_HEADER_BYTES:
-                    return
                 self._state = _State()
-                _init(self._state, bytes(self._pending[:STREAM_HEADER_BYTES]), self._key)
+                _init(self._state, piece, self._key)
                 self._key = b""
-                start = STREAM_HEADER_BYTES
-            while len(self._pending) - start >= HEAD_BYTES:
-                if self.finished:
-                    raise RemoteProtocolError("size", "bytes behind the final record")
-                head = bytes(self._pending[start : start + HEAD_BYTES])
-                length = int.from_bytes(head[1:], "big")
-                if not _OVERHEAD_BYTES <= length <= _CIPHERTEXT_BYTES_MAX:
-                    raise RemoteProtocolError("size", f"a record of {length} bytes")
-                end = start + HEAD_BYTES + length
-                if len(self._pending) < end:
-                    return
-                sealed = bytes(memoryview(self._pending)[start + HEAD_BYTES : end])
-                start = end
-                yield head[0], self._open(head, sealed)
-        finally:
-            del self._pending[:start]
-        if self.finished and self._pending:
-            raise RemoteProtocolError("size", "bytes behind the final record")
+                self._wanted_bytes = HEAD_BYTES
+            elif not self._head:
+                self._head = piece
+                self._wanted_bytes = int.from_bytes(piece[1:], "big")
+                if not _OVERHEAD_BYTES <= self._wanted_bytes <= _CIPHERTEXT_BYTES_MAX:
+                    raise RemoteProtocolError("size", f"a record of {self._wanted_bytes} bytes")
+            else:
+                head, self._head = self._head, b""
+                self._wanted_bytes = HEAD_BYTES
+                yield head[0], self._open(head, piece)
 
     def _open(self, head: bytes, sealed: bytes) -> bytes:
         assert self._state is not None

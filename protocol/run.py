@@ -111,9 +111,9 @@ class WireSection(_Section, frozen=True, kw_only=True):
     who summed what; the others halve or quarter what a volunteer uploads, and round."""
     parameters: Literal["fp32", "bf16"] = "fp32"
     """Form of parameters sent to volunteers."""
-    gradient_grid_bits: int = 22
-    """A task's weight gradients are rounded to multiples of 2^-bits: fp32 sums below 2^(24 - bits) are then exact, and
-    it does not matter who adds what, or when. Larger models, whose gradients are smaller, want more. 0: not rounded."""
+    gradient_grid_bits: int = 0
+    """With `gradients = "fp32"`, half the upload, and weights that still do not depend on who summed what: a task's
+    gradients are rounded to multiples of 2^-bits, so that fp32 sums below 2^(24 - bits) are exact. 0: not rounded."""
 
 
 class CheckpointSection(_Section, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ say nothing.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -25,6 +26,9 @@ from protocol.schedule import EVERY, TENSORS, Flow, Hop, Instruction, Key, Op, R
 TEXT_CHARS_MAX = 64_000_000
 FLOWS_MAX = 100_000
 NODES_MAX = 100_000
+STAGES_MAX = 100_000
+#: Of all flows together: one line can stand for many microbatches.
+PARTS_MAX = 10_000_000
 
 _NAMED = (Op.SEND, Op.RECV, Op.CUSTOM)
 _OPERATION = re.compile(
@@ -89,6 +93,7 @@ def read(text: str) -> Schedule:
     heading: dict[str, str] | None = None
     flows: list[Flow] = []
     orders: list[tuple[Instruction, ...]] = []
+    known = parts = 0
     for number, line in enumerate(text.splitlines(), 1):
         word, _, rest = line.strip().partition(" ")
         if not word or word.startswith("#"):
@@ -102,6 +107,10 @@ def read(text: str) -> Schedule:
                 flows.extend(_read_flows(rest))
                 if len(flows) > FLOWS_MAX:
                     raise BadInputError(f"more than {FLOWS_MAX} microbatches")
+                parts += sum(len(f.route) * len(f.segment_tokens) * len(f.slice_samples) for f in flows[known:])
+                known = len(flows)
+                if parts > PARTS_MAX:
+                    raise BadInputError(f"microbatches, stages, segments and slices make more than {PARTS_MAX} parts")
             elif word == "node":
                 label, _, operations = rest.partition(":")
                 if label.strip() != str(len(orders)) or len(orders) >= NODES_MAX:
@@ -145,8 +154,11 @@ def _assemble(heading: dict[str, str], flows: list[Flow], orders: list[tuple[Ins
             visits_per_stage=number("visits"),
             routes_per_node_max=number("routes_per_node_max"),
         )
+    stages = _int(heading.get("stages", ""), "stages")
+    if stages > STAGES_MAX:
+        raise BadInputError(f"stages: more than {STAGES_MAX}")
     return Schedule(
-        stages=_int(heading.get("stages", ""), "stages"),
+        stages=stages,
         flows=tuple(flows),
         orders=tuple(orders),
         samples=number("samples"),
@@ -237,15 +249,17 @@ def _read_instruction(token: str) -> Instruction:
         raise BadInputError(f"{token[:60]!r}: no closing bracket")
     words = _attributes(rest[:-1].split(","), ("to", "t", "mem", "after", "try", "skip", "steal"))
     start, end = _pair(words["t"], "t") if "t" in words else (None, None)
-    taken, given = _pair(words.get("mem", "0:0"), "mem")
+    memory = re.fullmatch(r"(-?[0-9]{1,18}):(-?[0-9]{1,18})", words.get("mem", "0:0"))
+    if memory is None:
+        raise BadInputError(f"mem: {words['mem'][:40]!r} is not two whole numbers like 4:-2")
     return Instruction(
         key=key,
         peer=_int(words["to"], "to") if "to" in words else -1,
         after=tuple(map(parse_key, words["after"].split("+"))) if "after" in words else (),
         start_s=start,
         end_s=end,
-        memory_start=int(taken),
-        memory_end=int(given),
+        memory_start=int(memory[1]),
+        memory_end=int(memory[2]),
         attempt=_int(words.get("try", "0"), "try"),
         skippable="skip" in words,
         stealable="steal" in words,
@@ -273,13 +287,14 @@ def _ints(text: str, key: str) -> tuple[int, ...]:
 
 
 def _pair(text: str, key: str) -> tuple[float, float]:
-    match = re.fullmatch(r"(-?[0-9][0-9.e+-]{0,30}):(-?[0-9][0-9.e+-]{0,30})", text)
+    first, _, second = text.partition(":")
     try:
-        if match is not None:
-            return float(match[1]), float(match[2])
+        pair = float(first), float(second)
     except ValueError:
-        pass
-    raise BadInputError(f"{key}: {text[:40]!r} is not two numbers like 0.5:1.5")
+        pair = (math.inf, math.inf)
+    if not (math.isfinite(pair[0]) and math.isfinite(pair[1])):
+        raise BadInputError(f"{key}: {text[:40]!r} is not two numbers like 0.5:1.5")
+    return pair
 
 
 def write_torch_csv(schedule: Schedule) -> str:
@@ -287,8 +302,7 @@ def write_torch_csv(schedule: Schedule) -> str:
 
     Raises:
         BadInputError: where torch has no word for it: a route that is not the identity, a segment, a slice,
-        an
-            operation that torch lacks.
+            an operation that torch lacks.
     """
     for flow in schedule.flows:
         if tuple(hop.stage for hop in flow.route) != tuple(range(schedule.stages)) or flow.loss_node is not None:

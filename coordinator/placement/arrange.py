@@ -13,6 +13,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from scipy.cluster.hierarchy import fcluster, leaves_list, linkage
@@ -139,13 +140,16 @@ def arrange(
     seed: int = 0,
     *,
     closed: bool = False,
+    start: Sequence[Sequence[int]] | None = None,
     rounds: int = 600,
     expired: Callable[[], bool] = lambda: False,
 ) -> Arrangement:
     """The best arrangement found of all nodes into stages of the given `sizes`, in pipeline order.
 
     `latency_s` and `bytes_per_s` have shape (n, n); both directions are averaged. `sizes[0]` is stage 0
-    wherever its size differs from the others'. Raises `BadInputError` when the sizes do not add up to n.
+    wherever its size differs from the others'. `start` is an arrangement to begin from instead of our own;
+    with 0 `rounds` its cost is counted, in the best order. Raises `BadInputError` when the sizes do not add
+    up to n.
     """
     count = len(latency_s)
     if sum(sizes) != count or min(sizes) < 1:
@@ -171,11 +175,12 @@ def arrange(
 
     best_stages: list[tuple[int, ...]] = []
     best = math.inf
-    for stages in _starts(hop, sizes):
+    for stages in _starts(hop, sizes) if start is None else [[tuple(sorted(members)) for members in start]]:
         value = max(map(cost.data_s, stages)) + ordered(stages)[1]
         if value < best:
             best, best_stages = value, stages
-    current, value = list(best_stages), best
+    tour, _ = ordered(best_stages)
+    current, value = [best_stages[k] for k in tour], best  # kept in pipeline order
     data = [cost.data_s(members) for members in current]
     for number in range(rounds):
         if expired() or len(current) < 2:
@@ -187,10 +192,15 @@ def arrange(
         tried[b] = tuple(sorted((set(current[b]) - {y}) | {x}))
         new_data = list(data)
         new_data[a], new_data[b] = cost.data_s(tried[a]), cost.data_s(tried[b])
-        new = max(new_data) + ordered(tried)[1]
+        in_this_order = sum(cost.hop(one, two) for one, two in pairwise(tried))
+        if closed:
+            in_this_order += cost.hop(tried[-1], tried[0])
+        new = max(new_data) + 2 * in_this_order
         heat = best * 0.02 * 0.02 ** (number / rounds)
         if new <= value or rng.random() < math.exp((value - new) / heat):
-            current, value, data = tried, new, new_data
+            tour, pipeline_s = ordered(tried)  # the exact tour only where somebody moves in
+            current, data = [tried[k] for k in tour], [new_data[k] for k in tour]
+            value = max(data) + pipeline_s
             if value < best:
                 best, best_stages = value, list(current)
     tour, pipeline_s = ordered(best_stages)

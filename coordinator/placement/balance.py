@@ -73,22 +73,25 @@ def _shift(placement: Placement, donor: int, slow: int, count: int) -> dict[int,
 def trim(placement: Placement) -> Placement:
     """Leaves out the volunteers of each stage that cost the stage more time than their power brings.
 
-    Volunteers are ranked by their transfers per microbatch, then by their exchange of gradients; the best cut
-    of either ranking is kept.
+    Volunteers are ranked by their transfers per microbatch, by their exchange of gradients, and by their
+    memory; the best cut of any ranking is kept.
     """
-    traffic = placement.costs.world.traffic
+    world = placement.costs.world
     for k in range(len(placement.stages)):
-        for by_exchange in (False, True):
+        for ranking in ("memory", "transfers", "exchange"):
             stage = placement.stages[k]
-            if not stage.volunteers or (by_exchange and traffic is None):
-                continue
-            if by_exchange:
-                assert traffic is not None
-                rows = list(stage.volunteers)
-                slowness = traffic.volunteer_up[rows] + traffic.volunteer_down[rows]
+            rows = list(stage.volunteers)
+            if not rows:
+                break
+            if ranking == "transfers":
+                burden = placement.costs.member_s(stage, placement.power[k])
+            elif ranking == "exchange" and world.traffic is not None:
+                burden = world.traffic.volunteer_up[rows] + world.traffic.volunteer_down[rows]
+            elif ranking == "memory" and world.volunteer_layers_max is not None:
+                burden = -world.volunteer_layers_max[rows]
             else:
-                slowness = placement.costs.member_s(stage, placement.power[k])
-            ranked = [stage.volunteers[int(i)] for i in np.argsort(slowness, kind="stable")]
+                continue
+            ranked = [stage.volunteers[int(i)] for i in np.argsort(burden, kind="stable")]
             size = len(ranked)
             cuts = sorted({size - round(size * part / 24) for part in range(1, 25)} | {max(size - 1, 0)})
             for cut in cuts:

@@ -23,8 +23,8 @@ def lower_bound(world: World, stages: int | None = None) -> float:
     off = ~np.eye(world.servers, dtype=bool)
     for count in counts:
         lightest = float(np.sort(world.server_power)[: 2 * (count - 1)].sum())
-        share = world.tokens / (power - lightest)  # tokens per power of a member of the most powerful stage
-        n = share * world.server_power
+        per_power = world.tokens / (power - lightest)  # tokens per power of a member of the most powerful stage
+        n = per_power * world.server_power
         reach = np.where(off, world.server_latency_s + n[:, None] * world.server_slowness, math.inf)
         transfer = float(np.sort(reach.min(axis=1))[1])  # two servers at least, so the second least
         hop = 0.0
@@ -33,5 +33,6 @@ def lower_bound(world: World, stages: int | None = None) -> float:
             piece = world.tokens / (world.servers - 2 * count + 1)
             hop = float(np.where(off, world.server_latency_s + piece * world.server_slowness, math.inf).min())
             hop *= 2 if world.closed else 1
-        best = min(best, world.microbatches * (transfer + hop + work))
+        share = min(world.visit_shares(count))
+        best = min(best, world.microbatches * share * (transfer + hop + work))
     return best

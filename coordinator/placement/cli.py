@@ -23,12 +23,10 @@ from coordinator.problems import load_problem
 @click.option(
     "--budget-s",
     type=click.FloatRange(min=0.0, min_open=True),
-    default=4.0,
-    show_default=True,
-    help="Search for at most so many seconds.",
+    help="Search for at most so many seconds; without it the search is counted, repeatable, a few seconds long.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="For the local search.")
-def plan_placement(file: Path, as_json: bool, budget_s: float, seed: int) -> None:
+def plan_placement(file: Path, as_json: bool, budget_s: float | None, seed: int) -> None:
     """Decide which servers and volunteers form which pipeline stage, in which role, with how many layers."""
     world = load_problem(file, "placement", PlacementProblem).world()
     found = search_placement(world, seed, budget_s)

@@ -21,6 +21,10 @@ MEAN_WEIGHT = 0.05
 """How much the mean over stages counts in a score beside the slowest stage."""
 
 
+INFEASIBLE = 1e15
+"""Scores of placements that cannot be are above this; the cost of such a placement is infinite."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """Members of one stage; servers ascending in each role."""
@@ -45,10 +49,12 @@ class StageCost:
     hop_in_s: float
     hop_out_s: float
     exchange_s: float
+    visit_share: float
+    """The share of the microbatches that visit the stage; the times are for one that does."""
 
     @property
     def total_s(self) -> float:
-        return self.hop_in_s + self.hop_out_s + self.transfer_s + self.work_s
+        return self.visit_share * (self.hop_in_s + self.hop_out_s + self.transfer_s + self.work_s)
 
 
 def apportion(powers: Sequence[float], layers: int, most: Sequence[int]) -> list[int] | None:
@@ -216,7 +222,7 @@ class Placement:
         totals = [hops[k - 1] + hops[k] + transfer[k] + world.tokens * layers[k] / power[k] for k in range(len(stages))]
         worst = max(totals)
         if not math.isfinite(worst):
-            return math.inf, math.inf
+            return math.inf, INFEASIBLE * (1 + sum(not math.isfinite(total) for total in totals) / len(totals))
         cost = world.microbatches * worst
         alone = [world.microbatches * total for total in totals]
         if world.traffic is not None:
@@ -248,12 +254,25 @@ class Placement:
 
     def _layers(self, power: Sequence[float], most: Sequence[int]) -> list[int] | None:
         world = self.costs.world
+        if world.skip_stages:  # a stage that is skipped more often can hold more layers for its power
+            shares = world.visit_shares(len(power))
+            power = [own / max(share, 1e-9) for own, share in zip(power, shares, strict=True)]
         if not world.strict_layers:
             return apportion(power, world.layers, most)
         layers = apportion(power, world.layers, [world.layers] * len(power))
         if layers is None or any(given > cap for given, cap in zip(layers, most, strict=True)):
             return None
         return layers
+
+    def _missing(self, power: Sequence[float], most: Sequence[int]) -> float:
+        """How many layers find no place, so that a search that starts without a solution knows its way."""
+        world = self.costs.world
+        homeless = sum(cap < 1 for cap in most)
+        if world.strict_layers:
+            total = sum(power)
+            wanted = [world.layers * own / total for own in power]
+            return homeless + sum(max(0.0, w - cap) for w, cap in zip(wanted, most, strict=True))
+        return homeless + max(0, world.layers - sum(most))
 
     def layers(self) -> list[int]:
         """Layers of each stage. The placement must be feasible (finite cost)."""
@@ -273,6 +292,7 @@ class Placement:
                 hop_in_s=self.hops[k - 1],
                 hop_out_s=self.hops[k],
                 exchange_s=self.costs.exchange_s(self.stages[k], layers),
+                visit_share=world.visit_shares(len(self.stages))[k],
             )
             for k, layers in enumerate(self.layers())
         ]

@@ -128,6 +128,10 @@ class World:
     traffic: Traffic | None = None
     closed: bool = False
     """Whether the last stage sends back to the first (skipping)."""
+    skip_stages: int = 0
+    """How many stages every microbatch skips, never stage 0: the others work on that share less (SkipPipe Eq.
+    1).
+    """
     strict_layers: bool = False
     """Whether a stage whose share of the layers by power is above its limit is refused, as the problem files
     have
@@ -150,6 +154,12 @@ class World:
         delay = (delay + delay.T) / 2
         np.fill_diagonal(delay, 0.0)
         return delay
+
+    def visit_shares(self, count: int) -> list[float]:
+        """The share of all microbatches that each of `count` stages works on."""
+        if not self.skip_stages or count < 2:
+            return [1.0] * count
+        return [1.0] + [max(0, count - 1 - self.skip_stages) / (count - 1)] * (count - 1)
 
     @property
     def stages_min(self) -> int:

@@ -23,12 +23,17 @@ from coordinator.placement.problem import World
 from coordinator.placement.recipe import recipe, recipe_with
 from protocol.errors import BadInputError
 
-ROUNDS_PER_SECOND = 8_000
+ROUNDS_PER_SECOND = 12_000
 """How many moves count as a second, so that equal seeds do equal work; large stages count more."""
 SMALL_SERVERS = 20
 """Up to here every number of stages is tried."""
+SMALL_WALKS = 6
+"""Walks of the annealing there; where there are fewer starts, the later walks begin from shaken ones."""
+SHAKES = 30
 LARGE_COUNTS = 8
 """Beyond, so many numbers of stages between the least and the most."""
+COUNTED_S = 2.5
+"""Without a budget a search does what takes about so long on one idle core, whatever the clock says."""
 HOT, COLD = 0.05, 0.0005
 
 
@@ -51,13 +56,15 @@ class PlacementAnswer:
 def search_placement(
     world: World,
     seed: int = 0,
-    budget_s: float = 4.0,
+    budget_s: float | None = None,
     *,
     stages: int | None = None,
     start: Placement | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> PlacementAnswer:
     """The best placement found in `budget_s`, with `stages` stages if given.
+
+    Without a budget the work is counted (`COUNTED_S`), so that every machine gives the same answer.
 
     Raises `BadInputError` saying what is missing when no placement exists.
     """
@@ -67,7 +74,8 @@ def search_placement(
             f"stages: {stages}, but the layers and servers allow {world.stages_min} to {world.stages_max}"
         )
     began = clock()
-    deadline = began + budget_s
+    deadline = math.inf if budget_s is None else began + budget_s
+    work_s = COUNTED_S if budget_s is None else budget_s
 
     def expired() -> bool:
         return clock() >= deadline
@@ -80,20 +88,26 @@ def search_placement(
         starts = [recipe_with(world, costs, stages, rng)]
     recipe_s = starts[-1].cost_s
     starts = [even_out(placement, expired) for placement in _with_others(world, costs, starts, rng, stages)]
+    if world.may_bench and world.volunteers:
+        starts += [_alone(placement) for placement in starts]
     if start is not None:
         starts.append(start)
     starts.sort(key=lambda placement: placement.score)
     best = starts[0]
     bound = lower_bound(world, stages)
     largest = max(world.volunteers, 10) / len(best.stages)
-    rounds = max(100, int(ROUNDS_PER_SECOND * budget_s / (1 + largest / 100)))
-    kept = starts[: 4 if world.servers <= SMALL_SERVERS else 2]
-    share = 0.6 / len(kept)
-    for placement in kept:  # every number of stages gets a chance, the best one a second
-        tried = anneal(placement, rng, int(share * rounds), expired, 1.0)
+    rounds = max(100, int(ROUNDS_PER_SECOND * work_s / (1 + largest / 100)))
+    if world.servers <= SMALL_SERVERS:
+        kept = (starts[:SMALL_WALKS] * SMALL_WALKS)[:SMALL_WALKS]
+    else:
+        kept = starts[:2]
+    for number, placement in enumerate(kept):  # the best starts get a walk each, the best walk a second one
+        if number >= len(starts):
+            placement = _shaken(placement, rng)
+        tried = anneal(placement, rng, int(0.7 / len(kept) * rounds), expired, 1.0)
         if tried.score < best.score:
             best = tried
-    best = anneal(best, rng, int(0.4 * rounds), expired, 0.3)
+    best = anneal(best, rng, int(0.3 * rounds), expired, 0.3)
     if not math.isfinite(best.cost_s):
         raise BadInputError(_nothing_fits(world))
     placed = {volunteer for stage in best.stages for volunteer in stage.volunteers}
@@ -152,18 +166,31 @@ def anneal(start: Placement, rng: random.Random, rounds: int, expired: Callable[
         if changes is None:
             continue
         tried = current.replaced(changes)
-        if not math.isfinite(tried.score) and math.isfinite(current.score):
+        if not math.isfinite(tried.cost_s) and math.isfinite(current.cost_s):
             continue
         temperature = best.score * heat * HOT * (COLD / HOT) ** (number / rounds)
-        if (
-            tried.score <= current.score
-            or not math.isfinite(current.score)
-            or rng.random() < math.exp((current.score - tried.score) / temperature)
-        ):
+        if tried.score <= current.score or rng.random() < math.exp((current.score - tried.score) / temperature):
             current = tried
             if tried.score < best.score:
                 best = tried
     return best
+
+
+def _alone(placement: Placement) -> Placement:
+    """The servers without volunteers: where links are poor, the best placement has few, and is far from one
+    with all.
+    """
+    changes = {k: Stage(s.front, s.back, ()) for k, s in enumerate(placement.stages) if s.volunteers}
+    return placement.replaced(changes) if changes else placement
+
+
+def _shaken(placement: Placement, rng: random.Random) -> Placement:
+    """The placement after some random moves, good or bad."""
+    for _ in range(SHAKES):
+        changes = propose(placement, rng)
+        if changes is not None:
+            placement = placement.replaced(changes)
+    return placement
 
 
 def propose(placement: Placement, rng: random.Random) -> dict[int, Stage] | None:

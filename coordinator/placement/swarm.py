@@ -19,6 +19,11 @@ from coordinator.routes.model import RouteModel, even_visits
 from protocol.errors import BadInputError
 from protocol.profile import Floats, Network
 
+DEAD_LINE_S = 1e9
+"""Seconds per token of a line without any bandwidth, where infinity would turn no tokens at all into no
+number.
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSizes:
@@ -61,7 +66,8 @@ def world_of(network: Network, sizes: ModelSizes, *, closed: bool = False, may_b
     with np.errstate(divide="ignore"):
         to = sizes.activation_bytes / network.to_bytes_per_s
         back = sizes.activation_bytes / network.from_bytes_per_s
-        up_s, down_s = sizes.activation_bytes / up, sizes.activation_bytes / down
+        up_s = np.minimum(sizes.activation_bytes / up, DEAD_LINE_S)
+        down_s = np.minimum(sizes.activation_bytes / down, DEAD_LINE_S)
     # A member keeps its share of the microbatches in flight; that share is at most its power over what a
     # stage of average power has when there are as many stages as there can be.
     stages = max(1, min(servers // 2, sizes.layers))
@@ -206,11 +212,12 @@ class RouteHop(NamedTuple):
     back: int
 
 
-def hops_of(world: World, placement: Placement, swarm: SwarmRoutes, route: tuple[int, ...]) -> list[RouteHop]:
+def hops_of(placement: Placement, swarm: SwarmRoutes, route: tuple[int, ...]) -> list[RouteHop]:
     """Which servers a route passes: for every hop the pair of back and front server that is quickest.
 
     Where a member is itself a server it may be its own front or back.
     """
+    world = placement.costs.world
     tokens = world.tokens
     servers = world.servers
 

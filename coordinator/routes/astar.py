@@ -94,7 +94,8 @@ class Planner:
 
     def __init__(self, model: RouteModel) -> None:
         self.model = model
-        self.plans = 0
+        self.exact = True
+        """Whether every plan so far is the best one; False once a search was cut short."""
         self._suffix: dict[tuple[int, int, int, int, int, int], float] = {}
 
     def suffix_s(self, head: int, node: int, highest: int, pending: int, left: int, swaps: int) -> float:
@@ -131,7 +132,6 @@ class Planner:
         The answer is the best one; only after `EXPANSIONS_MAX` partial routes the best complete one found so
         far is returned instead, which happens when hundreds of nodes are all busy.
         """
-        self.plans += 1
         model = self.model
         link = model.link_s
         rest_s = model.rest_forward_s
@@ -158,8 +158,11 @@ class Planner:
                     number += 1
                 continue
             if number > EXPANSIONS_MAX:
-                left_over = [entry for entry in heap if entry[6] is not None]
-                heap = left_over or [max(heap, key=lambda entry: (len(entry[2]), -entry[0]))]
+                self.exact = False
+                complete = [entry for entry in heap if entry[6] is not None]
+                if complete:
+                    return min(complete, key=lambda entry: entry[0])[6]
+                heap = [max(heap, key=lambda entry: (len(entry[2]), -entry[0]))] if heap else []
                 number = 0
             for stage, high, owed, still in next_stages(model, highest, pending, left, swaps):
                 if stage in choice.not_stages or owed in choice.not_stages:
@@ -174,10 +177,8 @@ class Planner:
                     if estimate >= below_s:
                         continue
                     longer = (*route, node)
-                    if left == 1 and choice.must_stages:
-                        visited = {model.stage_of_node[n] for n in longer}
-                        if not choice.must_stages <= visited:
-                            continue
+                    if choice.must_stages and not _can_still_visit(model, longer, choice, high, owed, left - 1):
+                        continue
                     heappush(heap, (estimate, number, longer, end, behind, (high, owed, left - 1, still), None))
                     number += 1
         return None
@@ -194,3 +195,9 @@ class Planner:
             starts.append(start)
             ready = start + steps.work_s[k]
         return Plan(route, tuple(starts), ready)
+
+
+def _can_still_visit(model: RouteModel, route: Route, choice: Choice, highest: int, pending: int, left: int) -> bool:
+    """Whether a partial route with `left` stages to come can still be on every stage that it must visit."""
+    missing = choice.must_stages.difference([model.stage_of_node[node] for node in route])
+    return len(missing) <= left and all(stage > highest or stage == pending for stage in missing)

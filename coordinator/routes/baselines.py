@@ -22,6 +22,7 @@ from coordinator.routes.evaluate import Evaluator
 from coordinator.routes.greedy import Rooms, greedy
 from coordinator.routes.improve import anneal
 from coordinator.routes.model import Route, RouteModel, swapped_orders
+from coordinator.simulator.kernel import EventHeap
 from protocol.errors import BadInputError
 
 
@@ -154,23 +155,18 @@ def online_router(model: RouteModel, seed: int = 0) -> float:
     free_at = [0.0] * model.nodes
     queues: list[list[tuple[int, int, int]]] = [[] for _ in range(model.nodes)]
     trails: list[list[int]] = []
-    events: list[tuple[float, int, str, int, int]] = []
+    events: EventHeap[tuple[str, int, int]] = EventHeap()
     blocked: list[list[int]] = [[] for _ in range(model.stages)]
-    counter = 0
+    arrivals = 0
     last = 0.0
     length = model.route_stages
-
-    def at(time_s: float, what: str, subject: int, step: int) -> None:
-        nonlocal counter
-        counter += 1
-        heappush(events, (time_s, counter, what, subject, step))
 
     def start(head: int, now: float) -> None:
         while per_head[head] and places[head]:
             per_head[head] -= 1
             places[head] -= 1
             trails.append([head])
-            at(now, "ready", len(trails) - 1, 0)
+            events.push(now, ("ready", len(trails) - 1, 0))
 
     def hop(microbatch: int, now: float) -> None:
         trail = trails[microbatch]
@@ -184,47 +180,50 @@ def online_router(model: RouteModel, seed: int = 0) -> float:
         node = rng.choices(there, weights)[0]
         places[node] -= 1
         trail.append(node)
-        at(now + model.link_s[here][node], "ready", microbatch, stage)
+        events.push(now + model.link_s[here][node], ("ready", microbatch, stage))
 
     for head in sorted(per_head):
         start(head, 0.0)
     while events:
-        now, _, what, subject, step = heappop(events)
-        if what == "ready":
-            trail = trails[subject]
-            node = trail[0] if step == length else trail[step if step < length else 2 * length - step]
-            heappush(queues[node], (0 if step >= length else 1, counter, subject * (2 * length + 1) + step))
-            at(now, "free", node, 0)
-        elif what == "free":
-            if now < free_at[subject] - 1e-12 or not queues[subject]:
-                continue
-            microbatch, step = divmod(heappop(queues[subject])[2], 2 * length + 1)
-            if step < length:
-                work, rest = model.forward_s[subject], model.rest_forward_s
-            elif step == length:
-                work, rest = model.loss_s[subject], 0.0
-            else:
-                work, rest = model.backward_s[subject], model.rest_backward_s
-            free_at[subject] = now + work + rest
-            at(now + work + rest, "free", subject, 0)
-            at(now + work, "done", microbatch, step)
-        else:
-            trail = trails[subject]
-            if step == 2 * length:
+        now, instant = events.pop_instant()
+        for what, subject, step in instant:
+            if what == "ready":
+                trail = trails[subject]
+                node = trail[0] if step == length else trail[step if step < length else 2 * length - step]
+                arrivals += 1
+                heappush(queues[node], (0 if step >= length else 1, arrivals, subject * (2 * length + 1) + step))
+                events.push(now, ("free", node, 0))
+            elif what == "free":
+                if now < free_at[subject] - 1e-12 or not queues[subject]:
+                    continue
+                microbatch, step = divmod(heappop(queues[subject])[2], 2 * length + 1)
+                work, rest = _work(model, subject, step, length)
+                free_at[subject] = now + work + rest
+                events.push(now + work + rest, ("free", subject, 0))
+                events.push(now + work, ("done", microbatch, step))
+            elif step == 2 * length:
                 last = max(last, now)
-                places[trail[0]] += 1
-                start(trail[0], now)
-                continue
-            if step < length - 1:
+                places[trails[subject][0]] += 1
+                start(trails[subject][0], now)
+            elif step < length - 1:
                 hop(subject, now)
-                continue
-            here = trail[step if step < length else 0 if step == length else 2 * length - step]
-            after = step + 1
-            there = trail[0] if after == length else trail[2 * length - after]
-            at(now + (model.link_s[here][there] if here != there else 0.0), "ready", subject, after)
-            if step > length:
-                stage = 2 * length - step
-                places[here] += 1
-                if blocked[stage]:
-                    hop(blocked[stage].pop(0), now)
+            else:
+                trail = trails[subject]
+                here = trail[step if step < length else 0 if step == length else 2 * length - step]
+                there = trail[0] if step + 1 == length else trail[2 * length - step - 1]
+                way_s = float(model.link_s[here][there]) if here != there else 0.0
+                events.push(now + way_s, ("ready", subject, step + 1))
+                if step > length:
+                    places[here] += 1
+                    if blocked[2 * length - step]:
+                        hop(blocked[2 * length - step].pop(0), now)
     return last
+
+
+def _work(model: RouteModel, node: int, step: int, length: int) -> tuple[float, float]:
+    """Seconds of work and of rest after it for a step of a chain on `node`."""
+    if step < length:
+        return model.forward_s[node], model.rest_forward_s
+    if step == length:
+        return model.loss_s[node], 0.0
+    return model.backward_s[node], model.rest_backward_s

@@ -22,7 +22,7 @@ from coordinator.routes.evaluate import steps_of
 from coordinator.routes.greedy import LARGE_NODES
 from coordinator.routes.model import Route, RouteModel, next_stages
 
-COLUMNS_MAX = 12_000
+COLUMNS_MAX = 5_000
 
 
 def lower_bound(model: RouteModel, planner: Planner, expired: Callable[[], bool] = lambda: False) -> float:

@@ -24,12 +24,10 @@ from coordinator.routes.search import RoutesAnswer, search_routes
 @click.option(
     "--budget-s",
     type=click.FloatRange(min=0.0, min_open=True),
-    default=4.0,
-    show_default=True,
-    help="Search for at most so many seconds.",
+    help="Search for at most so many seconds; without it the search is counted, repeatable, a few seconds long.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="For the local search.")
-def plan_routes(file: Path, as_json: bool, budget_s: float, seed: int) -> None:
+def plan_routes(file: Path, as_json: bool, budget_s: float | None, seed: int) -> None:
     """Find the way of each microbatch through the nodes, skipping and swapping stages as the file allows."""
     model = load_problem(file, "routes", RoutesProblem).model()
     found = search_routes(model, seed, budget_s)

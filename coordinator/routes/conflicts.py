@@ -98,6 +98,10 @@ def conflict_search(
             heappush(open_nodes, (max(bound_s, node.cost_s), conflicts, -number, node, conflict))
             number += 1
 
+    def proven(least_s: float) -> float:
+        """What the open nodes prove; nothing new when some plan was not the best one for its restrictions."""
+        return max(bound_s, least_s) if planner.exact else bound_s
+
     dropped_s = math.inf
     push(root)
     while open_nodes:
@@ -105,7 +109,7 @@ def conflict_search(
         if least >= incumbent_s * (1 - 1e-12):
             break
         if expired() or expanded >= nodes_max:
-            return Outcome(max(bound_s, least), expanded, False)
+            return Outcome(proven(least), expanded, False)
         _, _, _, node, conflict = heappop(open_nodes)
         expanded += 1
         assert conflict is not None
@@ -116,7 +120,7 @@ def conflict_search(
             dropped_s = min(dropped_s, open_nodes[OPEN_MAX // 2][0])
             del open_nodes[OPEN_MAX // 2 :]
             heapify(open_nodes)
-    return Outcome(max(bound_s, min(incumbent_s, dropped_s)), expanded, True)
+    return Outcome(proven(min(incumbent_s, dropped_s)), expanded, True)
 
 
 def first_conflict(model: RouteModel, node: TreeNode) -> tuple[Conflict | None, int]:

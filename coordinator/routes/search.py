@@ -23,6 +23,8 @@ from coordinator.routes.model import Route, RouteModel
 from protocol.errors import BadInputError
 
 GREEDY_ORDERS = 12
+COUNTED_S = 2.5
+"""Without a budget a search does what takes about so long on one idle core, whatever the clock says."""
 TREE_NODES_PER_SECOND = 400
 STEPS_PER_SECOND = 1_500_000
 """How many events of the simulation count as a second of annealing, so that equal seeds do equal work."""
@@ -50,14 +52,17 @@ class RoutesAnswer:
 def search_routes(
     model: RouteModel,
     seed: int = 0,
-    budget_s: float = 4.0,
+    budget_s: float | None = None,
     *,
     start: Sequence[Route] | None = None,
     bias: Sequence[float] | None = None,
     conflicts: bool = True,
     clock: Callable[[], float] = time.perf_counter,
 ) -> RoutesAnswer:
-    """The best routes found in `budget_s`. Raises `BadInputError` saying what is missing when there are none.
+    """The best routes found in `budget_s`, or after counted work (`COUNTED_S`) without a budget.
+
+    Counted work gives the same answer on every machine. Raises `BadInputError` saying what is missing when
+    there are none.
 
     `start` is a set of routes to begin from, with their `bias` (right of way). With `conflicts` off no tree
     is searched (for small budgets).
@@ -67,14 +72,16 @@ def search_routes(
     rng = random.Random(seed)
     planner = Planner(model)
     evaluator = Evaluator(model)
-    deadline = began + budget_s
+    deadline = math.inf if budget_s is None else began + budget_s
+    bound_deadline = math.inf if budget_s is None else began + 0.3 * budget_s
+    work_s = COUNTED_S if budget_s is None else budget_s
 
     def expired() -> bool:
         return clock() >= deadline
 
     best = _warm_start(model, planner, evaluator, rng, start, bias, expired)
     clean: tuple[tuple[Plan, ...], float] | None = None
-    bound = lower_bound(model, planner, lambda: clock() >= began + 0.3 * budget_s)
+    bound = lower_bound(model, planner, lambda: clock() >= bound_deadline)
     tree_nodes = 0
     goal = bound * (1 + 1e-9)
     small = model.nodes <= LARGE_NODES
@@ -92,7 +99,7 @@ def search_routes(
             return best.makespan_s if one_wave else math.inf
 
         one_wave = max(model.sends) == 1
-        tree_deadline = clock() + 0.25 * (deadline - clock())
+        tree_deadline = clock() + 0.25 * (deadline - clock()) if budget_s is not None else math.inf
         wave = replace(model, repeats=())
         outcome = conflict_search(
             wave,
@@ -101,7 +108,7 @@ def search_routes(
             best.makespan_s if one_wave else math.inf,
             found,
             lambda: clock() >= tree_deadline,
-            max(20, int(TREE_NODES_PER_SECOND * budget_s)),
+            max(20, int(TREE_NODES_PER_SECOND * work_s)),
         )
         tree_nodes = outcome.nodes
         if one_wave:
@@ -109,7 +116,7 @@ def search_routes(
             goal = bound * (1 + 1e-9)
     if best.makespan_s > goal and not expired():
         steps = sum(model.sends) * (2 * model.route_stages + 1)
-        rounds = max(50, int(0.7 * budget_s * STEPS_PER_SECOND / steps))
+        rounds = max(50, int(0.7 * work_s * STEPS_PER_SECOND / steps))
         for heat in (1.0, 0.4, 0.15):
             tried = anneal(
                 model,

@@ -1,8 +1,7 @@
 """DistMM-Pipe: two modalities side by side that meet in one contrastive loss (Huang et al. 2024).
 
 The loss compares a group of texts with a group of images, so a registered operation `sync` gathers the
-outputs of
-both: it is the paper's example of a new instruction with its dependencies (FlexPipe, Figure 6).
+outputs of both: it is the paper's example of a new instruction with its dependencies (FlexPipe, Figure 6).
 """
 
 from __future__ import annotations

@@ -6,5 +6,5 @@ from coordinator.schedules.design import Design
 
 
 def design(stages: int, microbatches: int) -> Design:
-    """The same bubble as GPipe, a stage's depth of memory."""
-    return Design.of(stages, microbatches).order("backward").in_flight(lambda node: stages - node)
+    """The same bubble as GPipe, a stage's depth of memory; strict turns make the order the same for any times."""
+    return Design.of(stages, microbatches).order("interleaved", wait_turn=True).warm_up(lambda node: stages - 1 - node)

@@ -25,14 +25,21 @@ _STYLES = {
 }
 _OTHER = ("registered operation", ("#666666",))
 
-_ROW, _MEMORY, _GAP, _LEFT, _TOP = 22, 10, 6, 64, 46
+_ROW, _MEMORY, _GAP, _LEFT, _TOP = 22, 16, 6, 64, 46
 
 
-def svg(timeline: Timeline, title: str, width: int = 960, until_s: float | None = None) -> str:
+def svg(
+    timeline: Timeline,
+    title: str,
+    width: int = 960,
+    until_s: float | None = None,
+    memory_top: float | None = None,
+) -> str:
     """The Gantt chart as an SVG document.
 
     Args:
-        until_s: the time at the right edge, to compare pictures on one scale; the makespan when None.
+        until_s, memory_top: the time at the right edge and the memory of a full strip, to compare pictures on one
+            scale; the makespan and the highest peak when None.
     """
     makespan_s = timeline.makespan_s
     scale = (width - _LEFT - 10) / max(until_s or makespan_s, 1e-12)
@@ -40,7 +47,7 @@ def svg(timeline: Timeline, title: str, width: int = 960, until_s: float | None 
     pitch = _ROW + _MEMORY + _GAP
     height = _TOP + nodes * pitch + 24
     peaks = timeline.peaks()
-    top = max(peaks, default=0.0) or 1.0
+    top = memory_top or max(peaks, default=0.0) or 1.0
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
         f' viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11">',
@@ -71,11 +78,11 @@ def _legend(timeline: Timeline) -> Iterator[str]:
         if op in present:
             yield f'<rect x="{x}" y="26" width="10" height="10" fill="{colours[0]}"/>'
             yield f'<text x="{x + 14}" y="35" fill="#444444">{name}</text>'
-            x += 26 + 7 * len(name)
+            x += 24 + 6 * len(name)
     yield f'<rect x="{x}" y="26" width="10" height="10" fill="#bbbbbb"/>'
     yield f'<text x="{x + 14}" y="35" fill="#444444">memory held</text>'
     if any(len(_chunks(timeline, node)) > 1 for node in range(len(timeline.orders))):
-        yield f'<text x="{x + 104}" y="35" fill="#444444">paler: a node\'s further stages</text>'
+        yield f'<text x="{x + 98}" y="35" fill="#444444">paler: further stages</text>'
 
 
 def _chunks(timeline: Timeline, node: int) -> dict[int, int]:

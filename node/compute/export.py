@@ -34,6 +34,11 @@ _FLOATS = ("F32", "BF16", "F16")
 # ---- out ------------------------------------------------------------------------------------------------------
 
 
+def join_shards(parts: Sequence[Tensor]) -> Tensor:
+    """A stage's flat vector out of its shards' parts, in shard order."""
+    return torch.cat(list(parts))
+
+
 def export_model(folder: Path, stages: Sequence[tuple[StageLayout, Tensor]], tokenizer: TextTokenizer) -> None:
     """Writes the model whose stages, from first to last, have these layouts and flat vectors.
 

@@ -75,9 +75,10 @@ class _Performer:
     def perform(self, job: Any, buffers: Buffers) -> Outcome:
         """Does a job. An error of its data, of the device or of the disk becomes `ComputeFailed`."""
         self._made, self._codec_s = [], 0.0
-        kind, method = self._methods()[type(job)]
+        kind = "other"
         start = time.monotonic()
         try:
+            kind, method = self._methods()[type(job)]
             fact: Computed | ComputeFailed = Computed(job, method(job, buffers))
         except Exception as error:  # whatever it is, the machine must know that the job will not end
             fact, self._made = ComputeFailed(job, f"{type(job).__name__}: {error or type(error).__name__}"), []
@@ -133,7 +134,6 @@ class DevicePerformer(_Performer):
     def _set_up(self, job: jobs.SetUpDevice, _: Buffers) -> None:
         stage = job.plan.stages[job.stage]
         self._config = job.config
-        self._shard_count = len(stage.servers)
         self._worker = StageWorker(
             job.config, job.vocabulary, stage.first_block, stage.end_block, self._threads, self._device
         )
@@ -288,30 +288,20 @@ class ServerPerformer(_Performer):
             "version": version,
         }
 
-    def _state_of(self, version: int) -> dict[str, Tensor]:
-        place, shard = self._here
-        state = dict(shard.snapshot(version))
-        if place.config.batch.delay and version - 1 in shard.versions():
-            state["previous"] = shard.params(version - 1)
-        return state
-
     def _restore(self, path: Path, version: int) -> bytes:
         _place, shard = self._here
         state = checkpoint.read_part(path, self._about(version))
-        previous = state.pop("previous", None)
-        if set(state) != {"params", "m", "v"}:
+        if not {"params", "m", "v"} <= set(state) <= {"params", "m", "v", "previous"}:
             raise checkpoint.CheckpointError(f"{path}: holds {sorted(state)} instead of params, m and v")
-        if previous is not None:
-            # Only ever served: the step after the restart runs on it, and no update starts from it.
-            shard.load(version - 1, previous, torch.zeros_like(previous), torch.zeros_like(previous))
         return shard.load(version, **state)
 
     def _load_snapshot(self, job: jobs.LoadSnapshot, _: Buffers) -> bytes:
         return self._restore(self._state / job.file, job.version)
 
     def _write_snapshot(self, job: jobs.WriteSnapshot, _: Buffers) -> str:
+        _place, shard = self._here
         path = self._state / f"snapshot-{job.version:08d}.safetensors"
-        checkpoint.write_part(path, self._state_of(job.version), self._about(job.version))
+        checkpoint.write_part(path, shard.snapshot(job.version), self._about(job.version))
         return path.name
 
     @property
@@ -325,9 +315,9 @@ class ServerPerformer(_Performer):
         return Path(place.config.checkpoint.folder).is_absolute()
 
     def _write_checkpoint(self, job: jobs.WriteCheckpoint, _: Buffers) -> tuple[str, int, bytes]:
-        place, _shard = self._here
+        place, shard = self._here
         path = checkpoint.step_folder(self._checkpoints, job.step) / checkpoint.part_name(place.stage, place.shard)
-        checkpoint.write_part(path, self._state_of(job.version), self._about(job.version))
+        checkpoint.write_part(path, shard.snapshot(job.version), self._about(job.version))
         if not self._shared:
             checkpoint.delete_older_parts(self._checkpoints, job.step, place.config.checkpoint.keep)
         return path.name, *checkpoint.file_digest(path)

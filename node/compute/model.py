@@ -4,11 +4,11 @@ The model owns no weights. Each call makes autograd leaves that are views of the
 to a gradient vector: nothing is copied, and any number of versions may be open at once. One thread gives bit-equal
 results for equal calls.
 
-Weight gradients of a call are rounded to a grid (`wire.gradient_grid_bits`) before they are added. Sums on the grid are
-exact: however tasks are dealt out to volunteers, redone and grouped, the step's gradient is the same to the last bit.
-Without that, orders of summation differ by a rounding; AdamW divides by the size of the gradient, so where the
-gradient is almost zero that rounding decides the sign of a whole update. (Pre-rounded sums: Demmel and Nguyen, "Fast
-Reproducible Floating-Point Summation", 2013.)
+If the run asks for it, weight gradients of a call are rounded to a grid (`wire.gradient_grid_bits`) before they are
+added, so that even fp32 sums are exact: however tasks are dealt out, redone and grouped, the step's gradient is the
+same to the last bit, which sums in fp64 give without rounding for twice the bytes. Otherwise orders of summation differ
+by a rounding; AdamW divides by the size of the gradient, so where the gradient is almost zero that rounding decides the
+sign of a whole update. (Pre-rounded sums: Demmel and Nguyen, "Fast Reproducible Floating-Point Summation", 2013.)
 """
 
 from __future__ import annotations

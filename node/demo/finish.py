@@ -1,4 +1,4 @@
-"""The end of a demo: the model out of the last checkpoint, and the summary that scripts read."""
+"""The end of a demo, with and without the machinery: the summary that scripts read."""
 
 from __future__ import annotations
 
@@ -7,29 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from protocol.run import RunConfig
-
-
-def export_checkpoint(folder: Path, step: int, out: Path) -> None:
-    """Writes the model of a checkpoint as a Hugging Face folder.
-
-    Args:
-        folder: the run's folder of checkpoints.
-    Raises:
-        CheckpointError: the checkpoint is not complete.
-    """
-    import torch
-
-    from node.compute.checkpoint import read_checkpoint
-    from node.compute.export import export_model
-    from node.compute.layout import StageLayout
-    from node.data.dataset import Dataset
-
-    manifest, shards = read_checkpoint(folder, step)
-    stages = []
-    for stage, (first, end, count) in enumerate(manifest.partition):
-        layout = StageLayout(manifest.config, manifest.vocabulary, first, end)
-        stages.append((layout, torch.cat([shards[stage, shard]["params"] for shard in range(count)])))
-    export_model(out, stages, Dataset(manifest.config).tokenizer)
 
 
 def train_without_machinery(config: RunConfig, out: Path, on_step: Any) -> dict[str, Any]:

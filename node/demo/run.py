@@ -21,7 +21,7 @@ from rich.console import Console
 
 from node.audit import AuditError, audit
 from node.demo.chaos import Plan
-from node.demo.finish import export_checkpoint, summary, train_without_machinery, write_summary
+from node.demo.finish import summary, train_without_machinery, write_summary
 from node.demo.options import DemoOptions, to_toml, with_checkpoints
 from node.demo.processes import Child, Children
 from node.demo.status import Tally, fetch_status, held_work
@@ -142,10 +142,13 @@ class _Demo:
         self._links = self._wait_for_links(folder / "links.json")
         self._http = self._links["http"]
         stages = self._config.stages
+        checkpoints = self._state / "checkpoints"
+        checkpoints.mkdir(exist_ok=True)
         for index in range(stages.count * (stages.front_servers + stages.back_servers)):
             name = f"server-{index + 1}"
             home = self._state / name
             arguments = ["server", self._links["server"], "--state", str(home), "--listen", "127.0.0.1:0"]
+            arguments += ["--checkpoints", str(checkpoints)]
             self._servers.append(self._children.start(name, home, arguments))
         for _ in range(self._options.volunteers):
             self._start_volunteer()
@@ -201,8 +204,8 @@ class _Demo:
             if row["step"] > self._seen:
                 self._seen = row["step"]
                 self._last_seen = now
-                if self._first_seen is None:
-                    self._first_seen = (row["step"], now)
+                if self._first_seen is None or self._first_seen[1] == now:
+                    self._first_seen = (row["step"], now)  # steps that are seen together have no speed
                 self._view.step(row["step"], row["loss"], self._speed())
         running = sum(child.running for child, _ in self._volunteers.values())
         self._view.status(status, running)
@@ -214,10 +217,10 @@ class _Demo:
 
     def _speed(self) -> float:
         """Tokens per second from the first closed step that was seen to the newest one."""
-        if self._first_seen is None or self._seen <= self._first_seen[0]:
+        if self._first_seen is None or self._last_seen <= self._first_seen[1]:
             return 0.0
         step, at = self._first_seen
-        return (self._seen - step) * self._config.step_tokens / max(1e-9, self._last_seen - at)
+        return (self._seen - step) * self._config.step_tokens / (self._last_seen - at)
 
     def _reasons(self, status: dict[str, Any] | None) -> str:
         if status is None:
@@ -288,7 +291,9 @@ class _Demo:
             raise DemoError(f"the run is finished, but {', '.join(late)} did not leave within {LEAVE_S:.0f} s")
 
     def _sum_up(self, model: Path) -> dict[str, Any]:
+        # Only now: the demo itself starts without torch.
         from node.compute.checkpoint import run_folder
+        from node.compute.export_checkpoint import export_checkpoint
 
         try:
             verdict = audit([child.folder for child in self._servers], self._config.steps)

@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import msgspec
+
 from node.jobs import WriteManifest
 from node.numbers import clip_factor, learning_rate
 from node.records import CheckpointWritten, Record, StepDecided, StepDone
 from node.server.context import StageContext
 from protocol.ids import NodeId
 from protocol.messages import (
+    CheckpointDone,
     CheckpointPart,
     Decision,
     StageCommitted,
@@ -59,6 +62,10 @@ class DeciderRole:
         self._manifests: dict[int, None] = {}
         self._coordinator_linked = False
         self._acknowledged = -1
+        self._reported = -1
+        """Newest step whose report went out on the present link."""
+        self._gap_answered = -2
+        """What the coordinator named when it last got reports that do not follow on it."""
         self.started = False
 
     @property
@@ -70,12 +77,29 @@ class DeciderRole:
         """Newest step that every stage has committed."""
         return self._closed
 
+    def unreported(self) -> tuple[StepReport, ...]:
+        """Closed steps that the coordinator has not acknowledged, oldest first."""
+        return tuple(self._reports.values())
+
+    def take_over(self, reports: tuple[StepReport, ...]) -> None:
+        """Reports of the ledgers before these: what the run has kept still has to be told."""
+        for report in reports:
+            if report.step < self._first_step:
+                kept = msgspec.structs.replace(report, ledger_generation=self._context.generation)
+                self._reports[report.step] = kept
+
     # ---- start ---------------------------------------------------------------------------------------------------
 
     def start(self, records: list[Record], now: float) -> None:
         """Goes on where the durable records end."""
+        decided: dict[int, StepDecided] = {}
         for record in records:
             if record.ledger_generation != self._context.generation:
+                # What earlier ledgers closed and the run has kept: the coordinator may not have heard of it.
+                if isinstance(record, StepDecided):
+                    decided[record.step] = record
+                elif isinstance(record, StepDone) and record.step < self._first_step and record.step in decided:
+                    self._reports[record.step] = self._report(decided[record.step], duration_s=0.0)
                 continue
             if isinstance(record, StepDecided):
                 step = self._steps.setdefault(record.step, _Step(now))
@@ -203,26 +227,30 @@ class DeciderRole:
         )
 
     def _send_reports(self) -> None:
-        """Sends the oldest unacknowledged reports. The last step's waits for the last checkpoint."""
+        """Sends the oldest unacknowledged reports, each once a link. The last step's waits for the last checkpoint."""
         if not self._coordinator_linked:
             return
         for step in list(self._reports)[:REPORTS_IN_FLIGHT_MAX]:
             if step + 1 == self._context.config.steps and step + 1 not in self._manifests:
                 break
-            self._out.send(self._coordinator, self._reports[step])
+            if step > self._reported:
+                self._reported = step
+                self._out.send(self._coordinator, self._reports[step])
 
     def on_stored(self, step: int) -> None:
-        """The coordinator has stored the reports up to `step`. No news means that it misses what follows."""
-        more = len(self._reports) > REPORTS_IN_FLIGHT_MAX or step <= self._acknowledged
-        self._acknowledged = step
+        """The coordinator has stored the reports up to `step`. If it misses some, it gets what there is, once more."""
         for key in [key for key in self._reports if key <= step]:
             del self._reports[key]
-        if more:
-            self._send_reports()
+        oldest = next(iter(self._reports), step + 1)
+        if step < self._acknowledged or (oldest > step + 1 and step != self._gap_answered):
+            self._reported = self._gap_answered = step
+        self._acknowledged = step
+        self._send_reports()
 
     def coordinator_here(self) -> None:
         self._coordinator_linked = True
-        self._acknowledged = -1
+        self._acknowledged = self._reported = -1
+        self._gap_answered = -2
         self._send_reports()
 
     def coordinator_gone(self) -> None:
@@ -253,6 +281,8 @@ class DeciderRole:
     def manifest_durable(self, record: CheckpointWritten) -> None:
         self._manifests[record.step] = None
         self._out.log("info", "checkpoint written", step=record.step, manifest=record.manifest)
+        for node in self._context.plan.server_nodes():
+            self._out.send(node, CheckpointDone(ledger_generation=self._context.generation, step=record.step))
         if record.step == self._context.config.steps:
             self._send_reports()
 

@@ -30,15 +30,15 @@ def load_identity(path: Path) -> Identity:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         raise BadInputError(f"key file {path.name}: cannot be read: {error.strerror}") from None
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
             raise BadInputError(f"key file {path.name}: not a regular file")
-        if status.st_mode & 0o077:
-            raise BadInputError(
-                f"key file {path.name}: mode {status.st_mode & 0o777:04o} lets others read it; run chmod 600"
-            )
-        content = file.read(256)
+        if mode & 0o077:
+            raise BadInputError(f"key file {path.name}: mode {mode & 0o777:04o} lets others read it; run chmod 600")
+        content = os.read(descriptor, 256)
+    finally:
+        os.close(descriptor)
     try:
         text = content.decode("ascii").removesuffix("\n")
         if not text.startswith(_PREFIX):

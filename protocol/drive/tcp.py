@@ -50,7 +50,7 @@ class LinkEvents(Protocol):
     def on_up(self, link: Link) -> None:
         """A link is proven. Called before any of its messages; an older link to the same peer is down by then."""
 
-    async def on_message(self, link: Link, message: Message, buffers: tuple[bytearray, ...]) -> None:
+    async def on_message(self, link: Link, message: Message, buffers: tuple[memoryview, ...]) -> None:
         """A message with its tensors. While this awaits, the link reads no further: that is the back-pressure."""
 
     def on_down(self, link: Link, reason: str) -> None:
@@ -174,7 +174,7 @@ class Link:
                 pieces = self._framing.data_to_send(WRITE_BYTES)
                 if pieces:
                     with trio.fail_after(SEND_STALL_S):
-                        await self._stream.send_all(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+                        await self._stream.send_all(b"".join(pieces))
                 else:
                     await self._wake.wait()
                     self._wake = trio.Event()
@@ -200,6 +200,7 @@ class Link:
                     self._abort("lost: the stream was cut")
                     return
                 events = self._framing.receive(data)
+                self._wake.set()  # what came may have been credit
         except RemoteProtocolError as error:
             self._reject(error)
         except (trio.BrokenResourceError, trio.ClosedResourceError):

@@ -32,7 +32,7 @@ from coordinator.simulator.links import Network
 from tests.benchmarks import section6
 from tests.benchmarks.section6 import Setting
 
-BUDGET_S = 4.2
+BUDGET_S = 3.8
 
 
 def model_of(setting: Setting, samples: int, stages: Sequence[Sequence[int]]) -> RouteModel:

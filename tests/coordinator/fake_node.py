@@ -150,7 +150,7 @@ class FakeNode:
     def on_up(self, link: Link) -> None:
         self.downs.clear()
 
-    async def on_message(self, link: Link, message: Message, buffers: tuple[bytearray, ...]) -> None:
+    async def on_message(self, link: Link, message: Message, buffers: tuple[memoryview, ...]) -> None:
         if isinstance(message, Ping):
             link.send(Pong(number=message.number))
         else:

@@ -80,7 +80,7 @@ def test_a_true_history_is_clean(folders: list[Path], capsys: pytest.CaptureFixt
     verdict = audit(folders)
     assert verdict.clean and verdict.steps == STEPS and verdict.stages == 2
     assert main(map(str, folders)) == 0
-    assert capsys.readouterr().out == "3 steps, 2 stages: 0 samples lost, 0 doubled\n"
+    assert capsys.readouterr().out == "steps 0 to 2, 2 stages: 0 samples lost, 0 doubled\n"
 
 
 def ledger_rows(folder: Path) -> list[tuple[int, str]]:
@@ -131,6 +131,13 @@ def test_after_going_back_only_the_newer_history_counts(tmp_path: Path) -> None:
     assert verdict.clean and verdict.steps == 5
     change(folders[1], "DELETE FROM records WHERE number = ?", ledger_rows(folders[1])[-1][0])
     assert audit(folders).samples_lost == 12
+
+
+def test_what_no_remaining_journal_tells_of_is_not_judged(tmp_path: Path) -> None:
+    """Fresh servers that began at a checkpoint: the verdict says from which step on it holds."""
+    folders = [write(tmp_path / f"stage{stage}", history(stage, 4, range(2, 5), restored=2)) for stage in range(2)]
+    verdict = audit(folders)
+    assert verdict.clean and (verdict.first_step, verdict.steps) == (2, 5)
 
 
 def test_a_gap_or_an_overlap_of_the_data_is_seen(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import json
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import msgspec
+
 from protocol.codec import encode
 from protocol.handshake import CookieJar, Initiator, Responder
 from protocol.identity import Identity, base32
@@ -19,6 +21,7 @@ from protocol.membership import Invite, JoinLink, Membership, Revocations, sign_
 from protocol.messages import MESSAGES
 from protocol.plan import Plan, ServerPlan, StagePlan
 from protocol.records import RecordWriter
+from protocol.run import RunConfig
 from tests.protocol.samples import ALICE, BOB, COORDINATOR, RUN_ID, samples
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -26,8 +29,9 @@ CHANGES = Path(__file__).parents[2] / "protocol" / "CHANGES.md"
 
 
 def form_hash() -> str:
-    """16 letters over names, order and types of all fields of all messages."""
-    structs = (*MESSAGES, TaskId, ContributionId, TensorRef, Plan, StagePlan, ServerPlan)
+    """16 letters over names, order and types of all fields of all messages and of what they hold."""
+    sections = [hint for hint in get_type_hints(RunConfig).values() if issubclass(hint, msgspec.Struct)]
+    structs = (*MESSAGES, TaskId, ContributionId, TensorRef, Plan, StagePlan, ServerPlan, RunConfig, *sections)
     lines = [
         f"{struct.__name__}.{name}: {hint}"
         for struct in structs

@@ -15,7 +15,6 @@ from protocol.identity import Identity, node_id
 from protocol.ids import NodeId, TensorRef
 from protocol.limits import REPORT_COUNTERS
 from protocol.messages import MAY_SEND, MESSAGES, Message
-from protocol.run import RunConfig
 
 ALICE = Identity(b"\x01" * 32)
 BOB = Identity(b"\x02" * 32)
@@ -66,8 +65,6 @@ def _value(hint: Any, name: str) -> Any:
         return node_id(name.encode())
     if hint is TensorRef:
         return TensorRef(0, (2, 3), "fp32", 24)
-    if hint is RunConfig:
-        return RunConfig()
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         hints = get_type_hints(hint, include_extras=True)
         return hint(**{field: _value(hints[field], field) for field in hint.__struct_fields__})

@@ -361,7 +361,7 @@ def test_memory_of_what_a_peer_began() -> None:
     assert tracemalloc.get_traced_memory()[0] < 64 * 1024
     for _ in range(32):
         forger.say(Frame.CHUNK, bytes(4) + bytes(RECORD_BYTES_MAX - 4))
-    assert tracemalloc.get_traced_memory()[1] < 4 * _MIB
+    assert tracemalloc.get_traced_memory()[1] < 9 * _MIB  # the one tensor that has begun to come
     tracemalloc.stop()
 
 

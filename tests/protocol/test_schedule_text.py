@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -138,12 +140,33 @@ def test_the_text_is_what_a_person_would_write() -> None:
         ("schedule stages=1\nflow 0 route=0@0\nnode 0: 0F0[mem=1:2", "bracket"),
         ("schedule stages=1\nflow 0 route=0@0\nnode 0: 0F0[why=1]", "'why'"),
         ("schedule stages=1\nflow 0-99999999 route=0@0", "flow 0-99999999"),
+        ("schedule stages=1\nflow 0 route=0@0\nnode 0: 0F0[mem=1e99:0]", "mem: "),
+        ("schedule stages=1\nflow 0 route=0@0\nnode 0: 0F0[t=nan:1]", "t: "),
+        ("schedule stages=999999999\nflow 0 route=0@0\nnode 0:", "stages: more than"),
+        (f"schedule stages=1\nflow 0-99999 route=0@0 slices={'1,' * 200}1", "parts"),
     ],
 )
 def test_a_wrong_line_is_refused_by_name(text: str, complaint: str) -> None:
     """The sentence says which line is wrong and what is wrong there."""
     with pytest.raises(BadInputError, match=complaint):
         read(text)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_spoilt_text_never_does_worse_than_a_refusal(data: st.DataObject) -> None:
+    """Whatever characters are exchanged, reading and checking ends with a schedule or a sentence."""
+    rich = SEQ1F1B.replace("0F1 ", "0F1[t=1.5:2.5,mem=4:-2,after=1F0+0CUSTOM_x1,try=2] ").replace(
+        "samples=2", "swaps_max=1"
+    )
+    text = list(rich)
+    alphabet = st.sampled_from([*"0123456789FLBIWRSENDOPT_.,:=@[]+-/e \n#", "inf", "nan", "999999999"])
+    for index in data.draw(st.lists(st.integers(0, len(text) - 1), min_size=1, max_size=6)):
+        text[index] = data.draw(alphabet)
+    with contextlib.suppress(BadInputError):
+        check(read("".join(text)))
+    with contextlib.suppress(BadInputError):
+        read_torch_csv("".join(text).replace(" ", ","))
 
 
 def test_torchs_csv_goes_in_and_out() -> None:

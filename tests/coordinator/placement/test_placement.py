@@ -301,6 +301,9 @@ def test_dtfm_networks_at_most_the_genetic_search(name: str, reference_s: float)
     """DT-FM's own networks and cost: at most what its genetic search finds (figures rounded to 0.1 %)."""
     latency, rate = dtfm(name)
     found = arrange(latency, rate, [8] * 8, 0.4714e9, 0.65e9, rounds=100)
+    dealt = [range(stage, 64, 8) for stage in range(8)]  # one node of each site per stage
+    rule = arrange(latency, rate, [8] * 8, 0.4714e9, 0.65e9, start=dealt, rounds=0)
+    assert found.cost_s <= rule.cost_s
     assert sorted(n for stage in found.stages for n in stage) == list(range(64))
     assert found.cost_s <= reference_s * 1.001
 

@@ -154,7 +154,7 @@ def test_command_prints_what_format_asks(tmp_path: Path) -> None:
     assert "more places are missing" in str(result.exception)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**9))
 def test_random_problems_obey_every_rule(seed: int) -> None:
     """Any feasible problem gets an answer that keeps all rules, above its bound, and the same for its seed."""

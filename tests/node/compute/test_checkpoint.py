@@ -160,6 +160,14 @@ def test_parts_that_lie_elsewhere_wait_to_be_brought(tmp_path: Path) -> None:
     assert checkpoint.complete_checkpoints(mine) == (100,)
 
 
+def test_parts_of_ones_own_are_kept_too(tmp_path: Path) -> None:
+    """In a folder that is not shared the newest `keep` of a server's parts stay."""
+    for step in (100, 200, 300):
+        checkpoint.write_part(checkpoint.step_folder(tmp_path, step) / "part.safetensors", {"m": torch.zeros(1)}, {})
+    checkpoint.delete_older_parts(tmp_path, 200, keep=1)
+    assert sorted(home.name for home in tmp_path.iterdir()) == ["step-00000200", "step-00000300"]
+
+
 def test_another_cut_or_run_is_refused_with_a_sentence(tmp_path: Path) -> None:
     """A restart may not change stages or shards, nor the configuration."""
     found = checkpoint.read_manifest(write(tmp_path, 100))

@@ -170,10 +170,13 @@ def test_two_stages_of_two_shards_are_one_process(tmp_path: Path, delay: int) ->
     assert float((found - flat).norm() / flat.norm()) < 1e-6
 
 
-@pytest.mark.parametrize("delay", [0, 1])
-def test_a_restart_from_snapshot_or_checkpoint_goes_on_bit_by_bit(tmp_path: Path, delay: int) -> None:
-    """Fresh processes that take the state from disk produce the digests of those that never stopped."""
-    config = small_run(delay, folder=str(tmp_path / "shared"))
+@pytest.mark.parametrize(("delay", "shared"), [(0, True), (1, True), (1, False)])
+def test_a_restart_from_snapshot_or_checkpoint_goes_on_bit_by_bit(tmp_path: Path, delay: int, shared: bool) -> None:
+    """Fresh processes that take the state from disk produce the digests of those that never stopped.
+
+    Also where the servers share no folder and each has only its own part.
+    """
+    config = small_run(delay, folder=str(tmp_path / "shared") if shared else "mine")
     bench = Bench(config, tmp_path)
     digests = bench.start()
     for step in range(3):
@@ -188,9 +191,9 @@ def test_a_restart_from_snapshot_or_checkpoint_goes_on_bit_by_bit(tmp_path: Path
     bench.fetch(config.version_of(3))
     expected = bench.step(3)
 
-    home = checkpoint.run_folder(tmp_path / "shared", config)
-    assert checkpoint.complete_checkpoints(home) == (3,)
-    manifest, _ = checkpoint.read_checkpoint(home, 3)
+    home = checkpoint.run_folder(tmp_path / ("shared" if shared else "00/mine"), config)
+    assert checkpoint.complete_checkpoints(home) == ((3,) if shared else ())
+    manifest = checkpoint.read_manifest(checkpoint.step_folder(home, 3))
     assert (manifest.data_cursor, manifest.data_hash) == (18, bench.data_hash)
     assert manifest.partition == partition_of(PLAN)
 

@@ -1,0 +1,150 @@
+"""`barnraise plan run RUN.toml NETWORK.json`: the whole plan of a run, before a GPU is spent."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from statistics import mean
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from coordinator.placement.map_svg import map_svg
+from coordinator.placement.run_plan import RunPlan, VolunteerLoad, plan_run
+from coordinator.placement.swarm import hops_of
+from coordinator.simulator.pictures import svg, terminal
+from protocol.config_file import load_run
+from protocol.errors import BadInputError
+from protocol.profile import load_network
+
+LOADS_SHOWN = 12
+ROUTES_SHOWN = 2
+
+
+@click.command("run")
+@click.argument("run_toml", type=click.Path(path_type=Path))
+@click.argument("network_json", type=click.Path(path_type=Path))
+@click.option("--skip", "skip_text", default="0", show_default=True, help="Share of stages skipped: 0.25 or 1/3.")
+@click.option("--stages", type=click.IntRange(min=1), help="This many stages instead of the best number.")
+@click.option("--svg", "svg_path", type=click.Path(path_type=Path), help="Draw map and Gantt: FILE and FILE-gantt.")
+@click.option(
+    "--budget-s", type=click.FloatRange(min=0.0, min_open=True), default=8.0, show_default=True, help="Search time."
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="For the searches.")
+def plan_run_command(
+    run_toml: Path,
+    network_json: Path,
+    skip_text: str,
+    stages: int | None,
+    svg_path: Path | None,
+    budget_s: float,
+    seed: int,
+) -> None:
+    """Plan a run on a measured network: stages, layers, members, memory, traffic, speed, time to finish."""
+    config = load_run(run_toml)
+    network = load_network(network_json)
+    plan = plan_run(config, network, skip=share(skip_text), stages=stages, seed=seed, budget_s=budget_s)
+    show(plan)
+    if svg_path is not None:
+        gantt = svg_path.with_name(f"{svg_path.stem}-gantt{svg_path.suffix or '.svg'}")
+        try:
+            svg_path.write_text(map_svg(plan))
+            gantt.write_text(svg(plan.timeline, f"one step, {plan.simulated_microbatches} microbatches"))
+        except OSError as error:
+            raise BadInputError(f"--svg: {svg_path.name} cannot be written: {error.strerror}") from error
+        Console().print(f"drawn     {svg_path.name}, {gantt.name}")
+
+
+def share(text: str) -> Fraction:
+    """0.25, 1/3 or 0.33 as a fraction; decimals with two digits or more snap to thirds, sixths and the like."""
+    try:
+        exact = Fraction(text.strip())
+    except (ValueError, ZeroDivisionError) as error:
+        raise BadInputError(f"--skip: {text!r} is not a share like 0.25 or 1/3") from error
+    near = exact.limit_denominator(16)
+    return near if abs(near - exact) < Fraction(1, 200) else exact
+
+
+def show(plan: RunPlan) -> None:
+    """Prints the plan as tables and sentences."""
+    console = Console()
+    for outlier in plan.network.outliers:
+        console.print(f"doubtful  {outlier}", markup=False)
+    names = [machine.name for machine in plan.network.machines]
+    table = Table(title=f"{len(plan.stages)} stages on {plan.network.servers} servers", title_justify="left")
+    for heading in ("stage", "blocks", "front | back", "volunteers", "memory", "microbatch", "exchange", ""):
+        table.add_column(heading, justify="left" if heading in ("front | back", "") else "right")
+    pace = plan.found.placement.worst
+    for k, (stage, cost) in enumerate(zip(plan.stages, plan.costs, strict=True)):
+        front = " ".join(names[j] for j in stage.front[:4]) + (" …" if len(stage.front) > 4 else "")
+        back = " ".join(names[j] for j in stage.back[:4]) + (" …" if len(stage.back) > 4 else "")
+        memory = max(
+            [_server_bytes(plan, k, j) for j in stage.servers]
+            + [load.memory_bytes for load in plan.loads if load.stage == k]
+        )
+        table.add_row(
+            str(k),
+            f"{plan.edges[k]}–{plan.edges[k + 1] - 1}",
+            f"{front} | {back}",
+            str(len(stage.volunteers)),
+            f"{memory / 1e9:.2f} GB",
+            f"{cost.total_s:.3g} s",
+            f"{cost.exchange_s:.3g} s",
+            "sets the pace" if k == pace else "",
+        )
+    console.print(table)
+    _show_loads(console, plan.loads)
+    if plan.found.benched:
+        console.print(f"left out  {len(plan.found.benched)} volunteers whose links would slow their stage down")
+    if plan.routes is not None:
+        console.print(
+            f"routes    {len(plan.routes.routes)} at once, a step in {plan.routes.makespan_s:.4g} s when each "
+            f"microbatch goes whole to one member of a stage ({plan.routes.fraction_of_bound:.0%} of the bound)"
+        )
+    if plan.routed is not None and plan.routes is not None:
+        for number, route in enumerate(plan.routes.routes[:ROUTES_SHOWN]):
+            hops = hops_of(plan.found.placement, plan.routed, route)
+            way = ", ".join(f"{names[h.front]} > {names[h.member]} > {names[h.back]}" for h in hops)
+            console.print(f"          route {number}: {way}", markup=False)
+    if plan.recompute:
+        console.print("memory    every block keeps its input only and runs its forward again before its backward")
+    hours = plan.finish_s / 3600
+    console.print(
+        f"step      {plan.step_s:.4g} s (at least {plan.found.lower_bound_s:.4g} s on these machines; the paper's "
+        f"recipe {plan.found.recipe_s:.4g} s)"
+    )
+    console.print(f"speed     {plan.tokens_per_s:,.0f} tokens per second; all steps in {hours:,.1f} hours")
+    console.print(
+        f"pipeline  {plan.simulated_microbatches} microbatches simulated in {plan.timeline.makespan_s:.4g} s",
+        end="\n\n",
+    )
+    if len(plan.stages) <= 24:
+        click.echo(terminal(plan.timeline, width=min(100, console.width), colour=console.is_terminal))
+
+
+def _server_bytes(plan: RunPlan, stage: int, server: int) -> float:
+    """What a server of a stage holds: its share of the optimizer, the layers, and its part of what is in
+    flight.
+    """
+    sizes, cost = plan.sizes, plan.costs[stage]
+    share_of_tokens = float(plan.found.placement.costs.world.server_power[server]) / cost.power
+    in_flight = min(sizes.in_flight, sizes.microbatches) * sizes.microbatch_tokens * share_of_tokens
+    return cost.layers * (sizes.server_held_bytes + in_flight * sizes.kept_bytes)
+
+
+def _show_loads(console: Console, loads: tuple[VolunteerLoad, ...]) -> None:
+    if not loads:
+        console.print("volunteers  none take part")
+        return
+    table = Table(title="volunteers", title_justify="left")
+    for heading in ("name", "stage", "memory", "GB per hour"):
+        table.add_column(heading, justify="left" if heading == "name" else "right")
+    for load in loads[:LOADS_SHOWN]:
+        table.add_row(load.name, str(load.stage), f"{load.memory_bytes / 1e9:.2f} GB", f"{load.gigabytes_per_hour:.2f}")
+    console.print(table)
+    if len(loads) > LOADS_SHOWN:
+        console.print(
+            f"and {len(loads) - LOADS_SHOWN} more: {mean(load.gigabytes_per_hour for load in loads):.2f} GB per hour "
+            f"on average, at most {max(load.gigabytes_per_hour for load in loads):.2f}"
+        )

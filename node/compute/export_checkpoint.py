@@ -1,0 +1,26 @@
+"""A model out of a checkpoint: the shards of all stages put together, as a Hugging Face folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from node.compute.checkpoint import read_checkpoint
+from node.compute.export import export_model, join_shards
+from node.compute.layout import StageLayout
+from node.data.dataset import Dataset
+
+
+def export_checkpoint(folder: Path, step: int, out: Path) -> None:
+    """Writes the model of a checkpoint to `out`.
+
+    Args:
+        folder: the run's folder of checkpoints (`checkpoint.run_folder`).
+    Raises:
+        CheckpointError: the checkpoint is not complete.
+    """
+    manifest, shards = read_checkpoint(folder, step)
+    stages = []
+    for stage, (first, end, count) in enumerate(manifest.partition):
+        layout = StageLayout(manifest.config, manifest.vocabulary, first, end)
+        stages.append((layout, join_shards([shards[stage, shard]["params"] for shard in range(count)])))
+    export_model(out, stages, Dataset(manifest.config).tokenizer)

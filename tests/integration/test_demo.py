@@ -1,0 +1,95 @@
+"""The demo, small: real processes over real sockets end with the losses and weights of one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+RUN = """
+name = "tiny"
+steps = 16
+[model]
+layers = 2
+hidden = 32
+heads = 2
+kv_heads = 1
+feed_forward = 64
+context = 32
+[data]
+source = "builtin:grammar"
+[optimizer]
+learning_rate = 1e-3
+[checkpoint]
+every_steps = 5
+[limits]
+snapshot_steps = 4
+"""
+
+
+def demo(tmp_path: Path, *arguments: str) -> dict[str, Any]:
+    """Runs `barnraise demo` on the tiny run; returns its summary."""
+    (tmp_path / "RUN.toml").write_text(RUN)
+    name = "reference" if "--reference" in arguments else "demo"
+    summary = tmp_path / f"{name}.json"
+    command = [sys.executable, "-m", "protocol.cli", "demo", "--config", str(tmp_path / "RUN.toml"), "--plain"]
+    command += ["--summary", str(summary), "--out", str(tmp_path / name), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(summary.read_text())
+    return found
+
+
+def distance(one: str, other: str) -> float:
+    """Relative L2 distance of two exported models."""
+    left, right = (load_file(Path(folder) / "model.safetensors") for folder in (one, other))
+    assert left.keys() == right.keys()
+    difference = sum(float(((left[name] - right[name]) ** 2).sum()) for name in left)
+    return (difference / sum(float((right[name] ** 2).sum()) for name in right)) ** 0.5
+
+
+@pytest.mark.parametrize("delay", ["0", "1"])
+def test_kills_of_everybody_change_nothing(tmp_path: Path, delay: str) -> None:
+    """Volunteers, the coordinator and a server die by SIGKILL: every loss to 1e-4, the weights to 1e-5, no sample
+    lost or doubled; at the end all volunteers die and the servers compute alone."""
+    arguments = ("--chaos", "4", "--kill-coordinator", "5", "--kill-server", "7", "--kill-all-volunteers", "13")
+    found = demo(tmp_path, *arguments, "--delay", delay)
+    expected = demo(tmp_path, "--reference", "--delay", delay)
+    assert found["steps"] == expected["steps"] == 16
+    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-4)
+    assert distance(found["model"], expected["model"]) < 1e-5
+    assert (found["samples_lost"], found["samples_doubled"]) == (0, 0)
+    assert found["kills"] >= 5
+    assert {"activation", "gradient", "weights", "control"} <= {kind for kind, count in found["bytes"].items() if count}
+    assert found.keys() == expected.keys()
+
+
+def test_a_demo_that_is_interrupted_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    """Ctrl-C in the middle ends all processes; the same command finishes the run with the same losses."""
+    (tmp_path / "RUN.toml").write_text(RUN)
+    command = [sys.executable, "-m", "protocol.cli", "demo", "--config", str(tmp_path / "RUN.toml"), "--plain"]
+    command += ["--state", str(tmp_path / "state"), "--out", str(tmp_path / "out")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    assert first.stdout is not None
+    for line in first.stdout:
+        if line.startswith("step 06"):
+            first.send_signal(signal.SIGINT)
+            break
+    rest = first.stdout.read()
+    assert first.wait() == 130 and "all processes are ended" in rest
+    first.stdout.close()
+    found = demo(tmp_path, "--state", str(tmp_path / "state"))
+    expected = demo(tmp_path, "--reference")
+    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-4)
+    assert distance(found["model"], expected["model"]) < 1e-5
+    assert (found["samples_lost"], found["samples_doubled"]) == (0, 0)

@@ -1,0 +1,139 @@
+"""The demo's parts: the run it writes, the sums it makes, whom it kills, and that no process is left."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from node.demo.chaos import Plan
+from node.demo.options import DemoOptions, to_toml, with_checkpoints
+from node.demo.processes import Children
+from node.demo.status import Tally
+from node.demo.view import clock, sparkline
+from protocol.config_file import load_run
+from protocol.run import RunConfig
+
+
+def test_the_run_file_reads_back_as_the_same_run(tmp_path: Path) -> None:
+    """Every section, strings with quotes and small numbers included."""
+    config = DemoOptions(steps=7, seed=9, stages=3, delay=0, data='od"d\\path').run()
+    config = with_checkpoints(config, tmp_path / "chäck points")
+    path = tmp_path / "RUN.toml"
+    path.write_text(to_toml(config))
+    assert load_run(path) == config
+    assert (config.steps, config.seed, config.stages.count, config.batch.delay) == (7, 9, 3, 0)
+    assert Path(config.checkpoint.folder).is_absolute()
+
+
+def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
+    """`--config` gives what the options leave open."""
+    path = tmp_path / "RUN.toml"
+    path.write_text("name = 'mine'\nsteps = 50\n")
+    config = DemoOptions(config=path, steps=5).run()
+    assert (config.name, config.steps, config.seed) == ("mine", 5, RunConfig().seed)
+
+
+def test_counters_of_restarted_processes_add_up() -> None:
+    """A counter that went down belongs to a new process of the same node: the old one's total stays in the sum."""
+    tally = Tally()
+    for value in (5.0, 9.0, 2.0, 3.0):
+        tally.take({"members": [{"id": "a", "counters": {"reissued": value, "bytes_tx_data": 10 * value}}]})
+    tally.take({"members": [{"id": "b", "counters": {"reissued": 1.0}}, {"id": "c", "counters": {}}]})
+    assert tally.total("reissued") == 9 + 3 + 1
+    assert tally.by_prefix("bytes_tx_") == {"data": 120.0}
+
+
+def test_one_kill_is_due_for_every_so_many_steps() -> None:
+    """A kill that found no victim stays due; single kills are due once."""
+    plan = Plan(DemoOptions(chaos=5), random.Random(1))
+    assert [step for step in range(11) if plan.volunteer_due(step)] == [5, 6, 7, 8, 9, 10]
+    plan.volunteer_kills = 1
+    assert [step for step in range(11) if plan.volunteer_due(step)] == [10]
+    assert [plan.due("server", 3, step) for step in (2, 3, 4)] == [False, True, False]
+    assert not plan.due("coordinator", None, 100)
+
+
+def test_a_curve_is_drawn_by_means() -> None:
+    """Few values one by one, many by the mean of their share; a flat curve is flat."""
+    assert sparkline([3.0, 2.0, 1.0], 60) == "█▅▁"
+    assert len(sparkline([float(n) for n in range(1000)], 60)) == 60
+    assert sparkline([2.0, 2.0], 60) == "▁▁" and sparkline([], 60) == ""
+    assert clock(75.9) == "1:15"
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs (and is no zombie)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_gone(pid: int) -> None:
+    deadline = time.monotonic() + 20
+    while alive(pid):
+        assert time.monotonic() < deadline, f"process {pid} is still there"
+        time.sleep(0.01)
+
+
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_no_child_is_left_when_the_demo_ends_or_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error in the middle ends all children, those too that do not want to."""
+    monkeypatch.setattr("node.demo.processes.GRACE_S", 0.2)
+    real = subprocess.Popen
+    monkeypatch.setattr(
+        "node.demo.processes.subprocess.Popen",
+        lambda command, **options: real([sys.executable, "-c", STUBBORN], **options),
+    )
+    children = Children()
+
+    def fail_in_the_middle() -> None:
+        with children:
+            child = children.start("one", tmp_path / "one", ["--version"])
+            while b"up" not in child.log_path.read_bytes():
+                time.sleep(0.01)
+            raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        fail_in_the_middle()
+    assert not children.running
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+import node.demo.processes as processes
+real = processes.subprocess.Popen
+processes.subprocess.Popen = lambda command, **options: real(
+    [sys.executable, "-c", "import time; time.sleep(600)"], **options)
+children = processes.Children()
+print(children.start("one", Path(sys.argv[1]), []).pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="uses prctl")
+def test_children_die_with_a_demo_that_is_killed(tmp_path: Path) -> None:
+    """SIGKILL of the demo itself leaves nothing behind."""
+    environment = {**os.environ, "PYTHONPATH": "."}
+    command = [sys.executable, "-c", PARENT, str(tmp_path)]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    assert alive(pid)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    wait_gone(pid)

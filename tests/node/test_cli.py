@@ -1,0 +1,94 @@
+"""The node's commands: what is wrong on the line is said in one sentence, with exit code 2."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from node.cli import join, parse_link, server
+from node.demo.cli import demo
+from node.journal import Journal
+from protocol.errors import BadInputError
+from protocol.identity import Identity
+from protocol.membership import Invite, JoinLink, JoinRole, sign_statement
+
+COORDINATOR = Identity(bytes(range(32)))
+
+
+def link(role: JoinRole = "server", run_id: bytes = b"r" * 16) -> str:
+    """A sound link to a coordinator that nobody runs."""
+    invite = Invite(
+        issuer=COORDINATOR.public_key,
+        run_id=run_id,
+        role=role,
+        uses=1,
+        not_after=int(time.time()) + 3600,
+        nonce=b"n" * 16,
+    )
+    return str(JoinLink(("127.0.0.1:9",), sign_statement(invite, COORDINATOR)))
+
+
+def complaint(command: click.Command, *arguments: str) -> str:
+    """The sentence of the `BadInputError` that the command ends with (the group turns it into exit code 2)."""
+    result = CliRunner().invoke(command, arguments)
+    assert isinstance(result.exception, BadInputError), result.output
+    return str(result.exception)
+
+
+def test_a_damaged_link_is_named() -> None:
+    """A lost character, a cut end, something else: the sentence says that it is the link."""
+    good = link()
+    for bad in (good[:-1], good[:40], good.replace("barnraise", "http"), "", good[:-3] + "aaa"):
+        assert complaint(server, bad).startswith("join link:")
+
+
+def test_a_link_for_the_other_kind_names_the_right_command() -> None:
+    """A server's link does not join a volunteer, and the reverse."""
+    assert complaint(join, link("server")) == ("join link: this one is for servers; use it with `barnraise server`")
+    assert "use it with `barnraise join`" in complaint(server, link("volunteer"))
+    assert parse_link(link("volunteer"), "volunteer").role == "volunteer"
+
+
+@pytest.mark.parametrize("address", ["nowhere", "1.2.3.4:", "h:70000", ":80", "h:-1"])
+def test_a_bad_address_names_its_option(address: str) -> None:
+    """HOST:PORT or nothing."""
+    assert complaint(server, link(), "--listen", address) == f"--listen: {address!r} is not HOST:PORT"
+    assert complaint(join, link("volunteer"), "--metrics", address).startswith("--metrics:")
+
+
+def test_a_state_folder_in_use_or_of_another_run_is_refused(tmp_path: Path) -> None:
+    """Two processes never share an identity, and one state folder never serves two runs."""
+    arguments = (link(), "--state", str(tmp_path), "--listen", "127.0.0.1:0")
+    journal = Journal(tmp_path)
+    assert "is in use by another process" in complaint(server, *arguments)
+    journal.set_meta("run_id", b"x" * 16)
+    journal.close()
+    assert "belongs to another run; name another with --state" in complaint(server, *arguments)
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    """Who listens there already is not our business, but which option to change is."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert complaint(server, link(), "--state", str(tmp_path), "--listen", address).startswith(
+            f"--listen {address}:"
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--steps", "0"), "steps: 0 is not between 1 and"),
+        (("--stages", "99"), "stages.count: 99 is not between 1 and 10"),
+        (("--steps", "10", "--kill-server", "10"), "--kill-server: step 10 is not between 1 and 9"),
+        (("--config", "/nowhere/RUN.toml"), "RUN.toml: cannot be read"),
+    ],
+)
+def test_a_demo_that_cannot_be_is_refused_before_anything_starts(arguments: tuple[str, ...], sentence: str) -> None:
+    """The run is checked as a RUN.toml is."""
+    assert sentence in complaint(demo, *arguments)

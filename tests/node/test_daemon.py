@@ -1,0 +1,89 @@
+"""The process: every end has a reason, and an exit code that follows from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog.testing
+import trio
+
+import node.daemon as daemon
+from node.daemon import NodeOptions, link_options, only_run, run_node
+from node.journal import JournalError
+from node.store import StoreFullError
+from protocol.errors import BadInputError
+from protocol.limits import TENSOR_BYTES_MAX
+from protocol.membership import JoinLink
+from protocol.run import ModelSection, RunConfig
+
+OPTIONS = NodeOptions(link=JoinLink(("127.0.0.1:9",), b""), state=Path("nowhere"))
+
+
+def ending(monkeypatch: pytest.MonkeyPatch, how: Exception | str) -> tuple[int, list[Any]]:
+    """Exit code and log of a node whose life ends so, deep inside its tasks."""
+
+    async def life(options: NodeOptions) -> str:
+        if isinstance(how, str):
+            return how
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            raise how
+
+    monkeypatch.setattr(daemon, "_run", life)
+    with structlog.testing.capture_logs() as logs:
+        return run_node(OPTIONS), logs
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (JournalError("full", "x: no space left on the disk"), "full"),
+        (JournalError("corrupt", "x is damaged"), "corrupt"),
+        (StoreFullError("tensor store full"), "memory"),
+    ],
+)
+def test_a_disk_or_memory_that_gives_out_ends_it_with_a_named_reason(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    """No traceback: one critical line with the reason and the sentence, exit code 1."""
+    code, logs = ending(monkeypatch, error)
+    assert code == 1
+    assert [(line["event"], line["reason"], line["detail"]) for line in logs] == [("stopped", reason, str(error))]
+
+
+def test_our_own_mistakes_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has no name ends with its traceback."""
+    with pytest.raises(ExceptionGroup):
+        ending(monkeypatch, AssertionError("a bug"))
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"), [("finished", 0), ("drained", 0), ("stopped", 0), ("refused: banned", 1), ("failed: Apply", 1)]
+)
+def test_the_exit_code_follows_from_the_reason(monkeypatch: pytest.MonkeyPatch, reason: str, code: int) -> None:
+    """0 for an end in peace, 1 for one that somebody should look at."""
+    assert ending(monkeypatch, reason)[0] == code
+
+
+def test_a_folder_of_several_runs_is_not_guessed_about(tmp_path: Path) -> None:
+    """One run below or in the folder is it; several are named; none is an empty list later."""
+    assert only_run(tmp_path) == tmp_path
+    (tmp_path / "a-1" / "step-00000001").mkdir(parents=True)
+    assert only_run(tmp_path) == only_run(tmp_path / "a-1") == tmp_path / "a-1"
+    (tmp_path / "b-2" / "step-00000001").mkdir(parents=True)
+    with pytest.raises(BadInputError, match="holds 2 runs"):
+        only_run(tmp_path)
+    with pytest.raises(BadInputError, match="is no folder"):
+        only_run(tmp_path / "nowhere")
+
+
+def test_links_take_the_largest_tensor_of_the_run(tmp_path: Path) -> None:
+    """A small run keeps the protocol's bounds; a large one gets room for a stage's gradient in fp64."""
+    assert link_options(RunConfig()).tensor_bytes_max >= TENSOR_BYTES_MAX
+    model = ModelSection(layers=24, hidden=2048, heads=16, kv_heads=4, feed_forward=5632, context=2048)
+    options = link_options(RunConfig(model=model))
+    parameters = 24 * (2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 5632)
+    assert options.tensor_bytes_max > 8 * parameters
+    assert options.window_bytes >= 2 * options.tensor_bytes_max

@@ -1,0 +1,178 @@
+"""The driver: what comes from outside is looked at once, and one bad peer costs only its own link."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import trio
+
+from node.compute.lanes import Lane, Outcome
+from node.driver import Driver, all_finite
+from node.jobs import DropGraphs, Forward
+from node.metrics import NodeMetrics
+from node.store import TensorStore
+from protocol.ids import ContributionId, NodeId, TaskId, TensorRef
+from protocol.machine import Compute, Computed, DropTensors, HangUp, LinkDown, LinkUp, Received, Send
+from protocol.messages import Activation, Contribute, Message, NodeReport, Ping
+
+PEER = NodeId("p" * 52)
+TASK = TaskId(0, 0, 0, "F")
+
+
+class FakeLink:
+    """What the driver uses of a link; remembers."""
+
+    def __init__(self, role: str, peer: NodeId = PEER) -> None:
+        self.peer, self.role, self.address = peer, role, "192.0.2.1:1"
+        self.public_key = self.credential = b""
+        self.sent: list[tuple[Message, list[bytes]]] = []
+        self.closed: list[str] = []
+
+    def send(self, message: Message, buffers: list[Any] = []) -> None:  # noqa: B006
+        self.sent.append((message, [bytes(buffer) for buffer in buffers]))
+
+    def close(self, reason: str) -> None:
+        self.closed.append(reason)
+
+
+class FakePump:
+    """An inbox that is looked at."""
+
+    def __init__(self) -> None:
+        self.facts: list[Any] = []
+
+    def put(self, fact: Any) -> None:
+        self.facts.append(fact)
+
+    async def room(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+@pytest.fixture
+async def driver() -> Driver:
+    """A server's driver without a network."""
+    metrics = NodeMetrics("server")
+    metrics.set_run("tiny")
+    made = Driver(TensorStore(), metrics, on_welcome=lambda welcome: None)
+    made.pump = FakePump()  # type: ignore[assignment]
+    return made
+
+
+def contribution(values: list[float], form: str = "fp32") -> tuple[Contribute, bytearray]:
+    """A volunteer's contribution and its bytes."""
+    array = np.array(values, dtype=np.float64 if form == "fp64" else np.float32)
+    if form == "bf16":
+        data = bytearray((array.view(np.uint32) >> 16).astype(np.uint16).tobytes())
+    else:
+        data = bytearray(array.tobytes())
+    message = Contribute(
+        ledger_generation=1,
+        contribution=ContributionId(PEER, 1, 1),
+        step=0,
+        version=0,
+        tasks=(TASK,),
+        losses=(),
+        shard=0,
+        tensors=(TensorRef(0, (len(values),), form, len(data)),),  # type: ignore[arg-type]
+    )
+    return message, data
+
+
+@pytest.mark.parametrize("form", ["fp64", "fp32", "bf16"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.trio
+async def test_a_volunteer_that_sends_nan_is_refused_and_nobody_else(driver: Driver, form: str, bad: float) -> None:
+    """Its link is closed with a named reason, a counter grows, nothing reaches the machine or stays in the store."""
+    honest, liar = FakeLink("volunteer"), FakeLink("volunteer", NodeId("q" * 52))
+    driver.on_up(honest)  # type: ignore[arg-type]
+    driver.on_up(liar)  # type: ignore[arg-type]
+    message, data = contribution([1.0, bad, 2.0], form)
+    await driver.on_message(liar, message, (data,))  # type: ignore[arg-type]
+    fine, data = contribution([1.0, 3.0, 2.0], form)
+    await driver.on_message(honest, fine, (data,))  # type: ignore[arg-type]
+    assert liar.closed == ["not_finite"] and honest.closed == []
+    received = [fact for fact in driver.pump.facts if isinstance(fact, Received)]  # type: ignore[attr-defined]
+    assert [fact.peer for fact in received] == [PEER]
+    assert len(driver._store) == 1
+    name, labels = "barnraise_transport_rejected_messages_total", {"reason": "not_finite"}
+    assert driver._metrics.registry.get_sample_value(name, labels) == 1.0
+
+
+@pytest.mark.trio
+async def test_tensors_get_keys_on_the_way_in_and_lose_them_on_the_way_out(driver: Driver) -> None:
+    """On the wire a reference is an index; in here it is a key of the store with the same bytes."""
+    link = FakeLink("server")
+    driver.on_up(link)  # type: ignore[arg-type]
+    ref = TensorRef(0, (2,), "fp32", 8)
+    message = Activation(ledger_generation=1, task=TASK, tensors=(ref,))
+    await driver.on_message(link, message, (bytearray(b"12345678"),))  # type: ignore[arg-type]
+    up, received = driver.pump.facts  # type: ignore[attr-defined]
+    assert isinstance(up, LinkUp) and isinstance(received, Received)
+    stored = received.message.tensors[0]  # type: ignore[attr-defined]
+    assert driver._store.get(stored.key) == b"12345678"
+    driver.send(Send(PEER, msgspec.structs.replace(message, tensors=(stored,))))
+    driver.drop_tensors(DropTensors((stored.key,)))
+    assert link.sent == [(message, [b"12345678"])]
+    assert len(driver._store) == 0
+
+
+@pytest.mark.trio
+async def test_what_arrives_after_a_link_went_down_is_forgotten(driver: Driver) -> None:
+    """The machine never hears of a peer that it was told is gone, and nothing is sent to one."""
+    link = FakeLink("server")
+    driver.on_up(link)  # type: ignore[arg-type]
+    driver.on_down(link, "lost")  # type: ignore[arg-type]
+    await driver.on_message(link, Ping(number=1), ())  # type: ignore[arg-type]
+    driver.send(Send(PEER, Ping(number=2)))
+    driver.hang_up(HangUp(PEER, "why"))
+    assert [type(fact) for fact in driver.pump.facts] == [LinkUp, LinkDown]  # type: ignore[attr-defined]
+    assert link.sent == [] and link.closed == []
+
+
+@pytest.mark.trio
+async def test_a_report_takes_along_what_only_the_driver_counts(driver: Driver) -> None:
+    """Bytes by kind join the machine's counters; names that the protocol does not know are left out."""
+    link = FakeLink("coordinator")
+    driver.on_up(link)  # type: ignore[arg-type]
+    driver.on_bytes("tx", "gradient", 100, 1)
+    driver.on_bytes("tx", "gradient", 20, 1)
+    driver.send(Send(PEER, NodeReport(state="training", waiting_for="", counters={"leases": 2.0, "secret": 1.0})))
+    (report, _) = link.sent[0]
+    assert isinstance(report, NodeReport)
+    assert report.counters == {"leases": 2.0, "bytes_tx_gradient": 120.0}
+
+
+@pytest.mark.trio
+async def test_results_are_in_the_store_before_the_machine_hears_of_them(driver: Driver) -> None:
+    """A job's bytes are handed over when it is ordered, so its input may be dropped at once."""
+    seen: list[dict[int, bytes]] = []
+
+    class Performer:
+        def perform(self, job: Any, buffers: Any) -> Outcome:
+            seen.append({key: bytes(buffer) for key, buffer in buffers.items()})
+            if isinstance(job, DropGraphs):
+                return Outcome(Computed(job, None))
+            return Outcome(Computed(job, TensorRef(9, (1,), "fp32", 4)), [(TensorRef(9, (1,), "fp32", 4), b"done")])
+
+    driver.add_lane("device", lambda deliver: Lane("device", Performer, deliver))  # type: ignore[arg-type, return-value]
+    ref = driver._store.add(b"1234", (1,), "fp32")
+    driver.compute(Compute(Forward(TASK, 0, ref, 9)))
+    driver.drop_tensors(DropTensors((ref.key,)))
+    driver.compute(Compute(DropGraphs((TASK,))))
+    with trio.fail_after(10):
+        while len(driver.pump.facts) < 2:  # type: ignore[attr-defined]
+            await trio.sleep(0.001)
+    assert seen == [{ref.key: b"1234"}, {}]
+    assert driver._store.get(9) == b"done" and len(driver._store) == 1
+    await trio.to_thread.run_sync(driver.close_lanes)
+
+
+def test_labels_and_messages_without_tensors_are_always_finite(tmp_path: Path) -> None:
+    """Whole numbers have no NaN: every bit pattern is a value."""
+    refs = (TensorRef(0, (1,), "int32", 4),)
+    assert all_finite(Activation(ledger_generation=1, task=TASK, tensors=refs), (b"\xff\xff\xff\x7f",))
+    assert all_finite(Ping(number=1), ())

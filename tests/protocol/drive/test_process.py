@@ -1,0 +1,137 @@
+"""Logs, signals, the loop's watch, and metrics of a daemon (S12)."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import socket
+import time
+import urllib.request
+from typing import Any
+
+import pytest
+import structlog
+import trio
+import trio.testing
+
+from protocol.drive.metrics import DAEMON_FAMILIES, Family, Metrics
+from protocol.drive.process import free_port, set_up_logging, watch_loop, watch_signals, write_log
+from protocol.limits import REJECT_REASONS
+from protocol.machine import Count, LinkUp, Log, Told
+from tests.protocol.samples import ALICE
+
+
+@pytest.fixture
+def metrics() -> Any:
+    """Metrics of a pretended daemon; structlog is put back afterwards."""
+    yield Metrics(Family("barnraise_run_loss", "gauge", "Loss in nats per token.", {"run": None, "split": ("train",)}))
+    structlog.reset_defaults()
+
+
+def _value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
+
+
+def test_lines_are_written_and_counted(metrics: Metrics) -> None:
+    """JSON where nobody looks, with the bound fields; lines below the level are dropped; each level is counted."""
+    stream = io.StringIO()
+    logger = set_up_logging(metrics, stream=stream, level="info", role="server")
+    write_log(logger, Log("warning", "volunteer gone", {"node": "x", "after_s": 1.5}))
+    logger.debug("unseen")
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        logger.exception("failed")
+    first, second = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert first["event"] == "volunteer gone" and first["role"] == "server" and first["after_s"] == 1.5
+    assert first["level"] == "warning" and first["timestamp"].endswith("Z")
+    assert "ValueError: broken" in second["exception"]
+    assert _value(metrics, "barnraise_log_messages_total", level="warning") == 1
+    assert _value(metrics, "barnraise_log_messages_total", level="error") == 1
+    assert _value(metrics, "barnraise_log_messages_total", level="debug") == 0
+
+
+def test_a_terminal_gets_text(metrics: Metrics) -> None:
+    """On a terminal a line is for people."""
+    stream = io.StringIO()
+    set_up_logging(metrics, stream=stream, json=False).info("hello", step=3)
+    assert "hello" in stream.getvalue() and not stream.getvalue().startswith("{")
+
+
+def test_planted_secrets_stay_out(metrics: Metrics) -> None:
+    """Seeds, credentials and byte strings never reach the log, whatever they are nested in."""
+    stream = io.StringIO()
+    logger = set_up_logging(metrics, stream=stream)
+    planted = b"planted secret value"
+    logger.info("x", seed=planted, credential=planted, invite="planted secret value", digest=planted)
+    logger.info("x", nested={"key": "planted secret value", "deep": [planted, (planted,)]}, identity=ALICE)
+    logger.info("x", fact=LinkUp(ALICE.node, "volunteer", ALICE.public_key, planted))
+    text = stream.getvalue()
+    for form in ("planted secret", planted.hex(), ALICE.seed.hex(), repr(ALICE.seed)):
+        assert form not in text
+    assert planted[:4].hex() in text and "(20 bytes)" in text
+
+
+def test_metrics_are_served_on_loopback(metrics: Metrics) -> None:
+    """Every family is there from the start with its zeros, no `_created` series, and only loopback is bound."""
+    port = metrics.serve()
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        text = answer.read().decode()
+    for family in DAEMON_FAMILIES:
+        assert f"# HELP {family.name} " in text and f"# TYPE {family.name} {family.kind}" in text
+    for reason in REJECT_REASONS:
+        assert f'barnraise_transport_rejected_messages_total{{reason="{reason}"}} 0.0' in text
+    assert "_created" not in text and 'protocol="1.' in text
+    with socket.create_server(("127.0.0.2", port)):
+        pass  # free there, so the daemon did not bind all addresses
+
+
+def test_counts_of_machines(metrics: Metrics) -> None:
+    """`Count` adds to counters, sets gauges, observes in histograms; unknown names and labels are bugs."""
+    metrics.apply(Count("barnraise_errors_total", 2.0, (("component", "machine"),)))
+    metrics.apply(Count("barnraise_errors_total", 1.0, (("component", "machine"),)))
+    metrics.apply(Count("barnraise_run_loss", 2.5, (("run", "demo"), ("split", "train"))))
+    metrics.apply(Count("barnraise_run_loss", 2.25, (("run", "demo"), ("split", "train"))))
+    metrics.apply(Count("barnraise_transport_round_trip_seconds", 0.2, (("path", "tcp"),)))
+    assert _value(metrics, "barnraise_errors_total", component="machine") == 3
+    assert _value(metrics, "barnraise_run_loss", run="demo", split="train") == 2.25
+    assert _value(metrics, "barnraise_transport_round_trip_seconds_count", path="tcp") == 1
+    for bad in (Count("unknown"), Count("barnraise_errors_total", 1.0, (("component", "a node id"),))):
+        with pytest.raises(KeyError):
+            metrics.apply(bad)
+
+
+async def test_signals_become_facts() -> None:
+    """The first SIGTERM or Ctrl-C asks to drain, any further one to stop."""
+    told: list[Told] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch_signals, told.append)
+        await trio.testing.wait_all_tasks_blocked()
+        for count, number in enumerate((signal.SIGTERM, signal.SIGINT, signal.SIGTERM), start=1):
+            os.kill(os.getpid(), number)
+            with trio.fail_after(30):
+                while len(told) < count:
+                    await trio.sleep(0.001)
+        nursery.cancel_scope.cancel()
+    assert told == [Told("drain"), Told("stop"), Told("stop")]
+
+
+async def test_a_blocked_loop_shows(metrics: Metrics) -> None:
+    """Blocking the loop for 60 ms is seen as a lag of that length."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: watch_loop(metrics, every_s=0.01))
+        await trio.testing.wait_all_tasks_blocked()
+        time.sleep(0.07)
+        with trio.fail_after(30):
+            while not _value(metrics, "barnraise_event_loop_lag_seconds_count"):
+                await trio.sleep(0.001)
+        nursery.cancel_scope.cancel()
+    assert (_value(metrics, "barnraise_event_loop_lag_seconds_sum") or 0) >= 0.05
+
+
+def test_free_ports() -> None:
+    """A port that is called free can be bound."""
+    with socket.create_server(("127.0.0.1", free_port())):
+        pass
