@@ -147,15 +147,17 @@ class DeciderRole:
         if len(step.frozen) < self._stage_count:
             return
         frozen = [step.frozen[stage] for stage in range(self._stage_count)]
-        finite = all(stage.finite for stage in frozen) and all(math.isfinite(stage.square_norm) for stage in frozen)
         square_norms = [stage.square_norm for stage in frozen]
+        # Plain sums: of what a volunteer may say (inf and -inf, or two huge numbers) `fsum` would raise.
+        loss_sum = sum(stage.loss_sum for stage in frozen)
+        finite = all(stage.finite for stage in frozen) and math.isfinite(sum(square_norms)) and math.isfinite(loss_sum)
         config = self._context.config
         step.decision = StepDecided(
             ledger_generation=self._context.generation,
             step=message.step,
             clip_factor=clip_factor(square_norms, config.optimizer.clip_norm) if finite else 0.0,
             skipped=not finite,
-            loss=math.fsum(stage.loss_sum for stage in frozen) / config.step_tokens,
+            loss=loss_sum / config.step_tokens,
             gradient_norm=math.sqrt(math.fsum(square_norms)) if finite else 0.0,
             data_cursor=config.sample_range(message.step),
         )

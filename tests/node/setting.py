@@ -11,7 +11,15 @@ from protocol.ids import ContributionId, NodeId, TaskId, TensorRef
 from protocol.machine import Compute, DropTensors, Effect, Persist, Send
 from protocol.messages import Contribute, Stored
 from protocol.plan import Plan, ServerPlan, StagePlan
-from protocol.run import BatchSection, CheckpointSection, LimitsSection, ModelSection, RunConfig, StagesSection
+from protocol.run import (
+    BatchSection,
+    CheckpointSection,
+    LimitsSection,
+    ModelSection,
+    RunConfig,
+    StagesSection,
+    WireSection,
+)
 
 T = TypeVar("T")
 VOLUNTEER = NodeId("v1")
@@ -35,6 +43,7 @@ def make_config(**changes: Any) -> RunConfig:
         batch=BatchSection(**batch),  # type: ignore[arg-type]
         stages=StagesSection(**stages),  # type: ignore[arg-type]
         checkpoint=CheckpointSection(**checkpoint),  # type: ignore[arg-type]
+        wire=WireSection(gradients="fp32"),
         limits=LimitsSection(**limits),  # type: ignore[arg-type]
     )
     config.validate()
