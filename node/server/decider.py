@@ -126,15 +126,16 @@ class DeciderRole:
         if len(step.frozen) < self._stage_count:
             return
         frozen = [step.frozen[stage] for stage in range(self._stage_count)]
-        finite = all(stage.finite for stage in frozen) and all(math.isfinite(stage.square_norm) for stage in frozen)
         square_norms = [stage.square_norm for stage in frozen]
+        # Finite ones may have a sum that is not; `sum` makes that infinity where `math.fsum` raises.
+        finite = all(stage.finite for stage in frozen) and math.isfinite(sum(square_norms))
         config = self._context.config
         step.decision = StepDecided(
             ledger_generation=self._context.generation,
             step=message.step,
             clip_factor=clip_factor(square_norms, config.optimizer.clip_norm) if finite else 0.0,
             skipped=not finite,
-            loss=math.fsum(stage.loss_sum for stage in frozen) / config.step_tokens,
+            loss=sum(stage.loss_sum for stage in frozen) / config.step_tokens,
             gradient_norm=math.sqrt(math.fsum(square_norms)) if finite else 0.0,
             data_cursor=config.sample_range(message.step),
         )
