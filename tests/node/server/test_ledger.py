@@ -7,8 +7,17 @@ import pytest
 from node.records import ContributionAccepted, StepSealed
 from node.server.ledger import LedgerRole
 from protocol.ids import TaskId
-from protocol.messages import Commit, Committed, Decision, Freeze, PartialNorm, StageCommitted, StageFrozen
-from protocol.messages import StepOpened, Verdict
+from protocol.messages import (
+    Commit,
+    Committed,
+    Decision,
+    Freeze,
+    PartialNorm,
+    StageCommitted,
+    StageFrozen,
+    StepOpened,
+    Verdict,
+)
 from tests.node.setting import Effects, backward, contribution, make_context, stored
 
 LOSS = (backward(0, 0, 1), TaskId(0, 0, 2, "L"))

@@ -12,8 +12,18 @@ from node.records import ContributionStored, Record, ShardStarted, SnapshotWritt
 from node.server.shard import Phase, ReplayError, ShardRole
 from protocol.ids import NodeId
 from protocol.machine import Prune
-from protocol.messages import Commit, Committed, Contribute, FetchParameters, Freeze, Parameters, PartialNorm, Stored
-from protocol.messages import Verdict, VersionReady
+from protocol.messages import (
+    Commit,
+    Committed,
+    Contribute,
+    FetchParameters,
+    Freeze,
+    Parameters,
+    PartialNorm,
+    Stored,
+    Verdict,
+    VersionReady,
+)
 from tests.node.setting import (
     ELEMENTS,
     VOLUNTEER,
