@@ -103,12 +103,16 @@ class Links:
     def wake_at(self) -> float | None:
         """Asked after every input, so what was found last time is kept until something could come before it."""
         if not self._due_known:
-            times = [wanted.dial_at for wanted in self._wanted.values() if wanted.dial_at is not None]
-            times += [w.dialling_since + DIAL_TIMEOUT_S for w in self._wanted.values() if w.dialling_since is not None]
-            for peer, heard in self._heard.items():
-                times.append(heard + (self._silent_s if peer in self._pinged else self._ping_s))
-            self._due, self._due_known = min(times, default=None), True
+            self._due, self._due_known = self.next_due(), True
         return self._due
+
+    def next_due(self) -> float | None:
+        """When the next attempt, question or end of patience is due, looked up link by link."""
+        times = [wanted.dial_at for wanted in self._wanted.values() if wanted.dial_at is not None]
+        times += [w.dialling_since + DIAL_TIMEOUT_S for w in self._wanted.values() if w.dialling_since is not None]
+        for peer, heard in self._heard.items():
+            times.append(heard + (self._silent_s if peer in self._pinged else self._ping_s))
+        return min(times, default=None)
 
     def wake(self, now: float) -> None:
         self._due_known = False

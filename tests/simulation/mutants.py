@@ -458,14 +458,9 @@ def some_tasks_run_on_stale_parameters(original: Any) -> Any:
     return run
 
 
-@mutant(VolunteerMachine, "_forget_steps")
-def a_volunteer_keeps_the_leases_of_closed_steps(original: Any) -> Any:
-    def forget_steps(self: Any, step: int | None) -> None:
-        leases, self._leases = self._leases, {}
-        original(self, step)
-        self._leases = leases
-
-    return forget_steps
+@mutant(VolunteerMachine, "_drop_held")
+def what_came_with_a_lease_is_kept_for_good(original: Any) -> Any:
+    return lambda self, held: None
 
 
 # ---- the hunt --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,197 @@
+"""Fronts and backs keep what anybody may have to do again, and say what they hold when a neighbour comes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from node.jobs import LoadBatch
+from node.server.back import BackRole
+from node.server.front import FrontRole
+from protocol.ids import NodeId, TaskId, TensorRef
+from protocol.messages import (
+    Activation,
+    FetchInput,
+    Forget,
+    Gradient,
+    Held,
+    InputAnswer,
+    InputGradient,
+    Labels,
+    Lease,
+    Output,
+)
+from tests.node.setting import VOLUNTEER, Effects, activation, backward, make_config, make_context
+
+CONFIG = make_config()
+
+
+def forward(step: int, microbatch: int, stage: int = 0) -> TaskId:
+    return TaskId(step, microbatch, stage, "F")
+
+
+class Desk:
+    """One role with step 0 open, and a volunteer with slots."""
+
+    def __init__(self, node: str, role: Any = None, slots: int = 4) -> None:
+        self.context = make_context(node, CONFIG)
+        self.role = (role or (FrontRole if node.startswith("f") else BackRole))(self.context)
+        self.role.open_step(0)
+        self.role.pool.worker_here(VOLUNTEER, is_server=False)
+        self.role.pool.add_slots(VOLUNTEER, slots, 64)
+        self.opened = self.take()
+
+    def take(self) -> Effects:
+        self.role.give_leases(0.0)
+        self.role.check()
+        return Effects(self.context.out)
+
+    def held(self, peer: str, kind: Any, tasks: tuple[TaskId, ...], complete: bool = True) -> Effects:
+        message = Held(ledger_generation=1, kind=kind, tasks=tasks, complete=complete)
+        self.role.on_held(NodeId(peer), message)
+        return self.take()
+
+
+def tensors(key: int) -> tuple[TensorRef, ...]:
+    return (activation(key, CONFIG),)
+
+
+def test_stage_0_loads_its_batch_and_sends_the_labels_to_where_the_loss_is() -> None:
+    """Each microbatch is loaded once; its forward is leased, its labels go to the last stage's front."""
+    desk = Desk("f0")
+    jobs = desk.opened.jobs(LoadBatch)
+    assert [job.microbatch for job in jobs] == [0, 1]
+    desk.role.batch_loaded(jobs[0], *tensors(1), *tensors(2))
+    effects = desk.take()
+    assert effects.peers(Labels) == ["f1"]
+    assert [lease.tasks for lease in effects.sent(Lease, "v1")] == [(forward(0, 0),)]
+
+
+def test_the_end_of_a_route_is_one_unit_of_work() -> None:
+    """The last stage leases F, L and B together, when input and labels are both there."""
+    desk = Desk("f1")
+    task = forward(0, 0, 1)
+    desk.role.on_activation(Activation(ledger_generation=1, task=task, tensors=tensors(1)))
+    assert desk.take().sent(Lease) == []
+    desk.role.on_labels(Labels(ledger_generation=1, task=TaskId(0, 0, 2, "L"), tensors=tensors(2)))
+    (lease,) = desk.take().sent(Lease)
+    assert lease.tasks == (task, TaskId(0, 0, 2, "L"), backward(0, 0, 1))
+    assert lease.need_input_gradient and lease.need_weight_gradient
+
+
+def test_the_first_input_stays() -> None:
+    """A second one for the same task is dropped: everybody downstream has seen the first."""
+    desk = Desk("f1")
+    message = Activation(ledger_generation=1, task=forward(0, 0, 1), tensors=tensors(1))
+    desk.role.on_activation(message)
+    desk.role.on_activation(Activation(ledger_generation=1, task=forward(0, 0, 1), tensors=tensors(9)))
+    assert desk.take().dropped == [9]
+
+
+def test_an_input_gradient_goes_on_at_once_and_is_kept() -> None:
+    """The stage before gets it; when that one comes back without it, it gets it again."""
+    desk = Desk("f1")
+    task = backward(0, 0, 1)
+    desk.role.on_input_gradient(InputGradient(ledger_generation=1, task=task, fence=1, tensors=tensors(1)))
+    assert desk.take().peers(Gradient) == ["b0"]
+    assert desk.held("b0", "gradient", (backward(0, 0),)).sent(Gradient) == []
+    assert desk.held("b0", "gradient", ()).peers(Gradient) == ["b0"]
+
+
+def test_a_lost_output_is_asked_for_again() -> None:
+    """The back server comes back without it: the forward is leased anew."""
+    desk = Desk("f0")
+    for job in desk.opened.jobs(LoadBatch):
+        desk.role.batch_loaded(job, *tensors(job.tokens), *tensors(job.labels))
+    assert len(desk.take().sent(Lease)) == 2
+    both = (forward(0, 0), forward(0, 1))
+    assert desk.held("b0", "output", both, complete=False).sent(Lease) == []
+    again = desk.held("b0", "output", (forward(0, 1),)).sent(Lease)
+    assert [lease.tasks for lease in again] == [(forward(0, 0),)]
+
+
+def test_who_has_to_recompute_gets_the_input_or_hears_that_it_is_gone() -> None:
+    """An input of an open step is answered with the tensor, another one without."""
+    desk = Desk("f1")
+    desk.role.on_activation(Activation(ledger_generation=1, task=forward(0, 0, 1), tensors=tensors(1)))
+    for task in (forward(0, 0, 1), forward(0, 1, 1), forward(7, 0, 1)):
+        desk.role.on_fetch_input(VOLUNTEER, FetchInput(ledger_generation=1, task=task))
+    assert [len(answer.tensors) for answer in desk.take().sent(InputAnswer)] == [1, 0, 0]
+
+
+def test_a_closed_step_lets_go_of_every_tensor() -> None:
+    """Inputs, labels and gradients of the step are dropped, once."""
+    desk = Desk("f1")
+    desk.role.on_activation(Activation(ledger_generation=1, task=forward(0, 0, 1), tensors=tensors(1)))
+    desk.role.on_labels(Labels(ledger_generation=1, task=TaskId(0, 0, 2, "L"), tensors=tensors(2)))
+    desk.role.on_input_gradient(InputGradient(ledger_generation=1, task=backward(0, 0, 1), fence=1, tensors=tensors(3)))
+    desk.context.closed = 0
+    desk.role.close_step(0)
+    assert sorted(desk.take().dropped) == [1, 2, 3]
+
+
+def output(microbatch: int, key: int) -> Output:
+    return Output(ledger_generation=1, task=forward(0, microbatch), fence=1, tensors=tensors(key))
+
+
+def gradient(microbatch: int, key: int) -> Gradient:
+    return Gradient(ledger_generation=1, task=backward(0, microbatch), tensors=tensors(key))
+
+
+def test_an_output_goes_on_at_once_and_its_maker_gets_the_backward() -> None:
+    """The next stage's front gets the activation; the backward goes to who has the graph, without a slot."""
+    desk = Desk("b0", slots=0)
+    desk.role.on_output(VOLUNTEER, output(0, 1))
+    effects = desk.take()
+    assert effects.peers(Activation) == ["f1"] and effects.peers(Held) == ["f0"]
+    desk.role.on_gradient(gradient(0, 2))
+    (lease,) = desk.take().sent(Lease)
+    assert lease.tasks == (backward(0, 0),) and not lease.recompute
+
+
+def test_if_the_maker_is_gone_another_one_recomputes() -> None:
+    """The lease says so, and names the front that has the input."""
+    desk = Desk("b0")
+    other = NodeId("v2")
+    desk.role.on_output(VOLUNTEER, output(0, 1))
+    desk.role.pool.worker_gone(VOLUNTEER)
+    desk.role.pool.worker_here(other, is_server=False)
+    desk.role.pool.add_slots(other, 1, 64)
+    desk.role.on_gradient(gradient(0, 2))
+    (lease,) = desk.take().sent(Lease, "v2")
+    assert lease.recompute and lease.front == "f0"
+
+
+def test_a_graph_that_nobody_will_ask_for_is_forgotten() -> None:
+    """The second maker of an output keeps a graph for nothing: it is told to forget it, and so is who says it later."""
+    desk = Desk("b0")
+    other = NodeId("v2")
+    desk.role.pool.worker_here(other, is_server=False)
+    desk.role.on_output(VOLUNTEER, output(0, 1))
+    assert desk.take().sent(Forget) == []
+    desk.role.on_output(other, output(0, 9))
+    effects = desk.take()
+    assert effects.peers(Forget) == ["v2"] and effects.dropped == [9]
+    desk.role.on_graphs(other, (forward(0, 0), forward(0, 1), forward(5, 0)))
+    assert desk.take().sent(Forget)[0].tasks == (forward(0, 0), forward(0, 1), forward(5, 0))
+
+
+def test_a_neighbour_without_its_input_gets_it_again() -> None:
+    """The next stage's front comes back: what it lacks is sent, what it has is not."""
+    desk = Desk("b0")
+    for microbatch in (0, 1):
+        desk.role.on_output(VOLUNTEER, output(microbatch, microbatch + 1))
+    desk.take()
+    effects = desk.held("f1", "input", (forward(0, 1, 1),))
+    assert [message.task for message in effects.sent(Activation)] == [forward(0, 0, 1)]
+
+
+def test_a_ready_neighbour_is_told_all_that_is_held() -> None:
+    """Outputs to the own front, output gradients to the next stage's."""
+    desk = Desk("b0")
+    desk.role.on_output(VOLUNTEER, output(0, 1))
+    desk.role.on_gradient(gradient(0, 2))
+    desk.take()
+    desk.role.sync(NodeId("f0"))
+    desk.role.sync(NodeId("f1"))
+    told = [(message.kind, message.tasks, message.complete) for message in desk.take().sent(Held)]
+    assert told == [("output", (forward(0, 0),), True), ("gradient", (backward(0, 0),), True)]

@@ -1,0 +1,276 @@
+"""A node as a whole: it joins, follows plans of growing generations, hosts its roles, and ends with a reason."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import pytest
+
+from node.core import NodeFacts, NodeMachine
+from node.jobs import LoadBatch, PrepareData, SetUpDevice, SetUpServer, StartShard
+from node.records import ContributionStored, Record, ShardStarted, SnapshotWritten, StepCommitted
+from protocol.ids import NodeId
+from protocol.machine import (
+    Compute,
+    Computed,
+    ComputeFailed,
+    Dial,
+    DropTensors,
+    Effect,
+    Exit,
+    HangUp,
+    LinkDown,
+    LinkUp,
+    Received,
+    Send,
+    Told,
+)
+from protocol.messages import (
+    Bye,
+    DataReady,
+    Join,
+    Lease,
+    Leave,
+    Message,
+    Ping,
+    PlanChanged,
+    Pong,
+    Ready,
+    RunFinished,
+    Welcome,
+)
+from protocol.plan import Plan
+from tests.node.setting import activation, backward, contribution, make_config, make_plan, shard_tensor
+
+COORDINATOR = NodeId("c")
+CONFIG = make_config()
+
+
+class Desk:
+    """A node and all that it has ordered at its last input."""
+
+    def __init__(self, node: str, role: str = "server", **facts: Any) -> None:
+        addresses = (f"{node}:1",) if role == "server" else ()
+        self.machine = NodeMachine(
+            NodeId(node), NodeFacts(role=role, addresses=addresses, **facts), COORDINATOR, ("c:1",), count(1)
+        )
+        self.effects: list[Effect] = list(self.machine.start(0.0))
+
+    def feed(self, fact: Any, now: float = 0.0) -> list[Effect]:
+        self.effects = list(self.machine.handle(fact, now))
+        self.machine.check()
+        return self.effects
+
+    def hear(self, message: Message, peer: NodeId = COORDINATOR) -> list[Effect]:
+        return self.feed(Received(peer, message))
+
+    def join(self, vocabulary: int = 259) -> Join:
+        """The link to the coordinator comes up; what the node says of itself. Then it is welcome."""
+        self.feed(LinkUp(COORDINATOR, "coordinator"))
+        (join,) = self.sent(Join)
+        self.hear(Welcome(membership=b"m", config=CONFIG, config_hash=CONFIG.config_hash(), vocabulary=vocabulary))
+        return join
+
+    def plan(self, plan: Plan, stage: int = 0) -> list[Effect]:
+        return self.hear(PlanChanged(plan=plan, stage=stage, reason="because"))
+
+    def sent(self, kind: type[Any]) -> list[Any]:
+        return [e.message for e in self.effects if isinstance(e, Send) and isinstance(e.message, kind)]
+
+    def jobs(self, kind: type[Any]) -> list[Any]:
+        return [e.job for e in self.effects if isinstance(e, Compute) and isinstance(e.job, kind)]
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [effect for effect in self.effects if isinstance(effect, kind)]
+
+
+def started(checkpoint_step: int = -1, generation: int = 1) -> ShardStarted:
+    return ShardStarted(
+        ledger_generation=generation,
+        step=0,
+        stage=0,
+        shard=1,
+        shard_count=2,
+        checkpoint_step=checkpoint_step,
+        config_hash=CONFIG.config_hash(),
+    )
+
+
+def committed(step: int, generation: int = 1) -> StepCommitted:
+    return StepCommitted(
+        ledger_generation=generation, step=step, contributions=(), clip_factor=1.0, skipped=False, digest=b""
+    )
+
+
+def test_it_dials_the_coordinator_and_joins() -> None:
+    """A link that comes up brings a Join."""
+    desk = Desk("b0")
+    assert [dial.peer for dial in desk.of(Dial)] == ["c"]
+    assert desk.join().role == "server"
+
+
+@pytest.mark.parametrize(
+    ("records", "checkpoints", "held"),
+    [
+        ([], (), (-1, -1, -1, -1)),
+        ([started()], (), (0, 1, 0, 1)),
+        ([started(), committed(0), committed(1)], (), (0, 1, 2, 1)),
+        ([started(), committed(0), started(2, 5)], (2,), (0, 1, 2, 5)),
+        ([started(2, 5), committed(2, 5)], (2,), (0, 1, 3, 5)),
+        ([started(2, 5), committed(2, 5)], (), (-1, -1, -1, -1)),
+        (
+            [started(2, 5), committed(2, 5), SnapshotWritten(ledger_generation=5, step=3, file="s", digest=b"")],
+            (),
+            (0, 1, 3, 5),
+        ),
+    ],
+    ids=["new", "begun", "committed", "went back", "from a checkpoint", "that is gone", "but there is a snapshot"],
+)
+def test_it_says_what_its_disk_holds(records: list[Record], checkpoints: tuple[int, ...], held: Any) -> None:
+    """Stage, shard, version, ledgers; nothing, if what it began from is gone: the rest cannot be made again."""
+    join = Desk("b0", records=records, checkpoints=checkpoints).join()
+    assert (join.stage, join.shard, join.version, join.held_generation) == held
+
+
+def test_another_configuration_of_the_run_is_refused() -> None:
+    """The state folder is of another run, or the hash does not fit: the process ends with the reason."""
+    desk = Desk("b0", records=[started()])
+    desk.feed(LinkUp(COORDINATOR, "coordinator"))
+    other = make_config(steps=9)
+    desk.hear(Welcome(membership=b"m", config=other, config_hash=other.config_hash(), vocabulary=1))
+    assert "another configuration" in desk.of(Exit)[0].reason
+    desk = Desk("b0")
+    desk.feed(LinkUp(COORDINATOR, "coordinator"))
+    desk.hear(Welcome(membership=b"m", config=CONFIG, config_hash=b"x" * 32, vocabulary=1))
+    assert "hash" in desk.of(Exit)[0].reason
+
+
+def test_a_server_of_stage_0_reads_the_data_first() -> None:
+    """Nobody else does; what it found goes to the coordinator."""
+    desk = Desk("f0")
+    desk.join(vocabulary=0)
+    desk.plan(make_plan())
+    (job,) = desk.jobs(PrepareData)
+    desk.feed(Computed(job, (259, "hash", 1000)))
+    assert desk.sent(DataReady)[0].token_count == 1000
+    other = Desk("b1")
+    other.join()
+    other.plan(make_plan(), stage=1)
+    assert other.jobs(PrepareData) == [] and len(other.jobs(SetUpServer)) == 1
+
+
+def test_a_plan_of_an_older_generation_is_refused() -> None:
+    """A coordinator that was thought dead still speaks: its plan is not followed, its link is closed."""
+    desk = Desk("b1")
+    desk.join()
+    desk.plan(make_plan(generation=5), stage=1)
+    desk.plan(make_plan(generation=4, ledgers=4), stage=1)
+    assert [hang_up.peer for hang_up in desk.of(HangUp)] == ["c"]
+    assert desk.machine.plan is not None and desk.machine.plan.generation == 5
+
+
+def test_a_plan_that_only_moves_an_address_restarts_nothing() -> None:
+    """A new generation with the same ledgers: shard and device go on."""
+    desk = Desk("b1")
+    desk.join()
+    desk.plan(make_plan(generation=1), stage=1)
+    assert len(desk.jobs(SetUpServer)) == len(desk.jobs(SetUpDevice)) == 1
+    desk.plan(make_plan(generation=2), stage=1)
+    assert desk.jobs(SetUpServer) == desk.jobs(SetUpDevice) == []
+
+
+def test_results_of_jobs_that_were_ordered_under_earlier_ledgers_are_ignored() -> None:
+    """New ledgers begin while the lane works: what it ends before their own set-up belongs to nobody."""
+    desk = Desk("b1")
+    desk.join()
+    desk.plan(make_plan(), stage=1)
+    (old_set_up,) = desk.jobs(SetUpServer)
+    desk.feed(Computed(old_set_up, 3))
+    desk.plan(make_plan(generation=2, ledgers=2), stage=1)
+    (set_up,), (start,) = desk.jobs(SetUpServer), desk.jobs(StartShard)
+    server = desk.machine.server
+    assert server is not None
+    desk.feed(Computed(StartShard(-1), b"of the earlier ledgers"))
+    assert not server.ready
+    desk.feed(Computed(set_up, 3))
+    desk.feed(Computed(start, b"digest"))
+    assert server.ready
+
+
+def test_new_ledgers_let_go_of_what_the_old_ones_held() -> None:
+    """Tensors of the journal's old contributions are dropped, once."""
+    kept = ContributionStored(
+        ledger_generation=1,
+        step=0,
+        contribution=contribution(1),
+        version=0,
+        tasks=(backward(0, 0, 1),),
+        losses=(),
+        tensors=(shard_tensor(99),),
+    )
+    dropped: list[int] = []
+    desk = Desk("b1", records=[started(), kept])
+    desk.join()
+    for generation in (1, 2, 3):
+        desk.plan(make_plan(generation=generation, ledgers=generation), stage=1)
+        dropped += [key for effect in desk.of(DropTensors) for key in effect.keys]
+        assert dropped == ([] if generation == 1 else [99])
+
+
+def test_leases_are_given_again_when_a_link_drops_and_nothing_else_happens() -> None:
+    """The link of the volunteer with the leases breaks: in the same breath another gets them."""
+    desk = Desk("f0", computes=False)
+    desk.join()
+    desk.plan(make_plan())
+    (prepare,) = desk.jobs(PrepareData)
+    desk.feed(Computed(prepare, (259, "hash", 1000)))
+    (set_up,), (start,) = desk.jobs(SetUpServer), desk.jobs(StartShard)
+    desk.feed(Computed(set_up, 3))
+    desk.feed(Computed(start, b"digest"))
+    loads = desk.jobs(LoadBatch)
+    for volunteer in ("v1", "v2"):
+        desk.feed(LinkUp(NodeId(volunteer), "volunteer"))
+        desk.hear(Ready(ledger_generation=1, hello=False, slots=4), NodeId(volunteer))
+    for load in loads:
+        desk.feed(Computed(load, (activation(load.tokens, CONFIG), activation(load.labels, CONFIG))))
+        holders = [effect.peer for effect in desk.of(Send) if isinstance(effect.message, Lease)]
+    desk.feed(LinkDown(NodeId(holders[0]), "broken"))
+    leases = [effect for effect in desk.of(Send) if isinstance(effect.message, Lease)]
+    assert leases and all(lease.peer != holders[0] for lease in leases)
+
+
+def test_a_ping_is_answered_whoever_asks() -> None:
+    """With the same number."""
+    desk = Desk("b0")
+    desk.feed(LinkUp(NodeId("f0"), "server"))
+    desk.hear(Ping(number=8), NodeId("f0"))
+    assert desk.sent(Pong) == [Pong(number=8)]
+
+
+def test_a_shard_that_cannot_do_its_arithmetic_stops() -> None:
+    """It must not guess: the process ends with the reason, and the journal has everything."""
+    desk = Desk("b1")
+    desk.join()
+    desk.plan(make_plan(), stage=1)
+    desk.feed(ComputeFailed(StartShard(2), "checkpoint file is not there"))
+    assert desk.of(Exit)[0].reason == "failed: StartShard: checkpoint file is not there"
+
+
+def test_the_end_of_the_run_ends_the_node() -> None:
+    """It reports, says good-bye to all, and exits."""
+    desk = Desk("b1")
+    desk.join()
+    desk.feed(LinkUp(NodeId("f1"), "server"))
+    desk.hear(RunFinished())
+    assert len(desk.sent(Leave)) == 1 and len(desk.sent(Bye)) == 2
+    assert desk.of(Exit)[0].reason == "finished"
+
+
+def test_a_volunteer_that_has_nothing_drains_at_once() -> None:
+    """Told to drain, with no work under way, it leaves."""
+    desk = Desk("v1", role="volunteer")
+    desk.join()
+    desk.plan(make_plan(), stage=0)
+    desk.feed(Told("drain"))
+    assert desk.of(Exit)[0].reason == "drained"

@@ -1,0 +1,152 @@
+"""A volunteer's sums: what is in one is known task by task, and an upload is the same however often it is sent."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from node.jobs import DropAccumulators, TakeGradient
+from node.outbox import Outbox
+from node.volunteer.gradients import Gradients
+from protocol.ids import NodeId, TaskId
+from protocol.messages import Contribute, Verdict
+from tests.node.setting import VOLUNTEER, Effects, backward, shard_tensor
+
+SERVERS = (NodeId("f0"), NodeId("b0"))
+
+
+class Desk:
+    def __init__(self, tasks_max: int = 4, incarnation: int = 7) -> None:
+        self.out = Outbox(VOLUNTEER, count(1))
+        self.gradients = Gradients(self.out, incarnation, tasks_max, linger_s=0.25)
+        self.gradients.reset(1, SERVERS)
+
+    def take(self) -> Effects:
+        self.gradients.check()
+        return Effects(self.out)
+
+    def add(self, *tasks: TaskId) -> None:
+        for task in tasks:
+            accumulator = self.gradients.accumulator_for(task.step, 0)
+            self.gradients.added(accumulator, (task,), ())
+
+    def upload(self, *tasks: TaskId) -> list[Contribute]:
+        """The parts that go out for these tasks."""
+        self.add(*tasks)
+        self.gradients.flush(tasks[0].step)
+        (job,) = self.take().jobs(TakeGradient)
+        self.gradients.taken(job, tuple(shard_tensor(key) for key in job.shards))
+        return self.take().sent(Contribute)
+
+
+def verdict(contribute: Contribute, accepted: bool = True) -> Verdict:
+    return Verdict(
+        ledger_generation=1,
+        contribution=contribute.contribution,
+        step=contribute.step,
+        tasks=contribute.tasks,
+        accepted=accepted,
+        reason="",
+    )
+
+
+def test_a_sum_is_not_cut_while_a_job_adds_to_it() -> None:
+    """The linger timer runs, work comes after all and the device adds: the timer is off until the job has ended."""
+    desk = Desk()
+    desk.add(backward(0, 0))
+    desk.gradients.idle([], {}, now=1.0)
+    assert desk.gradients.wake_at() == 1.25
+    accumulator = desk.gradients.accumulator_for(0, 0)
+    assert desk.gradients.wake_at() is None
+    desk.gradients.wake(2.0)
+    assert desk.take().jobs(TakeGradient) == []
+    desk.gradients.added(accumulator, (backward(0, 1),), ())
+    desk.gradients.flush(0)
+    (job,) = desk.take().jobs(TakeGradient)
+    desk.gradients.taken(job, tuple(shard_tensor(key) for key in job.shards))
+    assert desk.take().sent(Contribute)[0].tasks == (backward(0, 0), backward(0, 1))
+
+
+def test_a_full_sum_is_sent_at_once() -> None:
+    """As many backwards as the run allows, and the device cuts it."""
+    desk = Desk(tasks_max=2)
+    desk.add(backward(0, 0))
+    assert desk.take().jobs(TakeGradient) == []
+    desk.add(backward(0, 1))
+    assert len(desk.take().jobs(TakeGradient)) == 1
+
+
+def test_it_lingers_only_if_more_may_come() -> None:
+    """Nothing more of the step expected: sent at once; else after the linger time; busy steps stay."""
+    desk = Desk()
+    desk.add(backward(0, 0))
+    desk.add(backward(1, 0))
+    desk.add(backward(2, 0))
+    desk.gradients.idle([2], {0: False, 1: True}, now=1.0)
+    assert len(desk.take().jobs(TakeGradient)) == 1
+    desk.gradients.wake(1.25)
+    assert len(desk.take().jobs(TakeGradient)) == 1
+    assert desk.gradients.unsent_task_count == 3
+
+
+def test_every_shard_gets_its_part_and_a_shard_that_comes_back_gets_the_same_again() -> None:
+    """The number, the tasks and the tensor are those of the first time."""
+    desk = Desk()
+    parts = desk.upload(backward(0, 0))
+    assert [part.shard for part in parts] == [0, 1]
+    desk.gradients.resend(SERVERS[1])
+    assert desk.take().sent(Contribute) == [parts[1]]
+
+
+def test_a_verdict_ends_an_upload_once() -> None:
+    """Its tensors are dropped; the same word again, or one on somebody else's, changes nothing."""
+    desk = Desk()
+    parts = desk.upload(backward(0, 0))
+    assert desk.gradients.on_verdict(verdict(parts[0]))
+    assert sorted(desk.take().dropped) == [parts[0].tensors[0].key, parts[1].tensors[0].key]
+    assert not desk.gradients.on_verdict(verdict(parts[0]))
+    assert desk.take().all == [] and desk.gradients.empty
+
+
+def test_a_restart_never_reuses_a_number() -> None:
+    """A verdict on the same number of an earlier life is not ours."""
+    old = Desk(incarnation=1).upload(backward(0, 0))[0]
+    desk = Desk(incarnation=2)
+    new = desk.upload(backward(0, 0))[0]
+    assert old.contribution.number == new.contribution.number and old.contribution != new.contribution
+    assert not desk.gradients.on_verdict(verdict(old))
+
+
+def test_it_knows_what_it_has() -> None:
+    """A task in a sum or in an upload without a verdict is there; after the verdict it is not."""
+    desk = Desk()
+    desk.add(backward(0, 0))
+    assert desk.gradients.has(backward(0, 0)) and not desk.gradients.has(backward(0, 1))
+    (part, _) = desk.upload(backward(0, 1))
+    assert desk.gradients.has(backward(0, 0))
+    desk.gradients.on_verdict(verdict(part))
+    assert not desk.gradients.has(backward(0, 0))
+
+
+def test_a_closed_step_leaves_nothing() -> None:
+    """Sums are dropped on the device, uploads in the store; what the device still cuts is dropped when it comes."""
+    desk = Desk()
+    parts = desk.upload(backward(0, 0))
+    desk.add(backward(1, 0))
+    desk.add(backward(2, 0))
+    desk.gradients.flush(2)
+    (job,) = desk.take().jobs(TakeGradient)
+    desk.gradients.drop_steps(2)
+    effects = desk.take()
+    assert len(effects.jobs(DropAccumulators)) == 1
+    assert sorted(effects.dropped) == sorted(part.tensors[0].key for part in parts)
+    desk.gradients.taken(job, tuple(shard_tensor(key) for key in job.shards))
+    assert desk.take().dropped == list(job.shards) and desk.gradients.empty
+
+
+def test_a_failed_addition_makes_the_sum_worthless() -> None:
+    """Half an addition cannot be taken out: the step's sum is given up, with the tasks that were in it."""
+    desk = Desk()
+    desk.add(backward(0, 0))
+    desk.gradients.accumulator_for(0, 0)
+    assert desk.gradients.lose(0) == (backward(0, 0),)
+    assert len(desk.take().jobs(DropAccumulators)) == 1 and desk.gradients.empty

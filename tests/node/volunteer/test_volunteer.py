@@ -1,0 +1,304 @@
+"""A volunteer asks for work, does the most urgent first, sends results at once, and forgets what is closed."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+from node.jobs import (
+    Backward,
+    DropGraphs,
+    DropParameters,
+    Forward,
+    LoadParameters,
+    RouteEnd,
+    SetUpDevice,
+    TakeGradient,
+)
+from node.outbox import Outbox
+from node.volunteer.volunteer import VolunteerMachine
+from protocol.ids import NodeId, TaskId, TensorRef
+from protocol.messages import (
+    FetchInput,
+    FetchParameters,
+    Forget,
+    InputAnswer,
+    InputGradient,
+    Lease,
+    LeaseReturned,
+    Output,
+    Parameters,
+    Ready,
+    StepClosed,
+    VersionReady,
+)
+from protocol.plan import Plan
+from tests.node.setting import VOLUNTEER, Effects, activation, backward, make_config, make_plan, shard_tensor
+
+CONFIG = make_config()
+FRONT, BACK = NodeId("f0"), NodeId("b0")
+
+
+def forward(step: int, microbatch: int, stage: int = 0) -> TaskId:
+    return TaskId(step, microbatch, stage, "F")
+
+
+class Desk:
+    """A volunteer of stage 0 whose device is ready; both servers are linked and ready."""
+
+    def __init__(self, stage: int = 0, plan: Plan | None = None) -> None:
+        self.out = Outbox(VOLUNTEER, count(1))
+        self.machine = VolunteerMachine(CONFIG, 259, self.out, incarnation=7)
+        self.servers = (NodeId(f"f{stage}"), NodeId(f"b{stage}"))
+        self.stage = stage
+        self.now = 0.0
+        self._keys = count(500)
+        self.begin(plan or make_plan())
+
+    def begin(self, plan: Plan) -> None:
+        assert self.machine.set_plan(plan, self.stage)
+        (job,) = self.take().jobs(SetUpDevice)
+        for server in self.servers:
+            self.machine.link_up(server)
+        self.machine.computed(job, None, self.now)
+        self.plan = plan
+        for server in self.servers:
+            self.say(server, VersionReady(ledger_generation=plan.ledger_generation, version=0))
+
+    def take(self) -> Effects:
+        self.machine.check()
+        return Effects(self.out)
+
+    def say(self, peer: NodeId, message: Any) -> Effects:
+        self.machine.handle(peer, message, self.now)
+        return self.take()
+
+    def done(self, job: Any, result: Any = None) -> Effects:
+        self.machine.computed(job, result, self.now)
+        return self.take()
+
+    def tensor(self) -> TensorRef:
+        return activation(next(self._keys), CONFIG)
+
+    def lease(self, *tasks: TaskId, **changes: Any) -> Lease:
+        ends = len(tasks) > 1
+        fields = {
+            "ledger_generation": self.plan.ledger_generation,
+            "tasks": tasks,
+            "fence": 1,
+            "version": CONFIG.version_of(tasks[0].step),
+            "deadline_s": 6.4,
+            "front": self.servers[0],
+            "back": self.servers[1],
+            "recompute": False,
+            "need_input_gradient": False,
+            "need_weight_gradient": tasks[-1].op == "B",
+            "more": True,
+            "tensors": (self.tensor(), self.tensor()) if ends else (self.tensor(),),
+            **changes,
+        }
+        return Lease(**fields)  # type: ignore[arg-type]
+
+    def load(self, version: int = 0) -> Effects:
+        """Both shards of a version arrive, and the device loads it."""
+        for shard, server in enumerate(self.servers):
+            tensors = (shard_tensor(next(self._keys)),)
+            parameters = Parameters(
+                ledger_generation=self.plan.ledger_generation, version=version, shard=shard, tensors=tensors
+            )
+            effects = self.say(server, parameters)
+        (job,) = effects.jobs(LoadParameters)
+        return self.done(job)
+
+    def compute_forward(self, microbatch: int = 0, step: int = 0) -> Effects:
+        """A forward from lease to output."""
+        effects = self.say(self.servers[0], self.lease(forward(step, microbatch)))
+        if not effects.jobs(Forward):
+            effects = self.load(CONFIG.version_of(step))
+        (job,) = effects.jobs(Forward)
+        return self.done(job, self.tensor())
+
+
+def test_it_asks_for_as_many_forwards_as_the_plan_lets_it_hold() -> None:
+    """`in_flight_max` slots to the front, two recomputations to the back, as soon as they are ready."""
+    desk = Desk()
+    out = Outbox(VOLUNTEER, count(1))
+    machine = VolunteerMachine(CONFIG, 259, out, incarnation=7)
+    machine.set_plan(make_plan(), 0)
+    (job,) = Effects(out).jobs(SetUpDevice)
+    machine.computed(job, None, 0.0)
+    for server in desk.servers:
+        machine.link_up(server)
+    assert [ready.hello for ready in Effects(out).sent(Ready)] == [True, True]
+    slots = {}
+    for server in desk.servers:
+        machine.handle(server, VersionReady(ledger_generation=1, version=0), 0.0)
+        slots[server] = [ready.slots for ready in Effects(out).sent(Ready, server) if ready.slots]
+    assert slots == {"f0": [4], "b0": [2]}
+
+
+def test_slots_that_lie_idle_at_one_front_do_not_starve_another() -> None:
+    """Two fronts: each may fill the volunteer's room alone."""
+    plan = make_plan(fronts=2)
+    out = Outbox(VOLUNTEER, count(1))
+    machine = VolunteerMachine(CONFIG, 259, out, incarnation=7)
+    machine.set_plan(plan, 0)
+    machine.computed(Effects(out).jobs(SetUpDevice)[0], None, 0.0)
+    for server in ("f0", "g0"):
+        machine.link_up(NodeId(server))
+        machine.handle(NodeId(server), VersionReady(ledger_generation=1, version=0), 0.0)
+    effects = Effects(out)
+    assert [sum(ready.slots for ready in effects.sent(Ready, server)) for server in ("f0", "g0")] == [4, 4]
+
+
+def test_a_forward_waits_for_its_version_and_its_output_goes_out_at_once() -> None:
+    """Parameters are fetched from every shard; the result goes to the back server, the input is dropped."""
+    desk = Desk()
+    lease = desk.lease(forward(0, 0))
+    effects = desk.say(FRONT, lease)
+    assert effects.peers(FetchParameters) in ([], ["f0", "b0"]) and effects.jobs(Forward) == []
+    (job,) = desk.load().jobs(Forward)
+    effects = desk.done(job, desk.tensor())
+    assert [output.task for output in effects.sent(Output, "b0")] == [forward(0, 0)]
+    assert lease.tensors[0].key in effects.dropped
+
+
+def test_a_backward_uses_the_graph_that_is_kept() -> None:
+    """No input is fetched; the weight gradient goes into the step's sum."""
+    desk = Desk()
+    desk.compute_forward()
+    effects = desk.say(BACK, desk.lease(backward(0, 0)))
+    (job,) = effects.jobs(Backward)
+    assert job.input is None and job.accumulator is not None and effects.sent(FetchInput) == []
+
+
+def test_a_backward_without_a_graph_fetches_the_input_first() -> None:
+    """The front answers, the device recomputes; without an answer the lease goes back."""
+    desk = Desk()
+    desk.compute_forward()
+    effects = desk.say(BACK, desk.lease(backward(0, 1), recompute=True))
+    assert effects.peers(FetchInput) == ["f0"] and effects.jobs(Backward) == []
+    (job,) = desk.say(FRONT, InputAnswer(ledger_generation=1, task=forward(0, 1), tensors=(desk.tensor(),))).jobs(
+        Backward
+    )
+    assert job.input is not None
+    desk.say(BACK, desk.lease(backward(1, 1), recompute=True))
+    gone = desk.say(FRONT, InputAnswer(ledger_generation=1, task=forward(1, 1), tensors=()))
+    assert gone.sent(LeaseReturned)[0].tasks == (backward(1, 1),)
+
+
+def test_a_backward_goes_before_a_forward_and_an_older_step_before_both() -> None:
+    """While the device works, leases queue up; the most urgent is next, not the first that came."""
+    desk = Desk()
+    for microbatch in (0, 1):
+        desk.compute_forward(microbatch)
+    (running,) = desk.say(FRONT, desk.lease(forward(1, 0))).jobs(Forward)
+    for lease, server in ((desk.lease(forward(1, 1)), FRONT), (desk.lease(backward(0, 1)), BACK)):
+        assert desk.say(server, lease).jobs(Forward) == []
+    effects = desk.done(running, desk.tensor())
+    assert [job.task for job in effects.jobs(Backward)] == [backward(0, 1)]
+
+
+def test_the_end_of_a_route_covers_its_loss_too() -> None:
+    """The contribution lists L and B, with the loss."""
+    desk = Desk(stage=1)
+    tasks = (forward(0, 0, 1), TaskId(0, 0, 2, "L"), backward(0, 0, 1))
+    desk.say(desk.servers[0], desk.lease(*tasks, need_input_gradient=True, more=False))
+    (job,) = desk.load().jobs(RouteEnd)
+    effects = desk.done(job, (3.5, desk.tensor()))
+    assert effects.peers(InputGradient) == ["f1"]
+    assert len(effects.jobs(TakeGradient)) == 1
+    upload = next(iter(desk.machine.gradients._uploads.values()))
+    assert (upload.total.tasks, upload.total.losses) == ([tasks[1], tasks[2]], [3.5])
+
+
+def test_a_weight_gradient_that_it_has_is_not_computed_again() -> None:
+    """A lease for a lost result: the input gradient is made again, the sum stays as it is."""
+    desk = Desk()
+    desk.compute_forward()
+    (job,) = desk.say(BACK, desk.lease(backward(0, 0))).jobs(Backward)
+    desk.done(job)
+    effects = desk.say(BACK, desk.lease(backward(0, 0), recompute=True, need_input_gradient=True))
+    assert effects.peers(FetchInput) == ["f0"]
+    answer = InputAnswer(ledger_generation=1, task=forward(0, 0), tensors=(desk.tensor(),))
+    (again,) = desk.say(FRONT, answer).jobs(Backward)
+    assert again.accumulator is None and again.input_gradient is not None
+
+
+def test_a_lease_that_is_late_never_runs() -> None:
+    """Its successor may be at work: it goes back, with its tensors."""
+    desk = Desk()
+    lease = desk.lease(forward(0, 0))
+    desk.say(FRONT, lease)
+    assert desk.machine.wake_at() == 6.4
+    desk.now = 6.4
+    desk.machine.wake(desk.now)
+    effects = desk.take()
+    assert effects.sent(LeaseReturned)[0].reason == "late" and lease.tensors[0].key in effects.dropped
+
+
+def test_a_graph_that_nobody_will_ask_for_is_forgotten() -> None:
+    """The back server says so; a graph whose backward is leased stays."""
+    desk = Desk()
+    for microbatch in (0, 1):
+        desk.compute_forward(microbatch)
+    (running,) = desk.say(FRONT, desk.lease(forward(1, 0))).jobs(Forward)
+    desk.say(BACK, desk.lease(backward(0, 1)))
+    effects = desk.say(BACK, Forget(ledger_generation=1, tasks=(forward(0, 0), forward(0, 1), forward(3, 0))))
+    assert [job.tasks for job in effects.jobs(DropGraphs)] == [(forward(0, 0),)]
+    assert running.task == forward(1, 0)
+
+
+def test_a_closed_step_leaves_nothing() -> None:
+    """Leases, graphs, sums and versions of the step go; a result that comes afterwards goes nowhere."""
+    desk = Desk()
+    desk.compute_forward(0)
+    waiting = desk.lease(backward(0, 1), recompute=True)
+    desk.say(BACK, waiting)
+    (running,) = desk.say(FRONT, desk.lease(forward(0, 1))).jobs(Forward)
+    effects = desk.say(FRONT, StepClosed(ledger_generation=1, step=1))
+    assert waiting.tensors[0].key in effects.dropped
+    assert len(effects.jobs(DropGraphs)) == 1 and [job.version for job in effects.jobs(DropParameters)] == [0]
+    late = desk.tensor()
+    effects = desk.done(running, late)
+    assert effects.sent(Output) == [] and late.key in effects.dropped
+
+
+def test_work_for_earlier_ledgers_goes_nowhere() -> None:
+    """New ledgers begin while the device works: its result is dropped, and its job touches nothing of the new ones."""
+    desk = Desk()
+    desk.say(FRONT, desk.lease(forward(0, 0)))
+    (running,) = desk.load().jobs(Forward)
+    desk.begin(make_plan(generation=2, ledgers=2))
+    late = desk.tensor()
+    effects = desk.done(running, late)
+    assert effects.sent(Output) == [] and late.key in effects.dropped
+    old = desk.lease(forward(0, 1), ledger_generation=1)
+    assert old.tensors[0].key in desk.say(FRONT, old).dropped
+
+
+def test_draining_gives_back_what_has_not_begun_and_sends_what_is_summed_up() -> None:
+    """No more work is asked for; it is drained when the last verdict is there."""
+    desk = Desk()
+    desk.compute_forward()
+    (job,) = desk.say(BACK, desk.lease(backward(0, 0))).jobs(Backward)
+    desk.say(FRONT, desk.lease(forward(0, 1)))
+    desk.machine.drain()
+    assert [returned.tasks for returned in desk.take().sent(LeaseReturned)] == [(forward(0, 1),)]
+    effects = desk.done(job)
+    assert len(effects.jobs(TakeGradient)) == 1 and effects.sent(Ready) == []
+    assert not desk.machine.drained
+
+
+def test_a_failed_device_gives_its_work_back() -> None:
+    """What it may have half added is given up, with all that was in the sum."""
+    desk = Desk()
+    for microbatch in (0, 1):
+        desk.compute_forward(microbatch)
+    (first,) = desk.say(BACK, desk.lease(backward(0, 0))).jobs(Backward)
+    desk.done(first)
+    (second,) = desk.say(BACK, desk.lease(backward(0, 1))).jobs(Backward)
+    desk.machine.failed(second, "out of memory", desk.now)
+    effects = desk.take()
+    assert effects.peers(LeaseReturned) == ["f0", "b0"]
+    assert effects.sent(LeaseReturned)[0].tasks == (backward(0, 1), backward(0, 0))
