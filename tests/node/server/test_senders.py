@@ -54,8 +54,7 @@ def may(receiver: str, sender: NodeId, what: Work) -> bool:
     try:
         check_sender(context(receiver), sender, what, is_volunteer=sender == VOLUNTEER)
     except RemoteProtocolError as error:
-        assert error.reason == "role"
-        return False
+        return error.reason != "role"
     return True
 
 
