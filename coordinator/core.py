@@ -81,6 +81,7 @@ class CoordinatorMachine:
         self._next_serial = stored.next_serial
         self._data_on_its_way: DataRow | None = None
         self._next_sweep: float | None = None
+        self._end_told = self.finished
         self._waiting_for = ""
         self.waiting_since = 0.0
         """When the run began to wait for what it waits for now."""
@@ -121,6 +122,12 @@ class CoordinatorMachine:
 
     def _end(self, now: float) -> Sequence[Effect]:
         """The effects of an input; notes since when the run waits for the same thing."""
+        if self.finished and not self._end_told:
+            self._end_told = True
+            self.outbox.log("info", "run finished", newest_step=self.history.newest_step)
+            for member in self.roster.all():
+                if member.welcomed:
+                    self.outbox.send(member.peer, RunFinished())
         _, waiting_for = run_state(self)
         if waiting_for != self._waiting_for:
             self._waiting_for, self.waiting_since = waiting_for, now
@@ -399,11 +406,6 @@ class CoordinatorMachine:
         self.history.store(row)
         self.placement.step_stored(now)
         self.outbox.send(member.peer, StepReportStored(step=row.step))
-        if self.finished:
-            self.outbox.log("info", "run finished", step=row.step, loss=row.loss)
-            for other in self.roster.all():
-                if other.welcomed:
-                    self.outbox.send(other.peer, RunFinished())
 
 
 def _fault_of(member: Member, join: Join) -> str:

@@ -36,11 +36,13 @@ class History:
         self._accepted = self.newest_step
         """The newest step that was sent to the disk."""
         self._gap_asked = -1
+        self._restored_end = stored.plan is not None and stored.plan.restore_step >= config.steps
+        """Every server was lost after the last checkpoint: there is nothing left to train, or to report."""
 
     @property
     def finished(self) -> bool:
-        """Whether the run's last step is stored."""
-        return self.newest_step >= self._config.steps - 1
+        """Whether the run's last step is stored, or lies in the checkpoint that the run went back to."""
+        return self.newest_step >= self._config.steps - 1 or self._restored_end
 
     def newest_of(self, ledger_generation: int) -> int:
         """The newest closed step of these ledgers; -1 when they have closed none."""
@@ -54,6 +56,7 @@ class History:
 
     def go_back(self, restore_step: int) -> None:
         """Forgets the steps after a checkpoint; they will be reported again."""
+        self._restored_end = restore_step >= self._config.steps
         lost = self.lost_by(restore_step)
         while self.tail and self.tail[-1].step >= first_step_after(restore_step):
             self.tokens -= self.tail.pop().tokens
@@ -76,14 +79,16 @@ class History:
             return None
         if report.step <= self._accepted:
             return None  # on its way to the disk; the answer follows
-        if report.step > self._accepted + 1 and report.step != self._gap_asked:
-            self._gap_asked = report.step
-            self._outbox.send(peer, StepReportStored(step=self.newest_step))
-            return None
+        if report.step > self._accepted + 1 and (self._gap_asked < 0 or report.step > self._gap_asked):
+            if self._gap_asked < 0:
+                self._gap_asked = report.step
+                self._outbox.send(peer, StepReportStored(step=self.newest_step))
+            return None  # those behind the gap come again with it
         if report.step > self._accepted + 1:
             missing = (self._accepted + 1, report.step - 1)
             self._outbox.log("warning", "step reports missing", first=missing[0], last=missing[1])
         self._accepted = report.step
+        self._gap_asked = -1
         return StepRow(
             ledger_generation=report.ledger_generation,
             step=report.step,

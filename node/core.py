@@ -374,12 +374,12 @@ class NodeMachine:
         if self.server is not None and self.server.context.generation == self.plan.ledger_generation:
             self.server.change_plan(self.plan)
             return
-        if self.server is not None:
-            self.server.end()
+        unreported = self.server.end() if self.server is not None else ()
         records, self._unread = self._unread, []
         self.server = ServerMachine(
             self.node, self.config, self.vocabulary, self.plan, self._out, records, self._coordinator
         )
+        self.server.take_over(unreported)
         self.server.start(now)
         self.server.link_up(self.node, "server", now)
         for peer in self._links.live:

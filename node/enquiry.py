@@ -27,7 +27,7 @@ ANSWER_S = 20.0
 """How long the coordinator may take to accept the link."""
 PATIENCE_S = 3.0
 """After so long without a welcome the person is told what is waited for: a run begins when its servers are there."""
-GUESSED_VOCABULARY = 259
+GUESSED_VOCABULARY = 257
 """The byte tokenizer's, while no server has read the data."""
 _FORM_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2}
 
@@ -51,13 +51,18 @@ def enquire(link: JoinLink, folder: Path, threads: int, measure: bool) -> Offer:
     finally:
         journal.close()
     config, vocabulary = welcome.config, welcome.vocabulary or GUESSED_VOCABULARY
-    tokens_per_s = probe(config, vocabulary, threads=threads).tokens_per_s if measure else 0.0
+    tokens_per_s = measure_stage(config, vocabulary, threads) if measure else 0.0
     return Offer(describe(config, vocabulary, threads, tokens_per_s), tokens_per_s)
+
+
+def measure_stage(config: RunConfig, vocabulary: int, threads: int) -> float:
+    """Tokens a second through a stage's share of the layers, forward and backward."""
+    layers = max(1, round(config.model.layers / config.stages.count))
+    return probe(config, vocabulary, first_block=1, end_block=1 + 2 * layers, threads=threads).tokens_per_s
 
 
 def describe(config: RunConfig, vocabulary: int, threads: int, tokens_per_s: float) -> str:
     """The lines that the person reads. All figures follow from the run's own numbers."""
-    model = config.model
     parameters = StageLayout.whole(config, vocabulary).parameter_count
     free_gib = psutil.virtual_memory().available / 2**30
     lines = [
@@ -75,7 +80,7 @@ def describe(config: RunConfig, vocabulary: int, threads: int, tokens_per_s: flo
     if tokens_per_s:
         up, down = gigabytes_per_hour(config, parameters, tokens_per_s)
         lines.append(f"Expect at most {up:.1f} GB an hour up and {down:.1f} GB down, at full speed.")
-    lines.append(f"Text of the model: {model.context} tokens at a time. Ctrl-C finishes and leaves.")
+    lines.append("Ctrl-C finishes what is being computed and leaves.")
     return "\n".join(lines)
 
 

@@ -42,12 +42,17 @@ class Links:
         """When something last came, for every live link."""
         self._pinged: dict[NodeId, float] = {}
         self._ping_number = 0
+        self._due: float | None = None
+        """When something is to be done at the earliest; it may be too early, never too late."""
+        self._due_known = True
 
     def set_limits(self, ping_s: float, silent_s: float) -> None:
         self._ping_s, self._silent_s = ping_s, silent_s
+        self._due_known = False
 
     def want(self, peers: dict[NodeId, tuple[tuple[str, ...], bool]], now: float) -> None:
         """Keeps links to exactly these: peer -> (addresses, whether we dial). Others are hung up on."""
+        self._due_known = False
         for peer in [peer for peer in self._wanted if peer not in peers]:
             del self._wanted[peer]
             if peer in self._heard:
@@ -64,6 +69,7 @@ class Links:
                     self._dial(peer, now)
 
     def up(self, peer: NodeId, now: float) -> None:
+        self._due_known = False
         self._heard[peer] = now
         self._pinged.pop(peer, None)
         wanted = self._wanted.get(peer)
@@ -72,6 +78,7 @@ class Links:
 
     def down(self, peer: NodeId, now: float) -> None:
         """A link is gone, or an attempt has failed: try again after a while."""
+        self._due_known = False
         self._heard.pop(peer, None)
         self._pinged.pop(peer, None)
         wanted = self._wanted.get(peer)
@@ -83,7 +90,8 @@ class Links:
     def heard(self, peer: NodeId, now: float) -> None:
         if peer in self._heard:
             self._heard[peer] = now
-            self._pinged.pop(peer, None)
+            if self._pinged.pop(peer, None) is not None and self._due is not None:
+                self._due = min(self._due, now + self._ping_s)
 
     def is_up(self, peer: NodeId) -> bool:
         return peer in self._heard
@@ -93,13 +101,17 @@ class Links:
         return tuple(self._heard)
 
     def wake_at(self) -> float | None:
-        times = [wanted.dial_at for wanted in self._wanted.values() if wanted.dial_at is not None]
-        times += [w.dialling_since + DIAL_TIMEOUT_S for w in self._wanted.values() if w.dialling_since is not None]
-        for peer, heard in self._heard.items():
-            times.append(heard + (self._silent_s if peer in self._pinged else self._ping_s))
-        return min(times, default=None)
+        """Asked after every input, so what was found last time is kept until something could come before it."""
+        if not self._due_known:
+            times = [wanted.dial_at for wanted in self._wanted.values() if wanted.dial_at is not None]
+            times += [w.dialling_since + DIAL_TIMEOUT_S for w in self._wanted.values() if w.dialling_since is not None]
+            for peer, heard in self._heard.items():
+                times.append(heard + (self._silent_s if peer in self._pinged else self._ping_s))
+            self._due, self._due_known = min(times, default=None), True
+        return self._due
 
     def wake(self, now: float) -> None:
+        self._due_known = False
         for peer, wanted in self._wanted.items():
             late = wanted.dialling_since is not None and now >= wanted.dialling_since + DIAL_TIMEOUT_S
             if peer not in self._heard and (late or (wanted.dial_at is not None and now >= wanted.dial_at)):
@@ -117,4 +129,5 @@ class Links:
     def _dial(self, peer: NodeId, now: float) -> None:
         wanted = self._wanted[peer]
         wanted.dial_at, wanted.dialling_since = None, now
+        self._due_known = False
         self._out.add(Dial(peer, wanted.addresses))

@@ -54,6 +54,7 @@ def run_demo(options: DemoOptions) -> int:
             content = train_without_machinery(
                 config,
                 model,
+                options.threads,
                 lambda step, loss: view.step(
                     step, loss, (step + 1) * config.step_tokens / (time.monotonic() - started)
                 ),

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import msgspec
+
 from node.jobs import WriteManifest
 from node.numbers import clip_factor, learning_rate
 from node.records import CheckpointWritten, Record, StepDecided, StepDone
@@ -62,6 +64,8 @@ class DeciderRole:
         self._acknowledged = -1
         self._reported = -1
         """Newest step whose report went out on the present link."""
+        self._gap_answered = -2
+        """What the coordinator named when it last got reports that do not follow on it."""
         self.started = False
 
     @property
@@ -73,12 +77,29 @@ class DeciderRole:
         """Newest step that every stage has committed."""
         return self._closed
 
+    def unreported(self) -> tuple[StepReport, ...]:
+        """Closed steps that the coordinator has not acknowledged, oldest first."""
+        return tuple(self._reports.values())
+
+    def take_over(self, reports: tuple[StepReport, ...]) -> None:
+        """Reports of the ledgers before these: what the run has kept still has to be told."""
+        for report in reports:
+            if report.step < self._first_step:
+                kept = msgspec.structs.replace(report, ledger_generation=self._context.generation)
+                self._reports[report.step] = kept
+
     # ---- start ---------------------------------------------------------------------------------------------------
 
     def start(self, records: list[Record], now: float) -> None:
         """Goes on where the durable records end."""
+        decided: dict[int, StepDecided] = {}
         for record in records:
             if record.ledger_generation != self._context.generation:
+                # What earlier ledgers closed and the run has kept: the coordinator may not have heard of it.
+                if isinstance(record, StepDecided):
+                    decided[record.step] = record
+                elif isinstance(record, StepDone) and record.step < self._first_step and record.step in decided:
+                    self._reports[record.step] = self._report(decided[record.step], duration_s=0.0)
                 continue
             if isinstance(record, StepDecided):
                 step = self._steps.setdefault(record.step, _Step(now))
@@ -127,15 +148,16 @@ class DeciderRole:
             return
         frozen = [step.frozen[stage] for stage in range(self._stage_count)]
         square_norms = [stage.square_norm for stage in frozen]
-        # Finite ones may have a sum that is not; `sum` makes that infinity where `math.fsum` raises.
-        finite = all(stage.finite for stage in frozen) and math.isfinite(sum(square_norms))
+        # Plain sums: of what a volunteer may say (inf and -inf, or two huge numbers) `fsum` would raise.
+        loss_sum = sum(stage.loss_sum for stage in frozen)
+        finite = all(stage.finite for stage in frozen) and math.isfinite(sum(square_norms)) and math.isfinite(loss_sum)
         config = self._context.config
         step.decision = StepDecided(
             ledger_generation=self._context.generation,
             step=message.step,
             clip_factor=clip_factor(square_norms, config.optimizer.clip_norm) if finite else 0.0,
             skipped=not finite,
-            loss=sum(stage.loss_sum for stage in frozen) / config.step_tokens,
+            loss=loss_sum / config.step_tokens,
             gradient_norm=math.sqrt(math.fsum(square_norms)) if finite else 0.0,
             data_cursor=config.sample_range(message.step),
         )
@@ -216,17 +238,19 @@ class DeciderRole:
                 self._out.send(self._coordinator, self._reports[step])
 
     def on_stored(self, step: int) -> None:
-        """The coordinator has stored the reports up to `step`; naming an earlier one than before, it lost some."""
-        if step < self._acknowledged:
-            self._reported = step
-        self._acknowledged = step
+        """The coordinator has stored the reports up to `step`. If it misses some, it gets what there is, once more."""
         for key in [key for key in self._reports if key <= step]:
             del self._reports[key]
+        oldest = next(iter(self._reports), step + 1)
+        if step < self._acknowledged or (oldest > step + 1 and step != self._gap_answered):
+            self._reported = self._gap_answered = step
+        self._acknowledged = step
         self._send_reports()
 
     def coordinator_here(self) -> None:
         self._coordinator_linked = True
         self._acknowledged = self._reported = -1
+        self._gap_answered = -2
         self._send_reports()
 
     def coordinator_gone(self) -> None:

@@ -42,6 +42,8 @@ class _Pending:
 class _Step:
     """One open step of the stage: OPEN, then FROZEN when all is covered, then SEALED, then COMMITTED."""
 
+    tasks: tuple[TaskId, ...]
+    """All that the stage has to cover, in order."""
     uncovered: dict[TaskId, None]
     """Tasks that no accepted or just being accepted contribution has."""
     opened: bool = False
@@ -117,7 +119,8 @@ class LedgerRole:
     def _open(self, number: int) -> _Step:
         step = self._steps.get(number)
         if step is None:
-            step = self._steps[number] = _Step(uncovered=dict.fromkeys(stage_tasks(self._context, number)))
+            tasks = stage_tasks(self._context, number)
+            step = self._steps[number] = _Step(tuple(tasks), dict.fromkeys(tasks))
         return step
 
     # ---- contributions -------------------------------------------------------------------------------------------
@@ -340,7 +343,8 @@ class LedgerRole:
             for contribution in (*step.accepted, *step.writing):
                 named.extend(self._tasks_of(step, contribution))
             if not step.writing:
-                assert sorted(named) == sorted(stage_tasks(self._context, number)), f"step {number} (T-I1)"
+                whole = len(named) == len(step.tasks) and set(named) == set(step.tasks)
+                assert whole, f"step {number} (T-I1)"
             assert not step.sealed or step.frozen, f"step {number} is sealed but not covered"
 
     @staticmethod

@@ -184,8 +184,10 @@ class Pool:
             return []
         self._dirty = False
         grants = []
+        alone = self._collocated == "when_empty" and self.volunteer_count == 0
+        servers_may = self._collocated == "always" or alone
         for entry in sorted((e for e in self._entries.values() if e.free), key=lambda e: e.tasks[0]):
-            worker, has_graph = self._choose(entry)
+            worker, has_graph = self._choose(entry, servers_may)
             if worker is None:
                 continue
             if not has_graph:
@@ -200,15 +202,14 @@ class Pool:
             for grant in grants
         ]
 
-    def _choose(self, entry: Entry) -> tuple[Worker | None, bool]:
+    def _choose(self, entry: Entry, servers_may: bool) -> tuple[Worker | None, bool]:
         if entry.preferred is not None:
             return self._workers.get(entry.preferred), True
-        empty = self.volunteer_count == 0
         best: Worker | None = None
         for worker in self._workers.values():
-            if worker.is_server and (self._collocated == "never" or (self._collocated == "when_empty" and not empty)):
+            if worker.slots == 0 or (worker.is_server and not servers_may):
                 continue
-            if worker.slots > 0 and (best is None or worker.slots > best.slots):
+            if best is None or worker.slots > best.slots:
                 best = worker
         return best, False
 

@@ -68,6 +68,7 @@ from protocol.messages import (
     StageFrozen,
     StepClosed,
     StepOpened,
+    StepReport,
     Stored,
     Verdict,
     Work,
@@ -130,7 +131,7 @@ class ServerMachine:
         for record in self._records:
             if isinstance(record, ContributionStored) and record.ledger_generation != context.generation:
                 self._out.drop(record.tensors)
-        self._records = []
+        everything, self._records = self._records, []
         commits = [record.step for record in records if isinstance(record, StepCommitted)]
         # We committed step v - 1, which opened only after step v - 2 - delay was closed everywhere (T-I8).
         first = max(0, context.plan.restore_step) - 1
@@ -140,17 +141,26 @@ class ServerMachine:
         if self.ledger is not None:
             self.ledger.start(records)
         if self.decider is not None:
-            self.decider.start(records, now)
+            self.decider.start(everything, now)
             if self.decider.closed > context.closed:
                 self._close(self.decider.closed)
         self.shard.start(records)
 
-    def end(self) -> None:
-        """Lets go of every tensor: other ledgers begin, or this server has no place any more."""
+    def end(self) -> tuple[StepReport, ...]:
+        """Lets go of every tensor: other ledgers begin, or this server has no place any more.
+
+        Returns what the coordinator has not heard of yet, for `take_over`.
+        """
         for role in (self.front, self.back):
             if role is not None:
                 role.close_step(self.context.config.steps)
         self.shard.end()
+        return self.decider.unreported() if self.decider is not None else ()
+
+    def take_over(self, reports: tuple[StepReport, ...]) -> None:
+        """What the ledgers before these closed, the run has kept, and nobody has told the coordinator."""
+        if self.decider is not None:
+            self.decider.take_over(reports)
 
     def change_plan(self, plan: Plan) -> None:
         """A new generation with the same ledgers: addresses may have changed, work goes on."""

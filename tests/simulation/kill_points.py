@@ -32,8 +32,8 @@ SENDS = (
 )  # fmt: skip
 RECORDS = (
     "PlanRow", "MemberRow", "InviteSpent", "DataRow", "StepRow",
-    "ShardStarted", "ContributionStored", "ContributionAccepted", "StepDecided", "StepSealed", "StepCommitted", "StepDone",
-    "SnapshotWritten", "CheckpointWritten",
+    "ShardStarted", "ContributionStored", "ContributionAccepted", "StepDecided", "StepSealed",
+    "StepCommitted", "StepDone", "SnapshotWritten", "CheckpointWritten",
 )  # fmt: skip
 POINTS = tuple(
     f"{moment} {kind}" for kind in (*(f"Send {s}" for s in SENDS), *(f"Persist {r}" for r in RECORDS))

@@ -94,7 +94,10 @@ class Promises:
                 decision = message.clip_factor, message.skipped
                 needed = "decided", message.ledger_generation, message.step, *decision
             case StepReport():
-                needed = "done", message.ledger_generation, message.step
+                # What earlier ledgers closed and the run has kept is told under the present ones.
+                kept = message.step < self._base.get(message.ledger_generation, 0)
+                done = any(("done", generation, message.step) in proofs for generation in self._closed)
+                needed = None if kept and done else ("done", message.ledger_generation, message.step)
             case StepClosed() | StepOpened():
                 closed = message.step if isinstance(message, StepClosed) else message.closed
                 newest = self._closed.get(message.ledger_generation, -1)

@@ -69,7 +69,7 @@ class Shape:
             name="world",
             seed=seed,
             steps=self.steps,
-            model=ModelSection(layers=4, hidden=64, heads=4, kv_heads=2, feed_forward=64, context=16),
+            model=ModelSection(layers=max(4, self.stages), hidden=64, heads=4, kv_heads=2, feed_forward=64, context=16),
             batch=BatchSection(microbatches=self.microbatches, samples=2, delay=self.delay),  # type: ignore[arg-type]
             stages=StagesSection(
                 count=self.stages,

@@ -195,7 +195,12 @@ class Weather:
     def _old_coordinator(self, rng: random.Random) -> bool:
         """A coordinator that was thought dead still tells its plan: nobody may follow it."""
         plans = [record.plan for record, _ in self._swarm.coordinator.records if isinstance(record, PlanRow)]
-        hosts = [host for host in (*self._swarm.servers, *self._swarm.volunteers) if host.machine is not None]
+        # One that has never had a plan, or lost it with its disk, has no way to tell: it believes whom it is linked to.
+        hosts = [
+            host
+            for host in (*self._swarm.servers, *self._swarm.volunteers)
+            if host.machine is not None and getattr(host.machine, "plan", None) is not None
+        ]
         if len(plans) < 2 or not hosts:
             return False
         host, plan = rng.choice(hosts), rng.choice(plans[:-1])

@@ -1,43 +1,204 @@
-"""The decider: how a step ends, also when its numbers are absurd."""
+"""Stage 0 opens steps, decides how each ends, and closes it: each word is durable before it is told."""
 
 from __future__ import annotations
 
-from itertools import count
+import math
+from typing import Any
 
-from node.outbox import Outbox
-from node.records import StepDecided
-from node.server.context import StageContext
+import pytest
+
+from node.jobs import WriteManifest
+from node.records import CheckpointWritten, Record, StepDecided, StepDone
 from node.server.decider import DeciderRole
 from protocol.ids import NodeId
-from protocol.machine import Persist
-from protocol.messages import StageFrozen
-from protocol.plan import Plan, ServerPlan, StagePlan
-from protocol.run import RunConfig
+from protocol.messages import (
+    CheckpointPart,
+    Decision,
+    StageCommitted,
+    StageFrozen,
+    StepClosed,
+    StepOpened,
+    StepReport,
+)
+from tests.node.setting import Effects, make_config, make_context, make_plan
 
-NODES = tuple(NodeId(letter * 52) for letter in "abcd")
-
-
-def decider() -> tuple[DeciderRole, Outbox]:
-    """The decider of a run of two stages, with step 0 open."""
-    stages = tuple(
-        StagePlan(5 * i, 5 * i + 5, (ServerPlan(NODES[2 * i], "front", ()), ServerPlan(NODES[2 * i + 1], "back", ())))
-        for i in range(2)
-    )
-    out = Outbox(NODES[0], count(1))
-    context = StageContext(node=NODES[0], config=RunConfig(), plan=Plan(1, 1, -1, stages), stage=0, shard=0, out=out)
-    role = DeciderRole(context, NodeId("z" * 52))
-    role.begin(0.0)
-    return role, out
+LEDGER = NodeId("f1")
 
 
-def test_square_norms_whose_sum_is_beyond_all_numbers_skip_the_step() -> None:
-    """Each stage's is finite, so two liars may bring this about: the step is skipped, and nothing breaks."""
-    role, out = decider()
-    for stage in range(2):
-        frozen = StageFrozen(
-            ledger_generation=1, stage=stage, step=0, square_norm=1.5e308, finite=True, loss_sum=1.5e308
+class Desk:
+    """The decider on f0, for two stages, begun."""
+
+    def __init__(self, records: list[Record] | None = None, restore_step: int = -1, **config: Any) -> None:
+        self.context = make_context("f0", make_config(**config), make_plan(restore_step=restore_step))
+        self.decider = DeciderRole(self.context, NodeId("c"))
+        self.decider.start(records or [], 0.0)
+        self.decider.begin(0.0)
+        self.begun = self.take()
+
+    def take(self) -> Effects:
+        self.decider.check()
+        return Effects(self.context.out)
+
+    def freeze(self, step: int, **changes: Any) -> Effects:
+        fields = {"square_norm": 0.08, "finite": True, "loss_sum": 32.0, **changes}
+        for stage in (0, 1):
+            self.decider.on_stage_frozen(LEDGER, StageFrozen(ledger_generation=1, stage=stage, step=step, **fields))
+        return self.take()
+
+    def decide(self, step: int) -> StepDecided:
+        (record,) = self.freeze(step).records(StepDecided)
+        self.decider.decided(record)
+        self.take()
+        return record
+
+    def commit(self, step: int) -> Effects:
+        for stage in (0, 1):
+            self.decider.on_stage_committed(StageCommitted(ledger_generation=1, stage=stage, step=step))
+        return self.take()
+
+    def close(self, step: int) -> Effects:
+        """A whole step."""
+        self.decide(step)
+        (record,) = self.commit(step).records(StepDone)
+        self.decider.done(record, 5.0)
+        return self.take()
+
+
+@pytest.mark.parametrize(("delay", "opened"), [(0, [0]), (1, [0, 1])])
+def test_as_many_steps_are_open_as_the_delay_allows(delay: int, opened: list[int]) -> None:
+    """Step t opens when step t - 1 - delay is closed everywhere (T-I8)."""
+    desk = Desk(delay=delay)
+    assert [message.step for message in desk.begun.sent(StepOpened, "f1")] == opened
+    assert [message.step for message in desk.close(0).sent(StepOpened, "f1")] == [opened[-1] + 1]
+
+
+def test_a_decision_is_durable_before_it_is_told() -> None:
+    """Every stage must be frozen; then the record; then the word to every ledger."""
+    desk = Desk()
+    frozen = StageFrozen(ledger_generation=1, stage=0, step=0, square_norm=0.08, finite=True, loss_sum=32.0)
+    desk.decider.on_stage_frozen(LEDGER, frozen)
+    assert desk.take().all == []
+    effects = desk.freeze(0)
+    (record,) = effects.records(StepDecided)
+    assert effects.sent(Decision) == []
+    assert (record.clip_factor, record.loss, record.data_cursor) == (1.0, 4.0, (0, 4))
+    desk.decider.decided(record)
+    assert desk.take().peers(Decision) == ["f1", "f0"]
+
+
+def test_gradients_are_clipped_to_the_global_norm() -> None:
+    """The factor comes from the norms of all stages together."""
+    (record,) = Desk().freeze(0, square_norm=50.0).records(StepDecided)
+    assert record.gradient_norm == 10.0
+    assert record.clip_factor == pytest.approx(0.1, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"finite": False},
+        {"square_norm": math.inf},
+        {"square_norm": 1.7e308},
+        {"loss_sum": math.nan},
+        {"loss_sum": math.inf},
+    ],
+)
+def test_a_step_that_is_not_finite_is_skipped(changes: dict[str, Any]) -> None:
+    """Whatever is not finite, or does not add up to something finite, the step is skipped and nothing breaks."""
+    (record,) = Desk().freeze(0, **changes).records(StepDecided)
+    assert record.skipped and record.clip_factor == 0.0
+
+
+def test_losses_that_cancel_to_nothing_do_not_break_the_decider() -> None:
+    """One stage reports inf and another -inf: a volunteer can say so, and the run must live."""
+    desk = Desk()
+    for stage, loss in ((0, math.inf), (1, -math.inf)):
+        desk.decider.on_stage_frozen(
+            LEDGER,
+            StageFrozen(ledger_generation=1, stage=stage, step=0, square_norm=1.0, finite=True, loss_sum=loss),
         )
-        role.on_stage_frozen(NODES[2 * stage], frozen)
-    (decision,) = [effect.record for effect in out.take_effects() if isinstance(effect, Persist)]
-    assert isinstance(decision, StepDecided)
-    assert decision.skipped and decision.clip_factor == 0.0
+    assert desk.take().records(StepDecided)[0].skipped
+
+
+def test_nobody_hears_that_a_step_is_closed_before_that_is_durable() -> None:
+    """A ledger forgets a closed step and could not say again that its stage has committed it."""
+    desk = Desk()
+    desk.decide(0)
+    (record,) = desk.commit(0).records(StepDone)
+    desk.decider.sync(LEDGER)
+    told = desk.take()
+    assert [message.step for message in told.sent(StepClosed)] == [-1]
+    assert all(message.closed == -1 for message in told.sent(StepOpened))
+    desk.decider.done(record, 1.0)
+    assert [message.step for message in desk.take().sent(StepClosed, "f1")] == [0]
+
+
+def test_steps_close_in_order() -> None:
+    """A later step that is committed first waits for the earlier one."""
+    desk = Desk()
+    desk.decide(0)
+    desk.decide(1)
+    assert desk.commit(1).records(StepDone) == []
+    (record,) = desk.commit(0).records(StepDone)
+    assert record.step == 0
+    desk.decider.done(record, 1.0)
+    assert [done.step for done in desk.take().records(StepDone)] == [1]
+
+
+def test_a_restart_goes_on_where_the_records_end() -> None:
+    """Done steps stay done and are reported again; decided ones keep their decision and are told to who asks."""
+    desk = Desk()
+    first = desk.decide(0)
+    (done,) = desk.commit(0).records(StepDone)
+    desk.decider.done(done, 1.0)
+    second = desk.decide(1)
+    again = Desk([first, done, second])
+    assert [message.step for message in again.begun.sent(StepOpened, "f1")] == [2]
+    again.decider.sync(LEDGER)
+    effects = again.take()
+    assert [message.step for message in effects.sent(Decision)] == [1]
+    assert [message.step for message in effects.sent(StepClosed)] == [0]
+    again.decider.coordinator_here()
+    assert [report.step for report in again.take().sent(StepReport)] == [0]
+
+
+def test_ledgers_from_a_checkpoint_begin_with_its_step() -> None:
+    """Checkpoint 2 holds version 2, so step 2 is the next."""
+    assert [m.step for m in Desk(restore_step=2).begun.sent(StepOpened, "f1")] == [2, 3]
+
+
+def test_reports_are_repeated_until_they_are_stored() -> None:
+    """Unacknowledged ones go again when the coordinator is back, acknowledged ones do not."""
+    desk = Desk()
+    desk.decider.coordinator_here()
+    assert [report.step for report in desk.close(0).sent(StepReport)] == [0]
+    desk.decider.coordinator_gone()
+    assert desk.close(1).sent(StepReport) == []
+    desk.decider.coordinator_here()
+    assert [report.step for report in desk.take().sent(StepReport)] == [0, 1]
+    desk.decider.on_stored(0)
+    desk.decider.coordinator_here()
+    assert [report.step for report in desk.take().sent(StepReport)] == [1]
+
+
+def test_the_manifest_comes_last_and_the_last_report_after_it() -> None:
+    """All four parts, then the manifest, then the report of the last step: whoever hears it may stop everything."""
+    desk = Desk(steps=1)
+    desk.decider.coordinator_here()
+    assert desk.close(0).sent(StepReport) == []
+    for stage, shard in ((1, 1), (0, 0), (1, 0)):
+        desk.decider.on_checkpoint_part(_part(stage, shard))
+    assert desk.take().jobs(WriteManifest) == []
+    desk.decider.on_checkpoint_part(_part(0, 1))
+    (job,) = desk.take().jobs(WriteManifest)
+    assert [part[:2] for part in job.parts] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    desk.decider.manifest_written(job, "manifest-1")
+    (record,) = desk.take().records(CheckpointWritten)
+    desk.decider.manifest_durable(record)
+    assert [report.step for report in desk.take().sent(StepReport)] == [0]
+
+
+def _part(stage: int, shard: int) -> CheckpointPart:
+    return CheckpointPart(
+        ledger_generation=1, step=1, stage=stage, shard=shard, file=f"{stage}-{shard}", byte_count=8, digest=b""
+    )

@@ -1,0 +1,206 @@
+"""Contributions count whole or not at all, once, and in the order in which they became durable."""
+
+from __future__ import annotations
+
+import pytest
+
+from node.records import ContributionAccepted, StepSealed
+from node.server.ledger import LedgerRole
+from protocol.ids import TaskId
+from protocol.messages import (
+    Commit,
+    Committed,
+    Decision,
+    Freeze,
+    PartialNorm,
+    StageCommitted,
+    StageFrozen,
+    StepOpened,
+    Verdict,
+)
+from tests.node.setting import Effects, backward, contribution, make_context, stored
+
+LOSS = (backward(0, 0, 1), TaskId(0, 0, 2, "L"))
+"""A route's end on the last stage."""
+
+
+class Desk:
+    """A ledger of stage 0 (servers f0 and b0, tasks 0:B0@0 and 0:B1@0), with steps 0 and 1 open."""
+
+    def __init__(self, node: str = "f0", opened: tuple[int, ...] = (0, 1)) -> None:
+        self.context = make_context(node)
+        self.ledger = LedgerRole(self.context)
+        for step in opened:
+            self.ledger.on_step_opened(StepOpened(ledger_generation=1, step=step, closed=-1))
+        Effects(self.context.out)
+
+    def take(self) -> Effects:
+        self.ledger.check()
+        return Effects(self.context.out)
+
+    def store(self, number: int, tasks: tuple[TaskId, ...], step: int = 0, shards: tuple[int, ...] = (0, 1)) -> Effects:
+        """Shards say that they have a contribution; what that orders."""
+        for shard in shards:
+            self.ledger.on_stored(stored(number, step, tasks, shard))
+        return self.take()
+
+    def accept(self, number: int, tasks: tuple[TaskId, ...], step: int = 0) -> Effects:
+        """The same, and its acceptance becomes durable."""
+        (record,) = self.store(number, tasks, step).records(ContributionAccepted)
+        self.ledger.accepted(record)
+        return self.take()
+
+    def freeze(self) -> None:
+        """All of step 0 is covered and summed up."""
+        self.accept(1, (backward(0, 0), backward(0, 1)))
+        for shard in (0, 1):
+            norm = PartialNorm(ledger_generation=1, step=0, shard=shard, square_norm=4.0, finite=True)
+            self.ledger.on_partial_norm(norm)
+
+
+def test_one_shard_is_not_enough() -> None:
+    """Nothing is written before every shard has its part."""
+    desk = Desk()
+    assert desk.store(1, (backward(0, 0),), shards=(1,)).all == []
+    assert len(desk.store(1, (backward(0, 0),), shards=(0,)).records(ContributionAccepted)) == 1
+
+
+def test_nothing_is_told_before_it_is_durable() -> None:
+    """The verdict goes out when the record is on the disk, to the sender and to every server of the stage."""
+    desk = Desk()
+    effects = desk.store(1, (backward(0, 0),))
+    assert effects.sent(Verdict) == []
+    desk.ledger.accepted(effects.records(ContributionAccepted)[0])
+    told = desk.take()
+    assert told.peers(Verdict) == ["v1", "b0", "f0"]
+    assert all(verdict.accepted for verdict in told.sent(Verdict))
+
+
+def test_a_task_counts_once() -> None:
+    """A contribution that overlaps an accepted one is refused whole, also while that one is being written."""
+    desk = Desk()
+    desk.store(1, (backward(0, 0),))
+    (refused, *_) = desk.store(2, (backward(0, 0), backward(0, 1))).sent(Verdict)
+    assert not refused.accepted and "covered already" in refused.reason
+    assert len(desk.store(3, (backward(0, 1),)).records(ContributionAccepted)) == 1
+
+
+@pytest.mark.parametrize(
+    ("tasks", "version", "reason"),
+    [
+        ((backward(0, 0),), 3, "another version"),
+        ((backward(0, 0), backward(0, 0)), 0, "twice"),
+        ((backward(0, 0, 1),), 0, "not of this stage"),
+    ],
+)
+def test_what_cannot_count_is_refused(tasks: tuple[TaskId, ...], version: int, reason: str) -> None:
+    """Another version, a task twice, a foreign task: refused with the reason."""
+    desk = Desk()
+    for shard in (0, 1):
+        desk.ledger.on_stored(stored(1, 0, tasks, shard, version))
+    (verdict, *_) = desk.take().sent(Verdict)
+    assert not verdict.accepted and reason in verdict.reason
+
+
+def test_losses_must_fit_the_tasks() -> None:
+    """A route's end brings one loss for each L among its tasks."""
+    desk = Desk("f1")
+    for shard in (0, 1):
+        desk.ledger.on_stored(stored(1, 0, LOSS, shard, losses=()))
+    assert desk.take().sent(Verdict)[0].reason == "losses and tasks disagree"
+
+
+def test_shards_that_name_different_tasks_make_a_refusal() -> None:
+    """A sender that tells each shard something else gets nothing."""
+    desk = Desk()
+    desk.ledger.on_stored(stored(1, 0, (backward(0, 0),), 0))
+    desk.ledger.on_stored(stored(1, 0, (backward(0, 1),), 1))
+    assert desk.take().sent(Verdict)[0].reason == "its shards name different tasks"
+
+
+def test_a_contribution_to_a_step_that_is_not_open_waits() -> None:
+    """Anybody can name a step that is to come; only the decider's word opens it, and nobody is told before."""
+    desk = Desk(opened=(0,))
+    assert desk.store(1, (backward(1, 0),), step=1).records(ContributionAccepted) == []
+    desk.ledger.sync(desk.context.plan.stages[0].servers[1].node)
+    assert [message.step for message in desk.take().sent(StepOpened)] == [0]
+    desk.ledger.on_step_opened(StepOpened(ledger_generation=1, step=1, closed=-1))
+    assert len(desk.take().records(ContributionAccepted)) == 1
+
+
+def test_a_word_that_comes_again_gets_the_same_verdict() -> None:
+    """A shard that repeats itself hears the verdict again and nothing is written."""
+    desk = Desk()
+    desk.accept(1, (backward(0, 0),))
+    again = desk.store(1, (backward(0, 0),), shards=(1,))
+    assert again.records(ContributionAccepted) == [] and again.sent(Verdict)[0].accepted
+
+
+def test_it_freezes_when_all_is_covered_and_durable() -> None:
+    """The freeze names the contributions in the order of their records."""
+    desk = Desk()
+    first = desk.store(2, (backward(0, 1),)).records(ContributionAccepted)[0]
+    second = desk.store(1, (backward(0, 0),)).records(ContributionAccepted)[0]
+    desk.ledger.accepted(first)
+    assert desk.take().sent(Freeze) == []
+    desk.ledger.accepted(second)
+    freezes = desk.take().sent(Freeze)
+    assert [freeze.contributions for freeze in freezes] == [(contribution(2), contribution(1))] * 2
+
+
+def test_the_seal_is_durable_before_the_commit_is_told() -> None:
+    """Norms go to the decider; its decision is written once; the commit follows the record."""
+    desk = Desk()
+    desk.freeze()
+    (frozen,) = desk.take().sent(StageFrozen)
+    assert (frozen.square_norm, frozen.finite) == (8.0, True)
+    decision = Decision(ledger_generation=1, step=0, clip_factor=0.5, skipped=False)
+    desk.ledger.on_decision(decision)
+    desk.ledger.on_decision(decision)
+    effects = desk.take()
+    (seal,) = effects.records(StepSealed)
+    assert effects.sent(Commit) == []
+    desk.ledger.sealed(seal)
+    commits = desk.take().sent(Commit)
+    assert [commit.clip_factor for commit in commits] == [0.5, 0.5]
+
+
+def test_the_stage_has_committed_when_every_shard_has() -> None:
+    """Two words of one shard are not two shards."""
+    desk = Desk()
+    desk.freeze()
+    for shard in (0, 0):
+        desk.ledger.on_committed(Committed(ledger_generation=1, step=0, shard=shard, digest=b""))
+    assert desk.take().sent(StageCommitted) == []
+    desk.ledger.on_committed(Committed(ledger_generation=1, step=0, shard=1, digest=b""))
+    assert len(desk.take().sent(StageCommitted)) == 1
+
+
+def test_a_restart_reads_coverage_and_seals_back() -> None:
+    """A new process with the same records refuses what is covered and repeats what a shard still lacks."""
+    desk = Desk()
+    records = []
+    for number in (0, 1):
+        records += desk.store(number, (backward(0, number),)).records(ContributionAccepted)
+        desk.ledger.accepted(records[-1])
+    seal = StepSealed(
+        ledger_generation=1,
+        step=0,
+        contributions=(contribution(0), contribution(1)),
+        clip_factor=1.0,
+        skipped=True,
+    )
+    again = Desk(opened=())
+    again.ledger.start([*records, seal])
+    again.ledger.sync(again.context.node)
+    assert [commit.skipped for commit in again.take().sent(Commit)] == [True]
+    assert not again.store(5, (backward(0, 0),)).sent(Verdict)[0].accepted
+
+
+def test_what_is_closed_is_forgotten() -> None:
+    """Words about a closed step, or one too far ahead, change nothing."""
+    desk = Desk()
+    desk.context.closed = 0
+    desk.ledger.close_step(0)
+    assert desk.store(1, (backward(0, 0),)).all == []
+    assert desk.store(1, (backward(3, 0),), step=90).all == []
