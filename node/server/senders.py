@@ -12,6 +12,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.ids import NodeId
 from protocol.messages import (
     Activation,
+    CheckpointDone,
     CheckpointPart,
     Commit,
     Committed,
@@ -57,7 +58,7 @@ def _may_say(context: StageContext, peer: NodeId, message: Work, is_volunteer: b
     match message:
         case Freeze() | Commit() | Verdict():
             return peer == context.ledger
-        case Decision():
+        case Decision() | CheckpointDone():
             return peer == plan.decider
         case StepOpened():
             return peer in (plan.decider, context.ledger)

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import math
 import os
+import re
+import shutil
 import struct
+import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -563,8 +566,31 @@ def test_a_flood_of_half_open_calls_keeps_nobody_out(attacked: Fixture) -> None:
 
 
 def test_nothing_was_logged_as_an_error(attacked: Fixture) -> None:
-    """After all of that no daemon has met an error of its own, and none printed a traceback."""
+    """After all that no daemon has met an error of its own, refused an honest one, or printed a traceback."""
     attacked.swarm.moves_on()
+    honest = {node for _, node, _ in attacked.places.values()}
     for daemon in attacked.swarm.daemons:
         assert "Traceback" not in daemon.child.log_path.read_text()
         assert [line for line in daemon.log() if line["level"] in ("error", "critical")] == []
+        assert [line for line in daemon.log() if line["level"] == "warning" and line.get("peer") in honest] == []
+
+
+def test_a_volunteer_joins_after_all_that_and_promtool_likes_every_daemon(attacked: Fixture) -> None:
+    """An honest volunteer gets work; `promtool check metrics` has no complaint about any of the six processes."""
+    swarm = attacked.swarm
+    volunteer = swarm.node("volunteer", "join", swarm.links["volunteer"], "--yes", "--no-benchmark")
+    eventually(lambda: any(line["event"] == "plan" for line in volunteer.log()), "the volunteer's plan")
+
+    def accepted() -> bool:
+        found = re.search(r"^barnraise_node_tokens_total{.*} (\S+)$", volunteer.metrics(), re.MULTILINE)
+        return found is not None and float(found[1]) > 0
+
+    eventually(accepted, "the volunteer's first tokens")
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("PROMTOOL IS MISSING, so no /metrics was checked: apt-get install prometheus")
+    for daemon in (*swarm.daemons, volunteer):
+        done = subprocess.run(
+            [promtool, "check", "metrics"], input=daemon.metrics(), capture_output=True, text=True, timeout=60
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), daemon.name
