@@ -184,7 +184,9 @@ class VolunteerMachine:
                 self._on_version_ready(peer, message)
             case Verdict():
                 if self.gradients.on_verdict(message):
-                    self.totals["accepted" if message.accepted else "rejected"] += len(message.tasks)
+                    outcome = "accepted" if message.accepted else "rejected"
+                    self.totals[outcome] += len(message.tasks)
+                    self._out.count("barnraise_node_work_results_total", len(message.tasks), outcome=outcome)
             case StepClosed():
                 self._close(message.step)
             case _:
@@ -463,6 +465,7 @@ class VolunteerMachine:
             held = self._leases.pop(key)
             self._drop_held(held)
             self._give_back(held.issuer, held.lease.tasks, "late")
+            self._out.count("barnraise_node_work_results_total", len(held.lease.tasks), outcome="late")
 
     def _give_back(self, server: NodeId, tasks: tuple[TaskId, ...], reason: str) -> None:
         if tasks and server in self._linked:
@@ -548,7 +551,9 @@ class VolunteerMachine:
     def _count(self, task: TaskId) -> None:
         self.totals["microbatches"] += 1
         if task.op == "B":
-            self.totals["tokens"] += self._config.batch.samples * self._config.model.context
+            tokens = self._config.batch.samples * self._config.model.context
+            self.totals["tokens"] += tokens
+            self._out.count("barnraise_node_tokens_total", tokens)
 
 
 def _urgency(held: _Held) -> tuple[int, bool, TaskId]:

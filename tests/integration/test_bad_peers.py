@@ -582,10 +582,12 @@ def test_a_volunteer_joins_after_all_that_and_promtool_likes_every_daemon(attack
     eventually(lambda: any(line["event"] == "plan" for line in volunteer.log()), "the volunteer's plan")
 
     def accepted() -> bool:
-        found = re.search(r"^barnraise_node_tokens_total{.*} (\S+)$", volunteer.metrics(), re.MULTILINE)
+        found = re.search(
+            r'^barnraise_node_work_results_total{outcome="accepted".*} (\S+)$', volunteer.metrics(), re.MULTILINE
+        )
         return found is not None and float(found[1]) > 0
 
-    eventually(accepted, "the volunteer's first tokens")
+    eventually(accepted, "the volunteer's first accepted work")
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("PROMTOOL IS MISSING, so no /metrics was checked: apt-get install prometheus")
