@@ -8,7 +8,7 @@ from typing import Any
 
 from coordinator.records import Record
 from protocol.ids import NodeId
-from protocol.limits import TEXT_MAX
+from protocol.limits import REJECT_REASONS, TEXT_MAX
 from protocol.machine import Count, Effect, Exit, HangUp, Log, Persist, Send
 from protocol.messages import Message, Refused
 
@@ -48,6 +48,8 @@ class Outbox:
     def refuse(self, peer: NodeId, reason: str, sentence: str) -> None:
         """Says no, and why, to a node that asks to take part."""
         self.count("barnraise_coordinator_node_joins_total", outcome="refused")
+        if reason in REJECT_REASONS:
+            self.count("barnraise_transport_rejected_messages_total", reason=reason)
         self.log("warning", "node refused", node=peer, reason=reason, detail=sentence)
         self.farewell(peer, reason, sentence)
 

@@ -325,8 +325,11 @@ class NodeMachine:
         if starts and starts[-1].config_hash != message.config_hash:
             self._out.add(Exit("refused: this state folder belongs to another configuration of the run"))
             return
+        first = self.config is None
         self.config = message.config
         self.vocabulary = message.vocabulary
+        if first:  # an owner who sees nothing more for a while shall know what for
+            self._out.log("info", "joined", run=message.config.name, waiting_for=self.waiting_for())
         self._links.set_limits(message.config.limits.ping_s, message.config.limits.silent_s)
         self._begin_roles(now)
 
@@ -390,7 +393,7 @@ class NodeMachine:
     def _work(self, peer: NodeId, message: Work, now: float) -> None:
         both = isinstance(message, FOR_BOTH)
         tensors: tuple[TensorRef, ...] = getattr(message, "tensors", ())
-        if isinstance(message, CheckpointDone):
+        if isinstance(message, CheckpointDone) and self.plan is not None and peer == self.plan.decider:
             self._checkpoint_done(message)
         if self.server is not None and (both or not isinstance(message, FOR_VOLUNTEER)):
             self.server.handle(peer, message, now)

@@ -7,6 +7,7 @@ its membership on the disk; a report takes along what only the driver can count.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -41,7 +42,7 @@ from protocol.machine import (
     Send,
     ShareTensor,
 )
-from protocol.messages import Message, NodeReport, Welcome
+from protocol.messages import Message, NodeReport, Parameters, Welcome
 
 OPERATIONS = {
     "Forward": "forward",
@@ -213,7 +214,7 @@ class Driver:
         await self.pump.room()
         if self._links.get(link.peer) is not link:
             return  # the link went down while this waited
-        if link.role == "volunteer" and not all_finite(message, buffers):
+        if (link.role == "volunteer" or isinstance(message, Parameters)) and not all_finite(message, buffers):
             self._refuse(link, "not_finite", f"{type(message).__name__} holds values that are not finite")
             return
         if buffers:
@@ -289,13 +290,18 @@ async def _fail(error: Exception) -> None:
 
 
 def all_finite(message: Message, buffers: Sequence[Buffer]) -> bool:
-    """Whether no tensor of floats holds a NaN or an infinity: a volunteer's would spoil every sum that it enters."""
+    """Whether no tensor of floats, and no loss, is NaN or infinite: it would spoil every sum that it enters."""
+    losses: tuple[float, ...] = getattr(message, "losses", ())
+    if not math.isfinite(sum(losses)):
+        return False
     refs: tuple[TensorRef, ...] = getattr(message, "tensors", ())
     for ref, buffer in zip(refs, buffers, strict=True):
         if ref.form in ("fp32", "fp64"):
             # A sum is finite unless a value is not (or values are absurd): one pass, no copy.
             values = np.frombuffer(buffer, dtype=np.float32 if ref.form == "fp32" else np.float64)
-            if not np.isfinite(values.sum(dtype=np.float64)):
+            with np.errstate(over="ignore", invalid="ignore"):
+                total = values.sum(dtype=np.float64)
+            if not np.isfinite(total):
                 return False
         elif ref.form == "bf16":
             bits = np.frombuffer(buffer, dtype=np.uint16)

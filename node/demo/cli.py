@@ -30,6 +30,9 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 @click.option("--kill-server", type=int, metavar="STEP", help="Kill a server then, and start it again.")
 @click.option("--kill-all-volunteers", type=int, metavar="STEP", help="Kill every volunteer then, for good.")
 @click.option("--reference", is_flag=True, help="Train the same run in one process, without any of the machinery.")
+@click.option(
+    "--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Torch threads of --reference."
+)
 @click.option("--plain", is_flag=True, help="One line for each step instead of the live view.")
 @click.option("--summary", type=_FILE, metavar="FILE", help="Write what happened as JSON.")
 @click.option("--out", type=_FOLDER, default="demo-out", show_default=True, help="Where the model goes.")

@@ -9,11 +9,11 @@ from typing import Any
 from protocol.run import RunConfig
 
 
-def train_without_machinery(config: RunConfig, out: Path, on_step: Any) -> dict[str, Any]:
+def train_without_machinery(config: RunConfig, out: Path, threads: int, on_step: Any) -> dict[str, Any]:
     """`--reference`: the same run in this process; exports its model and returns its summary."""
     from node.compute.reference import train_reference
 
-    result = train_reference(config, on_step=lambda report: on_step(report.step, report.loss))
+    result = train_reference(config, on_step=lambda report: on_step(report.step, report.loss), threads=threads)
     result.export(out)
     return summary(config, result.losses, result.tokens_per_second, out)
 

@@ -29,6 +29,8 @@ class DemoOptions:
     kill_server: int | None = None
     kill_all_volunteers: int | None = None
     reference: bool = False
+    threads: int = 1
+    """Torch's threads of the reference; volunteers choose their own."""
     plain: bool = False
     summary: Path | None = None
     out: Path = Path("demo-out")

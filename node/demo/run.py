@@ -54,6 +54,7 @@ def run_demo(options: DemoOptions) -> int:
             content = train_without_machinery(
                 config,
                 model,
+                options.threads,
                 lambda step, loss: view.step(
                     step, loss, (step + 1) * config.step_tokens / (time.monotonic() - started)
                 ),
@@ -66,6 +67,10 @@ def run_demo(options: DemoOptions) -> int:
     except DemoError as error:
         click.echo(f"{error}\nlogs and state: {state}", err=True)
         return 1
+    except KeyboardInterrupt:
+        if options.state is None:  # nobody asked to keep it, and nobody would find it
+            shutil.rmtree(state, ignore_errors=True)
+        raise
     if options.state is None:
         shutil.rmtree(state, ignore_errors=True)
     _tell(content, options)

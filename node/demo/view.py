@@ -42,7 +42,7 @@ class PlainView:
     """One line for each step, news in between: for pipes, files and NO_COLOR."""
 
     def __init__(self, config: RunConfig) -> None:
-        self._steps = config.steps
+        self._config = config
         self._started = time.monotonic()
 
     def __enter__(self) -> PlainView:
@@ -55,10 +55,10 @@ class PlainView:
         click.echo(f"{clock(time.monotonic() - self._started)} {line}")
 
     def step(self, step: int, loss: float, tokens_per_s: float) -> None:
-        left = (self._steps - step - 1) * (time.monotonic() - self._started) / (step + 1)
+        total = self._config.steps
         click.echo(
-            f"step {step + 1:0{len(str(self._steps))}d}/{self._steps} loss {loss:.4f} "
-            f"tok/s {tokens_per_s:.0f} eta {clock(left)}"
+            f"step {step + 1:0{len(str(total))}d}/{total} loss {loss:.4f} "
+            f"tok/s {tokens_per_s:.0f} eta {time_left(self._config, step + 1, tokens_per_s)}"
         )
 
     def status(self, status: dict[str, Any], volunteers: int) -> None:
@@ -72,6 +72,7 @@ class LiveView:
         self._config = config
         self._started = time.monotonic()
         self._losses: list[float] = []
+        self._done = 0
         self._tokens_per_s = 0.0
         self._news: list[str] = []
         self._status: dict[str, Any] = {}
@@ -92,6 +93,7 @@ class LiveView:
 
     def step(self, step: int, loss: float, tokens_per_s: float) -> None:
         self._losses.append(loss)
+        self._done = step + 1
         self._tokens_per_s = tokens_per_s
 
     def status(self, status: dict[str, Any], volunteers: int) -> None:
@@ -99,17 +101,16 @@ class LiveView:
         self._live.update(self._draw())
 
     def _draw(self) -> Group:
-        done, total = len(self._losses), self._config.steps
+        done, total = self._done, self._config.steps
         head = Table.grid(padding=(0, 2))
         loss = f"loss {self._losses[-1]:.3f}" if self._losses else "loss -"
-        left = (total - done) * (time.monotonic() - self._started) / done if done else 0.0
         head.add_row(
             f"run {self._config.name}",
             ProgressBar(total=total, completed=done, width=24),
             f"step {done}/{total}",
             loss,
             f"{self._tokens_per_s / 1000:.1f}k tok/s",
-            f"eta {clock(left)}",
+            f"eta {time_left(self._config, done, self._tokens_per_s)}",
         )
         parts: list[Any] = [head, Text(f"loss  {sparkline(self._losses, _SPARK_WIDTH)}")]
         parts.append(self._stage_table())
@@ -146,6 +147,11 @@ def sparkline(values: Sequence[float], width: int) -> str:
     low, high = min(means), max(means)
     span = (high - low) or 1.0
     return "".join(_BARS[min(len(_BARS) - 1, int((mean - low) / span * len(_BARS)))] for mean in means)
+
+
+def time_left(config: RunConfig, done: int, tokens_per_s: float) -> str:
+    """How long the steps after the first `done` take at this speed; a dash while the speed is not known."""
+    return clock((config.steps - done) * config.step_tokens / tokens_per_s) if tokens_per_s else "-"
 
 
 def clock(seconds: float) -> str:

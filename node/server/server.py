@@ -40,6 +40,7 @@ from node.server.context import StageContext
 from node.server.decider import DeciderRole
 from node.server.front import FrontRole
 from node.server.ledger import LedgerRole
+from node.server.senders import check_sender
 from node.server.shard import Phase, ShardRole
 from protocol.errors import RemoteProtocolError
 from protocol.ids import NodeId, TaskId, TensorRef
@@ -232,7 +233,8 @@ class ServerMachine:
                 raise RemoteProtocolError(
                     "version", f"generation {message.ledger_generation}, not {context.generation}"
                 )
-            self._check_bounds(peer, message)
+            self._check_bounds(message)
+            check_sender(context, peer, message, is_volunteer=peer in self._volunteers)
         except RemoteProtocolError as error:
             self._refuse(peer, error, tensors)
             return
@@ -246,11 +248,13 @@ class ServerMachine:
         if peer != self.context.node:
             self._out.add(HangUp(peer, str(error)))
 
-    def _check_bounds(self, peer: NodeId, message: Work) -> None:
+    def _check_bounds(self, message: Work) -> None:
         """Raises `RemoteProtocolError` for what no honest peer of this stage can say."""
         context = self.context
         single = getattr(message, "task", None)
         tasks: tuple[TaskId, ...] = getattr(message, "tasks", ()) if single is None else (single,)
+        if isinstance(message, Ready):
+            tasks = message.graphs
         for task in tasks:
             if not 0 <= task.microbatch < context.config.batch.microbatches or task.segment or task.slice:
                 raise RemoteProtocolError("decode", f"{task} is no task of this run")
@@ -259,10 +263,17 @@ class ServerMachine:
                 raise RemoteProtocolError("decode", f"{task} is no task of this run")
             if not 0 <= task.step < context.config.steps:
                 raise RemoteProtocolError("decode", f"{task} is no task of this run")
-        if isinstance(message, (Output, InputGradient, FetchInput, LeaseReturned, Contribute)):
+        if isinstance(message, (Ready, Output, InputGradient, FetchInput, LeaseReturned, Contribute)):
             for task in tasks:
                 if context.plan.stage_at(task.microbatch, task.position) != context.stage:
                     raise RemoteProtocolError("role", f"{task} is not of stage {context.stage}")
+        match message:
+            case Output() if not context.is_back_of(context.stage, message.task.microbatch):
+                raise RemoteProtocolError("role", f"{message.task} belongs to another back server")
+            case InputGradient() | FetchInput() if not context.is_front_of(context.stage, message.task.microbatch):
+                raise RemoteProtocolError("role", f"{message.task} belongs to another front server")
+            case _:
+                pass
         if isinstance(message, (Output, InputGradient, Activation, Gradient)):
             self._check_shape(message.tensors, self._activation_shape, context.config.wire.activations)
         elif isinstance(message, Labels):

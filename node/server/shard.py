@@ -31,6 +31,9 @@ from protocol.messages import (
 
 CONTRIBUTIONS_PER_STEP_MAX = 4096
 """More parts than this of one step are refused: a step has at most this many tasks in a stage worth uploading."""
+CONTRIBUTIONS_PER_TASK_MAX = 4
+"""Parts of one node and step, for each microbatch: an honest node has one accepted and a few that wait for a verdict.
+So no node can make us hold more than a few times what an honest step weighs."""
 
 
 class Phase(Enum):
@@ -212,8 +215,11 @@ class ShardRole:
             return "decode: tasks of another step"
         if len(set(message.tasks)) != len(message.tasks):
             return "decode: a task twice"
-        if sum(part.message.step == message.step for part in self._parts.values()) >= CONTRIBUTIONS_PER_STEP_MAX:
+        kept = [contribution.node for contribution, part in self._parts.items() if part.message.step == message.step]
+        if len(kept) >= CONTRIBUTIONS_PER_STEP_MAX:
             return "size: too many contributions of one step"
+        if kept.count(message.contribution.node) >= CONTRIBUTIONS_PER_TASK_MAX * context.config.batch.microbatches:
+            return "size: too many contributions of one node"
         return ""
 
     def stored(self, record: ContributionStored) -> None:

@@ -24,7 +24,10 @@ from node.jobs import (
 )
 from node.outbox import Outbox
 from node.volunteer.gradients import OUTSTANDING_MAX, Gradients
+from node.volunteer.screening import check_from_server
+from protocol.errors import RemoteProtocolError
 from protocol.ids import NodeId, TaskId, TensorRef
+from protocol.machine import HangUp
 from protocol.messages import (
     FetchInput,
     FetchParameters,
@@ -159,6 +162,14 @@ class VolunteerMachine:
         tensors: tuple[TensorRef, ...] = getattr(message, "tensors", ())
         if self._plan is None or message.ledger_generation != self._plan.ledger_generation or peer not in self._linked:
             self._out.drop(tensors)
+            return
+        try:
+            check_from_server(self._config, self._plan, self._stage, peer, message)
+        except RemoteProtocolError as error:
+            self._out.drop(tensors)
+            self._out.count("barnraise_transport_rejected_messages_total", reason=error.reason)
+            self._out.log("warning", "message refused", peer=peer, reason=error.reason, detail=error.detail)
+            self._out.add(HangUp(peer, str(error)))
             return
         match message:
             case Lease():
@@ -405,9 +416,16 @@ class VolunteerMachine:
             step = held.lease.tasks[0].step
             lost = self.gradients.lose(step) if held.wants_gradient else ()
             self._out.log("error", "device failed", job=type(job).__name__, reason=reason)
-            self._out.count("barnraise_errors_total", component="device")
+            self._out.count("barnraise_errors_total", component="compute")
             for server in self._linked:
                 self._give_back(server, (*held.lease.tasks, *lost), "device failed")
+        elif isinstance(job, LoadParameters):
+            self._out.drop(job.shards)
+            self._out.log("error", "parameters cannot be used", version=job.version, reason=reason)
+            self._out.count("barnraise_errors_total", component="compute")
+            version = self._versions.get(job.version)
+            if version is not None and version.loading == job:
+                del self._versions[job.version]  # asked for again with the next lease that needs it
         self._go_on(now)
 
     # ---- asking, giving back, forgetting -------------------------------------------------------------------------

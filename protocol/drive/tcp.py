@@ -181,7 +181,7 @@ class Link:
         except RemoteProtocolError as error:
             self._reject(error)
         except trio.TooSlowError:
-            self._abort("the peer takes no data")
+            self._reject(RemoteProtocolError("timeout", f"took no data for {SEND_STALL_S:.0f} s"))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self._abort("lost: the connection broke")
 

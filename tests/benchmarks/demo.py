@@ -51,7 +51,7 @@ def main() -> int:
         run = Path(folder) / "RUN.toml"
         run.write_text(RUN.format(steps=options.steps))
         for pair in range(options.pairs):
-            alone = _train(run, Path(folder) / f"alone-{pair}", "--reference")
+            alone = _train(run, Path(folder) / f"alone-{pair}", "--reference", "--threads", str(os.cpu_count()))
             demo = _train(run, Path(folder) / f"demo-{pair}", "--volunteers", "2")
             ratio = demo["tokens_per_second"] / alone["tokens_per_second"]
             ratios.append(ratio)

@@ -16,7 +16,7 @@ from node.demo.chaos import Plan
 from node.demo.options import DemoOptions, to_toml, with_checkpoints
 from node.demo.processes import Children
 from node.demo.status import Tally
-from node.demo.view import clock, sparkline
+from node.demo.view import clock, sparkline, time_left
 from protocol.config_file import load_run
 from protocol.run import RunConfig
 
@@ -137,3 +137,12 @@ def test_children_die_with_a_demo_that_is_killed(tmp_path: Path) -> None:
     parent.wait()
     parent.stdout.close()
     wait_gone(pid)
+
+
+def test_the_time_left_follows_the_speed_that_is_shown() -> None:
+    """Not the seconds since the start, most of which go into starting processes; nothing before a speed is known."""
+    config = RunConfig(steps=600)
+    assert config.step_tokens == 2048
+    assert time_left(config, 100, 2048.0) == clock(500)
+    assert time_left(config, 600, 2048.0) == clock(0)
+    assert time_left(config, 1, 0.0) == "-"

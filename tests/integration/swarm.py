@@ -1,0 +1,173 @@
+"""A small run of real processes that trains for ever, and what a test can see of it: logs, counters, steps."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from node.demo.processes import Child, Children
+from protocol.drive.process import free_port
+from protocol.membership import JoinLink
+
+PATIENCE_S = 60.0
+"""What takes longer than this on a busy machine hangs; the tests never wait for it when all is well."""
+RUN = """
+name = "attacked"
+steps = 1000000
+[model]
+layers = 1
+hidden = 32
+heads = 2
+kv_heads = 1
+feed_forward = 64
+context = 16
+[data]
+source = "builtin:grammar"
+[batch]
+microbatches = 2
+[stages]
+count = 2
+collocated = "always"
+[checkpoint]
+every_steps = 0
+"""
+"""Two stages of a front and a back server each; they compute everything themselves, so no volunteer is needed."""
+REJECTED = "barnraise_transport_rejected_messages_total"
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def fetch(url: str) -> str:
+    """The text at a URL on this machine."""
+    with _opener.open(url, timeout=PATIENCE_S) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def eventually(happened: Callable[[], Any], what: str) -> Any:
+    """The first true value that `happened` gives; fails with `what` when none comes in time."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        value = happened()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.02)
+
+
+@dataclass
+class Daemon:
+    """One process as its operator sees it."""
+
+    child: Child
+    metrics_url: str
+
+    @property
+    def name(self) -> str:
+        return self.child.name
+
+    def metrics(self) -> str:
+        return fetch(self.metrics_url)
+
+    def rejected(self) -> dict[str, float]:
+        """Refused messages and callers so far, by reason."""
+        found = re.findall(rf'^{REJECTED}{{reason="(\w+)"}} (\S+)$', self.metrics(), re.MULTILINE)
+        return {reason: float(value) for reason, value in found}
+
+    def log(self, after: int = 0) -> list[dict[str, Any]]:
+        """Its log's lines as JSON, without the first `after`."""
+        lines = self.child.log_path.read_text().splitlines()
+        return [json.loads(line) for line in lines[after:] if line.startswith("{")]
+
+    def log_length(self) -> int:
+        return len(self.child.log_path.read_text().splitlines())
+
+    def resident_bytes(self) -> int:
+        return int(psutil.Process(self.child.pid).memory_info().rss)
+
+
+class Swarm:
+    """Coordinator and servers, by their ordinary commands. Use as a context: at its end no process is left.
+
+    `servers` holds one server process for each place of the run, or none when a test plays the servers itself.
+    """
+
+    def __init__(self, folder: Path, run: str = RUN, server_count: int = 4) -> None:
+        self._folder = folder
+        self._server_count = server_count
+        self._children = Children()
+        toml = folder / "RUN.toml"
+        toml.write_text(run)
+        home = folder / "coordinator"
+        arguments = ["coordinator", str(toml), "--state", str(home), "--listen", "127.0.0.1:0"]
+        arguments += ["--http", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
+        child = self._children.start("coordinator", home, arguments)
+        self.state = home
+        self.links: dict[str, Any] = eventually(lambda: self._read_links(child), "the coordinator's links")
+        self.coordinator = Daemon(child, self.links["metrics"])
+        self.servers = [
+            self.node(f"server-{number}", "server", self.links["server"], "--listen", "127.0.0.1:0")
+            for number in range(server_count)
+        ]
+
+    def __enter__(self) -> Swarm:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._children.__exit__()
+
+    def _read_links(self, child: Child) -> dict[str, Any] | None:
+        assert child.running, child.log_tail()
+        path = self.state / "links.json"
+        links: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
+        return links
+
+    def node(self, name: str, *arguments: str) -> Daemon:
+        """Starts `barnraise ARGUMENTS` with its metrics and a state folder of its own."""
+        port = free_port()
+        home = self._folder / name
+        options = ["--state", str(home), "--metrics", f"127.0.0.1:{port}"]
+        return Daemon(self._children.start(name, home, [*arguments, *options]), f"http://127.0.0.1:{port}/metrics")
+
+    def link(self, role: str) -> JoinLink:
+        return JoinLink.parse(self.links[role])
+
+    @property
+    def daemons(self) -> list[Daemon]:
+        return [self.coordinator, *self.servers]
+
+    def status(self) -> dict[str, Any]:
+        status: dict[str, Any] = json.loads(fetch(self.links["http"] + "/api/status"))
+        return status
+
+    def step(self) -> int:
+        """Newest step that is closed everywhere; -1 before the first."""
+        step: int = self.status()["run"]["step"]
+        return step
+
+    def moves_on(self) -> None:
+        """A further step closes everywhere, and every process lives."""
+        before = self.step()
+        eventually(lambda: self.step() > before or not self._all_live(), f"step {before + 1}")
+        assert self._all_live(), [(daemon.name, daemon.child.log_tail()) for daemon in self._dead()]
+
+    def _dead(self) -> list[Daemon]:
+        return [daemon for daemon in self.daemons if not daemon.child.running]
+
+    def _all_live(self) -> bool:
+        return not self._dead()
+
+    def at(self, address_port: int) -> Daemon:
+        """The server process that listens at a port."""
+        for server in self.servers:
+            listening = psutil.Process(server.child.pid).net_connections(kind="tcp")
+            if any(c.status == psutil.CONN_LISTEN and c.laddr.port == address_port for c in listening):
+                return server
+        raise AssertionError(f"nobody listens at {address_port}")

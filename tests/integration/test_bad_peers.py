@@ -1,0 +1,596 @@
+"""Bad peers against real daemons that train: each is refused by name, counted and closed, and nobody else notices.
+
+One run of real processes for the whole file; every case is an attacker with real papers and real keys where it needs
+them (`attacker.py`). The reasons are those of `protocol.limits.REJECT_REASONS`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+import struct
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+import trio
+
+from node.compute.layout import StageLayout, shard_range
+from node.server.shard import CONTRIBUTIONS_PER_TASK_MAX
+from protocol.drive.keyfile import load_or_create_identity
+from protocol.framing import Frame
+from protocol.handshake import ENTROPY_BYTES, VERSION
+from protocol.identity import Identity
+from protocol.ids import ContributionId, TaskId, TensorRef
+from protocol.limits import HALF_OPEN_MAX, MESSAGE_BYTES_MAX, OPEN_BULK_MAX, RECORD_BYTES_MAX
+from protocol.membership import Invite, JoinLink, Membership, sign_statement
+from protocol.messages import (
+    Activation,
+    Commit,
+    Contribute,
+    DataReady,
+    Decision,
+    FetchInput,
+    FetchParameters,
+    Freeze,
+    InputGradient,
+    Message,
+    NodeReport,
+    Output,
+    Ping,
+    Pong,
+    Ready,
+    Refused,
+    StageFrozen,
+    StepOpened,
+    StepReport,
+    Stored,
+    Verdict,
+)
+from tests.integration.attacker import PATIENCE_S, Papers, RawLink, attack, join, join_message, tensor
+from tests.integration.swarm import REJECTED, Daemon, Swarm, eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("bad_peers")]
+
+ACTIVATION = (2, 16, 32)
+"""Shape of the run's activations: samples, context, hidden."""
+NAN = struct.pack("<f", math.nan)
+STEPS_AHEAD = 6
+"""The run goes on while an attacker aims at its newest step: it says the same about so many steps."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Whom a case attacks, and what it may use for it."""
+
+    daemon: Daemon
+    address: str
+    node: str
+    volunteer: Papers
+    """Of a member that takes no work."""
+    spare: Papers
+    """Of a server that has no place in the plan."""
+    issuer: Identity
+    """The coordinator's own key: for papers that only it could have signed."""
+    step: int
+
+    async def open(self, papers: Papers | None = None, *, hello: bool = True) -> RawLink:
+        return await RawLink.open(self.address, self.node, papers or self.volunteer, hello=hello)
+
+
+class Fixture:
+    """The run, two members that it knows, and where its daemons are."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        self.swarm = swarm
+        self.volunteer = attack(join, swarm.link("volunteer"), 101)
+        self.spare = attack(join, swarm.link("server"), 102)
+        plan = self.volunteer.plan
+        assert plan is not None
+        coordinator = swarm.link("server")
+        self.places: dict[str, tuple[str, str, Daemon]] = {
+            "coordinator": (coordinator.addresses[0], coordinator.coordinator, swarm.coordinator)
+        }
+        for index, stage in enumerate(plan.stages):
+            for server in stage.servers:
+                daemon = swarm.at(int(server.addresses[0].rpartition(":")[2]))
+                self.places[f"{server.role} {index}"] = (server.addresses[0], server.node, daemon)
+        self.issuer = load_or_create_identity(swarm.state / "identity")
+        self.rejected = {daemon.name: daemon.rejected() for daemon in swarm.daemons}
+        """What each daemon had refused before the present test."""
+
+    def target(self, place: str) -> Target:
+        address, node, daemon = self.places[place]
+        return Target(daemon, address, node, self.volunteer, self.spare, self.issuer, self.swarm.step())
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fixture]:
+    with Swarm(tmp_path_factory.mktemp("attacked")) as swarm:
+        eventually(lambda: swarm.step() >= 0, "the first step")
+        yield Fixture(swarm)
+
+
+# ---- attacks ------------------------------------------------------------------------------------------------------
+
+Strike = Callable[[Target], Awaitable[RawLink]]
+
+
+def bytes_at_once(data: bytes) -> Strike:
+    """Bytes instead of a handshake."""
+
+    async def strike(target: Target) -> RawLink:
+        link = await RawLink.connect(target.address)
+        await link.raw(data)
+        return link
+
+    return strike
+
+
+def first_message(**changes: bytes) -> Strike:
+    """A first message of the handshake with some parts changed."""
+
+    async def strike(target: Target) -> RawLink:
+        parts = {
+            "version": bytes((VERSION,)),
+            "run": target.volunteer.run_id,
+            "ephemeral": os.urandom(ENTROPY_BYTES),
+            "cookie": bytes(16),
+        }
+        message = b"".join({**parts, **changes}.values())
+        link = await RawLink.connect(target.address)
+        await link.raw(len(message).to_bytes(4, "big") + message)
+        return link
+
+    return strike
+
+
+async def forged_proof(target: Target) -> RawLink:
+    """A good first message, then noise instead of the proof of who we are."""
+    link = await first_message()(target)
+    with trio.fail_after(PATIENCE_S):
+        assert await link.stream.receive_some(4096)
+    await link.raw((300).to_bytes(4, "big") + os.urandom(300))
+    return link
+
+
+def papers(change: Callable[[Target], Papers]) -> Strike:
+    """A right handshake with wrong papers."""
+
+    async def strike(target: Target) -> RawLink:
+        return await target.open(change(target))
+
+    return strike
+
+
+def stranger(target: Target) -> Papers:
+    return target.volunteer.but(identity=Identity(os.urandom(32)))
+
+
+def signed(target: Target, signer: Identity, **changes: object) -> Papers:
+    """A membership of a stranger, signed by anybody."""
+    who = stranger(target).identity
+    facts = {"node": who.node, "role": "volunteer", "run_id": target.volunteer.run_id, "generation": 1, "serial": 9999}
+    statement = Membership(**{**facts, "not_after": int(time.time()) + 3600, **changes})  # type: ignore[arg-type]
+    return target.volunteer.but(identity=who, credential=sign_statement(statement, signer))
+
+
+def invite_of(target: Target, **changes: object) -> bytes:
+    facts = {"issuer": target.issuer.public_key, "run_id": target.volunteer.run_id, "role": "volunteer", "uses": 1}
+    facts |= {"not_after": int(time.time()) + 3600, "nonce": os.urandom(16)}
+    return sign_statement(Invite(**{**facts, **changes}), target.issuer)  # type: ignore[arg-type]
+
+
+async def spent_invite(target: Target) -> RawLink:
+    """An invite for one node, used by a second."""
+    invite = invite_of(target)
+    await join(JoinLink((target.address,), invite), 103)
+    link = await target.open(stranger(target).but(credential=invite))
+    await link.say(join_message("volunteer"))
+    refused = (await link.hear(Refused))[Refused]
+    assert isinstance(refused, Refused) and "1 node" in refused.reason
+    return link
+
+
+def frames(*sent: tuple[int, bytes], hello: bool = True) -> Strike:
+    """Frames after a right handshake."""
+
+    async def strike(target: Target) -> RawLink:
+        link = await target.open(hello=hello)
+        if not hello:
+            await link.raw(link._header)
+        for kind, plain in sent:
+            await link.frame(kind, plain)
+        return link
+
+    return strike
+
+
+def noise_as_records(head: bytes) -> Strike:
+    """Bytes that no key has sealed."""
+
+    async def strike(target: Target) -> RawLink:
+        link = await target.open()
+        await link.raw(head + os.urandom(200))
+        return link
+
+    return strike
+
+
+async def shuffled_records(target: Target) -> RawLink:
+    """Two right records in the wrong order."""
+    link = await target.open()
+    records = [link.writer.seal(Frame.MESSAGE, msgspec.msgpack.encode(Ping(number=n))) for n in range(2)]
+    await link.raw(records[1] + records[0])
+    return link
+
+
+def says(message: Callable[[Target, int], Message], buffers: tuple[bytes, ...] = (), spare: bool = False) -> Strike:
+    """A message that no honest member says, about each step that may be open right now."""
+
+    async def strike(target: Target) -> RawLink:
+        link = await target.open(target.spare if spare else None)
+        for step in range(target.step + 1, target.step + 1 + STEPS_AHEAD):
+            await link.say(message(target, step), buffers)
+        return link
+
+    return strike
+
+
+def says_encoded(data: bytes) -> Strike:
+    return frames((Frame.MESSAGE, data))
+
+
+def output(ref: TensorRef, **task: int) -> Callable[[Target, int], Message]:
+    return lambda target, step: Output(
+        ledger_generation=target.volunteer.generation, task=forward(step, **task), fence=1, tensors=(ref,)
+    )
+
+
+def input_gradient(ref: TensorRef, **task: int) -> Callable[[Target, int], Message]:
+    return lambda target, step: InputGradient(
+        ledger_generation=target.volunteer.generation,
+        task=TaskId(step, task.get("microbatch", 0), task.get("position", 1), "B"),
+        fence=1,
+        tensors=(ref,),
+    )
+
+
+def forward(step: int, microbatch: int = 0, position: int = 0, segment: int = 0) -> TaskId:
+    return TaskId(step, microbatch, position, "F", segment)
+
+
+def contribute(ref: TensorRef, **changes: object) -> Callable[[Target, int], Message]:
+    def message(target: Target, step: int) -> Message:
+        honest = Contribute(
+            ledger_generation=target.volunteer.generation,
+            contribution=ContributionId(target.volunteer.identity.node, 1, step),  # type: ignore[arg-type]
+            step=step,
+            version=max(0, step - 1),
+            tasks=(TaskId(step, 0, 0, "B"),),
+            losses=(),
+            shard=1,
+            tensors=(ref,),
+        )
+        return msgspec.structs.replace(honest, **changes)
+
+    return message
+
+
+async def more_than_one_node_has(target: Target) -> RawLink:
+    """Contributions without end, each for its own number, to one shard only: none ever gets a verdict."""
+    link = await target.open()
+    part, number = whole_part(target), 0
+    for step in range(target.step + 1, target.step + 1 + STEPS_AHEAD):
+        for _ in range(CONTRIBUTIONS_PER_TASK_MAX * 2 + 1):
+            number += 1
+            name = ContributionId(target.volunteer.identity.node, 2, number)  # type: ignore[arg-type]
+            await link.say(contribute(part, contribution=name)(target, step), (bytes(part.byte_count),))
+    return link
+
+
+def whole_part(target: Target) -> TensorRef:
+    """What an honest contribution to shard 1 of stage 0 holds."""
+    assert target.volunteer.welcome is not None and target.volunteer.plan is not None
+    stage = target.volunteer.plan.stages[0]
+    welcome = target.volunteer.welcome
+    layout = StageLayout(welcome.config, welcome.vocabulary, stage.first_block, stage.end_block)
+    begin, end = shard_range(layout.parameter_count, 1, len(stage.servers))
+    return tensor((end - begin,), welcome.config.wire.gradients)
+
+
+def with_whole_part(**changes: object) -> Strike:
+    """A contribution of the right size that is wrong in another way."""
+
+    async def strike(target: Target) -> RawLink:
+        part = whole_part(target)
+        return await says(contribute(part, **changes), (bytes(part.byte_count),))(target)
+
+    return strike
+
+
+def in_anothers_name(target: Target, step: int) -> Message:
+    other = ContributionId(target.spare.identity.node, 1, step)  # type: ignore[arg-type]
+    return contribute(tensor((4,), "fp64"), contribution=other)(target, step)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One bad deed, at whom, and the word it is refused with."""
+
+    name: str
+    reason: str
+    places: tuple[str, ...]
+    strike: Strike
+
+
+EVERYBODY = ("coordinator", "front 0")
+BACK = ("back 0",)
+FRONT = ("front 1",)
+GOOD = tensor(ACTIVATION)
+ZEROS = bytes(GOOD.byte_count)
+PART = tensor((4,), "fp64")
+NAN_PART = struct.pack("<d", math.nan) * 4
+G = "ledger_generation"
+
+CASES = (
+    # The handshake.
+    Case("random bytes", "size", EVERYBODY, bytes_at_once(b"\xf7" + os.urandom(4096))),
+    Case("a web browser", "size", EVERYBODY, bytes_at_once(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")),
+    Case("an empty first message", "version", EVERYBODY, bytes_at_once(bytes(4))),
+    Case("a short first message", "size", EVERYBODY, first_message(cookie=b"")),
+    Case("another protocol version", "version", EVERYBODY, first_message(version=bytes((VERSION + 1,)))),
+    Case("another run", "run", EVERYBODY, first_message(run=bytes(16))),
+    Case("a low-order key", "signature", EVERYBODY, first_message(ephemeral=bytes(32))),
+    Case("bytes behind the first message", "size", EVERYBODY, first_message(cookie=bytes(16 + 9))),
+    Case("a forged proof", "signature", EVERYBODY, forged_proof),
+    Case("no papers", "credential", EVERYBODY, papers(lambda t: stranger(t).but(credential=b""))),
+    Case("somebody else's membership", "identity", EVERYBODY, papers(stranger)),
+    Case("self-signed papers", "signature", EVERYBODY, papers(lambda t: signed(t, Identity(bytes(32))))),
+    Case("papers of another run", "run", EVERYBODY, papers(lambda t: signed(t, t.issuer, run_id=bytes(16)))),
+    Case("expired papers", "credential", EVERYBODY, papers(lambda t: signed(t, t.issuer, not_after=1))),
+    Case("an invite at a server", "credential", FRONT, papers(lambda t: t.volunteer.but(credential=invite_of(t)))),
+    Case("an expired invite", "credential", ("coordinator",),
+         papers(lambda t: stranger(t).but(credential=invite_of(t, not_after=1)))),
+    Case("a spent invite", "credential", ("coordinator",), spent_invite),
+    # Records and frames.
+    Case("unsealed records", "signature", EVERYBODY, noise_as_records(bytes((2, 0, 0, 200)))),
+    Case("an oversize record", "size", EVERYBODY, noise_as_records(b"\2\xff\xff\xff")),
+    Case("shuffled records", "signature", EVERYBODY, shuffled_records),
+    Case("no HELLO", "decode", EVERYBODY, frames((Frame.MESSAGE, b"\xc0"), hello=False)),
+    Case("two HELLOs", "decode", EVERYBODY, frames((Frame.HELLO, bytes(10)))),
+    Case("an unknown frame", "decode", EVERYBODY, frames((77, b""))),
+    Case("an oversize message", "size", EVERYBODY,
+         frames(*[(Frame.PART, bytes(RECORD_BYTES_MAX))] * (MESSAGE_BYTES_MAX // RECORD_BYTES_MAX + 1))),
+    Case("a part that is not full", "size", EVERYBODY, frames((Frame.PART, b"x"))),
+    Case("a chunk of nothing", "decode", EVERYBODY, frames((Frame.CHUNK, bytes(20)))),
+    Case("credit for nothing", "size", EVERYBODY, frames((Frame.CREDIT, (9).to_bytes(8, "big")))),
+    # Messages.
+    Case("no msgpack", "decode", EVERYBODY, says_encoded(b"\xc1\xc1\xc1")),
+    Case("an unknown message", "decode", EVERYBODY, says_encoded(msgspec.msgpack.encode({"type": "Surprise"}))),
+    Case("a field too many", "decode", EVERYBODY,
+         says_encoded(msgspec.msgpack.encode({"type": "Ping", "number": 1, "extra": 1}))),
+    Case("a nested bomb", "decode", EVERYBODY, says_encoded(b"\x91" * 60_000)),
+    Case("a list announced huge", "decode", EVERYBODY, says_encoded(b"\xdd\xff\xff\xff\xff")),
+    Case("a longer form of a number", "decode", EVERYBODY,
+         says_encoded(b"\x82\xa4type\xa4Ping\xa6number\xd3" + bytes(8))),
+    Case("a report before Join", "unexpected", ("coordinator",),
+         says(lambda t, s: NodeReport(state="idle", waiting_for="", counters={}))),
+    Case("a server's message from a volunteer", "role", ("coordinator",),
+         says(lambda t, s: DataReady(vocabulary=1, data_hash="", token_count=1))),
+    Case("a decision from a volunteer", "role", FRONT,
+         says(lambda t, s: Decision(ledger_generation=t.volunteer.generation, step=s, clip_factor=0.0, skipped=True))),
+    Case("a wish to be a server", "unexpected", ("coordinator",), says(lambda t, s: join_message("server"))),
+    Case("a counter of nobody", "decode", ("coordinator",),
+         says(lambda t, s: NodeReport(state="idle", waiting_for="", counters={"x": 1.0}))),
+    Case("an endless speed", "not_finite", ("coordinator",),
+         says(lambda t, s: join_message("volunteer", tokens_per_s=math.inf))),
+    # A server without a place in the plan may speak as a server, but not for those that have one.
+    Case("a step report from a spare", "unexpected", ("coordinator",), says(
+        lambda t, s: StepReport(ledger_generation=t.spare.generation, step=s, loss=0.0, tokens=1, gradient_norm=0.0,
+                                clip_factor=1.0, skipped=False, learning_rate=0.0, duration_s=0.0), spare=True)),
+    Case("a decision from a spare", "role", FRONT, says(
+        lambda t, s: Decision(ledger_generation=t.spare.generation, step=s, clip_factor=0.0, skipped=True),
+        spare=True)),
+    Case("a freeze from a spare", "role", BACK, says(
+        lambda t, s: Freeze(ledger_generation=t.spare.generation, step=s, contributions=(
+            ContributionId(t.spare.identity.node, 1, 1),)), spare=True)),
+    Case("a commit from a spare", "role", BACK, says(
+        lambda t, s: Commit(ledger_generation=t.spare.generation, step=s, contributions=(), clip_factor=0.0,
+                            skipped=True), spare=True)),
+    Case("a frozen stage from a spare", "role", ("front 0",), says(
+        lambda t, s: StageFrozen(ledger_generation=t.spare.generation, stage=7, step=s, square_norm=0.0, finite=True,
+                                 loss_sum=0.0), spare=True)),
+    Case("a stored part from a spare", "role", FRONT, says(
+        lambda t, s: Stored(ledger_generation=t.spare.generation, contribution=ContributionId(t.spare.identity.node, 1,
+                            1), step=s, version=s, tasks=(TaskId(s, 0, 1, "B"),), losses=(), shard=0), spare=True)),
+    Case("a verdict from a spare", "role", BACK, says(
+        lambda t, s: Verdict(ledger_generation=t.spare.generation, contribution=ContributionId(t.spare.identity.node, 1,
+                             1), step=s, tasks=(TaskId(s, 0, 0, "B"),), accepted=True, reason=""), spare=True)),
+    Case("a new step from a spare", "role", FRONT, says(
+        lambda t, s: StepOpened(ledger_generation=t.spare.generation, step=s, closed=s - 1), spare=True)),
+    Case("an activation from a spare", "role", FRONT, says(
+        lambda t, s: Activation(ledger_generation=t.spare.generation, task=forward(s, position=1), tensors=(GOOD,)),
+        (ZEROS,), spare=True)),
+    Case("an output from a spare", "role", BACK, says(output(GOOD), (ZEROS,), spare=True)),
+    # Work.
+    Case("an old generation", "version", BACK, says(lambda t, s: Ready(ledger_generation=0, hello=True, slots=1))),
+    Case("an activation of another shape", "shape", BACK, says(output(tensor((1, 2))), (bytes(8),))),
+    Case("an activation transposed", "shape", BACK, says(output(tensor(ACTIVATION[::-1])), (ZEROS,))),
+    Case("an activation of another dtype", "shape", BACK,
+         says(output(tensor(ACTIVATION, "bf16")), (bytes(GOOD.byte_count // 2),))),
+    Case("a gradient of another shape", "shape", FRONT, says(input_gradient(tensor((4,))), (bytes(16),))),
+    Case("bytes that do not fit the shape", "shape", BACK,
+         says(output(tensor(ACTIVATION, byte_count=GOOD.byte_count + 4)), (ZEROS + bytes(4),))),
+    Case("a tensor of no bytes", "shape", BACK, says(output(tensor((0, 4))), (b"x",))),
+    Case("a tensor larger than any", "size", BACK, says(output(tensor((2**33,))), (b"x",))),
+    Case("a tensor whose size overflows", "shape", BACK, says(output(tensor((2**62, 2**62), byte_count=0)), (b"x",))),
+    Case("too many tensors at once", "size", BACK, frames(*[
+        (Frame.BULK, number.to_bytes(4, "big") + msgspec.msgpack.encode(
+            Output(ledger_generation=1, task=forward(1), fence=1, tensors=(GOOD,))))
+        for number in range(OPEN_BULK_MAX + 1)])),
+    Case("a NaN in an output", "not_finite", BACK, says(output(GOOD), (NAN + ZEROS[4:],))),
+    Case("an infinity in bf16", "not_finite", BACK,
+         says(output(tensor(ACTIVATION, "bf16")), (b"\x80\x7f" + bytes(GOOD.byte_count // 2 - 2),))),
+    Case("a NaN in an input gradient", "not_finite", FRONT, says(input_gradient(GOOD), (ZEROS[4:] + NAN,))),
+    Case("a NaN in a contribution", "not_finite", BACK, says(contribute(PART), (NAN_PART,))),
+    Case("a sum beyond all numbers", "not_finite", BACK,
+         says(contribute(PART), (struct.pack("<4d", 1e308, 1e308, 1e308, 1e308),))),
+    Case("a NaN for a loss", "not_finite", BACK, says(contribute(PART, losses=(math.nan,)), (bytes(32),))),
+    Case("a contribution in another's name", "signature", BACK, says(in_anothers_name, (bytes(32),))),
+    Case("a contribution of another size", "shape", BACK, says(contribute(PART), (bytes(32),))),
+    Case("a contribution for another shard", "shape", BACK, says(contribute(PART, shard=0), (bytes(32),))),
+    Case("a contribution without tasks", "decode", BACK, with_whole_part(tasks=())),
+    Case("a contribution of another version", "version", BACK, with_whole_part(version=10**9)),
+    Case("contributions without end", "size", BACK, more_than_one_node_has),
+    Case("a huge microbatch", "decode", BACK, says(output(GOOD, microbatch=2**31), (ZEROS,))),
+    Case("a huge position", "decode", BACK, says(output(GOOD, position=2**31), (ZEROS,))),
+    Case("a segment that is not cut", "decode", BACK, says(output(GOOD, segment=1), (ZEROS,))),
+    Case("a step after the last", "decode", BACK, says(
+        lambda t, s: Output(ledger_generation=t.volunteer.generation, task=forward(10**7), fence=1, tensors=(GOOD,)),
+        (ZEROS,))),
+    Case("a task of another stage", "role", BACK, says(output(GOOD, position=1), (ZEROS,))),
+    Case("an input of another stage", "role", FRONT,
+         says(lambda t, s: FetchInput(ledger_generation=t.volunteer.generation, task=forward(s)))),
+    Case("graphs of nothing", "decode", BACK, says(
+        lambda t, s: Ready(ledger_generation=t.volunteer.generation, hello=False, slots=0,
+                           graphs=(forward(s, microbatch=2**31),)))),
+    Case("graphs of another stage", "role", BACK, says(
+        lambda t, s: Ready(ledger_generation=t.volunteer.generation, hello=False, slots=0,
+                           graphs=(forward(s, position=1),)))),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("case", "place"),
+    [pytest.param(case, place, id=f"{case.name} at {place}") for case in CASES for place in case.places],
+)
+def test_it_is_refused_by_name_counted_and_closed(attacked: Fixture, case: Case, place: str) -> None:
+    """The attacker's connection ends, log and counter of the attacked daemon say why, and training goes on."""
+    target = attacked.target(place)
+    swarm = attacked.swarm
+    before = attacked.rejected
+    log_length = target.daemon.log_length()
+
+    async def until_closed() -> None:
+        await (await case.strike(target)).is_closed()
+
+    attack(until_closed)
+
+    def refused() -> bool:
+        return target.daemon.rejected()[case.reason] > before[target.daemon.name][case.reason]
+
+    eventually(refused, f"{REJECTED} of {case.reason!r}; the log: {target.daemon.log(log_length)}")
+    named = [line for line in target.daemon.log(log_length) if line.get("reason") == case.reason]
+    assert named and named[0]["level"] == "warning" and named[0]["detail"], target.daemon.log(log_length)
+    assert target.volunteer.credential.hex() not in str(named)
+    swarm.moves_on()
+    attacked.rejected = {daemon.name: daemon.rejected() for daemon in swarm.daemons}
+    for daemon in swarm.daemons:
+        if daemon is not target.daemon:
+            assert attacked.rejected[daemon.name] == before[daemon.name], f"{daemon.name} was touched"
+
+
+def test_peers_that_keep_us_waiting_are_cut_off(attacked: Fixture) -> None:
+    """Half a handshake, half a record, a tensor that never comes, a reader that never reads: each is cut off, the log
+    says why, and training goes on meanwhile."""
+    swarm, target = attacked.swarm, attacked.target("back 0")
+    before, log_length = target.daemon.rejected()["timeout"], target.daemon.log_length()
+
+    async def half_a_handshake() -> None:
+        link = await RawLink.connect(target.address)
+        await link.raw((65).to_bytes(4, "big") + bytes((VERSION,)))
+        await link.is_closed()
+
+    async def half_a_record() -> None:
+        link = await target.open(signed(target, target.issuer))
+        await link.raw(link.writer.seal(Frame.MESSAGE, bytes(100))[:50])
+        await link.is_closed()
+
+    async def half_a_tensor() -> None:
+        link = await target.open(signed(target, target.issuer))
+        message = output(GOOD)(target, target.step)
+        await link.frame(Frame.BULK, bytes(4) + msgspec.msgpack.encode(message))
+        await link.is_closed()
+
+    async def no_reading() -> None:
+        """Asks for more than all the buffers between us hold; still says something, so that it is not just silent."""
+        link = await target.open()
+        for _ in range(40):
+            version = await trio.to_thread.run_sync(swarm.step)
+            for _ in range(40):
+                await link.say(FetchParameters(ledger_generation=target.volunteer.generation, version=version))
+        with trio.fail_after(PATIENCE_S):
+            while target.daemon.rejected()["timeout"] < before + 2:
+                await link.say(Ping(number=1))
+                await trio.sleep(0.5)
+
+    async def all_at_once() -> None:
+        async with trio.open_nursery() as nursery:
+            for one in (half_a_handshake, half_a_record, half_a_tensor, no_reading):
+                nursery.start_soon(one)
+            await trio.to_thread.run_sync(swarm.moves_on)
+
+    attack(all_at_once)
+    said = [(line.get("reason"), line.get("detail", "")) for line in target.daemon.log(log_length)]
+    late = [detail for reason, detail in said if reason == "timeout"]
+    assert len(late) == 2 and "handshake" in late[0] and "no data" in late[1], said
+    assert sum(str(reason).startswith("silent") for reason, _ in said) >= 2, said
+    swarm.moves_on()
+
+
+def test_a_flood_of_half_open_calls_keeps_nobody_out(attacked: Fixture) -> None:
+    """Three times as many silent callers as there are places: the oldest give way, and an honest call gets through."""
+    swarm, target = attacked.swarm, attacked.target("front 0")
+    before, memory_bytes = target.daemon.rejected(), target.daemon.resident_bytes()
+
+    async def flood() -> None:
+        callers = [await RawLink.connect(target.address) for _ in range(3 * HALF_OPEN_MAX)]
+        honest = await target.open()
+        await honest.say(Ping(number=7))
+        assert (await honest.hear(Pong))[Pong] == Pong(number=7)
+        for caller in callers:
+            await caller.is_closed()
+
+    attack(flood)
+    refused = {reason: count - before[reason] for reason, count in target.daemon.rejected().items()}
+    assert refused["busy"] >= 2 * HALF_OPEN_MAX
+    assert refused["busy"] + refused["timeout"] == 3 * HALF_OPEN_MAX
+    assert target.daemon.resident_bytes() - memory_bytes < 64 << 20
+    swarm.moves_on()
+
+
+def test_nothing_was_logged_as_an_error(attacked: Fixture) -> None:
+    """After all that no daemon has met an error of its own, refused an honest one, or printed a traceback."""
+    attacked.swarm.moves_on()
+    honest = {node for _, node, _ in attacked.places.values()}
+    for daemon in attacked.swarm.daemons:
+        assert "Traceback" not in daemon.child.log_path.read_text()
+        assert [line for line in daemon.log() if line["level"] in ("error", "critical")] == []
+        assert [line for line in daemon.log() if line["level"] == "warning" and line.get("peer") in honest] == []
+
+
+def test_a_volunteer_joins_after_all_that_and_promtool_likes_every_daemon(attacked: Fixture) -> None:
+    """An honest volunteer gets work; `promtool check metrics` has no complaint about any of the six processes."""
+    swarm = attacked.swarm
+    volunteer = swarm.node("volunteer", "join", swarm.links["volunteer"], "--yes", "--no-benchmark")
+    eventually(lambda: any(line["event"] == "plan" for line in volunteer.log()), "the volunteer's plan")
+
+    def accepted() -> bool:
+        found = re.search(r"^barnraise_node_tokens_total{.*} (\S+)$", volunteer.metrics(), re.MULTILINE)
+        return found is not None and float(found[1]) > 0
+
+    eventually(accepted, "the volunteer's first tokens")
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("PROMTOOL IS MISSING, so no /metrics was checked: apt-get install prometheus")
+    for daemon in (*swarm.daemons, volunteer):
+        done = subprocess.run(
+            [promtool, "check", "metrics"], input=daemon.metrics(), capture_output=True, text=True, timeout=60
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), daemon.name
