@@ -98,6 +98,7 @@ class BackRole:
         """A neighbour says what it holds: inputs (next stage), input gradients (front of the same stage)."""
         context = self._context
         told = dict.fromkeys(message.tasks)
+        lost: dict[NodeId, None] = {}
         for step, state in self._steps.items():
             for microbatch in range(context.config.batch.microbatches):
                 if not context.is_back_of(context.stage, microbatch):
@@ -113,9 +114,15 @@ class BackRole:
                         state.delivered[microbatch] = None
                         self._output_safe(step, microbatch)
                     elif message.complete:
+                        delivered = microbatch in state.delivered
                         state.delivered.pop(microbatch, None)
                         if microbatch in state.outputs:
                             self._send_activation(step, microbatch)
+                        elif delivered:
+                            lost[context.plan.front_of(context.stage, microbatch)] = None
+        for front in lost:
+            # We had lost it before, and trusted in that neighbour: now it has to be done again.
+            self._tell_safe(front)
 
     def sync(self, peer: NodeId) -> None:
         """A server is ready: say all that it must know about what this role holds."""
@@ -123,15 +130,19 @@ class BackRole:
         if context.is_last:
             return
         if any(server.node == peer for server in context.plan.stages[context.stage].fronts):
-            safe = [
-                TaskId(step, microbatch, context.stage, "F")
-                for step, state in self._steps.items()
-                for microbatch in {**state.outputs, **state.delivered}
-            ]
-            self._held(peer, "output", safe)
+            self._tell_safe(peer)
         if any(server.node == peer for server in context.plan.stages[context.stage + 1].fronts):
             held = [self._backward(step, mb) for step, state in self._steps.items() for mb in state.output_gradients]
             self._held(peer, "gradient", held)
+
+    def _tell_safe(self, front: NodeId) -> None:
+        """Which outputs need not be computed again."""
+        safe = [
+            TaskId(step, microbatch, self._context.stage, "F")
+            for step, state in self._steps.items()
+            for microbatch in {**state.outputs, **state.delivered}
+        ]
+        self._held(front, "output", safe)
 
     # ---- leases --------------------------------------------------------------------------------------------------
 

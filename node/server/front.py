@@ -127,6 +127,7 @@ class FrontRole:
     def on_held(self, peer: NodeId, message: Held) -> None:
         """A neighbour says what it holds: outputs (same stage), gradients (stage before), labels (last stage)."""
         told = dict.fromkeys(message.tasks)
+        lost: dict[NodeId, None] = {}
         for step, state in self._steps.items():
             if message.kind == "output":
                 for microbatch in self._microbatches_with(peer, self._context.stage, back=True):
@@ -141,15 +142,23 @@ class FrontRole:
                         state.delivered[microbatch] = None
                         self._input_gradient_safe(step, microbatch)
                     elif message.complete:
+                        delivered = microbatch in state.delivered
                         state.delivered.pop(microbatch, None)
                         if microbatch in state.input_gradients:
                             self._send_gradient(step, microbatch)
+                        elif delivered and self._context.is_last:
+                            self.pool.result_lost(self._forward(step, microbatch))
+                        elif delivered:
+                            lost[self._context.plan.back_of(self._context.stage, microbatch)] = None
             elif message.kind == "labels" and message.complete:
                 last = len(self._context.plan.stages) - 1
                 for microbatch in state.labels:
                     missing = self._loss(step, microbatch) not in told
                     if missing and self._context.plan.front_of(last, microbatch) == peer:
                         self._send_labels(step, microbatch)
+        for back in lost:
+            # We had lost it before, and trusted in that neighbour: now it has to be done again.
+            self._tell_safe(back)
 
     def sync(self, peer: NodeId) -> None:
         """A server is ready: say all that it must know about what this role holds."""
@@ -158,15 +167,19 @@ class FrontRole:
             held = [self._forward(step, mb) for step, state in self._steps.items() for mb in state.inputs]
             self._held(peer, "input", held)
         if self._is_back(peer, context.stage) and not context.is_last:
-            safe = [
-                self._backward(step, microbatch)
-                for step, state in self._steps.items()
-                for microbatch in {**state.input_gradients, **state.delivered}
-            ]
-            self._held(peer, "input_gradient", safe)
+            self._tell_safe(peer)
         if context.is_last and not context.is_first and any(s.node == peer for s in context.plan.stages[0].fronts):
             held = [self._loss(step, mb) for step, state in self._steps.items() for mb in state.labels]
             self._held(peer, "labels", held)
+
+    def _tell_safe(self, back: NodeId) -> None:
+        """Which input gradients need not be computed again."""
+        safe = [
+            self._backward(step, microbatch)
+            for step, state in self._steps.items()
+            for microbatch in {**state.input_gradients, **state.delivered}
+        ]
+        self._held(back, "input_gradient", safe)
 
     # ---- leases --------------------------------------------------------------------------------------------------
 

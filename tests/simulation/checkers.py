@@ -53,6 +53,8 @@ class Checker(Watcher):
         self._seals: dict[tuple[int, int, int], StepSealed] = {}
         self._decisions: dict[tuple[int, int], StepDecided] = {}
         """(generation, step)."""
+        self._opened: dict[int, int] = {}
+        """Ledger generation -> newest step that its decider has opened."""
         self._done: dict[int, int] = {}
         """Generation -> newest closed step."""
         self._credit: dict[tuple[int, TaskId, int], ContributionId] = {}
@@ -111,6 +113,8 @@ class Checker(Watcher):
     def _on_accepted(self, host: Host, record: ContributionAccepted) -> None:
         stage = self._place[host.node].stage
         key = (record.ledger_generation, stage, record.step)
+        opened = self._opened.get(record.ledger_generation, -1)
+        expect(record.step <= opened, "T-I3", f"a contribution to step {record.step}, which is not open, is accepted")
         accepted = self._accepted.setdefault(key, {})
         expect(record.contribution not in accepted, "T-I11", f"{record.contribution} accepted twice")
         accepted[record.contribution] = record.tasks
@@ -235,7 +239,7 @@ class Checker(Watcher):
             if isinstance(message, Parameters) and message.tensors:
                 self._on_parameters(host, message)
             elif isinstance(message, StepOpened):
-                self._on_opened(world, message)
+                self._on_opened(host, message)
 
     def performed(self, world: World, host: Host) -> None:
         self.leaks.performed(host)
@@ -250,8 +254,14 @@ class Checker(Watcher):
         served = host.store[message.tensors[0].key]
         expect(served == right, "T-I6", f"version {message.version} is served with other parameters")
 
-    def _on_opened(self, world: World, message: StepOpened) -> None:
-        """Every shard has committed what must be over. One that has not begun stands where its plan begins."""
+    def _on_opened(self, host: Host, message: StepOpened) -> None:
+        """Only the decider opens a step, and every shard has committed what must be over (or begins after it)."""
+        plan = next(plan for plan in self._plans if plan.ledger_generation == message.ledger_generation)
+        if host.node == plan.decider:
+            before = self._opened.get(message.ledger_generation, -1)
+            self._opened[message.ledger_generation] = max(message.step, before)
+        opened = self._opened.get(message.ledger_generation, -1)
+        expect(message.step <= opened, "T-I8", f"{host.node} opens step {message.step}, the decider only {opened}")
         needed = message.step - self._config.batch.delay
         began = max([0, *(p.restore_step for p in self._plans if p.ledger_generation == message.ledger_generation)])
         for stage, count in enumerate(self._shard_counts):

@@ -151,6 +151,12 @@ def _far_step(liar: Liar, config: RunConfig) -> Message:
     return Output(ledger_generation=liar.generation, task=task, fence=1, tensors=liar.tensor(_activation_shape(config)))
 
 
+def _closed_step(liar: Liar, config: RunConfig) -> Message:
+    assert liar._inner.volunteer is not None
+    task = liar.task("F", step=max(0, liar._inner.volunteer._closed))
+    return Output(ledger_generation=liar.generation, task=task, fence=1, tensors=liar.tensor(_activation_shape(config)))
+
+
 def _sliced(liar: Liar, config: RunConfig) -> Message:
     return FetchInput(ledger_generation=liar.generation, task=liar.task("F", slice=7))
 
@@ -248,8 +254,9 @@ def _deciders_word(liar: Liar, config: RunConfig) -> Message:
 
 
 LIES: tuple[Callable[[Liar, RunConfig], Message], ...] = (
-    _foreign_stage, _wrong_shape, _wrong_form, _no_tensor, _huge_microbatch, _far_step, _sliced, _input_of_nothing,
-    _foreign_name, _wrong_shard, _wrong_elements, _two_tensors, _wrong_version, _tasks_of_two_steps, _no_tasks,
+    _foreign_stage, _wrong_shape, _wrong_form, _no_tensor, _huge_microbatch, _far_step, _closed_step, _sliced,
+    _input_of_nothing, _foreign_name, _wrong_shard, _wrong_elements, _two_tensors, _wrong_version,
+    _tasks_of_two_steps, _no_tasks,
     _tasks_of_another_stage, _huge_contribution_step, _only_half, _a_task_twice, _old_generation, _coming_generation,
     _greedy, _foreign_lease, _any_version, _servers_word, _ledgers_word, _deciders_word,
 )  # fmt: skip

@@ -167,16 +167,6 @@ def one_stage_ignores_the_clip_factor(original: Any) -> Any:
     return on_decision
 
 
-@mutant(LedgerRole, "_open", "liar", "server_kill", "link_cut", "dial_twice")
-def naming_a_step_opens_it(original: Any) -> Any:
-    def opened(self: Any, number: int) -> Any:
-        step = original(self, number)
-        step.opened = True
-        return step
-
-    return opened
-
-
 @mutant(LedgerRole, "_stage_frozen", "volunteer_kill")
 def a_loss_is_forgotten(original: Any) -> Any:
     def stage_frozen(self: Any, number: int, step: Any) -> Any:
@@ -343,7 +333,7 @@ class _OneStage:
 # ---- fences --------------------------------------------------------------------------------------------------------
 
 
-@mutant(StageContext, "in_window", "volunteer_kill", "link_slow", "pause")
+@mutant(StageContext, "in_window", "liar", "link_slow", "pause")
 def no_fence_around_steps(original: Any) -> Any:
     return lambda self, step: 0 <= step < self.config.steps
 

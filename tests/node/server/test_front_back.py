@@ -185,6 +185,21 @@ def test_a_neighbour_without_its_input_gets_it_again() -> None:
     assert [message.task for message in effects.sent(Activation)] == [forward(0, 0, 1)]
 
 
+def test_what_two_neighbours_have_lost_one_after_the_other_is_done_again() -> None:
+    """We lost a result and trusted in the neighbour that had it; then that one loses it too: nobody has it any more."""
+    front = Desk("f1")
+    front.role.on_activation(Activation(ledger_generation=1, task=forward(0, 0, 1), tensors=tensors(1)))
+    front.role.on_labels(Labels(ledger_generation=1, task=TaskId(0, 0, 2, "L"), tensors=tensors(2)))
+    front.role.pool.covered((TaskId(0, 0, 2, "L"), backward(0, 0, 1)))
+    assert front.held("b0", "gradient", (backward(0, 0),), complete=False).sent(Lease) == []
+    (lease,) = front.held("b0", "gradient", ()).sent(Lease)
+    assert lease.need_input_gradient and not lease.need_weight_gradient
+    back = Desk("b0")
+    back.held("f1", "input", (forward(0, 0, 1),), complete=False)
+    effects = back.held("f1", "input", ())
+    assert [(held.kind, held.tasks, held.complete) for held in effects.sent(Held, "f0")] == [("output", (), True)]
+
+
 def test_a_ready_neighbour_is_told_all_that_is_held() -> None:
     """Outputs to the own front, output gradients to the next stage's."""
     desk = Desk("b0")

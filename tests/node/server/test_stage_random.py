@@ -196,10 +196,9 @@ class Stage(RuleBasedStateMachine):
 
     @rule()
     def lose(self) -> None:
-        """A link breaks: the first message is lost; when it is up again everybody tells what matters."""
-        if self.wire:
-            self.wire.popleft()
-            self.sync()
+        """The link breaks and all on it is lost; when it is up again everybody tells what matters."""
+        self.wire.clear()
+        self.sync()
 
     @rule()
     def sync(self) -> None:
@@ -320,7 +319,7 @@ class Stage(RuleBasedStateMachine):
                         VOLUNTEER, part(number, step, (backward(step, microbatch),), shard, 10**6 + self.key, step)
                     )
                     self.collect(self.servers[NODES[shard]])
-            for _ in range(40):
+            while self.wire or any(server.jobs or server.writing for server in self.servers.values()):
                 for node in NODES:
                     self.lane(node)
                     self.disk(node)
