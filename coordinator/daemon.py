@@ -192,6 +192,7 @@ class Daemon:
             events=self,
         )
         first_values(metrics, self.machine)
+        refresh(metrics, self.machine)
 
     # ---- effects -----------------------------------------------------------------------------------------------
 
