@@ -153,7 +153,9 @@ def _far_step(liar: Liar, config: RunConfig) -> Message:
 
 def _closed_step(liar: Liar, config: RunConfig) -> Message:
     assert liar._inner.volunteer is not None
-    task = liar.task("F", step=max(0, liar._inner.volunteer._closed))
+    if liar._inner.volunteer._closed < 0:
+        return _far_step(liar, config)
+    task = liar.task("F", step=liar._inner.volunteer._closed)
     return Output(ledger_generation=liar.generation, task=task, fence=1, tensors=liar.tensor(_activation_shape(config)))
 
 

@@ -31,6 +31,7 @@ from protocol.messages import (
     StepReportStored,
     Stored,
     Verdict,
+    Work,
 )
 from tests.simulation.violation import expect
 from tests.simulation.world import Host
@@ -41,6 +42,8 @@ class Promises:
 
     def __init__(self) -> None:
         self._proofs: dict[NodeId, dict[tuple[Any, ...], None]] = {}
+        self._generations: dict[NodeId, tuple[int, int]] = {}
+        """In which life each host has spoken of which ledgers last: they only grow."""
         self._base: dict[int, int] = {}
         """Ledger generation -> the version that it begins from: that one needs no proof, everybody can make it."""
         self._closed: dict[int, int] = {}
@@ -75,6 +78,11 @@ class Promises:
 
     def said(self, host: Host, peer: NodeId, message: Message) -> None:
         proofs = self._proofs.setdefault(host.node, {})
+        if isinstance(message, Work):
+            newest = self._generations.get(host.node, (-1, -1))
+            now = host.life, message.ledger_generation
+            expect(newest <= now, "T-I9", f"{host.node} speaks of ledgers {now[1]} after those of {newest[1]}")
+            self._generations[host.node] = now
         needed: tuple[Any, ...] | None = None
         match message:
             case Stored():

@@ -203,11 +203,12 @@ class Weather:
         ]
         if len(plans) < 2 or not hosts:
             return False
-        host, plan = rng.choice(hosts), rng.choice(plans[:-1])
-        stage = plan.stage_of(host.node)
-        message = PlanChanged(plan=plan, stage=0 if stage is None else stage, reason="an old coordinator")
-        if self._world.links.get((min(host.node, COORDINATOR), max(host.node, COORDINATOR))) is not None:
-            self._world.feed(host, Received(COORDINATOR, message))
+        plan = rng.choice(plans[:-1])
+        for host in hosts:
+            stage = plan.stage_of(host.node)
+            message = PlanChanged(plan=plan, stage=0 if stage is None else stage, reason="an old coordinator")
+            if (min(host.node, COORDINATOR), max(host.node, COORDINATOR)) in self._world.links:
+                self._world.feed(host, Received(COORDINATOR, message))
         return True
 
     def _liar(self, rng: random.Random) -> bool:
