@@ -80,8 +80,11 @@ class Desk:
     def tensor(self) -> TensorRef:
         return activation(next(self._keys), CONFIG)
 
+    def tokens(self) -> TensorRef:
+        return TensorRef(next(self._keys), (CONFIG.batch.samples, CONFIG.model.context), "int32", 32)
+
     def lease(self, *tasks: TaskId, **changes: Any) -> Lease:
-        ends = len(tasks) > 1
+        by_op = {1: (self.tokens() if tasks[0].op == "F" else self.tensor(),), 3: (self.tensor(), self.tokens())}
         fields = {
             "ledger_generation": self.plan.ledger_generation,
             "tasks": tasks,
@@ -94,7 +97,7 @@ class Desk:
             "need_input_gradient": False,
             "need_weight_gradient": tasks[-1].op == "B",
             "more": True,
-            "tensors": (self.tensor(), self.tensor()) if ends else (self.tensor(),),
+            "tensors": by_op[len(tasks)],
             **changes,
         }
         return Lease(**fields)  # type: ignore[arg-type]
@@ -178,7 +181,7 @@ def test_a_backward_without_a_graph_fetches_the_input_first() -> None:
     desk.compute_forward()
     effects = desk.say(BACK, desk.lease(backward(0, 1), recompute=True))
     assert effects.peers(FetchInput) == ["f0"] and effects.jobs(Backward) == []
-    (job,) = desk.say(FRONT, InputAnswer(ledger_generation=1, task=forward(0, 1), tensors=(desk.tensor(),))).jobs(
+    (job,) = desk.say(FRONT, InputAnswer(ledger_generation=1, task=forward(0, 1), tensors=(desk.tokens(),))).jobs(
         Backward
     )
     assert job.input is not None
@@ -214,14 +217,14 @@ def test_the_end_of_a_route_covers_its_loss_too() -> None:
 
 def test_a_weight_gradient_that_it_has_is_not_computed_again() -> None:
     """A lease for a lost result: the input gradient is made again, the sum stays as it is."""
-    desk = Desk()
-    desk.compute_forward()
-    (job,) = desk.say(BACK, desk.lease(backward(0, 0))).jobs(Backward)
-    desk.done(job)
-    effects = desk.say(BACK, desk.lease(backward(0, 0), recompute=True, need_input_gradient=True))
-    assert effects.peers(FetchInput) == ["f0"]
-    answer = InputAnswer(ledger_generation=1, task=forward(0, 0), tensors=(desk.tensor(),))
-    (again,) = desk.say(FRONT, answer).jobs(Backward)
+    desk = Desk(stage=1)
+    tasks = (forward(0, 0, 1), TaskId(0, 0, 2, "L"), backward(0, 0, 1))
+    desk.say(desk.servers[0], desk.lease(*tasks, need_input_gradient=True))
+    (job,) = desk.load().jobs(RouteEnd)
+    assert job.accumulator is not None
+    desk.done(job, (3.5, desk.tensor()))
+    effects = desk.say(desk.servers[0], desk.lease(*tasks, need_input_gradient=True))
+    (again,) = effects.jobs(RouteEnd)
     assert again.accumulator is None and again.input_gradient is not None
 
 
