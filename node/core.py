@@ -17,6 +17,7 @@ from node.links import Links
 from node.outbox import Outbox
 from node.records import Record, ShardStarted, SnapshotWritten, StepCommitted
 from node.server.server import ServerMachine
+from node.server.shard import oldest_needed
 from node.volunteer.volunteer import VolunteerMachine
 from protocol.ids import NodeId, TensorRef
 from protocol.machine import (
@@ -272,12 +273,14 @@ class NodeMachine:
         ]
         version = commits[-1] if commits else max(0, newest.checkpoint_step)
         begun = newest.checkpoint_step == -1 or newest.checkpoint_step in self._facts.checkpoints
+        # The run's delay is not known yet, so the longest is assumed.
+        needed = oldest_needed(version, delay=1)
         snapshots = [
             record
             for record in self._facts.records
             if isinstance(record, SnapshotWritten) and record.ledger_generation == newest.ledger_generation
         ]
-        if not begun and not snapshots:
+        if not begun and not any(record.step <= needed for record in snapshots):
             # What it began from is gone, so the rest cannot be made again: this disk holds nothing of use.
             return self._facts.wished_stage, -1, -1, -1
         return newest.stage, newest.shard, version, newest.ledger_generation

@@ -139,8 +139,7 @@ class ShardRole:
         Step newest - 1 is committed here, so step newest - 1 - delay may still be open elsewhere (T-I8), and a server
         there may have lost what was computed for it.
         """
-        config = self._context.config
-        return config.version_of(max(0, newest - 1 - config.batch.delay))
+        return oldest_needed(newest, self._context.config.batch.delay)
 
     @property
     def _first_version(self) -> int:
@@ -516,6 +515,11 @@ class ShardRole:
         assert self.phase is not Phase.READY or self.version in self._digests, "a version without a digest"
         pending = sum(part.message.step < self._context.closed for part in self._parts.values() if part.durable)
         assert pending == 0 or self.phase is not Phase.READY, f"{pending} parts of closed steps are kept (L3)"
+
+
+def oldest_needed(newest: int, delay: int) -> int:
+    """The oldest version that a shard whose newest is `newest` may still be asked for; it restarts from there."""
+    return max(0, newest - 1 - 2 * delay)
 
 
 class ReplayError(RuntimeError):

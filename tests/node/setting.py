@@ -43,7 +43,7 @@ def make_config(**changes: Any) -> RunConfig:
         batch=BatchSection(**batch),  # type: ignore[arg-type]
         stages=StagesSection(**stages),  # type: ignore[arg-type]
         checkpoint=CheckpointSection(**checkpoint),  # type: ignore[arg-type]
-        wire=WireSection(gradients="fp32"),
+        wire=WireSection(activations="fp32", gradients="fp32", parameters="fp32"),
         limits=LimitsSection(**limits),  # type: ignore[arg-type]
     )
     config.validate()

@@ -103,6 +103,10 @@ def committed(step: int, generation: int = 1) -> StepCommitted:
     )
 
 
+def snapshot(version: int) -> SnapshotWritten:
+    return SnapshotWritten(ledger_generation=5, step=version, file="s", digest=b"")
+
+
 def test_it_dials_the_coordinator_and_joins() -> None:
     """A link that comes up brings a Join."""
     desk = Desk("b0")
@@ -119,13 +123,19 @@ def test_it_dials_the_coordinator_and_joins() -> None:
         ([started(), committed(0), started(2, 5)], (2,), (0, 1, 2, 5)),
         ([started(2, 5), committed(2, 5)], (2,), (0, 1, 3, 5)),
         ([started(2, 5), committed(2, 5)], (), (-1, -1, -1, -1)),
-        (
-            [started(2, 5), committed(2, 5), SnapshotWritten(ledger_generation=5, step=3, file="s", digest=b"")],
-            (),
-            (0, 1, 3, 5),
-        ),
+        ([started(2, 5), committed(2, 5), snapshot(3)], (), (-1, -1, -1, -1)),
+        ([started(2, 5), committed(2, 5), snapshot(3), *(committed(s, 5) for s in (3, 4, 5))], (), (0, 1, 6, 5)),
     ],
-    ids=["new", "begun", "committed", "went back", "from a checkpoint", "that is gone", "but there is a snapshot"],
+    ids=[
+        "new",
+        "begun",
+        "committed",
+        "went back",
+        "from a checkpoint",
+        "that is gone",
+        "and the snapshot is too new",
+        "but a snapshot is old enough",
+    ],
 )
 def test_it_says_what_its_disk_holds(records: list[Record], checkpoints: tuple[int, ...], held: Any) -> None:
     """Stage, shard, version, ledgers; nothing, if what it began from is gone: the rest cannot be made again."""

@@ -80,7 +80,11 @@ class Desk:
     def tensor(self) -> TensorRef:
         return activation(next(self._keys), CONFIG)
 
+    def tokens(self) -> TensorRef:
+        return TensorRef(next(self._keys), (CONFIG.batch.samples, CONFIG.model.context), "int32", 32)
+
     def lease(self, *tasks: TaskId, **changes: Any) -> Lease:
+        by_op = {1: (self.tokens() if tasks[0].op == "F" else self.tensor(),), 3: (self.tensor(), self.tokens())}
         fields = {
             "ledger_generation": self.plan.ledger_generation,
             "tasks": tasks,
@@ -93,21 +97,10 @@ class Desk:
             "need_input_gradient": False,
             "need_weight_gradient": tasks[-1].op == "B",
             "more": True,
-            "tensors": self._lease_tensors(tasks),
+            "tensors": by_op[len(tasks)],
             **changes,
         }
         return Lease(**fields)  # type: ignore[arg-type]
-
-    def _lease_tensors(self, tasks: tuple[TaskId, ...]) -> tuple[TensorRef, ...]:
-        """What an honest server sends along: a B's gradient, or the input and at a route's end the labels."""
-        if tasks[0].op == "B":
-            return (self.tensor(),)
-        given = self.tokens() if tasks[0].position == 0 else self.tensor()
-        return (given, self.tokens()) if len(tasks) > 1 else (given,)
-
-    def tokens(self) -> TensorRef:
-        shape = (CONFIG.batch.samples, CONFIG.model.context)
-        return TensorRef(next(self._keys), shape, "int32", 4 * shape[0] * shape[1])
 
     def load(self, version: int = 0) -> Effects:
         """Both shards of a version arrive, and the device loads it."""
@@ -225,13 +218,13 @@ def test_the_end_of_a_route_covers_its_loss_too() -> None:
 def test_a_weight_gradient_that_it_has_is_not_computed_again() -> None:
     """A lease for a lost result: the input gradient is made again, the sum stays as it is."""
     desk = Desk(stage=1)
-    lease = desk.lease(forward(0, 0, 1), TaskId(0, 0, 2, "L"), backward(0, 0, 1), need_input_gradient=True)
-    desk.say(desk.servers[0], lease)
+    tasks = (forward(0, 0, 1), TaskId(0, 0, 2, "L"), backward(0, 0, 1))
+    desk.say(desk.servers[0], desk.lease(*tasks, need_input_gradient=True))
     (job,) = desk.load().jobs(RouteEnd)
     assert job.accumulator is not None
     desk.done(job, (3.5, desk.tensor()))
-    again_lease = desk.lease(*lease.tasks, need_input_gradient=True)
-    (again,) = desk.say(desk.servers[0], again_lease).jobs(RouteEnd)
+    effects = desk.say(desk.servers[0], desk.lease(*tasks, need_input_gradient=True))
+    (again,) = effects.jobs(RouteEnd)
     assert again.accumulator is None and again.input_gradient is not None
 
 
