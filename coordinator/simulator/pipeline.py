@@ -75,14 +75,19 @@ class Timeline:
     ) -> Schedule:
         """The schedule that this run is: explicit orders with planned times, ready to be checked and sent."""
         graph = self.graph
-        listed: list[list[tuple[float, int]]] = [[] for _ in graph.orders]
-        rank = {task: number for order in self.orders for number, task in enumerate(order)}
+        listed: list[list[tuple[float, int, int]]] = [[] for _ in graph.orders]
+        ranked: dict[int, None] = {}
+        for of_node, order in zip(listed, self.orders, strict=True):
+            at_s = 0.0
+            for number, task in enumerate(order):
+                # Starts within one instant may differ by a rounding; the order in which tasks ran is what counts.
+                at_s = max(at_s, self.start_s[task])
+                of_node.append((at_s, number, task))
+                ranked[task] = None
         for task, node in enumerate(graph.nodes):
-            listed[node].append((self.start_s[task], task))
-        orders = []
-        for of_node in listed:
-            of_node.sort(key=lambda pair: (pair[0], rank.get(pair[1], len(rank)), pair[1]))
-            orders.append(tuple(self._instruction(task) for _, task in of_node))
+            if task not in ranked:
+                listed[node].append((self.start_s[task], len(graph), task))
+        orders = [tuple(self._instruction(task) for _, _, task in sorted(of_node)) for of_node in listed]
         return Schedule(
             stages=stages,
             flows=tuple(graph.flows.values()),
