@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 RUN = """
 name = "tiny"
-steps = 16
+steps = 40
 [model]
 layers = 2
 hidden = 32
@@ -61,10 +61,10 @@ def distance(one: str, other: str) -> float:
 def test_kills_of_everybody_change_nothing(tmp_path: Path, delay: str) -> None:
     """Volunteers, the coordinator and a server die by SIGKILL: every loss to 1e-4, the weights to 1e-5, no sample
     lost or doubled; at the end all volunteers die and the servers compute alone."""
-    arguments = ("--chaos", "4", "--kill-coordinator", "5", "--kill-server", "7", "--kill-all-volunteers", "13")
+    arguments = ("--chaos", "4", "--kill-coordinator", "5", "--kill-server", "7", "--kill-all-volunteers", "24")
     found = demo(tmp_path, *arguments, "--delay", delay)
     expected = demo(tmp_path, "--reference", "--delay", delay)
-    assert found["steps"] == expected["steps"] == 16
+    assert found["steps"] == expected["steps"] == 40
     assert found["losses"] == pytest.approx(expected["losses"], rel=1e-4)
     assert distance(found["model"], expected["model"]) < 1e-5
     assert (found["samples_lost"], found["samples_doubled"]) == (0, 0)
