@@ -127,10 +127,10 @@ def test_no_run_beats_its_bound_and_every_run_is_valid(data: st.DataObject) -> N
     check(schedule)
     again = simulate(schedule, costs, network)
     takes_time = all(min(s.forward_s, s.backward_input_s, s.backward_weight_s) > 0 for s in costs.stages)
-    if takes_time or not network.blocking:
+    if takes_time:
         assert again.makespan_s == pytest.approx(timeline.makespan_s)
     else:
-        # Several operations of no length end at one instant: which of their sends blocks the node first is in no order.
+        # Several operations of no length end at one instant: which of their sends goes first is in no order.
         assert again.makespan_s >= found.bound_s - 1e-9
     path = found.critical_path
     assert timeline.start_s[path[0]] == 0 and timeline.end_s[path[-1]] == found.makespan_s
