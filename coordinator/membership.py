@@ -11,7 +11,7 @@ from typing import Literal
 
 from protocol.ids import NodeId
 from protocol.membership import JoinRole
-from protocol.messages import Join, NodeReport
+from protocol.messages import Join, NodeReport, Ping
 
 LeaveReason = Literal["graceful", "timeout", "evicted", "banned"]
 """graceful: it said so; timeout: silence or a link cut without a word; evicted: we hung up; banned: by the operator."""
@@ -35,6 +35,8 @@ class Member:
     pinged_at: float = 0.0
     ping_number: int = -1
     """Of the newest ping sent; its pong is the one whose delay counts."""
+    answered_at: float = 0.0
+    """When the newest ping was sent whose pong has come: all that the peer had said by then has come too."""
     join: Join | None = None
     membership: bytes = b""
     """Signed; empty until the admission is durable."""
@@ -50,6 +52,12 @@ class Member:
     """The ledger generation under which a server was sent a plan with its own stage, on this link."""
     report: NodeReport | None = None
     report_at: float = 0.0
+
+    def next_ping(self, now: float) -> Ping:
+        """The ping to send now."""
+        self.pinged_at = now
+        self.ping_number += 1
+        return Ping(number=self.ping_number)
 
     @property
     def state(self) -> str:
@@ -80,6 +88,7 @@ class Roster:
         assert peer not in self._members, f"{peer} is linked twice"
         self._arrivals += 1
         member = Member(peer, role, public_key, credential, self._arrivals, linked_at=now, heard_at=now)
+        member.answered_at = now  # it has just joined: nothing older is under way
         self._members[peer] = member
         return member
 

@@ -7,7 +7,7 @@ from typing import Any
 from coordinator.records import DataRow, PlanRow, StepRow, StoredState
 from protocol.ids import NodeId
 from protocol.machine import Send
-from protocol.messages import Leave, PlanChanged, StepReportStored
+from protocol.messages import Leave, Ping, PlanChanged, Pong, StepReportStored
 from protocol.plan import Plan
 from tests.coordinator.desk import CONFIG, DATA, Desk, join
 
@@ -159,6 +159,29 @@ def test_an_older_copy_of_a_disk_is_a_lost_disk() -> None:
     desk.drop("s2")
     desk.server("s2", **held("s2", plan, version=1))
     assert desk.plan.ledger_generation == 2
+
+
+def test_going_back_waits_for_a_server_whose_word_may_be_on_its_way() -> None:
+    """s1's link is cut without a sign, so its news of checkpoint 1 has not arrived: nobody throws that step away."""
+    desk = Desk()
+    plan = desk.train()
+    desk.report(0)
+    desk.report(1)
+    for node in ("s0", "s3"):
+        desk.say(node, join(**held(node, plan, version=2, checkpoints=(1,), addresses=(f"{node}:1",))))
+    desk.drop("s2")
+    desk.pass_time(0.5)
+    desk.answers = False
+    effects = desk.server("s2", checkpoints=(1,))
+    asked = {e.peer: e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Ping)}
+    assert set(asked) == {"s0", "s1", "s3"}, "s2 has just said what it holds"
+    for node in ("s0", "s3"):
+        desk.say(node, Pong(number=asked[NodeId(node)].number))
+    assert desk.plan.ledger_generation == 1
+    assert "asking all servers" in desk.machine.placement.review.sentence
+    desk.drop("s1", "silent")
+    desk.server("s1", **held("s1", plan, version=2, checkpoints=(1,)))
+    assert (desk.plan.ledger_generation, desk.plan.restore_step) == (2, 1)
 
 
 def test_a_server_back_after_the_run_went_back_without_it_joins_the_new_ledgers() -> None:

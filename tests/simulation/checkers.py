@@ -64,7 +64,7 @@ class Checker(Watcher):
         self.rows: list[StepRow] = []
         """The coordinator's present history."""
         self._next_row = 0
-        self._disk_was_lost = False
+        self._reports_were_lost = False
         self.done_at: list[float] = []
         """When steps were closed, in the world's time."""
         self.sealed_count = 0
@@ -216,8 +216,8 @@ class Checker(Watcher):
             self._next_row = min(self._next_row, first)
 
     def _on_row(self, row: StepRow) -> None:
-        # Whoever knew of the missing ones may have lost its disk with them: the history says so, and goes on.
-        follows = row.step == self._next_row or (self._disk_was_lost and row.step > self._next_row)
+        # Only a decider holds the reports that the coordinator has not stored: with its disk they are gone.
+        follows = row.step == self._next_row or (self._reports_were_lost and row.step > self._next_row)
         expect(follows, "T-I10", f"step {row.step} is stored where {self._next_row} should follow")
         self._next_row = row.step
         expect(row.loss == self.reference.losses[row.step], "T-I10", f"step {row.step} is reported with another loss")
@@ -270,7 +270,8 @@ class Checker(Watcher):
                 expect(newest >= needed, "T-I8", f"step {message.step} open, but {stage}/{shard} is at {newest}")
 
     def disk_lost(self, world: World, host: Host) -> None:
-        self._disk_was_lost = True
+        if any(plan.decider == host.node for plan in self._plans):
+            self._reports_were_lost = True
         self.promises.disk_lost(host)
 
     # ---- the end -------------------------------------------------------------------------------------------------
@@ -283,7 +284,7 @@ class Checker(Watcher):
             for shard in range(count):
                 newest = self._committed.get((plan.ledger_generation, stage, shard), plan.restore_step)
                 expect(newest == self._config.steps, "L1", f"shard {stage}/{shard} ends at version {newest}")
-        whole = self._next_row == self._config.steps or self._disk_was_lost
+        whole = self._next_row == self._config.steps or self._reports_were_lost
         expect(whole, "T-I10", f"the history ends before step {self._next_row}")
         self.leaks.finish(world)
 
