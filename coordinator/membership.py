@@ -35,7 +35,7 @@ class Member:
     pinged_at: float = 0.0
     ping_number: int = -1
     """Of the newest ping sent; its pong is the one whose delay counts."""
-    answered_at: float = 0.0
+    answered_at: float = float("-inf")
     """When the newest ping was sent whose pong has come: all that the peer had said by then has come too."""
     join: Join | None = None
     membership: bytes = b""
@@ -88,7 +88,6 @@ class Roster:
         assert peer not in self._members, f"{peer} is linked twice"
         self._arrivals += 1
         member = Member(peer, role, public_key, credential, self._arrivals, linked_at=now, heard_at=now)
-        member.answered_at = now  # it has just joined: nothing older is under way
         self._members[peer] = member
         return member
 

@@ -156,14 +156,14 @@ class Placement:
 
         Going back throws steps away, as far as the newest checkpoint that all have named. One whose link is cut
         without a sign may have named a newer one that never arrived; its pong comes after all that it said, or its
-        link ends and it joins anew.
+        link ends and it joins anew. A newcomer looks for checkpoints when the welcome tells it where.
         """
         holders = [linked[self.table.holder[slot]] for slot in self.table.slots]
         if self._asked_at is None:
             self._asked_at = now
-            for member in holders:
-                if member.answered_at < now:
-                    self._outbox.send(member.peer, member.next_ping(now))
+        for member in holders:
+            if member.answered_at < self._asked_at and member.pinged_at < self._asked_at:
+                self._outbox.send(member.peer, member.next_ping(now))
         silent = sum(member.answered_at < self._asked_at for member in holders)
         if not silent:
             self._asked_at = None

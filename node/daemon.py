@@ -38,6 +38,7 @@ from protocol.drive.tcp import LinkOptions, Transport, open_listeners
 from protocol.errors import BadInputError
 from protocol.identity import Identity
 from protocol.limits import TENSOR_BYTES_MAX, WINDOW_BYTES
+from protocol.machine import CheckpointsFound
 from protocol.membership import JoinLink, Trust
 from protocol.messages import Welcome
 from protocol.run import RunConfig
@@ -275,10 +276,21 @@ class _Node:
 
     # ---- what comes meanwhile ------------------------------------------------------------------------------------
 
-    def _on_welcome(self, welcome: Welcome) -> None:
-        """Keeps membership and run."""
+    async def _on_welcome(self, welcome: Welcome) -> None:
+        """Keeps membership and run. A server that did not know the run looks for its checkpoints at once.
+
+        The link is not read meanwhile, so what was found is said before any answer to what comes behind the welcome:
+        a coordinator that asks before it sends the run back hears of them.
+        """
+        first = self._state.config is None
         self._state.keep(welcome)
         self._know(welcome.config)
+        if first and self._role == "server":
+            found, incomplete = await trio.to_thread.run_sync(self._state.checkpoints, self._options.checkpoints)
+            for sentence in incomplete:
+                self._log.warning("checkpoint cannot be used", detail=sentence)
+            if found:
+                self._pump.put(CheckpointsFound(found))
 
     def _know(self, config: RunConfig) -> None:
         """The run is known: the series of its name, and the largest tensor that can honestly occur."""

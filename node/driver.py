@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -66,7 +66,7 @@ class Driver:
         self,
         store: TensorStore,
         metrics: NodeMetrics,
-        on_welcome: Callable[[Welcome], None],
+        on_welcome: Callable[[Welcome], Awaitable[None]],
     ) -> None:
         self._store = store
         self._metrics = metrics
@@ -226,7 +226,7 @@ class Driver:
         if link.role == "coordinator":
             self._metrics.record("barnraise_node_last_heartbeat_timestamp_seconds", time.time())
             if isinstance(message, Welcome):
-                self._on_welcome(message)
+                await self._on_welcome(message)
         self.pump.put(Received(link.peer, message))
 
     def on_down(self, link: Link, reason: str) -> None:

@@ -110,7 +110,10 @@ class Desk:
 
     def settle_one(self) -> None:
         """The oldest written record becomes durable."""
+        before = len(self.done)
         self._take(self.machine.handle(Persisted(self.waiting.pop(0)), self.now))
+        if self.answers:
+            self._answer(before)
 
     def stay(self, seconds: float, *nodes: str) -> list[Effect]:
         """Time passes while these nodes give signs of life every second."""

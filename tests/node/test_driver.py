@@ -17,7 +17,7 @@ from node.metrics import NodeMetrics
 from node.store import TensorStore
 from protocol.ids import ContributionId, NodeId, TaskId, TensorRef
 from protocol.machine import Compute, Computed, DropTensors, HangUp, LinkDown, LinkUp, Received, Send
-from protocol.messages import Activation, Contribute, Message, NodeReport, Ping
+from protocol.messages import Activation, Contribute, Message, NodeReport, Ping, Welcome
 
 PEER = NodeId("p" * 52)
 TASK = TaskId(0, 0, 0, "F")
@@ -52,12 +52,16 @@ class FakePump:
         await trio.lowlevel.checkpoint()
 
 
+async def ignore(welcome: Welcome) -> None:
+    """Keeps nothing of a welcome."""
+
+
 @pytest.fixture
 async def driver() -> Driver:
     """A server's driver without a network."""
     metrics = NodeMetrics("server")
     metrics.set_run("tiny")
-    made = Driver(TensorStore(), metrics, on_welcome=lambda welcome: None)
+    made = Driver(TensorStore(), metrics, on_welcome=ignore)
     made.pump = FakePump()  # type: ignore[assignment]
     return made
 

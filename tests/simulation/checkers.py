@@ -62,6 +62,7 @@ class Checker(Watcher):
         """(generation, stage, shard, contribution) that is durable, or was until a disk was lost."""
         self._plans: list[Plan] = []
         self.rows: list[StepRow] = []
+        self._thrown: dict[int, StepRow] = {}
         """The coordinator's present history."""
         self._next_row = 0
         self._reports_were_lost = False
@@ -211,9 +212,13 @@ class Checker(Watcher):
         self._plans.append(plan)
         if record.goes_back:
             first = max(0, plan.restore_step)
+            self._thrown |= {row.step: row for row in self.rows if row.step >= first}
             self.rows = [row for row in self.rows if row.step < first]
+            # A checkpoint that could not be read the time before: what made it counts again.
+            known = {row.step for row in self.rows}
+            self.rows += [row for step, row in sorted(self._thrown.items()) if step < first and step not in known]
             # Reports that a lost disk has taken with it are made up for by nobody; the checkpoint has their steps.
-            self._next_row = min(self._next_row, first)
+            self._next_row = 1 + max((row.step for row in self.rows), default=-1)
 
     def _on_row(self, row: StepRow) -> None:
         # Only a decider holds the reports that the coordinator has not stored: with its disk they are gone.
