@@ -61,6 +61,8 @@ from protocol.messages import (
 from protocol.plan import Plan
 from protocol.run import RunConfig
 
+PROGRESS_S = 30.0
+"""Between two lines in a volunteer's log."""
 REPORT_S = 2.0
 """Seconds between reports to the coordinator."""
 CHECKPOINTS_NAMED_MAX = 16
@@ -131,6 +133,8 @@ class NodeMachine:
         self._data: DataReady | None = None
         self._preparing = False
         self._report_at = 0.0
+        self._said_at = float("-inf")
+        self._said_tokens = 0.0
         self._drain_until: float | None = None
         self._finished = False
 
@@ -180,6 +184,7 @@ class NodeMachine:
             self.volunteer.wake(now)
         if now >= self._report_at:
             self._report_at = now + REPORT_S
+            self._say_progress(now)
             self._report()
         if _due(self._drain_until, now):
             self._leave("drain time is over")
@@ -503,6 +508,21 @@ class NodeMachine:
             self._coordinator,
             NodeReport(state=state, waiting_for=self.waiting_for(), counters=counters),  # type: ignore[arg-type]
         )
+
+    def _say_progress(self, now: float) -> None:
+        """A volunteer's owner sees now and then what the computer does for the run."""
+        if self._facts.role != "volunteer" or self.volunteer is None or now < self._said_at + PROGRESS_S:
+            return
+        counters = self.volunteer.counters()
+        tokens = counters["tokens"]
+        if self._said_at > float("-inf"):
+            self._out.log(
+                "info", "working" if tokens > self._said_tokens else "idle", stage=self.stage,
+                microbatches=int(counters["microbatches"]),
+                tokens_per_s=round(max(0.0, tokens - self._said_tokens) / (now - self._said_at), 1),
+                waiting_for=self.waiting_for(),
+            )  # fmt: skip
+        self._said_at, self._said_tokens = now, tokens
 
     # ---- effects -------------------------------------------------------------------------------------------------
 

@@ -304,13 +304,13 @@ class _Node:
             await trio.sleep(1.0)
 
 
-def only_run(folder: Path) -> Path:
+def only_run(folder: Path, option: str = "--checkpoints") -> Path:
     """The one run whose checkpoints lie in `folder` or below it. Raises `BadInputError` when there are several."""
     if not folder.is_dir():
-        raise BadInputError(f"--checkpoints: {folder} is no folder")
+        raise BadInputError(f"{option}: {folder} is no folder")
     runs = sorted({home.parent for pattern in ("step-*", "*/step-*") for home in folder.glob(pattern)})
     if len(runs) > 1:
-        raise BadInputError(f"--checkpoints: {folder} holds {len(runs)} runs; name one: {runs[0]}, …")
+        raise BadInputError(f"{option}: {folder} holds {len(runs)} runs; name one: {runs[0]}, …")
     return runs[0] if runs else folder
 
 

@@ -23,6 +23,7 @@ from protocol.machine import (
     HangUp,
     LinkDown,
     LinkUp,
+    Log,
     Received,
     Send,
     Told,
@@ -305,6 +306,22 @@ def test_the_end_of_the_run_ends_the_node() -> None:
     desk.hear(RunFinished())
     assert len(desk.sent(Leave)) == 1 and len(desk.sent(Bye)) == 2
     assert desk.of(Exit)[0].reason == "finished"
+
+
+def test_an_owner_sees_now_and_then_what_the_computer_does() -> None:
+    """Every half minute one line: tokens a second since the last, or what it waits for."""
+    desk = Desk("v1", role="volunteer")
+    desk.join()
+    desk.plan(make_plan())
+    assert desk.machine.volunteer is not None
+    said: list[Log] = []
+    for second in range(0, 70, 2):
+        if second == 40:
+            desk.machine.volunteer.totals["tokens"] += 900
+        effects = desk.machine.wake(float(second))
+        said += [e for e in effects if isinstance(e, Log) and e.event in ("working", "idle")]
+    assert [(line.event, line.fields["tokens_per_s"]) for line in said] == [("idle", 0.0), ("working", 30.0)]
+    assert "of stage 0" in said[0].fields["waiting_for"]
 
 
 def test_a_volunteer_that_has_nothing_drains_at_once() -> None:
