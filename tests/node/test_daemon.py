@@ -16,6 +16,7 @@ from node.driver import Driver
 from node.journal import Journal, JournalError
 from node.metrics import NodeMetrics
 from node.store import StoreFullError, TensorStore
+from protocol.drive.limits import Limits
 from protocol.errors import BadInputError
 from protocol.identity import Identity
 from protocol.limits import TENSOR_BYTES_MAX
@@ -109,7 +110,7 @@ async def test_a_server_that_learns_its_run_names_the_checkpoints_there(
     link = JoinLink(("127.0.0.1:9",), sign_statement(invite, coordinator))
     journal = Journal(tmp_path / "state")
     options = NodeOptions(link=link, state=tmp_path / "state")
-    node = daemon._Node(options, NodeState(options.state, link, journal), NodeMetrics("server"))
+    node = daemon._Node(options, NodeState(options.state, link, journal), NodeMetrics("server"), Limits())
     pump: Any = FakePump()
     node._pump = pump
     node._driver = Driver(TensorStore(), NodeMetrics("server"), on_welcome=node._on_welcome)
