@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any
 
 from node.jobs import DEVICE_JOBS, PrepareData
-from node.links import Links
+from node.links.wanted import Links
 from node.outbox import Outbox
 from node.records import Record, ShardStarted, SnapshotWritten, StepCommitted
 from node.server.server import ServerMachine
