@@ -208,7 +208,7 @@ class Driver:
     def on_up(self, link: Link) -> None:
         self._links[link.peer] = link
         self._count_links()
-        self.pump.put(LinkUp(link.peer, link.role, link.public_key, link.credential))
+        self.pump.put(LinkUp(link.peer, link.role, link.public_key, link.credential, link.address))
 
     async def on_message(self, link: Link, message: Message, buffers: tuple[memoryview, ...]) -> None:
         await self.pump.room()

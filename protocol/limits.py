@@ -64,6 +64,11 @@ NUMBER_MAX = 2**63 - 1
 ADDRESSES_MAX = 8
 """Addresses of one node: host interfaces, a name, a relay."""
 
+SIGNALS_PER_S = 20.0
+"""Signals of one node that the coordinator carries: reaching a peer takes about four …"""
+SIGNALS_BURST = 200.0
+"""… and a node that starts reaches for every server of its stage at once."""
+
 # ---- drivers ------------------------------------------------------------------------------------------------------
 
 READ_BYTES = 256 << 10
@@ -132,6 +137,8 @@ REPORT_COUNTERS = (
     "input_wait_s",
     "transfer_wait_s",
     "rejected_messages",
+    "relay_sessions",
+    "relay_bytes",
     *(
         f"bytes_{direction}_{kind}"
         for direction in ("rx", "tx")
