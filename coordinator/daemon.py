@@ -39,7 +39,8 @@ from protocol.drive.keyfile import load_or_create_identity
 from protocol.drive.metrics import Metrics
 from protocol.drive.process import set_up_logging, watch_loop, watch_signals, write_log
 from protocol.drive.pump import Pump
-from protocol.drive.tcp import Link, Transport, open_listeners
+from protocol.drive.tcp import open_listeners
+from protocol.drive.transport import Link, Transport
 from protocol.errors import BadInputError
 from protocol.identity import Identity
 from protocol.limits import CLOSE_S

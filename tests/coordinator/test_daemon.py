@@ -19,7 +19,7 @@ import pytest
 import trio
 
 from protocol.drive.process import free_port
-from protocol.drive.tcp import DialError
+from protocol.drive.transport import DialError
 from protocol.limits import REPORT_COUNTERS
 from protocol.membership import JoinLink, Membership, open_credential
 from protocol.messages import (
