@@ -47,6 +47,8 @@ DRIVERS = {
     "node/store.py": "the node's tensors",
     "node/enquiry.py": "asks a running daemon",
     "node/metrics.py": "measures",
+    "node/links/connector.py": "performs the ladder",
+    "node/links/relayed.py": "the relay's driver",
     "node/demo/*": "starts and watches processes",
     "node/data/*": "reads files",
 }
