@@ -8,7 +8,6 @@ name. Whatever happens, every child task and every link ends with it.
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import time
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from protocol.drive.addresses import reachable_addresses
 from protocol.drive.keyfile import load_or_create_identity
 from protocol.drive.process import set_up_logging, watch_loop, watch_signals
 from protocol.drive.pump import Pump
-from protocol.drive.tcp import open_listeners
+from protocol.drive.tcp import open_all_listeners
 from protocol.drive.transport import LinkOptions, Transport
 from protocol.errors import BadInputError
 from protocol.identity import Identity
@@ -57,7 +56,8 @@ class NodeOptions:
 
     link: JoinLink
     state: Path
-    listen: tuple[str, int] = ("0.0.0.0", 0)  # noqa: S104 - a server is there to be reached
+    listen: tuple[tuple[str, int], ...] = ()
+    """Where others may dial this node: a server is there to be reached, a volunteer usually cannot be."""
     announce: tuple[str, ...] = ()
     """Addresses to tell others instead of those of this machine's interfaces."""
     metrics: tuple[str, int] | None = None
@@ -173,16 +173,16 @@ class _Node:
 
     async def run(self) -> str:
         """Until the machine says `Exit`; returns the reason."""
-        listeners = await self._listen() if self._role == "server" else []
+        listeners, addresses = await self._listen()
         try:
-            return await self._run(listeners)
+            return await self._run(listeners, addresses)
         finally:
             for listener in listeners:
                 await listener.aclose()
 
-    async def _run(self, listeners: list[trio.SocketListener]) -> str:
+    async def _run(self, listeners: list[trio.SocketListener], addresses: tuple[str, ...]) -> str:
         link, state = self._options.link, self._state
-        machine = self._make_machine(listeners)
+        machine = self._make_machine(addresses)
         trust = Trust(link.run_id, link.coordinator_key)
         driver = self._driver = Driver(self._store, self._metrics, on_welcome=self._on_welcome)
         driver.pump = self._pump = Pump(machine, driver)
@@ -200,10 +200,11 @@ class _Node:
             if self._role == "server":
                 driver.journal = JournalWriter(state.journal, self._pump.put)
                 nursery.start_soon(driver.journal.run)
-                nursery.start_soon(driver.transport.serve, listeners)
                 driver.add_lane(
                     "server", lambda deliver: Lane("server", lambda: ServerPerformer(state.folder), deliver)
                 )
+            if listeners:
+                nursery.start_soon(driver.transport.serve, listeners)
             if self._options.computes:
                 threads = self._options.threads
                 driver.add_lane("device", lambda deliver: Lane("device", lambda: DevicePerformer(threads), deliver))
@@ -222,8 +223,10 @@ class _Node:
             nursery.cancel_scope.cancel()
         return reason
 
-    def _make_machine(self, listeners: list[trio.SocketListener]) -> NodeMachine:
+    def _make_machine(self, addresses: tuple[str, ...]) -> NodeMachine:
         options, state = self._options, self._state
+        # What the owner announced is taken at its word.
+        everybody, local = (addresses, ()) if options.announce else split(addresses)
         records: list[Record] = []
         checkpoints: tuple[int, ...] = ()
         if self._role == "server":
@@ -231,11 +234,10 @@ class _Node:
             checkpoints, incomplete = state.checkpoints(options.checkpoints)
             for sentence in incomplete:
                 self._log.warning("checkpoint cannot be used", detail=sentence)
-        addresses, local_addresses = self._addresses(listeners)
         facts = NodeFacts(
             role=self._role,
-            addresses=addresses,
-            local_addresses=local_addresses,
+            addresses=everybody,
+            local_addresses=local,
             build=BUILD,
             tokens_per_s=options.tokens_per_s,
             memory_bytes=psutil.virtual_memory().available,
@@ -255,31 +257,30 @@ class _Node:
 
     # ---- addresses -----------------------------------------------------------------------------------------------
 
-    async def _listen(self) -> list[trio.SocketListener]:
-        """Listens where the options say; a port that the system chose once is taken again, so that others find us."""
-        host, port = self._options.listen
-        remembered = self._state.journal.meta("port")
-        if port == 0 and remembered is not None:
-            with contextlib.suppress(OSError):
-                return await open_listeners(host, int(remembered))
-        try:
-            listeners = await open_listeners(host, port)
-        except OSError as error:
-            raise BadInputError(f"--listen {host}:{port}: {error}") from error
-        if port == 0:
-            self._state.journal.set_meta("port", str(listeners[0].socket.getsockname()[1]).encode())
-        return listeners
+    async def _listen(self) -> tuple[list[trio.SocketListener], tuple[str, ...]]:
+        """Listens where the options say; a port that the system chose once is taken again, so that others find us.
 
-    def _addresses(self, listeners: list[trio.SocketListener]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Where anybody can dial this node, and where its own network can, best first; nowhere for a volunteer.
-
-        What the owner announced is taken at its word.
+        Returns the sockets, and where others can dial this node, best first.
         """
-        if not listeners:
-            return (), ()
-        port = listeners[0].socket.getsockname()[1]
-        addresses = reachable_addresses(self._options.listen[0], port, self._options.announce)
-        return (addresses, ()) if self._options.announce else split(addresses)
+        wanted, journal = self._options.listen, self._state.journal
+        if not wanted:
+            return [], ()
+        keys = ["port" if place == 0 else f"port{place}" for place in range(len(wanted))]
+        remembered = [
+            (host, int(journal.meta(key) or 0) if port == 0 else port)
+            for key, (host, port) in zip(keys, wanted, strict=True)
+        ]
+        try:
+            listeners, ports = await open_all_listeners(remembered)
+        except BadInputError:
+            if remembered == list(wanted):
+                raise
+            listeners, ports = await open_all_listeners(wanted)
+        for key, (_, asked), port in zip(keys, wanted, ports, strict=True):
+            if asked == 0:
+                journal.set_meta(key, str(port).encode())
+        sockets = [(host, port) for (host, _), port in zip(wanted, ports, strict=True)]
+        return listeners, reachable_addresses(sockets, self._options.announce)
 
     # ---- what comes meanwhile ------------------------------------------------------------------------------------
 
