@@ -44,6 +44,8 @@ DRIVERS = {
     "node/daemon.py": "the node's driver",
     "node/driver.py": "the node's driver",
     "node/journal.py": "the node's disk",
+    "node/links/certificate.py": "makes a key",
+    "node/links/quic.py": "QUIC on a UDP socket",
     "node/store.py": "the node's tensors",
     "node/enquiry.py": "asks a running daemon",
     "node/metrics.py": "measures",
