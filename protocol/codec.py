@@ -58,6 +58,7 @@ _LIST_MAX = {
     "tensors": TENSORS_MAX,
     "addresses": ADDRESSES_MAX,
     "checkpoints": 16,
+    "links": 1024,
 }
 """Most items of a list, by its field's name; ITEMS_MAX for others."""
 
