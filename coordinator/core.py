@@ -5,7 +5,8 @@ alone (state-and-trust 4.3, 4.5). Nothing is said to a node before it is durable
 membership's serial, the vocabulary, the acknowledgement of a step.
 
 This file routes inputs; the parts it is made of are `membership` (links), `admission` (invites and bans), `servers`
-(places and plan), `volunteers` (stages), `history` (steps). They write their effects into one `Outbox`.
+(places and plan), `volunteers` (stages), `history` (steps), `signals` (what nodes say to each other). They write
+their effects into one `Outbox`.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from coordinator.membership import MEMBERS_MAX, LeaveReason, Member, Roster
 from coordinator.outbox import Outbox
 from coordinator.records import DataRow, MemberRow, StepRow, StoredState
 from coordinator.servers import Placement
+from coordinator.signals import Helpers, Signalling
 from coordinator.status import build_status, run_state
 from coordinator.volunteers import Crew
 from protocol.ids import NodeId
+from protocol.limits import ADDRESSES_MAX
 from protocol.machine import Effect, Input, LinkDown, LinkUp, Persisted, Received, Told
 from protocol.membership import Invite, JoinRole, Membership
 from protocol.messages import (
@@ -35,6 +38,7 @@ from protocol.messages import (
     Ping,
     Pong,
     RunFinished,
+    Signal,
     StepReport,
     StepReportStored,
     Welcome,
@@ -57,6 +61,7 @@ class CoordinatorMachine:
         sign_membership: Callable[[Membership], bytes],
         wall_offset_s: float = 0.0,
         read_invite: Callable[[bytes], Invite | None] = lambda credential: None,
+        helpers: Helpers | None = None,
     ) -> None:
         """
         Args:
@@ -64,6 +69,7 @@ class CoordinatorMachine:
             stored: what the database knows; `StoredState()` for a new run.
             wall_offset_s: seconds since 1970 minus the machine's `now`.
             read_invite: what a credential says if it is an invite (its signature is checked), None for a membership.
+            helpers: servers that help nodes behind NATs.
         """
         self.config = config
         self.run_id = run_id
@@ -73,6 +79,7 @@ class CoordinatorMachine:
         self.history = History(config, stored, self.outbox)
         self.placement = Placement(config, generation, stored, self.roster, self.history, self.outbox)
         self.crew = Crew(config, self.roster, self.placement, self.outbox)
+        self.signalling = Signalling(self.roster, self.outbox, helpers or Helpers(), wall_offset_s)
         self.data = stored.data
         self._config_hash = config.config_hash()
         self._wall_offset_s = wall_offset_s
@@ -186,7 +193,7 @@ class CoordinatorMachine:
             self.outbox.refuse(fact.peer, "busy", f"{MEMBERS_MAX} nodes are linked already")
         else:
             role: JoinRole = "server" if fact.role == "server" else "volunteer"
-            self.roster.add(fact.peer, role, fact.public_key, fact.credential, now)
+            self.roster.add(fact.peer, role, fact.public_key, fact.credential, now, fact.address)
 
     def _look_after(self, member: Member, now: float) -> None:
         """Pings a quiet link, closes a silent one, renews a membership at half of its life."""
@@ -202,6 +209,8 @@ class CoordinatorMachine:
             self.outbox.send(member.peer, Ping(number=member.ping_number))
         elif member.membership and now >= member.renew_at:
             self._give_membership(member, now)
+        elif member.welcomed and now >= member.help_again_at:
+            self.signalling.help(member, now)
 
     def _gone(self, member: Member, leave: LeaveReason, detail: str, now: float) -> None:
         """The end of a link, whoever ended it: the member leaves at once."""
@@ -269,6 +278,8 @@ class CoordinatorMachine:
                 self._expel(member, "unexpected", f"{type(message).__name__} before Join", now)
             case NodeReport():
                 member.report, member.report_at = message, now
+            case Signal():
+                self.signalling.carry(member, message, now)
             case DataReady():
                 self._data_ready(member, message, now)
             case StepReport():
@@ -301,8 +312,6 @@ class CoordinatorMachine:
         """(reason, sentence) why an honest node cannot take part, or None."""
         if invite is not None and self.admission.is_spent(invite, member.peer):
             return "credential", f"this invite was for {invite.uses} node(s), and all have come: ask for another"
-        if join.role == "server" and not join.addresses:
-            return "address", "a server needs an address at which the others can reach it"
         plan = self.placement.plan
         if join.held_generation > (-1 if plan is None else plan.ledger_generation):
             return "version", (
@@ -350,6 +359,7 @@ class CoordinatorMachine:
             return
         assert member.join is not None
         member.welcomed = True
+        self.signalling.help(member, now)
         self.outbox.count("barnraise_coordinator_node_joins_total", outcome="accepted")
         self.outbox.log("info", "node joined", node=member.peer, role=member.role, build=member.join.build)
         if member.role == "server":
@@ -414,6 +424,6 @@ def _fault_of(member: Member, join: Join) -> str:
         return f"asked to be a {join.role} with the credential of a {member.role}"
     if not (math.isfinite(join.tokens_per_s) and 0 <= join.tokens_per_s <= 1e12):
         return f"tokens_per_s {join.tokens_per_s} cannot be"
-    if len(join.addresses) > 8 or len(join.checkpoints) > 16:
+    if len(join.addresses) > ADDRESSES_MAX or len(join.local_addresses) > ADDRESSES_MAX or len(join.checkpoints) > 16:
         return "more addresses or checkpoints than allowed"
     return ""

@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,13 +32,15 @@ from coordinator.invites import join_links
 from coordinator.metrics import coordinator_families, first_values, refresh
 from coordinator.outbox import EVERYDAY_EVENTS
 from coordinator.records import Record, StepRow
+from coordinator.signals import Helpers
 from coordinator.store import Event, StateBrokenError, Store
 from protocol.drive.addresses import host_port, is_loopback, reachable_addresses
 from protocol.drive.keyfile import load_or_create_identity
 from protocol.drive.metrics import Metrics
 from protocol.drive.process import set_up_logging, watch_loop, watch_signals, write_log
 from protocol.drive.pump import Pump
-from protocol.drive.tcp import Link, Transport, open_listeners
+from protocol.drive.tcp import open_listeners
+from protocol.drive.transport import Link, Transport
 from protocol.errors import BadInputError
 from protocol.identity import Identity
 from protocol.limits import CLOSE_S
@@ -84,6 +86,7 @@ class CoordinatorOptions:
     """None: the default port, or any free one when it is taken."""
     metrics: tuple[str, int] | None = None
     json: bool = False
+    helpers: Helpers = field(default_factory=Helpers)
 
 
 def run_coordinator(config: RunConfig, options: CoordinatorOptions) -> str:
@@ -126,7 +129,7 @@ async def _run(config: RunConfig, options: CoordinatorOptions, store: Store, met
     places = config.stages.count * (config.stages.front_servers + config.stages.back_servers)
     links = join_links(store, identity, addresses, places, time.time())
     async with trio.open_nursery() as nursery:
-        daemon = Daemon(nursery, config, store, identity, metrics)
+        daemon = Daemon(nursery, config, store, identity, metrics, options.helpers)
         nursery.start_soon(watch_signals, daemon.pump.put)
         nursery.start_soon(watch_loop, metrics)
         admin_token = secrets.token_hex(16)
@@ -159,7 +162,13 @@ class Daemon:
     """Performs the machine's effects, and tells it what happens on the links and the disk."""
 
     def __init__(
-        self, nursery: trio.Nursery, config: RunConfig, store: Store, identity: Identity, metrics: Metrics
+        self,
+        nursery: trio.Nursery,
+        config: RunConfig,
+        store: Store,
+        identity: Identity,
+        metrics: Metrics,
+        helpers: Helpers,
     ) -> None:
         self._store = store
         self._metrics = metrics
@@ -179,7 +188,7 @@ class Daemon:
             return sign_statement(membership, identity)
 
         self.machine = CoordinatorMachine(
-            config, store.run_id, store.generation, store.load(), sign, wall_offset_s, read_invite
+            config, store.run_id, store.generation, store.load(), sign, wall_offset_s, read_invite, helpers
         )
         self.pump = Pump(self.machine, self)
         self.transport = Transport(
@@ -251,7 +260,7 @@ class Daemon:
 
     def on_up(self, link: Link) -> None:
         self._metrics.record("barnraise_transport_connects_total", path="tcp", outcome="ok")
-        self.pump.put(LinkUp(link.peer, link.role, link.public_key, link.credential))
+        self.pump.put(LinkUp(link.peer, link.role, link.public_key, link.credential, link.address))
 
     async def on_message(self, link: Link, message: Message, buffers: tuple[memoryview, ...]) -> None:
         await self.pump.room()

@@ -34,12 +34,14 @@ from protocol.drive.addresses import reachable_addresses
 from protocol.drive.keyfile import load_or_create_identity
 from protocol.drive.process import set_up_logging, watch_loop, watch_signals
 from protocol.drive.pump import Pump
-from protocol.drive.tcp import LinkOptions, Transport, open_listeners
+from protocol.drive.tcp import open_listeners
+from protocol.drive.transport import LinkOptions, Transport
 from protocol.errors import BadInputError
 from protocol.identity import Identity
 from protocol.limits import TENSOR_BYTES_MAX, WINDOW_BYTES
 from protocol.membership import JoinLink, Trust
 from protocol.messages import Welcome
+from protocol.reach import split
 from protocol.run import RunConfig
 
 BUILD = f"barnraise-{version('barnraise')}"
@@ -229,9 +231,11 @@ class _Node:
             checkpoints, incomplete = state.checkpoints(options.checkpoints)
             for sentence in incomplete:
                 self._log.warning("checkpoint cannot be used", detail=sentence)
+        addresses, local_addresses = self._addresses(listeners)
         facts = NodeFacts(
             role=self._role,
-            addresses=self._addresses(listeners),
+            addresses=addresses,
+            local_addresses=local_addresses,
             build=BUILD,
             tokens_per_s=options.tokens_per_s,
             memory_bytes=psutil.virtual_memory().available,
@@ -266,12 +270,16 @@ class _Node:
             self._state.journal.set_meta("port", str(listeners[0].socket.getsockname()[1]).encode())
         return listeners
 
-    def _addresses(self, listeners: list[trio.SocketListener]) -> tuple[str, ...]:
-        """Where others can dial this node, best first; nowhere for a volunteer."""
+    def _addresses(self, listeners: list[trio.SocketListener]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Where anybody can dial this node, and where its own network can, best first; nowhere for a volunteer.
+
+        What the owner announced is taken at its word.
+        """
         if not listeners:
-            return ()
+            return (), ()
         port = listeners[0].socket.getsockname()[1]
-        return reachable_addresses(self._options.listen[0], port, self._options.announce)
+        addresses = reachable_addresses(self._options.listen[0], port, self._options.announce)
+        return (addresses, ()) if self._options.announce else split(addresses)
 
     # ---- what comes meanwhile ------------------------------------------------------------------------------------
 

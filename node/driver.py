@@ -23,7 +23,7 @@ from node.metrics import NodeMetrics
 from node.store import Buffer, StoreError, StoreFullError, TensorStore
 from protocol.drive.process import write_log
 from protocol.drive.pump import Pump
-from protocol.drive.tcp import DialError, Link, Transport
+from protocol.drive.transport import DialError, Link, Transport
 from protocol.ids import NodeId, TensorRef
 from protocol.limits import REPORT_COUNTERS
 from protocol.machine import (
@@ -208,7 +208,7 @@ class Driver:
     def on_up(self, link: Link) -> None:
         self._links[link.peer] = link
         self._count_links()
-        self.pump.put(LinkUp(link.peer, link.role, link.public_key, link.credential))
+        self.pump.put(LinkUp(link.peer, link.role, link.public_key, link.credential, link.address))
 
     async def on_message(self, link: Link, message: Message, buffers: tuple[memoryview, ...]) -> None:
         await self.pump.room()

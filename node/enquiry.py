@@ -17,7 +17,7 @@ from node.compute.layout import StageLayout
 from node.compute.probe import probe
 from node.daemon import BUILD, NodeState
 from node.journal import Journal
-from protocol.drive.tcp import DialError, Link, Transport
+from protocol.drive.transport import DialError, Link, Transport
 from protocol.errors import BadInputError
 from protocol.membership import JoinLink, Trust
 from protocol.messages import Join, Leave, Message, Refused, Welcome

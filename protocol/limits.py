@@ -80,6 +80,10 @@ MEASURE_TOTAL_BYTES = 64 << 20
 """The same for all peers of a node together: a burst of sixteen that join …"""
 MEASURE_TOTAL_BYTES_PER_S = 1 << 20
 """… and then one in four seconds: 8 Mbit/s at most of a server's line."""
+SIGNALS_PER_S = 20.0
+"""Signals of one node that the coordinator carries: reaching a peer takes about four …"""
+SIGNALS_BURST = 200.0
+"""… and a node that starts reaches for every server of its stage at once."""
 
 # ---- drivers ------------------------------------------------------------------------------------------------------
 
@@ -98,7 +102,11 @@ PROGRESS_S = 10.0
 SEND_STALL_S = 30.0
 """WRITE_BYTES not taken by a peer in this time: 4 KB/s is no link to train on."""
 CONNECT_S = 5.0
-"""To reach one address of a peer before the next one is tried."""
+"""To reach one address of a peer, and to look up a name."""
+CONNECT_STAGGER_S = 0.25
+"""The start that one address has over the next one (RFC 8305, section 5)."""
+CONNECT_CANDIDATES_MAX = 16
+"""Addresses tried for one peer: ADDRESSES_MAX of both families; a name may stand for any number."""
 CLOSE_S = 2.0
 """For the last messages and the clean end of a link, after that it is cut."""
 INBOX_MAX = 1024
@@ -149,6 +157,8 @@ REPORT_COUNTERS = (
     "input_wait_s",
     "transfer_wait_s",
     "rejected_messages",
+    "relay_sessions",
+    "relay_bytes",
     *(
         f"bytes_{direction}_{kind}"
         for direction in ("rx", "tx")

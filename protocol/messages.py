@@ -61,7 +61,9 @@ class Join(Message, frozen=True, kw_only=True):
 
     role: Literal["server", "volunteer"]
     addresses: tuple[str, ...]
-    """Where others can dial it, best first; empty when nobody can."""
+    """Where anybody can dial it, best first; empty when nobody can."""
+    local_addresses: tuple[str, ...] = ()
+    """Where only its own network can: they count when the coordinator is in that network too."""
     build: str
     tokens_per_s: float
     """What the self-benchmark gave (0: not measured)."""
@@ -181,6 +183,34 @@ class Leave(Message, frozen=True, kw_only=True):
     """A node says that it goes, after finishing what it had."""
 
     reason: str
+
+
+class Reach(Message, frozen=True, kw_only=True):
+    """What helps a node to be reached. Sent after the welcome, and again before the credentials run out."""
+
+    seen_from: str
+    """The host that its link to the coordinator comes from; empty: not known."""
+    stun: tuple[str, ...]
+    """HOST:PORT of servers that say how a UDP socket looks from outside."""
+    turn: tuple[str, ...]
+    """HOST:PORT of servers that relay UDP for whoever shows the credentials."""
+    username: str
+    password: str
+    """For `turn`, made for this node."""
+    valid_s: float
+    """Life of the credentials in seconds from receipt; 0 when there are none."""
+
+
+class Signal(Message, frozen=True, kw_only=True):
+    """What two nodes that have no link say to each other, carried by the coordinator, which does not read it.
+
+    It proves nothing by having arrived: whoever carries it could have made it. Empty content: the coordinator could
+    not hand over what was meant for `peer`.
+    """
+
+    peer: NodeId
+    """On its way to the coordinator the receiver, from there on the sender."""
+    content: bytes
 
 
 # ---- measuring a link (bounded, see `protocol.limits`) ----------------------------------------------------------
@@ -482,6 +512,7 @@ MESSAGES: tuple[type[Message], ...] = (
     Ping, Pong, Bye,
     Join, Welcome, Refused, PlanChanged, DataReady, StepReport, StepReportStored, NodeReport, LinkReport,
     RunFinished, Leave,
+    Reach, Signal,
     MeasureAsk, MeasureData, MeasureGot,
     Ready, Lease, LeaseReturned, Output, InputGradient, Forget, FetchInput, InputAnswer, FetchParameters,
     Parameters, VersionReady, Contribute, Verdict,
@@ -505,7 +536,8 @@ def _may(pairs: tuple[tuple[str, str], ...], *kinds: type[Message]) -> None:
 _may(tuple((a, b) for a in ROLES for b in ROLES), Ping, Pong, Bye)
 _may(tuple((a, "coordinator") for a in _NODE), Join, NodeReport, LinkReport, Leave)
 _may((("server", "coordinator"),), DataReady, StepReport)
-_may(tuple(("coordinator", b) for b in _NODE), Welcome, Refused, PlanChanged, RunFinished)
+_may(tuple(("coordinator", b) for b in _NODE), Welcome, Refused, PlanChanged, RunFinished, Reach)
+_may((*((a, "coordinator") for a in _NODE), *(("coordinator", b) for b in _NODE)), Signal)
 _may((("coordinator", "server"),), StepReportStored)
 _may((("volunteer", "server"), ("server", "volunteer"), ("server", "server")), MeasureAsk, MeasureData, MeasureGot)
 # A server with a device computes as a volunteer does, so it speaks that conversation with its fellow servers.

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import trio
 
-from protocol.drive.tcp import Link, LinkOptions, Transport, open_listeners
+from protocol.drive.tcp import open_listeners
+from protocol.drive.transport import Link, LinkOptions, Transport
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Identity
 from protocol.messages import Message

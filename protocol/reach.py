@@ -1,0 +1,57 @@
+"""Which addresses can be dialled from where: the ones that anybody reaches, and those of one network only."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Sequence
+
+from protocol.limits import ADDRESSES_MAX
+
+_LOCAL = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
+        "192.168.0.0/16", "224.0.0.0/3", "::/127", "fc00::/7", "fe80::/10", "ff00::/8",
+    )
+)  # fmt: skip
+"""Loopback, link-local, private, carrier-grade NAT (RFC 6598), multicast and reserved: nobody on the public network is
+there. Documentation networks (RFC 5737) are left out: test beds use them as public ones."""
+
+
+def host_of(address: str) -> str:
+    """The host of HOST:PORT or [IPV6]:PORT."""
+    return address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+
+
+def is_local(host: str) -> bool:
+    """Whether `host` is an address that means something only inside one network. A name is taken for public."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host == "localhost"
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return any(address.version == network.version and address in network for network in _LOCAL)
+
+
+def split(addresses: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(those that anybody can dial, those of one network only), each in their order."""
+    both = tuple(addresses)
+    local = tuple(address for address in both if is_local(host_of(address)))
+    return tuple(address for address in both if address not in local), local
+
+
+def dialable(addresses: Sequence[str], local_addresses: Sequence[str], seen_from: str) -> tuple[str, ...]:
+    """Where others reach a node that was seen coming from `seen_from` (empty: not known).
+
+    Its local addresses count when it was seen at such a one: then whoever saw it is in the same network, and so is
+    the run. A node seen from a public address that it does not have itself sits behind a NAT; a stranger who dialled
+    its local addresses would knock at somebody else's door.
+    """
+    here = local_addresses if not seen_from or is_local(seen_from) else ()
+    return (*addresses, *here)[:ADDRESSES_MAX]
+
+
+def same_network(ours: str, theirs: str) -> bool:
+    """Whether two nodes, seen from these hosts, may share a network behind one address."""
+    return bool(ours) and (ours == theirs or (is_local(ours) and is_local(theirs)))
