@@ -61,6 +61,7 @@ _LIST_MAX = {
     "stun": ADDRESSES_MAX,
     "turn": ADDRESSES_MAX,
     "checkpoints": 16,
+    "links": 1024,
 }
 """Most items of a list, by its field's name; ITEMS_MAX for others."""
 
