@@ -26,6 +26,10 @@ from node.compute.lanes import DevicePerformer, Lane, ServerPerformer
 from node.core import NodeFacts, NodeMachine
 from node.driver import Driver
 from node.journal import Journal, JournalError, JournalWriter
+from node.links.callee import Surroundings
+from node.links.connector import Connector
+from node.links.relay_desk import RelayLimits
+from node.links.relayed import Proof, RelayServer
 from node.metrics import NodeMetrics
 from node.records import Record
 from node.store import StoreFullError, TensorStore
@@ -36,6 +40,7 @@ from protocol.drive.pump import Pump
 from protocol.drive.tcp import open_all_listeners
 from protocol.drive.transport import LinkOptions, Transport
 from protocol.errors import BadInputError
+from protocol.handshake import Admit
 from protocol.identity import Identity
 from protocol.limits import TENSOR_BYTES_MAX, WINDOW_BYTES
 from protocol.membership import JoinLink, Trust
@@ -65,6 +70,8 @@ class NodeOptions:
     stage: int = -1
     computes: bool = True
     tokens_per_s: float = 0.0
+    relays: bool = True
+    """Whether a server carries links between other members of the run."""
     checkpoints: Path | None = None
     """Where a fresh server finds the checkpoints of a run that it does not know yet."""
 
@@ -184,6 +191,7 @@ class _Node:
         link, state = self._options.link, self._state
         machine = self._make_machine(addresses)
         trust = Trust(link.run_id, link.coordinator_key)
+        self._admit: Admit = lambda key, credential: trust.admit(key, credential, time.time())
         driver = self._driver = Driver(self._store, self._metrics, on_welcome=self._on_welcome)
         driver.pump = self._pump = Pump(machine, driver)
         async with trio.open_nursery() as nursery:
@@ -194,9 +202,10 @@ class _Node:
                 role=self._role,
                 run_id=link.run_id,
                 credential=state.credential,
-                admit=lambda key, credential: trust.admit(key, credential, time.time()),
+                admit=self._admit,
                 events=driver,
             )
+            self._make_connector(nursery, addresses)
             if self._role == "server":
                 driver.journal = JournalWriter(state.journal, self._pump.put)
                 nursery.start_soon(driver.journal.run)
@@ -223,10 +232,33 @@ class _Node:
             nursery.cancel_scope.cancel()
         return reason
 
+    def _make_connector(self, nursery: trio.Nursery, addresses: tuple[str, ...]) -> None:
+        """The ladder's driver, and on a server the relay for others."""
+        driver, link = self._driver, self._options.link
+        proof = Proof(self._state.identity, link.run_id, self._state.credential, self._admit)
+        driver.connector = Connector(
+            nursery,
+            transport=driver.transport,
+            proof=proof,
+            coordinator=link.coordinator,
+            surroundings=Surroundings(*self._split(addresses)),
+            puncher=None,
+            give_up=driver.no_way,
+            record=self._metrics.record,
+        )
+        nursery.start_soon(driver.connector.run)
+        if self._role == "server" and self._options.relays:
+            driver.transport.guests = RelayServer(
+                proof, RelayLimits(), rejected=driver.on_rejected, count=driver.on_relay
+            )
+
+    def _split(self, addresses: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """(where anybody can dial us, where our own network can). What the owner announced is taken at its word."""
+        return (addresses, ()) if self._options.announce else split(addresses)
+
     def _make_machine(self, addresses: tuple[str, ...]) -> NodeMachine:
         options, state = self._options, self._state
-        # What the owner announced is taken at its word.
-        everybody, local = (addresses, ()) if options.announce else split(addresses)
+        everybody, local = self._split(addresses)
         records: list[Record] = []
         checkpoints: tuple[int, ...] = ()
         if self._role == "server":

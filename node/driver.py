@@ -19,11 +19,12 @@ import trio
 from node.compute.lanes import DEVICE_JOBS, Lane, Outcome, input_refs
 from node.jobs import Apply, Backward, Reduce, SetUpServer, WriteCheckpoint, WriteManifest
 from node.journal import JournalWriter, tensors_of
+from node.links.connector import Connector
 from node.metrics import NodeMetrics
 from node.store import Buffer, StoreError, StoreFullError, TensorStore
 from protocol.drive.process import write_log
 from protocol.drive.pump import Pump
-from protocol.drive.transport import DialError, Link, Transport
+from protocol.drive.transport import PATHS, Link, Transport
 from protocol.ids import NodeId, TensorRef
 from protocol.limits import REPORT_COUNTERS
 from protocol.machine import (
@@ -81,6 +82,7 @@ class Driver:
         self._token = trio.lowlevel.current_trio_token()
         self.pump: Pump
         self.transport: Transport
+        self.connector: Connector
         self.nursery: trio.Nursery
         self.journal: JournalWriter | None = None
         """Set for a server."""
@@ -162,20 +164,12 @@ class Driver:
     # ---- links -------------------------------------------------------------------------------------------------------
 
     def dial(self, effect: Dial) -> None:
-        self.nursery.start_soon(self._dial, effect)
+        self.connector.dial(effect.peer, effect.addresses)
 
-    async def _dial(self, effect: Dial) -> None:
-        start = trio.current_time()
-        try:
-            await self.transport.dial(effect.addresses, effect.peer)
-        except DialError as error:
-            self._metrics.record("barnraise_transport_connects_total", path="tcp", outcome="failed")
-            if effect.peer not in self._links:
-                self.pump.put(LinkDown(effect.peer, str(error)))
-        else:
-            self._metrics.record("barnraise_transport_connects_total", path="tcp", outcome="ok")
-            took_s = trio.current_time() - start
-            self._metrics.record("barnraise_transport_connect_duration_seconds", took_s, path="tcp")
+    def no_way(self, peer: NodeId, reason: str) -> None:
+        """For the connector: an attempt has come to nothing."""
+        if peer not in self._links:
+            self.pump.put(LinkDown(peer, reason))
 
     def hang_up(self, effect: HangUp) -> None:
         link = self._links.get(effect.peer)
@@ -208,6 +202,7 @@ class Driver:
     def on_up(self, link: Link) -> None:
         self._links[link.peer] = link
         self._count_links()
+        self.connector.on_up(link)
         self.pump.put(LinkUp(link.peer, link.role, link.public_key, link.credential, link.address))
 
     async def on_message(self, link: Link, message: Message, buffers: tuple[memoryview, ...]) -> None:
@@ -227,16 +222,29 @@ class Driver:
             self._metrics.record("barnraise_node_last_heartbeat_timestamp_seconds", time.time())
             if isinstance(message, Welcome):
                 self._on_welcome(message)
+            if self.connector.on_message(message):
+                return
         self.pump.put(Received(link.peer, message))
 
     def on_down(self, link: Link, reason: str) -> None:
         if self._links.get(link.peer) is link:
             del self._links[link.peer]
             self._count_links()
+            self.connector.on_down(link, reason)
             self.pump.put(LinkDown(link.peer, reason))
 
     def _count_links(self) -> None:
-        self._metrics.record("barnraise_transport_connections", len(self._links), path="tcp")
+        paths = [link.path for link in self._links.values()]
+        for path in PATHS:
+            self._metrics.record("barnraise_transport_connections", paths.count(path), path=path)
+
+    def on_relay(self, metric: str, value: float, labels: dict[str, str]) -> None:
+        """For the relay of a server: what it counts."""
+        self._metrics.record(metric, value, **labels)
+        if metric == "barnraise_server_relay_bytes_total":
+            self._total("relay_bytes", value)
+        elif metric == "barnraise_server_relay_sessions":
+            self._totals["relay_sessions"] = value
 
     def on_rejected(self, address: str, reason: str, detail: str) -> None:
         self._log.warning("peer refused", address=address, reason=reason, detail=detail)

@@ -50,6 +50,8 @@ DRIVERS = {
     "node/enquiry.py": "asks a running daemon",
     "node/metrics.py": "measures",
     "node/links/connector.py": "performs the ladder",
+    "node/links/callee.py": "answers peers that want a link",
+    "node/links/post.py": "waits for the answers to notes",
     "node/links/relayed.py": "the relay's driver",
     "node/demo/*": "starts and watches processes",
     "node/data/*": "reads files",

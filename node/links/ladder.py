@@ -303,6 +303,10 @@ class Ladder:
         state = self._peers.get(peer)
         return None if state is None else state.up
 
+    def knows(self, peer: NodeId) -> bool:
+        """Whether a link to this peer was ever wanted."""
+        return peer in self._peers
+
     def is_running(self, peer: NodeId, way: Way) -> bool:
         """Whether a `Try` still counts."""
         state = self._peers.get(peer)

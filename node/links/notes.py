@@ -11,9 +11,9 @@ from typing import Annotated
 
 import msgspec
 
-from protocol.errors import BadInputError, RemoteProtocolError
+from protocol.errors import BadInputError, LocalProtocolError, RemoteProtocolError
 from protocol.ids import NodeId
-from protocol.limits import ADDRESSES_MAX, CREDENTIAL_BYTES_MAX
+from protocol.limits import ADDRESSES_MAX, CREDENTIAL_BYTES_MAX, NUMBER_MAX
 from protocol.membership import check_address
 from protocol.relay import MEETING_BYTES
 
@@ -22,7 +22,7 @@ NOTE_BYTES_MAX = CREDENTIAL_BYTES_MAX
 _ADDRESS_BYTES_MAX = 1024
 """Of all addresses in one note, which leaves room for the rest."""
 
-_Number = Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+_Number = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
 _Addresses = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=256)], ...], msgspec.Meta(max_length=ADDRESSES_MAX)]
 _Node = Annotated[NodeId, msgspec.Meta(pattern=r"^[a-z2-7]{52}\Z")]
 _Sealed = Annotated[bytes, msgspec.Meta(min_length=1, max_length=NOTE_BYTES_MAX)]
@@ -85,9 +85,10 @@ _decoder: msgspec.msgpack.Decoder[AnyNote] = msgspec.msgpack.Decoder(AnyNote)
 
 
 def write_note(note: AnyNote) -> bytes:
-    """The content of a signal. A puncher's offer that does not fit is our own mistake."""
+    """The content of a signal. Raises `LocalProtocolError` when it does not fit into one."""
     content = _encoder.encode(note)
-    assert len(content) <= NOTE_BYTES_MAX, f"a {type(note).__name__} of {len(content)} bytes"
+    if len(content) > NOTE_BYTES_MAX:
+        raise LocalProtocolError(f"a {type(note).__name__} of {len(content)} bytes")
     return content
 
 

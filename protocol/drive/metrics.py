@@ -28,7 +28,7 @@ from protocol.handshake import VERSION
 from protocol.limits import FORM_ITEM_BYTES, REJECT_REASONS
 from protocol.machine import Count
 
-PATHS = ("direct", "relay", "tcp")
+PATHS = ("tcp", "quic", "channel", "relay")
 TRAFFIC_KINDS = ("activation", "gradient", "weights", "control", "checkpoint", "data")
 DIRECTIONS = ("rx", "tx")
 LEVELS = ("debug", "info", "warning", "error", "critical")

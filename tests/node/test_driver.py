@@ -27,7 +27,7 @@ class FakeLink:
     """What the driver uses of a link; remembers."""
 
     def __init__(self, role: str, peer: NodeId = PEER) -> None:
-        self.peer, self.role, self.address = peer, role, "192.0.2.1:1"
+        self.peer, self.role, self.address, self.path = peer, role, "192.0.2.1:1", "tcp"
         self.public_key = self.credential = b""
         self.sent: list[tuple[Message, list[bytes]]] = []
         self.closed: list[str] = []
@@ -52,6 +52,17 @@ class FakePump:
         await trio.lowlevel.checkpoint()
 
 
+class FakeConnector:
+    """Hears of links and takes nothing."""
+
+    def on_up(self, link: Any) -> None: ...
+
+    def on_down(self, link: Any, reason: str) -> None: ...
+
+    def on_message(self, message: Message) -> bool:
+        return False
+
+
 @pytest.fixture
 async def driver() -> Driver:
     """A server's driver without a network."""
@@ -59,6 +70,7 @@ async def driver() -> Driver:
     metrics.set_run("tiny")
     made = Driver(TensorStore(), metrics, on_welcome=lambda welcome: None)
     made.pump = FakePump()  # type: ignore[assignment]
+    made.connector = FakeConnector()  # type: ignore[assignment]
     return made
 
 
