@@ -88,7 +88,14 @@ async def dial_anew(transport: Transport, addresses: tuple[str, ...], peer: Node
     if found is None:
         raise DialError("; ".join(race.failures) or "no address is known")
     stream, candidate = found
-    await transport.adopt(stream, peer, initiator=True, path="tcp", address=candidate.address, prologue=TCP_PROLOGUE)
+    await transport.adopt(
+        transport.metered(stream),
+        peer,
+        initiator=True,
+        path="tcp",
+        address=candidate.address,
+        prologue=TCP_PROLOGUE,
+    )
 
 
 class Callee:
@@ -165,7 +172,7 @@ class Callee:
         addresses = self._here.relays.get(note.relay, ())
         if not addresses:
             raise DialError("that relay is not known here")
-        stream = await open_leg(addresses, note.relay, note.meeting, self._proof)
+        stream = await open_leg(addresses, note.relay, note.meeting, self._proof, self._transport.metered)
         await self._transport.adopt(
             stream,
             peer,
