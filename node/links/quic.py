@@ -333,6 +333,8 @@ class QuicStream(trio.abc.Stream):
     def _after_sending(self) -> None:
         assert self._connection is not None
         self._take_events()
+        if self._connection.has_room:
+            self._connection.controller.on_idle()
         if self._connection.unsent_bytes <= UNSENT_BYTES // 2:
             self._writable.set()
 
