@@ -61,7 +61,8 @@ FIRST_RTT_S = 0.1
 QUANTUM_S = 0.002
 """Packets leave in bursts of this length: fewer turns of the loop, and a queue of 2 ms at most."""
 BURST_S = 0.006
-"""What a loop that comes late may send at once."""
+BURST_PACKETS_MAX = 32
+"""What a loop that comes late may send at once, and the most that it computes in one turn: about 2 ms."""
 
 
 class Phase(Enum):
@@ -348,24 +349,26 @@ class ModelPacer(QuicPacketPacer):
     def __init__(self, controller: ModelController, *, max_datagram_size: int) -> None:
         super().__init__(max_datagram_size=max_datagram_size)
         self._controller = controller
+        self._packet_s = self._quantum_s = 0.0
+        self._bursting = False
         self.update_rate(0, 0.0)
 
     def next_send_time(self, now: float) -> float | None:  # type: ignore[override]  # as theirs does
         """None for now."""
         self.update_bucket(now)
-        if self.bucket_time > 0 or self.packet_time is None:
-            return None
-        return now + max(self.packet_time - self.bucket_time, QUANTUM_S)
+        # A hair less than the whole: sums of times do not come out even.
+        self._bursting = self.bucket_time > (0.0 if self._bursting else 0.99 * self._quantum_s)
+        return None if self._bursting else now + self._quantum_s - self.bucket_time
 
     def update_after_send(self, now: float) -> None:
         """A debt stays a debt: aioquic forgives what a burst's last packet had too much, a tenth of the rate here."""
-        self.update_bucket(now)
-        self.bucket_time -= self.packet_time or 0.0
+        self.bucket_time -= self._packet_s
 
     def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
         """aioquic calls this after every change; what it hands over is not needed."""
-        self.packet_time = self._max_datagram_size / self._controller.pacing_bytes_per_s
-        self.bucket_max = max(2 * self.packet_time, BURST_S)
+        self._packet_s = self._max_datagram_size / self._controller.pacing_bytes_per_s
+        self._quantum_s = min(QUANTUM_S, BURST_PACKETS_MAX // 2 * self._packet_s)
+        self.bucket_max = max(min(BURST_S, BURST_PACKETS_MAX * self._packet_s), self._quantum_s, 2 * self._packet_s)
         self.bucket_time = min(self.bucket_time, self.bucket_max)
 
 
