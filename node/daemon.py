@@ -8,10 +8,10 @@ name. Whatever happens, every child task and every link ends with it.
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import time
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from itertools import count
@@ -32,12 +32,15 @@ from node.records import Record
 from node.store import StoreFullError, TensorStore
 from protocol.drive.addresses import reachable_addresses
 from protocol.drive.keyfile import load_or_create_identity
+from protocol.drive.limits import Limits, LineLimits
 from protocol.drive.process import set_up_logging, watch_loop, watch_signals
 from protocol.drive.pump import Pump
-from protocol.drive.tcp import LinkOptions, Transport, open_listeners
+from protocol.drive.tcp import open_all_listeners
+from protocol.drive.transport import LinkOptions, Transport
 from protocol.errors import BadInputError
 from protocol.identity import Identity
 from protocol.limits import TENSOR_BYTES_MAX, WINDOW_BYTES
+from protocol.machine import Told
 from protocol.membership import JoinLink, Trust
 from protocol.messages import Welcome
 from protocol.run import RunConfig
@@ -45,6 +48,9 @@ from protocol.run import RunConfig
 BUILD = f"barnraise-{version('barnraise')}"
 CLOSE_LINKS_S = 2.0
 """How long a node that ends waits for its last words to leave."""
+PAUSE_TICK_S = 5.0
+SUSPENDED_BY_QUOTA = "suspended: quota"
+"""How a life ends that goes on when the month turns."""
 GOOD_ENDS = ("finished", "drained", "stopped", "drain time is over")
 """Reasons of `Exit` that are no failure."""
 
@@ -55,7 +61,8 @@ class NodeOptions:
 
     link: JoinLink
     state: Path
-    listen: tuple[str, int] = ("0.0.0.0", 0)  # noqa: S104 - a server is there to be reached
+    listen: tuple[tuple[str, int], ...] = ()
+    """Where others may dial this node: a server is there to be reached, a volunteer usually cannot be."""
     announce: tuple[str, ...] = ()
     """Addresses to tell others instead of those of this machine's interfaces."""
     metrics: tuple[str, int] | None = None
@@ -65,6 +72,7 @@ class NodeOptions:
     tokens_per_s: float = 0.0
     checkpoints: Path | None = None
     """Where a fresh server finds the checkpoints of a run that it does not know yet."""
+    limits: LineLimits = field(default_factory=LineLimits)
 
 
 VOCABULARY_GUESS = 262_144
@@ -144,7 +152,7 @@ def _stopped(error: BaseException) -> int:
 
 
 async def _run(options: NodeOptions) -> str:
-    """One life of the machine. The state folder is locked from the first to the last moment."""
+    """One life of the process. The state folder is locked from the first to the last moment."""
     metrics = NodeMetrics(options.link.role)
     set_up_logging(metrics, role=options.link.role)
     if options.link.role == "server":
@@ -152,16 +160,73 @@ async def _run(options: NodeOptions) -> str:
     else:
         journal = Journal(options.state)
     try:
-        return await _Node(options, NodeState(options.state, options.link, journal), metrics).run()
+        state = NodeState(options.state, options.link, journal)
+        limits = options.limits.open(options.state)
+        try:
+            if options.metrics is not None:
+                host, port = options.metrics
+                address = f"http://{host}:{_serve_metrics(metrics, host, port)}/metrics"
+                structlog.get_logger("node").info("metrics", address=address)
+            return await live(lambda: _Node(options, state, metrics, limits).run(), limits, metrics)
+        finally:
+            limits.close()
     finally:
         journal.close()
+
+
+async def live(life: Callable[[], Awaitable[str]], limits: Limits, metrics: NodeMetrics) -> str:
+    """Lives of the machine, with pauses while the quota is used up; returns the last one's reason."""
+    while True:
+        limits.check_quota()
+        if not limits.low.is_set():
+            reason = await life()
+            if reason != SUSPENDED_BY_QUOTA:
+                return reason
+        if not await _pause(limits, metrics):
+            return "stopped"
+
+
+async def _pause(limits: Limits, metrics: NodeMetrics) -> bool:
+    """Until the month turns; False when the owner ends it before. Not a byte is moved meanwhile."""
+    log = structlog.get_logger("node")
+    log.warning(
+        "suspended", reason="quota", detail="this month's transfer quota is used up; the node waits for the next"
+    )
+    told: list[Told] = []
+    async with trio.open_nursery() as nursery:
+
+        def stop(fact: Told) -> None:
+            told.append(fact)
+            nursery.cancel_scope.cancel()
+
+        async def count_time() -> None:
+            while True:
+                metrics.suspended("quota", PAUSE_TICK_S)
+                await trio.sleep(PAUSE_TICK_S)
+
+        nursery.start_soon(watch_signals, stop)
+        nursery.start_soon(count_time)
+        await limits.wait_for_the_month()
+        nursery.cancel_scope.cancel()
+    metrics.resumed("quota")
+    if not told:
+        log.info("resumed", detail="a new month, a new quota")
+    return not told
+
+
+def _serve_metrics(metrics: NodeMetrics, host: str, port: int) -> int:
+    try:
+        return metrics.serve(host, port)
+    except OSError as error:
+        raise BadInputError(f"--metrics {host}:{port}: {error.strerror}") from error
 
 
 class _Node:
     """Everything of one life, put together."""
 
-    def __init__(self, options: NodeOptions, state: NodeState, metrics: NodeMetrics) -> None:
+    def __init__(self, options: NodeOptions, state: NodeState, metrics: NodeMetrics, limits: Limits) -> None:
         self._options = options
+        self._limits = limits
         self._state = state
         self._metrics = metrics
         self._role = options.link.role
@@ -171,16 +236,16 @@ class _Node:
 
     async def run(self) -> str:
         """Until the machine says `Exit`; returns the reason."""
-        listeners = await self._listen() if self._role == "server" else []
+        listeners, addresses = await self._listen()
         try:
-            return await self._run(listeners)
+            return await self._run(listeners, addresses)
         finally:
             for listener in listeners:
                 await listener.aclose()
 
-    async def _run(self, listeners: list[trio.SocketListener]) -> str:
+    async def _run(self, listeners: list[trio.SocketListener], addresses: tuple[str, ...]) -> str:
         link, state = self._options.link, self._state
-        machine = self._make_machine(listeners)
+        machine = self._make_machine(addresses)
         trust = Trust(link.run_id, link.coordinator_key)
         driver = self._driver = Driver(self._store, self._metrics, on_welcome=self._on_welcome)
         driver.pump = self._pump = Pump(machine, driver)
@@ -194,14 +259,16 @@ class _Node:
                 credential=state.credential,
                 admit=lambda key, credential: trust.admit(key, credential, time.time()),
                 events=driver,
+                limits=self._limits,
             )
             if self._role == "server":
                 driver.journal = JournalWriter(state.journal, self._pump.put)
                 nursery.start_soon(driver.journal.run)
-                nursery.start_soon(driver.transport.serve, listeners)
                 driver.add_lane(
                     "server", lambda deliver: Lane("server", lambda: ServerPerformer(state.folder), deliver)
                 )
+            if listeners:
+                nursery.start_soon(driver.transport.serve, listeners)
             if self._options.computes:
                 threads = self._options.threads
                 driver.add_lane("device", lambda deliver: Lane("device", lambda: DevicePerformer(threads), deliver))
@@ -209,9 +276,7 @@ class _Node:
             nursery.start_soon(watch_loop, self._metrics)
             nursery.start_soon(self._watch_machine, machine)
             self._metrics.ask_volunteer(machine)
-            if self._options.metrics is not None:
-                host, port = self._options.metrics
-                self._log.info("metrics", address=f"http://{host}:{self._serve_metrics(host, port)}/metrics")
+            nursery.start_soon(self._watch_quota)
             if state.config is not None:
                 self._know(state.config)
             reason = await self._pump.run()
@@ -220,7 +285,7 @@ class _Node:
             nursery.cancel_scope.cancel()
         return reason
 
-    def _make_machine(self, listeners: list[trio.SocketListener]) -> NodeMachine:
+    def _make_machine(self, addresses: tuple[str, ...]) -> NodeMachine:
         options, state = self._options, self._state
         records: list[Record] = []
         checkpoints: tuple[int, ...] = ()
@@ -231,7 +296,7 @@ class _Node:
                 self._log.warning("checkpoint cannot be used", detail=sentence)
         facts = NodeFacts(
             role=self._role,
-            addresses=self._addresses(listeners),
+            addresses=addresses,
             build=BUILD,
             tokens_per_s=options.tokens_per_s,
             memory_bytes=psutil.virtual_memory().available,
@@ -243,35 +308,32 @@ class _Node:
         )
         return NodeMachine(state.identity.node, facts, options.link.coordinator, options.link.addresses, self._keys)
 
-    def _serve_metrics(self, host: str, port: int) -> int:
-        try:
-            return self._metrics.serve(host, port)
-        except OSError as error:
-            raise BadInputError(f"--metrics {host}:{port}: {error.strerror}") from error
-
     # ---- addresses -----------------------------------------------------------------------------------------------
 
-    async def _listen(self) -> list[trio.SocketListener]:
-        """Listens where the options say; a port that the system chose once is taken again, so that others find us."""
-        host, port = self._options.listen
-        remembered = self._state.journal.meta("port")
-        if port == 0 and remembered is not None:
-            with contextlib.suppress(OSError):
-                return await open_listeners(host, int(remembered))
-        try:
-            listeners = await open_listeners(host, port)
-        except OSError as error:
-            raise BadInputError(f"--listen {host}:{port}: {error}") from error
-        if port == 0:
-            self._state.journal.set_meta("port", str(listeners[0].socket.getsockname()[1]).encode())
-        return listeners
+    async def _listen(self) -> tuple[list[trio.SocketListener], tuple[str, ...]]:
+        """Listens where the options say; a port that the system chose once is taken again, so that others find us.
 
-    def _addresses(self, listeners: list[trio.SocketListener]) -> tuple[str, ...]:
-        """Where others can dial this node, best first; nowhere for a volunteer."""
-        if not listeners:
-            return ()
-        port = listeners[0].socket.getsockname()[1]
-        return reachable_addresses(self._options.listen[0], port, self._options.announce)
+        Returns the sockets, and where others can dial this node, best first.
+        """
+        wanted, journal = self._options.listen, self._state.journal
+        if not wanted:
+            return [], ()
+        keys = ["port" if place == 0 else f"port{place}" for place in range(len(wanted))]
+        remembered = [
+            (host, int(journal.meta(key) or 0) if port == 0 else port)
+            for key, (host, port) in zip(keys, wanted, strict=True)
+        ]
+        try:
+            listeners, ports = await open_all_listeners(remembered)
+        except BadInputError:
+            if remembered == list(wanted):
+                raise
+            listeners, ports = await open_all_listeners(wanted)
+        for key, (_, asked), port in zip(keys, wanted, ports, strict=True):
+            if asked == 0:
+                journal.set_meta(key, str(port).encode())
+        sockets = [(host, port) for (host, _), port in zip(wanted, ports, strict=True)]
+        return listeners, reachable_addresses(sockets, self._options.announce)
 
     # ---- what comes meanwhile ------------------------------------------------------------------------------------
 
@@ -285,10 +347,19 @@ class _Node:
         self._metrics.set_run(config.name)
         self._driver.transport.options = link_options(config)
 
+    async def _watch_quota(self) -> None:
+        """Little is left: finish and leave. Nothing is left: leave, with links that carry no more bytes."""
+        await self._limits.low.wait()
+        self._log.warning("transfer quota", detail="almost used up: finishing what is under way")
+        self._pump.put(Told("suspend quota"))
+        await self._limits.used_up.wait()
+        self._pump.put(Told("stop quota"))
+
     async def _watch_machine(self, machine: NodeMachine) -> None:
         """Every second: the gauges that only the machine knows, and the phases."""
         while True:
             self._metrics.show(machine, self._state.journal.byte_count, self._state.folder)
+            self._metrics.show_limits(self._limits)
             await trio.sleep(1.0)
 
 

@@ -23,7 +23,7 @@ from node.metrics import NodeMetrics
 from node.store import Buffer, StoreError, StoreFullError, TensorStore
 from protocol.drive.process import write_log
 from protocol.drive.pump import Pump
-from protocol.drive.tcp import DialError, Link, Transport
+from protocol.drive.transport import DialError, Link, Transport
 from protocol.ids import NodeId, TensorRef
 from protocol.limits import REPORT_COUNTERS
 from protocol.machine import (

@@ -34,3 +34,7 @@ class RemoteProtocolError(ProtocolError):
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
+
+
+class DialError(Exception):
+    """No way led to the peer; the text says what each answered."""

@@ -81,7 +81,11 @@ PROGRESS_S = 10.0
 SEND_STALL_S = 30.0
 """WRITE_BYTES not taken by a peer in this time: 4 KB/s is no link to train on."""
 CONNECT_S = 5.0
-"""To reach one address of a peer before the next one is tried."""
+"""To reach one address of a peer, and to look up a name."""
+CONNECT_STAGGER_S = 0.25
+"""The start that one address has over the next one (RFC 8305, section 5)."""
+CONNECT_CANDIDATES_MAX = 16
+"""Addresses tried for one peer: ADDRESSES_MAX of both families; a name may stand for any number."""
 CLOSE_S = 2.0
 """For the last messages and the clean end of a link, after that it is cut."""
 INBOX_MAX = 1024

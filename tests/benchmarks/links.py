@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 
 import trio
 
-from protocol.drive.tcp import Link, LinkOptions, Transport, open_listeners
+from protocol.drive.tcp import open_listeners
+from protocol.drive.transport import Link, LinkOptions, Transport
 from protocol.identity import Identity
 from protocol.ids import TaskId, TensorRef
 from protocol.messages import Activation, Message, Ping, Pong

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import trio
 
-from protocol.drive.tcp import Link, Transport
+from protocol.drive.transport import Link, Transport
 from protocol.identity import Identity
 from protocol.membership import JoinLink, Trust
 from protocol.messages import Bye, Message, Ping, Pong, Welcome

@@ -1,356 +1,142 @@
-"""Links over loopback: opening, carrying, closing, and what strangers and bad peers can do to them (S7)."""
+"""Connecting: several addresses of both families are raced, and a useless winner costs only itself (RFC 8305)."""
 
 from __future__ import annotations
 
-import os
-import random
-import resource
+import contextlib
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
 from typing import Any
 
-import psutil
 import pytest
 import trio
-import trio.testing
 
-from protocol.codec import encode
 from protocol.drive import tcp
-from protocol.drive.tcp import DialError, Link, LinkOptions
-from protocol.framing import Frame
-from protocol.handshake import CookieDemanded, Initiator, Session
-from protocol.identity import Identity
-from protocol.ids import TaskId, TensorRef
-from protocol.limits import COOKIE_ABOVE, HALF_OPEN_MAX
-from protocol.messages import Activation, Freeze, Ping
-from protocol.records import RecordWriter
-from tests.protocol.drive.harness import PATIENCE_S, Station, stations
-from tests.protocol.samples import ALICE, RUN_ID
-
-_MIB = 1 << 20
+from protocol.drive.tcp import Candidate, interleaved, open_all_listeners, open_listeners, racing
+from protocol.drive.transport import DialError
+from protocol.errors import BadInputError
+from tests.protocol.drive.harness import PATIENCE_S, stations
 
 
-def _activation(byte_count: int) -> Activation:
-    tensors = (TensorRef(0, (byte_count // 4,), "fp32", byte_count),)
-    return Activation(ledger_generation=1, task=TaskId(1, 1, 0, "F"), tensors=tensors)
-
-
-async def _stranger(
-    station: Station, *, identity: Any = ALICE, role: bytes = b"server"
-) -> tuple[trio.SocketStream, Session]:
-    """A proven peer that then may send whatever it likes."""
-    stream = await trio.open_tcp_stream("127.0.0.1", int(station.address.rpartition(":")[2]))
-    handshake = Initiator(
-        identity=identity,
-        credential=role,
-        run_id=RUN_ID,
-        peer=station.identity.node,
-        entropy=os.urandom(32),
-        admit=lambda key, credential: "server",
-    )
-    await stream.send_all(handshake.data_to_send())
-    session: Session | CookieDemanded | None = None
-    while session is None:
-        session = handshake.receive(bytes(await stream.receive_some(4096)))
-    assert isinstance(session, Session)
-    await stream.send_all(handshake.data_to_send())
-    return stream, session
-
-
-async def _ended(stream: trio.SocketStream) -> None:
-    """Wait until the other side has closed the connection."""
-    async with stream:
-        with trio.fail_after(PATIENCE_S), suppress(trio.BrokenResourceError):
-            while await stream.receive_some(65536):
-                pass
-
-
-async def test_messages_and_tensors_both_ways() -> None:
-    """A dialled link carries control and tensors in both directions, and both sides know each other."""
-    async with stations("server", "volunteer") as (server, volunteer):
-        link = await volunteer.transport.dial([server.address], server.identity.node)
-        await server.events.until(lambda events: events.up)
-        (other,) = server.events.up
-        assert (link.peer, link.role, link.dialled) == (server.identity.node, "server", True)
-        assert (other.peer, other.role, other.dialled) == (volunteer.identity.node, "volunteer", False)
-        assert other.public_key == volunteer.identity.public_key and other.credential == b"volunteer"
-        link.send(Ping(number=1))
-        other.send(Ping(number=2))
-        await server.events.until(lambda events: len(events.messages) == 1)
-        await volunteer.events.until(lambda events: len(events.messages) == 1)
-        assert server.events.messages[0][:2] == (other, Ping(number=1))
-        assert volunteer.events.messages[0][:2] == (link, Ping(number=2))
-
-
-async def test_large_tensors_arrive_and_are_counted() -> None:
-    """More tensor bytes than the window come through as the receiver digests them, and both ends count them."""
-    options = LinkOptions(tensor_bytes_max=2 * _MIB, window_bytes=4 * _MIB)
-    async with stations("server", "server", options=options) as (one, two):
-        link = await two.transport.dial([one.address], one.identity.node)
-        content = [random.Random(number).randbytes(2 * _MIB) for number in range(8)]
-        for data in content:
-            link.send(_activation(2 * _MIB), [data])
-        await one.events.until(lambda events: len(events.messages) == 8)
-        assert sorted(bytes(buffers[0]) for _, _, buffers in one.events.messages) == sorted(content)
-        assert one.events.byte_counts["rx", "activation"] == two.events.byte_counts["tx", "activation"] > 16 * _MIB
-
-
-async def test_a_receiver_that_waits_holds_the_sender_back() -> None:
-    """While the receiver's `on_message` waits, no more than its window leaves the sender; then all of it comes."""
-    options = LinkOptions(tensor_bytes_max=_MIB, window_bytes=2 * _MIB)
-    async with stations("server", "server", options=options) as (one, two):
-        one.events.hold = trio.Event()
-        link = await two.transport.dial([one.address], one.identity.node)
-        for _ in range(6):
-            link.send(_activation(_MIB), [bytes(_MIB)])
-        await one.events.until(lambda events: events.messages)
-        await trio.testing.wait_all_tasks_blocked(0.05)
-        assert len(one.events.messages) == 1 and link.queued_bytes >= 4 * _MIB
-        one.events.hold.set()
-        await one.events.until(lambda events: len(events.messages) == 6)
-
-
-async def test_closing() -> None:
-    """`close` sends what waits without tensors and ends cleanly: both sides hear of it once."""
-    async with stations("server", "server") as (one, two):
-        link = await two.transport.dial([one.address], one.identity.node)
-        link.send(Ping(number=9))
-        link.close("enough")
-        link.close("again")
-        link.send(Ping(number=10))
-        await two.events.until(lambda events: events.down)
-        await one.events.until(lambda events: events.down)
-        assert [message for _, message, _ in one.events.messages] == [Ping(number=9)]
-        assert two.events.down == [(link, "enough")] and one.events.down[0][1] == "closed by the peer"
-        assert link.closing and not one.transport.links and not two.transport.links
-        assert one.events.rejected == two.events.rejected == []
-
-
-async def test_a_cut_connection_is_no_clean_end() -> None:
-    """A connection that breaks without the final record is reported as lost (state-and-trust 2.2: truncation)."""
-    async with stations("server") as (station,):
-        stream, session = await _stranger(station)
-        writer = RecordWriter(session.send_key, bytes(24))
-        await stream.send_all(writer.header + writer.seal(Frame.HELLO, bytes(10)))
-        await station.events.until(lambda events: events.up)
-        await stream.aclose()
-        await station.events.until(lambda events: events.down)
-        assert station.events.down[0][1].startswith("lost")
-
-
-async def test_a_slow_peer_is_let_go() -> None:
-    """When more waits for a peer than the bound, its link ends instead of eating our memory."""
-    options = LinkOptions(tensor_bytes_max=_MIB, window_bytes=_MIB, send_queue_bytes=5 * _MIB)
-    async with stations("server", "server", options=options) as (one, two):
-        one.events.hold = trio.Event()
-        link = await two.transport.dial([one.address], one.identity.node)
-        for _ in range(8):
-            link.send(_activation(_MIB), [bytes(_MIB)])
-        await two.events.until(lambda events: events.down)
-        assert "too slow" in two.events.down[0][1]
-
-
-async def test_dialling_goes_through_the_addresses() -> None:
-    """The first address that leads to the peer is used; what the others answered is told when none does."""
-    async with stations("server", "server", "server") as (one, two, three):
-        with socket.create_server(("127.0.0.1", 0)) as nobody:
-            dead = f"127.0.0.1:{nobody.getsockname()[1]}"
-        link = await three.transport.dial([dead, one.address, two.address], two.identity.node)
-        assert link.address == two.address and link.peer == two.identity.node
-        assert [reason for reason, _ in three.events.rejected] == ["identity"]
-        with pytest.raises(DialError, match=f"{dead}: no connection"):
-            await three.transport.dial([dead], one.identity.node)
-        with pytest.raises(DialError, match="no address"):
-            await three.transport.dial([], one.identity.node)
-
-
-async def test_refusals_in_the_handshake() -> None:
-    """A wrong run and a wrong credential end at the door with a reason in the log, and the caller learns nothing."""
-    async with stations("server") as (one,), stations("server", run_id=bytes(16)) as (other_run,):
-        with pytest.raises(DialError, match="closed the connection"):
-            await other_run.transport.dial([one.address], one.identity.node)
-        await one.events.until(lambda events: events.rejected)
-        assert one.events.rejected[0][0] == "run"
-        stream, _ = await _stranger(one, role=b"nobody")
-        await _ended(stream)
-        assert one.events.rejected[1][0] == "credential"
-        assert not one.events.up
+def _candidates(families: str) -> list[Candidate]:
+    return [
+        Candidate(number, f"a{number}:1", socket.AF_INET if family == "4" else socket.AF_INET6, (f"a{number}", 1))
+        for number, family in enumerate(families)
+    ]
 
 
 @pytest.mark.parametrize(
-    ("kind", "plain", "reason"),
-    [
-        (Frame.MESSAGE, b"\xc1 no message", "decode"),
-        (Frame.MESSAGE, encode(Freeze(ledger_generation=1, step=1, contributions=())), "role"),
-        (Frame.BULK, bytes(4) + encode(_activation(4)), "role"),
-        (Frame.CREDIT, b"\xff" * 8, "size"),
-        (99, b"", "decode"),
-    ],
-    ids=["no message", "forbidden kind", "forbidden tensors", "false credit", "unknown frame"],
+    ("given", "order"),
+    [("", ""), ("444", "012"), ("4466", "0213"), ("6444", "0123"), ("66446", "02134"), ("46644", "01324")],
 )
-async def test_bad_peers_are_closed_and_nobody_else(kind: int, plain: bytes, reason: str) -> None:
-    """A proven peer that breaks a rule is cut off with a named reason; other links of the process go on."""
-    async with stations("server", "volunteer") as (server, volunteer):
-        link = await volunteer.transport.dial([server.address], server.identity.node)
-        stream, session = await _stranger(server, role=b"volunteer")
-        writer = RecordWriter(session.send_key, bytes(24))
-        await stream.send_all(writer.header + writer.seal(Frame.HELLO, bytes(10)))
-        await server.events.until(lambda events: len(events.up) == 2)
-        await stream.send_all(writer.seal(kind, plain))
-        await _ended(stream)
-        await server.events.until(lambda events: events.down)
-        assert [rejected for rejected, _ in server.events.rejected] == [reason]
-        assert server.events.down[0][1] == f"refused: {reason}"
-        link.send(Ping(number=1))
-        await server.events.until(lambda events: events.messages)
+def test_the_families_take_turns(given: str, order: str) -> None:
+    """Whichever family comes first begins; within a family the given order stays; nobody is lost."""
+    assert "".join(str(candidate.rank) for candidate in interleaved(_candidates(given))) == order
 
 
-async def test_random_bytes_at_the_door() -> None:
-    """Strangers that send noise, too much, or nothing are refused; an honest caller comes in all the same."""
-    rng = random.Random(5)
-    async with stations("server", "server") as (one, two):
-        for size in (0, 1, 4, 69, 70, 5000):
-            stream = await trio.open_tcp_stream("127.0.0.1", int(one.address.rpartition(":")[2]))
-            with suppress(trio.BrokenResourceError):
-                await stream.send_all(rng.randbytes(size))
-                await stream.send_eof()
-            await _ended(stream)
-        await two.transport.dial([one.address], one.identity.node)
-        assert one.events.rejected and {reason for reason, _ in one.events.rejected} <= {"size", "version"}
+@contextlib.contextmanager
+def _deaf() -> Iterator[str]:
+    """An address where connecting neither works nor fails: its queue of callers is full."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(3):
+            caller = stack.enter_context(socket.socket())
+            caller.setblocking(False)
+            caller.connect_ex(server.getsockname())
+        yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
-async def test_garbage_instead_of_records() -> None:
-    """After a good handshake, bytes that are not sealed with the session's key end the link."""
-    async with stations("server") as (one,):
-        stream, session = await _stranger(one)
-        writer = RecordWriter(session.send_key, bytes(24))
-        await stream.send_all(writer.header + writer.seal(Frame.HELLO, bytes(10)))
-        await one.events.until(lambda events: events.up)
-        await stream.send_all(b"\x02\x00\x00\x20" + bytes(32))
-        await _ended(stream)
-        assert one.events.rejected[0][0] == "signature"
+@pytest.fixture
+def nowhere() -> str:
+    """An address where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        return f"127.0.0.1:{nobody.getsockname()[1]}"
 
 
-async def test_one_link_for_each_peer() -> None:
-    """Dialling a peer that is linked gives the open link; a newer link from the same side replaces the older one."""
-    async with stations("server", "server") as (one, two):
-        link = await two.transport.dial([one.address], one.identity.node)
-        assert await two.transport.dial([one.address], one.identity.node) is link
-        stream, session = await _stranger(one, identity=two.identity)
-        writer = RecordWriter(session.send_key, bytes(24))
-        await stream.send_all(writer.header + writer.seal(Frame.HELLO, bytes(10)))
-        await one.events.until(lambda events: len(events.up) == 2)
-        assert one.events.down == [(one.events.up[0], "replaced by a new link")]
-        assert one.transport.links == (one.events.up[1],)
-        await stream.aclose()
-
-
-async def test_dialling_each_other_at_once_leaves_one_link() -> None:
-    """When both sides dial at the same moment, both end with the same one link, and it works."""
-    for _ in range(10):
+async def test_an_address_that_does_not_answer_holds_nobody_up() -> None:
+    """Long before the first address is given up, the second is tried and wins."""
+    with _deaf() as deaf:
         async with stations("server", "server") as (one, two):
-            found: list[Link] = []
-
-            async def dial(here: Station, there: Station, found: list[Link] = found) -> None:
-                found.append(await here.transport.dial([there.address], there.identity.node))
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(dial, one, two)
-                nursery.start_soon(dial, two, one)
-            await one.events.until(lambda events: len(events.up) - len(events.down) == 1)
-            await two.events.until(lambda events: len(events.up) - len(events.down) == 1)
-            await trio.testing.wait_all_tasks_blocked(0.02)
-            (mine,), (yours,) = one.transport.links, two.transport.links
-            assert mine.dialled != yours.dialled
-            mine.send(Ping(number=1))
-            yours.send(Ping(number=2))
-            await one.events.until(lambda events: events.messages)
-            await two.events.until(lambda events: events.messages)
+            with trio.fail_after(tcp.CONNECT_S - 1):
+                link = await two.transport.dial([deaf, one.address], one.identity.node)
+            assert link.address == one.address and link.path == "tcp"
 
 
-async def test_idle_callers_do_not_keep_honest_ones_out() -> None:
-    """With far more silent connections than there are places, an honest caller still gets in, with a cookie (S7)."""
+class _Names(trio.abc.HostnameResolver):
+    """Knows one name, which stands for an address of each family where only the second one answers."""
+
+    async def getaddrinfo(self, host: Any, port: Any, family: int = 0, *rest: int, **more: int) -> Any:
+        await trio.lowlevel.checkpoint()
+        if host != b"both.example":
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")
+        return [
+            (socket.AF_INET6, socket.SOCK_STREAM, 0, "", ("::1", port, 0, 0)),
+            (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port)),
+        ]
+
+    async def getnameinfo(self, sockaddr: Any, flags: int) -> Any:
+        raise NotImplementedError
+
+
+async def test_addresses_of_both_families_and_names(nowhere: str) -> None:
+    """One peer may be given as IPv4, IPv6 and a name; what answers first wins, and what fails is told."""
+    trio.socket.set_custom_hostname_resolver(_Names())
     async with stations("server", "server") as (one, two):
-        port = int(one.address.rpartition(":")[2])
-        idle = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(2 * HALF_OPEN_MAX)]
-        await one.events.until(lambda events: len(events.rejected) >= HALF_OPEN_MAX)
-        assert {reason for reason, _ in one.events.rejected} == {"busy"}
-        link = await two.transport.dial([one.address], one.identity.node)
-        assert link.peer == one.identity.node
-        for stream in idle:
-            await stream.aclose()
-    assert HALF_OPEN_MAX > COOKIE_ABOVE
+        port = one.address.rpartition(":")[2]
+        addresses = [nowhere, f"[::1]:{port}", "nobody.example:1", f"both.example:{port}"]
+        with pytest.raises(DialError) as told:
+            await two.transport.dial(addresses[:3], one.identity.node)
+        assert all(f"{address}: no connection" in str(told.value) for address in addresses[:3])
+        link = await two.transport.dial(addresses, one.identity.node)
+        assert link.address == addresses[3]
 
 
-@pytest.mark.slow
-async def test_hundreds_of_idle_callers_and_slow_readers() -> None:
-    """500 silent callers and 200 members that read nothing: an honest caller gets in, memory stays bounded (S7)."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard < 2000:
-        pytest.skip("needs 2,000 open files")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2000), hard))
-    streams: list[trio.SocketStream] = []
-    process = psutil.Process()
-    async with stations("server", "server") as (one, two):
-        before_bytes = process.memory_info().rss
-        for number in range(200):
-            stream, session = await _stranger(one, identity=Identity(number.to_bytes(32, "big")))
-            writer = RecordWriter(session.send_key, bytes(24))
-            window = b"\0\0" + (64 * _MIB).to_bytes(8, "big")
-            await stream.send_all(writer.header + writer.seal(Frame.HELLO, window))
-            streams.append(stream)
-        await one.events.until(lambda events: len(events.up) == 200)
-        data = bytes(16 * _MIB)
-        for link in one.events.up:
-            link.send(_activation(len(data)), [data])
-        for _ in range(500):
-            streams.append(await trio.open_tcp_stream("127.0.0.1", int(one.address.rpartition(":")[2])))
-        link = await two.transport.dial([one.address], one.identity.node)
-        link.send(Ping(number=1))
-        await one.events.until(lambda events: events.messages)
-        assert process.memory_info().rss - before_bytes < 64 * _MIB + len(data)
-        for stream in streams:
+async def test_a_winner_that_is_somebody_else_leaves_the_others_their_chance() -> None:
+    """The first connection leads to another node: the handshake says so, and the race goes on without it."""
+    async with stations("server", "server", "server") as (one, two, three):
+        link = await three.transport.dial([one.address, two.address], two.identity.node)
+        assert (link.peer, link.address) == (two.identity.node, two.address)
+        assert [reason for reason, _ in three.events.rejected] == ["identity"]
+
+
+async def test_a_race_gives_every_connection_once_and_then_none(nowhere: str) -> None:
+    """Each address that answers is won once, best first; attempts that were stopped are made again."""
+    async with trio.open_nursery() as nursery:
+
+        async def hang_up(stream: trio.SocketStream) -> None:
             await stream.aclose()
 
-
-async def test_stalled_handshakes_and_frames_time_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A caller that stops in the middle of the handshake or of a tensor is cut off as "timeout"."""
-    monkeypatch.setattr(tcp, "HANDSHAKE_S", 0.1)
-    async with stations("server") as (one,):
-        silent = await trio.open_tcp_stream("127.0.0.1", int(one.address.rpartition(":")[2]))
-        await _ended(silent)
-        assert one.events.rejected[0][0] == "timeout"
-    monkeypatch.setattr(tcp, "HANDSHAKE_S", 5.0)
-    monkeypatch.setattr(tcp, "PROGRESS_S", 0.1)
-    async with stations("server") as (one,):
-        stream, session = await _stranger(one)
-        writer = RecordWriter(session.send_key, bytes(24))
-        await stream.send_all(writer.header + writer.seal(Frame.HELLO, bytes(10)))
-        await stream.send_all(writer.seal(Frame.BULK, bytes(4) + encode(_activation(_MIB))))
-        await _ended(stream)
-        assert one.events.rejected[0][0] == "timeout"
+        listeners = [listener for _ in range(3) for listener in await open_listeners("127.0.0.1", 0)]
+        nursery.start_soon(trio.serve_listeners, hang_up, listeners)
+        addresses = [f"127.0.0.1:{listener.socket.getsockname()[1]}" for listener in listeners]
+        found: list[Any] = []
+        with trio.fail_after(PATIENCE_S):
+            async with racing([addresses[0], nowhere, *addresses[1:]]) as race:
+                while (winner := await race.next()) is not None:
+                    found.append(winner[1].address)
+                    await winner[0].aclose()
+        assert found == addresses and [failure.partition(":")[0] for failure in race.failures] == ["127.0.0.1"]
+        nursery.cancel_scope.cancel()
 
 
-async def test_idle_links_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link on which nobody says anything is not cut off by the watch on progress."""
-    monkeypatch.setattr(tcp, "PROGRESS_S", 0.02)
-    async with stations("server", "server") as (one, two):
-        link = await two.transport.dial([one.address], one.identity.node)
-        await trio.sleep(0.1)
-        link.send(Ping(number=1))
-        await one.events.until(lambda events: events.messages)
-        assert not one.events.down and not two.events.down
+async def test_a_star_listens_for_both_families_at_one_port() -> None:
+    """Where IPv6 is to be had; without it IPv4 alone is no error."""
+    listeners = await open_listeners("*", 0)
+    families = [listener.socket.family for listener in listeners]
+    assert families[0] == socket.AF_INET and set(families[1:]) <= {socket.AF_INET6}
+    assert len({listener.socket.getsockname()[1] for listener in listeners}) == 1
+    for listener in listeners:
+        await listener.aclose()
 
 
-async def test_keys_change_by_the_hour(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link whose keys change all the time carries on."""
-    monkeypatch.setattr(tcp, "REKEY_S", 0.0)
-    monkeypatch.setattr(tcp, "PROGRESS_S", 0.01)
-    async with stations("server", "server") as (one, two):
-        link = await two.transport.dial([one.address], one.identity.node)
-        for number in range(20):
-            link.send(Ping(number=number))
-            await one.events.until(lambda events, number=number: len(events.messages) == number + 1)
-            await trio.sleep(0.01)
+async def test_sockets_are_opened_all_or_none() -> None:
+    """A port that is taken is named, and the ones before it are free again."""
+    (first,), (port,) = await open_all_listeners([("127.0.0.1", 0)])
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        busy = taken.getsockname()[1]
+        await first.aclose()
+        with pytest.raises(BadInputError, match=f"--listen 127.0.0.1:{busy}: "):
+            await open_all_listeners([("127.0.0.1", port), ("127.0.0.1", busy)])
+    (again, other), ports = await open_all_listeners([("127.0.0.1", port), ("127.0.0.1", 0)])
+    assert ports[0] == port != ports[1] == other.socket.getsockname()[1]
+    await again.aclose()
+    await other.aclose()

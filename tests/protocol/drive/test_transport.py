@@ -1,0 +1,351 @@
+"""Links over loopback: opening, carrying, closing, and what strangers and bad peers can do to them (S7)."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import socket
+from contextlib import suppress
+from typing import Any
+
+import psutil
+import pytest
+import trio
+import trio.testing
+
+from protocol.codec import encode
+from protocol.drive import link as link_module
+from protocol.drive import transport as transport_module
+from protocol.drive.transport import DialError, Link, LinkOptions
+from protocol.framing import Frame
+from protocol.handshake import CookieDemanded, Initiator, Session
+from protocol.identity import Identity
+from protocol.limits import COOKIE_ABOVE, HALF_OPEN_MAX
+from protocol.messages import Freeze, Ping
+from protocol.records import RecordWriter
+from tests.protocol.drive.harness import PATIENCE_S, Station, activation, stations
+from tests.protocol.samples import ALICE, RUN_ID
+
+_MIB = 1 << 20
+
+
+async def _stranger(
+    station: Station, *, identity: Any = ALICE, role: bytes = b"server"
+) -> tuple[trio.SocketStream, Session]:
+    """A proven peer that then may send whatever it likes."""
+    stream = await trio.open_tcp_stream("127.0.0.1", int(station.address.rpartition(":")[2]))
+    handshake = Initiator(
+        identity=identity,
+        credential=role,
+        run_id=RUN_ID,
+        peer=station.identity.node,
+        entropy=os.urandom(32),
+        admit=lambda key, credential: "server",
+    )
+    await stream.send_all(handshake.data_to_send())
+    session: Session | CookieDemanded | None = None
+    while session is None:
+        session = handshake.receive(bytes(await stream.receive_some(4096)))
+    assert isinstance(session, Session)
+    await stream.send_all(handshake.data_to_send())
+    return stream, session
+
+
+async def _ended(stream: trio.SocketStream) -> None:
+    """Wait until the other side has closed the connection."""
+    async with stream:
+        with trio.fail_after(PATIENCE_S), suppress(trio.BrokenResourceError):
+            while await stream.receive_some(65536):
+                pass
+
+
+async def test_messages_and_tensors_both_ways() -> None:
+    """A dialled link carries control and tensors in both directions, and both sides know each other."""
+    async with stations("server", "volunteer") as (server, volunteer):
+        link = await volunteer.transport.dial([server.address], server.identity.node)
+        await server.events.until(lambda events: events.up)
+        (other,) = server.events.up
+        assert (link.peer, link.role, link.dialled) == (server.identity.node, "server", True)
+        assert (other.peer, other.role, other.dialled) == (volunteer.identity.node, "volunteer", False)
+        assert other.public_key == volunteer.identity.public_key and other.credential == b"volunteer"
+        link.send(Ping(number=1))
+        other.send(Ping(number=2))
+        await server.events.until(lambda events: len(events.messages) == 1)
+        await volunteer.events.until(lambda events: len(events.messages) == 1)
+        assert server.events.messages[0][:2] == (other, Ping(number=1))
+        assert volunteer.events.messages[0][:2] == (link, Ping(number=2))
+
+
+async def test_large_tensors_arrive_and_are_counted() -> None:
+    """More tensor bytes than the window come through as the receiver digests them, and both ends count them."""
+    options = LinkOptions(tensor_bytes_max=2 * _MIB, window_bytes=4 * _MIB)
+    async with stations("server", "server", options=options) as (one, two):
+        link = await two.transport.dial([one.address], one.identity.node)
+        content = [random.Random(number).randbytes(2 * _MIB) for number in range(8)]
+        for data in content:
+            link.send(activation(2 * _MIB), [data])
+        await one.events.until(lambda events: len(events.messages) == 8)
+        assert sorted(bytes(buffers[0]) for _, _, buffers in one.events.messages) == sorted(content)
+        assert one.events.byte_counts["rx", "activation"] == two.events.byte_counts["tx", "activation"] > 16 * _MIB
+
+
+async def test_a_receiver_that_waits_holds_the_sender_back() -> None:
+    """While the receiver's `on_message` waits, no more than its window leaves the sender; then all of it comes."""
+    options = LinkOptions(tensor_bytes_max=_MIB, window_bytes=2 * _MIB)
+    async with stations("server", "server", options=options) as (one, two):
+        one.events.hold = trio.Event()
+        link = await two.transport.dial([one.address], one.identity.node)
+        for _ in range(6):
+            link.send(activation(_MIB), [bytes(_MIB)])
+        await one.events.until(lambda events: events.messages)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert len(one.events.messages) == 1 and link.queued_bytes >= 4 * _MIB
+        one.events.hold.set()
+        await one.events.until(lambda events: len(events.messages) == 6)
+
+
+async def test_closing() -> None:
+    """`close` sends what waits without tensors and ends cleanly: both sides hear of it once."""
+    async with stations("server", "server") as (one, two):
+        link = await two.transport.dial([one.address], one.identity.node)
+        link.send(Ping(number=9))
+        link.close("enough")
+        link.close("again")
+        link.send(Ping(number=10))
+        await two.events.until(lambda events: events.down)
+        await one.events.until(lambda events: events.down)
+        assert [message for _, message, _ in one.events.messages] == [Ping(number=9)]
+        assert two.events.down == [(link, "enough")] and one.events.down[0][1] == "closed by the peer"
+        assert link.closing and not one.transport.links and not two.transport.links
+        assert one.events.rejected == two.events.rejected == []
+
+
+async def test_a_cut_connection_is_no_clean_end() -> None:
+    """A connection that breaks without the final record is reported as lost (state-and-trust 2.2: truncation)."""
+    async with stations("server") as (station,):
+        stream, session = await _stranger(station)
+        writer = RecordWriter(session.send_key, bytes(24))
+        await stream.send_all(writer.header + writer.seal(Frame.HELLO, bytes(10)))
+        await station.events.until(lambda events: events.up)
+        await stream.aclose()
+        await station.events.until(lambda events: events.down)
+        assert station.events.down[0][1].startswith("lost")
+
+
+async def test_a_slow_peer_is_let_go() -> None:
+    """When more waits for a peer than the bound, its link ends instead of eating our memory."""
+    options = LinkOptions(tensor_bytes_max=_MIB, window_bytes=_MIB, send_queue_bytes=5 * _MIB)
+    async with stations("server", "server", options=options) as (one, two):
+        one.events.hold = trio.Event()
+        link = await two.transport.dial([one.address], one.identity.node)
+        for _ in range(8):
+            link.send(activation(_MIB), [bytes(_MIB)])
+        await two.events.until(lambda events: events.down)
+        assert "too slow" in two.events.down[0][1]
+
+
+async def test_dialling_goes_through_the_addresses() -> None:
+    """The first address that leads to the peer is used; what the others answered is told when none does."""
+    async with stations("server", "server", "server") as (one, two, three):
+        with socket.create_server(("127.0.0.1", 0)) as nobody:
+            dead = f"127.0.0.1:{nobody.getsockname()[1]}"
+        link = await three.transport.dial([dead, one.address, two.address], two.identity.node)
+        assert link.address == two.address and link.peer == two.identity.node
+        assert [reason for reason, _ in three.events.rejected] == ["identity"]
+        with pytest.raises(DialError, match=f"{dead}: no connection"):
+            await three.transport.dial([dead], one.identity.node)
+        with pytest.raises(DialError, match="no address"):
+            await three.transport.dial([], one.identity.node)
+
+
+async def test_refusals_in_the_handshake() -> None:
+    """A wrong run and a wrong credential end at the door with a reason in the log, and the caller learns nothing."""
+    async with stations("server") as (one,), stations("server", run_id=bytes(16)) as (other_run,):
+        with pytest.raises(DialError, match="closed the connection"):
+            await other_run.transport.dial([one.address], one.identity.node)
+        await one.events.until(lambda events: events.rejected)
+        assert one.events.rejected[0][0] == "run"
+        stream, _ = await _stranger(one, role=b"nobody")
+        await _ended(stream)
+        assert one.events.rejected[1][0] == "credential"
+        assert not one.events.up
+
+
+@pytest.mark.parametrize(
+    ("kind", "plain", "reason"),
+    [
+        (Frame.MESSAGE, b"\xc1 no message", "decode"),
+        (Frame.MESSAGE, encode(Freeze(ledger_generation=1, step=1, contributions=())), "role"),
+        (Frame.BULK, bytes(4) + encode(activation(4)), "role"),
+        (Frame.CREDIT, b"\xff" * 8, "size"),
+        (99, b"", "decode"),
+    ],
+    ids=["no message", "forbidden kind", "forbidden tensors", "false credit", "unknown frame"],
+)
+async def test_bad_peers_are_closed_and_nobody_else(kind: int, plain: bytes, reason: str) -> None:
+    """A proven peer that breaks a rule is cut off with a named reason; other links of the process go on."""
+    async with stations("server", "volunteer") as (server, volunteer):
+        link = await volunteer.transport.dial([server.address], server.identity.node)
+        stream, session = await _stranger(server, role=b"volunteer")
+        writer = RecordWriter(session.send_key, bytes(24))
+        await stream.send_all(writer.header + writer.seal(Frame.HELLO, bytes(10)))
+        await server.events.until(lambda events: len(events.up) == 2)
+        await stream.send_all(writer.seal(kind, plain))
+        await _ended(stream)
+        await server.events.until(lambda events: events.down)
+        assert [rejected for rejected, _ in server.events.rejected] == [reason]
+        assert server.events.down[0][1] == f"refused: {reason}"
+        link.send(Ping(number=1))
+        await server.events.until(lambda events: events.messages)
+
+
+async def test_random_bytes_at_the_door() -> None:
+    """Strangers that send noise, too much, or nothing are refused; an honest caller comes in all the same."""
+    rng = random.Random(5)
+    async with stations("server", "server") as (one, two):
+        for size in (0, 1, 4, 69, 70, 5000):
+            stream = await trio.open_tcp_stream("127.0.0.1", int(one.address.rpartition(":")[2]))
+            with suppress(trio.BrokenResourceError):
+                await stream.send_all(rng.randbytes(size))
+                await stream.send_eof()
+            await _ended(stream)
+        await two.transport.dial([one.address], one.identity.node)
+        assert one.events.rejected and {reason for reason, _ in one.events.rejected} <= {"size", "version"}
+
+
+async def test_garbage_instead_of_records() -> None:
+    """After a good handshake, bytes that are not sealed with the session's key end the link."""
+    async with stations("server") as (one,):
+        stream, session = await _stranger(one)
+        writer = RecordWriter(session.send_key, bytes(24))
+        await stream.send_all(writer.header + writer.seal(Frame.HELLO, bytes(10)))
+        await one.events.until(lambda events: events.up)
+        await stream.send_all(b"\x02\x00\x00\x20" + bytes(32))
+        await _ended(stream)
+        assert one.events.rejected[0][0] == "signature"
+
+
+async def test_one_link_for_each_peer() -> None:
+    """Dialling a peer that is linked gives the open link; a newer link from the same side replaces the older one."""
+    async with stations("server", "server") as (one, two):
+        link = await two.transport.dial([one.address], one.identity.node)
+        assert await two.transport.dial([one.address], one.identity.node) is link
+        stream, session = await _stranger(one, identity=two.identity)
+        writer = RecordWriter(session.send_key, bytes(24))
+        await stream.send_all(writer.header + writer.seal(Frame.HELLO, bytes(10)))
+        await one.events.until(lambda events: len(events.up) == 2)
+        assert one.events.down == [(one.events.up[0], "replaced by a new link")]
+        assert one.transport.links == (one.events.up[1],)
+        await stream.aclose()
+
+
+async def test_dialling_each_other_at_once_leaves_one_link() -> None:
+    """When both sides dial at the same moment, both end with the same one link, and it works."""
+    for _ in range(10):
+        async with stations("server", "server") as (one, two):
+            found: list[Link] = []
+
+            async def dial(here: Station, there: Station, found: list[Link] = found) -> None:
+                found.append(await here.transport.dial([there.address], there.identity.node))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(dial, one, two)
+                nursery.start_soon(dial, two, one)
+            await one.events.until(lambda events: len(events.up) - len(events.down) == 1)
+            await two.events.until(lambda events: len(events.up) - len(events.down) == 1)
+            await trio.testing.wait_all_tasks_blocked(0.02)
+            (mine,), (yours,) = one.transport.links, two.transport.links
+            assert mine.dialled != yours.dialled
+            mine.send(Ping(number=1))
+            yours.send(Ping(number=2))
+            await one.events.until(lambda events: events.messages)
+            await two.events.until(lambda events: events.messages)
+
+
+async def test_idle_callers_do_not_keep_honest_ones_out() -> None:
+    """With far more silent connections than there are places, an honest caller still gets in, with a cookie (S7)."""
+    async with stations("server", "server") as (one, two):
+        port = int(one.address.rpartition(":")[2])
+        idle = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(2 * HALF_OPEN_MAX)]
+        await one.events.until(lambda events: len(events.rejected) >= HALF_OPEN_MAX)
+        assert {reason for reason, _ in one.events.rejected} == {"busy"}
+        link = await two.transport.dial([one.address], one.identity.node)
+        assert link.peer == one.identity.node
+        for stream in idle:
+            await stream.aclose()
+    assert HALF_OPEN_MAX > COOKIE_ABOVE
+
+
+@pytest.mark.slow
+async def test_hundreds_of_idle_callers_and_slow_readers() -> None:
+    """500 silent callers and 200 members that read nothing: an honest caller gets in, memory stays bounded (S7)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2000:
+        pytest.skip("needs 2,000 open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2000), hard))
+    streams: list[trio.SocketStream] = []
+    process = psutil.Process()
+    async with stations("server", "server") as (one, two):
+        before_bytes = process.memory_info().rss
+        for number in range(200):
+            stream, session = await _stranger(one, identity=Identity(number.to_bytes(32, "big")))
+            writer = RecordWriter(session.send_key, bytes(24))
+            window = b"\0\0" + (64 * _MIB).to_bytes(8, "big")
+            await stream.send_all(writer.header + writer.seal(Frame.HELLO, window))
+            streams.append(stream)
+        await one.events.until(lambda events: len(events.up) == 200)
+        data = bytes(16 * _MIB)
+        for link in one.events.up:
+            link.send(activation(len(data)), [data])
+        for _ in range(500):
+            streams.append(await trio.open_tcp_stream("127.0.0.1", int(one.address.rpartition(":")[2])))
+        link = await two.transport.dial([one.address], one.identity.node)
+        link.send(Ping(number=1))
+        await one.events.until(lambda events: events.messages)
+        assert process.memory_info().rss - before_bytes < 64 * _MIB + len(data)
+        for stream in streams:
+            await stream.aclose()
+
+
+async def test_stalled_handshakes_and_frames_time_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A caller that stops in the middle of the handshake or of a tensor is cut off as "timeout"."""
+    monkeypatch.setattr(transport_module, "HANDSHAKE_S", 0.1)
+    async with stations("server") as (one,):
+        silent = await trio.open_tcp_stream("127.0.0.1", int(one.address.rpartition(":")[2]))
+        await _ended(silent)
+        assert one.events.rejected[0][0] == "timeout"
+    monkeypatch.setattr(transport_module, "HANDSHAKE_S", 5.0)
+    monkeypatch.setattr(link_module, "PROGRESS_S", 0.1)
+    async with stations("server") as (one,):
+        stream, session = await _stranger(one)
+        writer = RecordWriter(session.send_key, bytes(24))
+        await stream.send_all(writer.header + writer.seal(Frame.HELLO, bytes(10)))
+        await stream.send_all(writer.seal(Frame.BULK, bytes(4) + encode(activation(_MIB))))
+        await _ended(stream)
+        assert one.events.rejected[0][0] == "timeout"
+
+
+async def test_idle_links_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link on which nobody says anything is not cut off by the watch on progress."""
+    monkeypatch.setattr(link_module, "PROGRESS_S", 0.02)
+    async with stations("server", "server") as (one, two):
+        link = await two.transport.dial([one.address], one.identity.node)
+        await trio.sleep(0.1)
+        link.send(Ping(number=1))
+        await one.events.until(lambda events: events.messages)
+        assert not one.events.down and not two.events.down
+
+
+async def test_keys_change_by_the_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link whose keys change all the time carries on."""
+    monkeypatch.setattr(link_module, "REKEY_S", 0.0)
+    monkeypatch.setattr(link_module, "PROGRESS_S", 0.01)
+    async with stations("server", "server") as (one, two):
+        link = await two.transport.dial([one.address], one.identity.node)
+        for number in range(20):
+            link.send(Ping(number=number))
+            await one.events.until(lambda events, number=number: len(events.messages) == number + 1)
+            await trio.sleep(0.01)
