@@ -45,6 +45,7 @@ DRIVERS = {
     "node/driver.py": "the node's driver",
     "node/journal.py": "the node's disk",
     "node/links/certificate.py": "makes a key",
+    "node/links/datagrams.py": "a UDP socket",
     "node/links/quic.py": "QUIC on a UDP socket",
     "node/store.py": "the node's tensors",
     "node/enquiry.py": "asks a running daemon",
