@@ -42,6 +42,8 @@ QUEUED_DATAGRAMS_MAX = 1024
 LATECOMERS_S = 0.4
 """After the first public address is known, how long others (a relay takes a second round trip) are waited for."""
 HAIL_EVERY_S = 0.1
+REPEATS_MAX = 3
+"""Checks of one pair that are sent early because the peer was heard; more would let it drive us."""
 DATAGRAM_OVERHEAD_BYTES = 28
 """IPv4 and UDP headers; the owner's limits count them too."""
 CLOSE_S = 2.0
@@ -100,6 +102,7 @@ class Ice(Connection):
         self._inbox: deque[bytes] = deque()
         self._arrived = asyncio.Event()
         self._ended = False
+        self._repeats: dict[int, int] = {}
         self._up_bytes = 0
         self._down_bytes = 0
 
@@ -209,7 +212,23 @@ class Ice(Connection):
             return
         if not known and not self._may_reach(ipaddress.ip_address(addr[0]), addr[1]):
             return
+        self._try_again(protocol, addr)
         super().request_received(message, addr, protocol)
+
+    def _try_again(self, protocol: StunProtocol, addr: tuple[str, int]) -> None:
+        """Send a check that is under way once more, now that the peer's gateway is open (RFC 8445 section 7.3.1.4).
+
+        Ours was probably dropped there because it came first, and aioice repeats it only after half a second.
+        """
+        for pair in self._check_list:
+            if pair.protocol is protocol and pair.remote_addr == addr:
+                tried = self._repeats.get(id(pair), 0)
+                if pair.state == CandidatePair.State.IN_PROGRESS and pair.task is not None and tried < REPEATS_MAX:
+                    self._repeats[id(pair)] = tried + 1
+                    pair.task.cancel()
+                    pair.task = None
+                    self.check_state(pair, CandidatePair.State.WAITING)  # what a check by the peer sets off
+                return
 
     # ---- settling on a pair ------------------------------------------------------------------------------------------
 
