@@ -9,7 +9,8 @@ from __future__ import annotations
 from coordinator.balance import ASSIGNMENT_LABELS
 from coordinator.core import CoordinatorMachine
 from coordinator.status import run_state
-from protocol.drive.metrics import PATHS, Family, Metrics
+from protocol.drive.link import PATHS
+from protocol.drive.metrics import Family, Metrics
 from protocol.run import RunConfig
 
 NODE_STATES = ("idle", "joining", "syncing", "training", "paused", "draining")

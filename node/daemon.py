@@ -27,6 +27,7 @@ from node.compute.lanes import DevicePerformer, Lane, ServerPerformer
 from node.core import NodeFacts, NodeMachine
 from node.driver import Driver
 from node.journal import Journal, JournalError, JournalWriter
+from node.meter import Figures
 from node.metrics import NodeMetrics
 from node.records import Record
 from node.store import StoreFullError, TensorStore
@@ -38,6 +39,7 @@ from protocol.drive.tcp import open_listeners
 from protocol.drive.transport import LinkOptions, Transport
 from protocol.errors import BadInputError
 from protocol.identity import Identity
+from protocol.ids import NodeId
 from protocol.limits import TENSOR_BYTES_MAX, WINDOW_BYTES
 from protocol.membership import JoinLink, Trust
 from protocol.messages import Welcome
@@ -65,6 +67,8 @@ class NodeOptions:
     stage: int = -1
     computes: bool = True
     tokens_per_s: float = 0.0
+    measured: tuple[tuple[NodeId, str, Figures], ...] = ()
+    """(server, path, figures) of the links that were measured before the owner was asked."""
     checkpoints: Path | None = None
     """Where a fresh server finds the checkpoints of a run that it does not know yet."""
 
@@ -184,7 +188,9 @@ class _Node:
         link, state = self._options.link, self._state
         machine = self._make_machine(listeners)
         trust = Trust(link.run_id, link.coordinator_key)
-        driver = self._driver = Driver(self._store, self._metrics, on_welcome=self._on_welcome)
+        driver = self._driver = Driver(
+            self._store, self._metrics, on_welcome=self._on_welcome, measured=self._options.measured
+        )
         driver.pump = self._pump = Pump(machine, driver)
         async with trio.open_nursery() as nursery:
             driver.nursery = nursery
@@ -210,6 +216,7 @@ class _Node:
             nursery.start_soon(watch_signals, self._pump.put)
             nursery.start_soon(watch_loop, self._metrics)
             nursery.start_soon(self._watch_machine, machine)
+            nursery.start_soon(driver.measuring.run)
             self._metrics.ask_volunteer(machine)
             if self._options.metrics is not None:
                 host, port = self._options.metrics
