@@ -55,10 +55,12 @@ def read_helpers(stun: tuple[str, ...], turn: tuple[str, ...], secret_file: Path
 @click.option(
     "--listen",
     type=_HOST_PORT,
+    multiple=True,
     metavar="HOST:PORT",
-    default="0.0.0.0:8469",
+    default=("*:8469",),
     show_default=True,
-    help="Where servers and volunteers reach this coordinator.",
+    help="Where servers and volunteers reach this coordinator; * is every interface. May be repeated, say with "
+    "port 443.",
 )
 @click.option(
     "--announce", multiple=True, metavar="HOST:PORT", help="An address for the links instead; may be repeated."
@@ -94,7 +96,7 @@ def read_helpers(stun: tuple[str, ...], turn: tuple[str, ...], secret_file: Path
 )  # fmt: skip
 def coordinator(
     run: Path,
-    listen: tuple[str, int],
+    listen: tuple[tuple[str, int], ...],
     announce: tuple[str, ...],
     http: tuple[str, int] | None,
     metrics: tuple[str, int] | None,

@@ -39,7 +39,7 @@ from protocol.drive.keyfile import load_or_create_identity
 from protocol.drive.metrics import Metrics
 from protocol.drive.process import set_up_logging, watch_loop, watch_signals, write_log
 from protocol.drive.pump import Pump
-from protocol.drive.tcp import open_listeners
+from protocol.drive.tcp import open_all_listeners
 from protocol.drive.transport import PATHS, Link, Transport
 from protocol.errors import BadInputError
 from protocol.identity import Identity
@@ -81,7 +81,7 @@ class CoordinatorOptions:
     """What the command line says. Addresses are (host, port); port 0 lets the system choose."""
 
     state: Path
-    listen: tuple[str, int]
+    listen: tuple[tuple[str, int], ...]
     announce: tuple[str, ...] = ()
     http: tuple[str, int] | None = None
     """None: the default port, or any free one when it is taken."""
@@ -124,9 +124,9 @@ def _raise_first(group: BaseExceptionGroup[BaseException]) -> NoReturn:
 
 async def _run(config: RunConfig, options: CoordinatorOptions, store: Store, metrics: Metrics) -> str:
     identity = load_or_create_identity(store.folder / IDENTITY)
-    listeners = await _listen(options.listen)
-    port = listeners[0].socket.getsockname()[1]
-    addresses = reachable_addresses(options.listen[0], port, options.announce)
+    listeners, ports = await open_all_listeners(options.listen)
+    sockets = [(host, port) for (host, _), port in zip(options.listen, ports, strict=True)]
+    addresses = reachable_addresses(sockets, options.announce)
     places = config.stages.count * (config.stages.front_servers + config.stages.back_servers)
     links = join_links(store, identity, addresses, places, time.time())
     async with trio.open_nursery() as nursery:
@@ -141,7 +141,7 @@ async def _run(config: RunConfig, options: CoordinatorOptions, store: Store, met
             "run_id": store.run_id.hex(),
             "server": str(links["server"]),
             "volunteer": str(links["volunteer"]),
-            "listen": host_port(options.listen[0], port),
+            "listen": host_port(*sockets[0]),
             "http": web,
             "metrics": f"http://{host_port(metrics_host, metrics_port)}/metrics",
             "state": str(store.folder.resolve()),
@@ -312,13 +312,6 @@ class Daemon:
 
 
 # ---- sockets and files ---------------------------------------------------------------------------------------------
-
-
-async def _listen(address: tuple[str, int]) -> list[trio.SocketListener]:
-    try:
-        return await open_listeners(*address)
-    except OSError as error:
-        raise BadInputError(f"--listen: {host_port(*address)}: {error.strerror or error}") from error
 
 
 async def _serve_http(

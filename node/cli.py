@@ -32,6 +32,10 @@ _STATE = click.option(
 )
 _METRICS = click.option("--metrics", type=HostPort(), metavar="HOST:PORT", help="Serve /metrics for Prometheus there.")
 
+_ANNOUNCE = click.option(
+    "--announce", multiple=True, metavar="HOST:PORT", help="An address to tell others instead; may be repeated."
+)
+
 
 @click.command()
 @click.argument("link")
@@ -39,14 +43,14 @@ _METRICS = click.option("--metrics", type=HostPort(), metavar="HOST:PORT", help=
 @click.option(
     "--listen",
     type=HostPort(),
+    multiple=True,
     metavar="HOST:PORT",
-    default="0.0.0.0:0",
+    default=("*:0",),
     show_default=True,
-    help="Where other nodes reach this server. A port chosen by the system is kept for the next start.",
+    help="Where other nodes reach this server; * is every interface. May be repeated, say with port 443, which most "
+    "firewalls let pass. A port chosen by the system is kept for the next start.",
 )
-@click.option(
-    "--announce", multiple=True, metavar="HOST:PORT", help="An address to tell others instead; may be repeated."
-)
+@_ANNOUNCE
 @_METRICS
 @click.option("--stage", type=int, default=-1, metavar="N", help="The stage this server would like to hold.")
 @click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Threads of torch.")
@@ -59,7 +63,7 @@ _METRICS = click.option("--metrics", type=HostPort(), metavar="HOST:PORT", help=
 def server(
     link: str,
     state: Path | None,
-    listen: tuple[str, int],
+    listen: tuple[tuple[str, int], ...],
     announce: tuple[str, ...],
     metrics: tuple[str, int] | None,
     stage: int,
@@ -95,6 +99,14 @@ def server(
 @click.command()
 @click.argument("link")
 @_STATE
+@click.option(
+    "--listen",
+    type=HostPort(),
+    multiple=True,
+    metavar="HOST:PORT",
+    help="Where servers may dial this computer, if its router lets them; may be repeated. Not needed.",
+)
+@_ANNOUNCE
 @_METRICS
 @click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Threads of torch.")
 @click.option("--yes", is_flag=True, help="Do not ask before starting.")
@@ -102,6 +114,8 @@ def server(
 def join(
     link: str,
     state: Path | None,
+    listen: tuple[tuple[str, int], ...],
+    announce: tuple[str, ...],
     metrics: tuple[str, int] | None,
     threads: int,
     yes: bool,
@@ -127,5 +141,15 @@ def join(
             click.echo("Nothing was started.")
             return
     sys.exit(
-        run_node(NodeOptions(link=parsed, state=folder, metrics=metrics, threads=threads, tokens_per_s=tokens_per_s))
+        run_node(
+            NodeOptions(
+                link=parsed,
+                state=folder,
+                listen=listen,
+                announce=announce,
+                metrics=metrics,
+                threads=threads,
+                tokens_per_s=tokens_per_s,
+            )
+        )
     )

@@ -8,7 +8,6 @@ name. Whatever happens, every child task and every link ends with it.
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import time
 from dataclasses import dataclass
@@ -27,6 +26,10 @@ from node.compute.lanes import DevicePerformer, Lane, ServerPerformer
 from node.core import NodeFacts, NodeMachine
 from node.driver import Driver
 from node.journal import Journal, JournalError, JournalWriter
+from node.links.callee import Surroundings
+from node.links.connector import Connector
+from node.links.relay_desk import RelayLimits
+from node.links.relayed import Proof, RelayServer
 from node.meter import Figures
 from node.metrics import NodeMetrics
 from node.records import Record
@@ -35,9 +38,10 @@ from protocol.drive.addresses import reachable_addresses
 from protocol.drive.keyfile import load_or_create_identity
 from protocol.drive.process import set_up_logging, watch_loop, watch_signals
 from protocol.drive.pump import Pump
-from protocol.drive.tcp import open_listeners
+from protocol.drive.tcp import open_all_listeners
 from protocol.drive.transport import LinkOptions, Transport
 from protocol.errors import BadInputError
+from protocol.handshake import Admit
 from protocol.identity import Identity
 from protocol.ids import NodeId
 from protocol.limits import TENSOR_BYTES_MAX, WINDOW_BYTES
@@ -59,7 +63,8 @@ class NodeOptions:
 
     link: JoinLink
     state: Path
-    listen: tuple[str, int] = ("0.0.0.0", 0)  # noqa: S104 - a server is there to be reached
+    listen: tuple[tuple[str, int], ...] = ()
+    """Where others may dial this node: a server is there to be reached, a volunteer usually cannot be."""
     announce: tuple[str, ...] = ()
     """Addresses to tell others instead of those of this machine's interfaces."""
     metrics: tuple[str, int] | None = None
@@ -69,6 +74,8 @@ class NodeOptions:
     tokens_per_s: float = 0.0
     measured: tuple[tuple[NodeId, str, Figures], ...] = ()
     """(server, path, figures) of the links that were measured before the owner was asked."""
+    relays: bool = True
+    """Whether a server carries links between other members of the run."""
     checkpoints: Path | None = None
     """Where a fresh server finds the checkpoints of a run that it does not know yet."""
 
@@ -177,19 +184,20 @@ class _Node:
 
     async def run(self) -> str:
         """Until the machine says `Exit`; returns the reason."""
-        listeners = await self._listen() if self._role == "server" else []
+        listeners, addresses = await self._listen()
         try:
-            return await self._run(listeners)
+            return await self._run(listeners, addresses)
         finally:
             for listener in listeners:
                 await listener.aclose()
 
-    async def _run(self, listeners: list[trio.SocketListener]) -> str:
+    async def _run(self, listeners: list[trio.SocketListener], addresses: tuple[str, ...]) -> str:
         link, state = self._options.link, self._state
-        machine = self._make_machine(listeners)
+        machine = self._make_machine(addresses)
         trust = Trust(link.run_id, link.coordinator_key)
+        self._admit: Admit = lambda key, credential: trust.admit(key, credential, time.time())
         driver = self._driver = Driver(
-            self._store, self._metrics, on_welcome=self._on_welcome, measured=self._options.measured
+            self._store, self._metrics, self._role, on_welcome=self._on_welcome, measured=self._options.measured
         )
         driver.pump = self._pump = Pump(machine, driver)
         async with trio.open_nursery() as nursery:
@@ -200,16 +208,18 @@ class _Node:
                 role=self._role,
                 run_id=link.run_id,
                 credential=state.credential,
-                admit=lambda key, credential: trust.admit(key, credential, time.time()),
+                admit=self._admit,
                 events=driver,
             )
+            self._make_connector(nursery, addresses)
             if self._role == "server":
                 driver.journal = JournalWriter(state.journal, self._pump.put)
                 nursery.start_soon(driver.journal.run)
-                nursery.start_soon(driver.transport.serve, listeners)
                 driver.add_lane(
                     "server", lambda deliver: Lane("server", lambda: ServerPerformer(state.folder), deliver)
                 )
+            if listeners:
+                nursery.start_soon(driver.transport.serve, listeners)
             if self._options.computes:
                 threads = self._options.threads
                 driver.add_lane("device", lambda deliver: Lane("device", lambda: DevicePerformer(threads), deliver))
@@ -229,8 +239,33 @@ class _Node:
             nursery.cancel_scope.cancel()
         return reason
 
-    def _make_machine(self, listeners: list[trio.SocketListener]) -> NodeMachine:
+    def _make_connector(self, nursery: trio.Nursery, addresses: tuple[str, ...]) -> None:
+        """The ladder's driver, and on a server the relay for others."""
+        driver, link = self._driver, self._options.link
+        proof = Proof(self._state.identity, link.run_id, self._state.credential, self._admit)
+        driver.connector = Connector(
+            nursery,
+            transport=driver.transport,
+            proof=proof,
+            coordinator=link.coordinator,
+            surroundings=Surroundings(*self._split(addresses)),
+            puncher=None,
+            give_up=driver.no_way,
+            record=self._metrics.record,
+        )
+        nursery.start_soon(driver.connector.run)
+        if self._role == "server" and self._options.relays:
+            driver.transport.guests = RelayServer(
+                proof, RelayLimits(), rejected=driver.on_rejected, count=driver.on_relay
+            )
+
+    def _split(self, addresses: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """(where anybody can dial us, where our own network can). What the owner announced is taken at its word."""
+        return (addresses, ()) if self._options.announce else split(addresses)
+
+    def _make_machine(self, addresses: tuple[str, ...]) -> NodeMachine:
         options, state = self._options, self._state
+        everybody, local = self._split(addresses)
         records: list[Record] = []
         checkpoints: tuple[int, ...] = ()
         if self._role == "server":
@@ -238,11 +273,10 @@ class _Node:
             checkpoints, incomplete = state.checkpoints(options.checkpoints)
             for sentence in incomplete:
                 self._log.warning("checkpoint cannot be used", detail=sentence)
-        addresses, local_addresses = self._addresses(listeners)
         facts = NodeFacts(
             role=self._role,
-            addresses=addresses,
-            local_addresses=local_addresses,
+            addresses=everybody,
+            local_addresses=local,
             build=BUILD,
             tokens_per_s=options.tokens_per_s,
             memory_bytes=psutil.virtual_memory().available,
@@ -262,31 +296,30 @@ class _Node:
 
     # ---- addresses -----------------------------------------------------------------------------------------------
 
-    async def _listen(self) -> list[trio.SocketListener]:
-        """Listens where the options say; a port that the system chose once is taken again, so that others find us."""
-        host, port = self._options.listen
-        remembered = self._state.journal.meta("port")
-        if port == 0 and remembered is not None:
-            with contextlib.suppress(OSError):
-                return await open_listeners(host, int(remembered))
-        try:
-            listeners = await open_listeners(host, port)
-        except OSError as error:
-            raise BadInputError(f"--listen {host}:{port}: {error}") from error
-        if port == 0:
-            self._state.journal.set_meta("port", str(listeners[0].socket.getsockname()[1]).encode())
-        return listeners
+    async def _listen(self) -> tuple[list[trio.SocketListener], tuple[str, ...]]:
+        """Listens where the options say; a port that the system chose once is taken again, so that others find us.
 
-    def _addresses(self, listeners: list[trio.SocketListener]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Where anybody can dial this node, and where its own network can, best first; nowhere for a volunteer.
-
-        What the owner announced is taken at its word.
+        Returns the sockets, and where others can dial this node, best first.
         """
-        if not listeners:
-            return (), ()
-        port = listeners[0].socket.getsockname()[1]
-        addresses = reachable_addresses(self._options.listen[0], port, self._options.announce)
-        return (addresses, ()) if self._options.announce else split(addresses)
+        wanted, journal = self._options.listen, self._state.journal
+        if not wanted:
+            return [], ()
+        keys = ["port" if place == 0 else f"port{place}" for place in range(len(wanted))]
+        remembered = [
+            (host, int(journal.meta(key) or 0) if port == 0 else port)
+            for key, (host, port) in zip(keys, wanted, strict=True)
+        ]
+        try:
+            listeners, ports = await open_all_listeners(remembered)
+        except BadInputError:
+            if remembered == list(wanted):
+                raise
+            listeners, ports = await open_all_listeners(wanted)
+        for key, (_, asked), port in zip(keys, wanted, ports, strict=True):
+            if asked == 0:
+                journal.set_meta(key, str(port).encode())
+        sockets = [(host, port) for (host, _), port in zip(wanted, ports, strict=True)]
+        return listeners, reachable_addresses(sockets, self._options.announce)
 
     # ---- what comes meanwhile ------------------------------------------------------------------------------------
 

@@ -19,13 +19,14 @@ import trio
 from node.compute.lanes import DEVICE_JOBS, Lane, Outcome, input_refs
 from node.jobs import Apply, Backward, Reduce, SetUpServer, WriteCheckpoint, WriteManifest
 from node.journal import JournalWriter, tensors_of
+from node.links.connector import Connector
 from node.links.measuring import Measuring
 from node.meter import Figures
 from node.metrics import NodeMetrics
 from node.store import Buffer, StoreError, StoreFullError, TensorStore
 from protocol.drive.process import write_log
 from protocol.drive.pump import Pump
-from protocol.drive.transport import PATHS, DialError, Link, Transport
+from protocol.drive.transport import PATHS, Link, Transport
 from protocol.ids import NodeId, TensorRef
 from protocol.limits import REPORT_COUNTERS
 from protocol.machine import (
@@ -63,18 +64,18 @@ class Driver:
     """The hands of one node's machine. All methods run on trio's thread unless they say otherwise.
 
     Args:
+        role: server or volunteer
         on_welcome: keeps what a `Welcome` brings, before the machine sees it.
         measured: (peer, path, figures) of links that were measured before this process began.
-        measures: whether links to servers are measured when they open; the end that dialled does it.
     """
 
     def __init__(
         self,
         store: TensorStore,
         metrics: NodeMetrics,
+        role: str,
         on_welcome: Callable[[Welcome], None],
         measured: Sequence[tuple[NodeId, str, Figures]] = (),
-        measures: bool = True,
     ) -> None:
         self._store = store
         self._metrics = metrics
@@ -84,7 +85,8 @@ class Driver:
         """Volunteers that have not said a word about work: no matter of the machine yet."""
         self.measuring = Measuring(
             self,
-            chooses=lambda link: measures and link.dialled and link.role == "server",
+            # Volunteers measure their links to servers; of two servers the one that dialled does.
+            chooses=lambda link: link.role == "server" and (role == "volunteer" or link.dialled),
             report=self._report_links,
             known=measured,
         )
@@ -97,6 +99,7 @@ class Driver:
         self._token = trio.lowlevel.current_trio_token()
         self.pump: Pump
         self.transport: Transport
+        self.connector: Connector
         self.nursery: trio.Nursery
         self.journal: JournalWriter | None = None
         """Set for a server."""
@@ -178,20 +181,12 @@ class Driver:
     # ---- links -------------------------------------------------------------------------------------------------------
 
     def dial(self, effect: Dial) -> None:
-        self.nursery.start_soon(self._dial, effect)
+        self.connector.dial(effect.peer, effect.addresses)
 
-    async def _dial(self, effect: Dial) -> None:
-        start = trio.current_time()
-        try:
-            link = await self.transport.dial(effect.addresses, effect.peer)
-        except DialError as error:
-            self._metrics.record("barnraise_transport_connects_total", path="tcp", outcome="failed")
-            if effect.peer not in self._links:
-                self.pump.put(LinkDown(effect.peer, str(error)))
-        else:
-            self._metrics.record("barnraise_transport_connects_total", path=link.path, outcome="ok")
-            took_s = trio.current_time() - start
-            self._metrics.record("barnraise_transport_connect_duration_seconds", took_s, path=link.path)
+    def no_way(self, peer: NodeId, reason: str) -> None:
+        """For the connector: an attempt has come to nothing."""
+        if peer not in self._links:
+            self.pump.put(LinkDown(peer, reason))
 
     def hang_up(self, effect: HangUp) -> None:
         link = self._links.get(effect.peer)
@@ -229,6 +224,7 @@ class Driver:
         """
         self._links[link.peer] = link
         self._count_links()
+        self.connector.on_up(link)
         self.measuring.up(link)
         if link.role == "volunteer":
             self._visitors[link.peer] = link
@@ -266,12 +262,15 @@ class Driver:
             self._metrics.record("barnraise_node_last_heartbeat_timestamp_seconds", time.time())
             if isinstance(message, Welcome):
                 self._on_welcome(message)
+            if self.connector.on_message(message):
+                return
         self.pump.put(Received(link.peer, message))
 
     def on_down(self, link: Link, reason: str) -> None:
         if self._links.get(link.peer) is link:
             del self._links[link.peer]
             self._count_links()
+            self.connector.on_down(link, reason)
             self.measuring.down(link)
             if self._visitors.pop(link.peer, None) is None:
                 self.pump.put(LinkDown(link.peer, reason))
@@ -291,6 +290,14 @@ class Driver:
 
     def refuse(self, link: Link, detail: str) -> None:
         self._refuse(link, "unexpected", detail)
+
+    def on_relay(self, metric: str, value: float, labels: dict[str, str]) -> None:
+        """For the relay of a server: what it counts."""
+        self._metrics.record(metric, value, **labels)
+        if metric == "barnraise_server_relay_bytes_total":
+            self._total("relay_bytes", value)
+        elif metric == "barnraise_server_relay_sessions":
+            self._totals["relay_sessions"] = value
 
     def on_rejected(self, address: str, reason: str, detail: str) -> None:
         self._log.warning("peer refused", address=address, reason=reason, detail=detail)

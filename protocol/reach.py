@@ -55,3 +55,41 @@ def dialable(addresses: Sequence[str], local_addresses: Sequence[str], seen_from
 def same_network(ours: str, theirs: str) -> bool:
     """Whether two nodes, seen from these hosts, may share a network behind one address."""
     return bool(ours) and (ours == theirs or (is_local(ours) and is_local(theirs)))
+
+
+PORT_MIN = 1024
+"""In one's own network: below are the ports of services, and nobody's node listens there."""
+_NEVER = tuple(ipaddress.ip_network(network) for network in ("169.254.0.0/16", "fe80::/10", "0.0.0.0/8", "224.0.0.0/3"))
+
+
+def worth_dialling(addresses: Sequence[str], local_addresses: Sequence[str], ours: str, theirs: str) -> tuple[str, ...]:
+    """Those of a peer's addresses that we may dial on its word alone, best first.
+
+    `ours` and `theirs`: the hosts that both were seen from. A private address counts only between two that may share
+    a network, and this computer's own only when we were seen from it: a word that was made up on the way must not
+    make us knock at the owner's own network (state-and-trust 2.1).
+    """
+    public, unasked = split(addresses)
+    if not same_network(ours, theirs):
+        return public
+    local = []
+    for address in (*unasked, *local_addresses):
+        host = host_of(address)
+        port = int(address.rpartition(":")[2])
+        if port < PORT_MIN or not is_local(host) or (_is_loopback(host) and not _is_loopback(ours)):
+            continue
+        if not any(_within(host, network) for network in _NEVER):
+            local.append(address)
+    return (*local, *public)[:ADDRESSES_MAX]
+
+
+def _within(host: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> bool:
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return address.version == network.version and address in network
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or host.startswith("127.") or host == "::1"

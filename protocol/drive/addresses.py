@@ -12,7 +12,13 @@ from protocol.errors import BadInputError
 from protocol.limits import ADDRESSES_MAX
 from protocol.membership import check_address
 
-_ANY_HOST = ("0.0.0.0", "::", "")  # noqa: S104 - recognised, not bound
+ANY_HOST = "*"
+"""As a host to listen at: every interface, both families where there are two."""
+_ANY_OF = {
+    "0.0.0.0": (socket.AF_INET,),  # noqa: S104 - recognised, not bound
+    "::": (socket.AF_INET6,),
+    ANY_HOST: (socket.AF_INET, socket.AF_INET6),
+}
 
 
 class HostPort(click.ParamType[tuple[str, int]]):
@@ -41,11 +47,11 @@ def is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
-def reachable_addresses(host: str, port: int, announced: Sequence[str] = ()) -> tuple[str, ...]:
-    """Where others can dial a socket that listens at (host, port), best first.
+def reachable_addresses(sockets: Sequence[tuple[str, int]], announced: Sequence[str] = ()) -> tuple[str, ...]:
+    """Where others can dial sockets that listen at these (host, port), best first; at most ADDRESSES_MAX.
 
-    What was announced counts alone; a host that stands for all interfaces becomes this machine's IPv4 addresses,
-    loopback last. Raises `BadInputError` when an announced address cannot be.
+    What was announced counts alone; a host that stands for all interfaces becomes this machine's addresses of that
+    family, loopback last. Raises `BadInputError` when an announced address cannot be.
     """
     if announced:
         if len(announced) > ADDRESSES_MAX:
@@ -53,13 +59,19 @@ def reachable_addresses(host: str, port: int, announced: Sequence[str] = ()) -> 
         for address in announced:
             check_address(address)
         return tuple(announced)
-    if host not in _ANY_HOST:
-        return (host_port(host, port),)
-    own = [
+    found = [(own, port) for host, port in sockets for own in _hosts(host)]
+    found.sort(key=lambda pair: is_loopback(pair[0]))
+    return tuple(dict.fromkeys(host_port(host, port) for host, port in found))[:ADDRESSES_MAX]
+
+
+def _hosts(host: str) -> list[str]:
+    """The host itself, or this machine's addresses for which it stands; none that hold only on one cable."""
+    if host not in _ANY_OF:
+        return [host]
+    entries = [entry for entries in psutil.net_if_addrs().values() for entry in entries]
+    return [
         entry.address
-        for entries in psutil.net_if_addrs().values()
+        for family in _ANY_OF[host]
         for entry in entries
-        if entry.family == socket.AF_INET
+        if entry.family == family and "%" not in entry.address
     ]
-    own.sort(key=is_loopback)
-    return tuple(host_port(address, port) for address in own[:ADDRESSES_MAX])

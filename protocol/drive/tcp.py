@@ -16,7 +16,8 @@ from typing import Any
 
 import trio
 
-from protocol.drive.addresses import host_port
+from protocol.drive.addresses import ANY_HOST, host_port
+from protocol.errors import BadInputError
 from protocol.limits import CONNECT_CANDIDATES_MAX, CONNECT_S, CONNECT_STAGGER_S, UNSENT_BYTES
 
 
@@ -173,5 +174,29 @@ def caller_of(stream: trio.SocketStream) -> tuple[str, str]:
 
 
 async def open_listeners(host: str, port: int) -> list[trio.SocketListener]:
-    """Listening sockets at `host` (a name or an address); port 0 lets the system choose."""
-    return await trio.open_tcp_listeners(port, host=host)
+    """Listening sockets at `host` (a name, an address, or "*"); port 0 lets the system choose."""
+    if host != ANY_HOST:
+        return await trio.open_tcp_listeners(port, host=host)
+    listeners = await trio.open_tcp_listeners(port, host="0.0.0.0")  # noqa: S104 - said so by whoever wrote "*"
+    with suppress(OSError):  # no IPv6 here, or somebody else has the port there: IPv4 does
+        listeners += await trio.open_tcp_listeners(listeners[0].socket.getsockname()[1], host="::")
+    return listeners
+
+
+async def open_all_listeners(sockets: Sequence[tuple[str, int]]) -> tuple[list[trio.SocketListener], list[int]]:
+    """Listening sockets at every (host, port), all or none, and the port that each pair got.
+
+    Raises `BadInputError`, which names the one that cannot be had.
+    """
+    listeners: list[trio.SocketListener] = []
+    ports = []
+    for host, port in sockets:
+        try:
+            opened = await open_listeners(host, port)
+        except OSError as error:
+            for listener in listeners:
+                await listener.aclose()
+            raise BadInputError(f"--listen {host_port(host, port)}: {said(error)}") from error
+        listeners += opened
+        ports.append(opened[0].socket.getsockname()[1])
+    return listeners, ports

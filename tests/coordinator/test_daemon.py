@@ -138,7 +138,7 @@ def test_bad_input_exits_with_2_and_one_line(coordinator: Coordinator) -> None:
     taken = Coordinator(other, RUN, coordinator.port)
     for start, sentence in (
         (wrong, 'RUN.toml: model.layerz: unknown key (did you mean "layers"?)\n'),
-        (taken, f"--listen: 127.0.0.1:{coordinator.port}: "),
+        (taken, f"--listen 127.0.0.1:{coordinator.port}: "),
     ):
         start.toml.write_text(RUN if start is taken else "[model]\nlayerz = 2\n")
         done = subprocess.run(start.command(), capture_output=True, text=True, timeout=PATIENCE_S)

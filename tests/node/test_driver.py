@@ -64,14 +64,26 @@ class FakePump:
         await trio.lowlevel.checkpoint()
 
 
+class FakeConnector:
+    """Hears of links and takes nothing."""
+
+    def on_up(self, link: Any) -> None: ...
+
+    def on_down(self, link: Any, reason: str) -> None: ...
+
+    def on_message(self, message: Message) -> bool:
+        return False
+
+
 @pytest.fixture
 async def driver(nursery: trio.Nursery) -> Driver:
     """A server's driver without a network."""
     metrics = NodeMetrics("server")
     metrics.set_run("tiny")
-    made = Driver(TensorStore(), metrics, on_welcome=lambda welcome: None)
+    made = Driver(TensorStore(), metrics, "server", on_welcome=lambda welcome: None)
     made.pump = FakePump()  # type: ignore[assignment]
     made.nursery = nursery
+    made.connector = FakeConnector()  # type: ignore[assignment]
     return made
 
 

@@ -28,17 +28,25 @@ def test_what_is_no_address_is_named_with_its_option(text: str) -> None:
 
 def test_announced_addresses_count_alone() -> None:
     """They are checked, and at most eight."""
-    assert reachable_addresses("0.0.0.0", 5, ("a.example:1",)) == ("a.example:1",)
+    assert reachable_addresses([("0.0.0.0", 5)], ("a.example:1",)) == ("a.example:1",)
     with pytest.raises(BadInputError, match="not HOST:PORT"):
-        reachable_addresses("0.0.0.0", 5, ("a.example",))
+        reachable_addresses([("0.0.0.0", 5)], ("a.example",))
     with pytest.raises(BadInputError, match="more than 8"):
-        reachable_addresses("0.0.0.0", 5, ("a.example:1",) * 9)
+        reachable_addresses([("0.0.0.0", 5)], ("a.example:1",) * 9)
 
 
 def test_a_socket_for_all_interfaces_is_announced_with_loopback_last() -> None:
     """This machine's own addresses; 127.0.0.1 is among them and comes after those that others can reach."""
-    addresses = reachable_addresses("0.0.0.0", 7)
+    addresses = reachable_addresses([("0.0.0.0", 7)])
     loopback = [is_loopback(address.rpartition(":")[0]) for address in addresses]
     assert "127.0.0.1:7" in addresses and loopback == sorted(loopback)
-    assert reachable_addresses("10.1.2.3", 7) == ("10.1.2.3:7",)
+    assert reachable_addresses([("10.1.2.3", 7)]) == ("10.1.2.3:7",)
     assert host_port("::1", 7) == "[::1]:7"
+
+
+def test_several_sockets_are_all_told() -> None:
+    """Each listening socket adds its addresses once; loopback comes last, and nobody is told more than eight."""
+    sockets = [("127.0.0.1", 1), ("192.0.2.1", 443), ("a.example", 2), ("192.0.2.1", 443)]
+    assert reachable_addresses(sockets) == ("192.0.2.1:443", "a.example:2", "127.0.0.1:1")
+    assert len(reachable_addresses([("192.0.2.1", port) for port in range(1, 20)])) == 8
+    assert not any("%" in address for address in reachable_addresses([("::", 7)]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.reach import dialable, host_of, is_local, same_network, split
+from protocol.reach import dialable, host_of, is_local, same_network, split, worth_dialling
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,14 @@ def test_local_addresses_count_for_those_in_the_same_network() -> None:
     assert dialable((), ("10.0.0.1:1",), "10.0.0.1") == ("10.0.0.1:1",)
     assert same_network("203.0.113.7", "203.0.113.7") and same_network("10.0.0.1", "127.0.0.1")
     assert not same_network("203.0.113.7", "203.0.113.8") and not same_network("", "")
+
+
+def test_a_peers_word_leads_to_public_addresses_and_to_our_own_network_only_where_both_are_in_it() -> None:
+    """Nothing that somebody on the way made up makes us knock at this computer, a metadata service, or a service."""
+    public = ("203.0.113.9:443", "a.example:7")
+    local = ("192.168.1.5:4000", "127.0.0.1:4000", "169.254.169.254:8080", "192.168.1.1:80", "[fe80::1]:4000")
+    assert worth_dialling(public, local, "203.0.113.1", "203.0.113.2") == public
+    assert worth_dialling((*public, *local), (), "203.0.113.1", "203.0.113.2") == public
+    assert worth_dialling(public, local, "203.0.113.1", "203.0.113.1") == ("192.168.1.5:4000", *public)
+    assert worth_dialling((), local, "127.0.0.1", "127.0.0.1") == ("192.168.1.5:4000", "127.0.0.1:4000")
+    assert worth_dialling((), local, "", "") == ()

@@ -11,8 +11,9 @@ import pytest
 import trio
 
 from protocol.drive import tcp
-from protocol.drive.tcp import Candidate, interleaved, open_listeners, racing
+from protocol.drive.tcp import Candidate, interleaved, open_all_listeners, open_listeners, racing
 from protocol.drive.transport import DialError
+from protocol.errors import BadInputError
 from tests.protocol.drive.harness import PATIENCE_S, stations
 
 
@@ -115,3 +116,27 @@ async def test_a_race_gives_every_connection_once_and_then_none(nowhere: str) ->
                     await winner[0].aclose()
         assert found == addresses and [failure.partition(":")[0] for failure in race.failures] == ["127.0.0.1"]
         nursery.cancel_scope.cancel()
+
+
+async def test_a_star_listens_for_both_families_at_one_port() -> None:
+    """Where IPv6 is to be had; without it IPv4 alone is no error."""
+    listeners = await open_listeners("*", 0)
+    families = [listener.socket.family for listener in listeners]
+    assert families[0] == socket.AF_INET and set(families[1:]) <= {socket.AF_INET6}
+    assert len({listener.socket.getsockname()[1] for listener in listeners}) == 1
+    for listener in listeners:
+        await listener.aclose()
+
+
+async def test_sockets_are_opened_all_or_none() -> None:
+    """A port that is taken is named, and the ones before it are free again."""
+    (first,), (port,) = await open_all_listeners([("127.0.0.1", 0)])
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        busy = taken.getsockname()[1]
+        await first.aclose()
+        with pytest.raises(BadInputError, match=f"--listen 127.0.0.1:{busy}: "):
+            await open_all_listeners([("127.0.0.1", port), ("127.0.0.1", busy)])
+    (again, other), ports = await open_all_listeners([("127.0.0.1", port), ("127.0.0.1", 0)])
+    assert ports[0] == port != ports[1] == other.socket.getsockname()[1]
+    await again.aclose()
+    await other.aclose()
