@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 from platformdirs import user_state_path
 
 from protocol.drive.addresses import HostPort
+from protocol.drive.limits import LineLimits
 from protocol.errors import BadInputError
 from protocol.membership import JoinLink
+
+RATE_MBIT_MIN = 1.0
+"""Slower than this a record of 64 KiB takes longer than half a second, and links would time out in each other's way."""
 
 
 def parse_link(text: str, role: str) -> JoinLink:
@@ -37,6 +42,20 @@ _ANNOUNCE = click.option(
 )
 
 
+def _line_options(command: Any) -> Any:
+    """The owner's limits of the line, the same for both commands."""
+    rate = click.FloatRange(RATE_MBIT_MIN)
+    for option in (
+        click.option(
+            "--quota", type=click.FloatRange(0.1), metavar="GB", help="Gigabytes a month, up and down together."
+        ),
+        click.option("--limit-down", type=rate, metavar="MBIT/S", help="The most that this node receives, in Mbit/s."),
+        click.option("--limit-up", type=rate, metavar="MBIT/S", help="The most that this node sends, in Mbit/s."),
+    ):
+        command = option(command)
+    return command
+
+
 @click.command()
 @click.argument("link")
 @_STATE
@@ -52,6 +71,7 @@ _ANNOUNCE = click.option(
 )
 @_ANNOUNCE
 @_METRICS
+@_line_options
 @click.option("--stage", type=int, default=-1, metavar="N", help="The stage this server would like to hold.")
 @click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Threads of torch.")
 @click.option(
@@ -66,6 +86,9 @@ def server(
     listen: tuple[tuple[str, int], ...],
     announce: tuple[str, ...],
     metrics: tuple[str, int] | None,
+    limit_up: float | None,
+    limit_down: float | None,
+    quota: float | None,
     stage: int,
     threads: int,
     checkpoints: Path | None,
@@ -87,6 +110,7 @@ def server(
                 listen=listen,
                 announce=announce,
                 metrics=metrics,
+                limits=LineLimits(limit_up, limit_down, quota),
                 threads=threads,
                 stage=stage,
                 computes=not no_compute,
@@ -108,6 +132,7 @@ def server(
 )
 @_ANNOUNCE
 @_METRICS
+@_line_options
 @click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Threads of torch.")
 @click.option("--yes", is_flag=True, help="Do not ask before starting.")
 @click.option("--no-benchmark", is_flag=True, help="Do not measure this machine first.")
@@ -117,6 +142,9 @@ def join(
     listen: tuple[tuple[str, int], ...],
     announce: tuple[str, ...],
     metrics: tuple[str, int] | None,
+    limit_up: float | None,
+    limit_down: float | None,
+    quota: float | None,
     threads: int,
     yes: bool,
     no_benchmark: bool,
@@ -134,7 +162,7 @@ def join(
     if not (yes and no_benchmark):
         from node.enquiry import enquire
 
-        offer = enquire(parsed, folder, threads, measure=not no_benchmark)
+        offer = enquire(parsed, folder, threads, measure=not no_benchmark, line=LineLimits(limit_up, limit_down, quota))
         click.echo(offer.text)
         tokens_per_s = offer.tokens_per_s
         if not yes and sys.stdin.isatty() and not click.confirm("Start?", default=True):
@@ -148,6 +176,7 @@ def join(
                 listen=listen,
                 announce=announce,
                 metrics=metrics,
+                limits=LineLimits(limit_up, limit_down, quota),
                 threads=threads,
                 tokens_per_s=tokens_per_s,
             )

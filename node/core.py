@@ -132,6 +132,7 @@ class NodeMachine:
         self._preparing = False
         self._report_at = 0.0
         self._drain_until: float | None = None
+        self._drained_reason = "drained"
         self._finished = False
 
     # ---- the doors -----------------------------------------------------------------------------------------------
@@ -180,7 +181,7 @@ class NodeMachine:
             self._report_at = now + REPORT_S
             self._report()
         if _due(self._drain_until, now):
-            self._leave("drain time is over")
+            self._leave("drain time is over" if self._drained_reason == "drained" else self._drained_reason)
         return self._take(now)
 
     def check(self) -> None:
@@ -411,7 +412,7 @@ class NodeMachine:
         elif isinstance(message, FOR_VOLUNTEER):
             self._out.drop(tensors)
         if self._drain_until is not None and self._drained:
-            self._leave("drained")
+            self._leave(self._drained_reason)
 
     def _computed(self, job: Any, result: Any, now: float) -> None:
         if isinstance(job, PrepareData):
@@ -425,7 +426,7 @@ class NodeMachine:
         if self.volunteer is not None:
             self.volunteer.computed(job, result, now)
         if self._drain_until is not None and self._drained:
-            self._leave("drained")
+            self._leave(self._drained_reason)
 
     def _failed(self, job: Any, reason: str, now: float) -> None:
         if isinstance(job, DEVICE_JOBS) and self.volunteer is not None:
@@ -438,11 +439,23 @@ class NodeMachine:
     # ---- leaving -------------------------------------------------------------------------------------------------
 
     def _told(self, what: str, now: float) -> None:
+        """`drain`: finish and leave; `suspend REASON`: the same, to come back later; `stop`: leave at once; `stop
+        quota`: the same, while suspending."""
+        if what.startswith("suspend "):
+            reason = f"suspended: {what.removeprefix('suspend ')}"
+            if self._facts.role != "volunteer":
+                self._leave(reason)
+                return
+            self._drained_reason, what = reason, "drain"
+        elif what == "drain":
+            self._drained_reason = "drained"
         if what == "drain" and self.volunteer is not None and self._facts.role == "volunteer":
             self._drain_until = now + DRAIN_S
             self.volunteer.drain()
             if self._drained:
-                self._leave("drained")
+                self._leave(self._drained_reason)
+        elif what == "stop quota":
+            self._leave("suspended: quota")
         elif what in ("drain", "stop"):
             self._leave("stopped")
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from itertools import count
@@ -36,6 +37,7 @@ from node.records import Record
 from node.store import StoreFullError, TensorStore
 from protocol.drive.addresses import reachable_addresses
 from protocol.drive.keyfile import load_or_create_identity
+from protocol.drive.limits import Limits, LineLimits
 from protocol.drive.process import set_up_logging, watch_loop, watch_signals
 from protocol.drive.pump import Pump
 from protocol.drive.tcp import open_all_listeners
@@ -45,6 +47,7 @@ from protocol.handshake import Admit
 from protocol.identity import Identity
 from protocol.ids import NodeId
 from protocol.limits import TENSOR_BYTES_MAX, WINDOW_BYTES
+from protocol.machine import Told
 from protocol.membership import JoinLink, Trust
 from protocol.messages import Welcome
 from protocol.reach import split
@@ -53,6 +56,9 @@ from protocol.run import RunConfig
 BUILD = f"barnraise-{version('barnraise')}"
 CLOSE_LINKS_S = 2.0
 """How long a node that ends waits for its last words to leave."""
+PAUSE_TICK_S = 5.0
+SUSPENDED_BY_QUOTA = "suspended: quota"
+"""How a life ends that goes on when the month turns."""
 GOOD_ENDS = ("finished", "drained", "stopped", "drain time is over")
 """Reasons of `Exit` that are no failure."""
 
@@ -78,6 +84,7 @@ class NodeOptions:
     """Whether a server carries links between other members of the run."""
     checkpoints: Path | None = None
     """Where a fresh server finds the checkpoints of a run that it does not know yet."""
+    limits: LineLimits = field(default_factory=LineLimits)
 
 
 VOCABULARY_GUESS = 262_144
@@ -157,7 +164,7 @@ def _stopped(error: BaseException) -> int:
 
 
 async def _run(options: NodeOptions) -> str:
-    """One life of the machine. The state folder is locked from the first to the last moment."""
+    """One life of the process. The state folder is locked from the first to the last moment."""
     metrics = NodeMetrics(options.link.role)
     set_up_logging(metrics, role=options.link.role)
     if options.link.role == "server":
@@ -165,16 +172,73 @@ async def _run(options: NodeOptions) -> str:
     else:
         journal = Journal(options.state)
     try:
-        return await _Node(options, NodeState(options.state, options.link, journal), metrics).run()
+        state = NodeState(options.state, options.link, journal)
+        limits = options.limits.open(options.state)
+        try:
+            if options.metrics is not None:
+                host, port = options.metrics
+                address = f"http://{host}:{_serve_metrics(metrics, host, port)}/metrics"
+                structlog.get_logger("node").info("metrics", address=address)
+            return await live(lambda: _Node(options, state, metrics, limits).run(), limits, metrics)
+        finally:
+            limits.close()
     finally:
         journal.close()
+
+
+async def live(life: Callable[[], Awaitable[str]], limits: Limits, metrics: NodeMetrics) -> str:
+    """Lives of the machine, with pauses while the quota is used up; returns the last one's reason."""
+    while True:
+        limits.check_quota()
+        if not limits.low.is_set():
+            reason = await life()
+            if reason != SUSPENDED_BY_QUOTA:
+                return reason
+        if not await _pause(limits, metrics):
+            return "stopped"
+
+
+async def _pause(limits: Limits, metrics: NodeMetrics) -> bool:
+    """Until the month turns; False when the owner ends it before. Not a byte is moved meanwhile."""
+    log = structlog.get_logger("node")
+    log.warning(
+        "suspended", reason="quota", detail="this month's transfer quota is used up; the node waits for the next"
+    )
+    told: list[Told] = []
+    async with trio.open_nursery() as nursery:
+
+        def stop(fact: Told) -> None:
+            told.append(fact)
+            nursery.cancel_scope.cancel()
+
+        async def count_time() -> None:
+            while True:
+                metrics.suspended("quota", PAUSE_TICK_S)
+                await trio.sleep(PAUSE_TICK_S)
+
+        nursery.start_soon(watch_signals, stop)
+        nursery.start_soon(count_time)
+        await limits.wait_for_the_month()
+        nursery.cancel_scope.cancel()
+    metrics.resumed("quota")
+    if not told:
+        log.info("resumed", detail="a new month, a new quota")
+    return not told
+
+
+def _serve_metrics(metrics: NodeMetrics, host: str, port: int) -> int:
+    try:
+        return metrics.serve(host, port)
+    except OSError as error:
+        raise BadInputError(f"--metrics {host}:{port}: {error.strerror}") from error
 
 
 class _Node:
     """Everything of one life, put together."""
 
-    def __init__(self, options: NodeOptions, state: NodeState, metrics: NodeMetrics) -> None:
+    def __init__(self, options: NodeOptions, state: NodeState, metrics: NodeMetrics, limits: Limits) -> None:
         self._options = options
+        self._limits = limits
         self._state = state
         self._metrics = metrics
         self._role = options.link.role
@@ -210,6 +274,7 @@ class _Node:
                 credential=state.credential,
                 admit=self._admit,
                 events=driver,
+                limits=self._limits,
             )
             self._make_connector(nursery, addresses)
             if self._role == "server":
@@ -228,9 +293,7 @@ class _Node:
             nursery.start_soon(self._watch_machine, machine)
             nursery.start_soon(driver.measuring.run)
             self._metrics.ask_volunteer(machine)
-            if self._options.metrics is not None:
-                host, port = self._options.metrics
-                self._log.info("metrics", address=f"http://{host}:{self._serve_metrics(host, port)}/metrics")
+            nursery.start_soon(self._watch_quota)
             if state.config is not None:
                 self._know(state.config)
             reason = await self._pump.run()
@@ -288,12 +351,6 @@ class _Node:
         )
         return NodeMachine(state.identity.node, facts, options.link.coordinator, options.link.addresses, self._keys)
 
-    def _serve_metrics(self, host: str, port: int) -> int:
-        try:
-            return self._metrics.serve(host, port)
-        except OSError as error:
-            raise BadInputError(f"--metrics {host}:{port}: {error.strerror}") from error
-
     # ---- addresses -----------------------------------------------------------------------------------------------
 
     async def _listen(self) -> tuple[list[trio.SocketListener], tuple[str, ...]]:
@@ -333,10 +390,19 @@ class _Node:
         self._metrics.set_run(config.name)
         self._driver.transport.options = link_options(config)
 
+    async def _watch_quota(self) -> None:
+        """Little is left: finish and leave. Nothing is left: leave, with links that carry no more bytes."""
+        await self._limits.low.wait()
+        self._log.warning("transfer quota", detail="almost used up: finishing what is under way")
+        self._pump.put(Told("suspend quota"))
+        await self._limits.used_up.wait()
+        self._pump.put(Told("stop quota"))
+
     async def _watch_machine(self, machine: NodeMachine) -> None:
         """Every second: the gauges that only the machine knows, and the phases."""
         while True:
             self._metrics.show(machine, self._state.journal.byte_count, self._state.folder)
+            self._metrics.show_limits(self._limits)
             await trio.sleep(1.0)
 
 

@@ -17,6 +17,7 @@ from node.compute.layout import StageLayout
 from node.compute.probe import probe
 from node.daemon import BUILD, NodeState
 from node.journal import Journal
+from protocol.drive.limits import Limits, LineLimits
 from protocol.drive.transport import DialError, Link, Transport
 from protocol.errors import BadInputError
 from protocol.membership import JoinLink, Trust
@@ -41,12 +42,12 @@ class Offer:
     """0 when it was not measured."""
 
 
-def enquire(link: JoinLink, folder: Path, threads: int, measure: bool) -> Offer:
+def enquire(link: JoinLink, folder: Path, threads: int, measure: bool, line: LineLimits) -> Offer:
     """Asks the coordinator and measures this machine (seconds). Raises `BadInputError` when nobody answers."""
     journal = Journal(folder)
     try:
         state = NodeState(folder, link, journal)
-        welcome = trio.run(_ask, link, state)
+        welcome = trio.run(_ask, link, state, line)
         state.keep(welcome)
     finally:
         journal.close()
@@ -139,7 +140,15 @@ class _Asker:
         """Not counted: a few hundred bytes."""
 
 
-async def _ask(link: JoinLink, state: NodeState) -> Welcome:
+async def _ask(link: JoinLink, state: NodeState, line: LineLimits) -> Welcome:
+    limits = line.open(state.folder)
+    try:
+        return await _ask_within(link, state, limits)
+    finally:
+        limits.close()
+
+
+async def _ask_within(link: JoinLink, state: NodeState, limits: Limits) -> Welcome:
     trust = Trust(link.run_id, link.coordinator_key)
     asker = _Asker()
     async with trio.open_nursery() as nursery:
@@ -151,6 +160,7 @@ async def _ask(link: JoinLink, state: NodeState) -> Welcome:
             credential=state.credential,
             admit=lambda key, credential: trust.admit(key, credential, time.time()),
             events=asker,
+            limits=limits,
         )
         failure = ""
         try:

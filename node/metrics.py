@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from node.links.relay_desk import REFUSED_FOR
-from protocol.drive.metrics import Family, Metrics
+from protocol.drive.limits import Limits
+from protocol.drive.metrics import DIRECTIONS, Family, Metrics
 from protocol.machine import Count
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ NODE_STATES = ("idle", "joining", "syncing", "training", "paused", "draining", "
 SERVER_ROLES = ("leader", "follower", "joining", "stopped")
 OPERATIONS = ("forward", "backward", "weight_gradient", "optimizer", "send", "receive")
 PHASES = ("compute", "transfer_wait", "input_wait", "codec", "optimizer", "paused", "other")
+SUSPENDED_REASONS = (
+    "user", "user_active", "schedule", "program", "battery", "metered", "temperature", "power", "memory", "disk",
+    "quota", "no_work", "coordinator",
+)  # fmt: skip
 QUEUES = ("leases", "unsent_tasks", "device", "server")
 
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
@@ -60,6 +65,22 @@ NODE_FAMILIES = (
         {"operation": OPERATIONS},
         buckets=_SECONDS,
     ),
+    Family(
+        "barnraise_node_suspended", "gauge", "1 while this reason holds the node back.", {"reason": SUSPENDED_REASONS}
+    ),
+    Family(
+        "barnraise_node_suspended_seconds_total",
+        "counter",
+        "Time held back, by reason.",
+        {"reason": SUSPENDED_REASONS},
+    ),
+    Family(
+        "barnraise_node_bandwidth_limit_bytes_per_second",
+        "gauge",
+        "The owner's limit of the line, 0 for none.",
+        {"direction": DIRECTIONS},
+    ),
+    Family("barnraise_node_transfer_quota_remaining_bytes", "gauge", "Left of this month's transfer quota."),
     Family("barnraise_node_queue_items", "gauge", "Items waiting in local queues.", {"queue": QUEUES}),
     Family("barnraise_node_last_heartbeat_timestamp_seconds", "gauge", "Last word from the coordinator."),
     Family("barnraise_node_last_work_timestamp_seconds", "gauge", "Last finished microbatch operation."),
@@ -155,6 +176,25 @@ class NodeMetrics(Metrics):
         """Wall time of a phase."""
         self._claimed_s += seconds
         self.record("barnraise_node_phase_seconds_total", seconds, phase=phase)
+
+    def suspended(self, reason: str, seconds: float) -> None:
+        """The node has been held back for so long, and still is."""
+        for name in NODE_STATES:
+            self.record("barnraise_node_state", name == "paused", barnraise_node_state=name)
+        self.record("barnraise_node_suspended", 1, reason=reason)
+        self.record("barnraise_node_suspended_seconds_total", seconds, reason=reason)
+        self.spend("paused", seconds)
+
+    def resumed(self, reason: str) -> None:
+        self.record("barnraise_node_suspended", 0, reason=reason)
+
+    def show_limits(self, limits: Limits) -> None:
+        """What the owner lends of the line."""
+        name = "barnraise_node_bandwidth_limit_bytes_per_second"
+        self.record(name, limits.up_bytes_per_s or 0.0, direction="tx")
+        self.record(name, limits.down_bytes_per_s or 0.0, direction="rx")
+        if limits.remaining_bytes is not None:
+            self.record("barnraise_node_transfer_quota_remaining_bytes", limits.remaining_bytes)
 
     def show(self, machine: NodeMachine, journal_bytes: int, folder: Path) -> None:
         """Sets the gauges that the machine and the disk know; books the time that no phase has claimed."""

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import trio
 
+from protocol.drive.limits import Limits, QuotaUsedUpError
 from protocol.errors import RemoteProtocolError
 from protocol.framing import Buffer, Event, Framing, MessageArrived, PeerClosed
 from protocol.handshake import Session
@@ -26,7 +27,6 @@ from protocol.limits import (
     SEND_STALL_S,
     TENSOR_BYTES_MAX,
     WINDOW_BYTES,
-    WRITE_BYTES,
 )
 from protocol.messages import Message
 
@@ -73,6 +73,9 @@ class LinkOwner(Protocol):
 
     @property
     def options(self) -> LinkOptions: ...
+
+    @property
+    def limits(self) -> Limits: ...
 
     def forget(self, link: Link) -> None:
         """The link has ended."""
@@ -190,7 +193,7 @@ class Link:
     async def _write(self) -> None:
         try:
             while not self._framing.close_sent:
-                pieces = self._framing.data_to_send(WRITE_BYTES)
+                pieces = self._framing.data_to_send(self._owner.limits.write_bytes)
                 if pieces:
                     data = b"".join(pieces)
                     with trio.fail_after(SEND_STALL_S):
@@ -203,6 +206,8 @@ class Link:
             self._reject(error)
         except trio.TooSlowError:
             self._reject(RemoteProtocolError("timeout", f"took no data for {SEND_STALL_S:.0f} s"))
+        except QuotaUsedUpError as error:
+            self.abort(str(error))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self.abort("lost: the connection broke")
 
@@ -225,6 +230,8 @@ class Link:
                 self._wake.set()  # what came may have been credit
         except RemoteProtocolError as error:
             self._reject(error)
+        except QuotaUsedUpError as error:
+            self.abort(str(error))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self.abort("lost: the connection broke")
 

@@ -167,6 +167,12 @@ def tune(sock: trio.socket.SocketType) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
+def take_in_at_most(sock: trio.socket.SocketType, byte_count: int) -> None:
+    """Bound what the kernel takes in before it is read (Linux takes twice that, for its own bookkeeping)."""
+    with suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, byte_count)
+
+
 def caller_of(stream: trio.SocketStream) -> tuple[str, str]:
     """(host, HOST:PORT) of the other end. Raises `OSError` when it has already gone."""
     host, port = stream.socket.getpeername()[:2]

@@ -13,6 +13,7 @@ import trio
 
 from protocol.drive import tcp
 from protocol.drive.half_open import HalfOpenPlaces
+from protocol.drive.limits import Limits, Metered, QuotaUsedUpError
 from protocol.drive.link import PATHS, Link, LinkEvents, LinkOptions
 from protocol.errors import DialError, RemoteProtocolError
 from protocol.framing import Event, Framing, FramingLimits, PeerReady
@@ -63,15 +64,17 @@ class Transport:
         admit: Callable[[bytes, bytes], str],
         events: LinkEvents,
         options: LinkOptions | None = None,
+        limits: Limits | None = None,
     ) -> None:
         """`nursery` runs dialled links; `role` is ours; `credential()` is what we show now; `options` may be replaced
-        later and then hold for new links.
+        later and then hold for new links; `limits` are the owner's, for every way of the process together.
 
         `admit(public_key, credential)` gives the peer's role or raises `RemoteProtocolError`
         (`protocol.membership.Trust.admit` with the time filled in).
         """
         self.events = events
         self.options = options or LinkOptions()
+        self.limits = limits or Limits()
         self.guests: Guests | None = None
         """Who takes the callers that want no link; they are refused while there is nobody."""
         self._nursery = nursery
@@ -108,6 +111,8 @@ class Transport:
 
         All addresses are tried side by side, the earlier ones with a start. Raises `DialError`.
         """
+        if self.limits.used_up.is_set():
+            raise DialError("this month's transfer quota is used up")
         async with tcp.racing(addresses) as race:
             link = await self._first(race, peer)
         if link is None:
@@ -125,7 +130,7 @@ class Transport:
                 return None
             stream, candidate = found
             try:
-                return await self._try(stream, candidate, peer)
+                return await self._try(self._metered(stream), candidate, peer)
             except DialError as error:
                 race.failures.append(f"{candidate.address}: {error}")
 
@@ -151,7 +156,7 @@ class Transport:
             raise
         return await self._keep(*outcome)
 
-    async def _try(self, stream: trio.SocketStream, candidate: tcp.Candidate, peer: NodeId) -> Link:
+    async def _try(self, stream: trio.abc.Stream, candidate: tcp.Candidate, peer: NodeId) -> Link:
         """A link over a fresh connection, dialled a second time when the peer wants a cookie. Raises `DialError`."""
         try:
             outcome = await self._greet_as_initiator(stream, "tcp", candidate.address, peer)
@@ -159,7 +164,7 @@ class Transport:
                 cookie = outcome
                 await _close(stream)
                 try:
-                    stream = await tcp.connect(candidate)
+                    stream = self._metered(await tcp.connect(candidate))
                 except OSError as error:
                     raise DialError(f"no connection: {tcp.said(error)}") from None
                 outcome = await self._greet_as_initiator(stream, "tcp", candidate.address, peer, cookie=cookie)
@@ -216,16 +221,24 @@ class Transport:
             raise DialError(f"refused by us: {error}") from None
         except trio.TooSlowError:
             raise DialError("no answer in time") from None
+        except QuotaUsedUpError as error:
+            raise DialError(str(error)) from None
         except (trio.BrokenResourceError, trio.ClosedResourceError, _StreamEndedError):
             raise DialError("the peer closed the connection in the handshake (does it know us?)") from None
 
-    async def _accept(self, stream: trio.SocketStream) -> None:
+    def _metered(self, stream: trio.SocketStream) -> Metered:
+        if self.limits.receive_buffer_bytes is not None:
+            tcp.take_in_at_most(stream.socket, self.limits.receive_buffer_bytes)
+        return Metered(stream, self.limits)
+
+    async def _accept(self, raw: trio.SocketStream) -> None:
         """One caller: handshake in a half-open place, then the link until it ends."""
         try:
-            host, address = tcp.caller_of(stream)
+            host, address = tcp.caller_of(raw)
         except OSError:
             return
-        tcp.tune(stream.socket)
+        tcp.tune(raw.socket)
+        stream = self._metered(raw)
         outcome: tuple[Link, list[Event]] | None = None
         guest: Callable[[], Awaitable[None]] | None = None
         reason, detail = "busy", "gave way to a newer caller before its handshake was over"
@@ -267,6 +280,8 @@ class Transport:
             raise DialError(f"refused by us: {error}") from None
         except trio.TooSlowError:
             raise DialError("no handshake in time") from None
+        except QuotaUsedUpError as error:
+            raise DialError(str(error)) from None
         except (trio.BrokenResourceError, trio.ClosedResourceError, _StreamEndedError):
             raise DialError("the peer closed the stream in the handshake (does it know us?)") from None
         assert outcome is not None, "no cookie is asked for here"

@@ -284,3 +284,24 @@ def test_a_volunteer_that_has_nothing_drains_at_once() -> None:
     desk.plan(make_plan(), stage=0)
     desk.feed(Told("drain"))
     assert desk.of(Exit)[0].reason == "drained"
+
+
+@pytest.mark.parametrize("role", ["server", "volunteer"])
+@pytest.mark.parametrize("told", ["suspend quota", "stop quota"])
+def test_a_node_that_has_to_pause_leaves_with_the_reason_named(role: str, told: str) -> None:
+    """The coordinator hears that it is the quota, and the process knows that it is to come back."""
+    desk = Desk("b1" if role == "server" else "v1", role=role)
+    desk.join()
+    desk.plan(make_plan(), stage=1)
+    desk.feed(Told(told))
+    assert desk.of(Exit)[0].reason == "suspended: quota" == desk.sent(Leave)[0].reason
+
+
+def test_the_owner_who_says_drain_while_it_pauses_ends_it() -> None:
+    """The last word counts: after a Ctrl-C the process does not wait for next month."""
+    desk = Desk("v1", role="volunteer")
+    desk.join()
+    desk.plan(make_plan(), stage=0)
+    desk.machine._drained_reason = "suspended: quota"
+    desk.feed(Told("drain"))
+    assert desk.of(Exit)[0].reason == "drained"

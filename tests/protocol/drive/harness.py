@@ -12,7 +12,8 @@ from protocol.drive.tcp import open_listeners
 from protocol.drive.transport import Link, LinkOptions, Transport
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Identity
-from protocol.messages import Message
+from protocol.ids import TaskId, TensorRef
+from protocol.messages import Activation, Message
 from tests.protocol.samples import RUN_ID
 
 PATIENCE_S = 30.0
@@ -72,6 +73,12 @@ class Station:
     transport: Transport
     events: Recorder
     address: str
+
+
+def activation(byte_count: int, number: int = 1) -> Activation:
+    """A message with one tensor of so many bytes."""
+    tensors = (TensorRef(0, (byte_count // 4,), "fp32", byte_count),)
+    return Activation(ledger_generation=1, task=TaskId(1, number, 0, "F"), tensors=tensors)
 
 
 def admit_all(key: bytes, credential: bytes) -> str:

@@ -21,19 +21,13 @@ from protocol.drive.transport import DialError, Link, LinkOptions
 from protocol.framing import Frame
 from protocol.handshake import CookieDemanded, Initiator, Session
 from protocol.identity import Identity
-from protocol.ids import TaskId, TensorRef
 from protocol.limits import COOKIE_ABOVE, HALF_OPEN_MAX
-from protocol.messages import Activation, Freeze, Ping
+from protocol.messages import Freeze, Ping
 from protocol.records import RecordWriter
-from tests.protocol.drive.harness import PATIENCE_S, Station, stations
+from tests.protocol.drive.harness import PATIENCE_S, Station, activation, stations
 from tests.protocol.samples import ALICE, RUN_ID
 
 _MIB = 1 << 20
-
-
-def _activation(byte_count: int) -> Activation:
-    tensors = (TensorRef(0, (byte_count // 4,), "fp32", byte_count),)
-    return Activation(ledger_generation=1, task=TaskId(1, 1, 0, "F"), tensors=tensors)
 
 
 async def _stranger(
@@ -90,7 +84,7 @@ async def test_large_tensors_arrive_and_are_counted() -> None:
         link = await two.transport.dial([one.address], one.identity.node)
         content = [random.Random(number).randbytes(2 * _MIB) for number in range(8)]
         for data in content:
-            link.send(_activation(2 * _MIB), [data])
+            link.send(activation(2 * _MIB), [data])
         await one.events.until(lambda events: len(events.messages) == 8)
         assert sorted(bytes(buffers[0]) for _, _, buffers in one.events.messages) == sorted(content)
         assert one.events.byte_counts["rx", "activation"] == two.events.byte_counts["tx", "activation"] > 16 * _MIB
@@ -103,7 +97,7 @@ async def test_a_receiver_that_waits_holds_the_sender_back() -> None:
         one.events.hold = trio.Event()
         link = await two.transport.dial([one.address], one.identity.node)
         for _ in range(6):
-            link.send(_activation(_MIB), [bytes(_MIB)])
+            link.send(activation(_MIB), [bytes(_MIB)])
         await one.events.until(lambda events: events.messages)
         await trio.testing.wait_all_tasks_blocked(0.05)
         assert len(one.events.messages) == 1 and link.queued_bytes >= 4 * _MIB
@@ -146,7 +140,7 @@ async def test_a_slow_peer_is_let_go() -> None:
         one.events.hold = trio.Event()
         link = await two.transport.dial([one.address], one.identity.node)
         for _ in range(8):
-            link.send(_activation(_MIB), [bytes(_MIB)])
+            link.send(activation(_MIB), [bytes(_MIB)])
         await two.events.until(lambda events: events.down)
         assert "too slow" in two.events.down[0][1]
 
@@ -183,7 +177,7 @@ async def test_refusals_in_the_handshake() -> None:
     [
         (Frame.MESSAGE, b"\xc1 no message", "decode"),
         (Frame.MESSAGE, encode(Freeze(ledger_generation=1, step=1, contributions=())), "role"),
-        (Frame.BULK, bytes(4) + encode(_activation(4)), "role"),
+        (Frame.BULK, bytes(4) + encode(activation(4)), "role"),
         (Frame.CREDIT, b"\xff" * 8, "size"),
         (99, b"", "decode"),
     ],
@@ -303,7 +297,7 @@ async def test_hundreds_of_idle_callers_and_slow_readers() -> None:
         await one.events.until(lambda events: len(events.up) == 200)
         data = bytes(16 * _MIB)
         for link in one.events.up:
-            link.send(_activation(len(data)), [data])
+            link.send(activation(len(data)), [data])
         for _ in range(500):
             streams.append(await trio.open_tcp_stream("127.0.0.1", int(one.address.rpartition(":")[2])))
         link = await two.transport.dial([one.address], one.identity.node)
@@ -329,7 +323,7 @@ async def test_stalled_handshakes_and_frames_time_out(
         stream, session = await _stranger(one)
         writer = RecordWriter(session.send_key, bytes(24))
         await stream.send_all(writer.header + writer.seal(Frame.HELLO, bytes(10)))
-        await stream.send_all(writer.seal(Frame.BULK, bytes(4) + encode(_activation(_MIB))))
+        await stream.send_all(writer.seal(Frame.BULK, bytes(4) + encode(activation(_MIB))))
         await _ended(stream)
         assert one.events.rejected[0][0] == "timeout"
 
