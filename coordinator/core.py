@@ -18,7 +18,9 @@ from typing import Any
 from coordinator.admission import Admission
 from coordinator.history import History
 from coordinator.membership import MEMBERS_MAX, LeaveReason, Member, Roster
+from coordinator.network import NetworkBook
 from coordinator.outbox import Outbox
+from coordinator.plan_builder import block_work
 from coordinator.records import DataRow, MemberRow, StepRow, StoredState
 from coordinator.servers import Placement
 from coordinator.signals import Helpers, Signalling
@@ -33,6 +35,7 @@ from protocol.messages import (
     DataReady,
     Join,
     Leave,
+    LinkReport,
     Message,
     NodeReport,
     Ping,
@@ -43,6 +46,7 @@ from protocol.messages import (
     StepReportStored,
     Welcome,
 )
+from protocol.profile import NetworkFile
 from protocol.run import RunConfig
 
 MEMBERSHIP_S = 24 * 3600.0
@@ -78,6 +82,7 @@ class CoordinatorMachine:
         self.admission = Admission(stored.spent, stored.banned)
         self.history = History(config, stored, self.outbox)
         self.placement = Placement(config, generation, stored, self.roster, self.history, self.outbox)
+        self.network = NetworkBook()
         self.crew = Crew(config, self.roster, self.placement, self.outbox)
         self.signalling = Signalling(self.roster, self.outbox, helpers or Helpers(), wall_offset_s)
         self.data = stored.data
@@ -173,6 +178,20 @@ class CoordinatorMachine:
         """Everything that the API shows, as plain values."""
         return build_status(self, now)
 
+    def network_file(self, now: float) -> NetworkFile:
+        """What is measured, in the planner's form. Raises `BadInputError` when nothing is."""
+        vocabulary = self.data.vocabulary if self.data is not None else 0
+        work = sum(block_work(self.config, block, vocabulary) for block in range(self.config.block_count))
+
+        def flops_per_s(member: Member) -> float:
+            # The benchmark's tokens went through an even share of the blocks: a multiply and an add for each of the
+            # forward's, and the same twice for the backward.
+            tokens_per_s = member.join.tokens_per_s if member.join is not None else 0.0
+            return tokens_per_s * 6 * work / self.config.stages.count
+
+        working = [*self.roster.servers(), *self.roster.volunteers()]
+        return self.network.to_network(working, flops_per_s, now)
+
     # ---- links -------------------------------------------------------------------------------------------------
 
     @property
@@ -215,6 +234,7 @@ class CoordinatorMachine:
     def _gone(self, member: Member, leave: LeaveReason, detail: str, now: float) -> None:
         """The end of a link, whoever ended it: the member leaves at once."""
         self.roster.remove(member)
+        self.network.left(member.peer)
         if not member.welcomed:
             return
         self.outbox.count("barnraise_coordinator_node_leaves_total", reason=leave)
@@ -278,6 +298,8 @@ class CoordinatorMachine:
                 self._expel(member, "unexpected", f"{type(message).__name__} before Join", now)
             case NodeReport():
                 member.report, member.report_at = message, now
+            case LinkReport():
+                self._link_report(member, message, now)
             case Signal():
                 self.signalling.carry(member, message, now)
             case DataReady():
@@ -364,12 +386,20 @@ class CoordinatorMachine:
         self.outbox.log("info", "node joined", node=member.peer, role=member.role, build=member.join.build)
         if member.role == "server":
             self.placement.arrive(member, now)
+        elif member.join.visit:
+            member.stage_reason = "only looks"
+            self.placement.tell(member)
         else:
             self.crew.arrive(member, vocabulary, now)
         if self.finished:
             self.outbox.send(member.peer, RunFinished())
 
     # ---- what the run reports ----------------------------------------------------------------------------------
+
+    def _link_report(self, member: Member, report: LinkReport, now: float) -> None:
+        fault = self.network.take(member.peer, report, now)
+        if fault:
+            self._expel(member, "unexpected", fault, now)
 
     def _data_ready(self, member: Member, message: DataReady, now: float) -> None:
         slot = self.placement.table.slot_of(member.peer)

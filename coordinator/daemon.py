@@ -40,7 +40,7 @@ from protocol.drive.metrics import Metrics
 from protocol.drive.process import set_up_logging, watch_loop, watch_signals, write_log
 from protocol.drive.pump import Pump
 from protocol.drive.tcp import open_all_listeners
-from protocol.drive.transport import Link, Transport
+from protocol.drive.transport import PATHS, Link, Transport
 from protocol.errors import BadInputError
 from protocol.identity import Identity
 from protocol.limits import CLOSE_S
@@ -63,6 +63,7 @@ from protocol.machine import (
 )
 from protocol.membership import Invite, Membership, Trust, open_credential, sign_statement
 from protocol.messages import Message
+from protocol.profile import NetworkFile
 from protocol.run import RunConfig
 
 IDENTITY = "identity"
@@ -259,7 +260,7 @@ class Daemon:
     # ---- links -------------------------------------------------------------------------------------------------
 
     def on_up(self, link: Link) -> None:
-        self._metrics.record("barnraise_transport_connects_total", path="tcp", outcome="ok")
+        self._metrics.record("barnraise_transport_connects_total", path=link.path, outcome="ok")
         self.pump.put(LinkUp(link.peer, link.role, link.public_key, link.credential, link.address))
 
     async def on_message(self, link: Link, message: Message, buffers: tuple[memoryview, ...]) -> None:
@@ -291,11 +292,16 @@ class Daemon:
     async def refresh_gauges(self) -> None:
         while True:
             refresh(self._metrics, self.machine)
-            self._metrics.record("barnraise_transport_connections", len(self.transport.links), path="tcp")
+            paths = [link.path for link in self.transport.links]
+            for path in PATHS:
+                self._metrics.record("barnraise_transport_connections", paths.count(path), path=path)
             await trio.sleep(REFRESH_S)
 
     def status(self) -> dict[str, Any]:
         return self.machine.status(trio.current_time())
+
+    def network(self) -> NetworkFile:
+        return self.machine.network_file(trio.current_time())
 
     async def steps(self, first: int, count_max: int) -> Sequence[StepRow]:
         rows: list[StepRow] = await self._in_thread("read", partial(self._store.steps_from, first, count_max))

@@ -120,8 +120,12 @@ class Roster:
         return [member for member in self._members.values() if member.welcomed and member.role == "server"]
 
     def volunteers(self) -> list[Member]:
-        """Welcomed volunteers, in order of arrival."""
-        return [member for member in self._members.values() if member.welcomed and member.role == "volunteer"]
+        """Welcomed volunteers that work, in order of arrival."""
+        return [
+            member
+            for member in self._members.values()
+            if member.welcomed and member.role == "volunteer" and not (member.join is not None and member.join.visit)
+        ]
 
     def check(self) -> None:
         """Raises if an invariant is broken."""

@@ -31,6 +31,7 @@ from node.links.callee import Surroundings
 from node.links.connector import Connector
 from node.links.relay_desk import RelayLimits
 from node.links.relayed import Proof, RelayServer
+from node.meter import Figures
 from node.metrics import NodeMetrics
 from node.records import Record
 from node.store import StoreFullError, TensorStore
@@ -44,6 +45,7 @@ from protocol.drive.transport import LinkOptions, Transport
 from protocol.errors import BadInputError
 from protocol.handshake import Admit
 from protocol.identity import Identity
+from protocol.ids import NodeId
 from protocol.limits import TENSOR_BYTES_MAX, WINDOW_BYTES
 from protocol.machine import Told
 from protocol.membership import JoinLink, Trust
@@ -76,6 +78,8 @@ class NodeOptions:
     stage: int = -1
     computes: bool = True
     tokens_per_s: float = 0.0
+    measured: tuple[tuple[NodeId, str, Figures], ...] = ()
+    """(server, path, figures) of the links that were measured before the owner was asked."""
     relays: bool = True
     """Whether a server carries links between other members of the run."""
     checkpoints: Path | None = None
@@ -256,7 +260,9 @@ class _Node:
         machine = self._make_machine(addresses)
         trust = Trust(link.run_id, link.coordinator_key)
         self._admit: Admit = lambda key, credential: trust.admit(key, credential, time.time())
-        driver = self._driver = Driver(self._store, self._metrics, on_welcome=self._on_welcome)
+        driver = self._driver = Driver(
+            self._store, self._metrics, self._role, on_welcome=self._on_welcome, measured=self._options.measured
+        )
         driver.pump = self._pump = Pump(machine, driver)
         async with trio.open_nursery() as nursery:
             driver.nursery = nursery
@@ -285,6 +291,7 @@ class _Node:
             nursery.start_soon(watch_signals, self._pump.put)
             nursery.start_soon(watch_loop, self._metrics)
             nursery.start_soon(self._watch_machine, machine)
+            nursery.start_soon(driver.measuring.run)
             self._metrics.ask_volunteer(machine)
             nursery.start_soon(self._watch_quota)
             if state.config is not None:

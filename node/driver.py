@@ -20,6 +20,8 @@ from node.compute.lanes import DEVICE_JOBS, Lane, Outcome, input_refs
 from node.jobs import Apply, Backward, Reduce, SetUpServer, WriteCheckpoint, WriteManifest
 from node.journal import JournalWriter, tensors_of
 from node.links.connector import Connector
+from node.links.measuring import Measuring
+from node.meter import Figures
 from node.metrics import NodeMetrics
 from node.store import Buffer, StoreError, StoreFullError, TensorStore
 from protocol.drive.process import write_log
@@ -43,7 +45,7 @@ from protocol.machine import (
     Send,
     ShareTensor,
 )
-from protocol.messages import Message, NodeReport, Parameters, Welcome
+from protocol.messages import LinkReport, Message, NodeReport, Parameters, Welcome
 
 OPERATIONS = {
     "Forward": "forward",
@@ -54,25 +56,40 @@ OPERATIONS = {
     "Apply": "optimizer",
 }
 """Jobs that are pipeline operations, by the name that the metrics give them."""
+VISIT_S = 60.0
+"""How long a volunteer may hold a link without a word about work: it looks at the run, and measures (see `on_up`)."""
 
 
 class Driver:
     """The hands of one node's machine. All methods run on trio's thread unless they say otherwise.
 
     Args:
+        role: server or volunteer
         on_welcome: keeps what a `Welcome` brings, before the machine sees it.
+        measured: (peer, path, figures) of links that were measured before this process began.
     """
 
     def __init__(
         self,
         store: TensorStore,
         metrics: NodeMetrics,
+        role: str,
         on_welcome: Callable[[Welcome], None],
+        measured: Sequence[tuple[NodeId, str, Figures]] = (),
     ) -> None:
         self._store = store
         self._metrics = metrics
         self._on_welcome = on_welcome
         self._links: dict[NodeId, Link] = {}
+        self._visitors: dict[NodeId, Link] = {}
+        """Volunteers that have not said a word about work: no matter of the machine yet."""
+        self.measuring = Measuring(
+            self,
+            # Volunteers measure their links to servers; of two servers the one that dialled does.
+            chooses=lambda link: link.role == "server" and (role == "volunteer" or link.dialled),
+            report=self._report_links,
+            known=measured,
+        )
         self._lanes: dict[str, Lane] = {}
         self._totals: dict[str, float] = {}
         self._device_since: float | None = None
@@ -200,15 +217,38 @@ class Driver:
         )
 
     def on_up(self, link: Link) -> None:
+        """The machine hears of it at once, but of a volunteer's link with the first word that is about work.
+
+        A volunteer speaks first in any case. One that only looks at the run and measures its line would otherwise
+        count as somebody who computes, and servers that compute only while nobody else does would wait for it.
+        """
         self._links[link.peer] = link
         self._count_links()
         self.connector.on_up(link)
+        self.measuring.up(link)
+        if link.role == "volunteer":
+            self._visitors[link.peer] = link
+            self.nursery.start_soon(self._end_visit, link)
+        else:
+            self._tell_up(link)
+
+    def _tell_up(self, link: Link) -> None:
         self.pump.put(LinkUp(link.peer, link.role, link.public_key, link.credential, link.address))
+
+    async def _end_visit(self, link: Link) -> None:
+        await trio.sleep(VISIT_S)
+        if self._visitors.get(link.peer) is link:
+            link.close("silent: not a word about work")
 
     async def on_message(self, link: Link, message: Message, buffers: tuple[memoryview, ...]) -> None:
         await self.pump.room()
         if self._links.get(link.peer) is not link:
             return  # the link went down while this waited
+        if self.measuring.take(link, message):
+            return
+        if self._visitors.get(link.peer) is link:
+            del self._visitors[link.peer]
+            self._tell_up(link)
         if (link.role == "volunteer" or isinstance(message, Parameters)) and not all_finite(message, buffers):
             self._refuse(link, "not_finite", f"{type(message).__name__} holds values that are not finite")
             return
@@ -231,12 +271,25 @@ class Driver:
             del self._links[link.peer]
             self._count_links()
             self.connector.on_down(link, reason)
-            self.pump.put(LinkDown(link.peer, reason))
+            self.measuring.down(link)
+            if self._visitors.pop(link.peer, None) is None:
+                self.pump.put(LinkDown(link.peer, reason))
 
     def _count_links(self) -> None:
         paths = [link.path for link in self._links.values()]
         for path in PATHS:
             self._metrics.record("barnraise_transport_connections", paths.count(path), path=path)
+
+    def _report_links(self, report: LinkReport) -> None:
+        for link in self._links.values():
+            if link.role == "coordinator":
+                link.send(report)
+
+    def round_trip(self, path: str, seconds: float) -> None:
+        self._metrics.record("barnraise_transport_round_trip_seconds", seconds, path=path)
+
+    def refuse(self, link: Link, detail: str) -> None:
+        self._refuse(link, "unexpected", detail)
 
     def on_relay(self, metric: str, value: float, labels: dict[str, str]) -> None:
         """For the relay of a server: what it counts."""

@@ -43,6 +43,7 @@ DRIVERS = {
     "node/compute/*": "owns the device, files and the lanes' threads",
     "node/daemon.py": "the node's driver",
     "node/driver.py": "the node's driver",
+    "node/links/measuring.py": "measures open links",
     "node/journal.py": "the node's disk",
     "node/links/certificate.py": "makes a key",
     "node/links/datagrams.py": "a UDP socket",

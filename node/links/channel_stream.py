@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import trio
 
+from node.links.datagrams import ByteLimits
 from node.links.helper import Connection
 from node.links.helper_frames import DATA_BYTES_MAX, WINDOW_BYTES, Credit
-from node.links.quic import ByteLimits
 
 CREDIT_STEP_BYTES = WINDOW_BYTES // 16
 """Consumed bytes after which the helper is told."""

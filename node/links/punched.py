@@ -16,9 +16,10 @@ import trio
 
 from node.links.certificate import Certificate, new_certificate
 from node.links.channel_stream import ChannelStream
+from node.links.datagrams import ByteLimits
 from node.links.helper import Connection, Helper, HelperGoneError
 from node.links.helper_frames import Census, Connect, Gather, Gathered, SocketReady, StunServer, TurnServer
-from node.links.quic import ByteLimits, QuicError, open_quic
+from node.links.quic import QuicError, open_quic
 from protocol.candidates import Reach, acceptable_address, acceptable_candidates, behind_one_address
 from protocol.drive.addresses import host_port
 from protocol.errors import RemoteProtocolError
