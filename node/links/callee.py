@@ -88,7 +88,14 @@ async def dial_anew(transport: Transport, addresses: tuple[str, ...], peer: Node
     if found is None:
         raise DialError("; ".join(race.failures) or "no address is known")
     stream, candidate = found
-    await transport.adopt(stream, peer, initiator=True, path="tcp", address=candidate.address, prologue=TCP_PROLOGUE)
+    await transport.adopt(
+        transport.metered(stream),
+        peer,
+        initiator=True,
+        path="tcp",
+        address=candidate.address,
+        prologue=TCP_PROLOGUE,
+    )
 
 
 class Callee:
@@ -117,18 +124,15 @@ class Callee:
         if self._answering.total() >= ANSWERING_MAX or self._answering[peer] >= ANSWERING_PER_PEER:
             self._refuse(peer, note.number, "too many attempts at once")
             return
-        match note:
-            case Knock():
-                self._nursery.start_soon(self._within_bounds, peer, note, self._dial_back)
-            case Offer():
-                self._nursery.start_soon(self._within_bounds, peer, note, self._punch)
-            case Meet():
-                self._nursery.start_soon(self._within_bounds, peer, note, self._meet)
+        works = {Knock: self._dial_back, Offer: self._punch, Meet: self._meet}
+        work = works.get(type(note))
+        if work is not None:
+            self._answering[peer] += 1  # here, not in the task: many notes come in one breath
+            self._nursery.start_soon(self._within_bounds, peer, note, work)
 
     async def _within_bounds(
         self, peer: NodeId, note: AnyNote, work: Callable[[NodeId, AnyNote], Awaitable[None]]
     ) -> None:
-        self._answering[peer] += 1
         try:
             with trio.move_on_after(ANSWER_S):
                 await work(peer, note)
@@ -168,7 +172,7 @@ class Callee:
         addresses = self._here.relays.get(note.relay, ())
         if not addresses:
             raise DialError("that relay is not known here")
-        stream = await open_leg(addresses, note.relay, note.meeting, self._proof)
+        stream = await open_leg(addresses, note.relay, note.meeting, self._proof, self._transport.metered)
         await self._transport.adopt(
             stream,
             peer,

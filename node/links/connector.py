@@ -269,7 +269,7 @@ class Connector:
         peer, relay = order.peer, order.way.via
         meeting = os.urandom(MEETING_BYTES)
         self._post.tell(peer, Meet(0, relay, meeting))
-        stream = await open_leg(order.addresses, relay, meeting, self._proof)
+        stream = await open_leg(order.addresses, relay, meeting, self._proof, self._transport.metered)
         await self._prove(
             order,
             lambda: self._transport.adopt(

@@ -14,18 +14,16 @@ comparison. A STUN packet that comes late on the shared socket has the QUIC bit 
 from __future__ import annotations
 
 import operator
-import socket
-import struct
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from typing import Protocol, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 import trio
 from aioquic.quic.events import ConnectionTerminated, HandshakeCompleted, QuicEvent, StreamDataReceived
 from aioquic.quic.packet import QuicErrorCode
 
 from node.links.certificate import Certificate
+from node.links.datagrams import Address, ByteLimits, DatagramSocket
 from node.links.quic_connection import (
     CONNECTION_ID_BYTES,
     RECEIVE_WINDOW_BYTES,
@@ -45,10 +43,6 @@ LINGER_S = 2.0
 """After `aclose`, for what was accepted to arrive; then the connection is cut."""
 UNSENT_BYTES = 128 << 10
 """Accepted bytes that wait for the line: what a control message may find before itself."""
-SOCKET_BUFFER_BYTES = 4 << 20
-"""Asked of the kernel; it may give less. A burst waits there while the loop does something else."""
-RECEIVE_BATCH = 32
-"""Datagrams read before other tasks have their turn: about a millisecond."""
 GREETING = b"\x01"
 """The client's first byte: it accepted the server's certificate, and the server may speak."""
 REASON_CHARACTERS_MAX = 100
@@ -56,29 +50,11 @@ REASON_CHARACTERS_MAX = 100
 
 _QUIC_BIT = 0x40
 _LONG_HEADER = 0x80
-_UDP_SEGMENT = 103
-_UDP_GRO = 104
-_IP_MTU_DISCOVER = 10
-_IPV6_MTU_DISCOVER = 23
-_IP_PMTUDISC_PROBE = 3
-_SEGMENTS_MAX = 64
-_DATAGRAM_BYTES_MAX = 65535
-
-Address = tuple[str, int] | tuple[str, int, int, int]
-"""As the socket's family has it."""
 T = TypeVar("T")
 
 
 class QuicError(Exception):
     """No connection came about; the text says why."""
-
-
-class ByteLimits(Protocol):
-    """The owner's limits: every datagram waits here for its turn."""
-
-    async def take_up(self, byte_count: int) -> None: ...
-
-    async def take_down(self, byte_count: int) -> None: ...
 
 
 async def open_quic(
@@ -98,17 +74,15 @@ async def open_quic(
     UDP socket, bound, and from now on ours: it is closed with the stream, and when this fails. `nursery` runs the
     stream's tasks. The server returns when it is certain that the client accepted it. Raises `QuicError`.
     """
-    family = sock.family
-    raw = socket.socket(family, socket.SOCK_DGRAM, fileno=sock.detach())
+    datagrams = DatagramSocket(sock, limits)
     try:
         if client and (peer_fingerprint is None or len(peer_fingerprint) != 32):
             raise ValueError("a client needs the server's fingerprint, 32 bytes")
         if not client and certificate is None:
             raise ValueError("a server needs a certificate")
-        raw.setblocking(False)
-        stream = QuicStream(raw, remote, client, certificate, peer_fingerprint or b"", limits)
+        stream = QuicStream(datagrams, remote, client, certificate, peer_fingerprint or b"")
     except BaseException:
-        raw.close()
+        datagrams.close()
         raise
     nursery.start_soon(stream._run)
     try:
@@ -131,12 +105,11 @@ class QuicStream(trio.abc.Stream):
 
     def __init__(
         self,
-        raw: socket.socket,
+        datagrams: DatagramSocket,
         remote: Address,
         client: bool,
         certificate: Certificate | None,
         peer_fingerprint: bytes,
-        limits: ByteLimits | None,
     ) -> None:
         self.remote = remote
         """Where the peer is, as far as we were told."""
@@ -144,10 +117,9 @@ class QuicStream(trio.abc.Stream):
         """Why the connection ended, once it has."""
         self.ignored_datagrams = 0
         """Datagrams that were dropped unread: not QUIC, or from elsewhere."""
-        self._socket = raw
+        self._socket = datagrams
         self._client = client
         self._peer_fingerprint = peer_fingerprint
-        self._limits = limits
         self._configuration = quic_configuration(client=client, certificate=certificate, idle_s=SILENT_S)
         self._connection: FencedConnection | None = None
         self._origin: bytes | None = None
@@ -167,8 +139,6 @@ class QuicStream(trio.abc.Stream):
         self._closed = False
         self._linger_until = float("inf")
         self._pinged_at = trio.current_time()
-        self._segments = True
-        _enlarge(raw)
         if client:
             self._connection = FencedConnection(self._configuration)
             self._connection.connect(remote, now=trio.current_time())
@@ -305,8 +275,7 @@ class QuicStream(trio.abc.Stream):
                 until = min(until, self._connection.get_timer() or until)
                 self._after_sending()
             if datagrams:
-                await self._transmit(datagrams)
-                await trio.lowlevel.checkpoint()
+                await self._socket.send(datagrams)
             elif not self._terminated:
                 with trio.move_on_at(until):
                     await self._wake.wait()
@@ -333,69 +302,26 @@ class QuicStream(trio.abc.Stream):
     def _after_sending(self) -> None:
         assert self._connection is not None
         self._take_events()
+        if self._connection.has_room:
+            self._connection.controller.on_idle()
         if self._connection.unsent_bytes <= UNSENT_BYTES // 2:
             self._writable.set()
 
-    async def _transmit(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
-        if self._limits is not None:
-            await self._limits.take_up(sum(len(datagram) for datagram, _ in datagrams))
-        for train, address in _trains(datagrams) if self._segments else _singles(datagrams):
-            await self._send_train(train, address)
-
-    async def _send_train(self, train: list[bytes], address: Address) -> None:
-        """Datagrams of one size (the last may be shorter) to one address, in one call of the kernel."""
-        control = [(socket.IPPROTO_UDP, _UDP_SEGMENT, struct.pack("=H", len(train[0])))] if len(train) > 1 else []
-        while True:
-            try:
-                self._socket.sendmsg(train, control, 0, address)
-            except BlockingIOError:
-                await trio.lowlevel.wait_writable(self._socket)
-            except OSError:
-                if not control:
-                    return  # like a datagram that is lost on its way: the route may come back, or silence ends it
-                self._segments = False
-                for datagram in train:
-                    await self._send_train([datagram], address)
-                return
-            else:
-                return
-
     async def _read_datagrams(self) -> None:
         while True:
-            await trio.lowlevel.wait_readable(self._socket)
-            batch = list(self._read_batch())
-            if self._limits is not None:
-                await self._limits.take_down(sum(len(datagram) for datagram, _ in batch))
+            batch = await self._socket.receive()
             now = trio.current_time()
             for datagram, address in batch:
                 self._on_datagram(datagram, address, now)
             self._take_events()
             self._wake.set()
 
-    def _read_batch(self) -> Iterator[tuple[bytes, Address]]:
-        count = 0
-        while count < RECEIVE_BATCH:
-            try:
-                data, control, _, address = self._socket.recvmsg(_DATAGRAM_BYTES_MAX, socket.CMSG_SPACE(4))
-            except BlockingIOError:
-                return
-            except OSError:
-                count += 1  # an ICMP error that anybody could have sent
-                continue
-            size = len(data) or 1
-            for level, kind, value in control:
-                if level == socket.IPPROTO_UDP and kind == _UDP_GRO:
-                    size = struct.unpack("=i", value[:4])[0]
-            for start in range(0, len(data), size):
-                yield data[start : start + size], address
-                count += 1
-
     def _on_datagram(self, datagram: bytes, address: Address, now: float) -> None:
         if self._terminated:
             return
         if address[:2] == self.remote[:2]:
             address = self.remote
-        if not datagram[0] & _QUIC_BIT or not self._may_be_ours(datagram, address):
+        if not datagram or not datagram[0] & _QUIC_BIT or not self._may_be_ours(datagram, address):
             self.ignored_datagrams += 1
             return
         connection = self._connection
@@ -488,41 +414,5 @@ class QuicStream(trio.abc.Stream):
         if self._connection is not None:
             self._connection.close(error_code=0 if self._clean else 1, reason_phrase=self.reason)
             for datagram, address in self._guarded(self._connection.datagrams_to_send, trio.current_time()) or ():
-                for _ in range(2):
-                    with suppress(OSError):
-                        self._socket.sendto(datagram, address)
-
-
-def _trains(datagrams: Sequence[tuple[bytes, Address]]) -> Iterator[tuple[list[bytes], Address]]:
-    """Runs that the kernel can take as one: one address, equal sizes, only the last one shorter."""
-    train: list[bytes] = []
-    last: Address | None = None
-    for datagram, address in datagrams:
-        fits = train and address == last and len(train) < _SEGMENTS_MAX
-        fits = fits and len(train[-1]) == len(train[0]) >= len(datagram)
-        if train and not fits:
-            assert last is not None
-            yield train, last
-            train = []
-        train.append(datagram)
-        last = address
-    if last is not None:
-        yield train, last
-
-
-def _singles(datagrams: Sequence[tuple[bytes, Address]]) -> Iterator[tuple[list[bytes], Address]]:
-    for datagram, address in datagrams:
-        yield [datagram], address
-
-
-def _enlarge(raw: socket.socket) -> None:
-    """Room for bursts, trains of datagrams in one read, and no fragments (RFC 9000 section 14), where offered."""
-    for level, option, value in (
-        (socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES),
-        (socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES),
-        (socket.IPPROTO_UDP, _UDP_GRO, 1),
-        (socket.IPPROTO_IP, _IP_MTU_DISCOVER, _IP_PMTUDISC_PROBE),
-        (socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _IP_PMTUDISC_PROBE),
-    ):
-        with suppress(OSError):
-            raw.setsockopt(level, option, value)
+                self._socket.send_now(datagram, address)
+                self._socket.send_now(datagram, address)

@@ -21,6 +21,8 @@ from aioquic.quic.stream import QuicStream
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from node.links.bbr import NAME as CONTROLLER
+from node.links.bbr import ModelController, ModelPacer
 from node.links.certificate import Certificate
 
 ALPN = "barnraise/1"
@@ -51,6 +53,10 @@ class FencedConnection(QuicConnection):
         self.heard_at = float("inf")
         """When the last packet of the peer was deciphered."""
         self._granted_bytes = configuration.max_stream_data
+        controller = self._loss._cc
+        assert isinstance(controller, ModelController), "the configuration names it"
+        self.controller = controller
+        self._loss._pacer = ModelPacer(controller, max_datagram_size=configuration.max_datagram_size)
         for limit, value in (
             (self._local_max_streams_bidi, 0 if configuration.is_client else 1),
             (self._local_max_streams_uni, 0),
@@ -86,6 +92,12 @@ class FencedConnection(QuicConnection):
         """Stream bytes that the peer does not have for certain; they are in our memory."""
         stream = self._streams.get(STREAM_ID)
         return 0 if stream is None else len(stream.sender._buffer)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether neither pacer nor window keeps anything back: then whoever sends little has little to send."""
+        room = self.controller.congestion_window - self.controller.bytes_in_flight
+        return self._pacing_at is None and room >= self.configuration.max_datagram_size
 
     def owns(self, connection_id: bytes) -> bool:
         """Whether a packet to `connection_id` may be for this connection."""
@@ -142,6 +154,7 @@ def quic_configuration(*, client: bool, certificate: Certificate | None, idle_s:
     configuration = QuicConfiguration(
         is_client=client,
         alpn_protocols=[ALPN],
+        congestion_control_algorithm=CONTROLLER,
         connection_id_length=CONNECTION_ID_BYTES,
         idle_timeout=idle_s,
         max_data=RECEIVE_WINDOW_BYTES,

@@ -17,6 +17,7 @@ import trio
 
 from node.links.relay_desk import WAIT_S, Cut, Refuse, RelayDesk, RelayLimits, RelayOrder, Splice
 from protocol.drive import tcp
+from protocol.drive.limits import Metered
 from protocol.errors import DialError, RemoteProtocolError
 from protocol.handshake import ENTROPY_BYTES, NO_COOKIE, Admit, CookieDemanded, Initiator, Responder
 from protocol.identity import Identity
@@ -50,15 +51,24 @@ class RelayRefusedError(DialError):
         self.reason = reason
 
 
-async def open_leg(addresses: Sequence[str], relay: NodeId, meeting: bytes, proof: Proof) -> trio.SocketStream:
-    """A stream that leads to the other node of `meeting`, through the server `relay`. Raises `DialError`."""
+async def open_leg(
+    addresses: Sequence[str],
+    relay: NodeId,
+    meeting: bytes,
+    proof: Proof,
+    metered: Callable[[trio.SocketStream], Metered],
+) -> trio.abc.Stream:
+    """A stream that leads to the other node of `meeting`, through the server `relay`. Raises `DialError`.
+
+    `metered`: `Transport.metered`, through which every byte is paid for.
+    """
     cookie = NO_COOKIE
     for _ in range(2):
         async with tcp.racing(addresses) as race:
             found = await race.next()
         if found is None:
             raise DialError("; ".join(race.failures) or "no address of the relay is known")
-        stream = found[0]
+        stream = metered(found[0])
         try:
             outcome = await _ask(stream, relay, meeting, proof, cookie)
         except BaseException:
@@ -71,7 +81,7 @@ async def open_leg(addresses: Sequence[str], relay: NodeId, meeting: bytes, proo
     raise DialError("the relay is too busy")
 
 
-async def _ask(stream: trio.SocketStream, relay: NodeId, meeting: bytes, proof: Proof, cookie: bytes) -> bytes | None:
+async def _ask(stream: trio.abc.Stream, relay: NodeId, meeting: bytes, proof: Proof, cookie: bytes) -> bytes | None:
     """None: go. Bytes: the cookie that the relay demands. Raises `DialError`."""
     handshake = Initiator(
         identity=proof.identity,

@@ -74,9 +74,9 @@ class Transport:
         """
         self.events = events
         self.options = options or LinkOptions()
-        self.limits = limits or Limits()
         self.guests: Guests | None = None
         """Who takes the callers that want no link; they are refused while there is nobody."""
+        self.limits = limits or Limits()
         self._nursery = nursery
         self._identity = identity
         self._role = role
@@ -130,7 +130,7 @@ class Transport:
                 return None
             stream, candidate = found
             try:
-                return await self._try(self._metered(stream), candidate, peer)
+                return await self._try(self.metered(stream), candidate, peer)
             except DialError as error:
                 race.failures.append(f"{candidate.address}: {error}")
 
@@ -164,7 +164,7 @@ class Transport:
                 cookie = outcome
                 await _close(stream)
                 try:
-                    stream = self._metered(await tcp.connect(candidate))
+                    stream = self.metered(await tcp.connect(candidate))
                 except OSError as error:
                     raise DialError(f"no connection: {tcp.said(error)}") from None
                 outcome = await self._greet_as_initiator(stream, "tcp", candidate.address, peer, cookie=cookie)
@@ -226,7 +226,8 @@ class Transport:
         except (trio.BrokenResourceError, trio.ClosedResourceError, _StreamEndedError):
             raise DialError("the peer closed the connection in the handshake (does it know us?)") from None
 
-    def _metered(self, stream: trio.SocketStream) -> Metered:
+    def metered(self, stream: trio.SocketStream) -> Metered:
+        """The stream, with every byte paid for out of the owner's limits; for ways that connect by themselves."""
         if self.limits.receive_buffer_bytes is not None:
             tcp.take_in_at_most(stream.socket, self.limits.receive_buffer_bytes)
         return Metered(stream, self.limits)
@@ -238,7 +239,7 @@ class Transport:
         except OSError:
             return
         tcp.tune(raw.socket)
-        stream = self._metered(raw)
+        stream = self.metered(raw)
         outcome: tuple[Link, list[Event]] | None = None
         guest: Callable[[], Awaitable[None]] | None = None
         reason, detail = "busy", "gave way to a newer caller before its handshake was over"

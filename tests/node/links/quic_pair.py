@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 import trio
 
 from node.links.certificate import new_certificate
-from node.links.quic import ByteLimits, QuicStream, open_quic
+from node.links.datagrams import ByteLimits
+from node.links.quic import QuicStream, open_quic
 
 CERTIFICATE = new_certificate()
 

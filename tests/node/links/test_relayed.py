@@ -23,7 +23,9 @@ MEETING = b"0123456789abcdef"
 
 
 async def leg_and_link(station: Station, peer: Station, relay: Station, initiator: bool, role: str) -> None:
-    stream = await open_leg((relay.address,), relay.identity.node, MEETING, proof_of(station, role))
+    stream = await open_leg(
+        (relay.address,), relay.identity.node, MEETING, proof_of(station, role), station.transport.metered
+    )
     await station.transport.adopt(
         stream,
         peer.identity.node,
@@ -74,13 +76,13 @@ async def test_who_comes_alone_or_too_often_hears_why() -> None:
     """The refusals that a ladder acts upon, by name."""
     limits = RelayLimits(wait_s=0.05, node_sessions_max=1)
     async with relayed_stations("server", "server", limits=limits) as ((x, a), _, counter):
-        ask = partial(open_leg, (x.address,), x.identity.node, proof=proof_of(a))
+        ask = partial(open_leg, (x.address,), x.identity.node, proof=proof_of(a), metered=a.transport.metered)
         with pytest.raises(RelayRefusedError, match="alone"):
             await ask(MEETING)
         assert counter.values["refused_total", "alone"] == 1
     async with relayed_stations("server", "server", limits=RelayLimits(sessions_max=0)) as ((x, a), _, counter):
         with pytest.raises(RelayRefusedError, match="full"):
-            await open_leg((x.address,), x.identity.node, MEETING, proof_of(a))
+            await open_leg((x.address,), x.identity.node, MEETING, proof_of(a), a.transport.metered)
         assert counter.values["refused_total", "full"] == 1
 
 
@@ -89,10 +91,10 @@ async def test_strangers_and_impostors_get_nothing() -> None:
     stranger = Proof(Identity(b"\x77" * 32), RUN_ID, lambda: b"nobody", admit_all)
     async with relayed_stations("server", "server") as ((x, a), server, _):
         with pytest.raises(DialError, match="closed"):
-            await open_leg((x.address,), x.identity.node, MEETING, stranger)
+            await open_leg((x.address,), x.identity.node, MEETING, stranger, a.transport.metered)
         await x.events.until(lambda events: events.rejected)
         with pytest.raises(DialError, match="refused by us"):
-            await open_leg((x.address,), a.identity.node, MEETING, proof_of(a))
+            await open_leg((x.address,), a.identity.node, MEETING, proof_of(a), a.transport.metered)
         assert server.desk.session_count == 0 and server.desk.wake_at() is None
 
 
@@ -117,7 +119,7 @@ async def test_a_node_that_gives_up_waiting_frees_its_place() -> None:
     """Closed connections are noticed while they wait."""
     async with relayed_stations("server", "server", limits=RelayLimits(wait_s=60.0)) as ((x, a), server, _):
         with trio.move_on_after(0.5):
-            await open_leg((x.address,), x.identity.node, MEETING, proof_of(a))
+            await open_leg((x.address,), x.identity.node, MEETING, proof_of(a), a.transport.metered)
         with trio.fail_after(5):
             while server.desk.wake_at() is not None:
                 await trio.sleep(0.01)
@@ -128,7 +130,7 @@ async def test_a_server_that_does_not_relay_refuses_legs_like_any_noise() -> Non
     async with relayed_stations("server", "server") as ((x, a), _, _):
         x.transport.guests = None
         with pytest.raises(DialError):
-            await open_leg((x.address,), x.identity.node, MEETING, proof_of(a))
+            await open_leg((x.address,), x.identity.node, MEETING, proof_of(a), a.transport.metered)
         await x.events.until(lambda events: events.rejected)
         await a.transport.dial((x.address,), x.identity.node)
 
