@@ -27,10 +27,9 @@ from node.compute.lanes import DevicePerformer, Lane, ServerPerformer
 from node.core import NodeFacts, NodeMachine
 from node.driver import Driver
 from node.journal import Journal, JournalError, JournalWriter
+from node.links.assemble import WayOptions, assemble
 from node.links.callee import Surroundings
-from node.links.connector import Connector
-from node.links.relay_desk import RelayLimits
-from node.links.relayed import Proof, RelayServer
+from node.links.relayed import Proof
 from node.meter import Figures
 from node.metrics import NodeMetrics
 from node.records import Record
@@ -43,7 +42,6 @@ from protocol.drive.pump import Pump
 from protocol.drive.tcp import open_all_listeners
 from protocol.drive.transport import LinkOptions, Transport
 from protocol.errors import BadInputError
-from protocol.handshake import Admit
 from protocol.identity import Identity
 from protocol.ids import NodeId
 from protocol.limits import TENSOR_BYTES_MAX, WINDOW_BYTES
@@ -80,11 +78,10 @@ class NodeOptions:
     tokens_per_s: float = 0.0
     measured: tuple[tuple[NodeId, str, Figures], ...] = ()
     """(server, path, figures) of the links that were measured before the owner was asked."""
-    relays: bool = True
-    """Whether a server carries links between other members of the run."""
     checkpoints: Path | None = None
     """Where a fresh server finds the checkpoints of a run that it does not know yet."""
     limits: LineLimits = field(default_factory=LineLimits)
+    ways: WayOptions = field(default_factory=WayOptions)
 
 
 VOCABULARY_GUESS = 262_144
@@ -259,7 +256,10 @@ class _Node:
         link, state = self._options.link, self._state
         machine = self._make_machine(addresses)
         trust = Trust(link.run_id, link.coordinator_key)
-        self._admit: Admit = lambda key, credential: trust.admit(key, credential, time.time())
+
+        def admit(key: bytes, credential: bytes) -> str:
+            return trust.admit(key, credential, time.time())
+
         driver = self._driver = Driver(
             self._store, self._metrics, self._role, on_welcome=self._on_welcome, measured=self._options.measured
         )
@@ -272,11 +272,23 @@ class _Node:
                 role=self._role,
                 run_id=link.run_id,
                 credential=state.credential,
-                admit=self._admit,
+                admit=admit,
                 events=driver,
                 limits=self._limits,
             )
-            self._make_connector(nursery, addresses)
+            driver.connector = assemble(
+                nursery,
+                transport=driver.transport,
+                proof=Proof(state.identity, link.run_id, state.credential, admit),
+                link=link,
+                role=self._role,
+                options=self._options.ways,
+                surroundings=Surroundings(*self._split(addresses)),
+                give_up=driver.no_way,
+                record=self._metrics.record,
+                rejected=driver.on_rejected,
+                count_relayed=driver.on_relay,
+            )
             if self._role == "server":
                 driver.journal = JournalWriter(state.journal, self._pump.put)
                 nursery.start_soon(driver.journal.run)
@@ -301,26 +313,6 @@ class _Node:
             await trio.to_thread.run_sync(driver.close_lanes)
             nursery.cancel_scope.cancel()
         return reason
-
-    def _make_connector(self, nursery: trio.Nursery, addresses: tuple[str, ...]) -> None:
-        """The ladder's driver, and on a server the relay for others."""
-        driver, link = self._driver, self._options.link
-        proof = Proof(self._state.identity, link.run_id, self._state.credential, self._admit)
-        driver.connector = Connector(
-            nursery,
-            transport=driver.transport,
-            proof=proof,
-            coordinator=link.coordinator,
-            surroundings=Surroundings(*self._split(addresses)),
-            puncher=None,
-            give_up=driver.no_way,
-            record=self._metrics.record,
-        )
-        nursery.start_soon(driver.connector.run)
-        if self._role == "server" and self._options.relays:
-            driver.transport.guests = RelayServer(
-                proof, RelayLimits(), rejected=driver.on_rejected, count=driver.on_relay
-            )
 
     def _split(self, addresses: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """(where anybody can dial us, where our own network can). What the owner announced is taken at its word."""

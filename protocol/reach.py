@@ -34,6 +34,11 @@ def is_local(host: str) -> bool:
     return any(address.version == network.version and address in network for network in _LOCAL)
 
 
+def is_loopback(host: str) -> bool:
+    """Whether `host` is this computer itself."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
 def split(addresses: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(those that anybody can dial, those of one network only), each in their order."""
     both = tuple(addresses)
@@ -76,7 +81,7 @@ def worth_dialling(addresses: Sequence[str], local_addresses: Sequence[str], our
     for address in (*unasked, *local_addresses):
         host = host_of(address)
         port = int(address.rpartition(":")[2])
-        if port < PORT_MIN or not is_local(host) or (_is_loopback(host) and not _is_loopback(ours)):
+        if port < PORT_MIN or not is_local(host) or (is_loopback(host) and not is_loopback(ours)):
             continue
         if not any(_within(host, network) for network in _NEVER):
             local.append(address)
@@ -89,7 +94,3 @@ def _within(host: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network) -
     except ValueError:
         return False
     return address.version == network.version and address in network
-
-
-def _is_loopback(host: str) -> bool:
-    return host == "localhost" or host.startswith("127.") or host == "::1"

@@ -56,6 +56,7 @@ DRIVERS = {
     "node/store.py": "the node's tensors",
     "node/enquiry.py": "asks a running daemon",
     "node/metrics.py": "measures",
+    "node/links/assemble.py": "puts the ways together",
     "node/links/connector.py": "performs the ladder",
     "node/links/callee.py": "answers peers that want a link",
     "node/links/post.py": "waits for the answers to notes",

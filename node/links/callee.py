@@ -62,6 +62,11 @@ class Surroundings:
         self.addresses = addresses
         self.local_addresses = local_addresses
         self.seen_from = ""
+        self.stun: tuple[str, ...] = ()
+        self.turn: tuple[str, ...] = ()
+        self.username = self.password = ""
+        self.generation = 0
+        """Of the plan."""
         self.relays: dict[NodeId, tuple[str, ...]] = {}
         """Servers of the plan that can be dialled."""
 

@@ -110,8 +110,10 @@ class Connector:
             case Signal():
                 self._signal(message)
             case Reach():
-                self.here.seen_from = message.seen_from
-                return False
+                here = self.here
+                here.seen_from, here.stun, here.turn = message.seen_from, message.stun, message.turn
+                here.username, here.password = message.username, message.password
+                self._log.info("seen from outside", host=message.seen_from, stun=len(message.stun))
             case PlanChanged():
                 self.set_plan(message.plan)
                 return False
@@ -121,6 +123,7 @@ class Connector:
 
     def set_plan(self, plan: Plan) -> None:
         """Servers of the plan that can be dialled may relay. Every node prefers others, so that the load is spread."""
+        self.here.generation = plan.generation
         own = self._proof.identity.node
         servers = [(server.node, server.addresses) for stage in plan.stages for server in stage.servers]
         servers.sort(key=lambda server: blake2b((own + server[0]).encode(), digest_size=8).digest())

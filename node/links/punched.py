@@ -22,7 +22,7 @@ from node.links.helper_frames import Census, Connect, Gather, Gathered, SocketRe
 from node.links.quic import QuicError, open_quic
 from protocol.candidates import Reach, acceptable_address, acceptable_candidates, behind_one_address
 from protocol.drive.addresses import host_port
-from protocol.errors import RemoteProtocolError
+from protocol.errors import DialError, RemoteProtocolError
 from protocol.identity import Identity
 from protocol.ids import NodeId
 from protocol.signal import (
@@ -56,7 +56,7 @@ CLAIM_S = 5.0
 PunchedPath = Literal["quic", "channel", "relay"]
 
 
-class PunchError(Exception):
+class PunchError(DialError):
     """No link came about; the text says how far it got."""
 
 

@@ -18,8 +18,9 @@ pytestmark = pytest.mark.trio
 
 
 async def talk(one: Node, other: Node, number: int) -> None:
-    """A message each way."""
+    """A message each way, once both sides know of the link."""
     for sender, receiver in ((one, other), (other, one)):
+        await sender.until(lambda _, s=sender, r=receiver: s.link_to(r) is not None)  # type: ignore[misc]
         link = sender.link_to(receiver)
         assert link is not None
         link.send(Ping(number=number))
