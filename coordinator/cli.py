@@ -76,7 +76,7 @@ def read_helpers(stun: tuple[str, ...], turn: tuple[str, ...], secret_file: Path
     "--stun",
     multiple=True,
     metavar="HOST:PORT",
-    help="A STUN server that tells nodes behind NATs how they look from outside; may be repeated.",
+    help="A STUN server that tells nodes behind NATs how they look from outside; may be repeated. [default: this one]",
 )
 @click.option(
     "--turn",

@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -39,6 +39,7 @@ from protocol.drive.keyfile import load_or_create_identity
 from protocol.drive.metrics import Metrics
 from protocol.drive.process import set_up_logging, watch_loop, watch_signals, write_log
 from protocol.drive.pump import Pump
+from protocol.drive.stun import StunResponder
 from protocol.drive.tcp import open_all_listeners
 from protocol.drive.transport import PATHS, Link, Transport
 from protocol.errors import BadInputError
@@ -64,6 +65,7 @@ from protocol.machine import (
 from protocol.membership import Invite, Membership, Trust, open_credential, sign_statement
 from protocol.messages import Message
 from protocol.profile import NetworkFile
+from protocol.reach import split
 from protocol.run import RunConfig
 
 IDENTITY = "identity"
@@ -130,7 +132,10 @@ async def _run(config: RunConfig, options: CoordinatorOptions, store: Store, met
     places = config.stages.count * (config.stages.front_servers + config.stages.back_servers)
     links = join_links(store, identity, addresses, places, time.time())
     async with trio.open_nursery() as nursery:
-        daemon = Daemon(nursery, config, store, identity, metrics, options.helpers)
+        helpers = options.helpers
+        if not helpers.stun:
+            helpers = replace(helpers, stun=split(addresses)[0])  # we answer there ourselves
+        daemon = Daemon(nursery, config, store, identity, metrics, helpers)
         nursery.start_soon(watch_signals, daemon.pump.put)
         nursery.start_soon(watch_loop, metrics)
         admin_token = secrets.token_hex(16)
@@ -153,6 +158,7 @@ async def _run(config: RunConfig, options: CoordinatorOptions, store: Store, met
         nursery.start_soon(daemon.write_records)
         nursery.start_soon(daemon.refresh_gauges)
         nursery.start_soon(daemon.transport.serve, listeners)
+        nursery.start_soon(StunResponder().serve, listeners)
         reason = await daemon.pump.run()
         await daemon.say_goodbye()
         nursery.cancel_scope.cancel()

@@ -39,6 +39,7 @@ from protocol.drive.keyfile import load_or_create_identity
 from protocol.drive.limits import Limits, LineLimits
 from protocol.drive.process import set_up_logging, watch_loop, watch_signals
 from protocol.drive.pump import Pump
+from protocol.drive.stun import StunResponder
 from protocol.drive.tcp import open_all_listeners
 from protocol.drive.transport import LinkOptions, Transport
 from protocol.errors import BadInputError
@@ -297,6 +298,7 @@ class _Node:
                 )
             if listeners:
                 nursery.start_soon(driver.transport.serve, listeners)
+                nursery.start_soon(StunResponder().serve, listeners)
             if self._options.computes:
                 threads = self._options.threads
                 driver.add_lane("device", lambda deliver: Lane("device", lambda: DevicePerformer(threads), deliver))
