@@ -2,6 +2,7 @@
 
 GET  /                           the addresses below, for people
 GET  /api/status                 everything that the machine knows (`coordinator.status`)
+GET  /api/network                what is measured of the links, as a NETWORK.json for `barnraise plan`
 GET  /api/steps?from=N&count=M   closed steps from N on, at most 1000
 POST /api/ban                    {"node": ID, "reason": TEXT}; header `Authorization: Bearer` and the admin token
 """
@@ -24,8 +25,10 @@ from coordinator.metrics import HTTP_CODES, HTTP_ROUTES
 from coordinator.records import StepRow
 from protocol.drive.addresses import is_loopback
 from protocol.drive.metrics import Metrics
+from protocol.errors import BadInputError
 from protocol.identity import is_node_id
 from protocol.limits import TEXT_MAX
+from protocol.profile import NetworkFile
 
 STEPS_MAX = 1000
 """Rows of one answer, about 250 bytes each."""
@@ -40,6 +43,8 @@ class Api(Protocol):
     """What the daemon lends to the API. Called on trio's thread."""
 
     def status(self) -> dict[str, Any]: ...
+
+    def network(self) -> NetworkFile: ...
 
     async def steps(self, first: int, count_max: int) -> Sequence[StepRow]: ...
 
@@ -56,6 +61,12 @@ def build_app(api: Api, metrics: Metrics, *, host: str, admin_token: str) -> ASG
 
     async def status(request: Request) -> Response:
         return _json(api.status())
+
+    async def network(request: Request) -> Response:
+        try:
+            return _json(msgspec.to_builtins(api.network()))
+        except BadInputError as error:
+            return _json({"error": str(error)}, 404)
 
     async def steps(request: Request) -> Response:
         try:
@@ -94,6 +105,7 @@ def build_app(api: Api, metrics: Metrics, *, host: str, admin_token: str) -> ASG
     routes = [
         Route("/", front, methods=["GET"]),
         Route("/api/status", status, methods=["GET"]),
+        Route("/api/network", network, methods=["GET"]),
         Route("/api/steps", steps, methods=["GET"]),
         Route("/api/ban", ban, methods=["POST"]),
     ]

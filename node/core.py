@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any
 
 from node.jobs import DEVICE_JOBS, PrepareData
-from node.links import Links
+from node.links.wanted import Links
 from node.outbox import Outbox
 from node.records import Record, ShardStarted, SnapshotWritten, StepCommitted
 from node.server.server import ServerMachine
@@ -80,6 +80,9 @@ class NodeFacts:
     role: str
     """server or volunteer"""
     addresses: tuple[str, ...] = ()
+    """Where anybody can dial it."""
+    local_addresses: tuple[str, ...] = ()
+    """Where only its own network can."""
     build: str = ""
     tokens_per_s: float = 0.0
     memory_bytes: int = 0
@@ -252,6 +255,7 @@ class NodeMachine:
         return Join(
             role="server" if self._facts.role == "server" else "volunteer",
             addresses=self._facts.addresses,
+            local_addresses=self._facts.local_addresses,
             build=self._facts.build,
             tokens_per_s=self._facts.tokens_per_s,
             memory_bytes=self._facts.memory_bytes,

@@ -31,6 +31,8 @@ class LinkUp:
     """The peer's Ed25519 key, for whoever issues memberships."""
     credential: bytes = field(default=b"", repr=False)
     """The membership or invite that it showed, signature already checked."""
+    address: str = ""
+    """HOST:PORT at the other end; empty where there is no network."""
 
 
 @dataclass(frozen=True, slots=True)

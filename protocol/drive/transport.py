@@ -6,7 +6,8 @@ Every way gives one ordered reliable stream (`trio.abc.Stream`); over it run the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 import trio
 
@@ -34,6 +35,21 @@ from protocol.records import STREAM_HEADER_BYTES
 __all__ = ["PATHS", "DialError", "Link", "LinkEvents", "LinkOptions", "Transport"]
 
 
+class Guests(Protocol):
+    """Takes callers who want something else than a link; their first byte tells (a handshake begins with a zero)."""
+
+    def expects(self, first: bytes) -> bool:
+        """Whether a connection that begins with these bytes is for it."""
+
+    async def prove(
+        self, stream: trio.abc.Stream, first: bytes, address: str, cookies: tuple[bytes, ...]
+    ) -> Callable[[], Awaitable[None]] | None:
+        """Finds out who calls, in the time and the place of a half-open handshake.
+
+        What it returns is run for as long as the guest stays, and owns the stream; None: the guest was turned away.
+        """
+
+
 class Transport:
     """Opens links by dialling and by serving, for one identity in one run; at most one link to each peer."""
 
@@ -58,6 +74,8 @@ class Transport:
         """
         self.events = events
         self.options = options or LinkOptions()
+        self.guests: Guests | None = None
+        """Who takes the callers that want no link; they are refused while there is nobody."""
         self.limits = limits or Limits()
         self._nursery = nursery
         self._identity = identity
@@ -112,7 +130,7 @@ class Transport:
                 return None
             stream, candidate = found
             try:
-                return await self._try(self._metered(stream), candidate, peer)
+                return await self._try(self.metered(stream), candidate, peer)
             except DialError as error:
                 race.failures.append(f"{candidate.address}: {error}")
 
@@ -146,7 +164,7 @@ class Transport:
                 cookie = outcome
                 await _close(stream)
                 try:
-                    stream = self._metered(await tcp.connect(candidate))
+                    stream = self.metered(await tcp.connect(candidate))
                 except OSError as error:
                     raise DialError(f"no connection: {tcp.said(error)}") from None
                 outcome = await self._greet_as_initiator(stream, "tcp", candidate.address, peer, cookie=cookie)
@@ -208,7 +226,8 @@ class Transport:
         except (trio.BrokenResourceError, trio.ClosedResourceError, _StreamEndedError):
             raise DialError("the peer closed the connection in the handshake (does it know us?)") from None
 
-    def _metered(self, stream: trio.SocketStream) -> Metered:
+    def metered(self, stream: trio.SocketStream) -> Metered:
+        """The stream, with every byte paid for out of the owner's limits; for ways that connect by themselves."""
         if self.limits.receive_buffer_bytes is not None:
             tcp.take_in_at_most(stream.socket, self.limits.receive_buffer_bytes)
         return Metered(stream, self.limits)
@@ -220,15 +239,20 @@ class Transport:
         except OSError:
             return
         tcp.tune(raw.socket)
-        stream = self._metered(raw)
+        stream = self.metered(raw)
         outcome: tuple[Link, list[Event]] | None = None
+        guest: Callable[[], Awaitable[None]] | None = None
         reason, detail = "busy", "gave way to a newer caller before its handshake was over"
         with self._half_open.place(host):
             now = trio.current_time()
             cookies = self._jar.cookies(host, now) if self._half_open.crowded else ()
             try:
                 with trio.fail_after(HANDSHAKE_S):
-                    outcome = await self._greet_as_responder(stream, "tcp", address, cookies=cookies)
+                    first = await _receive(stream)
+                    if self.guests is not None and self.guests.expects(first):
+                        guest = await self.guests.prove(stream, first, address, cookies)
+                    else:
+                        outcome = await self._greet_as_responder(stream, "tcp", address, first=first, cookies=cookies)
                     reason = ""
             except RemoteProtocolError as error:
                 reason, detail = error.reason, error.detail
@@ -238,10 +262,12 @@ class Transport:
                 reason = ""
         if reason:
             self.events.on_rejected(address, reason, detail)
-        if outcome is not None:
-            link, first = outcome
+        if guest is not None:
+            await guest()
+        elif outcome is not None:
+            link, events = outcome
             if self._register(link):
-                await link.run(first)
+                await link.run(events)
 
     async def _meet(
         self, stream: trio.abc.Stream, path: str, address: str, peer: NodeId, prologue: bytes
@@ -268,11 +294,14 @@ class Transport:
         path: str,
         address: str,
         *,
+        first: bytes = b"",
         prologue: bytes = TCP_PROLOGUE,
         cookies: tuple[bytes, ...] = (),
         peer: NodeId | None = None,
     ) -> tuple[Link, list[Event]] | None:
-        """A proven link and what came with it, or None when a cookie was demanded. `peer`: who it must be, if known.
+        """A proven link and what came with it, or None when a cookie was demanded.
+
+        `first`: bytes that were read already; `peer`: who it must be, if known.
 
         Raises `RemoteProtocolError`, and what a stream raises that ends.
         """
@@ -287,7 +316,7 @@ class Transport:
         )
         session = None
         while session is None:
-            session = handshake.receive(await _receive(stream))
+            session, first = handshake.receive(first or await _receive(stream)), b""
             answer = handshake.data_to_send()
             if answer:
                 await stream.send_all(answer)
