@@ -15,7 +15,6 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.placement.arrange import arrange, bottleneck, matching
 from coordinator.placement.balance import even_out
 from coordinator.placement.cost import Costs, Placement, Stage, apportion
 from coordinator.placement.problem import PlacementProblem, Traffic, World
@@ -271,48 +270,3 @@ def test_bulk_moves_even_out_a_crowded_stage() -> None:
     evened = even_out(crowded, lambda: False)
     assert evened.cost_s <= crowded.cost_s
     check(world, evened)
-
-
-def test_matching_uses_the_fewer_side_evenly() -> None:
-    """Four nodes against two: each of the two is used twice, and the bottleneck is the smallest possible."""
-    cost = np.array([[1.0, 1, 1, 1], [9, 9, 2, 3]])
-    assert bottleneck(cost) == 3
-    rows = matching(cost, 3.0, 2)
-    assert rows is not None and sorted(rows) == [0, 0, 1, 1]
-    assert matching(cost, 2.0, 2) is None
-    assert bottleneck(cost.T) == 3
-
-
-def dtfm(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Latency in seconds and bytes per second of one of DT-FM's 64-node networks."""
-    raw = json.loads((DATA / name).read_text())
-    return np.array(raw["latency_ms"]) / 1e3, np.array(raw["bandwidth_gbps"]) * 1e9 / 8
-
-
-@pytest.mark.parametrize(
-    ("name", "reference_s"),
-    [
-        ("dtfm_case0_ondemand_datacenter_64.json", 3.44),
-        ("dtfm_case1_spot_datacenter_64.json", 49.50),
-        ("dtfm_case3_regional_64.json", 34.80),
-    ],
-)
-def test_dtfm_networks_at_most_the_genetic_search(name: str, reference_s: float) -> None:
-    """DT-FM's own networks and cost: at most what its genetic search finds (figures rounded to 0.1 %)."""
-    latency, rate = dtfm(name)
-    found = arrange(latency, rate, [8] * 8, 0.4714e9, 0.65e9, rounds=100)
-    dealt = [range(stage, 64, 8) for stage in range(8)]  # one node of each site per stage
-    rule = arrange(latency, rate, [8] * 8, 0.4714e9, 0.65e9, start=dealt, rounds=0)
-    assert found.cost_s <= rule.cost_s
-    assert sorted(n for stage in found.stages for n in stage) == list(range(64))
-    assert found.cost_s <= reference_s * 1.001
-
-
-def test_arrangement_of_unequal_sizes_keeps_stage_zero() -> None:
-    """The larger stage 0 of a skipping pipeline stays in front, and wrong sizes are refused."""
-    draw = np.random.default_rng(1)
-    latency, rate = draw.uniform(0.01, 0.1, (10, 10)), np.full((10, 10), 1e8)
-    found = arrange(latency, rate, [4, 3, 3], 1e6, 1e7, closed=True, rounds=50)
-    assert [len(stage) for stage in found.stages] == [4, 3, 3]
-    with pytest.raises(BadInputError, match="sizes"):
-        arrange(latency, rate, [4, 3], 1e6, 1e7)
