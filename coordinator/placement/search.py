@@ -176,6 +176,13 @@ def anneal(start: Placement, rng: random.Random, rounds: int, expired: Callable[
     return best
 
 
+def walk(start: Placement, seed: int, budget_s: float, *, clock: Callable[[], float] = time.perf_counter) -> Placement:
+    """The best placement on a cool walk of `budget_s` from `start`: small moves only, its layers kept if fixed."""
+    deadline = clock() + budget_s
+    rounds = max(100, int(ROUNDS_PER_SECOND * budget_s / (1 + start.costs.world.volunteers / len(start.stages) / 20)))
+    return anneal(start, random.Random(seed), rounds, lambda: clock() >= deadline, 0.1)
+
+
 def _alone(placement: Placement) -> Placement:
     """The servers without volunteers: where links are poor, the best placement has few, and is far from one
     with all.
@@ -256,11 +263,17 @@ def _move_server(one: Stage, two: Stage, a: int, b: int, rng: random.Random) -> 
     server = rng.choice(options)
     front = tuple(j for j in one.front if j != server)
     back = tuple(j for j in one.back if j != server)
-    if rng.random() < 0.5:
-        joined = Stage(tuple(sorted((*two.front, server))), two.back, two.volunteers)
-    else:
-        joined = Stage(two.front, tuple(sorted((*two.back, server))), two.volunteers)
-    return {a: Stage(front, back, one.volunteers), b: joined}
+    return {a: Stage(front, back, one.volunteers), b: joined(two, server, rng.random() < 0.5)}
+
+
+def joined(stage: Stage, server: int, in_front: bool) -> Stage:
+    """The stage with one more server; a server that has played both roles alone keeps the other one."""
+    front, back = stage.front, stage.back
+    if front == back:
+        front, back = ((), back) if in_front else (front, ())
+    if in_front:
+        return Stage(tuple(sorted((*front, server))), back, stage.volunteers)
+    return Stage(front, tuple(sorted((*back, server))), stage.volunteers)
 
 
 def _move_volunteer(placement: Placement, rng: random.Random, a: int, b: int) -> dict[int, Stage] | None:

@@ -8,6 +8,7 @@ members alone, and the servers of each hop follow from it.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -121,14 +122,11 @@ def member_model(
     microbatches follow on the same routes. Machines are numbered as in the network: servers, then volunteers.
     """
     stages = placement.stages
-    layers = placement.layers()
     members: list[int] = []
     stage_of: list[int] = []
     for k, stage in enumerate(stages):
         members += stage.servers + tuple(world.servers + v for v in sorted(stage.volunteers))
         stage_of += [k] * (len(members) - len(stage_of))
-    power = np.concatenate([world.server_power, world.volunteer_power])[members]
-    work = world.tokens * np.array([layers[k] for k in stage_of]) / power
     count = len(stages)
     route_stages = count - skip_stages
     if not 1 <= route_stages <= count:
@@ -143,15 +141,15 @@ def member_model(
         for visits, size in zip(even_visits(at_once, count, route_stages)[1:], sizes[1:], strict=True)
     ):
         at_once -= 1
-    heads_at = sorted(range(sizes[0]), key=lambda node: (work[node], node))
+    forward_s, backward_s, loss_s = member_work(world, placement, members, stage_of)
+    heads_at = sorted(range(sizes[0]), key=lambda node: (forward_s[node], node))
     heads = tuple(heads_at[number % len(heads_at)] for number in range(at_once))
     share, surplus = divmod(world.microbatches, at_once)
-    third = work / 3  # backward is twice the forward
     model = RouteModel(
         stage_of_node=tuple(stage_of),
-        forward_s=tuple(third.tolist()),
-        backward_s=tuple((2 * third).tolist()),
-        loss_s=tuple((third / 4 / np.maximum(1, [layers[k] for k in stage_of])).tolist()),
+        forward_s=forward_s,
+        backward_s=backward_s,
+        loss_s=loss_s,
         link_s=member_links(world, placement, members, stage_of),
         heads=heads,
         route_stages=route_stages,
@@ -163,10 +161,29 @@ def member_model(
     return SwarmRoutes(model, tuple(members))
 
 
-def member_links(world: World, placement: Placement, members: list[int], stage_of: list[int]) -> Floats:
-    """Seconds for a microbatch from member to member over back and front servers, (n, n); the return to stage
-    0
-    as well. A member that is a server of the side in question reaches it at once."""
+def member_work(
+    world: World, placement: Placement, members: Sequence[int], stage_of: Sequence[int]
+) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+    """Seconds of forward, backward (twice as long) and loss of a whole microbatch on each member."""
+    layers = np.array(placement.layers())[list(stage_of)]
+    power = np.concatenate([world.server_power, world.volunteer_power])[list(members)]
+    third = world.tokens * layers / power / 3
+    return tuple(third.tolist()), tuple((2 * third).tolist()), tuple((third / 4 / np.maximum(1, layers)).tolist())
+
+
+def member_links(
+    world: World,
+    placement: Placement,
+    members: Sequence[int],
+    stage_of: Sequence[int],
+    before: Floats | None = None,
+    changed: Collection[int] = (),
+) -> Floats:
+    """Seconds for a microbatch from member to member over back and front servers, (n, n); the return to stage 0 as
+    well. A member that is a server of the side in question reaches it at once.
+
+    With `before` (of the first of these members) only links from and to the stages in `changed` are counted.
+    """
     tokens = world.tokens
     servers = world.servers
     to_server = np.concatenate(
@@ -188,10 +205,12 @@ def member_links(world: World, placement: Placement, members: list[int], stage_o
     groups = [np.flatnonzero(np.array(stage_of) == k) for k in range(len(placement.stages))]
     machines = np.array(members)
     link = np.full((len(members), len(members)), math.inf)
+    if before is not None:
+        link[: len(before), : len(before)] = before
     for a, one in enumerate(placement.stages):
         out = to_server[np.ix_(machines[groups[a]], np.array(one.back))]
         for b, two in enumerate(placement.stages):
-            if a == b:
+            if a == b or (before is not None and a not in changed and b not in changed):
                 continue
             across = between[np.ix_(np.array(one.back), np.array(two.front))]
             into = from_server[np.ix_(machines[groups[b]], np.array(two.front))]

@@ -197,6 +197,25 @@ def test_memory_of_the_smallest_member_limits_its_stage() -> None:
         search_placement(replace(world, server_layers_max=np.full(6, 3.0)), budget_s=0.1)
 
 
+def test_a_skipped_stage_counts_for_the_microbatches_that_visit_it() -> None:
+    """With two of four stages skipped, the others than stage 0 count a third: the cost is the worst of the details."""
+    world = replace(random_world(random.Random(4), 8, 6), closed=True, skip_stages=2)
+    placement = search_placement(world, 0, 0.2, stages=4).placement
+    detail = placement.detail()
+    assert [cost.visit_share for cost in detail] == pytest.approx([1, 1 / 3, 1 / 3, 1 / 3])
+    assert placement.cost_s == pytest.approx(world.microbatches * max(cost.total_s for cost in detail))
+
+
+def test_a_search_without_a_solution_yet_is_told_which_way_it_lies() -> None:
+    """Of two placements that do not fit, the one that lacks room for fewer layers has the better score."""
+    world = replace(random_world(random.Random(4), 6, 0), server_layers_max=np.array([9.0, 9, 3, 3, 1, 1]))
+    worse = Placement(Costs(world), [Stage((0,), (4,), ()), Stage((1,), (5,), ()), Stage((2,), (3,), ())])
+    better = Placement(Costs(world), [Stage((0,), (2,), ()), Stage((1,), (3,), ()), Stage((4,), (5,), ())])
+    fits = Placement(Costs(world), [Stage((0,), (1,), ()), Stage((2,), (3,), ())])
+    assert math.isinf(worse.cost_s) and math.isinf(better.cost_s)
+    assert worse.score > better.score > fits.score
+
+
 def test_shared_uplinks_and_gradients_only_add() -> None:
     """Counting shared uplinks never lowers the cost; undelayed gradients count in full, delayed ones hide."""
     world = random_world(random.Random(6), 6, 12)
