@@ -216,6 +216,8 @@ class Placement:
         """The cost, and a score that also falls when stages other than the worst get better."""
         world, power, hops = self.costs.world, self.power, self.hops
         layers = self._layers(power, self.most)
+        self.worst = 0
+        """The stage that sets the pace."""
         if layers is None:
             return math.inf, INFEASIBLE * (2 + self._missing(power, self.most))
         count = len(layers)
@@ -223,6 +225,7 @@ class Placement:
         if world.skip_stages:
             totals = [share * total for share, total in zip(world.visit_shares(count), totals, strict=True)]
         worst = max(totals)
+        self.worst = totals.index(worst)
         if not math.isfinite(worst):
             return math.inf, INFEASIBLE * (1 + sum(not math.isfinite(total) for total in totals) / len(totals))
         cost = world.microbatches * worst
@@ -303,9 +306,3 @@ class Placement:
             )
             for k, layers in enumerate(self.layers())
         ]
-
-    @property
-    def worst(self) -> int:
-        """The stage that sets the pace."""
-        detail = self.detail()
-        return max(range(len(detail)), key=lambda k: (detail[k].total_s, -k))
