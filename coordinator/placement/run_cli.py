@@ -27,6 +27,11 @@ ROUTES_SHOWN = 2
 @click.argument("network_json", type=click.Path(path_type=Path))
 @click.option("--skip", "skip_text", default="0", show_default=True, help="Share of stages skipped: 0.25 or 1/3.")
 @click.option("--stages", type=click.IntRange(min=1), help="This many stages instead of the best number.")
+@click.option(
+    "--shared-uplinks",
+    is_flag=True,
+    help="Let parallel transfers of a machine share its line while routes are searched.",
+)
 @click.option("--svg", "svg_path", type=click.Path(path_type=Path), help="Draw map and Gantt: FILE and FILE-gantt.")
 @click.option(
     "--budget-s", type=click.FloatRange(min=0.0, min_open=True), default=8.0, show_default=True, help="Search time."
@@ -37,6 +42,7 @@ def plan_run_command(
     network_json: Path,
     skip_text: str,
     stages: int | None,
+    shared_uplinks: bool,
     svg_path: Path | None,
     budget_s: float,
     seed: int,
@@ -44,7 +50,15 @@ def plan_run_command(
     """Plan a run on a measured network: stages, layers, members, memory, traffic, speed, time to finish."""
     config = load_run(run_toml)
     network = load_network(network_json)
-    plan = plan_run(config, network, skip=share(skip_text), stages=stages, seed=seed, budget_s=budget_s)
+    plan = plan_run(
+        config,
+        network,
+        skip=share(skip_text),
+        stages=stages,
+        seed=seed,
+        budget_s=budget_s,
+        shared_uplinks=shared_uplinks,
+    )
     show(plan)
     if svg_path is not None:
         gantt = svg_path.with_name(f"{svg_path.stem}-gantt{svg_path.suffix or '.svg'}")
@@ -98,9 +112,10 @@ def show(plan: RunPlan) -> None:
     if plan.found.benched:
         console.print(f"left out  {len(plan.found.benched)} volunteers whose links would slow their stage down")
     if plan.routes is not None:
+        shares = " and shares its lines" if plan.shared_uplinks else ""
         console.print(
             f"routes    {len(plan.routes.routes)} at once, a step in {plan.routes.makespan_s:.4g} s when each "
-            f"microbatch goes whole to one member of a stage ({plan.routes.fraction_of_bound:.0%} of the bound)"
+            f"microbatch goes whole to one member of a stage{shares} ({plan.routes.fraction_of_bound:.0%} of the bound)"
         )
     if plan.routed is not None and plan.routes is not None:
         for number, route in enumerate(plan.routes.routes[:ROUTES_SHOWN]):

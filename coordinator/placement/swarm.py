@@ -231,40 +231,47 @@ class RouteHop(NamedTuple):
     back: int
 
 
-def hops_of(placement: Placement, swarm: SwarmRoutes, route: tuple[int, ...]) -> list[RouteHop]:
-    """Which servers a route passes: for every hop the pair of back and front server that is quickest.
+def quickest_servers(placement: Placement, one: int, stage: int, two: int, next_stage: int) -> tuple[int, int]:
+    """The back server of `stage` and the front server of `next_stage` over which machine `one` reaches `two` soonest.
 
-    Where a member is itself a server it may be its own front or back.
+    Where a machine is itself a server it may be its own front or back.
     """
     world = placement.costs.world
-    tokens = world.tokens
-    servers = world.servers
+    tokens, servers = world.tokens, world.servers
+    back, front = np.array(placement.stages[stage].back), np.array(placement.stages[next_stage].front)
 
-    def to(machine: int, server: int) -> float:
-        if machine == server:
-            return 0.0
-        if machine < servers:
-            return float(world.server_latency_s[machine, server] + tokens * world.server_slowness[machine, server])
-        row = machine - servers
-        return float(world.back_latency_s[row, server] + tokens * world.back_slowness[row, server])
+    def delay(latency: Floats, slowness: Floats) -> Floats:
+        return np.asarray(latency + tokens * slowness)
 
-    def out_of(server: int, machine: int) -> float:
-        if machine < servers:
-            return to(server, machine)
-        row = machine - servers
-        return float(world.front_latency_s[row, server] + tokens * world.front_slowness[row, server])
+    between = delay(world.server_latency_s[np.ix_(back, front)], world.server_slowness[np.ix_(back, front)])
+    between[back[:, None] == front[None, :]] = 0.0
+    if one < servers:
+        out = delay(world.server_latency_s[one, back], world.server_slowness[one, back])
+        out[back == one] = 0.0
+    else:
+        out = delay(world.back_latency_s[one - servers, back], world.back_slowness[one - servers, back])
+    if two < servers:
+        into = delay(world.server_latency_s[front, two], world.server_slowness[front, two])
+        into[front == two] = 0.0
+    else:
+        into = delay(world.front_latency_s[two - servers, front], world.front_slowness[two - servers, front])
+    total = out[:, None] + between + into[None, :]
+    b, f = divmod(int(total.argmin()), len(front))
+    return int(back[b]), int(front[f])
 
+
+def hops_of(placement: Placement, swarm: SwarmRoutes, route: tuple[int, ...]) -> list[RouteHop]:
+    """Which servers a route passes: for every hop the pair of back and front server that is quickest."""
     order = [swarm.model.stage_of_node[node] for node in route]
     machines = [swarm.members[node] for node in route]
     count = len(route)
+    if count == 1:
+        only = placement.stages[order[0]]
+        return [RouteHop(order[0], only.front[0], machines[0], only.back[0])]
     fronts, backs = [-1] * count, [-1] * count
     for place in range(count):
         after = (place + 1) % count
-        one, two = placement.stages[order[place]], placement.stages[order[after]]
-        if count == 1:
-            fronts[0], backs[0] = one.front[0], one.back[0]
-            break
-        _, backs[place], fronts[after] = min(
-            (to(machines[place], b) + to(b, f) + out_of(f, machines[after]), b, f) for b in one.back for f in two.front
+        backs[place], fronts[after] = quickest_servers(
+            placement, machines[place], order[place], machines[after], order[after]
         )
     return [RouteHop(order[i], fronts[i], machines[i], backs[i]) for i in range(count)]
