@@ -149,7 +149,7 @@ def plan_run(
         else:
             routes = search_routes(routed.model, seed, 0.3 * budget_s)
     details = placement.detail()
-    edges, timeline, simulated = _simulated(config, sizes, found, seed, recompute)
+    edges, timeline, simulated = simulated_step(config, sizes, found, seed, recompute)
     step_s = found.batch_s
     tokens = sizes.microbatches * sizes.microbatch_tokens
     return RunPlan(
@@ -207,7 +207,7 @@ def _placed(
     return best
 
 
-def _simulated(
+def simulated_step(
     config: RunConfig, sizes: ModelSizes, found: PlacementAnswer, seed: int, recompute: bool
 ) -> tuple[tuple[int, ...], Timeline, int]:
     """Block edges by the AutoPipe partition for the stages' powers, and one step on the event simulator.
