@@ -80,6 +80,14 @@ def share(text: str) -> Fraction:
     return near if abs(near - exact) < Fraction(1, 200) else exact
 
 
+def duration(seconds: float) -> str:
+    """`24.5 s`, `3.2 minutes`, `7.1 hours` or `12.0 days`."""
+    for least, each, name in ((2 * 86_400, 86_400, "days"), (3_600, 3_600, "hours"), (120, 60, "minutes")):
+        if seconds >= least:
+            return f"{seconds / each:,.1f} {name}"
+    return f"{seconds:.3g} s"
+
+
 def show(plan: RunPlan) -> None:
     """Prints the plan as tables and sentences."""
     console = Console()
@@ -87,8 +95,8 @@ def show(plan: RunPlan) -> None:
         console.print(f"doubtful  {outlier}", markup=False)
     names = [machine.name for machine in plan.network.machines]
     table = Table(title=f"{len(plan.stages)} stages on {plan.network.servers} servers", title_justify="left")
-    for heading in ("stage", "blocks", "front | back", "volunteers", "memory", "microbatch", "exchange", ""):
-        table.add_column(heading, justify="left" if heading in ("front | back", "") else "right")
+    for heading in ("stage", "blocks", "front | back", "volunteers", "memory", "microbatch", "exchange"):
+        table.add_column(heading, justify="left" if heading == "front | back" else "right")
     pace = plan.found.placement.worst
     for k, (stage, cost) in enumerate(zip(plan.stages, plan.costs, strict=True)):
         front = " ".join(names[j] for j in stage.front[:4]) + (" …" if len(stage.front) > 4 else "")
@@ -105,9 +113,9 @@ def show(plan: RunPlan) -> None:
             f"{memory / 1e9:.2f} GB",
             f"{cost.total_s:.3g} s",
             f"{cost.exchange_s:.3g} s",
-            "sets the pace" if k == pace else "",
         )
     console.print(table)
+    console.print(f"pace      stage {pace} sets it")
     _show_loads(console, plan.loads)
     if plan.found.benched:
         console.print(f"left out  {len(plan.found.benched)} volunteers whose links would slow their stage down")
@@ -124,12 +132,11 @@ def show(plan: RunPlan) -> None:
             console.print(f"          route {number}: {way}", markup=False)
     if plan.recompute:
         console.print("memory    every block keeps its input only and runs its forward again before its backward")
-    hours = plan.finish_s / 3600
     console.print(
         f"step      {plan.step_s:.4g} s (at least {plan.found.lower_bound_s:.4g} s on these machines; the paper's "
         f"recipe {plan.found.recipe_s:.4g} s)"
     )
-    console.print(f"speed     {plan.tokens_per_s:,.0f} tokens per second; all steps in {hours:,.1f} hours")
+    console.print(f"speed     {plan.tokens_per_s:,.0f} tokens per second; all steps in {duration(plan.finish_s)}")
     console.print(
         f"pipeline  {plan.simulated_microbatches} microbatches simulated in {plan.timeline.makespan_s:.4g} s",
         end="\n\n",

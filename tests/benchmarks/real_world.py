@@ -189,7 +189,8 @@ def layouts_table() -> None:
         f"{'between':>9s} {'home up':>9s} {'batch tokens':>12s} " + " ".join(f"{f'{p:.0%} leave':>28s}" for p in LEAVES)
     )
     seen: dict[int, int] = {2: 0, 3: 0, 4: 0}
-    by_batch: dict[int, list[int]] = {}
+    by_batch: dict[int, list[bool]] = {}
+    by_rate: dict[float, list[bool]] = {}
     why: dict[str, int] = {"aggregation": 0, "pipeline": 0}
     for microbatches, samples in BATCHES:
         for between, home_up in product(BETWEEN_MBIT, HOME_UP_MBIT):
@@ -204,6 +205,7 @@ def layouts_table() -> None:
                 for stages in best if len(best) == 1 else ():
                     seen[stages] += 1
                 by_batch.setdefault(microbatches * samples * 512, []).append(best == [3])
+                by_rate.setdefault(between, []).append(best == [3])
                 why[step[best[0]][1]] += 1
             print(
                 f"{between:4.0f} Mbit {home_up:4.0f} Mbit {microbatches * samples * 512:12,d} " + " ".join(cells),
@@ -214,6 +216,10 @@ def layouts_table() -> None:
         f"alone fastest in {total} conditions: two stages in {seen[2]}, three in {seen[3]}, four in {seen[4]}; "
         "three by batch: "
         + ", ".join(f"{sum(won)} of {len(won)} at {tokens:,d} tokens" for tokens, won in by_batch.items())
+    )
+    print(
+        "three by rate between the sites: "
+        + ", ".join(f"{sum(won)} of {len(won)} at {rate:.0f} Mbit/s" for rate, won in by_rate.items())
     )
     print(
         f"the fastest is paced by the pipeline in {why['pipeline']} conditions, by aggregation in {why['aggregation']}"
