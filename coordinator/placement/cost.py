@@ -92,7 +92,8 @@ class Costs:
         self._server_power = world.server_power.tolist()
 
     def power(self, stage: Stage) -> float:
-        power = float(sum(self._server_power[j] for j in {*stage.front, *stage.back}))
+        servers = stage.front if stage.front == stage.back else stage.front + stage.back
+        power = float(sum(self._server_power[j] for j in servers))
         if stage.volunteers:
             power += float(self.world.volunteer_power[list(stage.volunteers)].sum())
         return power

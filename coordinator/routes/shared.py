@@ -155,7 +155,7 @@ class _Flows:
         self._number: dict[tuple[str, int, int], int] = {}
         self._capacity: list[float] = []
         self._users: list[dict[_Flow, None]] = []
-        self._changed: set[int] = set()
+        self._changed: dict[int, None] = {}
         self._heap: list[tuple[float, int, int, _Flow]] = []
         self._pushed = 0
         self._known: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -194,7 +194,7 @@ class _Flows:
         flow = _Flow(source, target, self.size, now, links, tag)
         for link in links:
             self._users[link][flow] = None
-        self._changed.update(links)
+        self._changed.update(dict.fromkeys(links))
 
     def next_s(self) -> float:
         """When the next transfer ends if nothing changes."""
@@ -212,15 +212,15 @@ class _Flows:
             flow.version += 1
             for link in flow.links:
                 del self._users[link][flow]
-            self._changed.update(flow.links)
+            self._changed.update(dict.fromkeys(flow.links))
             found.append((*flow.tag, flow.source, flow.target))
         return found
 
     def share(self, now: float) -> None:
         """New rates for all transfers that share a link, directly or through others, with a changed one."""
         todo = [link for link in self._changed if self._users[link]]
-        self._changed = set()
-        seen = set(todo)
+        self._changed = {}
+        seen = dict.fromkeys(todo)
         flows: dict[_Flow, None] = {}
         while todo:
             for flow in self._users[todo.pop()]:
@@ -229,7 +229,7 @@ class _Flows:
                 flows[flow] = None
                 for link in flow.links:
                     if link not in seen:
-                        seen.add(link)
+                        seen[link] = None
                         todo.append(link)
         if not flows:
             return
