@@ -25,7 +25,7 @@ def even_out(placement: Placement, expired: Callable[[], bool]) -> Placement:
         return placement
     share = 0.5
     if world.may_bench:
-        placement = trim(placement)
+        placement = trim(placement, expired)
     for _ in range(PASSES):
         if expired() or share < 1e-3:
             break
@@ -35,7 +35,7 @@ def even_out(placement: Placement, expired: Callable[[], bool]) -> Placement:
         else:
             placement = better
     if world.may_bench:
-        placement = trim(placement)
+        placement = trim(placement, expired)
     return placement
 
 
@@ -70,7 +70,7 @@ def _shift(placement: Placement, donor: int, slow: int, count: int) -> dict[int,
     }
 
 
-def trim(placement: Placement) -> Placement:
+def trim(placement: Placement, expired: Callable[[], bool]) -> Placement:
     """Leaves out the volunteers of each stage that cost the stage more time than their power brings.
 
     Volunteers are ranked by their transfers per microbatch, by their exchange of gradients, and by their
@@ -81,7 +81,7 @@ def trim(placement: Placement) -> Placement:
         for ranking in ("memory", "transfers", "exchange"):
             stage = placement.stages[k]
             rows = list(stage.volunteers)
-            if not rows:
+            if not rows or expired():
                 break
             if ranking == "transfers":
                 burden = placement.costs.member_s(stage, placement.power[k])

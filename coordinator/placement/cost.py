@@ -27,7 +27,7 @@ INFEASIBLE = 1e15
 
 @dataclass(frozen=True)
 class Stage:
-    """Members of one stage; servers ascending in each role."""
+    """Members of one stage; servers ascending in each role. The only server of a stage plays both."""
 
     front: tuple[int, ...]
     back: tuple[int, ...]
@@ -35,7 +35,7 @@ class Stage:
 
     @property
     def servers(self) -> tuple[int, ...]:
-        return tuple(sorted(self.front + self.back))
+        return tuple(sorted({*self.front, *self.back}))
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,8 @@ class Costs:
         self._server_power = world.server_power.tolist()
 
     def power(self, stage: Stage) -> float:
-        power = float(sum(self._server_power[j] for j in stage.front + stage.back))
+        servers = stage.front if stage.front == stage.back else stage.front + stage.back
+        power = float(sum(self._server_power[j] for j in servers))
         if stage.volunteers:
             power += float(self.world.volunteer_power[list(stage.volunteers)].sum())
         return power
@@ -116,7 +117,8 @@ class Costs:
             for j in mine:
                 n = per_power * self._server_power[j]
                 latency, slowness = self._latency[j], self._slowness[j]
-                worst = max(worst, min(latency[other] + n * slowness[other] for other in others))
+                if j not in others:
+                    worst = max(worst, min(latency[other] + n * slowness[other] for other in others))
         if not stage.volunteers:
             return worst
         rows = np.array(stage.volunteers)
@@ -171,33 +173,38 @@ class Costs:
                 j += 1
         return worst
 
-    def exchange_s(self, stage: Stage, layers: int) -> float:
-        """Seconds per step for the gradients of a stage up to its servers and the parameters down again."""
+    def exchange_s(self, stage: Stage) -> float:
+        """Seconds per step and layer for the gradients of a stage up to its servers and the parameters down again."""
         traffic = self.world.traffic
         if traffic is None:
             return 0.0
-        size = layers * traffic.gradient_tokens
-        rows, servers = list(stage.volunteers), list(stage.front + stage.back)
+        rows, servers = list(stage.volunteers), list(stage.servers)
         members = len(rows) + len(servers)
-        shard = size / len(servers)
+        shard = traffic.gradient_tokens / len(servers)
         worst = float((traffic.server_up[servers] + traffic.server_down[servers]).max()) * shard * (members - 1)
         if rows:
-            worst = max(worst, float((traffic.volunteer_up[rows] + traffic.volunteer_down[rows]).max()) * size)
+            slowest = float((traffic.volunteer_up[rows] + traffic.volunteer_down[rows]).max())
+            worst = max(worst, slowest * traffic.gradient_tokens)
         return worst
 
 
 class Placement:
-    """Stages in pipeline order with their costs; `replaced` tells what changing some stages would cost."""
+    """Stages in pipeline order with their costs; `replaced` tells what changing some stages would cost.
 
-    def __init__(self, costs: Costs, stages: Sequence[Stage]) -> None:
+    With `fixed` layers each stage keeps those, whatever its power: in a run, moving layers moves their state.
+    """
+
+    def __init__(self, costs: Costs, stages: Sequence[Stage], fixed: Sequence[int] | None = None) -> None:
         self.costs = costs
+        self.fixed = list(fixed) if fixed is not None else None
         self.stages = list(stages)
         self.power = [costs.power(stage) for stage in stages]
         self.most = [costs.layers_max(stage) for stage in stages]
         self.transfer = [costs.transfer_s(s, power) for s, power in zip(stages, self.power, strict=True)]
+        self.exchange = [costs.exchange_s(stage) for stage in stages]
         count = len(self.stages)
         self.hops = [self._hop(k, self.stages) for k in range(count)]
-        self.cost_s, self.score = self._total(self.stages, self.power, self.most, self.transfer, self.hops)
+        self.cost_s, self.score = self._total()
 
     def _hop(self, k: int, stages: Sequence[Stage]) -> float:
         """From stage k to the next one; 0 after the last of an open line."""
@@ -206,27 +213,26 @@ class Placement:
             return 0.0
         return self.costs.hop_s(stages[k].back, stages[(k + 1) % count].front)
 
-    def _total(
-        self,
-        stages: Sequence[Stage],
-        power: Sequence[float],
-        most: Sequence[int],
-        transfer: Sequence[float],
-        hops: Sequence[float],
-    ) -> tuple[float, float]:
+    def _total(self) -> tuple[float, float]:
         """The cost, and a score that also falls when stages other than the worst get better."""
-        world = self.costs.world
-        layers = self._layers(power, most)
+        world, power, hops = self.costs.world, self.power, self.hops
+        layers = self._layers(power, self.most)
+        self.worst = 0
+        """The stage that sets the pace."""
         if layers is None:
-            return math.inf, math.inf
-        totals = [hops[k - 1] + hops[k] + transfer[k] + world.tokens * layers[k] / power[k] for k in range(len(stages))]
+            return math.inf, INFEASIBLE * (2 + self._missing(power, self.most))
+        count = len(layers)
+        totals = [hops[k - 1] + hops[k] + self.transfer[k] + world.tokens * layers[k] / power[k] for k in range(count)]
+        if world.skip_stages:
+            totals = [share * total for share, total in zip(world.visit_shares(count), totals, strict=True)]
         worst = max(totals)
+        self.worst = totals.index(worst)
         if not math.isfinite(worst):
             return math.inf, INFEASIBLE * (1 + sum(not math.isfinite(total) for total in totals) / len(totals))
         cost = world.microbatches * worst
         alone = [world.microbatches * total for total in totals]
         if world.traffic is not None:
-            exchange = [self.costs.exchange_s(s, n) for s, n in zip(stages, layers, strict=True)]
+            exchange = [each * n for each, n in zip(self.exchange, layers, strict=True)]
             if world.traffic.delayed:
                 cost = max(cost, *exchange)
                 alone = [max(pair) for pair in zip(alone, exchange, strict=True)]
@@ -238,21 +244,24 @@ class Placement:
     def replaced(self, changes: dict[int, Stage]) -> Placement:
         """The placement with some stages exchanged for others; only what they touch is computed again."""
         new = Placement.__new__(Placement)
-        new.costs = self.costs
+        new.costs, new.fixed = self.costs, self.fixed
         new.stages, new.power, new.most = list(self.stages), list(self.power), list(self.most)
-        new.transfer, new.hops = list(self.transfer), list(self.hops)
+        new.transfer, new.hops, new.exchange = list(self.transfer), list(self.hops), list(self.exchange)
         count = len(new.stages)
         for k, stage in changes.items():
             new.stages[k] = stage
             new.power[k] = self.costs.power(stage)
             new.most[k] = self.costs.layers_max(stage)
             new.transfer[k] = self.costs.transfer_s(stage, new.power[k])
+            new.exchange[k] = self.costs.exchange_s(stage)
         for k in sorted({place % count for changed in changes for place in (changed - 1, changed)}):
             new.hops[k] = new._hop(k, new.stages)
-        new.cost_s, new.score = new._total(new.stages, new.power, new.most, new.transfer, new.hops)
+        new.cost_s, new.score = new._total()
         return new
 
     def _layers(self, power: Sequence[float], most: Sequence[int]) -> list[int] | None:
+        if self.fixed is not None:
+            return self.fixed if all(n <= cap for n, cap in zip(self.fixed, most, strict=True)) else None
         world = self.costs.world
         if world.skip_stages:  # a stage that is skipped more often can hold more layers for its power
             shares = world.visit_shares(len(power))
@@ -268,6 +277,8 @@ class Placement:
         """How many layers find no place, so that a search that starts without a solution knows its way."""
         world = self.costs.world
         homeless = sum(cap < 1 for cap in most)
+        if self.fixed is not None:
+            return homeless + sum(max(0, n - cap) for n, cap in zip(self.fixed, most, strict=True))
         if world.strict_layers:
             total = sum(power)
             wanted = [world.layers * own / total for own in power]
@@ -291,14 +302,8 @@ class Placement:
                 work_s=world.tokens * layers / self.power[k],
                 hop_in_s=self.hops[k - 1],
                 hop_out_s=self.hops[k],
-                exchange_s=self.costs.exchange_s(self.stages[k], layers),
+                exchange_s=self.exchange[k] * layers,
                 visit_share=world.visit_shares(len(self.stages))[k],
             )
             for k, layers in enumerate(self.layers())
         ]
-
-    @property
-    def worst(self) -> int:
-        """The stage that sets the pace."""
-        detail = self.detail()
-        return max(range(len(detail)), key=lambda k: (detail[k].total_s, -k))

@@ -22,7 +22,7 @@ def map_svg(plan: RunPlan) -> str:
         f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
         f'<text x="{_PAD}" y="26" font-size="15">{len(plan.stages)} stages, '
-        f"{plan.tokens_per_s:,.0f} tokens per second</text>",
+        f"{plan.tokens_per_s:,.0f} tokens per second; the red stage sets the pace</text>",
     ]
     pace = plan.found.placement.worst
     for k, (stage, cost) in enumerate(zip(plan.stages, plan.costs, strict=True)):

@@ -7,7 +7,8 @@ directions, uplinks, memory and the traffic of gradients as well.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -160,6 +161,52 @@ class World:
         if not self.skip_stages or count < 2:
             return [1.0] * count
         return [1.0] + [max(0, count - 1 - self.skip_stages) / (count - 1)] * (count - 1)
+
+    def part(self, servers: Sequence[int], volunteers: Sequence[int]) -> World:
+        """The same problem with some of the machines only, numbered by their places in the two lists."""
+        s, v = np.array(servers, dtype=np.int64), np.array(volunteers, dtype=np.int64)
+        changes: dict[str, Floats | Traffic] = {
+            "server_power": self.server_power[s],
+            "volunteer_power": self.volunteer_power[v],
+            "server_latency_s": self.server_latency_s[np.ix_(s, s)],
+            "server_slowness": self.server_slowness[np.ix_(s, s)],
+            "front_latency_s": self.front_latency_s[np.ix_(v, s)],
+            "front_slowness": self.front_slowness[np.ix_(v, s)],
+            "back_latency_s": self.back_latency_s[np.ix_(v, s)],
+            "back_slowness": self.back_slowness[np.ix_(v, s)],
+        }
+        if self.server_layers_max is not None:
+            changes["server_layers_max"] = self.server_layers_max[s]
+        if self.volunteer_layers_max is not None:
+            changes["volunteer_layers_max"] = self.volunteer_layers_max[v]
+        if self.traffic is not None:
+            changes["traffic"] = replace(
+                self.traffic,
+                server_up=self.traffic.server_up[s],
+                server_down=self.traffic.server_down[s],
+                volunteer_up=self.traffic.volunteer_up[v],
+                volunteer_down=self.traffic.volunteer_down[v],
+            )
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+    def slower(self, machine: int, power_factor: float, link_factor: float) -> World:
+        """The same problem where `machine` (servers first, then volunteers) computes and sends so much slower."""
+        own, other = self.server_power.copy(), self.volunteer_power.copy()
+        if machine < self.servers:
+            own[machine] /= power_factor
+        else:
+            other[machine - self.servers] /= power_factor
+        slowness = {}
+        for key in ("server_slowness", "front_slowness", "back_slowness"):
+            rates = getattr(self, key).copy()
+            if machine < self.servers:
+                rates[:, machine] *= link_factor
+            if key == "server_slowness" and machine < self.servers:
+                rates[machine] *= link_factor
+            if key != "server_slowness" and machine >= self.servers:
+                rates[machine - self.servers] *= link_factor
+            slowness[key] = rates
+        return replace(self, server_power=own, volunteer_power=other, **slowness)
 
     @property
     def stages_min(self) -> int:

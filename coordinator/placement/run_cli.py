@@ -27,6 +27,11 @@ ROUTES_SHOWN = 2
 @click.argument("network_json", type=click.Path(path_type=Path))
 @click.option("--skip", "skip_text", default="0", show_default=True, help="Share of stages skipped: 0.25 or 1/3.")
 @click.option("--stages", type=click.IntRange(min=1), help="This many stages instead of the best number.")
+@click.option(
+    "--shared-uplinks",
+    is_flag=True,
+    help="Let parallel transfers of a machine share its line while routes are searched.",
+)
 @click.option("--svg", "svg_path", type=click.Path(path_type=Path), help="Draw map and Gantt: FILE and FILE-gantt.")
 @click.option(
     "--budget-s", type=click.FloatRange(min=0.0, min_open=True), default=8.0, show_default=True, help="Search time."
@@ -37,6 +42,7 @@ def plan_run_command(
     network_json: Path,
     skip_text: str,
     stages: int | None,
+    shared_uplinks: bool,
     svg_path: Path | None,
     budget_s: float,
     seed: int,
@@ -44,7 +50,15 @@ def plan_run_command(
     """Plan a run on a measured network: stages, layers, members, memory, traffic, speed, time to finish."""
     config = load_run(run_toml)
     network = load_network(network_json)
-    plan = plan_run(config, network, skip=share(skip_text), stages=stages, seed=seed, budget_s=budget_s)
+    plan = plan_run(
+        config,
+        network,
+        skip=share(skip_text),
+        stages=stages,
+        seed=seed,
+        budget_s=budget_s,
+        shared_uplinks=shared_uplinks,
+    )
     show(plan)
     if svg_path is not None:
         gantt = svg_path.with_name(f"{svg_path.stem}-gantt{svg_path.suffix or '.svg'}")
@@ -66,6 +80,14 @@ def share(text: str) -> Fraction:
     return near if abs(near - exact) < Fraction(1, 200) else exact
 
 
+def duration(seconds: float) -> str:
+    """`24.5 s`, `3.2 minutes`, `7.1 hours` or `12.0 days`."""
+    for least, each, name in ((2 * 86_400, 86_400, "days"), (3_600, 3_600, "hours"), (120, 60, "minutes")):
+        if seconds >= least:
+            return f"{seconds / each:,.1f} {name}"
+    return f"{seconds:.3g} s"
+
+
 def show(plan: RunPlan) -> None:
     """Prints the plan as tables and sentences."""
     console = Console()
@@ -73,8 +95,8 @@ def show(plan: RunPlan) -> None:
         console.print(f"doubtful  {outlier}", markup=False)
     names = [machine.name for machine in plan.network.machines]
     table = Table(title=f"{len(plan.stages)} stages on {plan.network.servers} servers", title_justify="left")
-    for heading in ("stage", "blocks", "front | back", "volunteers", "memory", "microbatch", "exchange", ""):
-        table.add_column(heading, justify="left" if heading in ("front | back", "") else "right")
+    for heading in ("stage", "blocks", "front | back", "volunteers", "memory", "microbatch", "exchange"):
+        table.add_column(heading, justify="left" if heading == "front | back" else "right")
     pace = plan.found.placement.worst
     for k, (stage, cost) in enumerate(zip(plan.stages, plan.costs, strict=True)):
         front = " ".join(names[j] for j in stage.front[:4]) + (" …" if len(stage.front) > 4 else "")
@@ -91,16 +113,17 @@ def show(plan: RunPlan) -> None:
             f"{memory / 1e9:.2f} GB",
             f"{cost.total_s:.3g} s",
             f"{cost.exchange_s:.3g} s",
-            "sets the pace" if k == pace else "",
         )
     console.print(table)
+    console.print(f"pace      stage {pace} sets it")
     _show_loads(console, plan.loads)
     if plan.found.benched:
         console.print(f"left out  {len(plan.found.benched)} volunteers whose links would slow their stage down")
     if plan.routes is not None:
+        shares = " and shares its lines" if plan.shared_uplinks else ""
         console.print(
             f"routes    {len(plan.routes.routes)} at once, a step in {plan.routes.makespan_s:.4g} s when each "
-            f"microbatch goes whole to one member of a stage ({plan.routes.fraction_of_bound:.0%} of the bound)"
+            f"microbatch goes whole to one member of a stage{shares} ({plan.routes.fraction_of_bound:.0%} of the bound)"
         )
     if plan.routed is not None and plan.routes is not None:
         for number, route in enumerate(plan.routes.routes[:ROUTES_SHOWN]):
@@ -109,12 +132,11 @@ def show(plan: RunPlan) -> None:
             console.print(f"          route {number}: {way}", markup=False)
     if plan.recompute:
         console.print("memory    every block keeps its input only and runs its forward again before its backward")
-    hours = plan.finish_s / 3600
     console.print(
         f"step      {plan.step_s:.4g} s (at least {plan.found.lower_bound_s:.4g} s on these machines; the paper's "
         f"recipe {plan.found.recipe_s:.4g} s)"
     )
-    console.print(f"speed     {plan.tokens_per_s:,.0f} tokens per second; all steps in {hours:,.1f} hours")
+    console.print(f"speed     {plan.tokens_per_s:,.0f} tokens per second; all steps in {duration(plan.finish_s)}")
     console.print(
         f"pipeline  {plan.simulated_microbatches} microbatches simulated in {plan.timeline.makespan_s:.4g} s",
         end="\n\n",

@@ -16,7 +16,8 @@ from coordinator.partition import partition
 from coordinator.placement.cost import Stage, StageCost
 from coordinator.placement.search import PlacementAnswer, search_placement
 from coordinator.placement.swarm import ModelSizes, SwarmRoutes, member_model, world_of
-from coordinator.routes.search import RoutesAnswer, search_routes
+from coordinator.placement.uplinks import swarm_sharing
+from coordinator.routes.search import RoutesAnswer, search_routes, search_shared
 from coordinator.schedules.design import Design
 from coordinator.simulator.graph import Costs, StageCosts
 from coordinator.simulator.links import Network as SimulatedNetwork
@@ -57,6 +58,7 @@ class RunPlan:
     simulated_microbatches: int
     routed: SwarmRoutes | None
     routes: RoutesAnswer | None
+    shared_uplinks: bool
     loads: tuple[VolunteerLoad, ...]
     step_s: float
     tokens_per_s: float
@@ -119,8 +121,12 @@ def plan_run(
     stages: int | None = None,
     seed: int = 0,
     budget_s: float = 8.0,
+    shared_uplinks: bool = False,
 ) -> RunPlan:
     """The plan of a run; members recompute forwards only when nothing fits otherwise.
+
+    The placement always counts what volunteers share of their servers' lines. With `shared_uplinks` the routes do as
+    well: parallel transfers of a machine share its lines, in the search and in the times of the answer.
 
     Raises `BadInputError` saying what is missing when there is no plan.
     """
@@ -138,9 +144,12 @@ def plan_run(
     routed = routes = None
     if members <= ROUTED_MEMBERS_MAX:
         routed = member_model(world, placement, skip_stages=skip_stages)
-        routes = search_routes(routed.model, seed, 0.3 * budget_s)
+        if shared_uplinks:
+            routes = search_shared(routed.model, swarm_sharing(placement, routed), seed, 0.3 * budget_s)
+        else:
+            routes = search_routes(routed.model, seed, 0.3 * budget_s)
     details = placement.detail()
-    edges, timeline, simulated = _simulated(config, sizes, found, seed, recompute)
+    edges, timeline, simulated = simulated_step(config, sizes, found, seed, recompute)
     step_s = found.batch_s
     tokens = sizes.microbatches * sizes.microbatch_tokens
     return RunPlan(
@@ -155,6 +164,7 @@ def plan_run(
         simulated,
         routed,
         routes,
+        shared_uplinks,
         tuple(_loads(network, sizes, found)),
         step_s,
         tokens / step_s,
@@ -197,7 +207,7 @@ def _placed(
     return best
 
 
-def _simulated(
+def simulated_step(
     config: RunConfig, sizes: ModelSizes, found: PlacementAnswer, seed: int, recompute: bool
 ) -> tuple[tuple[int, ...], Timeline, int]:
     """Block edges by the AutoPipe partition for the stages' powers, and one step on the event simulator.

@@ -80,6 +80,12 @@ def search_placement(
     def expired() -> bool:
         return clock() >= deadline
 
+    def part(share: float) -> Callable[[], float]:
+        """How much of so large a share of the time that is left has been spent, from now on."""
+        start = clock()
+        end = start + share * (deadline - start)
+        return lambda: (clock() - start) / max(end - start, 1e-9) if math.isfinite(end) else 0.0
+
     rng = random.Random(seed)
     costs = Costs(world)
     if stages is None:
@@ -104,10 +110,11 @@ def search_placement(
     for number, placement in enumerate(kept):  # the best starts get a walk each, the best walk a second one
         if number >= len(starts):
             placement = _shaken(placement, rng)
-        tried = anneal(placement, rng, int(0.7 / len(kept) * rounds), expired, 1.0)
+        own = 0.7 / len(kept)
+        tried = anneal(placement, rng, int(own * rounds), part(own / (1 - number * own)), 1.0)
         if tried.score < best.score:
             best = tried
-    best = anneal(best, rng, int(0.3 * rounds), expired, 0.3)
+    best = anneal(best, rng, int(0.3 * rounds), part(1.0), 0.3)
     if not math.isfinite(best.cost_s):
         raise BadInputError(_nothing_fits(world))
     placed = {volunteer for stage in best.stages for volunteer in stage.volunteers}
@@ -156,24 +163,37 @@ def _nothing_fits(world: World) -> str:
     return "server_latency_s: no placement found whose stages can all reach each other"
 
 
-def anneal(start: Placement, rng: random.Random, rounds: int, expired: Callable[[], bool], heat: float) -> Placement:
-    """The best placement on a walk of `rounds` moves from `start`."""
+def anneal(start: Placement, rng: random.Random, rounds: int, spent: Callable[[], float], heat: float) -> Placement:
+    """The best placement on a walk of `rounds` moves from `start`, or of fewer when the time for it is spent (1.0).
+
+    It cools with whichever runs out first, or a walk that the clock cuts short would end hot.
+    """
     current = best = start
+    timed = 0.0
     for number in range(rounds):
-        if number % 16 == 0 and expired():
-            break
+        if number % 16 == 0:
+            timed = spent()
+            if timed >= 1:
+                break
         changes = propose(current, rng)
         if changes is None:
             continue
         tried = current.replaced(changes)
         if not math.isfinite(tried.cost_s) and math.isfinite(current.cost_s):
             continue
-        temperature = best.score * heat * HOT * (COLD / HOT) ** (number / rounds)
+        temperature = best.score * heat * HOT * (COLD / HOT) ** max(number / rounds, timed)
         if tried.score <= current.score or rng.random() < math.exp((current.score - tried.score) / temperature):
             current = tried
             if tried.score < best.score:
                 best = tried
     return best
+
+
+def walk(start: Placement, seed: int, budget_s: float, *, clock: Callable[[], float] = time.perf_counter) -> Placement:
+    """The best placement on a cool walk of `budget_s` from `start`: small moves only, its layers kept if fixed."""
+    began = clock()
+    rounds = max(100, int(ROUNDS_PER_SECOND * budget_s))
+    return anneal(start, random.Random(seed), rounds, lambda: (clock() - began) / budget_s, 0.1)
 
 
 def _alone(placement: Placement) -> Placement:
@@ -256,11 +276,17 @@ def _move_server(one: Stage, two: Stage, a: int, b: int, rng: random.Random) -> 
     server = rng.choice(options)
     front = tuple(j for j in one.front if j != server)
     back = tuple(j for j in one.back if j != server)
-    if rng.random() < 0.5:
-        joined = Stage(tuple(sorted((*two.front, server))), two.back, two.volunteers)
-    else:
-        joined = Stage(two.front, tuple(sorted((*two.back, server))), two.volunteers)
-    return {a: Stage(front, back, one.volunteers), b: joined}
+    return {a: Stage(front, back, one.volunteers), b: joined(two, server, rng.random() < 0.5)}
+
+
+def joined(stage: Stage, server: int, in_front: bool) -> Stage:
+    """The stage with one more server; a server that has played both roles alone keeps the other one."""
+    front, back = stage.front, stage.back
+    if front == back:
+        front, back = ((), back) if in_front else (front, ())
+    if in_front:
+        return Stage(tuple(sorted((*front, server))), back, stage.volunteers)
+    return Stage(front, tuple(sorted((*back, server))), stage.volunteers)
 
 
 def _move_volunteer(placement: Placement, rng: random.Random, a: int, b: int) -> dict[int, Stage] | None:

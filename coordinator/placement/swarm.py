@@ -8,6 +8,7 @@ members alone, and the servers of each hop follow from it.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -121,14 +122,11 @@ def member_model(
     microbatches follow on the same routes. Machines are numbered as in the network: servers, then volunteers.
     """
     stages = placement.stages
-    layers = placement.layers()
     members: list[int] = []
     stage_of: list[int] = []
     for k, stage in enumerate(stages):
         members += stage.servers + tuple(world.servers + v for v in sorted(stage.volunteers))
         stage_of += [k] * (len(members) - len(stage_of))
-    power = np.concatenate([world.server_power, world.volunteer_power])[members]
-    work = world.tokens * np.array([layers[k] for k in stage_of]) / power
     count = len(stages)
     route_stages = count - skip_stages
     if not 1 <= route_stages <= count:
@@ -143,15 +141,15 @@ def member_model(
         for visits, size in zip(even_visits(at_once, count, route_stages)[1:], sizes[1:], strict=True)
     ):
         at_once -= 1
-    heads_at = sorted(range(sizes[0]), key=lambda node: (work[node], node))
+    forward_s, backward_s, loss_s = member_work(world, placement, members, stage_of)
+    heads_at = sorted(range(sizes[0]), key=lambda node: (forward_s[node], node))
     heads = tuple(heads_at[number % len(heads_at)] for number in range(at_once))
     share, surplus = divmod(world.microbatches, at_once)
-    third = work / 3  # backward is twice the forward
     model = RouteModel(
         stage_of_node=tuple(stage_of),
-        forward_s=tuple(third.tolist()),
-        backward_s=tuple((2 * third).tolist()),
-        loss_s=tuple((third / 4 / np.maximum(1, [layers[k] for k in stage_of])).tolist()),
+        forward_s=forward_s,
+        backward_s=backward_s,
+        loss_s=loss_s,
         link_s=member_links(world, placement, members, stage_of),
         heads=heads,
         route_stages=route_stages,
@@ -163,10 +161,29 @@ def member_model(
     return SwarmRoutes(model, tuple(members))
 
 
-def member_links(world: World, placement: Placement, members: list[int], stage_of: list[int]) -> Floats:
-    """Seconds for a microbatch from member to member over back and front servers, (n, n); the return to stage
-    0
-    as well. A member that is a server of the side in question reaches it at once."""
+def member_work(
+    world: World, placement: Placement, members: Sequence[int], stage_of: Sequence[int]
+) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+    """Seconds of forward, backward (twice as long) and loss of a whole microbatch on each member."""
+    layers = np.array(placement.layers())[list(stage_of)]
+    power = np.concatenate([world.server_power, world.volunteer_power])[list(members)]
+    third = world.tokens * layers / power / 3
+    return tuple(third.tolist()), tuple((2 * third).tolist()), tuple((third / 4 / np.maximum(1, layers)).tolist())
+
+
+def member_links(
+    world: World,
+    placement: Placement,
+    members: Sequence[int],
+    stage_of: Sequence[int],
+    before: Floats | None = None,
+    changed: Collection[int] = (),
+) -> Floats:
+    """Seconds for a microbatch from member to member over back and front servers, (n, n); the return to stage 0 as
+    well. A member that is a server of the side in question reaches it at once.
+
+    With `before` (of the first of these members) only links from and to the stages in `changed` are counted.
+    """
     tokens = world.tokens
     servers = world.servers
     to_server = np.concatenate(
@@ -188,10 +205,12 @@ def member_links(world: World, placement: Placement, members: list[int], stage_o
     groups = [np.flatnonzero(np.array(stage_of) == k) for k in range(len(placement.stages))]
     machines = np.array(members)
     link = np.full((len(members), len(members)), math.inf)
+    if before is not None:
+        link[: len(before), : len(before)] = before
     for a, one in enumerate(placement.stages):
         out = to_server[np.ix_(machines[groups[a]], np.array(one.back))]
         for b, two in enumerate(placement.stages):
-            if a == b:
+            if a == b or (before is not None and a not in changed and b not in changed):
                 continue
             across = between[np.ix_(np.array(one.back), np.array(two.front))]
             into = from_server[np.ix_(machines[groups[b]], np.array(two.front))]
@@ -212,40 +231,47 @@ class RouteHop(NamedTuple):
     back: int
 
 
-def hops_of(placement: Placement, swarm: SwarmRoutes, route: tuple[int, ...]) -> list[RouteHop]:
-    """Which servers a route passes: for every hop the pair of back and front server that is quickest.
+def quickest_servers(placement: Placement, one: int, stage: int, two: int, next_stage: int) -> tuple[int, int]:
+    """The back server of `stage` and the front server of `next_stage` over which machine `one` reaches `two` soonest.
 
-    Where a member is itself a server it may be its own front or back.
+    Where a machine is itself a server it may be its own front or back.
     """
     world = placement.costs.world
-    tokens = world.tokens
-    servers = world.servers
+    tokens, servers = world.tokens, world.servers
+    back, front = np.array(placement.stages[stage].back), np.array(placement.stages[next_stage].front)
 
-    def to(machine: int, server: int) -> float:
-        if machine == server:
-            return 0.0
-        if machine < servers:
-            return float(world.server_latency_s[machine, server] + tokens * world.server_slowness[machine, server])
-        row = machine - servers
-        return float(world.back_latency_s[row, server] + tokens * world.back_slowness[row, server])
+    def delay(latency: Floats, slowness: Floats) -> Floats:
+        return np.asarray(latency + tokens * slowness)
 
-    def out_of(server: int, machine: int) -> float:
-        if machine < servers:
-            return to(server, machine)
-        row = machine - servers
-        return float(world.front_latency_s[row, server] + tokens * world.front_slowness[row, server])
+    between = delay(world.server_latency_s[np.ix_(back, front)], world.server_slowness[np.ix_(back, front)])
+    between[back[:, None] == front[None, :]] = 0.0
+    if one < servers:
+        out = delay(world.server_latency_s[one, back], world.server_slowness[one, back])
+        out[back == one] = 0.0
+    else:
+        out = delay(world.back_latency_s[one - servers, back], world.back_slowness[one - servers, back])
+    if two < servers:
+        into = delay(world.server_latency_s[front, two], world.server_slowness[front, two])
+        into[front == two] = 0.0
+    else:
+        into = delay(world.front_latency_s[two - servers, front], world.front_slowness[two - servers, front])
+    total = out[:, None] + between + into[None, :]
+    b, f = divmod(int(total.argmin()), len(front))
+    return int(back[b]), int(front[f])
 
+
+def hops_of(placement: Placement, swarm: SwarmRoutes, route: tuple[int, ...]) -> list[RouteHop]:
+    """Which servers a route passes: for every hop the pair of back and front server that is quickest."""
     order = [swarm.model.stage_of_node[node] for node in route]
     machines = [swarm.members[node] for node in route]
     count = len(route)
+    if count == 1:
+        only = placement.stages[order[0]]
+        return [RouteHop(order[0], only.front[0], machines[0], only.back[0])]
     fronts, backs = [-1] * count, [-1] * count
     for place in range(count):
         after = (place + 1) % count
-        one, two = placement.stages[order[place]], placement.stages[order[after]]
-        if count == 1:
-            fronts[0], backs[0] = one.front[0], one.back[0]
-            break
-        _, backs[place], fronts[after] = min(
-            (to(machines[place], b) + to(b, f) + out_of(f, machines[after]), b, f) for b in one.back for f in two.front
+        backs[place], fronts[after] = quickest_servers(
+            placement, machines[place], order[place], machines[after], order[after]
         )
     return [RouteHop(order[i], fronts[i], machines[i], backs[i]) for i in range(count)]

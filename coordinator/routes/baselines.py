@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -127,6 +128,7 @@ class _Alone(Evaluator):
         routes: Sequence[Route],
         bias: Sequence[float] | None = None,
         record: list[list[list[float]]] | None = None,
+        limit_s: float = math.inf,
     ) -> list[float]:
         return [sent * self.steps(route).alone_s for sent, route in zip(self.model.sends, routes, strict=True)]
 

@@ -54,8 +54,20 @@ def drop(model: RouteModel, routes: Sequence[Route], node: int) -> Repair:
     left = model.without(frozenset((node,)))
     if not left.nodes_of_stage[stage]:
         raise BadInputError(f"stage {stage} lost its last node {node}")
-    broken = {number for number, route in enumerate(routes) if node in route}
-    return _repair(left, routes, broken)
+    return drop_gone(left, routes)
+
+
+def drop_gone(model: RouteModel, routes: Sequence[Route]) -> Repair:
+    """The routes where those through nodes that are gone from `model` are planned again.
+
+    Its times and links may be others than those that the routes were planned for, and it may have more nodes. Raises
+    `BadInputError` with what is missing when the remaining nodes cannot carry a single route.
+    """
+    for stage, nodes in enumerate(model.nodes_of_stage):
+        if not nodes:
+            raise BadInputError(f"stage {stage} has no node left")
+    broken = {number for number, route in enumerate(routes) if model.gone.intersection(route)}
+    return _repair(model, routes, broken) if broken else _kept_as_they_are(model, routes)
 
 
 def join(model: RouteModel, routes: Sequence[Route], node: int) -> Repair:
@@ -80,11 +92,16 @@ def slow_down(model: RouteModel, routes: Sequence[Route], node: int, factor: flo
         backward_s=_scaled(model.backward_s, node, factor),
         loss_s=_scaled(model.loss_s, node, factor),
     )
-    as_before = _kept_as_they_are(slower, routes)
+    return relieve(slower, routes, node)
+
+
+def relieve(model: RouteModel, routes: Sequence[Route], node: int) -> Repair:
+    """The routes where those through `node` are planned again, if that makes the whole faster."""
+    as_before = _kept_as_they_are(model, routes)
     broken = {number for number, route in enumerate(routes) if node in route and model.stage_of_node[node] > 0}
     if not broken:
         return as_before
-    repaired = _repair(slower, routes, broken)
+    repaired = _repair(model, routes, broken)
     return repaired if repaired.makespan_s < as_before.makespan_s else as_before
 
 

@@ -9,6 +9,7 @@ lower route).
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -83,11 +84,13 @@ class Evaluator:
         routes: Sequence[Route],
         bias: Sequence[float] | None = None,
         record: list[list[list[float]]] | None = None,
+        limit_s: float = math.inf,
     ) -> list[float]:
         """When the last microbatch of each route ends.
 
         `bias` (one number per route) is added to a step's remaining work where a node chooses; `record[a]`
-        receives the start times of each microbatch of route a.
+        receives the start times of each microbatch of route a. As soon as some route is certain to end after
+        `limit_s` the simulation is given up and every end is infinite.
         """
         self.evaluations += 1
         chains = [self.steps(route) for route in routes]
@@ -125,6 +128,8 @@ class Evaluator:
                         number += 1
                     heappush(queue, (-chain.tail_s[k] - extra[a], a, k))
                     continue
+            if now + chain.tail_s[k] + (left[a] - 1) * chain.tail_s[0] > limit_s:
+                return [math.inf] * len(chains)
             if record is not None:
                 if k == 0:
                     record[a].append([])
@@ -145,6 +150,11 @@ class Evaluator:
                     heappush(events, (done, number, a, 0))
             number += 1
         return ends
+
+    def alone_s(self, routes: Sequence[Route]) -> float:
+        """The mean over the routes of what their microbatches take one after the other with nobody else about."""
+        ends = [sent * self.steps(route).tail_s[0] for route, sent in zip(routes, self.model.sends, strict=True)]
+        return sum(ends) / len(ends)
 
     def timed(self, routes: Sequence[Route], bias: Sequence[float] | None = None) -> Timed:
         """The same with every start time."""

@@ -2,7 +2,8 @@
 
 Every move keeps the rules: two routes exchange their nodes of a stage, a route takes another node of its
 stage, two routes exchange a stage that only one of them visits, a route changes the order of two neighbours,
-or a route gets more or less right of way.
+or a route gets more or less right of way. Where a node's stage may still be chosen, two nodes of different stages may
+also exchange their places with all the routes through them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ HOT, COLD = 0.03, 0.0005
 """Temperatures as fractions of the first makespan."""
 MEAN_WEIGHT = 0.05
 """How much the mean end counts beside the last end: it tells apart sets whose last end is the same."""
+PLACES_WEIGHT = 3
+"""How often two nodes exchange their stages, where a route takes another node three times and gets way once."""
+StagesCost = Callable[[Sequence[Sequence[int]]], float]
+"""Seconds that count on top of the makespan, given the nodes of every stage."""
 
 
 @dataclass
@@ -28,6 +33,10 @@ class Best:
     makespan_s: float
     routes: list[Route]
     bias: list[float]
+    stage_of: tuple[int, ...] | None = None
+    """The stage of every node, where stages were open to change."""
+    cost_s: float = math.inf
+    """The makespan, and what the stages cost beside it."""
 
 
 def anneal(
@@ -42,8 +51,13 @@ def anneal(
     bias: Sequence[float] | None = None,
     free: Sequence[int] | None = None,
     heat: float = 1.0,
+    stages_cost: StagesCost | None = None,
 ) -> Best:
-    """The best set found from `start`; ends early at `goal_s`. Only the routes in `free` are changed."""
+    """The best set found from `start`; ends early at `goal_s`. Only the routes in `free` are changed.
+
+    With `stages_cost` nodes exchange their stages too, at what the stages cost then; `evaluator` must not depend on
+    the model's stages.
+    """
     routes = list(start)
     right_of_way = list(bias) if bias is not None else [0.0] * len(routes)
     ends = evaluator.ends(routes, right_of_way)
@@ -51,8 +65,14 @@ def anneal(
     numbers = list(free) if free is not None else list(range(len(routes)))
     if not numbers:
         return best
-    moves = _Moves(model, routes, right_of_way, numbers, best.makespan_s)
-    score = _score(ends)
+    moves = _Moves(model, routes, right_of_way, numbers, best.makespan_s, stages_cost is not None)
+
+    def beside() -> float:
+        return stages_cost(moves.members) if stages_cost is not None else 0.0
+
+    stages_s = beside()
+    best.cost_s, best.stage_of = best.makespan_s + stages_s, tuple(moves.stage_of)
+    score = _score(ends) + stages_s
     scale = best.makespan_s * heat
     for number in range(evaluations):
         if best.makespan_s <= goal_s or (number % 16 == 0 and expired()):
@@ -61,12 +81,15 @@ def anneal(
         undo = moves.propose(rng)
         if undo is None:
             continue
-        ends = evaluator.ends(routes, right_of_way)
-        new = _score(ends)
-        if new <= score or rng.random() < math.exp((score - new) / temperature):
+        stages_s = beside()
+        most = score - temperature * math.log(1.0 - rng.random())  # a higher score is not accepted
+        least = MEAN_WEIGHT * evaluator.alone_s(routes)
+        ends = evaluator.ends(routes, right_of_way, limit_s=most - stages_s - least)
+        new = _score(ends) + stages_s
+        if new <= most:
             score = new
-            if max(ends) < best.makespan_s:
-                best = Best(max(ends), list(routes), list(right_of_way))
+            if (cost_s := max(ends) + stages_s) < best.cost_s:
+                best = Best(max(ends), list(routes), list(right_of_way), tuple(moves.stage_of), cost_s)
         else:
             undo()
     return best
@@ -80,9 +103,17 @@ class _Moves:
     """Changes `routes` and `bias` in place; each proposal answers how to take itself back."""
 
     def __init__(
-        self, model: RouteModel, routes: list[Route], bias: list[float], free: list[int], scale_s: float
+        self,
+        model: RouteModel,
+        routes: list[Route],
+        bias: list[float],
+        free: list[int],
+        scale_s: float,
+        exchange_places: bool = False,
     ) -> None:
         self.model = model
+        self.stage_of = list(model.stage_of_node)
+        self.members = [list(nodes) for nodes in model.nodes_of_stage]
         self.routes = routes
         self.bias = bias
         self.free = free
@@ -99,6 +130,8 @@ class _Moves:
             self.kinds += [self._exchange_stage] * 4
         if model.swaps_max:
             self.kinds.append(self._reorder)
+        if exchange_places and model.stages > 1:
+            self.kinds += [self._exchange_places] * PLACES_WEIGHT
 
     def propose(self, rng: random.Random) -> Callable[[], None] | None:
         return rng.choice(self.kinds)(rng)
@@ -131,9 +164,9 @@ class _Moves:
         a, b = rng.choice(self.free), rng.choice(self.free)
         one, two = self.routes[a], self.routes[b]
         place = rng.randrange(1, len(one))
-        stage = self.model.stage_of_node[one[place]]
+        stage = self.stage_of[one[place]]
         for other, node in enumerate(two):
-            if self.model.stage_of_node[node] == stage and node != one[place]:
+            if self.stage_of[node] == stage and node != one[place]:
                 return self._set(
                     (a, (*one[:place], node, *one[place + 1 :])),
                     (b, (*two[:other], one[place], *two[other + 1 :])),
@@ -144,7 +177,7 @@ class _Moves:
         a = rng.choice(self.free)
         route = self.routes[a]
         place = rng.randrange(1, len(route))
-        members = self.model.nodes_of_stage[self.model.stage_of_node[route[place]]]
+        members = self.members[self.stage_of[route[place]]]
         node = rng.choice(members)
         if node == route[place] or self.used[node] >= self.model.memory[node]:
             return None
@@ -152,7 +185,7 @@ class _Moves:
 
     def _exchange_stage(self, rng: random.Random) -> Callable[[], None] | None:
         a, b = rng.choice(self.free), rng.choice(self.free)
-        stage_of = self.model.stage_of_node
+        stage_of = self.stage_of
         mine = {stage_of[node]: node for node in self.routes[a]}
         theirs = {stage_of[node]: node for node in self.routes[b]}
         give = [stage for stage in mine if stage not in theirs]
@@ -163,9 +196,31 @@ class _Moves:
         mine[into], theirs[out] = theirs.pop(into), mine.pop(out)
         return self._set((a, self._ordered(mine, rng)), (b, self._ordered(theirs, rng)))
 
+    def _exchange_places(self, rng: random.Random) -> Callable[[], None] | None:
+        a, b = rng.randrange(len(self.members)), rng.randrange(len(self.members))
+        if a == b:
+            return None
+        x, y = rng.randrange(len(self.members[a])), rng.randrange(len(self.members[b]))
+        one, two = self.members[a][x], self.members[b][y]
+        if self.used[one] > self.model.memory[two] or self.used[two] > self.model.memory[one]:
+            return None
+
+        def exchange() -> None:
+            one, two = self.members[a][x], self.members[b][y]
+            self.members[a][x], self.members[b][y] = two, one
+            self.stage_of[one], self.stage_of[two] = b, a
+            self.used[one], self.used[two] = self.used[two], self.used[one]
+            name = {one: two, two: one}
+            for number, route in enumerate(self.routes):
+                if one in route or two in route:
+                    self.routes[number] = tuple(name.get(node, node) for node in route)
+
+        exchange()
+        return exchange
+
     def _reorder(self, rng: random.Random) -> Callable[[], None] | None:
         a = rng.choice(self.free)
-        route = self._ordered({self.model.stage_of_node[node]: node for node in self.routes[a]}, rng, 1.0)
+        route = self._ordered({self.stage_of[node]: node for node in self.routes[a]}, rng, 1.0)
         return self._set((a, route)) if route != self.routes[a] else None
 
     def _ordered(self, nodes: dict[int, int], rng: random.Random, swapped: float = 0.3) -> Route:

@@ -1,8 +1,8 @@
 """Nodes into stages and microbatches onto routes at once, when a node's stage may still be chosen.
 
 The published methods fix the stages by a cost that knows no routes. Here two nodes of different stages
-exchange their places with all the routes that go through them, judged by the same simulation as the routes;
-exchanging and re-routing take turns. Stage sizes, memory and every other rule stay as they are.
+exchange their places with all the routes that go through them, between and beside the moves of the route search, judged
+by the same simulation. Stage sizes, memory and every other rule stay as they are.
 """
 
 from __future__ import annotations
@@ -12,15 +12,25 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from coordinator.routes.evaluate import Evaluator
-from coordinator.routes.improve import anneal
+from coordinator.routes.improve import StagesCost, anneal
 from coordinator.routes.model import Route, RouteModel
-from coordinator.routes.search import STEPS_PER_SECOND, RoutesAnswer, search_routes
+from coordinator.routes.search import (
+    SHARED_STEPS_PER_SECOND,
+    STEPS_PER_SECOND,
+    RoutesAnswer,
+    search_routes,
+    search_shared,
+)
+from coordinator.routes.shared import SharedEvaluator, Sharing
 
-TURNS = 5
-Aggregation = Callable[[Sequence[Sequence[int]]], float]
-"""Seconds that count on top of the makespan, given the nodes of every stage."""
+FIRST_SHARE = 0.5
+"""The part of the budget for choosing among several starts."""
+HEATS = (0.25, 0.1)
+SHARES = (0.85, 0.15)
+"""Heat and part of the moves of each walk; one long walk ends lower than several short ones."""
 
 
 @dataclass(frozen=True)
@@ -38,94 +48,82 @@ def arrange_and_route(
     seed: int = 0,
     budget_s: float = 4.0,
     *,
-    aggregation: Aggregation = lambda stages: 0.0,
+    others: Sequence[RouteModel] = (),
+    aggregation: StagesCost = lambda stages: 0.0,
+    sharing: Sharing | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> JointAnswer:
-    """Improves stages and routes together, starting from the stages in `model`.
+    """Improves stages and routes together, from the stages in `model` or in one of `others` (the same but for stages
+    and heads): each start gets a short search of routes, and the one that ends lowest is gone on with.
 
-    The cost is the makespan plus `aggregation` of the stages. Raises `BadInputError` like `search_routes`.
+    The cost is the makespan plus `aggregation` of the stages. With `sharing` the second half of the budget goes on
+    with links that are shared, and the answer's times are with sharing. Raises `BadInputError` like `search_routes`.
     """
     began = clock()
     deadline = began + budget_s
-
-    def expired() -> bool:
-        return clock() >= deadline
-
     rng = random.Random(seed)
-    first = search_routes(model, seed, 0.1 * budget_s, conflicts=False, clock=clock)
-    evaluator = Evaluator(model)
+    starts = [model, *others]
+    short_s = (FIRST_SHARE / len(starts) if others else 0.1) * budget_s
+    state, least = _State(model, [], []), math.inf
+    for tried in starts:
+        if least < math.inf and clock() >= began + FIRST_SHARE * budget_s:
+            break
+        first = search_routes(tried, seed, short_s, conflicts=False, clock=clock)
+        cost = first.makespan_s + aggregation(tried.nodes_of_stage)
+        if cost < least:
+            state, least = _State(tried, list(first.routes), list(first.bias)), cost
     steps = sum(model.sends) * (2 * model.route_stages + 1)
-    evaluations = max(TURNS * 40, int(0.55 * budget_s * STEPS_PER_SECOND / steps)) // TURNS
-    best_model, best_routes, best_bias = model, list(first.routes), list(first.bias)
-    best = first.makespan_s + aggregation(model.nodes_of_stage)
-    for turn in range(TURNS):
-        heat = 0.5**turn
-        tried_model, routes = exchange_nodes(
-            best_model, best_routes, best_bias, evaluator, rng, evaluations // 2, expired, aggregation, heat
-        )
-        tried = anneal(tried_model, evaluator, routes, rng, evaluations // 2, expired, bias=best_bias, heat=heat / 2)
-        cost = tried.makespan_s + aggregation(tried_model.nodes_of_stage)
-        if cost < best:
-            best, best_model, best_routes, best_bias = cost, tried_model, tried.routes, tried.bias
-    last = search_routes(
-        best_model,
-        seed,
-        max(0.05, 0.9 * (deadline - clock())),
-        start=best_routes,
-        bias=best_bias,
-        clock=clock,
-    )
-    return JointAnswer(best_model, last, aggregation(best_model.nodes_of_stage), clock() - began)
+    phases: list[tuple[Evaluator, float, float, float]] = [
+        (Evaluator(model), 0.5, STEPS_PER_SECOND, began + 0.9 * budget_s)
+    ]
+    if sharing is not None:
+        halfway = began + 0.4 * budget_s
+        phases = [(Evaluator(model), 0.3, STEPS_PER_SECOND, halfway)]
+        phases.append((SharedEvaluator(model, sharing), 0.45, SHARED_STEPS_PER_SECOND, deadline))
+    for evaluator, share, rate, until in phases:
+        evaluations = max(200, int(share * budget_s * rate / steps))
+        state = _take_turns(state, evaluator, rng, evaluations, lambda until=until: clock() >= until, aggregation)  # type: ignore[misc]
+    left_s = max(0.05, 0.9 * (deadline - clock()))
+    if sharing is None:
+        last = search_routes(state.model, seed, left_s, start=state.routes, bias=state.bias, clock=clock)
+    else:
+        last = search_shared(state.model, sharing, seed, left_s, start=state.routes, bias=state.bias, clock=clock)
+    return JointAnswer(state.model, last, aggregation(state.model.nodes_of_stage), clock() - began)
 
 
-def exchange_nodes(
-    model: RouteModel,
-    routes: Sequence[Route],
-    bias: Sequence[float],
+class _State(NamedTuple):
+    """Stages and routes as far as the search has come."""
+
+    model: RouteModel
+    routes: list[Route]
+    bias: list[float]
+
+
+def _take_turns(
+    state: _State,
     evaluator: Evaluator,
     rng: random.Random,
-    rounds: int,
+    evaluations: int,
     expired: Callable[[], bool],
-    aggregation: Aggregation,
-    heat: float,
-) -> tuple[RouteModel, list[Route]]:
-    """Annealing over which node stands where; answers the best model and the routes renamed to it."""
-    place = list(range(model.nodes))  # the node that now stands where node i stood
-    used = [0] * model.nodes
-    for route in routes:
-        for node in route:
-            used[node] += 1
-    present = [node for node in range(model.nodes) if node not in model.gone]
-
-    def renamed() -> list[Route]:
-        return [tuple(place[node] for node in route) for route in routes]
-
-    def cost() -> float:
-        stages = [[place[node] for node in members] for members in model.nodes_of_stage]
-        return max(evaluator.ends(renamed(), bias)) + aggregation(stages)
-
-    value = best = cost()
-    best_place = list(place)
-    scale = value * 0.02 * heat
-    for number in range(rounds):
-        if number % 16 == 0 and expired():
-            break
-        a, b = rng.choice(present), rng.choice(present)
-        if model.stage_of_node[a] == model.stage_of_node[b]:
-            continue
-        if used[a] > model.memory[place[b]] or used[b] > model.memory[place[a]]:
-            continue
-        place[a], place[b] = place[b], place[a]
-        new = cost()
-        if new <= value or rng.random() < math.exp((value - new) / (scale * 0.02 ** (number / rounds))):
-            value = new
-            if new < best:
-                best, best_place = new, list(place)
-        else:
-            place[a], place[b] = place[b], place[a]
-    place = best_place
-    stage_of = list(model.stage_of_node)
-    for node, now in enumerate(place):
-        stage_of[now] = model.stage_of_node[node]
-    moved = replace(model, stage_of_node=tuple(stage_of), heads=tuple(place[head] for head in model.heads))
-    return moved, renamed()
+    aggregation: StagesCost,
+) -> _State:
+    """Anneals stages and routes together, a long walk and then a cooler one from the best so far."""
+    best_s = math.inf
+    for heat, share in zip(HEATS, SHARES, strict=True):
+        found = anneal(
+            state.model,
+            evaluator,
+            state.routes,
+            rng,
+            int(share * evaluations),
+            expired,
+            bias=state.bias,
+            heat=heat,
+            stages_cost=aggregation,
+        )
+        if found.cost_s < best_s:
+            assert found.stage_of is not None, "stages were open to change"
+            heads = tuple(route[0] for route in found.routes)
+            model = replace(state.model, stage_of_node=found.stage_of, heads=heads)
+            best_s, state = found.cost_s, _State(model, found.routes, found.bias)
+    return state

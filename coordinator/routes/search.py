@@ -20,6 +20,7 @@ from coordinator.routes.evaluate import Evaluator, Timed
 from coordinator.routes.greedy import LARGE_NODES, greedy
 from coordinator.routes.improve import Best, anneal
 from coordinator.routes.model import Route, RouteModel
+from coordinator.routes.shared import SharedEvaluator, Sharing
 from protocol.errors import BadInputError
 
 GREEDY_ORDERS = 12
@@ -28,6 +29,10 @@ COUNTED_S = 2.5
 TREE_NODES_PER_SECOND = 400
 STEPS_PER_SECOND = 1_500_000
 """How many events of the simulation count as a second of annealing, so that equal seeds do equal work."""
+SHARED_STEPS_PER_SECOND = 120_000
+"""The same where transfers share links."""
+SHARED_FIRST, SHARED_START = 0.4, 0.1
+"""The part of a budget that goes into the search without sharing, with nothing or something to start from."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +156,70 @@ def search_routes(
         stopped,
         evaluator.evaluations,
         tree_nodes,
+    )
+
+
+def search_shared(
+    model: RouteModel,
+    sharing: Sharing,
+    seed: int = 0,
+    budget_s: float | None = None,
+    *,
+    start: Sequence[Route] | None = None,
+    bias: Sequence[float] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> RoutesAnswer:
+    """The best routes found where parallel transfers share links: every time in the answer is with sharing.
+
+    A search without sharing gives the start and the bound, which holds with sharing too, since a transfer is never
+    quicker in company; the rest of the budget anneals on the shared cost.
+    """
+    began = clock()
+    share = SHARED_FIRST if start is None else SHARED_START
+    first = search_routes(
+        model, seed, None if budget_s is None else share * budget_s, start=start, bias=bias, clock=clock
+    )
+    evaluator = SharedEvaluator(model, sharing)
+    deadline = math.inf if budget_s is None else began + budget_s
+
+    def expired() -> bool:
+        return clock() >= deadline
+
+    def shared(routes: Sequence[Route], right_of_way: Sequence[float]) -> Best:
+        return Best(max(evaluator.ends(routes, right_of_way)), list(routes), list(right_of_way))
+
+    best = shared(first.routes, first.bias)
+    if start is not None:  # what the search without sharing improved may be worse with it
+        given = shared(start, bias if bias is not None else [0.0] * len(start))
+        best = min(best, given, key=lambda one: one.makespan_s)
+    goal = first.lower_bound_s * (1 + 1e-9)
+    steps = sum(model.sends) * (2 * model.route_stages + 1)
+    work_s = COUNTED_S if budget_s is None else (1 - share) * budget_s
+    rounds = max(30, int(work_s * SHARED_STEPS_PER_SECOND / steps))
+    rng = random.Random(seed)
+    for heat in (0.6, 0.2):
+        if best.makespan_s > goal and not expired():
+            tried = anneal(
+                model, evaluator, best.routes, rng, rounds // 2, expired, goal_s=goal, bias=best.bias, heat=heat
+            )
+            best = min(best, tried, key=lambda one: one.makespan_s)
+    timed = evaluator.timed(best.routes, best.bias)
+    if timed.makespan_s <= goal:
+        stopped = "proved optimal"
+    elif expired():
+        stopped = f"time budget of {budget_s:g} s"
+    else:
+        stopped = "planned search done"
+    return RoutesAnswer(
+        tuple(best.routes),
+        tuple(best.bias),
+        timed,
+        timed.makespan_s,
+        min(first.lower_bound_s, timed.makespan_s),
+        clock() - began,
+        stopped,
+        evaluator.evaluations,
+        first.tree_nodes,
     )
 
 

@@ -1,9 +1,10 @@
-"""Every row of the published SkipPipe comparison, rebuilt: `python -m tests.benchmarks.skippipe_rows
-[--quick]`.
+"""Every row of the published SkipPipe comparison, rebuilt: `python -m tests.benchmarks.skippipe_rows [--quick]`.
 
-All methods route as many microbatches on the same nodes under the same rules. "Published" are the figures of
-the authors' scheduler and of their mended no-skip baseline. Each of our searches has one core and under five
-seconds, arrangement of the nodes into stages included. Exits 1 when a bound that was promised is missed.
+All methods route as many microbatches on the same nodes under the same rules. "Published" are the figures of the
+authors' scheduler and of their mended no-skip baseline. Each of our searches has under five seconds of one core
+(counted as such, so that what else the machine does is left out), arrangement of the nodes into stages included.
+"judged" are routes found without sharing on links that parallel transfers share, "shared" those that were searched on
+them. Exits 1 when a bound that was promised is missed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from coordinator.placement.arrange import arrange
+from coordinator.placement.arrange import Arrangement, arrange
 from coordinator.routes.baselines import (
     delay_blind,
     fixed_chains,
@@ -27,12 +28,13 @@ from coordinator.routes.evaluate import Evaluator
 from coordinator.routes.joint import arrange_and_route
 from coordinator.routes.model import RouteModel, even_visits, violations
 from coordinator.routes.search import RoutesAnswer, search_routes
-from coordinator.routes.shared import shared_ends
+from coordinator.routes.shared import SharedEvaluator, Sharing
 from coordinator.simulator.links import Network
 from tests.benchmarks import section6
 from tests.benchmarks.section6 import Setting
 
 BUDGET_S = 3.8
+STARTS = 6
 
 
 def model_of(setting: Setting, samples: int, stages: Sequence[Sequence[int]]) -> RouteModel:
@@ -72,39 +74,53 @@ def exchange_s(setting: Setting, stages: Sequence[Sequence[int]]) -> float:
     return worst
 
 
-def shared_s(setting: Setting, samples: int, model: RouteModel, answer: RoutesAnswer) -> float:
-    """The makespan when the parallel transfers of a node share an uplink and a downlink.
+def sharing(setting: Setting, samples: int) -> Sharing:
+    """Parallel transfers of a node share an uplink and a downlink.
 
     The table says nothing about them; each is taken as wide as the node's fastest path.
     """
     latency, rate = section6.latency_and_rate(setting.nodes)
     widest = [max(row) for row in rate]
     network = Network(latency_s=latency, link_bytes_per_s=rate, uplink_bytes_per_s=widest, downlink_bytes_per_s=widest)
-    return max(shared_ends(model, answer.routes, network, section6.ACTIVATION_BYTES * samples, answer.bias))
+    return Sharing(network, section6.ACTIVATION_BYTES * samples)
+
+
+def judged_s(model: RouteModel, answer: RoutesAnswer, shared: Sharing) -> float:
+    """The makespan of routes that were found without sharing, on shared links."""
+    return max(SharedEvaluator(model, shared).ends(answer.routes, answer.bias))
 
 
 def row(setting: Setting, samples: int) -> dict[str, float]:
     """All methods on one row, in seconds; keys starting with a capital are printed as columns."""
     latency, rate = map(np.array, section6.latency_and_rate(setting.nodes))
-    began = time.perf_counter()
+    began = time.process_time()
+
+    def arranged_for(gradients: int, seed: int) -> Arrangement:
+        size = section6.ACTIVATION_BYTES * samples
+        return arrange(latency, rate, setting.sizes, size, gradients, seed, closed=True, rounds=200)
+
     # The published way counts the gradients' exchange; the joint search starts without, as the makespan does.
-    arranged, without = (
-        arrange(latency, rate, setting.sizes, activation, gradients, closed=True, rounds=200)
-        for activation, gradients in (
-            (section6.ACTIVATION_BYTES * samples, section6.GRADIENT_BYTES),
-            (section6.ACTIVATION_BYTES * samples, 0),
-        )
-    )
-    arrange_s = (time.perf_counter() - began) / 2
+    arranged = arranged_for(section6.GRADIENT_BYTES, 0)
+    without = [arranged_for(0, seed) for seed in range(STARTS)]
+    arrange_s = time.process_time() - began
     model = model_of(setting, samples, arranged.stages)
     full = full_length(model)
     assert sum(full.sends) == sum(model.sends) == setting.microbatches
     judge, judge_full = Evaluator(model), Evaluator(full)
-    routed = search_routes(model, 0, BUDGET_S - arrange_s)
-    free = model_of(setting, samples, without.stages)
-    joint = arrange_and_route(free, 0, BUDGET_S - arrange_s)
-    joint_full = arrange_and_route(full_length(free), 0, BUDGET_S - arrange_s)
+    routed = search_routes(model, 0, BUDGET_S - arrange_s, clock=time.process_time)
+    free = [model_of(setting, samples, one.stages) for one in without]
+    free_full = [full_length(one) for one in free]
+    left_s = BUDGET_S - arrange_s
+    shared = sharing(setting, samples)
+    joint = arrange_and_route(free[0], 0, left_s, clock=time.process_time, others=free[1:])
+    joint_full = arrange_and_route(free_full[0], 0, left_s, clock=time.process_time, others=free_full[1:])
+    with_sharing = arrange_and_route(free[0], 0, left_s, clock=time.process_time, others=free[1:], sharing=shared)
+    full_with_sharing = arrange_and_route(
+        free_full[0], 0, left_s, clock=time.process_time, others=free_full[1:], sharing=shared
+    )
     for answer, rules in (
+        (with_sharing.answer, with_sharing.model),
+        (full_with_sharing.answer, full_with_sharing.model),
         (routed, model),
         (joint.answer, joint.model),
         (joint_full.answer, joint_full.model),
@@ -120,10 +136,13 @@ def row(setting: Setting, samples: int) -> dict[str, float]:
         "no TC2": max(judge.ends(no_collisions(model))),
         "routes": routed.makespan_s,
         "joint": joint.answer.makespan_s,
-        "shared full": shared_s(setting, samples, joint_full.model, joint_full.answer),
-        "shared joint": shared_s(setting, samples, joint.model, joint.answer),
+        "judged full": judged_s(joint_full.model, joint_full.answer, shared),
+        "judged joint": judged_s(joint.model, joint.answer, shared),
+        "shared full": full_with_sharing.answer.makespan_s,
+        "shared joint": with_sharing.answer.makespan_s,
         "bound": joint.answer.lower_bound_s,
         "search": arrange_s + joint.search_s,
+        "its search": arrange_s + with_sharing.search_s,
         "exchange": exchange_s(setting, joint.model.nodes_of_stage),
         "exchange DT-FM": exchange_s(setting, arranged.stages),
     }
@@ -132,9 +151,8 @@ def row(setting: Setting, samples: int) -> dict[str, float]:
 def main() -> int:
     missed = []
     columns = (
-        "chains", "greedy full", "swarm", "best full", "blind", "no TC2", "routes", "joint", "shared full",
-        "shared joint", "bound",
-        "search", "exchange", "exchange DT-FM",
+        "chains", "greedy full", "swarm", "best full", "blind", "no TC2", "routes", "joint", "bound", "search",
+        "judged full", "judged joint", "shared full", "shared joint", "its search", "exchange", "exchange DT-FM",
     )  # fmt: skip
     print(f"{'setting':12s} {'published':>9s} {'no-skip':>8s} " + " ".join(f"{name:>12s}" for name in columns))
     for setting in section6.SETTINGS:
@@ -146,15 +164,18 @@ def main() -> int:
                 flush=True,
             )
             gain = 1 - figures["joint"] / min(figures["chains"], figures["best full"])
+            gain_shared = 1 - figures["shared joint"] / figures["shared full"]
             print(f"{'':12s} gain over our best no-skip {gain:.1%}, over our chains "
-                  f"{1 - figures['joint'] / figures['chains']:.1%}")  # fmt: skip
+                  f"{1 - figures['joint'] / figures['chains']:.1%}; with shared links {gain_shared:.1%} over the best "
+                  f"no-skip searched on them")  # fmt: skip
             label = f"{setting.name}, {samples}"
             if figures["joint"] > setting.published_s[samples]:
                 missed.append(f"{label}: {figures['joint']:.2f} s is above the published scheduler")
             if 1 - figures["joint"] / figures["chains"] < setting.gain_at_least:
                 missed.append(f"{label}: gain over the no-skip baseline below {setting.gain_at_least:.0%}")
-            if figures["search"] >= 5:
-                missed.append(f"{label}: {figures['search']:.1f} s of search")
+            longest = max(figures["search"], figures["its search"])
+            if longest >= 5:
+                missed.append(f"{label}: {longest:.1f} s of search")
     print("\n".join(missed) if missed else "pass: every row at or below the published scheduler")
     return bool(missed)
 

@@ -11,6 +11,7 @@ from coordinator.placement.swarm import ModelSizes
 from protocol.profile import Link, Machine, Network, NetworkFile, SiteLink, build_network
 
 SITES = 20
+LAYER_PARAMETERS = 202_383_360
 
 
 def swarm(servers: int, volunteers: int, seed: int = 0, measured_links: int = 2_000) -> Network:
@@ -66,7 +67,7 @@ def seven_billion(microbatches: int = 256) -> ModelSizes:
 
     Gradients travel in bf16; a step of 16 million tokens lets them hide behind the work of many machines.
     """
-    layer = 202_383_360
+    layer = LAYER_PARAMETERS
     return ModelSizes(
         layers=32,
         microbatch_tokens=65_536,

@@ -15,7 +15,6 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.placement.arrange import arrange, bottleneck, matching
 from coordinator.placement.balance import even_out
 from coordinator.placement.cost import Costs, Placement, Stage, apportion
 from coordinator.placement.problem import PlacementProblem, Traffic, World
@@ -198,6 +197,25 @@ def test_memory_of_the_smallest_member_limits_its_stage() -> None:
         search_placement(replace(world, server_layers_max=np.full(6, 3.0)), budget_s=0.1)
 
 
+def test_a_skipped_stage_counts_for_the_microbatches_that_visit_it() -> None:
+    """With two of four stages skipped, the others than stage 0 count a third: the cost is the worst of the details."""
+    world = replace(random_world(random.Random(4), 8, 6), closed=True, skip_stages=2)
+    placement = search_placement(world, 0, 0.2, stages=4).placement
+    detail = placement.detail()
+    assert [cost.visit_share for cost in detail] == pytest.approx([1, 1 / 3, 1 / 3, 1 / 3])
+    assert placement.cost_s == pytest.approx(world.microbatches * max(cost.total_s for cost in detail))
+
+
+def test_a_search_without_a_solution_yet_is_told_which_way_it_lies() -> None:
+    """Of two placements that do not fit, the one that lacks room for fewer layers has the better score."""
+    world = replace(random_world(random.Random(4), 6, 0), server_layers_max=np.array([9.0, 9, 3, 3, 1, 1]))
+    worse = Placement(Costs(world), [Stage((0,), (4,), ()), Stage((1,), (5,), ()), Stage((2,), (3,), ())])
+    better = Placement(Costs(world), [Stage((0,), (2,), ()), Stage((1,), (3,), ()), Stage((4,), (5,), ())])
+    fits = Placement(Costs(world), [Stage((0,), (1,), ()), Stage((2,), (3,), ())])
+    assert math.isinf(worse.cost_s) and math.isinf(better.cost_s)
+    assert worse.score > better.score > fits.score
+
+
 def test_shared_uplinks_and_gradients_only_add() -> None:
     """Counting shared uplinks never lowers the cost; undelayed gradients count in full, delayed ones hide."""
     world = random_world(random.Random(6), 6, 12)
@@ -271,48 +289,3 @@ def test_bulk_moves_even_out_a_crowded_stage() -> None:
     evened = even_out(crowded, lambda: False)
     assert evened.cost_s <= crowded.cost_s
     check(world, evened)
-
-
-def test_matching_uses_the_fewer_side_evenly() -> None:
-    """Four nodes against two: each of the two is used twice, and the bottleneck is the smallest possible."""
-    cost = np.array([[1.0, 1, 1, 1], [9, 9, 2, 3]])
-    assert bottleneck(cost) == 3
-    rows = matching(cost, 3.0, 2)
-    assert rows is not None and sorted(rows) == [0, 0, 1, 1]
-    assert matching(cost, 2.0, 2) is None
-    assert bottleneck(cost.T) == 3
-
-
-def dtfm(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Latency in seconds and bytes per second of one of DT-FM's 64-node networks."""
-    raw = json.loads((DATA / name).read_text())
-    return np.array(raw["latency_ms"]) / 1e3, np.array(raw["bandwidth_gbps"]) * 1e9 / 8
-
-
-@pytest.mark.parametrize(
-    ("name", "reference_s"),
-    [
-        ("dtfm_case0_ondemand_datacenter_64.json", 3.44),
-        ("dtfm_case1_spot_datacenter_64.json", 49.50),
-        ("dtfm_case3_regional_64.json", 34.80),
-    ],
-)
-def test_dtfm_networks_at_most_the_genetic_search(name: str, reference_s: float) -> None:
-    """DT-FM's own networks and cost: at most what its genetic search finds (figures rounded to 0.1 %)."""
-    latency, rate = dtfm(name)
-    found = arrange(latency, rate, [8] * 8, 0.4714e9, 0.65e9, rounds=100)
-    dealt = [range(stage, 64, 8) for stage in range(8)]  # one node of each site per stage
-    rule = arrange(latency, rate, [8] * 8, 0.4714e9, 0.65e9, start=dealt, rounds=0)
-    assert found.cost_s <= rule.cost_s
-    assert sorted(n for stage in found.stages for n in stage) == list(range(64))
-    assert found.cost_s <= reference_s * 1.001
-
-
-def test_arrangement_of_unequal_sizes_keeps_stage_zero() -> None:
-    """The larger stage 0 of a skipping pipeline stays in front, and wrong sizes are refused."""
-    draw = np.random.default_rng(1)
-    latency, rate = draw.uniform(0.01, 0.1, (10, 10)), np.full((10, 10), 1e8)
-    found = arrange(latency, rate, [4, 3, 3], 1e6, 1e7, closed=True, rounds=50)
-    assert [len(stage) for stage in found.stages] == [4, 3, 3]
-    with pytest.raises(BadInputError, match="sizes"):
-        arrange(latency, rate, [4, 3], 1e6, 1e7)

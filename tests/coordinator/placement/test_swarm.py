@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.placement.compare_cli import compare
-from coordinator.placement.run_cli import share
+from coordinator.placement.run_cli import duration, share
 from coordinator.placement.run_plan import plan_run, sizes_of, skipped_stages
 from coordinator.placement.search import search_placement
 from coordinator.placement.swarm import hops_of, member_model, world_of
@@ -160,13 +160,31 @@ def test_run_command_draws_and_prints(tmp_path: Path) -> None:
     picture = tmp_path / "map.svg"
     args = ["run", str(run), str(DATA / "network_two_sites.json"), "--budget-s", "0.3", "--svg", str(picture)]
     result = CliRunner().invoke(plan, args, catch_exceptions=False)
-    for word in ("stages on 8 servers", "tokens per second", "hours", "routes", "drawn"):
+    for word in ("stages on 8 servers", "tokens per second", "all steps in", "sets it", "routes", "drawn"):
         assert word in result.output
     for path in (picture, tmp_path / "map-gantt.svg"):
         assert ElementTree.fromstring(path.read_text()).tag.endswith("svg")
     nowhere = [*args[:-1], str(tmp_path / "missing" / "map.svg")]
     with pytest.raises(BadInputError, match="cannot be written"):
         CliRunner().invoke(plan, nowhere, catch_exceptions=False)
+
+
+def test_run_command_lets_routes_share_lines(tmp_path: Path) -> None:
+    """With `--shared-uplinks` the routes' step counts what parallel transfers share, and the plan says so."""
+    run = tmp_path / "RUN.toml"
+    run.write_text('name = "trial"\nsteps = 10\n[model]\nlayers = 8\n[batch]\nmicrobatches = 8\nsamples = 4\n')
+    args = ["run", str(run), str(DATA / "network_two_sites.json"), "--budget-s", "0.3", "--shared-uplinks"]
+    text = CliRunner().invoke(plan, args, catch_exceptions=False).output
+    assert "shares its lines" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(24.53, "24.5 s"), (192.0, "3.2 minutes"), (25_560.0, "7.1 hours"), (1_036_800.0, "12.0 days")],
+)
+def test_durations_are_said_in_the_unit_that_suits_them(seconds: float, text: str) -> None:
+    """A run of seconds does not take 0.0 hours."""
+    assert duration(seconds) == text
 
 
 def test_compare_command_lists_every_way() -> None:

@@ -36,8 +36,6 @@ from coordinator.routes.model import (
     violations,
 )
 from coordinator.routes.search import coarse_routes, search_routes
-from coordinator.routes.shared import shared_ends
-from coordinator.simulator.links import Network
 from protocol.errors import BadInputError
 
 PROBLEMS = Path(__file__).parents[2] / "data" / "problems"
@@ -312,17 +310,6 @@ def test_coarse_routes_travel_in_groups() -> None:
     assert routes is not None and violations(model, routes) == []
     assert routes[0] == routes[1] and routes[2] == routes[3]
     assert coarse_routes(hand_model()) is None
-
-
-def test_sharing_links_never_helps_and_changes_nothing_without_limits() -> None:
-    """With endless rates the shared judge agrees with the plain one; a shared uplink only delays."""
-    model = hand_model()
-    routes = [(0, 1), (0, 2)]
-    plain = Evaluator(model).ends(routes)
-    free = Network(latency_s=model.link_s)
-    assert shared_ends(model, routes, free, 0.0) == pytest.approx(plain)
-    tight = Network(latency_s=model.link_s, uplink_bytes_per_s=[0.25, 1.0, 1.0])
-    assert max(shared_ends(model, routes, tight, 1.0)) > max(plain)
 
 
 def test_joint_search_keeps_sizes_and_never_gets_worse() -> None:
