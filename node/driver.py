@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -74,7 +74,7 @@ class Driver:
         store: TensorStore,
         metrics: NodeMetrics,
         role: str,
-        on_welcome: Callable[[Welcome], None],
+        on_welcome: Callable[[Welcome], Awaitable[None]],
         measured: Sequence[tuple[NodeId, str, Figures]] = (),
     ) -> None:
         self._store = store
@@ -261,7 +261,7 @@ class Driver:
         if link.role == "coordinator":
             self._metrics.record("barnraise_node_last_heartbeat_timestamp_seconds", time.time())
             if isinstance(message, Welcome):
-                self._on_welcome(message)
+                await self._on_welcome(message)
             if self.connector.on_message(message):
                 return
         self.pump.put(Received(link.peer, message))
