@@ -113,7 +113,7 @@ async def test_a_server_that_learns_its_run_names_the_checkpoints_there(
     node = daemon._Node(options, NodeState(options.state, link, journal), NodeMetrics("server"), Limits())
     pump: Any = FakePump()
     node._pump = pump
-    node._driver = Driver(TensorStore(), NodeMetrics("server"), on_welcome=node._on_welcome)
+    node._driver = Driver(TensorStore(), NodeMetrics("server"), "server", on_welcome=node._on_welcome)
     transport: Any = SimpleNamespace(options=None)
     node._driver.transport = transport
     welcome = Welcome(membership=b"m", config=config, config_hash=config.config_hash(), vocabulary=1)
