@@ -42,8 +42,10 @@ OPEN_S = 5.0
 """For QUIC's own handshake: one round trip, with room for three losses."""
 LINGER_S = 2.0
 """After `aclose`, for what was accepted to arrive; then the connection is cut."""
-UNSENT_BYTES = 128 << 10
-"""Accepted bytes that wait for the line: what a control message may find before itself."""
+UNSENT_S = 0.015
+"""Accepted bytes wait for the line for so long at its present rate: what a control message finds before itself …"""
+UNSENT_BYTES = (8 << 10, 128 << 10)
+"""… within these bounds."""
 GREETING = b"\x01"
 """The client's first byte: it accepted the server's certificate, and the server may speak."""
 REASON_CHARACTERS_MAX = 100
@@ -147,7 +149,7 @@ class QuicStream(trio.abc.Stream):
     # ---- the stream ----
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Returns when the last byte was accepted: at most UNSENT_BYTES of it did not leave yet."""
+        """Returns when the last byte was accepted: little of it, UNSENT_S, did not leave yet."""
         if self._sending:
             raise trio.BusyResourceError("another task is sending on this stream")
         self._sending = True
@@ -156,7 +158,7 @@ class QuicStream(trio.abc.Stream):
             view = memoryview(data).cast("B")
             while True:
                 connection = self._check_sendable()
-                piece = view[: max(UNSENT_BYTES - connection.unsent_bytes, 0)]
+                piece = view[: max(self._unsent_bytes_max - connection.unsent_bytes, 0)]
                 if piece:
                     connection.send_stream_data(STREAM_ID, piece)  # type: ignore[arg-type]  # it copies any buffer
                     self._wake.set()
@@ -174,7 +176,7 @@ class QuicStream(trio.abc.Stream):
         self._sending = True
         try:
             await trio.lowlevel.checkpoint()
-            while self._check_sendable().unsent_bytes >= UNSENT_BYTES:
+            while self._check_sendable().unsent_bytes >= self._unsent_bytes_max:
                 await self._room()
         finally:
             self._sending = False
@@ -222,6 +224,16 @@ class QuicStream(trio.abc.Stream):
             raise trio.BrokenResourceError(self.reason)
         assert self._connection is not None, "the stream is handed out when it is open"
         return self._connection
+
+    @property
+    def write_bytes(self) -> int:
+        """How much to hand to `send_all` at once, so that what is more urgent can still come before the rest."""
+        return self._unsent_bytes_max
+
+    @property
+    def _unsent_bytes_max(self) -> int:
+        rate = 0.0 if self._connection is None else self._connection.controller.pacing_bytes_per_s
+        return int(min(max(UNSENT_S * rate, UNSENT_BYTES[0]), UNSENT_BYTES[1]))
 
     async def _room(self) -> None:
         self._writable = trio.Event()
@@ -278,7 +290,8 @@ class QuicStream(trio.abc.Stream):
             until = self._keep_time(now)
             datagrams = None
             if self._connection is not None:
-                datagrams = self._guarded(self._connection.datagrams_to_send, now)
+                if not self._connection.held_back(now):
+                    datagrams = self._guarded(self._connection.datagrams_to_send, now)
                 until = min(until, self._connection.get_timer() or until)
                 self._after_sending()
             if datagrams:
@@ -309,9 +322,9 @@ class QuicStream(trio.abc.Stream):
     def _after_sending(self) -> None:
         assert self._connection is not None
         self._take_events()
-        if self._connection.has_room:
+        if self._connection.has_room and not self._sending:
             self._connection.controller.on_idle()
-        if self._connection.unsent_bytes <= UNSENT_BYTES // 2:
+        if self._connection.unsent_bytes <= self._unsent_bytes_max // 2:
             self._writable.set()
 
     async def _read_datagrams(self) -> None:
