@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import trio
 from aioquic.quic.events import ConnectionTerminated, HandshakeCompleted, QuicEvent, StreamDataReceived
-from aioquic.quic.packet import QuicErrorCode
+from aioquic.quic.packet import QuicErrorCode, QuicFrameType
 
 from node.links.certificate import Certificate
 from node.links.datagrams import Address, DatagramSocket
@@ -432,7 +432,9 @@ class QuicStream(trio.abc.Stream):
     def _say_goodbye(self) -> None:
         """Tell the peer, twice as one may be lost: nobody will answer here any more."""
         if self._connection is not None:
-            self._connection.close(error_code=0 if self._clean else 1, reason_phrase=self.reason)
+            code = QuicErrorCode.NO_ERROR if self._clean else QuicErrorCode.INTERNAL_ERROR
+            # With a frame type, as QUIC's own errors have one: in the handshake no other kind keeps its text.
+            self._connection.close(error_code=code, frame_type=QuicFrameType.PADDING, reason_phrase=self.reason)
             for datagram, address in self._guarded(self._connection.datagrams_to_send, trio.current_time()) or ():
                 self._socket.send_now(datagram, address)
                 self._socket.send_now(datagram, address)
