@@ -276,6 +276,12 @@ class QuicStream(trio.abc.Stream):
             self._socket.close()
             self._ended.set()
 
+    @property
+    def _belonging(self) -> FencedConnection | None:
+        """The connection, unless we serve and it was only begun by a packet that could not be deciphered."""
+        connection = self._connection
+        return connection if connection is not None and (self._client or connection.started) else None
+
     async def _within_limits(self, task: Callable[[], Awaitable[None]]) -> None:
         try:
             await task()
@@ -289,10 +295,11 @@ class QuicStream(trio.abc.Stream):
             self._wake = trio.Event()
             until = self._keep_time(now)
             datagrams = None
-            if self._connection is not None:
-                if not self._connection.held_back(now):
-                    datagrams = self._guarded(self._connection.datagrams_to_send, now)
-                until = min(until, self._connection.get_timer() or until)
+            connection = self._belonging
+            if connection is not None:
+                if not connection.held_back(now):
+                    datagrams = self._guarded(connection.datagrams_to_send, now)
+                until = min(until, connection.get_timer() or until)
                 self._after_sending()
             if datagrams:
                 await self._socket.send(datagrams)
@@ -302,7 +309,7 @@ class QuicStream(trio.abc.Stream):
 
     def _keep_time(self, now: float) -> float:
         """Do what is due, and say when the next thing is."""
-        connection = self._connection
+        connection = self._belonging
         if connection is None:
             return float("inf")
         ping_at = max(connection.heard_at, self._pinged_at) + PING_S
@@ -378,7 +385,7 @@ class QuicStream(trio.abc.Stream):
             return None
 
     def _take_events(self) -> None:
-        connection = self._connection
+        connection = self._belonging
         if connection is None:
             return
         while (event := connection.next_event()) is not None:
@@ -431,10 +438,11 @@ class QuicStream(trio.abc.Stream):
 
     def _say_goodbye(self) -> None:
         """Tell the peer, twice as one may be lost: nobody will answer here any more."""
-        if self._connection is not None:
+        connection = self._belonging
+        if connection is not None:
             code = QuicErrorCode.NO_ERROR if self._clean else QuicErrorCode.INTERNAL_ERROR
             # With a frame type, as QUIC's own errors have one: in the handshake no other kind keeps its text.
-            self._connection.close(error_code=code, frame_type=QuicFrameType.PADDING, reason_phrase=self.reason)
-            for datagram, address in self._guarded(self._connection.datagrams_to_send, trio.current_time()) or ():
+            connection.close(error_code=code, frame_type=QuicFrameType.PADDING, reason_phrase=self.reason)
+            for datagram, address in self._guarded(connection.datagrams_to_send, trio.current_time()) or ():
                 self._socket.send_now(datagram, address)
                 self._socket.send_now(datagram, address)

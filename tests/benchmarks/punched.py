@@ -289,8 +289,9 @@ async def _opened(
             prologue=punched.prologue,
         )
 
+    data = await trio.to_thread.run_sync(os.urandom, TENSOR_BYTES)
+
     async def send_tensors(enough: trio.Event) -> None:
-        data = os.urandom(TENSOR_BYTES)
         tensors = (TensorRef(0, (TENSOR_BYTES // 4,), "fp32", TENSOR_BYTES),)
         number = 0
         while not enough.is_set():
