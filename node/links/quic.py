@@ -38,6 +38,8 @@ SILENT_S = 4.5
 """A peer that says nothing for this long is gone: three of our pings went without an answer."""
 PING_S = 1.5
 """We ask when nothing came for this long; NATs forget a UDP mapping after 30 s at the earliest (RFC 4787)."""
+CHALLENGE_S = 0.5
+"""A new path of the peer that has not proven itself is asked this often (RFC 9000 section 8.2.1)."""
 OPEN_S = 5.0
 """For QUIC's own handshake: one round trip, with room for three losses."""
 LINGER_S = 2.0
@@ -141,7 +143,7 @@ class QuicStream(trio.abc.Stream):
         self._clean = False
         self._closed = False
         self._linger_until = float("inf")
-        self._pinged_at = trio.current_time()
+        self._pinged_at = self._challenge_at = trio.current_time()
         if client:
             self._connection = FencedConnection(self._configuration)
             self._connection.connect(remote, now=trio.current_time())
@@ -318,6 +320,9 @@ class QuicStream(trio.abc.Stream):
         elif self._opened.is_set() and now >= ping_at:
             connection.send_ping(0)
             self._pinged_at, ping_at = now, now + PING_S
+        if now >= self._challenge_at:
+            connection.challenge_again()
+            self._challenge_at = now + CHALLENGE_S
         if self._closed and (not connection.unacknowledged_bytes or now >= self._linger_until):
             self._end("closed", clean=True)
         timer = connection.get_timer()

@@ -106,6 +106,12 @@ class FencedConnection(QuicConnection):
         room = self.controller.congestion_window - self.controller.bytes_in_flight
         return self._pacing_at is None and room >= self.configuration.max_datagram_size
 
+    def challenge_again(self) -> None:
+        """Let the next packet ask a new path to prove itself once more: aioquic asks once, and packets get lost."""
+        path = self._network_paths[0]
+        if not path.is_validated:
+            path.local_challenge_sent = False
+
     def owns(self, connection_id: bytes) -> bool:
         """Whether a packet to `connection_id` may be for this connection."""
         return any(connection_id == ours.cid for ours in self._host_cids)

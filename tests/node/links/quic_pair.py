@@ -59,6 +59,8 @@ class Gateway:
 
     def __init__(self, inner: trio.socket.SocketType, outer: trio.socket.SocketType, seed: int = 1) -> None:
         self.loss = 0.0
+        self.inwards_loss = 0.0
+        """Beyond `loss`, of what comes to the client."""
         self.outer = outer
         self._inner = inner
         self._client: tuple[str, int] | None = None
@@ -99,7 +101,7 @@ class Gateway:
     async def _inwards(self, outer: trio.socket.SocketType) -> None:
         while True:
             data, _ = await outer.recvfrom(65535)
-            if self._client is not None and self._random.random() >= self.loss:
+            if self._client is not None and self._random.random() >= max(self.loss, self.inwards_loss):
                 await self._inner.sendto(data, self._client)
 
 

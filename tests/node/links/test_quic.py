@@ -83,6 +83,25 @@ async def test_a_gateway_that_maps_anew_does_not_end_it() -> None:
         assert connection._network_paths[0].is_validated
 
 
+async def test_a_new_path_is_asked_again_when_the_first_question_was_lost() -> None:
+    """Otherwise the server might send there three times what comes from there, and no more, for ever."""
+    async with pair_through_gateway() as (client, server, gateway):
+        await _carry(client, server, 1, 10_000)
+        connection = server._connection
+        assert connection is not None
+        gateway.inwards_loss = 1.0
+        await gateway.rebind()
+        await client.send_all(b"from elsewhere")
+        assert await _receive(server, 14) == b"from elsewhere"
+        while not connection._network_paths[0].local_challenge_sent:
+            await trio.sleep(0.001)
+        gateway.inwards_loss = 0.0
+        with trio.fail_after(SILENT_S):
+            while not connection._network_paths[0].is_validated:
+                await trio.sleep(0.01)
+        await _carry(server, client, 2, 1 << 20)
+
+
 async def test_a_send_that_is_cancelled_leaves_nothing_behind() -> None:
     """Nobody reads; the send is given up, both ends are closed: no task and no file stays."""
     files = _open_files()
