@@ -228,11 +228,6 @@ class QuicStream(trio.abc.Stream):
         return self._connection
 
     @property
-    def write_bytes(self) -> int:
-        """How much to hand to `send_all` at once, so that what is more urgent can still come before the rest."""
-        return self._unsent_bytes_max
-
-    @property
     def _unsent_bytes_max(self) -> int:
         rate = 0.0 if self._connection is None else self._connection.controller.pacing_bytes_per_s
         return int(min(max(UNSENT_S * rate, UNSENT_BYTES[0]), UNSENT_BYTES[1]))
