@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import trio
 
+from node.links.helper import HelperGoneError
 from node.links.punched import IceServers, Punched, Puncher, PunchOptions
 from protocol.identity import Identity
 from protocol.signal import Way
@@ -90,15 +91,18 @@ class Held:
 
 
 async def settled(probe: Callable[[], Awaitable[bool]]) -> None:
-    """Returns when `probe` is true; five seconds are more than anything here takes."""
-    with trio.fail_after(5):
+    """Returns when `probe` is true; thirty seconds are more than anything here takes on a busy computer."""
+    with trio.fail_after(30):
         while not await probe():
             await trio.sleep(0.01)
 
 
 async def helper_is_idle(which: Puncher) -> bool:
     """Whether the helper holds nothing for any connection: one task (its own), no UDP socket."""
-    census = await which.helper_census()
+    try:
+        census = await which.helper_census()
+    except HelperGoneError:
+        return True
     return census is None or (census.connections, census.tasks, census.sockets) == (0, 1, 0)
 
 
