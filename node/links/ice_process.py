@@ -65,7 +65,7 @@ class _Connection:
         self._ice = ice.Ice(controlling=order.controlling, may_reach=self._may_reach)
         self._channel: Channel | None = None
         self._task = asyncio.create_task(self._gather())
-        self._traffic_task = asyncio.create_task(self.report_traffic())
+        self._traffic_task = asyncio.create_task(self._keep_reporting())
 
     def _may_reach(self, ip: IpAddress, port: int) -> bool:
         return acceptable_address(ip, port, self._reach, same_site=self._same_site)
@@ -147,13 +147,16 @@ class _Connection:
         if self._channel is not None:
             self._channel.consumed(byte_count)
 
-    async def report_traffic(self) -> None:
+    async def _keep_reporting(self) -> None:
         """Tell the daemon now and then what its connection sent and received, headers included."""
         while True:
             await asyncio.sleep(TRAFFIC_EVERY_S)
-            up_bytes, down_bytes = self._ice.take_traffic()
-            if up_bytes or down_bytes:
-                self._helper.tell(self.number, Traffic(up_bytes, down_bytes))
+            self._report_traffic()
+
+    def _report_traffic(self) -> None:
+        up_bytes, down_bytes = self._ice.take_traffic()
+        if up_bytes or down_bytes:
+            self._helper.tell(self.number, Traffic(up_bytes, down_bytes))
 
     def finish(self, reason: str, *, clean: bool = False) -> None:
         """Report the end, once, and clear up."""
@@ -167,6 +170,7 @@ class _Connection:
         if self._channel is not None:
             await self._channel.close()
         await self._ice.end()
+        self._report_traffic()
 
 
 class _Helper(asyncio.Protocol):

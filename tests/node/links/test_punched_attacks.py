@@ -81,6 +81,7 @@ CHANGES: dict[str, Change] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_answer", [False, True], ids=["offer", "answer"])
 async def test_a_changed_letter_leads_to_no_link(in_answer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fingerprint, candidates, ids swapped in either direction: refused before a packet leaves for the peer."""
@@ -134,6 +135,7 @@ async def test_old_letters_do_not_count_again() -> None:
             await pair.alice.call(BOB.node, reflect)
 
 
+@pytest.mark.slow
 async def test_an_old_offer_for_a_restarted_node_leads_nowhere() -> None:
     """Bob's memory of offers is gone; whoever replays one cannot do the checks, which want a password of Alice's."""
     async with punch_pair("quic", "channel") as pair:
@@ -181,6 +183,7 @@ def _with_other_fingerprints(signed: bytes, identity: Identity) -> bytes:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["quic", "channel"])
 async def test_the_answerers_certificate_must_be_the_one_it_signed(way: Way) -> None:
     async with punch_pair(way) as pair:
@@ -195,6 +198,7 @@ async def test_the_answerers_certificate_must_be_the_one_it_signed(way: Way) -> 
             await pair.finish()
 
 
+@pytest.mark.slow
 async def test_the_offerers_certificate_must_be_the_one_it_signed() -> None:
     """On a data channel both show one; Bob turns away from another than was signed."""
     async with punch_pair("channel") as pair:
