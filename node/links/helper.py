@@ -187,7 +187,9 @@ class _Process:
         self.debts: dict[Direction, _Debt] = {"up": _Debt(), "down": _Debt()}
         self._limits = limits
         self.pid = 0
-        self.census: Census | None = None
+        self._census: Census | None = None
+        self._asked = 0
+        self._answered = 0
         self.over = False
         self._log = log
         self._numbers = 0
@@ -218,7 +220,7 @@ class _Process:
         try:
             self._sockets.setblocking(False)
             fds = (theirs.fileno(), their_sockets.fileno())
-            command = [sys.executable, "-m", "node.links.ice_process", *(str(fd) for fd in fds), str(os.getpid())]
+            command = [sys.executable, "-P", "-m", "node.links.ice_process", *(str(fd) for fd in fds), str(os.getpid())]
             process = await trio.lowlevel.open_process(command, stdin=subprocess.DEVNULL, pass_fds=fds)
             theirs.close()
             their_sockets.close()
@@ -272,7 +274,7 @@ class _Process:
 
     async def _watch(self, process: trio.Process) -> None:
         while True:
-            self.post(order_frame(0, AskCensus()))
+            self.post(order_frame(0, AskCensus(False)))
             await trio.sleep(WATCH_S)
             if trio.current_time() - self._heard_at > HUNG_S:
                 self._log.warning("punching helper hangs and is killed", pid=process.pid)
@@ -280,18 +282,20 @@ class _Process:
 
     async def ask_census(self) -> Census:
         """What the helper holds now."""
-        self.post(order_frame(0, AskCensus()))
-        before = self.census
-        while self.census is before:
+        self._asked += 1
+        number = self._asked
+        self.post(order_frame(number, AskCensus(True)))
+        while self._answered < number:
             if self.over:
                 raise HelperGoneError("the punching helper ended")
             await self._census_came.wait()
-        assert self.census is not None
-        return self.census
+        assert self._census is not None
+        return self._census
 
     def _take(self, number: int, frame: Order | bytes) -> None:
         if isinstance(frame, Census):
-            self.census = frame
+            if number:  # the answer to a question of `ask_census`, not of the watch
+                self._census, self._answered = frame, number
             self._census_came.set()
             self._census_came = trio.Event()
             return

@@ -206,8 +206,8 @@ class _Helper(asyncio.Protocol):
     def _obey(self, number: int, frame: Order | bytes) -> None:
         connection = self._connections.get(number)
         if isinstance(frame, AskCensus):
-            sockets = sum(1 for entry in psutil.Process().net_connections("inet") if entry.fd != -1)
-            self.tell(0, Census(len(self._connections), len(asyncio.all_tasks()), sockets))
+            sockets = psutil.Process().net_connections("inet") if frame.count_sockets else []
+            self.tell(number, Census(len(self._connections), len(asyncio.all_tasks()), len(sockets)))
         elif isinstance(frame, Gather):
             if connection is not None:
                 raise RemoteProtocolError("unexpected", f"connection {number} is there already")

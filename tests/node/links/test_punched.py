@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,9 +16,11 @@ import trio
 from node.links.ice_process import own_addresses
 from node.links.punched import PUNCH_S, Punched, Puncher, PunchError, lets_no_udp_through
 from protocol.candidates import Candidate
+from protocol.handshake import Initiator, Responder, Session
+from protocol.ids import NodeId
 from protocol.signal import Answer, Offer, Way, letter_hash, sign_letter
 from tests.node.links.punch_pair import helper_is_idle, is_alive, punch_pair, puncher, settled
-from tests.protocol.samples import ALICE, BOB
+from tests.protocol.samples import ALICE, BOB, RUN_ID
 
 BOTH: list[Way] = ["quic", "channel"]
 
@@ -48,6 +51,42 @@ async def test_bytes_go_both_ways_at_once_unchanged(way: Way) -> None:
             nursery.start_soon(_send, bobs.stream, data[::-1])
             assert await _receive(bobs.stream, len(data)) == data
             assert await _receive(alices.stream, len(data)) == data[::-1]
+        for punched in (alices, bobs):
+            await punched.stream.aclose()
+
+
+async def _shake_hands(handshake: Initiator | Responder, stream: trio.abc.Stream) -> NodeId:
+    """Whom it proved to be at the other end."""
+    session = None
+    while session is None:
+        first = handshake.data_to_send()
+        if first:
+            await stream.send_all(first)
+        session = handshake.receive(await stream.receive_some(4096))
+    assert isinstance(session, Session)
+    last = handshake.data_to_send()
+    if last:
+        await stream.send_all(last)
+    return session.peer
+
+
+@pytest.mark.parametrize("way", BOTH)
+async def test_the_handshake_in_the_stream_proves_both(way: Way) -> None:
+    """With the prologue that each side made of the letters that it saw."""
+    async with punch_pair(way) as pair:
+        alices, bobs = await pair.link()
+        common: dict[str, Any] = {"credential": b"", "run_id": RUN_ID, "admit": lambda _key, _credential: "server"}
+        initiator = Initiator(identity=ALICE, peer=BOB.node, entropy=b"a" * 32, prologue=alices.prologue, **common)
+        responder = Responder(identity=BOB, entropy=b"b" * 32, prologue=bobs.prologue, **common)
+        found: list[NodeId] = []
+
+        async def respond() -> None:
+            found.append(await _shake_hands(responder, bobs.stream))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(respond)
+            assert await _shake_hands(initiator, alices.stream) == BOB.node
+        assert found == [ALICE.node]
         for punched in (alices, bobs):
             await punched.stream.aclose()
 
@@ -247,7 +286,7 @@ async def test_a_peer_that_never_comes_is_given_up_after_six_seconds() -> None:
         began = trio.current_time()
         with pytest.raises(PunchError, match="did not come"):
             await finish()
-        assert trio.current_time() - began < PUNCH_S + 1
+        assert trio.current_time() - began < 2 * PUNCH_S
         await settled(lambda: helper_is_idle(pair.bob))
 
 
@@ -287,7 +326,7 @@ async def test_a_helper_that_fails_is_noticed_and_replaced(
         os.kill(first, how)
         with pytest.raises(trio.BrokenResourceError, match="punching helper"):
             await alices.stream.receive_some()
-        with trio.fail_after(8), pytest.raises(trio.BrokenResourceError):
+        with trio.fail_after(30), pytest.raises(trio.BrokenResourceError):
             await _receive_until_broken(bobs)
         await alices.stream.aclose()
         await bobs.stream.aclose()
