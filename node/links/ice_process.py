@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import psutil
@@ -64,7 +65,7 @@ class _Connection:
         self._ice = ice.Ice(controlling=order.controlling, may_reach=self._may_reach)
         self._channel: Channel | None = None
         self._task = asyncio.create_task(self._gather())
-        self._traffic_task = asyncio.create_task(self.report_traffic())
+        self._traffic_task = asyncio.create_task(self._keep_reporting())
 
     def _may_reach(self, ip: IpAddress, port: int) -> bool:
         return acceptable_address(ip, port, self._reach, same_site=self._same_site)
@@ -77,6 +78,7 @@ class _Connection:
             self.finish(f"no socket: {error}")
             return
         self._reach = Reach(self._order.lan, self._order.loopback, found)
+        self._helper.load_channels()
         self._helper.tell(
             self.number,
             Gathered(
@@ -120,7 +122,6 @@ class _Connection:
         self._helper.forget(self, "")
 
     async def _open_channel(self, fingerprint: bytes) -> Channel:
-        # A third of a second of imports, which most connections do without.
         from aiortc.rtcdtlstransport import RTCCertificate
 
         from node.links.channel import Channel
@@ -146,13 +147,16 @@ class _Connection:
         if self._channel is not None:
             self._channel.consumed(byte_count)
 
-    async def report_traffic(self) -> None:
+    async def _keep_reporting(self) -> None:
         """Tell the daemon now and then what its connection sent and received, headers included."""
         while True:
             await asyncio.sleep(TRAFFIC_EVERY_S)
-            up_bytes, down_bytes = self._ice.take_traffic()
-            if up_bytes or down_bytes:
-                self._helper.tell(self.number, Traffic(up_bytes, down_bytes))
+            self._report_traffic()
+
+    def _report_traffic(self) -> None:
+        up_bytes, down_bytes = self._ice.take_traffic()
+        if up_bytes or down_bytes:
+            self._helper.tell(self.number, Traffic(up_bytes, down_bytes))
 
     def finish(self, reason: str, *, clean: bool = False) -> None:
         """Report the end, once, and clear up."""
@@ -166,6 +170,7 @@ class _Connection:
         if self._channel is not None:
             await self._channel.close()
         await self._ice.end()
+        self._report_traffic()
 
 
 class _Helper(asyncio.Protocol):
@@ -178,6 +183,7 @@ class _Helper(asyncio.Protocol):
         self._reader = FrameReader(daemon=False)
         self._connections: dict[int, _Connection] = {}
         self._ending: set[asyncio.Task[None]] = set()
+        self._loading: threading.Thread | None = None
         self._transport: asyncio.WriteTransport
 
     # ---- from the daemon ---------------------------------------------------------------------------------------------
@@ -200,8 +206,8 @@ class _Helper(asyncio.Protocol):
     def _obey(self, number: int, frame: Order | bytes) -> None:
         connection = self._connections.get(number)
         if isinstance(frame, AskCensus):
-            sockets = sum(1 for entry in psutil.Process().net_connections("inet") if entry.fd != -1)
-            self.tell(0, Census(len(self._connections), len(asyncio.all_tasks()), sockets))
+            sockets = psutil.Process().net_connections("inet") if frame.count_sockets else []
+            self.tell(number, Census(len(self._connections), len(asyncio.all_tasks()), len(sockets)))
         elif isinstance(frame, Gather):
             if connection is not None:
                 raise RemoteProtocolError("unexpected", f"connection {number} is there already")
@@ -221,6 +227,12 @@ class _Helper(asyncio.Protocol):
             self.forget(connection, "")
 
     # ---- to the daemon -----------------------------------------------------------------------------------------------
+
+    def load_channels(self) -> None:
+        """Import what data channels need, a third of a second, while letters travel."""
+        if self._loading is None:
+            self._loading = threading.Thread(target=import_module, args=("node.links.channel",), daemon=True)
+            self._loading.start()
 
     def write(self, data: bytes) -> None:
         if not self._transport.is_closing():
