@@ -102,6 +102,10 @@ WRITE_BYTES = 128 << 10
 """Records handed to a socket at once: what a control message may find before itself in our own process."""
 UNSENT_BYTES = 128 << 10
 """Bytes in the kernel that were not sent yet, above which the socket takes no more (TCP_NOTSENT_LOWAT)."""
+AHEAD_S = 0.015
+"""Both of these shrink on a slow line to so much of its measured rate: what a control message waits for is time."""
+AHEAD_BYTES_MIN = 16 << 10
+"""… but not below this: the kernel has to have something to send while we are asleep."""
 SEND_QUEUE_BYTES = 1 << 30
 """Messages and tensors that wait for one peer; above it the peer is too slow and its link is closed."""
 PROGRESS_BYTES = 16 << 10

@@ -11,6 +11,7 @@ import json
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -302,6 +303,11 @@ class Metered(trio.abc.Stream):
         await self.inner.send_all(data)
         if len(data) > SMALL_BYTES:
             await self._limits.turn_up()
+
+    def keep_unsent(self, byte_count: int) -> None:
+        """Let the kernel take no more while it has so many bytes to send; only where the system can."""
+        with suppress(OSError, AttributeError):
+            self.inner.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NOTSENT_LOWAT, byte_count)
 
     async def wait_send_all_might_not_block(self) -> None:
         await self.inner.wait_send_all_might_not_block()

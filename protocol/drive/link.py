@@ -24,13 +24,15 @@ from typing import Protocol
 
 import trio
 
-from protocol.drive.limits import Limits, QuotaUsedUpError
+from protocol.drive.limits import Limits, Metered, QuotaUsedUpError
 from protocol.errors import RemoteProtocolError
 from protocol.frames import NO_LINK, TOKEN_BYTES, Hello
 from protocol.framing import Buffer, Event, Framing, MessageArrived, PeerClosed, PongArrived
 from protocol.handshake import Session
 from protocol.ids import NodeId
 from protocol.limits import (
+    AHEAD_BYTES_MIN,
+    AHEAD_S,
     CLOSE_S,
     GRACE_S,
     KEEP_ALIVE_S,
@@ -43,7 +45,9 @@ from protocol.limits import (
     SEND_STALL_S,
     SILENT_S,
     TENSOR_BYTES_MAX,
+    UNSENT_BYTES,
     WINDOW_BYTES,
+    WRITE_BYTES,
 )
 from protocol.messages import Message
 from protocol.paths import Path
@@ -174,6 +178,7 @@ class Link:
         self._asked_number = 0
         self._pinged_at: float | None = None
         self._answered_at = self.opened_at
+        self._ahead_bytes = WRITE_BYTES
 
     def __repr__(self) -> str:
         return f"Link({self.role} {self.peer[:8]} by {self.path} at {self.address})"
@@ -369,7 +374,7 @@ class Link:
     async def _write(self, carrier: Carrier) -> None:
         try:
             while carrier is self._carrier and not self._framing.close_sent:
-                pieces = self._framing.data_to_send(self._owner.limits.write_bytes)
+                pieces = self._framing.data_to_send(min(self._ahead_bytes, self._owner.limits.write_bytes))
                 if pieces:
                     data = b"".join(pieces)
                     with trio.fail_after(SEND_STALL_S):
@@ -457,8 +462,12 @@ class Link:
         """Say something when nothing else is said, measure the round trip, and notice a path that carries nothing."""
         sent_bytes = self.sent_bytes
         while True:
+            waited = self._framing.queued_bytes > 0
             await trio.sleep(KEEP_ALIVE_S)
+            if waited and self._framing.queued_bytes:
+                self._hurry((self.sent_bytes - sent_bytes) / KEEP_ALIVE_S)
             if not self._framing.keeping or self._framing.close_sent:
+                sent_bytes = self.sent_bytes
                 continue  # a peer of an older version, or one that does not answer
             now = trio.current_time()
             if self.sent_bytes == sent_bytes or now - self._answered_at >= ROUND_TRIP_S:
@@ -473,6 +482,13 @@ class Link:
             elif now - self._heard_at >= SILENT_S and not self.ailing:
                 self.ailing = f"silent for {now - self._heard_at:.0f} s"
                 self._owner.path_failed(self, self.ailing)
+
+    def _hurry(self, rate: float) -> None:
+        """The line carries `rate` bytes a second at present: hand it no more at once than it sends in AHEAD_S."""
+        self._ahead_bytes = int(min(WRITE_BYTES, max(AHEAD_BYTES_MIN, rate * AHEAD_S)))
+        stream = self._carrier.stream
+        if isinstance(stream, Metered):
+            stream.keep_unsent(int(min(UNSENT_BYTES, max(AHEAD_BYTES_MIN, rate * AHEAD_S))))
 
     def _take_pong(self, number: int) -> None:
         if self._pinged_at is None or number != self._asked_number:

@@ -17,11 +17,12 @@ import trio.testing
 from protocol.codec import encode
 from protocol.drive import link as link_module
 from protocol.drive import transport as transport_module
+from protocol.drive.limits import Metered
 from protocol.drive.transport import DialError, Link, LinkOptions
 from protocol.framing import Frame
 from protocol.handshake import CookieDemanded, Initiator, Session
 from protocol.identity import Identity
-from protocol.limits import COOKIE_ABOVE, HALF_OPEN_MAX
+from protocol.limits import AHEAD_BYTES_MIN, AHEAD_S, COOKIE_ABOVE, HALF_OPEN_MAX, UNSENT_BYTES, WRITE_BYTES
 from protocol.messages import Freeze, Ping
 from protocol.records import RecordWriter
 from tests.protocol.drive.harness import PATIENCE_S, Station, activation, stations
@@ -349,3 +350,22 @@ async def test_keys_change_by_the_hour(monkeypatch: pytest.MonkeyPatch) -> None:
             link.send(Ping(number=number))
             await one.events.until(lambda events, number=number: len(events.messages) == number + 1)
             await trio.sleep(0.01)
+
+
+async def test_a_slow_line_is_handed_little_at_once() -> None:
+    """What a control message waits for in our own process and in the kernel shrinks with the line's measured rate."""
+    async with stations("server", "server") as (one, two):
+        link = await two.transport.dial([one.address], one.identity.node)
+        stream = link._carrier.stream
+        assert isinstance(stream, Metered)
+
+        def in_the_kernel() -> int:
+            return int(stream.inner.getsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NOTSENT_LOWAT))
+
+        assert in_the_kernel() == UNSENT_BYTES
+        link._hurry(2.5e6)
+        assert in_the_kernel() == link._ahead_bytes == int(2.5e6 * AHEAD_S)
+        link._hurry(0.0)
+        assert in_the_kernel() == link._ahead_bytes == AHEAD_BYTES_MIN
+        link._hurry(1e9)
+        assert (in_the_kernel(), link._ahead_bytes) == (UNSENT_BYTES, WRITE_BYTES)
