@@ -16,7 +16,7 @@ from node.links.relayed import Proof, RelayServer
 from protocol.drive.transport import Transport
 from protocol.ids import NodeId
 from protocol.membership import JoinLink
-from protocol.reach import host_of, is_local, is_loopback
+from protocol.reach import host_of, is_local, is_loopback, split
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,13 @@ def punch_options(link: JoinLink, options: WayOptions) -> PunchOptions:
 
 
 def ice_servers(here: Surroundings) -> IceServers:
-    """Those that the coordinator named last; TURN by TCP, too, for networks that let no UDP through."""
-    stun = tuple(StunServer(host_of(address), int(address.rpartition(":")[2])) for address in here.stun)
+    """Those that the coordinator named last; TURN by TCP, too, for networks that let no UDP through.
+
+    Where it named none, two public servers of the plan are asked how we look from outside: they answer at their ports.
+    """
+    public = [address for addresses in here.relays.values() for address in split(addresses)[0][:1]]
+    asked = here.stun or tuple(public[:2])
+    stun = tuple(StunServer(host_of(address), int(address.rpartition(":")[2])) for address in asked)
     turn = tuple(
         TurnServer(host_of(address), int(address.rpartition(":")[2]), here.username, here.password, tcp)
         for address in here.turn

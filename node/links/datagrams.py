@@ -39,9 +39,15 @@ Datagram = tuple[bytes, Address]
 class ByteLimits(Protocol):
     """The owner's limits: every datagram waits here for its turn."""
 
-    async def take_up(self, byte_count: int) -> None: ...
+    @property
+    def receive_buffer_bytes(self) -> int | None:
+        """What the kernel may take in before it is read; None: as much as it likes."""
 
-    async def take_down(self, byte_count: int) -> None: ...
+    async def take_up(self, byte_count: int) -> None:
+        """Raises `trio.BrokenResourceError` when nothing may be sent any more."""
+
+    async def take_down(self, byte_count: int) -> None:
+        """Raises `trio.BrokenResourceError` when nothing may be read any more."""
 
 
 class DatagramSocket:
@@ -52,8 +58,10 @@ class DatagramSocket:
         self._raw = socket.socket(sock.family, socket.SOCK_DGRAM, fileno=sock.detach())
         self._raw.setblocking(False)
         self._trains = True
+        # Under a limit the queue in front of us must be short: it is where the sender's excess waits and gets lost.
+        room = None if limits is None else limits.receive_buffer_bytes
         for level, option, value in (
-            (socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES),
+            (socket.SOL_SOCKET, socket.SO_RCVBUF, room or SOCKET_BUFFER_BYTES),
             (socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES),
             (socket.IPPROTO_UDP, _UDP_GRO, 1),
             # No fragments (RFC 9000 section 14), and no belief in ICMP about sizes, which anybody could have sent.
@@ -73,7 +81,7 @@ class DatagramSocket:
             self._raw.sendto(datagram, address)
 
     async def send(self, datagrams: Sequence[Datagram]) -> None:
-        """Hand all to the kernel, in order, when the limits allow it."""
+        """Hand all to the kernel, in order, when the limits allow it. Raises what they raise."""
         if self._limits is not None:
             await self._limits.take_up(sum(len(datagram) for datagram, _ in datagrams))
         for train, address in trains(datagrams):
@@ -102,7 +110,10 @@ class DatagramSocket:
                 return
 
     async def receive(self) -> list[Datagram]:
-        """What is there, at least one try and about RECEIVE_BATCH at most, when the limits allow it."""
+        """What is there, at least one try and about RECEIVE_BATCH at most, when the limits allow it.
+
+        Raises what they raise.
+        """
         await trio.lowlevel.wait_readable(self._raw)
         batch: list[Datagram] = []
         for _ in range(RECEIVE_BATCH):

@@ -41,6 +41,8 @@ READ_BYTES = 256 << 10
 WRITE_BYTES = 256 << 10
 WATCH_S = 2.0
 """The helper is asked whether it is well this often."""
+START_S = 20.0
+"""For a process to start and import what it needs; a busy small computer takes a few seconds."""
 HUNG_S = 10.0
 """One that says nothing for so long is killed: its timers would be useless by then anyway."""
 END_S = 1.0
@@ -187,6 +189,7 @@ class _Process:
                 nursery.cancel_scope.cancel()
         finally:
             self.over = True
+            self._census_came.set()
             self._outbox.clear()
             for handle in (ours, theirs, self._sockets, their_sockets):
                 handle.close()
@@ -228,8 +231,11 @@ class _Process:
     async def ask_census(self) -> Census:
         """What the helper holds now."""
         self.post(order_frame(0, AskCensus()))
-        came = self._census_came
-        await came.wait()
+        before = self.census
+        while self.census is before:
+            if self.over:
+                raise HelperGoneError("the punching helper ended")
+            await self._census_came.wait()
         assert self.census is not None
         return self.census
 
@@ -307,14 +313,23 @@ class Helper:
         """The process, while one runs."""
         return None if self._process is None or self._process.over else self._process.pid
 
-    async def open(self, order: Gather) -> Connection:
-        """A new connection, which is gathering its candidates. Raises `OSError` when no process can be started."""
+    async def start(self) -> None:
+        """Returns when a process runs that answers. Raises `OSError` or `HelperGoneError` when none can be had."""
         async with self._starting:
             if self._process is None or self._process.over:
                 process = _Process(self._log)
-                await self._nursery.start(process.run)
-                self._process = process
-            return self._process.open(order)
+                with trio.move_on_after(START_S):
+                    await self._nursery.start(process.run)
+                    self._process = process
+                    await process.ask_census()
+                    return
+                raise HelperGoneError(f"the punching helper did not start within {START_S:.0f} s")
+
+    def open(self, order: Gather) -> Connection:
+        """A new connection, which is gathering its candidates. Raises `HelperGoneError` when no process runs."""
+        if self._process is None or self._process.over:
+            raise HelperGoneError("the punching helper ended")
+        return self._process.open(order)
 
     async def ask_census(self) -> Census | None:
         """What the running helper holds; None when none runs."""

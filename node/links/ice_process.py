@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import psutil
@@ -77,6 +78,7 @@ class _Connection:
             self.finish(f"no socket: {error}")
             return
         self._reach = Reach(self._order.lan, self._order.loopback, found)
+        self._helper.load_channels()
         self._helper.tell(
             self.number,
             Gathered(
@@ -120,7 +122,6 @@ class _Connection:
         self._helper.forget(self, "")
 
     async def _open_channel(self, fingerprint: bytes) -> Channel:
-        # A third of a second of imports, which most connections do without.
         from aiortc.rtcdtlstransport import RTCCertificate
 
         from node.links.channel import Channel
@@ -178,6 +179,7 @@ class _Helper(asyncio.Protocol):
         self._reader = FrameReader(daemon=False)
         self._connections: dict[int, _Connection] = {}
         self._ending: set[asyncio.Task[None]] = set()
+        self._loading: threading.Thread | None = None
         self._transport: asyncio.WriteTransport
 
     # ---- from the daemon ---------------------------------------------------------------------------------------------
@@ -221,6 +223,12 @@ class _Helper(asyncio.Protocol):
             self.forget(connection, "")
 
     # ---- to the daemon -----------------------------------------------------------------------------------------------
+
+    def load_channels(self) -> None:
+        """Import what data channels need, a third of a second, while letters travel."""
+        if self._loading is None:
+            self._loading = threading.Thread(target=import_module, args=("node.links.channel",), daemon=True)
+            self._loading.start()
 
     def write(self, data: bytes) -> None:
         if not self._transport.is_closing():

@@ -8,7 +8,7 @@ both certificates to the handshake in it. Nothing a peer or the coordinator says
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,7 +20,7 @@ from node.links.datagrams import ByteLimits
 from node.links.helper import Connection, Helper, HelperGoneError
 from node.links.helper_frames import Census, Connect, Gather, Gathered, SocketReady, StunServer, TurnServer
 from node.links.quic import QuicError, open_quic
-from protocol.candidates import Reach, acceptable_address, acceptable_candidates, behind_one_address
+from protocol.candidates import Candidate, Reach, acceptable_address, acceptable_candidates, behind_one_address
 from protocol.drive.addresses import host_port
 from protocol.errors import DialError, RemoteProtocolError
 from protocol.identity import Identity
@@ -148,17 +148,28 @@ class Puncher:
         """What the helper process holds; None when none runs."""
         return await self._helper.ask_census()
 
+    async def start_helper(self) -> None:
+        """Have the helper process running: it takes a second, which the first link would wait for.
+
+        Raises `PunchError`.
+        """
+        try:
+            await self._helper.start()
+        except (OSError, HelperGoneError) as error:
+            raise PunchError(f"the punching helper cannot be started: {error}") from None
+
     # ---- offering ----------------------------------------------------------------------------------------------------
 
     async def call(self, peer: NodeId, exchange: Callable[[bytes], Awaitable[bytes]]) -> Punched:
         """A stream to `peer`; `exchange` carries our signed offer to it and returns its signed answer.
 
-        Takes at most PUNCH_S. Raises `PunchError` when no way leads there, `RemoteProtocolError` when the answer is
-        not the peer's answer to our offer, and whatever `exchange` raises.
+        Takes at most PUNCH_S, once the helper runs. Raises `PunchError` when no way leads there,
+        `RemoteProtocolError` when the answer is not the peer's answer to our offer, and whatever `exchange` raises.
         """
         try:
+            await self.start_helper()
             with trio.fail_after(PUNCH_S):
-                connection = await self._open(controlling=True)
+                connection = self._open(controlling=True)
                 try:
                     return await self._call(peer, connection, exchange)
                 except BaseException:
@@ -209,10 +220,11 @@ class Puncher:
             raise RemoteProtocolError("busy", "too many offers at once")
         self._answering[peer] = self._answering.get(peer, 0) + 1
         handed_on = False
-        deadline = trio.current_time() + min(PUNCH_S, opened.lifetime_s)
         try:
+            await self.start_helper()
+            deadline = trio.current_time() + min(PUNCH_S, opened.lifetime_s)
             with trio.fail_at(deadline):
-                connection = await self._open(controlling=False)
+                connection = self._open(controlling=False)
                 try:
                     signed, answer, gathered = await self._answer(peer, connection, offer, ways)
                 except BaseException:
@@ -309,13 +321,12 @@ class Puncher:
     def _quic_fingerprint(self) -> bytes:
         return self._certificate.fingerprint if "quic" in self._options.ways else bytes(FINGERPRINT_BYTES)
 
-    async def _open(self, *, controlling: bool) -> Connection:
+    def _open(self, *, controlling: bool) -> Connection:
         servers = self._servers()
-        order = Gather(controlling, servers.stun, servers.turn, self._options.lan, self._options.loopback, GATHER_S)
-        try:
-            return await self._helper.open(order)
-        except OSError as error:
-            raise PunchError(f"the punching helper cannot be started: {error}") from None
+        options = self._options
+        return self._helper.open(
+            Gather(controlling, servers.stun, servers.turn, options.lan, options.loopback, GATHER_S)
+        )
 
     def _check_udp(self, gathered: Gathered) -> None:
         """Give up at once where UDP leads nowhere, so that the caller can go on to a relay."""
@@ -323,10 +334,8 @@ class Puncher:
             raise PunchError("this computer has no network address that a peer could reach")
         if not self._servers().stun or self._options.lan or self._options.loopback:
             return
-        for candidate in gathered.candidates:
-            if candidate.kind != "host" or acceptable_address(candidate.ip, candidate.port, Reach()):
-                return
-        raise PunchError("no STUN server answered: the network here lets no UDP through")
+        if lets_no_udp_through(gathered.candidates):
+            raise PunchError("no STUN server answered: the network here lets no UDP through")
 
     async def _connect(
         self, connection: Connection, gathered: Gathered, offer: Offer, answer: Answer, *, initiator: bool
@@ -383,3 +392,8 @@ class Puncher:
             )
         except QuicError as error:
             raise PunchError(f"punched, but no QUIC: {error}") from None
+
+
+def lets_no_udp_through(ours: Sequence[Candidate]) -> bool:
+    """Whether servers were asked in vain: no address from outside, no relay, and none that is public anyway."""
+    return not any(one.kind != "host" or acceptable_address(one.ip, one.port, Reach()) for one in ours)

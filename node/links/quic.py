@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import operator
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import trio
@@ -23,7 +23,8 @@ from aioquic.quic.events import ConnectionTerminated, HandshakeCompleted, QuicEv
 from aioquic.quic.packet import QuicErrorCode
 
 from node.links.certificate import Certificate
-from node.links.datagrams import Address, ByteLimits, DatagramSocket
+from node.links.datagrams import Address, DatagramSocket
+from node.links.datagrams import ByteLimits as ByteLimits
 from node.links.quic_connection import (
     CONNECTION_ID_BYTES,
     RECEIVE_WINDOW_BYTES,
@@ -259,14 +260,20 @@ class QuicStream(trio.abc.Stream):
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._read_datagrams)
-                    await self._drive()
+                    nursery.start_soon(self._within_limits, self._read_datagrams)
+                    await self._within_limits(self._drive)
                     nursery.cancel_scope.cancel()
         finally:
             self._end("this process is ending", clean=False)
             self._say_goodbye()
             self._socket.close()
             self._ended.set()
+
+    async def _within_limits(self, task: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await task()
+        except trio.BrokenResourceError as error:
+            self._cut(str(error))
 
     async def _drive(self) -> None:
         """Keep the timers, and send what is due."""
