@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import trio
 from aioquic.quic.events import ConnectionTerminated, HandshakeCompleted, QuicEvent, StreamDataReceived
-from aioquic.quic.packet import QuicErrorCode
+from aioquic.quic.packet import QuicErrorCode, QuicFrameType
 
 from node.links.certificate import Certificate
 from node.links.datagrams import Address, DatagramSocket
@@ -42,8 +42,10 @@ OPEN_S = 5.0
 """For QUIC's own handshake: one round trip, with room for three losses."""
 LINGER_S = 2.0
 """After `aclose`, for what was accepted to arrive; then the connection is cut."""
-UNSENT_BYTES = 128 << 10
-"""Accepted bytes that wait for the line: what a control message may find before itself."""
+UNSENT_S = 0.015
+"""Accepted bytes wait for the line for so long at its present rate: what a control message finds before itself …"""
+UNSENT_BYTES = (8 << 10, 128 << 10)
+"""… within these bounds."""
 GREETING = b"\x01"
 """The client's first byte: it accepted the server's certificate, and the server may speak."""
 REASON_CHARACTERS_MAX = 100
@@ -152,7 +154,7 @@ class QuicStream(trio.abc.Stream):
     # ---- the stream ----
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Returns when the last byte was accepted: at most UNSENT_BYTES of it did not leave yet."""
+        """Returns when the last byte was accepted: little of it, UNSENT_S, did not leave yet."""
         if self._sending:
             raise trio.BusyResourceError("another task is sending on this stream")
         self._sending = True
@@ -161,7 +163,7 @@ class QuicStream(trio.abc.Stream):
             view = memoryview(data).cast("B")
             while True:
                 connection = self._check_sendable()
-                piece = view[: max(UNSENT_BYTES - connection.unsent_bytes, 0)]
+                piece = view[: max(self._unsent_bytes_max - connection.unsent_bytes, 0)]
                 if piece:
                     connection.send_stream_data(STREAM_ID, piece)  # type: ignore[arg-type]  # it copies any buffer
                     self._wake.set()
@@ -179,7 +181,7 @@ class QuicStream(trio.abc.Stream):
         self._sending = True
         try:
             await trio.lowlevel.checkpoint()
-            while self._check_sendable().unsent_bytes >= UNSENT_BYTES:
+            while self._check_sendable().unsent_bytes >= self._unsent_bytes_max:
                 await self._room()
         finally:
             self._sending = False
@@ -227,6 +229,16 @@ class QuicStream(trio.abc.Stream):
             raise trio.BrokenResourceError(self.reason)
         assert self._connection is not None, "the stream is handed out when it is open"
         return self._connection
+
+    @property
+    def write_bytes(self) -> int:
+        """How much to hand to `send_all` at once, so that what is more urgent can still come before the rest."""
+        return self._unsent_bytes_max
+
+    @property
+    def _unsent_bytes_max(self) -> int:
+        rate = 0.0 if self._connection is None else self._connection.controller.pacing_bytes_per_s
+        return int(min(max(UNSENT_S * rate, UNSENT_BYTES[0]), UNSENT_BYTES[1]))
 
     async def _room(self) -> None:
         self._writable = trio.Event()
@@ -283,7 +295,8 @@ class QuicStream(trio.abc.Stream):
             until = self._keep_time(now)
             datagrams = None
             if self._connection is not None:
-                datagrams = self._guarded(self._connection.datagrams_to_send, now)
+                if not self._connection.held_back(now):
+                    datagrams = self._guarded(self._connection.datagrams_to_send, now)
                 until = min(until, self._connection.get_timer() or until)
                 self._after_sending()
             if datagrams:
@@ -314,9 +327,9 @@ class QuicStream(trio.abc.Stream):
     def _after_sending(self) -> None:
         assert self._connection is not None
         self._take_events()
-        if self._connection.has_room:
+        if self._connection.has_room and not self._sending:
             self._connection.controller.on_idle()
-        if self._connection.unsent_bytes <= UNSENT_BYTES // 2:
+        if self._connection.unsent_bytes <= self._unsent_bytes_max // 2:
             self._writable.set()
 
     async def _read_datagrams(self) -> None:
@@ -424,7 +437,9 @@ class QuicStream(trio.abc.Stream):
     def _say_goodbye(self) -> None:
         """Tell the peer, twice as one may be lost: nobody will answer here any more."""
         if self._connection is not None:
-            self._connection.close(error_code=0 if self._clean else 1, reason_phrase=self.reason)
+            code = QuicErrorCode.NO_ERROR if self._clean else QuicErrorCode.INTERNAL_ERROR
+            # With a frame type, as QUIC's own errors have one: in the handshake no other kind keeps its text.
+            self._connection.close(error_code=code, frame_type=QuicFrameType.PADDING, reason_phrase=self.reason)
             for datagram, address in self._guarded(self._connection.datagrams_to_send, trio.current_time()) or ():
                 self._socket.send_now(datagram, address)
                 self._socket.send_now(datagram, address)

@@ -53,6 +53,8 @@ class FencedConnection(QuicConnection):
         self.heard_at = float("inf")
         """When the last packet of the peer was deciphered."""
         self._granted_bytes = configuration.max_stream_data
+        # Who reads datagrams gathers them first, so each batch is acknowledged at once and needs no timer for it.
+        self._ack_delay = 0.0
         controller = self._loss._cc
         assert isinstance(controller, ModelController), "the configuration names it"
         self.controller = controller
@@ -92,6 +94,11 @@ class FencedConnection(QuicConnection):
         """Stream bytes that the peer does not have for certain; they are in our memory."""
         stream = self._streams.get(STREAM_ID)
         return 0 if stream is None else len(stream.sender._buffer)
+
+    def held_back(self, now: float) -> bool:
+        """Whether the pacer lets nothing leave now, and there is nothing to acknowledge, which it always lets."""
+        waits = self._pacing_at is not None and now < self._pacing_at
+        return waits and self._loss.spaces[-1].ack_at is None
 
     @property
     def has_room(self) -> bool:

@@ -196,10 +196,16 @@ class Link:
             with trio.CancelScope(shield=True):
                 await trio.aclose_forcefully(self._stream)
 
+    @property
+    def _write_bytes(self) -> int:
+        """What leaves at once: less where the stream knows that its line is slow."""
+        byte_count = self._owner.limits.write_bytes
+        return min(byte_count, int(getattr(self._stream, "write_bytes", byte_count)))
+
     async def _write(self) -> None:
         try:
             while not self._framing.close_sent:
-                pieces = self._framing.data_to_send(self._owner.limits.write_bytes)
+                pieces = self._framing.data_to_send(self._write_bytes)
                 if pieces:
                     data = b"".join(pieces)
                     with trio.fail_after(SEND_STALL_S):
