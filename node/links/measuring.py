@@ -124,6 +124,9 @@ class Measuring:
             for link in list(self._links.values()):
                 look = Look(link.sent_bytes, link.received_bytes, link.queued_bytes, link.round_trip_s, link.loss)
                 self.book.look(link.peer, look, now)
+            for peer in self.book.due(now):
+                if self._chooses(self._links[peer]):
+                    self._do(self._meter.begin(peer, now))
             if now >= report_at:
                 report_at = now + REPORT_S
                 self._tell(now)
