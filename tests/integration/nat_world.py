@@ -149,21 +149,25 @@ class World:
         for member in self.everybody:
             for peer in self.servers.values():
                 came = self.linked(member, peer)
-                told = [link for link in shown.get(member.node, {}).get("links", ()) if link["peer"] == peer.node]
-                if came and told:
-                    [link] = told
-                    found.append(
-                        Pair(
-                            member.place,
-                            peer.place,
-                            came[0]["path"],
-                            min(line["seconds"] for line in came[:1]),
-                            link["path"],
-                            8e-6 * link["sent_bytes_per_s"],
-                            8e-6 * link["received_bytes_per_s"],
-                            link["round_trip_s"],
-                        )
+                if not came:
+                    continue  # the other end opened it
+                link = _told(shown, member, peer)
+                back = _told(shown, peer, member)
+                up = link.get("sent_bytes_per_s") or back.get("received_bytes_per_s", 0.0)
+                down = link.get("received_bytes_per_s") or back.get("sent_bytes_per_s", 0.0)
+                trip = link.get("round_trip_s") or back.get("round_trip_s")
+                found.append(
+                    Pair(
+                        member.place,
+                        peer.place,
+                        came[0]["path"],
+                        came[0]["seconds"],
+                        link.get("path", "-"),
+                        8e-6 * up,
+                        8e-6 * down,
+                        trip,
                     )
+                )
         return found
 
     def missing(self) -> list[tuple[str, str]]:
@@ -202,6 +206,12 @@ class World:
             member.child.folder / "barnraise" / self.links["run_id"] / "server" for member in self.servers.values()
         ]
         return audit(folders)
+
+
+def _told(shown: dict[str, dict[str, Any]], member: Member, peer: Member) -> dict[str, Any]:
+    """What a member says of its link to a peer."""
+    links = shown.get(member.node, {}).get("links", ())
+    return next((link for link in links if link["peer"] == peer.node), {})
 
 
 def table(pairs: list[Pair]) -> str:
