@@ -56,6 +56,8 @@ DRIVERS = {
     "node/links/sctp_fence.py": "the punching helper",
     "node/store.py": "the node's tensors",
     "node/enquiry.py": "asks a running daemon",
+    "node/survey.py": "asks running daemons",
+    "node/netcheck.py": "asks running daemons",
     "node/metrics.py": "measures",
     "node/links/assemble.py": "puts the ways together",
     "node/links/connector.py": "performs the ladder",

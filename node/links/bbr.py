@@ -105,6 +105,7 @@ class ModelController(QuicCongestionControl):
         self._sent: dict[int, _Sent] = {}
         # Delivery.
         self._delivered = 0
+        self._lost = 0
         self._delivered_at_s = 0.0
         self._first_at_s = 0.0
         self._idle_until = 0
@@ -199,11 +200,17 @@ class ModelController(QuicCongestionControl):
             self._sent.pop(packet.packet_number, None)
             self._round_lost_bytes += packet.sent_bytes
             self._round_lost_packets += 1
+            self._lost += packet.sent_bytes
 
     def on_packets_expired(self, *, packets: Iterable[QuicSentPacket]) -> None:
         for packet in packets:
             self.bytes_in_flight -= packet.sent_bytes
             self._sent.pop(packet.packet_number, None)
+
+    @property
+    def loss(self) -> float | None:
+        """Share of the bytes that were lost so far; None before any came through."""
+        return self._lost / (self._lost + self._delivered) if self._delivered else None
 
     # ---- the model ----
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import trio
 
-from node.links.datagrams import ByteLimits
 from node.links.helper import Connection
 from node.links.helper_frames import DATA_BYTES_MAX, WINDOW_BYTES, Credit
 

@@ -148,6 +148,11 @@ class QuicStream(trio.abc.Stream):
             self._connection = FencedConnection(self._configuration)
             self._connection.connect(remote, now=trio.current_time())
 
+    @property
+    def loss(self) -> float | None:
+        """Share of what we sent that was lost; None while that is not known."""
+        return None if self._connection is None else self._connection.controller.loss
+
     # ---- the stream ----
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:

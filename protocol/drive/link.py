@@ -213,6 +213,12 @@ class Link:
         """Bytes that wait to be sent."""
         return self._framing.queued_bytes
 
+    @property
+    def loss(self) -> float | None:
+        """Share of what this end sent that was lost or sent again, where the way counts it."""
+        loss: float | None = getattr(self._carrier.stream, "loss", None)
+        return loss
+
     def send(self, message: Message, buffers: Sequence[Buffer] = ()) -> None:
         """Queue a message; `buffers[i]` is the wire form of `message.tensors[i]` (whose keys must be 0, 1, …).
 
