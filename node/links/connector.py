@@ -75,6 +75,7 @@ class Connector:
         self._linked: dict[NodeId, trio.Event] = {}
         """Fired when a link to the peer comes up, whoever opened it."""
         self._changed = trio.Event()
+        self._warm = False
         self._told: dict[NodeId, str] = {}
         self._rates: dict[NodeId, float] = {}
         self._log = structlog.get_logger("links")
@@ -140,6 +141,17 @@ class Connector:
         servers.sort(key=lambda server: blake2b((own + server[0]).encode(), digest_size=8).digest())
         self.here.relays = {node: addresses for node, addresses in servers if addresses and node != own}
         self.ladder.set_relays(self.here.relays)
+        hidden = any(not addresses for _, addresses in servers)
+        if hidden and not self.here.addresses and self._puncher is not None and not self._warm:
+            self._warm = True
+            self._nursery.start_soon(self._warm_up, self._puncher)
+
+    async def _warm_up(self, puncher: Punches) -> None:
+        """A server of the plan cannot be dialled, and nor can we: a punch is near, and its helper takes a second."""
+        try:
+            await puncher.start_helper()
+        except DialError as error:
+            self._log.warning("punching is not possible", reason=str(error))
 
     async def run(self) -> None:
         """Wakes the ladder, and shows it what live links give. Never returns."""

@@ -13,7 +13,6 @@ not help it is gone back to, with ever longer pauses (transport.md, section 2).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -460,8 +459,3 @@ class Ladder:
     def _switch(self, peer: NodeId, state: _Peer, way: Way) -> list[LadderOrder]:
         state.running[way] = True
         return [self._try(peer, state, way)]
-
-
-def sentence_of(orders: Sequence[LadderOrder]) -> str:
-    """For the log: what was ordered."""
-    return ", ".join(f"{type(order).__name__.lower()} {getattr(order, 'way', '')}".strip() for order in orders)

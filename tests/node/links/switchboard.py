@@ -44,6 +44,11 @@ class FakePuncher:
         self.works = True
         self.delay_s = 0.0
         self.calls = 0
+        self.warm = False
+
+    async def start_helper(self) -> None:
+        self.warm = True
+        await trio.lowlevel.checkpoint()
 
     async def call(self, peer: NodeId, exchange: Callable[[bytes], Awaitable[bytes]]) -> FakePunched:
         self.calls += 1
@@ -190,7 +195,8 @@ async def switchboard(
 def plan_of(servers: list[Node]) -> Plan:
     """A plan with these servers, as far as a connector looks at one."""
     placed = tuple(
-        ServerPlan(node=server.node, role="front", addresses=(server.station.address,)) for server in servers
+        ServerPlan(node=server.node, role="front", addresses=(server.station.address,) if server.relay else ())
+        for server in servers
     )
     stage = StagePlan(first_block=0, end_block=1, servers=placed)
     return Plan(generation=1, ledger_generation=1, restore_step=-1, stages=(stage,))

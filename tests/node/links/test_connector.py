@@ -10,7 +10,7 @@ from node.links.notes import Knock, Meet, Offer, write_note
 from node.links.relay_desk import RelayLimits
 from protocol.ids import NodeId
 from protocol.messages import Ping, Signal
-from tests.node.links.switchboard import Node, switchboard
+from tests.node.links.switchboard import Node, plan_of, switchboard
 from tests.protocol.drive.harness import PATIENCE_S
 from tests.protocol.samples import ALICE
 
@@ -202,3 +202,16 @@ async def test_a_flood_of_notes_is_answered_within_bounds() -> None:
             while server.connector._callee._answering.total():
                 await trio.sleep(0.01)
         assert server.connector._callee._answering == {}
+
+
+async def test_the_punching_helper_is_started_ahead_where_it_will_be_needed() -> None:
+    """A plan with a server that nobody can dial: whoever cannot be dialled either gets ready; others save memory."""
+    async with switchboard("server", "server", "volunteer", relays=1) as (_, (public, hidden, volunteer)):
+        public.connector.here.addresses = (public.station.address,)
+        assert volunteer.puncher is not None and public.puncher is not None and not volunteer.puncher.warm
+        for node in (public, volunteer):
+            node.connector.set_plan(plan_of([public, hidden]))
+        with trio.fail_after(PATIENCE_S):
+            while not volunteer.puncher.warm:
+                await trio.sleep(0.01)
+        assert not public.puncher.warm
