@@ -46,7 +46,7 @@ def assign(work: Sequence[float], powers: Sequence[Power], wished: int, per_stag
 
     Args:
         work: multiply-adds per token of each stage.
-        wished: the stage it asks for (it may have its parameters), or -1.
+        wished: the stage it asks for (its line to that stage's servers is the best), or -1.
         per_stage_max: volunteers that the servers of one stage take.
     """
     ratios = power_per_work(work, powers)
@@ -59,9 +59,10 @@ def assign(work: Sequence[float], powers: Sequence[Power], wished: int, per_stag
         nobody_waits = counts[poorest] > 0
         if nobody_waits and ratios[wished] <= WISH_SLACK * ratios[poorest]:
             return Assignment(wished, f"stage {wished} as it wished: no other stage is short of power", "wished")
+    instead = f", so not stage {wished} as it wished" if 0 <= wished < len(work) and wished != poorest else ""
     if counts[poorest] == 0:
-        return Assignment(poorest, f"stage {poorest} has no volunteer", "empty_stage")
-    return Assignment(poorest, f"stage {poorest} has the least power for its work", "least_power")
+        return Assignment(poorest, f"stage {poorest} has no volunteer{instead}", "empty_stage")
+    return Assignment(poorest, f"stage {poorest} has the least power for its work{instead}", "least_power")
 
 
 def move(

@@ -5,7 +5,8 @@ alone (state-and-trust 4.3, 4.5). Nothing is said to a node before it is durable
 membership's serial, the vocabulary, the acknowledgement of a step.
 
 This file routes inputs; the parts it is made of are `membership` (links), `admission` (invites and bans), `servers`
-(places and plan), `volunteers` (stages), `history` (steps). They write their effects into one `Outbox`.
+(places and plan), `volunteers` (stages), `history` (steps), `signals` (what nodes say to each other). They write
+their effects into one `Outbox`.
 """
 
 from __future__ import annotations
@@ -17,12 +18,16 @@ from typing import Any
 from coordinator.admission import Admission
 from coordinator.history import History
 from coordinator.membership import MEMBERS_MAX, LeaveReason, Member, Roster
+from coordinator.network import NetworkBook
 from coordinator.outbox import Outbox
+from coordinator.plan_builder import block_work
 from coordinator.records import DataRow, MemberRow, StepRow, StoredState
 from coordinator.servers import Placement
+from coordinator.signals import Helpers, Signalling
 from coordinator.status import build_status, run_state
 from coordinator.volunteers import Crew
 from protocol.ids import NodeId
+from protocol.limits import ADDRESSES_MAX
 from protocol.machine import Effect, Input, LinkDown, LinkUp, Persisted, Received, Told
 from protocol.membership import Invite, JoinRole, Membership
 from protocol.messages import (
@@ -30,15 +35,18 @@ from protocol.messages import (
     DataReady,
     Join,
     Leave,
+    LinkReport,
     Message,
     NodeReport,
     Ping,
     Pong,
     RunFinished,
+    Signal,
     StepReport,
     StepReportStored,
     Welcome,
 )
+from protocol.profile import NetworkFile
 from protocol.run import RunConfig
 
 MEMBERSHIP_S = 24 * 3600.0
@@ -57,6 +65,7 @@ class CoordinatorMachine:
         sign_membership: Callable[[Membership], bytes],
         wall_offset_s: float = 0.0,
         read_invite: Callable[[bytes], Invite | None] = lambda credential: None,
+        helpers: Helpers | None = None,
     ) -> None:
         """
         Args:
@@ -64,6 +73,7 @@ class CoordinatorMachine:
             stored: what the database knows; `StoredState()` for a new run.
             wall_offset_s: seconds since 1970 minus the machine's `now`.
             read_invite: what a credential says if it is an invite (its signature is checked), None for a membership.
+            helpers: servers that help nodes behind NATs.
         """
         self.config = config
         self.run_id = run_id
@@ -72,7 +82,9 @@ class CoordinatorMachine:
         self.admission = Admission(stored.spent, stored.banned)
         self.history = History(config, stored, self.outbox)
         self.placement = Placement(config, generation, stored, self.roster, self.history, self.outbox)
+        self.network = NetworkBook()
         self.crew = Crew(config, self.roster, self.placement, self.outbox)
+        self.signalling = Signalling(self.roster, self.outbox, helpers or Helpers(), wall_offset_s)
         self.data = stored.data
         self._config_hash = config.config_hash()
         self._wall_offset_s = wall_offset_s
@@ -166,6 +178,20 @@ class CoordinatorMachine:
         """Everything that the API shows, as plain values."""
         return build_status(self, now)
 
+    def network_file(self, now: float) -> NetworkFile:
+        """What is measured, in the planner's form. Raises `BadInputError` when nothing is."""
+        vocabulary = self.data.vocabulary if self.data is not None else 0
+        work = sum(block_work(self.config, block, vocabulary) for block in range(self.config.block_count))
+
+        def flops_per_s(member: Member) -> float:
+            # The benchmark's tokens went through an even share of the blocks: a multiply and an add for each of the
+            # forward's, and the same twice for the backward.
+            tokens_per_s = member.join.tokens_per_s if member.join is not None else 0.0
+            return tokens_per_s * 6 * work / self.config.stages.count
+
+        working = [*self.roster.servers(), *self.roster.volunteers()]
+        return self.network.to_network(working, flops_per_s, now)
+
     # ---- links -------------------------------------------------------------------------------------------------
 
     @property
@@ -186,7 +212,7 @@ class CoordinatorMachine:
             self.outbox.refuse(fact.peer, "busy", f"{MEMBERS_MAX} nodes are linked already")
         else:
             role: JoinRole = "server" if fact.role == "server" else "volunteer"
-            self.roster.add(fact.peer, role, fact.public_key, fact.credential, now)
+            self.roster.add(fact.peer, role, fact.public_key, fact.credential, now, fact.address)
 
     def _look_after(self, member: Member, now: float) -> None:
         """Pings a quiet link, closes a silent one, renews a membership at half of its life."""
@@ -197,15 +223,16 @@ class CoordinatorMachine:
             self.outbox.hang_up(member.peer, "silent")
             self._gone(member, "timeout", "silent", now)
         elif quiet_s >= limits.ping_s and now - member.pinged_at >= limits.ping_s:
-            member.pinged_at = now
-            member.ping_number += 1
-            self.outbox.send(member.peer, Ping(number=member.ping_number))
+            self.outbox.send(member.peer, member.next_ping(now))
         elif member.membership and now >= member.renew_at:
             self._give_membership(member, now)
+        elif member.welcomed and now >= member.help_again_at:
+            self.signalling.help(member, now)
 
     def _gone(self, member: Member, leave: LeaveReason, detail: str, now: float) -> None:
         """The end of a link, whoever ended it: the member leaves at once."""
         self.roster.remove(member)
+        self.network.left(member.peer)
         if not member.welcomed:
             return
         self.outbox.count("barnraise_coordinator_node_leaves_total", reason=leave)
@@ -260,6 +287,8 @@ class CoordinatorMachine:
             case Pong():
                 if message.number == member.ping_number:
                     self.outbox.count("barnraise_coordinator_heartbeat_delay_seconds", now - member.pinged_at)
+                    member.answered_at = member.pinged_at
+                    self.placement.answered(now)
             case Bye() | Leave():
                 self.outbox.hang_up(member.peer, "left")
                 self._gone(member, "graceful", message.reason, now)
@@ -269,6 +298,10 @@ class CoordinatorMachine:
                 self._expel(member, "unexpected", f"{type(message).__name__} before Join", now)
             case NodeReport():
                 member.report, member.report_at = message, now
+            case LinkReport():
+                self._link_report(member, message, now)
+            case Signal():
+                self.signalling.carry(member, message, now)
             case DataReady():
                 self._data_ready(member, message, now)
             case StepReport():
@@ -301,8 +334,6 @@ class CoordinatorMachine:
         """(reason, sentence) why an honest node cannot take part, or None."""
         if invite is not None and self.admission.is_spent(invite, member.peer):
             return "credential", f"this invite was for {invite.uses} node(s), and all have come: ask for another"
-        if join.role == "server" and not join.addresses:
-            return "address", "a server needs an address at which the others can reach it"
         plan = self.placement.plan
         if join.held_generation > (-1 if plan is None else plan.ledger_generation):
             return "version", (
@@ -350,16 +381,25 @@ class CoordinatorMachine:
             return
         assert member.join is not None
         member.welcomed = True
+        self.signalling.help(member, now)
         self.outbox.count("barnraise_coordinator_node_joins_total", outcome="accepted")
         self.outbox.log("info", "node joined", node=member.peer, role=member.role, build=member.join.build)
         if member.role == "server":
             self.placement.arrive(member, now)
+        elif member.join.visit:
+            member.stage_reason = "only looks"
+            self.placement.tell(member)
         else:
             self.crew.arrive(member, vocabulary, now)
         if self.finished:
             self.outbox.send(member.peer, RunFinished())
 
     # ---- what the run reports ----------------------------------------------------------------------------------
+
+    def _link_report(self, member: Member, report: LinkReport, now: float) -> None:
+        fault = self.network.take(member.peer, report, now)
+        if fault:
+            self._expel(member, "unexpected", fault, now)
 
     def _data_ready(self, member: Member, message: DataReady, now: float) -> None:
         slot = self.placement.table.slot_of(member.peer)
@@ -414,6 +454,6 @@ def _fault_of(member: Member, join: Join) -> str:
         return f"asked to be a {join.role} with the credential of a {member.role}"
     if not (math.isfinite(join.tokens_per_s) and 0 <= join.tokens_per_s <= 1e12):
         return f"tokens_per_s {join.tokens_per_s} cannot be"
-    if len(join.addresses) > 8 or len(join.checkpoints) > 16:
+    if len(join.addresses) > ADDRESSES_MAX or len(join.local_addresses) > ADDRESSES_MAX or len(join.checkpoints) > 16:
         return "more addresses or checkpoints than allowed"
     return ""

@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,14 +32,16 @@ from coordinator.invites import join_links
 from coordinator.metrics import coordinator_families, first_values, refresh
 from coordinator.outbox import EVERYDAY_EVENTS
 from coordinator.records import Record, StepRow
+from coordinator.signals import Helpers
 from coordinator.store import Event, StateBrokenError, Store
 from protocol.drive.addresses import host_port, is_loopback, reachable_addresses
 from protocol.drive.keyfile import load_or_create_identity
 from protocol.drive.metrics import Metrics
 from protocol.drive.process import set_up_logging, watch_loop, watch_signals, write_log
 from protocol.drive.pump import Pump
+from protocol.drive.stun import StunResponder
 from protocol.drive.tcp import open_all_listeners
-from protocol.drive.transport import Link, Transport
+from protocol.drive.transport import PATHS, Link, Transport
 from protocol.errors import BadInputError
 from protocol.identity import Identity
 from protocol.limits import CLOSE_S
@@ -62,6 +64,8 @@ from protocol.machine import (
 )
 from protocol.membership import Invite, Membership, Trust, open_credential, sign_statement
 from protocol.messages import Message
+from protocol.profile import NetworkFile
+from protocol.reach import split
 from protocol.run import RunConfig
 
 IDENTITY = "identity"
@@ -85,6 +89,7 @@ class CoordinatorOptions:
     """None: the default port, or any free one when it is taken."""
     metrics: tuple[str, int] | None = None
     json: bool = False
+    helpers: Helpers = field(default_factory=Helpers)
 
 
 def run_coordinator(config: RunConfig, options: CoordinatorOptions) -> str:
@@ -127,7 +132,10 @@ async def _run(config: RunConfig, options: CoordinatorOptions, store: Store, met
     places = config.stages.count * (config.stages.front_servers + config.stages.back_servers)
     links = join_links(store, identity, addresses, places, time.time())
     async with trio.open_nursery() as nursery:
-        daemon = Daemon(nursery, config, store, identity, metrics)
+        helpers = options.helpers
+        if not helpers.stun:
+            helpers = replace(helpers, stun=split(addresses)[0])  # we answer there ourselves
+        daemon = Daemon(nursery, config, store, identity, metrics, helpers)
         nursery.start_soon(watch_signals, daemon.pump.put)
         nursery.start_soon(watch_loop, metrics)
         admin_token = secrets.token_hex(16)
@@ -150,6 +158,7 @@ async def _run(config: RunConfig, options: CoordinatorOptions, store: Store, met
         nursery.start_soon(daemon.write_records)
         nursery.start_soon(daemon.refresh_gauges)
         nursery.start_soon(daemon.transport.serve, listeners)
+        nursery.start_soon(StunResponder().serve, listeners)
         reason = await daemon.pump.run()
         await daemon.say_goodbye()
         nursery.cancel_scope.cancel()
@@ -160,7 +169,13 @@ class Daemon:
     """Performs the machine's effects, and tells it what happens on the links and the disk."""
 
     def __init__(
-        self, nursery: trio.Nursery, config: RunConfig, store: Store, identity: Identity, metrics: Metrics
+        self,
+        nursery: trio.Nursery,
+        config: RunConfig,
+        store: Store,
+        identity: Identity,
+        metrics: Metrics,
+        helpers: Helpers,
     ) -> None:
         self._store = store
         self._metrics = metrics
@@ -180,7 +195,7 @@ class Daemon:
             return sign_statement(membership, identity)
 
         self.machine = CoordinatorMachine(
-            config, store.run_id, store.generation, store.load(), sign, wall_offset_s, read_invite
+            config, store.run_id, store.generation, store.load(), sign, wall_offset_s, read_invite, helpers
         )
         self.pump = Pump(self.machine, self)
         self.transport = Transport(
@@ -251,8 +266,8 @@ class Daemon:
     # ---- links -------------------------------------------------------------------------------------------------
 
     def on_up(self, link: Link) -> None:
-        self._metrics.record("barnraise_transport_connects_total", path="tcp", outcome="ok")
-        self.pump.put(LinkUp(link.peer, link.role, link.public_key, link.credential))
+        self._metrics.record("barnraise_transport_connects_total", path=link.path, outcome="ok")
+        self.pump.put(LinkUp(link.peer, link.role, link.public_key, link.credential, link.address))
 
     async def on_message(self, link: Link, message: Message, buffers: tuple[memoryview, ...]) -> None:
         await self.pump.room()
@@ -283,11 +298,16 @@ class Daemon:
     async def refresh_gauges(self) -> None:
         while True:
             refresh(self._metrics, self.machine)
-            self._metrics.record("barnraise_transport_connections", len(self.transport.links), path="tcp")
+            paths = [link.path for link in self.transport.links]
+            for path in PATHS:
+                self._metrics.record("barnraise_transport_connections", paths.count(path), path=path)
             await trio.sleep(REFRESH_S)
 
     def status(self) -> dict[str, Any]:
         return self.machine.status(trio.current_time())
+
+    def network(self) -> NetworkFile:
+        return self.machine.network_file(trio.current_time())
 
     async def steps(self, first: int, count_max: int) -> Sequence[StepRow]:
         rows: list[StepRow] = await self._in_thread("read", partial(self._store.steps_from, first, count_max))
@@ -365,6 +385,11 @@ def _announce(papers: dict[str, Any], options: CoordinatorOptions, machine: Coor
         click.echo(f"\nfor everybody who lends a computer:\n  barnraise join {papers['volunteer']}\n")
         if all(is_loopback(address.rpartition(":")[0].strip("[]")) for address in _addresses_of(papers["server"])):
             click.echo("  (these links work on this computer only; --listen and --announce say otherwise)\n")
+        if not os.path.isabs(config.checkpoint.folder):
+            click.echo(
+                "  (every server keeps its part of a checkpoint to itself; to replace a lost disk, name a folder that"
+                " all\n  servers share as checkpoint.folder in RUN.toml, by its absolute path)\n"
+            )
     sys.stdout.flush()
 
 

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protocol.ids import NodeId
+from protocol.limits import SIGNALS_BURST
 from protocol.membership import JoinRole
-from protocol.messages import Join, NodeReport
+from protocol.messages import Join, NodeReport, Ping
+from protocol.reach import dialable, host_of
 
 LeaveReason = Literal["graceful", "timeout", "evicted", "banned"]
 """graceful: it said so; timeout: silence or a link cut without a word; evicted: we hung up; banned: by the operator."""
@@ -35,6 +37,8 @@ class Member:
     pinged_at: float = 0.0
     ping_number: int = -1
     """Of the newest ping sent; its pong is the one whose delay counts."""
+    answered_at: float = float("-inf")
+    """When the newest ping was sent whose pong has come: all that the peer had said by then has come too."""
     join: Join | None = None
     membership: bytes = b""
     """Signed; empty until the admission is durable."""
@@ -50,6 +54,26 @@ class Member:
     """The ledger generation under which a server was sent a plan with its own stage, on this link."""
     report: NodeReport | None = None
     report_at: float = 0.0
+    address: str = ""
+    """HOST:PORT that the link comes from; empty where there is no network."""
+    signals_left: float = SIGNALS_BURST
+    """Signals that it may send at once, as of `signalled_at`."""
+    signalled_at: float = 0.0
+    help_again_at: float = float("inf")
+    """When it gets new TURN credentials."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where others reach it, as far as that can be told from here; empty before it has joined."""
+        if self.join is None:
+            return ()
+        return dialable(self.join.addresses, self.join.local_addresses, host_of(self.address))
+
+    def next_ping(self, now: float) -> Ping:
+        """The ping to send now."""
+        self.pinged_at = now
+        self.ping_number += 1
+        return Ping(number=self.ping_number)
 
     @property
     def state(self) -> str:
@@ -75,11 +99,16 @@ class Roster:
     def get(self, peer: NodeId) -> Member | None:
         return self._members.get(peer)
 
-    def add(self, peer: NodeId, role: JoinRole, public_key: bytes, credential: bytes, now: float) -> Member:
+    def add(
+        self, peer: NodeId, role: JoinRole, public_key: bytes, credential: bytes, now: float, address: str = ""
+    ) -> Member:
         """A new link; the caller has removed an earlier one of the same node."""
         assert peer not in self._members, f"{peer} is linked twice"
         self._arrivals += 1
-        member = Member(peer, role, public_key, credential, self._arrivals, linked_at=now, heard_at=now)
+        member = Member(
+            peer, role, public_key, credential, self._arrivals, linked_at=now, heard_at=now, address=address,
+            signalled_at=now,
+        )  # fmt: skip
         self._members[peer] = member
         return member
 
@@ -99,8 +128,12 @@ class Roster:
         return [member for member in self._members.values() if member.welcomed and member.role == "server"]
 
     def volunteers(self) -> list[Member]:
-        """Welcomed volunteers, in order of arrival."""
-        return [member for member in self._members.values() if member.welcomed and member.role == "volunteer"]
+        """Welcomed volunteers that work, in order of arrival."""
+        return [
+            member
+            for member in self._members.values()
+            if member.welcomed and member.role == "volunteer" and not (member.join is not None and member.join.visit)
+        ]
 
     def check(self) -> None:
         """Raises if an invariant is broken."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 from coordinator.balance import ASSIGNMENT_LABELS
 from coordinator.core import CoordinatorMachine
 from coordinator.status import run_state
-from protocol.drive.metrics import PATHS, Family, Metrics
+from protocol.drive.link import PATHS
+from protocol.drive.metrics import Family, Metrics
 from protocol.run import RunConfig
 
 NODE_STATES = ("idle", "joining", "syncing", "training", "paused", "draining")
 RUN_STATES = ("waiting", "training", "paused", "finished", "failed")
 DB_OPERATIONS = ("open", "write", "read")
-HTTP_ROUTES = ("/api/status", "/api/steps", "/api/ban", "other")
+HTTP_ROUTES = ("/", "/api/status", "/api/network", "/api/steps", "/api/ban", "other")
 HTTP_CODES = ("200", "400", "401", "403", "404", "405", "500")
 
 _QUICK_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -127,7 +128,9 @@ def refresh(metrics: Metrics, machine: CoordinatorMachine) -> None:
     states = [member.state if member.state in NODE_STATES else "joining" for member in members]
     for state in NODE_STATES:
         metrics.record("barnraise_coordinator_nodes", states.count(state), state=state)
-    metrics.record("barnraise_coordinator_node_paths", len(members), path="tcp")
+    reached = [{heard.figures.path for heard in machine.network.links_of(member.peer).values()} for member in members]
+    for path in PATHS:
+        metrics.record("barnraise_coordinator_node_paths", sum(path in paths for paths in reached), path=path)
     volunteers = machine.roster.volunteers()
     for stage in range(machine.config.stages.count):
         serving = sum(member.stage == stage for member in volunteers)

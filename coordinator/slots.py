@@ -86,7 +86,7 @@ class SlotTable:
             node = self.holder[(stage, shard)]
             member = linked.get(node)
             if member is not None and member.join is not None:
-                addresses = member.join.addresses
+                addresses = member.addresses
             else:
                 assert plan is not None, "a plan needs every first holder linked"
                 addresses = plan.addresses_of(node)

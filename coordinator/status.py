@@ -133,4 +133,17 @@ def _member(machine: CoordinatorMachine, member: Member, now: float) -> dict[str
         "report_age_s": round(now - member.report_at, 3) if report else None,
         "tokens_per_s": member.join.tokens_per_s if member.join else 0.0,
         "since_s": round(now - member.linked_at, 3),
+        "links": [
+            {
+                "peer": peer,
+                "path": heard.figures.path,
+                "round_trip_s": heard.figures.round_trip_s if heard.figures.round_trip_s >= 0 else None,
+                "loss": heard.figures.loss if heard.figures.loss >= 0 else None,
+                "sent_bytes_per_s": heard.figures.sent_bytes_per_s,
+                "received_bytes_per_s": heard.figures.received_bytes_per_s,
+                "age_s": round(heard.age_s(now), 3),
+                "spread": heard.figures.spread,
+            }
+            for peer, heard in machine.network.links_of(member.peer).items()
+        ],
     }

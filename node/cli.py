@@ -35,6 +35,12 @@ def state_folder(given: Path | None, link: JoinLink) -> Path:
 _STATE = click.option(
     "--state", type=click.Path(path_type=Path, file_okay=False), help="Folder for identity and state; one a process."
 )
+_NO_PUNCH = click.option(
+    "--no-punch", is_flag=True, help="Use TCP only: open no way through NATs and firewalls by UDP."
+)
+_LAN = click.option(
+    "--lan", is_flag=True, help="Peers with private addresses are in this network: try to reach them there, by UDP."
+)
 _METRICS = click.option("--metrics", type=HostPort(), metavar="HOST:PORT", help="Serve /metrics for Prometheus there.")
 
 _ANNOUNCE = click.option(
@@ -72,6 +78,8 @@ def _line_options(command: Any) -> Any:
 @_ANNOUNCE
 @_METRICS
 @_line_options
+@_NO_PUNCH
+@_LAN
 @click.option("--stage", type=int, default=-1, metavar="N", help="The stage this server would like to hold.")
 @click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Threads of torch.")
 @click.option(
@@ -80,6 +88,7 @@ def _line_options(command: Any) -> Any:
     help="Where a server with an empty state finds the run's checkpoints to start from.",
 )
 @click.option("--no-compute", is_flag=True, help="Never compute tasks here, even when no volunteer is left.")
+@click.option("--no-relay", is_flag=True, help="Carry no links between other members of the run.")
 def server(
     link: str,
     state: Path | None,
@@ -89,10 +98,13 @@ def server(
     limit_up: float | None,
     limit_down: float | None,
     quota: float | None,
+    no_punch: bool,
+    lan: bool,
     stage: int,
     threads: int,
     checkpoints: Path | None,
     no_compute: bool,
+    no_relay: bool,
 ) -> None:
     """Serve a stage of the run behind LINK: on a machine that stays up.
 
@@ -101,6 +113,7 @@ def server(
     """
     parsed = parse_link(link, "server")
     from node.daemon import NodeOptions, run_node
+    from node.links.assemble import WayOptions
 
     sys.exit(
         run_node(
@@ -111,6 +124,7 @@ def server(
                 announce=announce,
                 metrics=metrics,
                 limits=LineLimits(limit_up, limit_down, quota),
+                ways=WayOptions(punch=not no_punch, lan=lan, relay=not no_relay),
                 threads=threads,
                 stage=stage,
                 computes=not no_compute,
@@ -133,6 +147,8 @@ def server(
 @_ANNOUNCE
 @_METRICS
 @_line_options
+@_NO_PUNCH
+@_LAN
 @click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Threads of torch.")
 @click.option("--yes", is_flag=True, help="Do not ask before starting.")
 @click.option("--no-benchmark", is_flag=True, help="Do not measure this machine first.")
@@ -145,6 +161,8 @@ def join(
     limit_up: float | None,
     limit_down: float | None,
     quota: float | None,
+    no_punch: bool,
+    lan: bool,
     threads: int,
     yes: bool,
     no_benchmark: bool,
@@ -157,6 +175,7 @@ def join(
     parsed = parse_link(link, "volunteer")
     folder = state_folder(state, parsed)
     from node.daemon import NodeOptions, run_node
+    from node.links.assemble import WayOptions
 
     tokens_per_s = 0.0
     if not (yes and no_benchmark):
@@ -177,6 +196,7 @@ def join(
                 announce=announce,
                 metrics=metrics,
                 limits=LineLimits(limit_up, limit_down, quota),
+                ways=WayOptions(punch=not no_punch, lan=lan),
                 threads=threads,
                 tokens_per_s=tokens_per_s,
             )

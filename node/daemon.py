@@ -27,6 +27,10 @@ from node.compute.lanes import DevicePerformer, Lane, ServerPerformer
 from node.core import NodeFacts, NodeMachine
 from node.driver import Driver
 from node.journal import Journal, JournalError, JournalWriter
+from node.links.assemble import WayOptions, assemble
+from node.links.callee import Surroundings
+from node.links.relayed import Proof
+from node.meter import Figures
 from node.metrics import NodeMetrics
 from node.records import Record
 from node.store import StoreFullError, TensorStore
@@ -35,14 +39,17 @@ from protocol.drive.keyfile import load_or_create_identity
 from protocol.drive.limits import Limits, LineLimits
 from protocol.drive.process import set_up_logging, watch_loop, watch_signals
 from protocol.drive.pump import Pump
+from protocol.drive.stun import StunResponder
 from protocol.drive.tcp import open_all_listeners
 from protocol.drive.transport import LinkOptions, Transport
 from protocol.errors import BadInputError
 from protocol.identity import Identity
+from protocol.ids import NodeId
 from protocol.limits import TENSOR_BYTES_MAX, WINDOW_BYTES
-from protocol.machine import Told
+from protocol.machine import CheckpointsFound, Told
 from protocol.membership import JoinLink, Trust
 from protocol.messages import Welcome
+from protocol.reach import split
 from protocol.run import RunConfig
 
 BUILD = f"barnraise-{version('barnraise')}"
@@ -70,9 +77,12 @@ class NodeOptions:
     stage: int = -1
     computes: bool = True
     tokens_per_s: float = 0.0
+    measured: tuple[tuple[NodeId, str, Figures], ...] = ()
+    """(server, path, figures) of the links that were measured before the owner was asked."""
     checkpoints: Path | None = None
     """Where a fresh server finds the checkpoints of a run that it does not know yet."""
     limits: LineLimits = field(default_factory=LineLimits)
+    ways: WayOptions = field(default_factory=WayOptions)
 
 
 VOCABULARY_GUESS = 262_144
@@ -247,7 +257,13 @@ class _Node:
         link, state = self._options.link, self._state
         machine = self._make_machine(addresses)
         trust = Trust(link.run_id, link.coordinator_key)
-        driver = self._driver = Driver(self._store, self._metrics, on_welcome=self._on_welcome)
+
+        def admit(key: bytes, credential: bytes) -> str:
+            return trust.admit(key, credential, time.time())
+
+        driver = self._driver = Driver(
+            self._store, self._metrics, self._role, on_welcome=self._on_welcome, measured=self._options.measured
+        )
         driver.pump = self._pump = Pump(machine, driver)
         async with trio.open_nursery() as nursery:
             driver.nursery = nursery
@@ -257,9 +273,22 @@ class _Node:
                 role=self._role,
                 run_id=link.run_id,
                 credential=state.credential,
-                admit=lambda key, credential: trust.admit(key, credential, time.time()),
+                admit=admit,
                 events=driver,
                 limits=self._limits,
+            )
+            driver.connector = assemble(
+                nursery,
+                transport=driver.transport,
+                proof=Proof(state.identity, link.run_id, state.credential, admit),
+                link=link,
+                role=self._role,
+                options=self._options.ways,
+                surroundings=Surroundings(*self._split(addresses)),
+                give_up=driver.no_way,
+                record=self._metrics.record,
+                rejected=driver.on_rejected,
+                count_relayed=driver.on_relay,
             )
             if self._role == "server":
                 driver.journal = JournalWriter(state.journal, self._pump.put)
@@ -269,12 +298,14 @@ class _Node:
                 )
             if listeners:
                 nursery.start_soon(driver.transport.serve, listeners)
+                nursery.start_soon(StunResponder().serve, listeners)
             if self._options.computes:
                 threads = self._options.threads
                 driver.add_lane("device", lambda deliver: Lane("device", lambda: DevicePerformer(threads), deliver))
             nursery.start_soon(watch_signals, self._pump.put)
             nursery.start_soon(watch_loop, self._metrics)
             nursery.start_soon(self._watch_machine, machine)
+            nursery.start_soon(driver.measuring.run)
             self._metrics.ask_volunteer(machine)
             nursery.start_soon(self._watch_quota)
             if state.config is not None:
@@ -285,8 +316,13 @@ class _Node:
             nursery.cancel_scope.cancel()
         return reason
 
+    def _split(self, addresses: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """(where anybody can dial us, where our own network can). What the owner announced is taken at its word."""
+        return (addresses, ()) if self._options.announce else split(addresses)
+
     def _make_machine(self, addresses: tuple[str, ...]) -> NodeMachine:
         options, state = self._options, self._state
+        everybody, local = self._split(addresses)
         records: list[Record] = []
         checkpoints: tuple[int, ...] = ()
         if self._role == "server":
@@ -296,7 +332,8 @@ class _Node:
                 self._log.warning("checkpoint cannot be used", detail=sentence)
         facts = NodeFacts(
             role=self._role,
-            addresses=addresses,
+            addresses=everybody,
+            local_addresses=local,
             build=BUILD,
             tokens_per_s=options.tokens_per_s,
             memory_bytes=psutil.virtual_memory().available,
@@ -337,10 +374,21 @@ class _Node:
 
     # ---- what comes meanwhile ------------------------------------------------------------------------------------
 
-    def _on_welcome(self, welcome: Welcome) -> None:
-        """Keeps membership and run."""
+    async def _on_welcome(self, welcome: Welcome) -> None:
+        """Keeps membership and run. A server that did not know the run looks for its checkpoints at once.
+
+        The link is not read meanwhile, so what was found is said before any answer to what comes behind the welcome:
+        a coordinator that asks before it sends the run back hears of them.
+        """
+        first = self._state.config is None
         self._state.keep(welcome)
         self._know(welcome.config)
+        if first and self._role == "server":
+            found, incomplete = await trio.to_thread.run_sync(self._state.checkpoints, self._options.checkpoints)
+            for sentence in incomplete:
+                self._log.warning("checkpoint cannot be used", detail=sentence)
+            if found:
+                self._pump.put(CheckpointsFound(found))
 
     def _know(self, config: RunConfig) -> None:
         """The run is known: the series of its name, and the largest tensor that can honestly occur."""
@@ -363,13 +411,13 @@ class _Node:
             await trio.sleep(1.0)
 
 
-def only_run(folder: Path) -> Path:
+def only_run(folder: Path, option: str = "--checkpoints") -> Path:
     """The one run whose checkpoints lie in `folder` or below it. Raises `BadInputError` when there are several."""
     if not folder.is_dir():
-        raise BadInputError(f"--checkpoints: {folder} is no folder")
+        raise BadInputError(f"{option}: {folder} is no folder")
     runs = sorted({home.parent for pattern in ("step-*", "*/step-*") for home in folder.glob(pattern)})
     if len(runs) > 1:
-        raise BadInputError(f"--checkpoints: {folder} holds {len(runs)} runs; name one: {runs[0]}, …")
+        raise BadInputError(f"{option}: {folder} holds {len(runs)} runs; name one: {runs[0]}, …")
     return runs[0] if runs else folder
 
 

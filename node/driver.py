@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -19,11 +19,14 @@ import trio
 from node.compute.lanes import DEVICE_JOBS, Lane, Outcome, input_refs
 from node.jobs import Apply, Backward, Reduce, SetUpServer, WriteCheckpoint, WriteManifest
 from node.journal import JournalWriter, tensors_of
+from node.links.connector import Connector
+from node.links.measuring import Measuring
+from node.meter import Figures
 from node.metrics import NodeMetrics
 from node.store import Buffer, StoreError, StoreFullError, TensorStore
 from protocol.drive.process import write_log
 from protocol.drive.pump import Pump
-from protocol.drive.transport import DialError, Link, Transport
+from protocol.drive.transport import PATHS, Link, Transport
 from protocol.ids import NodeId, TensorRef
 from protocol.limits import REPORT_COUNTERS
 from protocol.machine import (
@@ -42,7 +45,7 @@ from protocol.machine import (
     Send,
     ShareTensor,
 )
-from protocol.messages import Message, NodeReport, Parameters, Welcome
+from protocol.messages import LinkReport, Message, NodeReport, Parameters, Welcome
 
 OPERATIONS = {
     "Forward": "forward",
@@ -53,25 +56,40 @@ OPERATIONS = {
     "Apply": "optimizer",
 }
 """Jobs that are pipeline operations, by the name that the metrics give them."""
+VISIT_S = 60.0
+"""How long a volunteer may hold a link without a word about work: it looks at the run, and measures (see `on_up`)."""
 
 
 class Driver:
     """The hands of one node's machine. All methods run on trio's thread unless they say otherwise.
 
     Args:
+        role: server or volunteer
         on_welcome: keeps what a `Welcome` brings, before the machine sees it.
+        measured: (peer, path, figures) of links that were measured before this process began.
     """
 
     def __init__(
         self,
         store: TensorStore,
         metrics: NodeMetrics,
-        on_welcome: Callable[[Welcome], None],
+        role: str,
+        on_welcome: Callable[[Welcome], Awaitable[None]],
+        measured: Sequence[tuple[NodeId, str, Figures]] = (),
     ) -> None:
         self._store = store
         self._metrics = metrics
         self._on_welcome = on_welcome
         self._links: dict[NodeId, Link] = {}
+        self._visitors: dict[NodeId, Link] = {}
+        """Volunteers that have not said a word about work: no matter of the machine yet."""
+        self.measuring = Measuring(
+            self,
+            # Volunteers measure their links to servers; of two servers the one that dialled does.
+            chooses=lambda link: link.role == "server" and (role == "volunteer" or link.dialled),
+            report=self._report_links,
+            known=measured,
+        )
         self._lanes: dict[str, Lane] = {}
         self._totals: dict[str, float] = {}
         self._device_since: float | None = None
@@ -81,6 +99,7 @@ class Driver:
         self._token = trio.lowlevel.current_trio_token()
         self.pump: Pump
         self.transport: Transport
+        self.connector: Connector
         self.nursery: trio.Nursery
         self.journal: JournalWriter | None = None
         """Set for a server."""
@@ -162,20 +181,12 @@ class Driver:
     # ---- links -------------------------------------------------------------------------------------------------------
 
     def dial(self, effect: Dial) -> None:
-        self.nursery.start_soon(self._dial, effect)
+        self.connector.dial(effect.peer, effect.addresses)
 
-    async def _dial(self, effect: Dial) -> None:
-        start = trio.current_time()
-        try:
-            await self.transport.dial(effect.addresses, effect.peer)
-        except DialError as error:
-            self._metrics.record("barnraise_transport_connects_total", path="tcp", outcome="failed")
-            if effect.peer not in self._links:
-                self.pump.put(LinkDown(effect.peer, str(error)))
-        else:
-            self._metrics.record("barnraise_transport_connects_total", path="tcp", outcome="ok")
-            took_s = trio.current_time() - start
-            self._metrics.record("barnraise_transport_connect_duration_seconds", took_s, path="tcp")
+    def no_way(self, peer: NodeId, reason: str) -> None:
+        """For the connector: an attempt has come to nothing."""
+        if peer not in self._links:
+            self.pump.put(LinkDown(peer, reason))
 
     def hang_up(self, effect: HangUp) -> None:
         link = self._links.get(effect.peer)
@@ -206,14 +217,38 @@ class Driver:
         )
 
     def on_up(self, link: Link) -> None:
+        """The machine hears of it at once, but of a volunteer's link with the first word that is about work.
+
+        A volunteer speaks first in any case. One that only looks at the run and measures its line would otherwise
+        count as somebody who computes, and servers that compute only while nobody else does would wait for it.
+        """
         self._links[link.peer] = link
         self._count_links()
-        self.pump.put(LinkUp(link.peer, link.role, link.public_key, link.credential))
+        self.connector.on_up(link)
+        self.measuring.up(link)
+        if link.role == "volunteer":
+            self._visitors[link.peer] = link
+            self.nursery.start_soon(self._end_visit, link)
+        else:
+            self._tell_up(link)
+
+    def _tell_up(self, link: Link) -> None:
+        self.pump.put(LinkUp(link.peer, link.role, link.public_key, link.credential, link.address))
+
+    async def _end_visit(self, link: Link) -> None:
+        await trio.sleep(VISIT_S)
+        if self._visitors.get(link.peer) is link:
+            link.close("silent: not a word about work")
 
     async def on_message(self, link: Link, message: Message, buffers: tuple[memoryview, ...]) -> None:
         await self.pump.room()
         if self._links.get(link.peer) is not link:
             return  # the link went down while this waited
+        if self.measuring.take(link, message):
+            return
+        if self._visitors.get(link.peer) is link:
+            del self._visitors[link.peer]
+            self._tell_up(link)
         if (link.role == "volunteer" or isinstance(message, Parameters)) and not all_finite(message, buffers):
             self._refuse(link, "not_finite", f"{type(message).__name__} holds values that are not finite")
             return
@@ -226,17 +261,43 @@ class Driver:
         if link.role == "coordinator":
             self._metrics.record("barnraise_node_last_heartbeat_timestamp_seconds", time.time())
             if isinstance(message, Welcome):
-                self._on_welcome(message)
+                await self._on_welcome(message)
+            if self.connector.on_message(message):
+                return
         self.pump.put(Received(link.peer, message))
 
     def on_down(self, link: Link, reason: str) -> None:
         if self._links.get(link.peer) is link:
             del self._links[link.peer]
             self._count_links()
-            self.pump.put(LinkDown(link.peer, reason))
+            self.connector.on_down(link, reason)
+            self.measuring.down(link)
+            if self._visitors.pop(link.peer, None) is None:
+                self.pump.put(LinkDown(link.peer, reason))
 
     def _count_links(self) -> None:
-        self._metrics.record("barnraise_transport_connections", len(self._links), path="tcp")
+        paths = [link.path for link in self._links.values()]
+        for path in PATHS:
+            self._metrics.record("barnraise_transport_connections", paths.count(path), path=path)
+
+    def _report_links(self, report: LinkReport) -> None:
+        for link in self._links.values():
+            if link.role == "coordinator":
+                link.send(report)
+
+    def round_trip(self, path: str, seconds: float) -> None:
+        self._metrics.record("barnraise_transport_round_trip_seconds", seconds, path=path)
+
+    def refuse(self, link: Link, detail: str) -> None:
+        self._refuse(link, "unexpected", detail)
+
+    def on_relay(self, metric: str, value: float, labels: dict[str, str]) -> None:
+        """For the relay of a server: what it counts."""
+        self._metrics.record(metric, value, **labels)
+        if metric == "barnraise_server_relay_bytes_total":
+            self._total("relay_bytes", value)
+        elif metric == "barnraise_server_relay_sessions":
+            self._totals["relay_sessions"] = value
 
     def on_rejected(self, address: str, reason: str, detail: str) -> None:
         self._log.warning("peer refused", address=address, reason=reason, detail=detail)

@@ -21,7 +21,7 @@ from protocol.drive.limits import Limits, LineLimits
 from protocol.drive.transport import DialError, Link, Transport
 from protocol.errors import BadInputError
 from protocol.membership import JoinLink, Trust
-from protocol.messages import Join, Leave, Message, Refused, Welcome
+from protocol.messages import Join, Leave, Message, Ping, Pong, Refused, Welcome
 from protocol.run import RunConfig
 
 ANSWER_S = 20.0
@@ -124,6 +124,8 @@ class _Asker:
         )
 
     async def on_message(self, link: Link, message: Message, buffers: tuple[memoryview, ...]) -> None:
+        if isinstance(message, Ping):  # a run that has not begun may leave us waiting for long
+            link.send(Pong(number=message.number))
         if isinstance(message, Welcome | Refused) and self.answer is None:
             self.answer = message
             link.send(Leave(reason="asked what the run is"))

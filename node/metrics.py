@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from node.links.relay_desk import REFUSED_FOR
 from protocol.drive.limits import Limits
 from protocol.drive.metrics import DIRECTIONS, Family, Metrics
 from protocol.machine import Count
@@ -122,6 +123,14 @@ SERVER_FAMILIES = (
     Family("barnraise_server_checkpoint_bytes", "gauge", "Size of the last checkpoint.", _RUN),
     Family("barnraise_server_checkpoint_last_success_timestamp_seconds", "gauge", "Last good checkpoint.", _RUN),
     Family("barnraise_server_disk_free_bytes", "gauge", "Free space where checkpoints go."),
+    Family("barnraise_server_relay_sessions", "gauge", "Links of others that go through this server now."),
+    Family("barnraise_server_relay_bytes_total", "counter", "Bytes carried for others, each counted once."),
+    Family(
+        "barnraise_server_relay_refused_total",
+        "counter",
+        "Nodes that this server would not carry bytes for.",
+        {"reason": REFUSED_FOR},
+    ),
 )
 
 

@@ -57,7 +57,11 @@ _LIST_MAX = {
     "contributions": CONTRIBUTIONS_MAX,
     "tensors": TENSORS_MAX,
     "addresses": ADDRESSES_MAX,
+    "local_addresses": ADDRESSES_MAX,
+    "stun": ADDRESSES_MAX,
+    "turn": ADDRESSES_MAX,
     "checkpoints": 16,
+    "links": 1024,
 }
 """Most items of a list, by its field's name; ITEMS_MAX for others."""
 

@@ -73,6 +73,27 @@ NUMBER_MAX = 2**63 - 1
 ADDRESSES_MAX = 8
 """Addresses of one node: host interfaces, a name, a relay."""
 
+# ---- measuring ----------------------------------------------------------------------------------------------------
+
+MEASURE_PIECE_BYTES = 32 << 10
+"""One piece: a third of a second on a line of 0.8 Mbit/s, so that even a slow line sees a few within the time."""
+MEASURE_BYTES = 2 << 20
+"""Each way and link: fills 100 Mbit/s for 170 ms, which is past the start of a connection at 50 ms round trip."""
+MEASURE_S = 3.0
+"""A whole measurement of a link, both ways."""
+MEASURE_PEER_BYTES = 4 * MEASURE_BYTES
+"""What one peer may move at once by measuring; grows back by …"""
+MEASURE_PEER_BYTES_PER_S = 32 << 10
+"""… so much, which is a measurement each way every two minutes."""
+MEASURE_TOTAL_BYTES = 64 << 20
+"""The same for all peers of a node together: a burst of sixteen that join …"""
+MEASURE_TOTAL_BYTES_PER_S = 1 << 20
+"""… and then one in four seconds: 8 Mbit/s at most of a server's line."""
+SIGNALS_PER_S = 20.0
+"""Signals of one node that the coordinator carries: reaching a peer takes about four …"""
+SIGNALS_BURST = 200.0
+"""… and a node that starts reaches for every server of its stage at once."""
+
 # ---- drivers ------------------------------------------------------------------------------------------------------
 
 READ_BYTES = 256 << 10
@@ -158,6 +179,8 @@ REPORT_COUNTERS = (
     "input_wait_s",
     "transfer_wait_s",
     "rejected_messages",
+    "relay_sessions",
+    "relay_bytes",
     *(
         f"bytes_{direction}_{kind}"
         for direction in ("rx", "tx")

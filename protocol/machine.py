@@ -31,6 +31,8 @@ class LinkUp:
     """The peer's Ed25519 key, for whoever issues memberships."""
     credential: bytes = field(default=b"", repr=False)
     """The membership or invite that it showed, signature already checked."""
+    address: str = ""
+    """HOST:PORT at the other end; empty where there is no network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,15 @@ class Told:
     what: str
 
 
-Input = LinkUp | LinkDown | Received | Computed | ComputeFailed | Persisted | Told
+@dataclass(frozen=True, slots=True)
+class CheckpointsFound:
+    """A server that did not know the run has now looked where the run keeps its checkpoints."""
+
+    steps: tuple[int, ...]
+    """Complete and readable ones, newest first."""
+
+
+Input = LinkUp | LinkDown | Received | Computed | ComputeFailed | Persisted | Told | CheckpointsFound
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,9 @@ class Join(Message, frozen=True, kw_only=True):
 
     role: Literal["server", "volunteer"]
     addresses: tuple[str, ...]
-    """Where others can dial it, best first; empty when nobody can."""
+    """Where anybody can dial it, best first; empty when nobody can."""
+    local_addresses: tuple[str, ...] = ()
+    """Where only its own network can: they count when the coordinator is in that network too."""
     build: str
     tokens_per_s: float
     """What the self-benchmark gave (0: not measured)."""
@@ -76,6 +78,8 @@ class Join(Message, frozen=True, kw_only=True):
     """The ledger generation of what it holds on disk, or -1."""
     checkpoints: tuple[int, ...]
     """Steps of the complete checkpoints that it can read, newest first (at most 16)."""
+    visit: bool = False
+    """A volunteer that only looks: it is told the run and the plan, gets no stage, and leaves."""
 
 
 class Welcome(Message, frozen=True, kw_only=True):
@@ -146,6 +150,31 @@ class NodeReport(Message, frozen=True, kw_only=True):
     """Totals since the process started; names of `protocol.limits.REPORT_COUNTERS`."""
 
 
+class LinkFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a node knows about its link to `peer`. Unknown: -1 for `round_trip_s` and `loss`, 0 for a rate."""
+
+    peer: NodeId
+    path: Literal["tcp", "quic", "channel", "relay"]
+    """The way that carries the link at present."""
+    round_trip_s: float
+    loss: float
+    """Share of packets that had to be sent again, or were lost."""
+    sent_bytes_per_s: float
+    """Goodput from the reporter to the peer, measured while the line was full."""
+    received_bytes_per_s: float
+    """The same from the peer."""
+    age_s: float
+    """Since the newest measurement of a rate."""
+    spread: float
+    """Median absolute deviation over median of what was measured."""
+
+
+class LinkReport(Message, frozen=True, kw_only=True):
+    """Now and then: all links of a node with its servers, as measured; replaces what it said before."""
+
+    links: tuple[LinkFigures, ...]
+
+
 class RunFinished(Message, frozen=True, kw_only=True):
     """The last step is closed, and the last checkpoint written: nodes may leave."""
 
@@ -154,6 +183,59 @@ class Leave(Message, frozen=True, kw_only=True):
     """A node says that it goes, after finishing what it had."""
 
     reason: str
+
+
+class Reach(Message, frozen=True, kw_only=True):
+    """What helps a node to be reached. Sent after the welcome, and again before the credentials run out."""
+
+    seen_from: str
+    """The host that its link to the coordinator comes from; empty: not known."""
+    stun: tuple[str, ...]
+    """HOST:PORT of servers that say how a UDP socket looks from outside."""
+    turn: tuple[str, ...]
+    """HOST:PORT of servers that relay UDP for whoever shows the credentials."""
+    username: str
+    password: str
+    """For `turn`, made for this node."""
+    valid_s: float
+    """Life of the credentials in seconds from receipt; 0 when there are none."""
+
+
+class Signal(Message, frozen=True, kw_only=True):
+    """What two nodes that have no link say to each other, carried by the coordinator, which does not read it.
+
+    It proves nothing by having arrived: whoever carries it could have made it. Empty content: the coordinator could
+    not hand over what was meant for `peer`.
+    """
+
+    peer: NodeId
+    """On its way to the coordinator the receiver, from there on the sender."""
+    content: bytes
+
+
+# ---- measuring a link (bounded, see `protocol.limits`) ----------------------------------------------------------
+
+
+class MeasureAsk(Message, frozen=True, kw_only=True):
+    """Asks for `byte_count` bytes in a `MeasureData` with the same number; 0 asks for a `MeasureGot` only."""
+
+    number: int
+    byte_count: int
+
+
+class MeasureData(Message, frozen=True, kw_only=True):
+    """Bytes without meaning. `answers` says whether they were asked for; if not, a `MeasureGot` goes back."""
+
+    number: int
+    answers: bool
+    tensors: tuple[TensorRef, ...]
+
+
+class MeasureGot(Message, frozen=True, kw_only=True):
+    """Answers a `MeasureAsk` of 0 bytes or a `MeasureData`; `refused`: no more is measured for now."""
+
+    number: int
+    refused: bool
 
 
 # ---- volunteer and server --------------------------------------------------------------------------------------
@@ -428,7 +510,10 @@ class CheckpointDone(Work, frozen=True, kw_only=True):
 
 MESSAGES: tuple[type[Message], ...] = (
     Ping, Pong, Bye,
-    Join, Welcome, Refused, PlanChanged, DataReady, StepReport, StepReportStored, NodeReport, RunFinished, Leave,
+    Join, Welcome, Refused, PlanChanged, DataReady, StepReport, StepReportStored, NodeReport, LinkReport,
+    RunFinished, Leave,
+    Reach, Signal,
+    MeasureAsk, MeasureData, MeasureGot,
     Ready, Lease, LeaseReturned, Output, InputGradient, Forget, FetchInput, InputAnswer, FetchParameters,
     Parameters, VersionReady, Contribute, Verdict,
     ServerReady, Activation, Labels, Gradient, Held, Stored, StepOpened, StepClosed, Freeze, PartialNorm, StageFrozen,
@@ -449,10 +534,12 @@ def _may(pairs: tuple[tuple[str, str], ...], *kinds: type[Message]) -> None:
 
 
 _may(tuple((a, b) for a in ROLES for b in ROLES), Ping, Pong, Bye)
-_may(tuple((a, "coordinator") for a in _NODE), Join, NodeReport, Leave)
+_may(tuple((a, "coordinator") for a in _NODE), Join, NodeReport, LinkReport, Leave)
 _may((("server", "coordinator"),), DataReady, StepReport)
-_may(tuple(("coordinator", b) for b in _NODE), Welcome, Refused, PlanChanged, RunFinished)
+_may(tuple(("coordinator", b) for b in _NODE), Welcome, Refused, PlanChanged, RunFinished, Reach)
+_may((*((a, "coordinator") for a in _NODE), *(("coordinator", b) for b in _NODE)), Signal)
 _may((("coordinator", "server"),), StepReportStored)
+_may((("volunteer", "server"), ("server", "volunteer"), ("server", "server")), MeasureAsk, MeasureData, MeasureGot)
 # A server with a device computes as a volunteer does, so it speaks that conversation with its fellow servers.
 _may((("volunteer", "server"), ("server", "server")), Ready, LeaseReturned, Output, InputGradient,
      FetchInput, FetchParameters, Contribute)  # fmt: skip

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -27,6 +27,8 @@ class Child:
     folder: Path
     process: subprocess.Popen[bytes]
     log: IO[bytes] = field(repr=False)
+    within_count: int = 0
+    """Words of the command before ours."""
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -67,11 +69,14 @@ class Children:
     def running(self) -> list[Child]:
         return [child for child in self._children if child.running]
 
-    def start(self, name: str, folder: Path, arguments: Iterable[str]) -> Child:
-        """Starts `barnraise ARGUMENTS`. Its output goes to the file `log` in its folder."""
+    def start(self, name: str, folder: Path, arguments: Iterable[str], within: Sequence[str] = ()) -> Child:
+        """Starts `barnraise ARGUMENTS`. Its output goes to the file `log` in its folder.
+
+        `within`: a command that runs the command, such as `ip netns exec NAME`.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         log = (folder / "log").open("ab")
-        command = [sys.executable, "-m", "protocol.cli", *arguments]
+        command = [*within, sys.executable, "-m", "protocol.cli", *arguments]
         # A session of its own: Ctrl-C in the terminal is for the demo, which then ends its children in order.
         process = subprocess.Popen(  # noqa: S603 - our own command
             command,
@@ -81,7 +86,7 @@ class Children:
             start_new_session=True,
             preexec_fn=_die_with_parent if sys.platform == "linux" else None,
         )
-        child = Child(name, command, folder, process, log)
+        child = Child(name, command, folder, process, log, len(within))
         self._children.append(child)
         return child
 
@@ -90,7 +95,8 @@ class Children:
         assert not child.running
         child.log.close()
         self._children.remove(child)
-        return self.start(child.name, child.folder, child.command[3:])
+        within, ours = child.command[: child.within_count], child.command[child.within_count :]
+        return self.start(child.name, child.folder, ours[3:], within)
 
     def kill(self, child: Child) -> None:
         """SIGKILL: no last word, no clean-up."""

@@ -24,11 +24,11 @@ from prometheus_client import (
 )
 
 from protocol.codec import PROTOCOL_MINOR
+from protocol.drive.link import PATHS
 from protocol.handshake import VERSION
 from protocol.limits import FORM_ITEM_BYTES, REJECT_REASONS
 from protocol.machine import Count
 
-PATHS = ("direct", "relay", "tcp")
 TRAFFIC_KINDS = ("activation", "gradient", "weights", "control", "checkpoint", "data")
 DIRECTIONS = ("rx", "tx")
 LEVELS = ("debug", "info", "warning", "error", "critical")

@@ -6,9 +6,10 @@ Every way gives one ordered reliable stream (`trio.abc.Stream`); over it run the
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import trio
 
@@ -54,6 +55,21 @@ class _Way:
         return Carrier(self.stream, self.path, self.address, dialled)
 
 
+class Guests(Protocol):
+    """Takes callers who want something else than a link; their first byte tells (a handshake begins with a zero)."""
+
+    def expects(self, first: bytes) -> bool:
+        """Whether a connection that begins with these bytes is for it."""
+
+    async def prove(
+        self, stream: trio.abc.Stream, first: bytes, address: str, cookies: tuple[bytes, ...]
+    ) -> Callable[[], Awaitable[None]] | None:
+        """Finds out who calls, in the time and the place of a half-open handshake.
+
+        What it returns is run for as long as the guest stays, and owns the stream; None: the guest was turned away.
+        """
+
+
 class Transport:
     """Opens links by dialling and by serving, for one identity in one run; at most one link to each peer."""
 
@@ -78,6 +94,8 @@ class Transport:
         """
         self.events = events
         self.options = options or LinkOptions()
+        self.guests: Guests | None = None
+        """Who takes the callers that want no link; they are refused while there is nobody."""
         self.limits = limits or Limits()
         self._nursery = nursery
         self._identity = identity
@@ -88,6 +106,8 @@ class Transport:
         self._links: dict[NodeId, Link] = {}
         self.on_path_failed: Callable[[Link, str], None] | None = None
         """Told when a link's path carries nothing at present: dial or adopt another one, if you can."""
+        self.on_moved: Callable[[Link], None] | None = None
+        """Told when a link has left its path for another one, whichever side brought it."""
         self._half_open = HalfOpenPlaces()
         self._jar = CookieJar(os.urandom(32))
 
@@ -110,6 +130,11 @@ class Transport:
         """For `Link`."""
         if self.on_path_failed is not None:
             self.on_path_failed(link, reason)
+
+    def moved(self, link: Link) -> None:
+        """For `Link`."""
+        if self.on_moved is not None:
+            self.on_moved(link)
 
     async def serve(self, listeners: Sequence[trio.SocketListener]) -> None:
         """Accept links until cancelled; each lives in a task of its own below this call."""
@@ -182,13 +207,13 @@ class Transport:
 
     async def _dial_one(self, raw: trio.SocketStream, candidate: tcp.Candidate, peer: NodeId, switch: bool) -> Link:
         """A link over a fresh connection, dialled a second time when the peer wants a cookie. Raises `DialError`."""
-        outcome = await self._call(_Way(self._metered(raw), "tcp", candidate.address), peer, switch)
+        outcome = await self._call(_Way(self.metered(raw), "tcp", candidate.address), peer, switch)
         if isinstance(outcome, bytes):
             try:
                 raw = await tcp.connect(candidate)
             except OSError as error:
                 raise DialError(f"no connection: {tcp.said(error)}") from None
-            outcome = await self._call(_Way(self._metered(raw), "tcp", candidate.address), peer, switch, outcome)
+            outcome = await self._call(_Way(self.metered(raw), "tcp", candidate.address), peer, switch, outcome)
         if isinstance(outcome, bytes):
             raise DialError("the peer is too busy")
         return outcome
@@ -272,7 +297,8 @@ class Transport:
 
     # ---- as the responder ------------------------------------------------------------------------------------------
 
-    def _metered(self, stream: trio.SocketStream) -> Metered:
+    def metered(self, stream: trio.SocketStream) -> Metered:
+        """The stream, with every byte paid for out of the owner's limits; for ways that connect by themselves."""
         if self.limits.receive_buffer_bytes is not None:
             tcp.take_in_at_most(stream.socket, self.limits.receive_buffer_bytes)
         return Metered(stream, self.limits)
@@ -284,16 +310,21 @@ class Transport:
         except OSError:
             return
         tcp.tune(raw.socket)
-        way = _Way(self._metered(raw), "tcp", address)
+        way = _Way(self.metered(raw), "tcp", address)
         link: Link | None = None
+        guest: Callable[[], Awaitable[None]] | None = None
         reason, detail = "busy", "gave way to a newer caller before its handshake was over"
         with self._half_open.place(host):
             now = trio.current_time()
             cookies = self._jar.cookies(host, now) if self._half_open.crowded else ()
             try:
                 with trio.fail_after(HANDSHAKE_S):
-                    session, trailing = await self._greet(way, cookies=cookies)
-                    link = await self._open_as_responder(way, session, trailing)
+                    first = await _receive(way.stream)
+                    if self.guests is not None and self.guests.expects(first):
+                        guest = await self.guests.prove(way.stream, first, address, cookies)
+                    else:
+                        session, trailing = await self._greet(way, first=first, cookies=cookies)
+                        link = await self._open_as_responder(way, session, trailing)
                     reason = ""
             except RemoteProtocolError as error:
                 reason, detail = error.reason, error.detail
@@ -303,13 +334,17 @@ class Transport:
                 reason = ""
         if reason:
             self.events.on_rejected(address, reason, detail)
-        if link is not None:
+        if guest is not None:
+            await guest()
+        elif link is not None:
             await link.leaves(way.stream)
 
     async def _greet(
-        self, way: _Way, *, cookies: tuple[bytes, ...] = (), peer: NodeId | None = None
+        self, way: _Way, *, first: bytes = b"", cookies: tuple[bytes, ...] = (), peer: NodeId | None = None
     ) -> tuple[Session, bytes]:
-        """The responder's part of the handshake, and what came behind it. `peer`: who it must be, if known.
+        """The responder's part of the handshake, and what came behind it.
+
+        `first`: bytes that were read already; `peer`: who it must be, if known.
 
         Raises `RemoteProtocolError`, `_CookieSentError`, `trio.TooSlowError` and what a stream raises that ends.
         """
@@ -325,7 +360,7 @@ class Transport:
         session = None
         with trio.fail_after(HANDSHAKE_S):
             while session is None:
-                session = handshake.receive(await _receive(way.stream))
+                session, first = handshake.receive(first or await _receive(way.stream)), b""
                 answer = handshake.data_to_send()
                 if answer:
                     await way.stream.send_all(answer)

@@ -144,14 +144,6 @@ def test_messages_out_of_place_close_only_their_link() -> None:
     assert desk.sent("s0", StepReportStored, desk.report(0)) == [StepReportStored(step=0)]
 
 
-def test_a_server_without_an_address_is_refused() -> None:
-    """Others must be able to dial a server."""
-    desk = Desk()
-    effects = desk.server("s0", addresses=())
-    assert desk.hung_up(effects) == [("s0", "address")]
-    assert "address" in desk.sent("s0", Refused, effects)[0].reason
-
-
 def test_a_server_from_the_future_is_refused_so_that_an_old_database_throws_nothing_away() -> None:
     """State of a generation that the database does not know: somebody restored an old database."""
     desk = Desk()

@@ -160,8 +160,8 @@ def test_bad_peers_are_closed_counted_and_disturb_nobody(coordinator: Coordinato
             with socket.create_connection(("127.0.0.1", coordinator.port), timeout=PATIENCE_S) as raw:
                 raw.sendall(os.urandom(4096))
                 assert await trio.to_thread.run_sync(raw.recv, 1) == b""
-            await hasty.join(addresses=())
-            assert "address" in (await hasty.hears(Refused)).reason
+            await hasty.join(stage=0, shard=0, version=7, held_generation=99)
+            assert "generation 99" in (await hasty.hears(Refused)).reason
             await hasty.is_down()
             await hasty.join()
             await hasty.hears(PlanChanged)
@@ -231,6 +231,7 @@ def test_the_operator_bans_by_the_api(coordinator: Coordinator) -> None:
 
 def test_the_api_answers_only_what_it_knows_and_who_asks_by_loopback(coordinator: Coordinator) -> None:
     """Unknown paths, wrong numbers, and another site's name for 127.0.0.1."""
+    assert "/api/status" in coordinator.text("/")
     for path, code in (("/api/nothing", 404), ("/api/steps?from=x", 400), ("/api/steps?count=100000", 400)):
         with pytest.raises(urllib.error.HTTPError) as caught:
             coordinator.get(path)

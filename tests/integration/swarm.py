@@ -136,6 +136,14 @@ class Swarm:
         options = ["--state", str(home), "--metrics", f"127.0.0.1:{port}"]
         return Daemon(self._children.start(name, home, [*arguments, *options]), f"http://127.0.0.1:{port}/metrics")
 
+    def kill(self, daemon: Daemon) -> None:
+        """No last word, no clean-up."""
+        self._children.kill(daemon.child)
+
+    def again(self, daemon: Daemon) -> None:
+        """Starts the same command on the same state."""
+        daemon.child = self._children.again(daemon.child)
+
     def link(self, role: str) -> JoinLink:
         return JoinLink.parse(self.links[role])
 

@@ -13,11 +13,23 @@ import trio
 from node.compute.lanes import Lane, Outcome
 from node.driver import Driver, all_finite
 from node.jobs import DropGraphs, Forward
+from node.meter import piece
 from node.metrics import NodeMetrics
 from node.store import TensorStore
 from protocol.ids import ContributionId, NodeId, TaskId, TensorRef
 from protocol.machine import Compute, Computed, DropTensors, HangUp, LinkDown, LinkUp, Received, Send
-from protocol.messages import Activation, Contribute, Message, NodeReport, Ping
+from protocol.messages import (
+    Activation,
+    Contribute,
+    MeasureAsk,
+    MeasureData,
+    MeasureGot,
+    Message,
+    NodeReport,
+    Ping,
+    Ready,
+    Welcome,
+)
 
 PEER = NodeId("p" * 52)
 TASK = TaskId(0, 0, 0, "F")
@@ -28,6 +40,7 @@ class FakeLink:
 
     def __init__(self, role: str, peer: NodeId = PEER) -> None:
         self.peer, self.role, self.address = peer, role, "192.0.2.1:1"
+        self.path, self.dialled = "tcp", False
         self.public_key = self.credential = b""
         self.sent: list[tuple[Message, list[bytes]]] = []
         self.closed: list[str] = []
@@ -52,13 +65,30 @@ class FakePump:
         await trio.lowlevel.checkpoint()
 
 
+async def ignore(welcome: Welcome) -> None:
+    """Keeps nothing of a welcome."""
+
+
+class FakeConnector:
+    """Hears of links and takes nothing."""
+
+    def on_up(self, link: Any) -> None: ...
+
+    def on_down(self, link: Any, reason: str) -> None: ...
+
+    def on_message(self, message: Message) -> bool:
+        return False
+
+
 @pytest.fixture
-async def driver() -> Driver:
+async def driver(nursery: trio.Nursery) -> Driver:
     """A server's driver without a network."""
     metrics = NodeMetrics("server")
     metrics.set_run("tiny")
-    made = Driver(TensorStore(), metrics, on_welcome=lambda welcome: None)
+    made = Driver(TensorStore(), metrics, "server", on_welcome=ignore)
     made.pump = FakePump()  # type: ignore[assignment]
+    made.nursery = nursery
+    made.connector = FakeConnector()  # type: ignore[assignment]
     return made
 
 
@@ -131,6 +161,43 @@ async def test_what_arrives_after_a_link_went_down_is_forgotten(driver: Driver) 
     driver.hang_up(HangUp(PEER, "why"))
     assert [type(fact) for fact in driver.pump.facts] == [LinkUp, LinkDown]  # type: ignore[attr-defined]
     assert link.sent == [] and link.closed == []
+
+
+@pytest.mark.trio
+async def test_who_only_measures_is_no_worker(driver: Driver) -> None:
+    """The machine hears of a volunteer with its first word about work; measuring is answered, and leaves nothing."""
+    link = FakeLink("volunteer")
+    driver.on_up(link)  # type: ignore[arg-type]
+    await driver.on_message(link, MeasureAsk(number=1, byte_count=0), ())  # type: ignore[arg-type]
+    await driver.on_message(link, MeasureAsk(number=2, byte_count=4096), ())  # type: ignore[arg-type]
+    data = piece(3, 4096, answers=False)
+    await driver.on_message(link, data, (bytearray(4096),))  # type: ignore[arg-type]
+    assert [type(message) for message, _ in link.sent] == [MeasureGot, MeasureData, MeasureGot]
+    assert [len(buffers[0]) for _, buffers in link.sent if buffers] == [4096]
+    assert driver.pump.facts == [] and len(driver._store) == 0  # type: ignore[attr-defined]
+    ready = Ready(ledger_generation=1, hello=True, slots=0)
+    await driver.on_message(link, ready, ())  # type: ignore[arg-type]
+    assert [type(fact) for fact in driver.pump.facts] == [LinkUp, Received]  # type: ignore[attr-defined]
+    driver.on_down(link, "lost")  # type: ignore[arg-type]
+    assert isinstance(driver.pump.facts[-1], LinkDown)  # type: ignore[attr-defined]
+
+
+@pytest.mark.trio
+async def test_a_visit_ends_without_a_word_to_the_machine(driver: Driver) -> None:
+    """Neither up nor down: nobody was there."""
+    link = FakeLink("volunteer")
+    driver.on_up(link)  # type: ignore[arg-type]
+    driver.on_down(link, "lost")  # type: ignore[arg-type]
+    assert driver.pump.facts == []  # type: ignore[attr-defined]
+
+
+@pytest.mark.trio
+async def test_a_peer_that_measures_without_bound_is_cut_off(driver: Driver) -> None:
+    """With a reason that is counted."""
+    link = FakeLink("volunteer")
+    driver.on_up(link)  # type: ignore[arg-type]
+    await driver.on_message(link, MeasureAsk(number=1, byte_count=1 << 30), ())  # type: ignore[arg-type]
+    assert link.closed == ["unexpected"] and link.sent == []
 
 
 @pytest.mark.trio

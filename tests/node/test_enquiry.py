@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from node.enquiry import describe, gigabytes_per_hour, measure_stage
+from node.enquiry import _Asker, describe, gigabytes_per_hour, measure_stage
+from protocol.messages import Message, Ping, Pong
 from protocol.run import BatchSection, LimitsSection, ModelSection, RunConfig, StagesSection, WireSection
 
 CONFIG = RunConfig(
@@ -38,3 +42,12 @@ def test_the_benchmark_measures_a_stage() -> None:
         stages=StagesSection(count=3),
     )
     assert measure_stage(small, 37, 1) > 0
+
+
+async def test_whoever_waits_for_a_run_to_begin_answers_pings() -> None:
+    """A run whose servers are not there yet may leave a person waiting for long; silence would cost the link."""
+    sent: list[Message] = []
+    link: Any = SimpleNamespace(send=sent.append, close=lambda reason: None)
+    asker = _Asker()
+    await asker.on_message(link, Ping(number=7), ())
+    assert sent == [Pong(number=7)] and not asker.heard.is_set()

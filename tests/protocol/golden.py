@@ -13,15 +13,17 @@ from typing import Any, get_type_hints
 
 import msgspec
 
+from protocol.candidates import Candidate
 from protocol.codec import encode
 from protocol.handshake import CookieJar, Initiator, Responder
 from protocol.identity import Identity, base32
 from protocol.ids import ContributionId, TaskId, TensorRef
 from protocol.membership import Invite, JoinLink, Membership, Revocations, sign_statement
-from protocol.messages import MESSAGES
+from protocol.messages import MESSAGES, LinkFigures
 from protocol.plan import Plan, ServerPlan, StagePlan
 from protocol.records import RecordWriter
 from protocol.run import RunConfig
+from protocol.signal import Answer, Offer, letter_hash, prologue, sign_letter
 from tests.protocol.samples import ALICE, BOB, COORDINATOR, RUN_ID, samples
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -31,7 +33,9 @@ CHANGES = Path(__file__).parents[2] / "protocol" / "CHANGES.md"
 def form_hash() -> str:
     """16 letters over names, order and types of all fields of all messages and of what they hold."""
     sections = [hint for hint in get_type_hints(RunConfig).values() if issubclass(hint, msgspec.Struct)]
-    structs = (*MESSAGES, TaskId, ContributionId, TensorRef, Plan, StagePlan, ServerPlan, RunConfig, *sections)
+    structs = (
+        *MESSAGES, LinkFigures, TaskId, ContributionId, TensorRef, Plan, StagePlan, ServerPlan, RunConfig, *sections
+    )  # fmt: skip
     lines = [
         f"{struct.__name__}.{name}: {hint}"
         for struct in structs
@@ -115,6 +119,52 @@ def handshake_vectors() -> dict[str, str]:
     }
 
 
+def signal_vectors() -> dict[str, str]:
+    """Alice offers, Bob answers: both letters, and what the handshake inside the link is bound to."""
+    candidates = (
+        Candidate("host", b"\xc0\xa8\x01\x14", 50000),
+        Candidate("srflx", b"\xcb\x00\x71\x09", 50001),
+        Candidate("relay", bytes.fromhex("26064700000000000000000000000001"), 50002),
+    )
+    offer = Offer(
+        run_id=RUN_ID,
+        generation=3,
+        sender=ALICE.public_key,
+        receiver=BOB.node,
+        nonce=b"\x0a" * 16,
+        dtls_fingerprint=b"\x0b" * 32,
+        quic_fingerprint=b"\x0c" * 32,
+        ufrag="abcd",
+        password="abcdefghijklmnopqrstuv",
+        candidates=candidates,
+        ways=("quic", "channel"),
+        lifetime_s=60,
+    )
+    signed = sign_letter(offer, ALICE)
+    answer = Answer(
+        run_id=RUN_ID,
+        generation=4,
+        sender=BOB.public_key,
+        receiver=ALICE.node,
+        nonce=b"\x1a" * 16,
+        dtls_fingerprint=b"\x1b" * 32,
+        quic_fingerprint=b"\x1c" * 32,
+        ufrag="efgh",
+        password="0123456789+/ABCDEFGHIJ",
+        candidates=candidates[1:],
+        ways=("channel",),
+        lifetime_s=30,
+        offer_hash=letter_hash(signed),
+    )
+    return {
+        "offer": signed.hex(),
+        "offer_hash": letter_hash(signed).hex(),
+        "answer": sign_letter(answer, BOB).hex(),
+        "prologue_quic": prologue("quic", offer, answer).hex(),
+        "prologue_channel": prologue("channel", offer, answer).hex(),
+    }
+
+
 def record_vectors() -> dict[str, Any]:
     """Four records of one direction: plain, with a new key, after it, and the end."""
     writer = RecordWriter(b"\x11" * 32, b"\x33" * 24)
@@ -137,6 +187,7 @@ def golden_files() -> dict[str, str]:
         "membership.json": membership_vectors(),
         "handshake.json": handshake_vectors(),
         "records.json": record_vectors(),
+        "signal.json": signal_vectors(),
     }
     return {"messages.txt": message_lines()} | {
         name: json.dumps(vector, indent=1) + "\n" for name, vector in vectors.items()

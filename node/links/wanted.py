@@ -17,7 +17,7 @@ from protocol.messages import Ping
 BACKOFF_S = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0)
 """Wait before each further attempt; the last one repeats. A server that restarts is back within seconds."""
 DIAL_TIMEOUT_S = 10.0
-"""An attempt without an outcome for so long is made again: the driver's own limit (5 s) has failed."""
+"""An attempt without an outcome for so long is made again: the driver's own limit (9 s) has failed."""
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from node.links import BACKOFF_S, DIAL_TIMEOUT_S, Links
+from node.links.wanted import BACKOFF_S, DIAL_TIMEOUT_S, Links
 from node.outbox import Outbox
 from protocol.ids import NodeId
 from protocol.machine import Dial, HangUp

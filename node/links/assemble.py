@@ -1,0 +1,98 @@
+"""Puts a node's ways together: connector, puncher, and on a server the relay for others, as its owner wishes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import trio
+
+from node.links.callee import Surroundings
+from node.links.connector import Connector
+from node.links.helper_frames import StunServer, TurnServer
+from node.links.punched import IceServers, Puncher, PunchOptions
+from node.links.relay_desk import RelayLimits
+from node.links.relayed import Proof, RelayServer
+from protocol.drive.transport import Transport
+from protocol.ids import NodeId
+from protocol.membership import JoinLink
+from protocol.reach import host_of, is_local, is_loopback, split
+
+
+@dataclass(frozen=True)
+class WayOptions:
+    """What the owner decides about ways."""
+
+    punch: bool = True
+    """Open a way through NATs by UDP where TCP does not lead to a peer."""
+    lan: bool = False
+    """Peers in private networks may be sent packets, though the run's coordinator is elsewhere."""
+    relay: bool = True
+    """A server carries links between other members of the run."""
+
+
+def assemble(
+    nursery: trio.Nursery,
+    *,
+    transport: Transport,
+    proof: Proof,
+    link: JoinLink,
+    role: str,
+    options: WayOptions,
+    surroundings: Surroundings,
+    give_up: Callable[[NodeId, str], None],
+    record: Callable[..., None],
+    rejected: Callable[[str, str, str], None],
+    count_relayed: Callable[[str, float, dict[str, str]], None],
+) -> Connector:
+    """The connector of a node, running below `nursery`; see `Connector` and `RelayServer` for the callbacks."""
+    puncher = None
+    if options.punch:
+        puncher = Puncher(
+            nursery,
+            identity=proof.identity,
+            run_id=proof.run_id,
+            generation=lambda: surroundings.generation,
+            servers=lambda: ice_servers(surroundings),
+            options=punch_options(link, options),
+            limits=transport.limits,
+        )
+    connector = Connector(
+        nursery,
+        transport=transport,
+        proof=proof,
+        coordinator=link.coordinator,
+        surroundings=surroundings,
+        puncher=puncher,
+        give_up=give_up,
+        record=record,
+    )
+    nursery.start_soon(connector.run)
+    if role == "server" and options.relay:
+        transport.guests = RelayServer(proof, RelayLimits(), rejected=rejected, count=count_relayed)
+    return connector
+
+
+def punch_options(link: JoinLink, options: WayOptions) -> PunchOptions:
+    """A run whose coordinator is in a private network, or on this computer, is one of that network."""
+    hosts = [host_of(address) for address in link.addresses]
+    return PunchOptions(
+        lan=options.lan or all(is_local(host) for host in hosts),
+        loopback=all(is_loopback(host) for host in hosts),
+    )
+
+
+def ice_servers(here: Surroundings) -> IceServers:
+    """Those that the coordinator named last; TURN by TCP, too, for networks that let no UDP through.
+
+    Where it named none, two public servers of the plan are asked how we look from outside: they answer at their ports.
+    """
+    public = [address for addresses in here.relays.values() for address in split(addresses)[0][:1]]
+    asked = here.stun or tuple(public[:2])
+    stun = tuple(StunServer(host_of(address), int(address.rpartition(":")[2])) for address in asked)
+    turn = tuple(
+        TurnServer(host_of(address), int(address.rpartition(":")[2]), here.username, here.password, tcp)
+        for address in here.turn
+        for tcp in (False, True)
+    )
+    return IceServers(stun, turn)

@@ -1,0 +1,104 @@
+"""The daemon's end of a data channel: a `trio.abc.Stream` over a connection of the punching helper."""
+
+from __future__ import annotations
+
+import trio
+
+from node.links.datagrams import ByteLimits
+from node.links.helper import Connection
+from node.links.helper_frames import DATA_BYTES_MAX, WINDOW_BYTES, Credit
+
+CREDIT_STEP_BYTES = WINDOW_BYTES // 16
+"""Consumed bytes after which the helper is told."""
+READ_BYTES = 64 << 10
+
+
+class _Turn:
+    """Lets one task at a time in; for a second one it is a mistake of ours."""
+
+    def __init__(self, doing: str) -> None:
+        self._doing = doing
+        self._taken = False
+
+    def __enter__(self) -> None:
+        if self._taken:
+            raise trio.BusyResourceError(f"another task {self._doing} on this stream")
+        self._taken = True
+
+    def __exit__(self, *_exception: object) -> None:
+        self._taken = False
+
+
+class ChannelStream(trio.abc.Stream):
+    """Bytes both ways, as much as the peer takes. What crossed the wire for them counts against the owner's limits."""
+
+    def __init__(self, connection: Connection, limits: ByteLimits | None) -> None:
+        self._connection = connection
+        self._limits = limits
+        self._consumed_bytes = 0
+        self._closed = False
+        self._send_turn = _Turn("sends")
+        self._receive_turn = _Turn("receives")
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Returns when everything lies with the helper, a few milliseconds of the line at most."""
+        with self._send_turn:
+            view = memoryview(data)
+            await self._room()
+            while view:
+                await self._room()
+                piece = view[: min(len(view), self._connection.credit_bytes, DATA_BYTES_MAX)]
+                self._connection.send(piece)
+                view = view[len(piece) :]
+
+    async def wait_send_all_might_not_block(self) -> None:
+        with self._send_turn:
+            await self._room()
+
+    async def _room(self) -> None:
+        await trio.lowlevel.checkpoint()
+        while True:
+            if self._closed:
+                raise trio.ClosedResourceError("closed by us")
+            if self._connection.ended:
+                raise trio.BrokenResourceError(self._connection.ended)
+            unpaid, self._connection.unpaid_up_bytes = self._connection.unpaid_up_bytes, 0
+            if self._limits is not None and unpaid:
+                await self._limits.take_up(unpaid)
+            elif self._connection.credit_bytes:
+                return
+            else:
+                await self._connection.wait()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """Raises `trio.BrokenResourceError` when the connection was lost; b"" is an end that the peer meant."""
+        if max_bytes is not None and max_bytes < 1:
+            raise ValueError("max_bytes must be at least 1")
+        with self._receive_turn:
+            await trio.lowlevel.checkpoint()
+            while not self._connection.inbox:
+                if self._closed:
+                    raise trio.ClosedResourceError("closed by us")
+                if self._connection.clean:
+                    return b""
+                if self._connection.ended:
+                    raise trio.BrokenResourceError(self._connection.ended)
+                await self._connection.wait()
+            if self._closed:
+                raise trio.ClosedResourceError("closed by us")
+            unpaid, self._connection.unpaid_down_bytes = self._connection.unpaid_down_bytes, 0
+            if self._limits is not None and unpaid:
+                await self._limits.take_down(unpaid)
+            data = bytes(self._connection.inbox[: max_bytes or READ_BYTES])
+            del self._connection.inbox[: len(data)]
+            self._consumed_bytes += len(data)
+            if self._consumed_bytes >= CREDIT_STEP_BYTES:
+                self._connection.tell(Credit(self._consumed_bytes))
+                self._consumed_bytes = 0
+            return data
+
+    async def aclose(self) -> None:
+        """What was sent is still delivered as far as the peer takes it within seconds."""
+        self._closed = True
+        self._connection.close()
+        await trio.lowlevel.checkpoint()

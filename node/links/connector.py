@@ -1,0 +1,341 @@
+"""Gets this node its links: performs what the ladder orders, and hands signals, plans and addresses to those concerned.
+
+Dial ─▶ Connector ─▶ Ladder ─▶ TCP, knocks, puncher, relays ─▶ Transport.adopt ─▶ the driver's on_up
+             ▲
+Signal, Reach, PlanChanged from the coordinator
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from hashlib import blake2b
+
+import structlog
+import trio
+
+from node.links.callee import Callee, Punches, Surroundings, adopt_punched, dial_anew
+from node.links.ladder import PUNCH, REVERSE, Figures, GiveUp, Ladder, LadderOrder, Stop, Try, Way
+from node.links.notes import Answer, AnyNote, Knock, KnockAnswer, Meet, No, Offer, fitting, read_note
+from node.links.post import Post
+from node.links.relayed import Proof, open_leg
+from protocol.drive.transport import Link, Transport
+from protocol.errors import DialError, LocalProtocolError, RemoteProtocolError
+from protocol.ids import NodeId
+from protocol.messages import Message, PlanChanged, Reach, Signal
+from protocol.plan import Plan
+from protocol.reach import same_network, worth_dialling
+from protocol.relay import MEETING_BYTES, link_prologue
+
+DIAL_BACK_S = 6.0
+"""For a peer that was asked to dial us: it has to connect and to prove itself."""
+FIGURES_S = 1.0
+"""Between two looks at live links."""
+BUSY_BYTES = 256 << 10
+"""A link that has so much waiting at both looks was limited by its line in between, so what it sent is its rate."""
+REPLACED = "replaced by a new link"
+"""Why the transport says that a link is down whose successor comes with the same breath."""
+_PATH_OF = {"direct": "tcp", "reverse": "tcp", "punch": "quic", "relay": "relay"}
+"""The metric's word for a way that came to nothing; one that worked is counted under what it became."""
+
+
+class Connector:
+    """Made inside trio; `run` must be running while links are wanted.
+
+    Args:
+        give_up: told of a peer to whom no way led, with a sentence.
+        record: feeds metrics (`NodeMetrics.record`).
+    """
+
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        *,
+        transport: Transport,
+        proof: Proof,
+        coordinator: NodeId,
+        surroundings: Surroundings,
+        puncher: Punches | None,
+        give_up: Callable[[NodeId, str], None],
+        record: Callable[..., None],
+    ) -> None:
+        self.ladder = Ladder()
+        self.here = surroundings
+        self._nursery = nursery
+        self._transport = transport
+        self._proof = proof
+        self._coordinator = coordinator
+        self._puncher = puncher
+        self._give_up = give_up
+        self._record = record
+        self._post = Post(self._send)
+        self._callee = Callee(nursery, transport, proof, self._post, surroundings, puncher)
+        self._scopes: dict[tuple[NodeId, Way], trio.CancelScope] = {}
+        self._proving: dict[NodeId, trio.Lock] = {}
+        self._linked: dict[NodeId, trio.Event] = {}
+        """Fired when a link to the peer comes up, whoever opened it."""
+        self._changed = trio.Event()
+        self._told: dict[NodeId, str] = {}
+        self._addresses: dict[NodeId, tuple[str, ...]] = {}
+        """What `dial` last said of each peer."""
+        self._rates: dict[NodeId, float] = {}
+        self._log = structlog.get_logger("links")
+        transport.on_moved, transport.on_path_failed = self.on_moved, self.on_path_failed
+        self.ladder.set_abilities(can_punch=puncher is not None, reachable=bool(surroundings.addresses))
+
+    # ---- doors for the driver ------------------------------------------------------------------------------------
+
+    def dial(self, peer: NodeId, addresses: tuple[str, ...]) -> None:
+        """Open a link, by whatever way leads to the peer; the outcome is `on_up` or `give_up`."""
+        self._addresses[peer] = addresses
+        if peer == self._coordinator:
+            self._nursery.start_soon(self._dial_coordinator, addresses)
+        else:
+            self._perform(self.ladder.want(peer, addresses, trio.current_time()))
+
+    def on_up(self, link: Link) -> None:
+        """A link is up: the driver passes on what the transport told it."""
+        self._linked.pop(link.peer, trio.Event()).set()
+        self._told.pop(link.peer, None)
+        self._rates.pop(link.peer, None)
+        if not link.dialled and self.ladder.knows(link.peer):
+            # The peer opened it: because we asked it to, or by its own wish.
+            way = {"tcp": REVERSE, "relay": Way("relay")}.get(link.path, PUNCH)
+            self._perform(self.ladder.opened(link.peer, way, trio.current_time()))
+
+    def on_down(self, link: Link, reason: str) -> None:
+        """A link is gone."""
+        if reason != REPLACED:
+            self._perform(self.ladder.fell(link.peer, trio.current_time()))
+
+    def on_moved(self, link: Link) -> None:
+        """A link goes another way now: for the ladder that is as if it had come up there."""
+        self._log.info("moved", peer=link.peer, path=link.path)
+        self.on_up(link)
+
+    def on_path_failed(self, link: Link, reason: str) -> None:
+        """A link that lives has lost its way, or hears nothing on it: whoever dials it looks for another one."""
+        addresses = self._addresses.get(link.peer)
+        self._log.info("path failed", peer=link.peer, path=link.path, reason=reason, ours=addresses is not None)
+        if addresses is not None:
+            self._perform(self.ladder.fell(link.peer, trio.current_time()))
+            self.dial(link.peer, addresses)
+
+    def on_message(self, message: Message) -> bool:
+        """Something from the coordinator; True when it was for us alone."""
+        match message:
+            case Signal():
+                self._signal(message)
+            case Reach():
+                here = self.here
+                here.seen_from, here.stun, here.turn = message.seen_from, message.stun, message.turn
+                here.username, here.password = message.username, message.password
+                self._log.info("seen from outside", host=message.seen_from, stun=len(message.stun))
+            case PlanChanged():
+                self.set_plan(message.plan)
+                return False
+            case _:
+                return False
+        return True
+
+    def set_plan(self, plan: Plan) -> None:
+        """Servers of the plan that can be dialled may relay. Every node prefers others, so that the load is spread."""
+        self.here.generation = plan.generation
+        own = self._proof.identity.node
+        servers = [(server.node, server.addresses) for stage in plan.stages for server in stage.servers]
+        servers.sort(key=lambda server: blake2b((own + server[0]).encode(), digest_size=8).digest())
+        self.here.relays = {node: addresses for node, addresses in servers if addresses and node != own}
+        self.ladder.set_relays(self.here.relays)
+
+    async def run(self) -> None:
+        """Wakes the ladder, and shows it what live links give. Never returns."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_figures)
+            while True:
+                wake_at = self.ladder.wake_at()
+                with trio.move_on_at(trio.current_time() + 3600.0 if wake_at is None else wake_at):
+                    await self._changed.wait()
+                self._changed = trio.Event()
+                self._perform(self.ladder.wake(trio.current_time()))
+
+    # ---- signals -------------------------------------------------------------------------------------------------
+
+    def _send(self, peer: NodeId, content: bytes) -> bool:
+        link = self._transport.link_to(self._coordinator)
+        if link is None:
+            return False
+        link.send(Signal(peer=peer, content=content))
+        return True
+
+    def _signal(self, signal: Signal) -> None:
+        if not signal.content:
+            self._post.returned(signal.peer)
+            return
+        try:
+            note = read_note(signal.content)
+        except RemoteProtocolError as error:
+            self._log.warning("note refused", peer=signal.peer, reason=error.reason, detail=error.detail)
+            self._record("barnraise_transport_rejected_messages_total", reason=error.reason)
+            return
+        if isinstance(note, KnockAnswer | Answer | No):
+            self._post.answered(signal.peer, note)
+        else:
+            self._callee.take(signal.peer, note)
+
+    # ---- orders --------------------------------------------------------------------------------------------------
+
+    def _perform(self, orders: list[LadderOrder]) -> None:
+        for order in orders:
+            match order:
+                case Try():
+                    self._nursery.start_soon(self._try, order)
+                case Stop():
+                    scope = self._scopes.pop((order.peer, order.way), None)
+                    if scope is not None:
+                        scope.cancel()
+                case GiveUp():
+                    if self._told.get(order.peer) != order.sentence:
+                        self._told[order.peer] = order.sentence
+                        self._log.info("no way to a peer", peer=order.peer, reason=order.sentence)
+                    self._give_up(order.peer, order.sentence)
+        self._changed.set()
+
+    async def _try(self, order: Try) -> None:
+        """One way to one peer, until it is proven, has failed, or is not wanted any more."""
+        peer, way = order.peer, order.way
+        if not self.ladder.is_running(peer, way):
+            return  # stopped before it began
+        began = trio.current_time()
+        link: Link | None = None
+        reason = ""
+        with trio.CancelScope() as scope:
+            self._scopes[peer, way] = scope
+            try:
+                link = await self._open(order)
+            except (DialError, RemoteProtocolError, LocalProtocolError) as error:
+                reason = str(error)
+        if self._scopes.get((peer, way)) is scope:
+            del self._scopes[peer, way]
+        if scope.cancelled_caught:
+            return
+        now = trio.current_time()
+        if link is None:
+            self._record("barnraise_transport_connects_total", path=_PATH_OF[way.kind], outcome="failed")
+            self._perform(self.ladder.failed(peer, way, reason, now))
+            return
+        self._record("barnraise_transport_connects_total", path=link.path, outcome="ok")
+        self._record("barnraise_transport_connect_duration_seconds", now - began, path=link.path)
+        self._log.info("linked", peer=peer, path=link.path, way=str(way), seconds=round(now - began, 3))
+        self._perform(self.ladder.opened(peer, way, now))
+
+    async def _open(self, order: Try) -> Link:
+        match order.way.kind:
+            case "direct":
+                await self._dial(order)
+            case "reverse":
+                await self._knock(order)
+            case "punch":
+                await self._punch(order)
+            case "relay":
+                await self._relay(order)
+        link = self._transport.link_to(order.peer)
+        if link is None:
+            raise DialError("the link broke as soon as it was there")
+        return link
+
+    async def _dial(self, order: Try) -> None:
+        if order.switch:
+            await self._prove(order, lambda: dial_anew(self._transport, order.addresses, order.peer))
+        else:
+            await self._transport.dial(order.addresses, order.peer)
+
+    async def _knock(self, order: Try) -> None:
+        """Asks the peer to dial us, and dials what it says of itself."""
+        peer, here = order.peer, self.here
+        linked = self._linked.setdefault(peer, trio.Event())
+        number_of: Callable[[int], AnyNote] = lambda number: Knock(  # noqa: E731
+            number, fitting(here.addresses), fitting(here.local_addresses), here.seen_from
+        )
+        answer = await self._post.ask(peer, number_of)
+        if not isinstance(answer, KnockAnswer):
+            raise DialError("the peer answered something else")
+        addresses = worth_dialling(answer.addresses, answer.local_addresses, here.seen_from, answer.seen_from)
+        neighbours = bool(here.local_addresses) and same_network(here.seen_from, answer.seen_from)
+        if addresses and not order.switch:
+            await self._transport.dial(addresses, peer)
+        elif here.addresses or neighbours:
+            with trio.move_on_after(DIAL_BACK_S):
+                await linked.wait()
+            link = self._transport.link_to(peer)
+            if not linked.is_set() or (link is not None and link.dialled):
+                raise DialError("the peer did not dial us")
+        else:
+            raise DialError("neither of us can be dialled")
+
+    async def _punch(self, order: Try) -> None:
+        assert self._puncher is not None, "the ladder knows that we cannot"
+        peer = order.peer
+
+        async def exchange(offer: bytes) -> bytes:
+            answer = await self._post.ask(peer, lambda number: Offer(number, offer))
+            if not isinstance(answer, Answer):
+                raise DialError("the peer answered something else")
+            return answer.content
+
+        punched = await self._puncher.call(peer, exchange)
+        await self._prove(order, lambda: adopt_punched(self._transport, peer, punched))
+
+    async def _relay(self, order: Try) -> None:
+        peer, relay = order.peer, order.way.via
+        meeting = os.urandom(MEETING_BYTES)
+        self._post.tell(peer, Meet(0, relay, meeting))
+        stream = await open_leg(order.addresses, relay, meeting, self._proof, self._transport.metered)
+        await self._prove(
+            order,
+            lambda: self._transport.adopt(
+                stream,
+                peer,
+                initiator=True,
+                path="relay",
+                address=f"relay {relay[:8]}",
+                prologue=link_prologue(meeting),
+                switch=True,
+            ),
+        )
+
+    async def _prove(self, order: Try, adopt: Callable[[], Awaitable[object]]) -> None:
+        """One proof at a time for each peer: two that end together would leave each side with another link."""
+        lock = self._proving.setdefault(order.peer, trio.Lock())
+        async with lock:
+            await adopt()
+
+    async def _dial_coordinator(self, addresses: tuple[str, ...]) -> None:
+        """The coordinator is there for everybody, so TCP leads to it or nothing does."""
+        began = trio.current_time()
+        try:
+            await self._transport.dial(addresses, self._coordinator)
+        except DialError as error:
+            self._record("barnraise_transport_connects_total", path="tcp", outcome="failed")
+            self._give_up(self._coordinator, str(error))
+        else:
+            self._record("barnraise_transport_connects_total", path="tcp", outcome="ok")
+            took_s = trio.current_time() - began
+            self._record("barnraise_transport_connect_duration_seconds", took_s, path="tcp")
+
+    # ---- figures -------------------------------------------------------------------------------------------------
+
+    async def _watch_figures(self) -> None:
+        """Shows the ladder what its links give."""
+        before: dict[Link, tuple[int, int]] = {}
+        while True:
+            await trio.sleep(FIGURES_S)
+            looked: dict[Link, tuple[int, int]] = {}
+            for link in self._transport.links:
+                looked[link] = link.sent_bytes, link.queued_bytes
+                sent, queued = before.get(link, (0, 0))
+                if queued >= BUSY_BYTES and link.queued_bytes >= BUSY_BYTES:
+                    self._rates[link.peer] = (link.sent_bytes - sent) / FIGURES_S
+                if link.round_trip_s is not None and self.ladder.way_of(link.peer) is not None:
+                    figures = Figures(link.round_trip_s, self._rates.get(link.peer))
+                    self._perform(self.ladder.measured(link.peer, figures, trio.current_time()))
+            before = looked

@@ -1,0 +1,338 @@
+"""The daemon's end of the punching helper: starts the process when it is first wanted, and outlives it.
+
+Everything here runs on trio's thread. The helper is believed in nothing that a peer could have told it: sizes and
+order of its frames are checked, and who the peer is gets proven over the stream, by the daemon.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections import deque
+from contextlib import suppress
+from typing import Any
+
+import structlog
+import trio
+
+from node.links.helper_frames import (
+    WINDOW_BYTES,
+    AskCensus,
+    Census,
+    ChannelReady,
+    Close,
+    Connect,
+    Credit,
+    Ended,
+    FrameReader,
+    Gather,
+    Gathered,
+    Order,
+    SocketReady,
+    Traffic,
+    data_frame,
+    order_frame,
+)
+from protocol.errors import RemoteProtocolError
+
+READ_BYTES = 256 << 10
+WRITE_BYTES = 256 << 10
+WATCH_S = 2.0
+"""The helper is asked whether it is well this often."""
+START_S = 20.0
+"""For a process to start and import what it needs; a busy small computer takes a few seconds."""
+HUNG_S = 10.0
+"""One that says nothing for so long is killed: its timers would be useless by then anyway."""
+END_S = 1.0
+"""From closing its socket pair until it is killed."""
+
+
+_UDP_FAMILIES = (socket.AF_INET, socket.AF_INET6)
+
+
+class HelperGoneError(Exception):
+    """The helper process has ended, and with it whatever went through it."""
+
+
+class Connection:
+    """One connection in the helper, from sockets to stream. `close` it in any case; that can be done at any time."""
+
+    def __init__(self, process: _Process, number: int) -> None:
+        self.number = number
+        self.gathered: Gathered | None = None
+        self.outcome: SocketReady | ChannelReady | None = None
+        self.handle: socket.socket | None = None
+        """The punched socket, until somebody takes it out of here."""
+        self.ended = ""
+        """Why it is over; empty while it is not."""
+        self.clean = False
+        """Whether the peer closed it, after everything that it sent."""
+        self.credit_bytes = 0
+        self.unpaid_up_bytes = 0
+        self.unpaid_down_bytes = 0
+        self.inbox = bytearray()
+        self._process = process
+        self._closed = False
+        self._changed = trio.Event()
+
+    async def wait(self) -> None:
+        """Returns when anything about it has changed."""
+        await self._changed.wait()
+
+    def changed(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def wait_gathered(self) -> Gathered:
+        """Where we can be reached. Raises `HelperGoneError` with the reason when it ended."""
+        while self.gathered is None:
+            if self.ended:
+                raise HelperGoneError(self.ended)
+            await self.wait()
+        return self.gathered
+
+    async def wait_outcome(self) -> SocketReady | ChannelReady:
+        """What came of `Connect`. Raises `HelperGoneError` with the reason when nothing did."""
+        while self.outcome is None:
+            if self.ended:
+                raise HelperGoneError(self.ended)
+            await self.wait()
+        return self.outcome
+
+    def tell(self, order: Connect | Credit) -> None:
+        """Does nothing once it is over."""
+        if not self._closed and not self.ended:
+            self._process.post(order_frame(self.number, order))
+
+    def send(self, data: bytes | bytearray | memoryview) -> None:
+        """Bytes of the stream, at most as many as there is credit."""
+        assert len(data) <= self.credit_bytes, "more than the credit"
+        self.credit_bytes -= len(data)
+        if not self._closed and not self.ended:
+            self._process.post(data_frame(self.number, data))
+
+    def close(self) -> None:
+        """End it; what was sent is still delivered as far as the peer takes it within seconds."""
+        if self._closed:
+            return
+        self._closed = True
+        if not self.ended:
+            self._process.post(order_frame(self.number, Close()))
+            self.ended = "closed by us"
+        self._process.connections.pop(self.number, None)
+        if self.handle is not None:
+            self.handle.close()
+            self.handle = None
+        self.changed()
+
+    def end(self, reason: str, *, clean: bool = False) -> None:
+        """For the process: it is over."""
+        if not self.ended:
+            self.ended, self.clean = reason, clean
+            self.changed()
+
+
+class _Process:
+    """One run of the helper."""
+
+    def __init__(self, log: Any) -> None:
+        self.connections: dict[int, Connection] = {}
+        self.pid = 0
+        self.census: Census | None = None
+        self.over = False
+        self._log = log
+        self._numbers = 0
+        self._outbox: deque[bytes] = deque()
+        self._wake = trio.Event()
+        self._heard_at = trio.current_time()
+        self._census_came = trio.Event()
+        self._sockets: socket.socket
+
+    def open(self, order: Gather) -> Connection:
+        self._numbers += 1
+        connection = self.connections[self._numbers] = Connection(self, self._numbers)
+        self.post(order_frame(connection.number, order))
+        return connection
+
+    def post(self, frame: bytes) -> None:
+        """Queue a frame. The queue is bounded by the streams' credit and by the few orders of each connection."""
+        if not self.over:
+            self._outbox.append(frame)
+            self._wake.set()
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Start the process, talk to it until it ends or we are cancelled, leave nothing behind."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._sockets, their_sockets = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        process: trio.Process | None = None
+        reason = "the punching helper ended"
+        try:
+            self._sockets.setblocking(False)
+            fds = (theirs.fileno(), their_sockets.fileno())
+            command = [sys.executable, "-m", "node.links.ice_process", *(str(fd) for fd in fds), str(os.getpid())]
+            process = await trio.lowlevel.open_process(command, stdin=subprocess.DEVNULL, pass_fds=fds)
+            theirs.close()
+            their_sockets.close()
+            self.pid = process.pid
+            self._log.info("punching helper started", pid=process.pid)
+            task_status.started()
+            stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+            async with stream, trio.open_nursery() as nursery:
+                nursery.start_soon(self._write, stream)
+                nursery.start_soon(self._watch, process)
+                try:
+                    await self._read(stream)
+                except RemoteProtocolError as error:
+                    reason = f"the punching helper does not speak as it should: {error}"
+                nursery.cancel_scope.cancel()
+        finally:
+            self.over = True
+            self._census_came.set()
+            self._outbox.clear()
+            for handle in (ours, theirs, self._sockets, their_sockets):
+                handle.close()
+            for connection in list(self.connections.values()):
+                connection.end(reason)
+            if process is not None:
+                await _reap(process)
+                self._log.info("punching helper ended", pid=process.pid, reason=reason, status=process.returncode)
+
+    async def _write(self, stream: trio.SocketStream) -> None:
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            while True:
+                pieces, total = [], 0
+                while self._outbox and total < WRITE_BYTES:
+                    pieces.append(self._outbox.popleft())
+                    total += len(pieces[-1])
+                if pieces:
+                    await stream.send_all(b"".join(pieces))
+                else:
+                    await self._wake.wait()
+                    self._wake = trio.Event()
+
+    async def _read(self, stream: trio.SocketStream) -> None:
+        reader = FrameReader(daemon=True)
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            while data := await stream.receive_some(READ_BYTES):
+                self._heard_at = trio.current_time()
+                for number, frame in reader.receive(data):
+                    self._take(number, frame)
+
+    async def _watch(self, process: trio.Process) -> None:
+        while True:
+            self.post(order_frame(0, AskCensus()))
+            await trio.sleep(WATCH_S)
+            if trio.current_time() - self._heard_at > HUNG_S:
+                self._log.warning("punching helper hangs and is killed", pid=process.pid)
+                process.kill()
+
+    async def ask_census(self) -> Census:
+        """What the helper holds now."""
+        self.post(order_frame(0, AskCensus()))
+        before = self.census
+        while self.census is before:
+            if self.over:
+                raise HelperGoneError("the punching helper ended")
+            await self._census_came.wait()
+        assert self.census is not None
+        return self.census
+
+    def _take(self, number: int, frame: Order | bytes) -> None:
+        if isinstance(frame, Census):
+            self.census = frame
+            self._census_came.set()
+            self._census_came = trio.Event()
+            return
+        if isinstance(frame, SocketReady):
+            self._take_handles()
+        connection = self.connections.get(number)
+        if connection is None or connection.ended:
+            return  # it was closed while this was on its way
+        if isinstance(frame, bytes):
+            connection.inbox += frame
+            if len(connection.inbox) > WINDOW_BYTES:
+                raise RemoteProtocolError("size", f"{len(connection.inbox)} bytes that we gave no credit for")
+        elif isinstance(frame, Gathered):
+            connection.gathered = frame
+        elif isinstance(frame, SocketReady):
+            if connection.handle is None:
+                raise RemoteProtocolError("unexpected", "a socket that did not come")
+            connection.outcome = frame
+        elif isinstance(frame, ChannelReady):
+            connection.outcome = frame
+        elif isinstance(frame, Credit):
+            connection.credit_bytes += frame.byte_count
+        elif isinstance(frame, Traffic):
+            connection.unpaid_up_bytes += frame.up_bytes
+            connection.unpaid_down_bytes += frame.down_bytes
+        elif isinstance(frame, Ended):
+            connection.end(frame.reason, clean=frame.clean)
+        connection.changed()
+
+    def _take_handles(self) -> None:
+        """Take all punched sockets that lie there; one that nobody waits for any more is closed."""
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(self._sockets, 4, 4)
+            except BlockingIOError:
+                return
+            handles = [socket.socket(fileno=fd) for fd in fds]
+            connection = self.connections.get(int.from_bytes(data, "big"))
+            wanted = connection is not None and connection.handle is None and len(handles) == 1
+            if wanted and handles[0].type == socket.SOCK_DGRAM and handles[0].family in _UDP_FAMILIES:
+                assert connection is not None
+                connection.handle = handles.pop()
+            for handle in handles:
+                handle.close()
+
+
+async def _reap(process: trio.Process) -> None:
+    """Wait for the process, whose socket pair is closed; kill it when it takes too long."""
+    with trio.CancelScope(shield=True):
+        with trio.move_on_after(END_S):
+            await process.wait()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+class Helper:
+    """Starts the helper process when a connection is wanted and none runs."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        """`nursery`: lives as long as the daemon; the process ends with it."""
+        self._nursery = nursery
+        self._log = structlog.get_logger("punch")
+        self._process: _Process | None = None
+        self._starting = trio.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        """The process, while one runs."""
+        return None if self._process is None or self._process.over else self._process.pid
+
+    async def start(self) -> None:
+        """Returns when a process runs that answers. Raises `OSError` or `HelperGoneError` when none can be had."""
+        async with self._starting:
+            if self._process is None or self._process.over:
+                process = _Process(self._log)
+                with trio.move_on_after(START_S):
+                    await self._nursery.start(process.run)
+                    self._process = process
+                    await process.ask_census()
+                    return
+                raise HelperGoneError(f"the punching helper did not start within {START_S:.0f} s")
+
+    def open(self, order: Gather) -> Connection:
+        """A new connection, which is gathering its candidates. Raises `HelperGoneError` when no process runs."""
+        if self._process is None or self._process.over:
+            raise HelperGoneError("the punching helper ended")
+        return self._process.open(order)
+
+    async def ask_census(self) -> Census | None:
+        """What the running helper holds; None when none runs."""
+        if self._process is None or self._process.over:
+            return None
+        return await self._process.ask_census()

@@ -1,0 +1,86 @@
+"""`barnraise status` as a person reads it."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from protocol.cli import main
+from tests.coordinator.desk import Desk
+from tests.coordinator.test_network import A, admitted, figures, report
+
+
+@pytest.fixture
+def answers() -> Iterator[tuple[str, dict[str, tuple[int, Any]]]]:
+    """A server's URL, and what it answers by path."""
+    content: dict[str, tuple[int, Any]] = {}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            code, body = content.get(self.path, (404, {"error": "not here"}))
+            self.send_response(code)
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
+
+        def log_message(self, *args: Any) -> None:
+            """Silent."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", content
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def measured() -> Desk:
+    desk = admitted()
+    desk.say(A, report(figures("s0", path="quic", loss=0.012), figures("s1", round_trip_s=-1.0)))  # type: ignore[arg-type]
+    desk.say("s0", report(figures(A)))
+    desk.say("s2", report(figures("s3")))  # type: ignore[arg-type]
+    desk.say("s3", report(figures("s2")))  # type: ignore[arg-type]
+    return desk
+
+
+def test_every_link_is_shown_once_with_its_path(answers: tuple[str, dict[str, tuple[int, Any]]]) -> None:
+    """As the volunteer tells it, with round trip, loss and speed both ways; what is not known is a dash."""
+    url, content = answers
+    desk = measured()
+    content["/api/status"] = (200, desk.machine.status(desk.now))
+    result = CliRunner().invoke(main, ["status", url])
+    assert result.exit_code == 0, result.output
+    rows = sorted(result.output.split("measured\n")[1].splitlines(), reverse=True)
+    assert len(rows) == 3
+    told = "volunteer stage 0 - server stage 0 front 0 quic 40.0 ms 1.2 % 8.0 16.0 1 s ago"
+    assert " ".join(rows[0].split()) == told
+    assert " - " in rows[1] and "tcp" in rows[1]
+    assert rows[2].startswith("server")
+
+
+def test_the_network_is_written_for_the_planner(
+    answers: tuple[str, dict[str, tuple[int, Any]]], tmp_path: Path
+) -> None:
+    """`--network FILE` writes the API's answer; its refusal is a sentence and the exit code of bad input."""
+    url, content = answers
+    file = tmp_path / "NETWORK.json"
+    content["/api/network"] = (404, {"error": "network: no link is measured yet"})
+    result = CliRunner().invoke(main, ["status", url, "--network", str(file)])
+    assert result.exit_code == 2 and "no link is measured yet" in result.output and not file.exists()
+    content["/api/network"] = (200, {"kind": "network", "machines": [], "links": []})
+    result = CliRunner().invoke(main, ["status", url, "--network", str(file)])
+    assert result.exit_code == 0 and json.loads(file.read_text())["kind"] == "network"
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "file:///etc/passwd", "nonsense"])
+def test_an_address_where_nobody_answers_is_named(url: str) -> None:
+    """Exit code 2 and a sentence with the address."""
+    result = CliRunner().invoke(main, ["status", url])
+    assert result.exit_code == 2 and url in result.output

@@ -1,0 +1,200 @@
+"""Nodes find a way to each other: by TCP, being dialled, punching, a relay; and from there to the next one."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from node.links.ladder import EXPLORE_S
+from node.links.notes import Knock, Meet, Offer, write_note
+from node.links.relay_desk import RelayLimits
+from protocol.ids import NodeId
+from protocol.messages import Ping, Signal
+from tests.node.links.switchboard import Node, switchboard
+from tests.protocol.drive.harness import PATIENCE_S
+from tests.protocol.samples import ALICE
+
+pytestmark = pytest.mark.trio
+
+
+async def talk(one: Node, other: Node, number: int) -> None:
+    """A message each way, once both sides know of the link."""
+    for sender, receiver in ((one, other), (other, one)):
+        await sender.until(lambda _, s=sender, r=receiver: s.link_to(r) is not None)  # type: ignore[misc]
+        link = sender.link_to(receiver)
+        assert link is not None
+        link.send(Ping(number=number))
+        await receiver.until(lambda r: any(m == Ping(number=number) for _, m, _ in r.messages))
+
+
+async def test_a_peer_with_an_address_is_dialled_and_no_signal_is_sent() -> None:
+    """A run of plain TCP is as it was."""
+    async with switchboard("server", "volunteer", addresses=True) as (board, (a, b)):
+        b.connector.dial(a.node, (a.station.address,))
+        await b.linked(a, "tcp")
+        await talk(a, b, 1)
+        assert board.signals == [] and a.puncher is not None and a.puncher.calls == 0
+        assert ("barnraise_transport_connects_total", 1.0, {"path": "tcp", "outcome": "ok"}) in b.counted
+
+
+async def test_a_server_that_nobody_can_dial_is_asked_to_dial() -> None:
+    """The volunteer listens, the server does not: it is the server that dials, and all are content."""
+    async with switchboard("server", "volunteer", punchers=False) as (_, (server, volunteer)):
+        volunteer.connector.here.local_addresses = (volunteer.station.address,)
+        volunteer.connector.dial(server.node, ())
+        link = await volunteer.linked(server, "tcp")
+        assert not link.dialled and volunteer.given_up == []
+        await talk(server, volunteer, 1)
+
+
+async def test_the_address_that_a_peer_tells_is_dialled() -> None:
+    """The plan knew none, but both are in one network."""
+    async with switchboard("server", "volunteer", punchers=False) as (_, (server, volunteer)):
+        server.connector.here.local_addresses = (server.station.address,)
+        volunteer.connector.dial(server.node, ())
+        assert (await volunteer.linked(server, "tcp")).dialled
+
+
+async def test_without_addresses_they_punch() -> None:
+    """TCP between them is impossible; the punched stream carries the link, proven with its own prologue."""
+    async with switchboard("server", "volunteer", relays=0) as (_, (server, volunteer)):
+        volunteer.connector.dial(server.node, ())
+        await volunteer.linked(server, "quic")
+        await server.linked(volunteer, "quic")
+        await talk(server, volunteer, 3)
+        assert ("barnraise_transport_connects_total", 1.0, {"path": "quic", "outcome": "ok"}) in volunteer.counted
+
+
+async def test_where_udp_is_refused_they_meet_at_a_relay() -> None:
+    """Neither can be dialled, no packet comes through: a third server carries, and sees nothing."""
+    async with switchboard("server", "server", "volunteer", relays=1) as (_, (relay, server, volunteer)):
+        for node in (server, volunteer):
+            assert node.puncher is not None
+            node.puncher.works = False
+        volunteer.connector.dial(server.node, ())
+        await volunteer.linked(server, "relay")
+        await server.linked(volunteer, "relay")
+        await talk(server, volunteer, 5)
+        assert relay.relay is not None and relay.relay.desk.session_count == 1
+        assert relay.link_to(server) is None and relay.link_to(volunteer) is None
+
+
+async def test_a_relay_that_dies_or_is_full_is_left_for_the_next() -> None:
+    """The path falls with its relay, and the same link goes on through the other one: no machine hears of it."""
+    names = ("server", "server", "server", "volunteer")
+    async with switchboard(*names, relays=2, punchers=False) as (_, (x, y, server, volunteer)):
+        volunteer.connector.dial(server.node, ())
+        await volunteer.linked(server, "relay")
+        first, second = (x, y) if x.relay is not None and x.relay.desk.session_count else (y, x)
+        assert first.relay is not None and second.relay is not None
+        link = volunteer.link_to(server)
+        first.relay.end()  # and from now on it refuses whoever comes
+        await volunteer.until(lambda r: link is not None and link.epoch == 1)
+        assert second.relay.desk.session_count == 1
+        assert volunteer.link_to(server) is link and not volunteer.down and not server.down
+        await talk(server, volunteer, 9)
+
+
+async def test_a_relayed_link_moves_to_the_punched_one_when_that_is_there() -> None:
+    """A slow punch loses the race and takes over; the relay is free again."""
+    async with switchboard("server", "server", "volunteer", relays=1) as (_, (relay, server, volunteer)):
+        assert volunteer.puncher is not None and relay.relay is not None
+        volunteer.puncher.delay_s = 2.5
+        volunteer.connector.dial(server.node, ())
+        await volunteer.linked(server, "relay")
+        await volunteer.linked(server, "quic")
+        await server.linked(volunteer, "quic")
+        await talk(server, volunteer, 2)
+        with trio.fail_after(PATIENCE_S):
+            while relay.relay.desk.session_count:
+                await trio.sleep(0.01)
+
+
+async def test_a_relayed_link_explores_by_itself() -> None:
+    """Once UDP works again, the relay is spared after a while, without anybody asking."""
+    async with switchboard("server", "server", "volunteer", relays=1) as (_, (_, server, volunteer)):
+        assert volunteer.puncher is not None
+        volunteer.puncher.works = False
+        volunteer.connector.dial(server.node, ())
+        await volunteer.linked(server, "relay")
+        volunteer.puncher.works = True
+        state = volunteer.connector.ladder._peers[server.node]
+        with trio.fail_after(PATIENCE_S):
+            while state.explore_at is None:
+                await trio.sleep(0.01)
+        assert 0 < state.explore_at - trio.current_time() <= EXPLORE_S[0]
+        state.explore_at = trio.current_time()  # the wait is over
+        volunteer.connector._changed.set()
+        await volunteer.linked(server, "quic")
+
+
+async def test_a_peer_without_any_way_is_given_up_with_a_sentence() -> None:
+    """What became of each way, in words that help."""
+    async with switchboard("server", "volunteer") as (_, (server, volunteer)):
+        assert volunteer.puncher is not None
+        volunteer.puncher.works = False
+        volunteer.connector.dial(server.node, ())
+        await volunteer.until(lambda r: volunteer.given_up)
+        assert "reverse: neither of us can be dialled" in volunteer.given_up[0]
+        assert "punch: no packet came through" in volunteer.given_up[0]
+        volunteer.connector.dial(ALICE.node, ())
+        await volunteer.until(lambda r: len(volunteer.given_up) > 1)
+        assert "the coordinator has no link to the peer" in volunteer.given_up[1]
+
+
+async def test_while_the_coordinator_is_away_only_what_needs_no_signal_is_left() -> None:
+    """And it says so at once instead of waiting."""
+    async with switchboard("server", "volunteer") as (_, (server, volunteer)):
+        for link in volunteer.station.transport.links:
+            link.close("away")
+        await volunteer.until(lambda r: r.down)
+        volunteer.connector.dial(server.node, ())
+        await volunteer.until(lambda r: volunteer.given_up)
+        assert "the coordinator, which carries signals, is away" in volunteer.given_up[0]
+
+
+async def test_signals_that_lie_make_nobody_dial_into_a_private_network() -> None:
+    """A knock that claims to come from our own public address, with addresses of services: no connection is tried."""
+    async with switchboard("server", "volunteer", punchers=False) as (board, (server, _)):
+        server.connector.here.seen_from = "203.0.113.5"
+        tried: list[object] = []
+
+        async def dial(addresses: object, peer: NodeId) -> None:
+            tried.append(addresses)
+
+        server.station.transport.dial = dial  # type: ignore[assignment,method-assign]
+        link = next(link for link in board.up if link.peer == server.node)
+        lie = Knock(7, ("169.254.169.254:8080", "127.0.0.1:9000"), ("192.168.1.1:80",), "203.0.113.5")
+        link.send(Signal(peer=ALICE.node, content=write_note(lie)))
+        with trio.fail_after(PATIENCE_S):
+            while len(board.signals) < 1:
+                await trio.sleep(0.01)
+        assert tried == [] and server.rejected == []
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"x" * 2048, b"\x93\xa5knock\x01\x02"])
+async def test_signals_that_are_no_notes_are_refused_and_counted(content: bytes) -> None:
+    """The link to the coordinator stays: it only carried them."""
+    async with switchboard("server", punchers=False) as (board, (server,)):
+        (link,) = board.up
+        link.send(Signal(peer=ALICE.node, content=content))
+        link.send(Ping(number=1))
+        await server.until(lambda r: r.messages)
+        assert ("barnraise_transport_rejected_messages_total", 1.0, {"reason": "decode"}) in server.counted
+        assert server.down == []
+
+
+async def test_a_flood_of_notes_is_answered_within_bounds() -> None:
+    """A peer that writes a hundred offers and meetings gets refusals for most; others are answered."""
+    async with switchboard("server", "server", relays=1, limits=RelayLimits(wait_s=0.2)) as (board, (relay, server)):
+        link = next(link for link in board.up if link.peer == server.node)
+        for number in range(100):
+            link.send(Signal(peer=ALICE.node, content=write_note(Meet(number, relay.node, bytes(16)))))
+            link.send(Signal(peer=relay.node, content=write_note(Offer(number, b"offer"))))
+        link.send(Ping(number=1))
+        await server.until(lambda r: r.messages)
+        assert server.connector._callee._answering.total() <= 12
+        with trio.fail_after(PATIENCE_S):
+            while server.connector._callee._answering.total():
+                await trio.sleep(0.01)
+        assert server.connector._callee._answering == {}
