@@ -79,7 +79,7 @@ class Connector:
         self._told: dict[NodeId, str] = {}
         self._rates: dict[NodeId, float] = {}
         self._log = structlog.get_logger("links")
-        transport.on_path_failed = self.on_path_failed
+        transport.on_moved, transport.on_path_failed = self.on_up, self.on_path_failed
         self.ladder.set_abilities(can_punch=puncher is not None, reachable=bool(surroundings.addresses))
 
     # ---- doors for the driver ------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class Connector:
             self._perform(self.ladder.want(peer, addresses, trio.current_time()))
 
     def on_up(self, link: Link) -> None:
-        """A link is up: the driver passes on what the transport told it."""
+        """A link is up, as the driver passes on, or has moved to another path, as the transport says itself."""
         self._linked.pop(link.peer, trio.Event()).set()
         self._told.pop(link.peer, None)
         self._rates.pop(link.peer, None)

@@ -109,6 +109,9 @@ class LinkOwner(Protocol):
     def path_failed(self, link: Link, reason: str) -> None:
         """The link's path carries nothing at present; another one is welcome."""
 
+    def moved(self, link: Link) -> None:
+        """The link has left its path for another one."""
+
 
 @dataclass(eq=False)
 class Carrier:
@@ -313,6 +316,7 @@ class Link:
             self._reject(error)
         self._moved.set()
         self._moved = trio.Event()
+        self._owner.moved(self)
 
     def _path_broke(self, carrier: Carrier, reason: str) -> None:
         """The stream has ended without a word; perhaps only what carried it has."""

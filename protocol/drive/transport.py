@@ -106,6 +106,8 @@ class Transport:
         """Told when a link's path carries nothing at present: dial or adopt another one, if you can."""
         self.guests: Guests | None = None
         """Who takes the callers that want no link; they are refused while there is nobody."""
+        self.on_moved: Callable[[Link], None] | None = None
+        """Told when a link has left its path for another one, whichever side brought it."""
         self._half_open = HalfOpenPlaces()
         self._jar = CookieJar(os.urandom(32))
 
@@ -128,6 +130,11 @@ class Transport:
         """For `Link`."""
         if self.on_path_failed is not None:
             self.on_path_failed(link, reason)
+
+    def moved(self, link: Link) -> None:
+        """For `Link`."""
+        if self.on_moved is not None:
+            self.on_moved(link)
 
     async def serve(self, listeners: Sequence[trio.SocketListener]) -> None:
         """Accept links until cancelled; each lives in a task of its own below this call."""

@@ -96,6 +96,10 @@ class Node(Recorder):
         self.connector.on_up(link)
         super().on_up(link)
 
+    def on_moved(self, link: Link) -> None:
+        self.connector.on_moved(link)
+        self._notify()
+
     def on_down(self, link: Link, reason: str) -> None:
         self.connector.on_down(link, reason)
         super().on_down(link, reason)
@@ -170,6 +174,7 @@ async def switchboard(
                 record=node.record,
             )
             node.connector.here.seen_from = "127.0.0.1"
+            station.transport.on_moved = node.on_moved
             station.transport.events = node
             if number < relays:
                 node.relay = RelayServer(
