@@ -61,6 +61,7 @@ class Gateway:
         self.loss = 0.0
         self.inwards_loss = 0.0
         """Beyond `loss`, of what comes to the client."""
+        self.inwards_dropped = 0
         self.outer = outer
         self._inner = inner
         self._client: tuple[str, int] | None = None
@@ -103,6 +104,8 @@ class Gateway:
             data, _ = await outer.recvfrom(65535)
             if self._client is not None and self._random.random() >= max(self.loss, self.inwards_loss):
                 await self._inner.sendto(data, self._client)
+            else:
+                self.inwards_dropped += 1
 
 
 @asynccontextmanager
