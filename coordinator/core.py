@@ -223,9 +223,7 @@ class CoordinatorMachine:
             self.outbox.hang_up(member.peer, "silent")
             self._gone(member, "timeout", "silent", now)
         elif quiet_s >= limits.ping_s and now - member.pinged_at >= limits.ping_s:
-            member.pinged_at = now
-            member.ping_number += 1
-            self.outbox.send(member.peer, Ping(number=member.ping_number))
+            self.outbox.send(member.peer, member.next_ping(now))
         elif member.membership and now >= member.renew_at:
             self._give_membership(member, now)
         elif member.welcomed and now >= member.help_again_at:
@@ -289,6 +287,8 @@ class CoordinatorMachine:
             case Pong():
                 if message.number == member.ping_number:
                     self.outbox.count("barnraise_coordinator_heartbeat_delay_seconds", now - member.pinged_at)
+                    member.answered_at = member.pinged_at
+                    self.placement.answered(now)
             case Bye() | Leave():
                 self.outbox.hang_up(member.peer, "left")
                 self._gone(member, "graceful", message.reason, now)

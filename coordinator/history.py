@@ -36,6 +36,8 @@ class History:
         self._accepted = self.newest_step
         """The newest step that was sent to the disk."""
         self._gap_asked = -1
+        self._thrown = {row.step: row for row in stored.thrown}
+        """The newest row of each step thrown away: it counts again if a checkpoint with its step becomes readable."""
         self._restored_end = stored.plan is not None and stored.plan.restore_step >= config.steps
         """Every server was lost after the last checkpoint: there is nothing left to train, or to report."""
 
@@ -55,14 +57,29 @@ class History:
         return max(0, self._accepted + 1 - first_step_after(restore_step))
 
     def go_back(self, restore_step: int) -> None:
-        """Forgets the steps after a checkpoint; they will be reported again."""
+        """Forgets the steps after a checkpoint; they will be reported again.
+
+        The checkpoint may also lie ahead of the history: one that could not be read when the run went back the time
+        before. The steps that made it count again.
+        """
         self._restored_end = restore_step >= self._config.steps
+        first = first_step_after(restore_step)
         lost = self.lost_by(restore_step)
-        while self.tail and self.tail[-1].step >= first_step_after(restore_step):
-            self.tokens -= self.tail.pop().tokens
+        while self.tail and self.tail[-1].step >= first:
+            row = self.tail.pop()
+            self.tokens -= row.tokens
+            self._thrown[row.step] = row
         remaining = self.newest_step - lost
         if not self.tail and remaining >= 0:  # farther back than the rows in memory: steps have equal tokens
             self.tokens = (remaining + 1) * self._config.step_tokens
+        for step in range(remaining + 1, first):
+            again = self._thrown.pop(step, None)
+            if again is not None:
+                self.tail.append(again)
+                self.tokens += again.tokens
+                remaining = step
+        for step in sorted(self._thrown)[:-TAIL_STEPS]:
+            del self._thrown[step]
         self.newest_step = self._accepted = remaining
         self.rollback_count += 1
         self.lost_steps += lost

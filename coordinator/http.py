@@ -1,5 +1,6 @@
 """The coordinator's HTTP API: the run's state as JSON, its steps, and the operator's ban. Loopback by default.
 
+GET  /                           the addresses below, for people
 GET  /api/status                 everything that the machine knows (`coordinator.status`)
 GET  /api/network                what is measured of the links, as a NETWORK.json for `barnraise plan`
 GET  /api/steps?from=N&count=M   closed steps from N on, at most 1000
@@ -33,6 +34,9 @@ STEPS_MAX = 1000
 """Rows of one answer, about 250 bytes each."""
 BODY_BYTES_MAX = 4096
 """A ban is one id and one sentence."""
+
+
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 class Api(Protocol):
@@ -92,7 +96,14 @@ def build_app(api: Api, metrics: Metrics, *, host: str, admin_token: str) -> ASG
         api.ban(order.node, " ".join(order.reason.split()))
         return _json({"banned": order.node})
 
+    async def front(request: Request) -> Response:
+        """The module's own list of addresses, and where the metrics are."""
+        lines = [line for line in (__doc__ or "").splitlines() if line.startswith(("GET  /api", "POST"))]
+        text = "\n".join(["Barnraise coordinator", "", *lines, ""])
+        return Response(text, 200, _HEADERS, "text/plain; charset=utf-8")
+
     routes = [
+        Route("/", front, methods=["GET"]),
         Route("/api/status", status, methods=["GET"]),
         Route("/api/network", network, methods=["GET"]),
         Route("/api/steps", steps, methods=["GET"]),
@@ -103,8 +114,7 @@ def build_app(api: Api, metrics: Metrics, *, host: str, admin_token: str) -> ASG
 
 def _json(content: Any, code: int = 200) -> Response:
     # msgspec writes NaN and infinity as null, which is what a reader of JSON can take.
-    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-    return Response(msgspec.json.encode(content), code, headers, "application/json")
+    return Response(msgspec.json.encode(content), code, _HEADERS, "application/json")
 
 
 class _Door:

@@ -12,7 +12,7 @@ from typing import Literal
 from protocol.ids import NodeId
 from protocol.limits import SIGNALS_BURST
 from protocol.membership import JoinRole
-from protocol.messages import Join, NodeReport
+from protocol.messages import Join, NodeReport, Ping
 from protocol.reach import dialable, host_of
 
 LeaveReason = Literal["graceful", "timeout", "evicted", "banned"]
@@ -37,6 +37,8 @@ class Member:
     pinged_at: float = 0.0
     ping_number: int = -1
     """Of the newest ping sent; its pong is the one whose delay counts."""
+    answered_at: float = float("-inf")
+    """When the newest ping was sent whose pong has come: all that the peer had said by then has come too."""
     join: Join | None = None
     membership: bytes = b""
     """Signed; empty until the admission is durable."""
@@ -66,6 +68,12 @@ class Member:
         if self.join is None:
             return ()
         return dialable(self.join.addresses, self.join.local_addresses, host_of(self.address))
+
+    def next_ping(self, now: float) -> Ping:
+        """The ping to send now."""
+        self.pinged_at = now
+        self.ping_number += 1
+        return Ping(number=self.ping_number)
 
     @property
     def state(self) -> str:

@@ -16,7 +16,7 @@ from protocol.run import RunConfig
 NODE_STATES = ("idle", "joining", "syncing", "training", "paused", "draining")
 RUN_STATES = ("waiting", "training", "paused", "finished", "failed")
 DB_OPERATIONS = ("open", "write", "read")
-HTTP_ROUTES = ("/api/status", "/api/network", "/api/steps", "/api/ban", "other")
+HTTP_ROUTES = ("/", "/api/status", "/api/network", "/api/steps", "/api/ban", "other")
 HTTP_CODES = ("200", "400", "401", "403", "404", "405", "500")
 
 _QUICK_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)

@@ -93,6 +93,8 @@ class StoredState:
     steps: tuple[StepRow, ...] = ()
     """The newest closed steps that count, oldest first (at most `TAIL_STEPS`); those before a checkpoint that the run
     went back to are of earlier ledgers."""
+    thrown: tuple[StepRow, ...] = ()
+    """The newest rows of steps whose newest row was thrown away, oldest step first (at most `TAIL_STEPS`)."""
     tokens: int = 0
     """Tokens of the present history: every step counted once, thrown-away ones not."""
     spent: tuple[InviteSpent, ...] = ()

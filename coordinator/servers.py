@@ -6,7 +6,7 @@ throws away what the open steps have gathered; a plan that merely moves an addre
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from coordinator.history import History
 from coordinator.membership import Member, Roster
@@ -41,6 +41,8 @@ class Placement:
         self._generation_used = False
         self._on_its_way: PlanRow | None = None
         self._step_stored_at = float("-inf")
+        self._asked_at: float | None = None
+        """Since when everybody is asked what it holds, because the run must go back."""
         self._given: dict[Slot, bool] = dict.fromkeys(self.table.slots, stored.plan is not None)
         """Slots whose holder may have begun the present ledgers; after a restart nobody knows, so all."""
 
@@ -128,6 +130,10 @@ class Placement:
             self._call_spares(now)
         linked = {member.peer: member for member in self._roster.servers()}
         verdict = review(self.table, linked, self.plan, self._given, self._newest_of_ledgers)
+        if verdict.kind == "go_back":
+            verdict = self._ask_first(verdict, linked, now)
+        else:
+            self._asked_at = None
         self.review = verdict
         if self._history.finished:
             return  # nothing is undone after the end
@@ -139,6 +145,31 @@ class Placement:
                 self._issue(servers, self.plan.ledger_generation, self.plan.restore_step, verdict.sentence)
         elif verdict.kind == "go_back":
             self._issue(self.table.servers(linked, self.plan), None, verdict.restore_step, verdict.sentence)
+
+    def answered(self, now: float) -> None:
+        """A pong has come: if it was the last one that going back waits for, the run goes back."""
+        if self._asked_at is not None:
+            self.look(now)
+
+    def _ask_first(self, verdict: Review, linked: Mapping[NodeId, Member], now: float) -> Review:
+        """Waits until every server has answered a ping that was sent after the loss was known.
+
+        Going back throws steps away, as far as the newest checkpoint that all have named. One whose link is cut
+        without a sign may have named a newer one that never arrived; its pong comes after all that it said, or its
+        link ends and it joins anew. A newcomer looks for checkpoints when the welcome tells it where.
+        """
+        holders = [linked[self.table.holder[slot]] for slot in self.table.slots]
+        if self._asked_at is None:
+            self._asked_at = now
+        for member in holders:
+            if member.answered_at < self._asked_at and member.pinged_at < self._asked_at:
+                self._outbox.send(member.peer, member.next_ping(now))
+        silent = sum(member.answered_at < self._asked_at for member in holders)
+        if not silent:
+            self._asked_at = None
+            return verdict
+        sentence = f"{verdict.sentence}; asking all servers which checkpoints they can read"
+        return Review("wait", sentence, lost=verdict.lost)
 
     def _call_spares(self, now: float) -> None:
         """Fills empty places, and those whose holder is gone for too long, with servers that wait."""

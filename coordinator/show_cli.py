@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
+import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from coordinator.schedules import KNOWN, known_design
 from coordinator.schedules.design import Design
 from coordinator.simulator.graph import Costs
 from coordinator.simulator.links import Network
-from coordinator.simulator.pictures import chrome_trace, svg, terminal
+from coordinator.simulator.pictures import chrome_trace, legend, svg, terminal
 from coordinator.simulator.report import Report, report
 from protocol.errors import BadInputError
 from protocol.schedule_check import check
@@ -69,8 +71,10 @@ def show(
         click.echo(write(schedule), nl=False)
     else:
         click.echo(title)
-        width = max(40, min(200, shutil.get_terminal_size().columns - 6))
-        click.echo(terminal(timeline, width))
+        width = max(40, min(200, shutil.get_terminal_size((126, 24)).columns - 6))
+        colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        click.echo(terminal(timeline, width, colour))
+        click.echo(legend(timeline, colour))
         click.echo(summary(report(timeline)))
     if svg_file is not None:
         _save(svg_file, svg(timeline, title))

@@ -134,8 +134,8 @@ def _candidates(line: Line, peak_max: float, segments: tuple[int, ...]) -> Itera
             ]
             yield "V-shape", 1, f"V-shape, {first} first, W in {weights}", policies
     for count in segments:
-        if (fits := int(peak_max * count + 1e-9)) < 1:
-            continue
+        if (fits := int(peak_max * count + 1e-9)) < count:
+            continue  # not even one microbatch goes back
         for free_first, first, weights in reversed(rules):
             yield (
                 "one-to-one",

@@ -206,7 +206,12 @@ class Store:
             spent = self._db.execute("SELECT nonce, node FROM invites_spent ORDER BY rowid").fetchall()
             banned = self._db.execute("SELECT node, reason FROM bans ORDER BY rowid").fetchall()
             (serial,) = self._db.execute("SELECT COALESCE(MAX(serial), 0) FROM members").fetchone()
-            steps = self._select_steps("ORDER BY step DESC LIMIT ?", (TAIL_STEPS,))
+            steps = self._select_steps("WHERE NOT thrown_away ORDER BY step DESC LIMIT ?", (TAIL_STEPS,))
+            thrown = self._select_steps(
+                "WHERE thrown_away AND ledger_generation = (SELECT MAX(ledger_generation) FROM steps AS other"
+                " WHERE other.step = steps.step) ORDER BY step DESC LIMIT ?",
+                (TAIL_STEPS,),
+            )
         return StoredState(
             plan=None if plan is None else msgspec.json.decode(plan[0], type=Plan),
             plan_sentence="" if plan is None else plan[1],
@@ -214,6 +219,7 @@ class Store:
             lost_steps=lost,
             data=None if data is None else DataRow(vocabulary=data[0], data_hash=data[1], token_count=data[2]),
             steps=tuple(reversed(steps)),
+            thrown=tuple(reversed(thrown)),
             tokens=tokens,
             spent=tuple(InviteSpent(nonce=nonce, node=NodeId(node)) for nonce, node in spent),
             banned=tuple(Banned(node=NodeId(node), reason=reason) for node, reason in banned),
@@ -223,11 +229,11 @@ class Store:
     def steps_from(self, first: int, count_max: int) -> list[StepRow]:
         """Closed steps that count, from `first` on, oldest first."""
         with self._guard():
-            return self._select_steps("AND step >= ? ORDER BY step LIMIT ?", (first, count_max))
+            return self._select_steps("WHERE NOT thrown_away AND step >= ? ORDER BY step LIMIT ?", (first, count_max))
 
     def _select_steps(self, rest: str, values: tuple[int, ...]) -> list[StepRow]:
         columns = ", ".join(_STEP_FIELDS)
-        rows = self._db.execute(f"SELECT {columns} FROM steps WHERE NOT thrown_away {rest}", values)  # noqa: S608
+        rows = self._db.execute(f"SELECT {columns} FROM steps {rest}", values)  # noqa: S608
         return [
             msgspec.convert(dict(zip(_STEP_FIELDS, row, strict=True)), StepRow, strict=False) for row in rows.fetchall()
         ]
@@ -295,7 +301,16 @@ class Store:
             ),
         )  # fmt: skip
         if row.goes_back:
-            self._db.execute("UPDATE steps SET thrown_away = 1 WHERE step >= ?", (first_step_after(plan.restore_step),))
+            first = first_step_after(plan.restore_step)
+            self._db.execute("UPDATE steps SET thrown_away = 1 WHERE step >= ?", (first,))
+            # A checkpoint that could not be read the last time may be ahead of what counts: its steps count again.
+            self._db.execute(
+                "UPDATE steps SET thrown_away = 0 WHERE step < ?"
+                " AND ledger_generation = (SELECT MAX(ledger_generation) FROM steps AS other"
+                " WHERE other.step = steps.step)"
+                " AND NOT EXISTS (SELECT 1 FROM steps AS other WHERE other.step = steps.step AND NOT thrown_away)",
+                (first,),
+            )
 
 
 def _differences(before: msgspec.Struct, now: msgspec.Struct, prefix: str = "") -> Iterator[str]:

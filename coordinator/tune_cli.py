@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -177,11 +178,18 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
 
 
 def table(found: Tuned, names: Sequence[str]) -> str:
-    """The ranking in lines: time, memory, status, choice, reason."""
+    """The ranking in lines: time, memory, status, choice, reason. Choices that never ran, for one reason, share a
+    line."""
     lines = [f"{'step s':>10}  {'peak':>9}  {'status':<9}  choice: reason"]
+    never_ran = Counter(outcome.reason for outcome in found.outcomes if outcome.timeline is None)
     for outcome in found.outcomes:
         time = f"{outcome.makespan_s:.4g}" if math.isfinite(outcome.makespan_s) else "-"
         peak = f"{outcome.peak_bytes / 1e6:.4g} MB" if math.isfinite(outcome.peak_bytes) else "-"
-        lines.append(f"{time:>10}  {peak:>9}  {outcome.status:<9}  {outcome.choice}: {outcome.reason}")
+        choice = str(outcome.choice)
+        if outcome.timeline is None:
+            if not (alike := never_ran.pop(outcome.reason, 0)):
+                continue
+            choice += f" and {alike - 1} more" if alike > 1 else ""
+        lines.append(f"{time:>10}  {peak:>9}  {outcome.status:<9}  {choice}: {outcome.reason}")
     lines.append(f"nodes in order: {', '.join(names)}; searched {found.search_s:.1f} s, stopped: {found.stopped}")
     return "\n".join(lines)

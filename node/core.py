@@ -21,6 +21,7 @@ from node.server.shard import oldest_needed
 from node.volunteer.volunteer import VolunteerMachine
 from protocol.ids import NodeId, TensorRef
 from protocol.machine import (
+    CheckpointsFound,
     Computed,
     ComputeFailed,
     Effect,
@@ -60,6 +61,8 @@ from protocol.messages import (
 from protocol.plan import Plan
 from protocol.run import RunConfig
 
+PROGRESS_S = 30.0
+"""Between two lines in a volunteer's log."""
 REPORT_S = 2.0
 """Seconds between reports to the coordinator."""
 CHECKPOINTS_NAMED_MAX = 16
@@ -118,9 +121,11 @@ class NodeMachine:
         self._out = Outbox(node, keys)
         self._links = Links(self._out, ping_s=2.0, silent_s=6.0)
         self._roles: dict[NodeId, str] = {}
+        """What the live peers' credentials say."""
         self._checkpoints = facts.checkpoints
         """Steps of complete checkpoints that this server can read, newest first."""
-        """What the live peers' credentials say."""
+        self._joined: Join | None = None
+        """What the coordinator was told last."""
         self.config: RunConfig | None = None
         self.vocabulary = 0
         self.plan: Plan | None = None
@@ -131,6 +136,8 @@ class NodeMachine:
         self._data: DataReady | None = None
         self._preparing = False
         self._report_at = 0.0
+        self._said_at = float("-inf")
+        self._said_tokens = 0.0
         self._drain_until: float | None = None
         self._drained_reason = "drained"
         self._finished = False
@@ -159,6 +166,8 @@ class NodeMachine:
                 record = self._out.unwritten.pop(fact.record_number)
                 if self.server is not None:
                     self.server.persisted(record, now)
+            case CheckpointsFound():
+                self._name_checkpoints(fact.steps)
             case Told():
                 self._told(fact.what, now)
         return self._take(now)
@@ -179,6 +188,7 @@ class NodeMachine:
             self.volunteer.wake(now)
         if now >= self._report_at:
             self._report_at = now + REPORT_S
+            self._say_progress(now)
             self._report()
         if _due(self._drain_until, now):
             self._leave("drain time is over" if self._drained_reason == "drained" else self._drained_reason)
@@ -234,31 +244,39 @@ class NodeMachine:
     # ---- the coordinator -----------------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        stage, shard, version, generation = self._held()
-        self._out.send(
-            self._coordinator,
-            Join(
-                role="server" if self._facts.role == "server" else "volunteer",
-                addresses=self._facts.addresses,
-                local_addresses=self._facts.local_addresses,
-                build=self._facts.build,
-                tokens_per_s=self._facts.tokens_per_s,
-                memory_bytes=self._facts.memory_bytes,
-                stage=stage,
-                shard=shard,
-                version=version,
-                held_generation=generation,
-                checkpoints=self._checkpoints,
-            ),
-        )
+        self._joined = self._join_message()
+        self._out.send(self._coordinator, self._joined)
         if self._data is not None:
             self._out.send(self._coordinator, self._data)
+
+    def _join_message(self) -> Join:
+        """What this node would say of itself now."""
+        stage, shard, version, generation = self._held()
+        return Join(
+            role="server" if self._facts.role == "server" else "volunteer",
+            addresses=self._facts.addresses,
+            local_addresses=self._facts.local_addresses,
+            build=self._facts.build,
+            tokens_per_s=self._facts.tokens_per_s,
+            memory_bytes=self._facts.memory_bytes,
+            stage=stage,
+            shard=shard,
+            version=version,
+            held_generation=generation,
+            checkpoints=self._checkpoints,
+        )
 
     def _checkpoint_done(self, message: CheckpointDone) -> None:
         """One more that this server can begin from: the coordinator must know before a disk is lost."""
         fits = self.plan is not None and message.ledger_generation == self.plan.ledger_generation
-        if fits and message.step not in self._checkpoints:
-            self._checkpoints = (message.step, *self._checkpoints)[:CHECKPOINTS_NAMED_MAX]
+        if fits:
+            self._name_checkpoints((message.step,))
+
+    def _name_checkpoints(self, steps: tuple[int, ...]) -> None:
+        """Tells the coordinator of checkpoints that this server has not named yet."""
+        known = sorted({*self._checkpoints, *steps}, reverse=True)[:CHECKPOINTS_NAMED_MAX]
+        if tuple(known) != self._checkpoints:
+            self._checkpoints = tuple(known)
             if self._links.is_up(self._coordinator):
                 self._join()
 
@@ -292,6 +310,8 @@ class NodeMachine:
 
     def _received(self, peer: NodeId, message: Message, now: float) -> None:
         if isinstance(message, Ping):
+            if peer == self._coordinator and self._join_message() != self._joined:
+                self._join()  # news first: a coordinator that must decide asks, and goes by what it has heard
             self._out.send(peer, Pong(number=message.number))
         elif isinstance(message, Pong):
             pass
@@ -505,6 +525,21 @@ class NodeMachine:
             self._coordinator,
             NodeReport(state=state, waiting_for=self.waiting_for(), counters=counters),  # type: ignore[arg-type]
         )
+
+    def _say_progress(self, now: float) -> None:
+        """A volunteer's owner sees now and then what the computer does for the run."""
+        if self._facts.role != "volunteer" or self.volunteer is None or now < self._said_at + PROGRESS_S:
+            return
+        counters = self.volunteer.counters()
+        tokens = counters["tokens"]
+        if self._said_at > float("-inf"):
+            self._out.log(
+                "info", "working" if tokens > self._said_tokens else "idle", stage=self.stage,
+                microbatches=int(counters["microbatches"]),
+                tokens_per_s=round(max(0.0, tokens - self._said_tokens) / (now - self._said_at), 1),
+                waiting_for=self.waiting_for(),
+            )  # fmt: skip
+        self._said_at, self._said_tokens = now, tokens
 
     # ---- effects -------------------------------------------------------------------------------------------------
 

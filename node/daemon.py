@@ -46,7 +46,7 @@ from protocol.errors import BadInputError
 from protocol.identity import Identity
 from protocol.ids import NodeId
 from protocol.limits import TENSOR_BYTES_MAX, WINDOW_BYTES
-from protocol.machine import Told
+from protocol.machine import CheckpointsFound, Told
 from protocol.membership import JoinLink, Trust
 from protocol.messages import Welcome
 from protocol.reach import split
@@ -374,10 +374,21 @@ class _Node:
 
     # ---- what comes meanwhile ------------------------------------------------------------------------------------
 
-    def _on_welcome(self, welcome: Welcome) -> None:
-        """Keeps membership and run."""
+    async def _on_welcome(self, welcome: Welcome) -> None:
+        """Keeps membership and run. A server that did not know the run looks for its checkpoints at once.
+
+        The link is not read meanwhile, so what was found is said before any answer to what comes behind the welcome:
+        a coordinator that asks before it sends the run back hears of them.
+        """
+        first = self._state.config is None
         self._state.keep(welcome)
         self._know(welcome.config)
+        if first and self._role == "server":
+            found, incomplete = await trio.to_thread.run_sync(self._state.checkpoints, self._options.checkpoints)
+            for sentence in incomplete:
+                self._log.warning("checkpoint cannot be used", detail=sentence)
+            if found:
+                self._pump.put(CheckpointsFound(found))
 
     def _know(self, config: RunConfig) -> None:
         """The run is known: the series of its name, and the largest tensor that can honestly occur."""
@@ -395,18 +406,19 @@ class _Node:
     async def _watch_machine(self, machine: NodeMachine) -> None:
         """Every second: the gauges that only the machine knows, and the phases."""
         while True:
+            self._driver.count_links()
             self._metrics.show(machine, self._state.journal.byte_count, self._state.folder)
             self._metrics.show_limits(self._limits)
             await trio.sleep(1.0)
 
 
-def only_run(folder: Path) -> Path:
+def only_run(folder: Path, option: str = "--checkpoints") -> Path:
     """The one run whose checkpoints lie in `folder` or below it. Raises `BadInputError` when there are several."""
     if not folder.is_dir():
-        raise BadInputError(f"--checkpoints: {folder} is no folder")
+        raise BadInputError(f"{option}: {folder} is no folder")
     runs = sorted({home.parent for pattern in ("step-*", "*/step-*") for home in folder.glob(pattern)})
     if len(runs) > 1:
-        raise BadInputError(f"--checkpoints: {folder} holds {len(runs)} runs; name one: {runs[0]}, …")
+        raise BadInputError(f"{option}: {folder} holds {len(runs)} runs; name one: {runs[0]}, …")
     return runs[0] if runs else folder
 
 

@@ -28,7 +28,7 @@ from protocol.errors import BadInputError
 from protocol.ids import NodeId
 from protocol.limits import MEASURE_S
 from protocol.membership import JoinLink, Trust
-from protocol.messages import Join, Leave, Message, PlanChanged, Reach, Refused, Welcome
+from protocol.messages import Join, Leave, Message, Ping, PlanChanged, Pong, Reach, Refused, Welcome
 from protocol.plan import Plan
 
 ANSWER_S = 20.0
@@ -111,6 +111,14 @@ def best_stage(servers: list[Reached]) -> int:
 
 CLEARLY = 1.25
 """Two measurements of one line lie closer together than this."""
+
+
+def answer_ping(link: Link, message: Message) -> bool:
+    """Whether the message was a ping; it is answered: who waits for a run to begin may have to wait for long."""
+    if not isinstance(message, Ping):
+        return False
+    link.send(Pong(number=message.number))
+    return True
 
 
 async def survey(
@@ -322,7 +330,12 @@ class _Visit:
             )
 
     async def on_message(self, link: Link, message: Message, buffers: tuple[memoryview, ...]) -> None:
-        if self._measuring.take(link, message) or link.role != "coordinator" or self._connector.on_message(message):
+        if (
+            answer_ping(link, message)
+            or self._measuring.take(link, message)
+            or link.role != "coordinator"
+            or self._connector.on_message(message)
+        ):
             return
         if isinstance(message, Welcome | Refused) and self._answer is None:
             if isinstance(message, Welcome):

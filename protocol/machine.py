@@ -81,7 +81,15 @@ class Told:
     what: str
 
 
-Input = LinkUp | LinkDown | Received | Computed | ComputeFailed | Persisted | Told
+@dataclass(frozen=True, slots=True)
+class CheckpointsFound:
+    """A server that did not know the run has now looked where the run keeps its checkpoints."""
+
+    steps: tuple[int, ...]
+    """Complete and readable ones, newest first."""
+
+
+Input = LinkUp | LinkDown | Received | Computed | ComputeFailed | Persisted | Told | CheckpointsFound
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,8 +72,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             backward; None for as many as are ready.
         forward, backward: traversal of the node's stages.
         alive_max: per stage of the node, how many segments may be alive, from the start of F to the end of
-            B, or of W when split; () for no limit.
-        alive_total_max: the same for all stages of the node together; 0 for no limit.
+            B, or of W when split; () for no limit. At least as many as a microbatch has, or none would ever go back.
+        alive_total_max: the same for all stages of the node together; 0 for no limit. Stages take places as
+            they can: where one could fill the node, `alive_max` has to keep a place free for the others.
         weights: when W runs.
         free_first: run a W before a backward while memory holds up a forward.
     """
@@ -107,6 +108,7 @@ class Ready(NamedTuple):
         turn: order among the operations of this kind and stage: oldest microbatch first, its segments
             forward in order and backward in reverse (Seq1F1B's partially ordered queue).
         seconds: how long it is expected to take; 0 when unknown.
+        to_come: of a forward, how many segments of its microbatch follow it on this stage.
     """
 
     kind: Kind
@@ -114,6 +116,12 @@ class Ready(NamedTuple):
     turn: int
     key: Key
     seconds: float = 0.0
+    to_come: int = 0
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it is a forward of a microbatch that its stage has begun already."""
+        return self.kind == Kind.FORWARD and self.key.segment > 0
 
 
 class State(NamedTuple):
@@ -131,6 +139,7 @@ class State(NamedTuple):
     forward_step: int = 0
     backward_at: int = 0
     backward_step: int = 0
+    promised: tuple[int, ...] = (0,)  # per stage, segments still to come of microbatches that it has begun
 
 
 _SEGMENT_BITS, _SLICE_BITS = 20, 10
@@ -143,7 +152,8 @@ def ready(key: Key, flow: Flow, chunk: int, seconds: float = 0.0) -> Ready:
     kind = _KINDS.get(key.op, Kind.OTHER)
     segment = key.segment if kind is not Kind.BACKWARD else len(flow.segment_tokens) - 1 - key.segment
     turn = (((key.microbatch << _SEGMENT_BITS) + segment) << _SLICE_BITS) + key.slice
-    return Ready(kind, chunk, turn, key, seconds)
+    to_come = len(flow.segment_tokens) - 1 - key.segment if kind is Kind.FORWARD else 0
+    return Ready(kind, chunk, turn, key, seconds, to_come)
 
 
 def start(policy: Policy, forwards: Sequence[int], backwards: Sequence[int], split: bool) -> State:
@@ -163,6 +173,7 @@ def start(policy: Policy, forwards: Sequence[int], backwards: Sequence[int], spl
         split,
         forward_at=chunks - 1 if policy.forward.deepest_first else 0,
         backward_at=chunks - 1 if policy.backward.deepest_first else 0,
+        promised=(0,) * chunks,
     )
 
 
@@ -176,18 +187,20 @@ def choose(
     """The operation to start now, or None to wait, and the state after it.
 
     Args:
-        candidates: ready operations in any order, at least the lowest `turn` of each kind and stage.
+        candidates: ready operations in any order, at least the lowest `turn` of each kind and stage, where
+            forwards that go on with a microbatch are a kind of their own: one that may not be begun yet must
+            not hide one that memory is kept for.
         forward_gap_s, backward_gap_s: when the next F or B is known to become ready, from now; infinity when
             unknown. Only `Weights.FIT` and `FIT_OR_TAIL` look at it.
     """
     forward = backward = weight = None
     memory_full = False
     for candidate in candidates:
-        kind, chunk = candidate.kind, candidate.chunk
+        kind = candidate.kind
         if kind == Kind.FORWARD:
             if candidate.key.slice:  # what was begun is finished first: its memory and its turn are taken
                 return candidate, _after_forward(policy, state, candidate)
-            if not _fits(policy, state, chunk):
+            if not _fits(policy, state, candidate):
                 memory_full = True
             elif _goes_before(candidate, forward, policy.forward, state.forward_at):
                 forward = candidate
@@ -215,11 +228,20 @@ def choose(
     return None, state
 
 
-def _fits(policy: Policy, state: State, chunk: int) -> bool:
-    """Whether one more segment of the stage may come alive."""
-    if policy.alive_max and state.alive[chunk] >= policy.alive_max[chunk]:
+def _fits(policy: Policy, state: State, forward: Ready) -> bool:
+    """Whether one more segment may come alive.
+
+    No segment of a microbatch goes back before the last one went forward. So where two routes meet, a microbatch is
+    begun beside one that is not yet complete only if there is room for all that is still to come of both; otherwise
+    each could hold the places that the other needs.
+    """
+    chunk = forward.chunk
+    further = 0
+    if state.promised[chunk] and not forward.goes_on:
+        further = state.promised[chunk] + forward.to_come
+    if policy.alive_max and state.alive[chunk] + further >= policy.alive_max[chunk]:
         return False
-    return not policy.alive_total_max or sum(state.alive) < policy.alive_total_max
+    return not policy.alive_total_max or sum(state.alive) + further < policy.alive_total_max
 
 
 def _goes_before(candidate: Ready, best: Ready | None, traversal: Traversal, at: int) -> bool:
@@ -260,6 +282,9 @@ def _after_forward(policy: Policy, state: State, chosen: Ready) -> State:
         return state._replace(forwards_left=left, forward_at=at, forward_step=step)
     streak = 1 if state.backward_turn else state.streak + 1
     turn_over = streak >= policy.forward_unit
+    promised = state.promised
+    if by := -1 if chosen.goes_on else chosen.to_come:
+        promised = _changed(promised, chunk, by)
     return State(
         left,
         state.backwards_left,
@@ -273,6 +298,7 @@ def _after_forward(policy: Policy, state: State, chosen: Ready) -> State:
         step,
         state.backward_at,
         state.backward_step,
+        promised,
     )
 
 
@@ -294,6 +320,7 @@ def _after_backward(policy: Policy, state: State, chunk: int) -> State:
         state.forward_step,
         at,
         step,
+        state.promised,
     )
 
 

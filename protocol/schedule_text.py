@@ -201,7 +201,7 @@ def _flow_line(first: int, last: int, flow: Flow) -> str:
 
 
 def _read_flows(rest: str) -> list[Flow]:
-    label, *words = rest.split()
+    label, *words = rest.split() or [""]
     first, _, last = label.partition("-")
     numbers = range(_int(first, "flow"), _int(last or first, "flow") + 1)
     if not 0 < len(numbers) <= FLOWS_MAX:

@@ -35,17 +35,21 @@ def designs(draw: st.DrawFn) -> Design:
 
 @st.composite
 def costs_of(draw: st.DrawFn, design: Design) -> Costs:
-    """Whole numbers of seconds, unequal stages and nodes."""
+    """Whole numbers of seconds and bytes, unequal stages and nodes."""
     times = st.integers(0, 9).map(float)
-    stages = [StageCosts(draw(times), draw(times), draw(times)) for _ in range(design.stages)]
+    stages = [
+        StageCosts(draw(times), draw(times), draw(times), activation_bytes=draw(times), gradient_bytes=draw(times))
+        for _ in range(design.stages)
+    ]
     slowness = [float(draw(st.integers(1, 3))) for _ in range(design.nodes)]
     return Costs(stages, slowness)
 
 
 @st.composite
 def networks_of(draw: st.DrawFn, design: Design) -> Network:
-    """Latencies of up to three seconds."""
+    """Latencies of up to three seconds, sends that block or overlap, and uplinks and downlinks that they share."""
     rows = [
         [0.0 if a == b else float(draw(st.integers(0, 3))) for b in range(design.nodes)] for a in range(design.nodes)
     ]
-    return Network(latency_s=rows, blocking=draw(st.booleans()))
+    rates = st.none() | st.lists(st.integers(1, 4).map(float), min_size=design.nodes, max_size=design.nodes)
+    return Network(rows, None, draw(rates), draw(rates), blocking=draw(st.booleans()))

@@ -171,7 +171,10 @@ class Design:
         return self._change(nodes, lambda _: change)
 
     def in_flight(self, limit: Callable[[int], int | tuple[int, ...]], nodes: Sequence[int] | None = None) -> Design:
-        """How many segments may be alive on node d: one number for each of its stages, or one per stage."""
+        """How many segments may be alive on node d: one number for each of its stages, or one per stage.
+
+        A simulation refuses fewer than a microbatch has.
+        """
 
         def change(node: int) -> dict[str, object]:
             cap = limit(node)

@@ -172,6 +172,19 @@ def terminal(timeline: Timeline, width: int = 100, colour: bool = True) -> str:
     return "\n".join(lines)
 
 
+def legend(timeline: Timeline, colour: bool = True) -> str:
+    """What the letters or colours of `terminal` mean, in one line, for the operations that occur."""
+    present = {timeline.graph.keys[task].op for order in timeline.orders for task in order}
+    names = []
+    for op, (name, _) in [*_STYLES.items(), (Op.CUSTOM, _OTHER)]:
+        if op in present:
+            mark = f"\x1b[30;{_ANSI.get(op, (100,))[0]}m \x1b[0m" if colour else op.value[0]
+            names.append(f"{mark} {name}")
+    if any(len(_chunks(timeline, node)) > 1 for node in range(len(timeline.orders))):
+        names.append("brighter: further stages" if colour else "small: further stages")
+    return "     " + ", ".join([*names, "· waiting, numbers: microbatches"])
+
+
 def chrome_trace(timeline: Timeline, title: str, ticks_per_s: float = 1e6) -> str:
     """A trace in Chrome's JSON format: a thread per node, a counter for its memory. Opens in Perfetto.
 

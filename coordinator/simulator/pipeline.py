@@ -164,10 +164,17 @@ def plan(
 def drive(graph: TaskGraph, policies: Sequence[Policy], chooser: Chooser = choose) -> Timeline:
     """Runs a graph by policies, one per node.
 
+    The timeline is that of the orders which the policies chose, and so of the schedule made from it. A policy may
+    wait in vain (a W for a forward that then finds no room) and start after all what it could have started before;
+    a schedule is an order and cannot say so, and the run is repeated in that order without the wait.
+
     Raises:
+        BadInputError: when a policy does not fit its node.
         DeadlockError: when every policy waits.
     """
-    return _Engine(graph).run(_Driven(graph, policies, chooser))
+    engine = _Engine(graph)
+    timeline = engine.run(_Driven(graph, policies, chooser))
+    return replay(graph, timeline.orders) if engine.waited else timeline
 
 
 class _Chooser(Protocol):
@@ -195,6 +202,9 @@ class _Engine:
         self._links = SharedLinks(graph.network) if graph.network.shares else None
         self._sent: dict[int, tuple[int, float]] = {}  # transfer -> task it is for, latency
         self._ended = 0
+        self._ready_s = [0.0] * len(graph)
+        self._free_s = [0.0] * len(graph.orders)
+        self.waited = False  # whether a node stood idle and then started what it could have started before
 
     def run(self, chooser: _Chooser) -> Timeline:
         """Until nothing is left; an event is a task that ended, or ~task whose operand arrived."""
@@ -211,6 +221,8 @@ class _Engine:
                     task_to_start = chooser.next_task(node, now_s)
                     if task_to_start is not None:
                         idle[node] = False
+                        if now_s > self._ready_s[task_to_start] and now_s > self._free_s[node]:
+                            self.waited = True
                         self._orders[node].append(task_to_start)
                         self._start(task_to_start, now_s, chooser)
             touched.clear()
@@ -223,6 +235,7 @@ class _Engine:
                     continue
                 if not graph.beside[event]:
                     idle[graph.nodes[event]] = True
+                    self._free_s[graph.nodes[event]] = now_s
                     touched[graph.nodes[event]] = None
                 self._end(event, now_s, chooser, touched)
         if self._ended < len(graph):
@@ -271,6 +284,7 @@ class _Engine:
         if self._graph.beside[task]:
             self._start(task, now_s, chooser)
         else:
+            self._ready_s[task] = now_s
             chooser.offer(task)
             touched[self._graph.nodes[task]] = None
 
@@ -329,8 +343,12 @@ class _Replay:
         return list(self._orders[node][self._at[node] : self._at[node] + 1])
 
 
+#: Queues per stage of a node: forwards that go on with a microbatch, and one per kind for what else is ready.
+_QUEUES = 1 + len(Kind)
+
+
 class _Driven:
-    """Asks each node's policy, showing it the first of each queue (an operation kind of one stage)."""
+    """Asks each node's policy, showing it the first of each queue."""
 
     def __init__(self, graph: TaskGraph, policies: Sequence[Policy], chooser: Chooser) -> None:
         if len(policies) != len(graph.orders):
@@ -354,6 +372,7 @@ class _Driven:
         stages = sorted(dict.fromkeys(graph.stages[task] for task in order if graph.keys[task].op is Op.F))
         chunk_of = {stage: chunk for chunk, stage in enumerate(stages)}
         totals = ([0] * len(stages), [0] * len(stages))
+        segments = [1] * len(stages)
         split = False
         for task in order:
             key = graph.keys[task]
@@ -364,14 +383,23 @@ class _Driven:
             self._task_of[key] = task
             if item.kind <= Kind.BACKWARD:
                 totals[item.kind][chunk] += 1
+            if item.kind == Kind.FORWARD:
+                segments[chunk] = max(segments[chunk], item.to_come + 1)
             split = split or key.op is Op.W
-        self._queues.append([[] for _ in range(4 * max(1, len(stages)))])
-        self._states.append(start(self._policies[node], totals[0], totals[1], split))
+        self._queues.append([[] for _ in range(_QUEUES * max(1, len(stages)))])
+        policy = self._policies[node]
+        self._states.append(start(policy, totals[0], totals[1], split))
+        for cap, needed in zip(policy.alive_max, segments, strict=False):
+            if cap < needed:
+                raise BadInputError(
+                    f"policies[{node}]: alive_max {list(policy.alive_max)}: a cap of {cap} lets no microbatch of"
+                    f" {needed} segments go back; all of them are alive before its first backward"
+                )
 
     def offer(self, task: int) -> None:
         item = self._ready[task]
         assert item is not None, "only tasks of a node's own order are offered"
-        insort(self._queues[self._graph.nodes[task]][4 * item.chunk + item.kind], item)
+        insort(self._queue(self._graph.nodes[task], item), item)
 
     def next_task(self, node: int, now_s: float) -> int | None:
         queues = self._queues[node]
@@ -386,7 +414,7 @@ class _Driven:
         if chosen is None:
             return None
         self._states[node] = state
-        del queues[4 * chosen.chunk + chosen.kind][0]
+        del self._queue(node, chosen)[0]
         return self._task_of[chosen.key]
 
     def started(self, task: int, end_s: float) -> None:
@@ -405,10 +433,13 @@ class _Driven:
             del arrivals[0]
         return arrivals[0] - now_s if arrivals else math.inf
 
+    def _queue(self, node: int, item: Ready) -> list[Ready]:
+        return self._queues[node][_QUEUES * item.chunk + (0 if item.goes_on else 1 + item.kind)]
+
     def held_back_by(self, task: int) -> list[int]:
         """A refused operation waits for whatever else its node still has to do, backwards first."""
         item = self._ready[task]
-        if item is None or item not in self._queues[self._graph.nodes[task]][4 * item.chunk + item.kind]:
+        if item is None or item not in self._queue(self._graph.nodes[task], item):
             return []
         others = [self._ready[other] for other in self._graph.orders[self._graph.nodes[task]]]
         return [self._task_of[o.key] for o in others if o is not None and o.kind != item.kind]

@@ -282,15 +282,21 @@ class DeciderRole:
         self._manifests[record.step] = None
         self._out.log("info", "checkpoint written", step=record.step, manifest=record.manifest)
         for node in self._context.plan.server_nodes():
-            self._out.send(node, CheckpointDone(ledger_generation=self._context.generation, step=record.step))
+            self._tell_checkpoint(node, record.step)
         if record.step == self._context.config.steps:
             self._send_reports()
+
+    def _tell_checkpoint(self, node: NodeId, step: int) -> None:
+        self._out.send(node, CheckpointDone(ledger_generation=self._context.generation, step=step))
 
     # ---- links ---------------------------------------------------------------------------------------------------
 
     def sync(self, peer: NodeId) -> None:
-        """A server is ready: if it is a ledger, tell it the open steps and the decisions it may have missed."""
+        """A server is ready: tell it what it may have missed. The newest checkpoint, because a run goes back to one
+        that all have named; if it is a ledger, the open steps and the decisions."""
         context = self._context
+        if self._manifests:
+            self._tell_checkpoint(peer, max(self._manifests))
         if not any(context.plan.ledger_of(stage) == peer for stage in range(self._stage_count)):
             return
         self._out.send(peer, StepClosed(ledger_generation=context.generation, step=self._closed))

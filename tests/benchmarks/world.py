@@ -1,7 +1,7 @@
 """How big and how fast the simulated world is: `python -m tests.benchmarks.world [NODES ...]` (1000 and 5000 without).
 
 Prints, for each size, the nodes, virtual and wall seconds, inputs of machines per second, and the seconds that 300
-seeds take. Bounds: 300 seeds in 180 s on two cores (issue 2); 1,000 nodes finish their run.
+seeds take. Bounds: 300 seeds in 180 s on two cores; 1,000 nodes finish their run.
 """
 
 from __future__ import annotations

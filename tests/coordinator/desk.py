@@ -9,7 +9,7 @@ from coordinator.records import Record, StoredState
 from protocol.ids import NodeId
 from protocol.machine import Count, Effect, HangUp, Input, LinkDown, LinkUp, Log, Persist, Persisted, Received, Send
 from protocol.membership import Invite
-from protocol.messages import DataReady, Join, Message, Pong, StepReport, Welcome
+from protocol.messages import DataReady, Join, Message, Ping, Pong, StepReport, Welcome
 from protocol.plan import Plan
 from protocol.run import RunConfig, StagesSection
 
@@ -51,6 +51,8 @@ class Desk:
         self.now = 100.0
         self.durable = durable
         """Whether records become durable at once; else `settle` does it."""
+        self.answers = True
+        """Whether nodes answer a ping that a fact has caused; those of silence (`pass_time`) are never answered."""
         self.records: list[Record] = []
         self.waiting: list[int] = []
         self.done: list[Effect] = []
@@ -64,7 +66,15 @@ class Desk:
         """One fact; the effects that it caused, without logs and counts (those of durable records included)."""
         before = len(self.done)
         self._take(self.machine.handle(fact, self.now))
+        if self.answers:
+            self._answer(before)
         return self.done[before:]
+
+    def _answer(self, since: int, *nodes: str) -> None:
+        """Pongs for the pings among the effects from number `since` on: of all nodes, or of those named."""
+        for effect in self.done[since:]:
+            if isinstance(effect, Send) and isinstance(effect.message, Ping) and (not nodes or effect.peer in nodes):
+                self._take(self.machine.handle(Received(effect.peer, Pong(number=effect.message.number)), self.now))
 
     def _take(self, effects: Any) -> None:
         self.machine.check()
@@ -100,14 +110,19 @@ class Desk:
 
     def settle_one(self) -> None:
         """The oldest written record becomes durable."""
+        before = len(self.done)
         self._take(self.machine.handle(Persisted(self.waiting.pop(0)), self.now))
+        if self.answers:
+            self._answer(before)
 
     def stay(self, seconds: float, *nodes: str) -> list[Effect]:
         """Time passes while these nodes give signs of life every second."""
         effects: list[Effect] = []
         end = self.now + seconds
         while self.now < end:
+            before = len(self.done)
             effects += self.pass_time(min(1.0, end - self.now))
+            self._answer(before, *nodes)
             for node in nodes:
                 self.say(node, Pong(number=10**9))
         return effects

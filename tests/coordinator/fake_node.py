@@ -64,9 +64,14 @@ class Coordinator:
 
     def get(self, path: str, **headers: str) -> Any:
         """An answer of the API, as Python values."""
+        return json.loads(self.text(path, **headers))
+
+    def text(self, path: str, **headers: str) -> str:
+        """An answer of the API, as it came."""
         request = urllib.request.Request(self.links["http"] + path, headers=headers)
         with _opener.open(request, timeout=PATIENCE_S) as answer:
-            return json.loads(answer.read())
+            content: bytes = answer.read()
+        return content.decode()
 
     def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
         request = urllib.request.Request(self.links["http"] + path, json.dumps(body).encode(), headers)

@@ -217,7 +217,7 @@ def compare_with_solver(seed: int, count: int) -> float:
 
 
 def test_bounds_are_near_the_optimum_of_three_hundred_problems() -> None:
-    """Never above the optimum, and on average 0.99 of it or more (the issue asks for 0.95)."""
+    """Never above the optimum, and on average 0.99 of it or more."""
     assert compare_with_solver(seed=12, count=300) >= 0.99
 
 

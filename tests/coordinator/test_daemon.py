@@ -231,6 +231,7 @@ def test_the_operator_bans_by_the_api(coordinator: Coordinator) -> None:
 
 def test_the_api_answers_only_what_it_knows_and_who_asks_by_loopback(coordinator: Coordinator) -> None:
     """Unknown paths, wrong numbers, and another site's name for 127.0.0.1."""
+    assert "/api/status" in coordinator.text("/")
     for path, code in (("/api/nothing", 404), ("/api/steps?from=x", 400), ("/api/steps?count=100000", 400)):
         with pytest.raises(urllib.error.HTTPError) as caught:
             coordinator.get(path)

@@ -7,7 +7,7 @@ from typing import Any
 from coordinator.records import DataRow, PlanRow, StepRow, StoredState
 from protocol.ids import NodeId
 from protocol.machine import Send
-from protocol.messages import Leave, PlanChanged, StepReportStored
+from protocol.messages import Leave, Ping, PlanChanged, Pong, StepReportStored
 from protocol.plan import Plan
 from tests.coordinator.desk import CONFIG, DATA, Desk, join
 
@@ -159,6 +159,69 @@ def test_an_older_copy_of_a_disk_is_a_lost_disk() -> None:
     desk.drop("s2")
     desk.server("s2", **held("s2", plan, version=1))
     assert desk.plan.ledger_generation == 2
+
+
+def test_going_back_waits_for_a_server_whose_word_may_be_on_its_way() -> None:
+    """s1's link is cut without a sign, so its news of checkpoint 1 has not arrived: nobody throws that step away."""
+    desk = Desk()
+    plan = desk.train()
+    desk.report(0)
+    desk.report(1)
+    for node in ("s0", "s3"):
+        desk.say(node, join(**held(node, plan, version=2, checkpoints=(1,), addresses=(f"{node}:1",))))
+    desk.drop("s2")
+    desk.pass_time(0.5)
+    desk.answers = False
+    effects = desk.server("s2", checkpoints=(1,))
+    asked = {e.peer: e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Ping)}
+    assert set(asked) == {"s0", "s1", "s2", "s3"}
+    for node in ("s0", "s2", "s3"):
+        desk.say(node, Pong(number=asked[NodeId(node)].number))
+    assert desk.plan.ledger_generation == 1
+    assert "asking all servers" in desk.machine.placement.review.sentence
+    desk.drop("s1", "silent")
+    desk.answers = True
+    desk.server("s1", **held("s1", plan, version=2, checkpoints=(1,)))
+    assert (desk.plan.ledger_generation, desk.plan.restore_step) == (2, 1)
+
+
+def test_a_word_overtaken_by_a_report_is_no_lost_disk() -> None:
+    """s2 said "version 1" and went on; step 1 was reported before its word came. Asked again, it says "version 2"."""
+    desk = Desk()
+    plan = desk.train()
+    desk.report(0)
+    desk.drop("s2")
+    desk.report(1)
+    desk.answers = False
+    effects = desk.server("s2", **held("s2", plan, version=1))
+    (ping,) = desk.sent("s2", Ping, effects)
+    desk.answers = True
+    desk.say("s2", join(**held("s2", plan, version=2, addresses=("s2:1",))))
+    effects = desk.say("s2", Pong(number=ping.number))
+    assert desk.plan.ledger_generation == 1
+    assert desk.machine.placement.review.kind == "keep"
+
+
+def test_a_checkpoint_ahead_of_the_history_brings_its_steps_back() -> None:
+    """One server could not read checkpoint 2, so the run went back to the seed; now all can: steps 0 and 1 count."""
+    desk = Desk()
+    plan = desk.train()
+    for step in range(3):
+        desk.report(step)
+    for node in ("s0", "s3"):
+        desk.say(node, join(**held(node, plan, version=3, checkpoints=(2,), addresses=(f"{node}:1",))))
+    desk.drop("s2")
+    desk.server("s2", checkpoints=(2,))  # s1 has never heard of the checkpoint
+    assert (desk.plan.restore_step, desk.machine.history.newest_step) == (-1, -1)
+    desk.report(0, node=desk.plan.decider)
+    desk.drop("s1")
+    desk.server("s1", checkpoints=(2,))
+    assert desk.plan.restore_step == 2
+    history = desk.machine.history
+    assert [(row.step, row.ledger_generation) for row in history.tail] == [(0, 2), (1, 1)]
+    assert (history.newest_step, history.tokens, history.lost_steps) == (1, 2 * 2048, 3)
+    desk.report(2, node=desk.plan.decider)
+    assert desk.machine.history.newest_step == 2 and not desk.logged("step reports missing")
 
 
 def test_a_server_back_after_the_run_went_back_without_it_joins_the_new_ledgers() -> None:

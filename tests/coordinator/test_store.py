@@ -104,6 +104,20 @@ def test_going_back_throws_steps_away_but_keeps_them_on_record(tmp_path: Path) -
     db.close()
 
 
+def test_steps_of_a_checkpoint_that_became_readable_count_again(tmp_path: Path) -> None:
+    """Back to the seed, one step, then ahead to a checkpoint of the first ledgers: the newest row of each counts."""
+    store = Store(tmp_path, CONFIG)
+    store.write([plan_row(1, 1), *(step_row(step) for step in range(5)), plan_row(2, 2, lost=5)])
+    store.write([step_row(0, ledger_generation=2)])
+    assert [(row.step, row.ledger_generation) for row in store.load().thrown] == [(1, 1), (2, 1), (3, 1), (4, 1)]
+    store.write([plan_row(3, 3, restore_step=3, lost=0)])
+    state = store.load()
+    assert [(row.step, row.ledger_generation) for row in state.steps] == [(0, 2), (1, 1), (2, 1)]
+    assert [(row.step, row.ledger_generation) for row in state.thrown] == [(3, 1), (4, 1)]
+    assert state.tokens == 3 * 2048
+    store.close()
+
+
 def test_a_batch_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     """A record that cannot be written takes the others of its batch with it, and says in which file."""
     store = Store(tmp_path, CONFIG)

@@ -240,6 +240,18 @@ def test_the_command_ranks_choices_for_a_run_on_its_machines(tmp_path: Path) -> 
     assert all(choice["reason"] for choice in answer["choices"])
 
 
+def test_choices_that_never_ran_for_one_reason_share_a_line(tmp_path: Path) -> None:
+    """Without time nothing but the first choices run; the table says once how many it left out, JSON each."""
+    run = tmp_path / "run.toml"
+    run.write_text(RUN)
+    arguments = ["tune", str(run), str(network_file(tmp_path)), "--budget-s", "0.01"]
+    lines = CliRunner().invoke(plan, arguments, catch_exceptions=False).stdout.splitlines()
+    left_out = [line for line in lines if "not tried: the 0.01 s ended" in line]
+    assert len(left_out) == 1 and " more: not tried" in left_out[0]
+    answer = json.loads(CliRunner().invoke(plan, [*arguments, "--json"], catch_exceptions=False).stdout)
+    assert sum("not tried" in choice["reason"] for choice in answer["choices"]) > 1
+
+
 @pytest.mark.parametrize(("option", "value"), [("--nodes", "0"), ("--nodes", "two"), ("--segments", "-1")])
 def test_the_commands_numbers_are_checked(tmp_path: Path, option: str, value: str) -> None:
     """A sentence that names the option."""

@@ -12,6 +12,7 @@ from node.jobs import LoadBatch, PrepareData, SetUpDevice, SetUpServer, StartSha
 from node.records import ContributionStored, Record, ShardStarted, SnapshotWritten, StepCommitted
 from protocol.ids import NodeId
 from protocol.machine import (
+    CheckpointsFound,
     Compute,
     Computed,
     ComputeFailed,
@@ -22,6 +23,7 @@ from protocol.machine import (
     HangUp,
     LinkDown,
     LinkUp,
+    Log,
     Received,
     Send,
     Told,
@@ -141,6 +143,35 @@ def test_it_says_what_its_disk_holds(records: list[Record], checkpoints: tuple[i
     """Stage, shard, version, ledgers; nothing, if what it began from is gone: the rest cannot be made again."""
     join = Desk("b0", records=records, checkpoints=checkpoints).join()
     assert (join.stage, join.shard, join.version, join.held_generation) == held
+
+
+def test_checkpoints_found_later_are_named_and_a_question_brings_news_first() -> None:
+    """A coordinator that must send the run back goes by what it has heard when the answer comes."""
+    desk = Desk("b0")
+    desk.join()
+    desk.feed(CheckpointsFound((6, 4)))
+    assert [join.checkpoints for join in desk.sent(Join)] == [(6, 4)]
+    desk.feed(CheckpointsFound((4,)))
+    assert desk.sent(Join) == []
+    desk.hear(Ping(number=1))
+    assert desk.sent(Join) == [] and desk.sent(Pong) == [Pong(number=1)]
+    desk.feed(LinkDown(COORDINATOR, "cut"))
+    desk.feed(CheckpointsFound((8,)))
+    desk.feed(LinkUp(COORDINATOR, "coordinator"))
+    assert [join.checkpoints for join in desk.sent(Join)] == [(8, 6, 4)]
+
+
+def test_a_server_that_went_on_says_so_before_it_answers() -> None:
+    """Its first word said version 0; meanwhile the shard began."""
+    desk = Desk("b1")
+    assert desk.join().held_generation == -1
+    desk.plan(make_plan(), stage=1)
+    assert desk.machine.server is not None
+    desk.hear(Ping(number=1))
+    messages = [e.message for e in desk.effects if isinstance(e, Send)]
+    kinds = [type(message) for message in messages if isinstance(message, Join | Pong)]
+    assert kinds == [Join, Pong]
+    assert desk.sent(Join)[0].held_generation == 1
 
 
 def test_another_configuration_of_the_run_is_refused() -> None:
@@ -275,6 +306,22 @@ def test_the_end_of_the_run_ends_the_node() -> None:
     desk.hear(RunFinished())
     assert len(desk.sent(Leave)) == 1 and len(desk.sent(Bye)) == 2
     assert desk.of(Exit)[0].reason == "finished"
+
+
+def test_an_owner_sees_now_and_then_what_the_computer_does() -> None:
+    """Every half minute one line: tokens a second since the last, or what it waits for."""
+    desk = Desk("v1", role="volunteer")
+    desk.join()
+    desk.plan(make_plan())
+    assert desk.machine.volunteer is not None
+    said: list[Log] = []
+    for second in range(0, 70, 2):
+        if second == 40:
+            desk.machine.volunteer.totals["tokens"] += 900
+        effects = desk.machine.wake(float(second))
+        said += [e for e in effects if isinstance(e, Log) and e.event in ("working", "idle")]
+    assert [(line.event, line.fields["tokens_per_s"]) for line in said] == [("idle", 0.0), ("working", 30.0)]
+    assert "of stage 0" in said[0].fields["waiting_for"]
 
 
 def test_a_volunteer_that_has_nothing_drains_at_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,13 +11,19 @@ import structlog.testing
 import trio
 
 import node.daemon as daemon
-from node.daemon import NodeOptions, link_options, only_run, run_node
-from node.journal import JournalError
-from node.store import StoreFullError
+from node.daemon import NodeOptions, NodeState, link_options, only_run, run_node
+from node.driver import Driver
+from node.journal import Journal, JournalError
+from node.metrics import NodeMetrics
+from node.store import StoreFullError, TensorStore
+from protocol.drive.limits import Limits
 from protocol.errors import BadInputError
+from protocol.identity import Identity
 from protocol.limits import TENSOR_BYTES_MAX
-from protocol.membership import JoinLink
-from protocol.run import ModelSection, RunConfig
+from protocol.machine import CheckpointsFound
+from protocol.membership import Invite, JoinLink, sign_statement
+from protocol.messages import Welcome
+from protocol.run import CheckpointSection, ModelSection, RunConfig
 
 OPTIONS = NodeOptions(link=JoinLink(("127.0.0.1:9",), b""), state=Path("nowhere"))
 
@@ -77,6 +84,44 @@ def test_a_folder_of_several_runs_is_not_guessed_about(tmp_path: Path) -> None:
         only_run(tmp_path)
     with pytest.raises(BadInputError, match="is no folder"):
         only_run(tmp_path / "nowhere")
+
+
+class FakePump:
+    """An inbox that is looked at."""
+
+    def __init__(self) -> None:
+        self.facts: list[Any] = []
+
+    def put(self, fact: Any) -> None:
+        self.facts.append(fact)
+
+
+async def test_a_server_that_learns_its_run_names_the_checkpoints_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replacement with an empty disk: the welcome says where the run keeps its checkpoints, and it looks there."""
+    config = RunConfig(checkpoint=CheckpointSection(folder=str(tmp_path / "shared")))
+    looked: list[Path] = []
+    monkeypatch.setattr(daemon, "scan_checkpoints", lambda folder: (looked.append(folder), ((4, 2), ("bad",)))[1])
+    coordinator = Identity(bytes(range(32)))
+    invite = Invite(
+        issuer=coordinator.public_key, run_id=bytes(16), role="server", uses=1, not_after=2**40, nonce=bytes(16)
+    )
+    link = JoinLink(("127.0.0.1:9",), sign_statement(invite, coordinator))
+    journal = Journal(tmp_path / "state")
+    options = NodeOptions(link=link, state=tmp_path / "state")
+    node = daemon._Node(options, NodeState(options.state, link, journal), NodeMetrics("server"), Limits())
+    pump: Any = FakePump()
+    node._pump = pump
+    node._driver = Driver(TensorStore(), NodeMetrics("server"), "server", on_welcome=node._on_welcome)
+    transport: Any = SimpleNamespace(options=None)
+    node._driver.transport = transport
+    welcome = Welcome(membership=b"m", config=config, config_hash=config.config_hash(), vocabulary=1)
+    await node._on_welcome(welcome)
+    await node._on_welcome(welcome)
+    journal.close()
+    assert pump.facts == [CheckpointsFound((4, 2))]
+    assert [folder.is_relative_to(tmp_path / "shared") for folder in looked] == [True]
 
 
 def test_links_take_the_largest_tensor_of_the_run(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from protocol.messages import (
     NodeReport,
     Ping,
     Ready,
+    Welcome,
 )
 
 PEER = NodeId("p" * 52)
@@ -75,12 +76,16 @@ class FakeConnector:
         return False
 
 
+async def ignore(welcome: Welcome) -> None:
+    """Keeps nothing of a welcome."""
+
+
 @pytest.fixture
 async def driver(nursery: trio.Nursery) -> Driver:
     """A server's driver without a network."""
     metrics = NodeMetrics("server")
     metrics.set_run("tiny")
-    made = Driver(TensorStore(), metrics, "server", on_welcome=lambda welcome: None)
+    made = Driver(TensorStore(), metrics, "server", on_welcome=ignore)
     made.pump = FakePump()  # type: ignore[assignment]
     made.nursery = nursery
     made.connector = FakeConnector()  # type: ignore[assignment]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from node.enquiry import describe, gigabytes_per_hour, measure_stage
 from node.meter import Figures
-from node.survey import Reached, best_stage
+from node.survey import Reached, answer_ping, best_stage
 from protocol.drive.limits import LineLimits
 from protocol.ids import NodeId
+from protocol.messages import Message, Ping, Pong
 from protocol.run import BatchSection, LimitsSection, ModelSection, RunConfig, StagesSection, WireSection
 
 CONFIG = RunConfig(
@@ -72,3 +76,11 @@ def test_the_benchmark_measures_a_stage() -> None:
         stages=StagesSection(count=3),
     )
     assert measure_stage(small, 37, 1) > 0
+
+
+def test_whoever_waits_for_a_run_to_begin_answers_pings() -> None:
+    """A run whose servers are not there yet may leave a person waiting for long; silence would cost the link."""
+    sent: list[Message] = []
+    link: Any = SimpleNamespace(send=sent.append)
+    assert answer_ping(link, Ping(number=7)) and sent == [Pong(number=7)]
+    assert not answer_ping(link, Pong(number=7)) and len(sent) == 1

@@ -11,12 +11,13 @@ from protocol.errors import BadInputError
 from protocol.policies import First, Kind, Policy, Ready, Traversal, Weights, choose, ready, start
 from protocol.schedule import Flow, Hop, Key, Op
 
-FLOW = Flow(microbatch=0, route=(Hop(0, 0), Hop(1, 0)), segment_tokens=(1, 1))
+FLOW = Flow(microbatch=0, route=(Hop(0, 0), Hop(1, 0)))
+CUT = Flow(microbatch=0, route=(Hop(0, 0), Hop(1, 0)), segment_tokens=(1, 1))
 
 
-def item(op: Op, microbatch: int, chunk: int = 0, segment: int = 0, seconds: float = 0.0) -> Ready:
-    """A ready operation of a microbatch of two segments."""
-    return ready(Key(op, microbatch, chunk, segment), FLOW, chunk, seconds)
+def item(op: Op, microbatch: int, chunk: int = 0, segment: int | None = None, seconds: float = 0.0) -> Ready:
+    """A ready operation of a whole microbatch, or of the given one of its two segments."""
+    return ready(Key(op, microbatch, chunk, segment or 0), FLOW if segment is None else CUT, chunk, seconds)
 
 
 def pick(policy: Policy, *items: Ready, done: tuple[Ready, ...] = (), chunks: int = 1, **gaps: float) -> Ready | None:
@@ -51,8 +52,10 @@ def test_a_turn_is_waited_for_once_a_backward_has_run() -> None:
 
 def test_oldest_microbatch_first_and_segments_as_a_partially_ordered_queue() -> None:
     """Forward: first segment first; backward: last segment of the oldest microbatch (Seq1F1B)."""
-    assert pick(Policy(), item(Op.F, 1), item(Op.F, 0, segment=1), item(Op.F, 0)) == F0
-    assert pick(Policy(), item(Op.B, 1, segment=1), B0, item(Op.B, 0, segment=1)) == item(Op.B, 0, segment=1)
+    first, second = item(Op.F, 0, segment=0), item(Op.F, 0, segment=1)
+    assert pick(Policy(), item(Op.F, 1, segment=0), second, first) == first
+    first, second = item(Op.B, 0, segment=0), item(Op.B, 0, segment=1)
+    assert pick(Policy(), item(Op.B, 1, segment=1), first, second) == second
 
 
 def test_breadth_depth_and_turns_of_stages() -> None:
@@ -74,6 +77,16 @@ def test_memory_limits_hold_until_the_backward_or_the_weight_gradient() -> None:
         first = item(Op.I, 0)
         assert pick(policy, F1, W0, done=(F0, first)) == W0
         assert pick(policy, F1, done=(F0, first, W0)) == F1
+
+
+def test_a_microbatch_is_begun_beside_another_only_with_room_for_both() -> None:
+    """Two segments each: in three places the second waits until the first is complete, in four it need not."""
+    first, second, other = item(Op.F, 0, segment=0), item(Op.F, 0, segment=1), item(Op.F, 1, segment=0)
+    for places in (3, 4):
+        for policy in (Policy(alive_max=(places,)), Policy(alive_total_max=places)):
+            assert pick(policy, other, done=(first,)) == (other if places == 4 else None)
+            assert pick(policy, other, second, done=(first,)) == second
+            assert pick(policy, other, done=(first, second)) == other
 
 
 def test_memory_that_holds_up_a_forward_may_go_before_a_backward() -> None:

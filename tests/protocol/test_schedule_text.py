@@ -130,6 +130,7 @@ def test_the_text_is_what_a_person_would_write() -> None:
         ("schedule stages=x", "stages: 'x'"),
         ("schedule stages=2 stages=3", "'stages'"),
         ("schedule stages=1\nflow 0 route=0-0", "route"),
+        ("schedule stages=1\nflow\n", "line 2: flow: ''"),
         ("schedule stages=1\nflow 3-1 route=0@0", "flow 3-1"),
         ("schedule stages=1\nflow 0 route=0@0\nnode 1: 0F0", "node 0 expected"),
         ("schedule stages=1\nflow 0 route=0@0\nnode 0: 0F", "'0F'"),

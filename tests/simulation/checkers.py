@@ -62,9 +62,10 @@ class Checker(Watcher):
         """(generation, stage, shard, contribution) that is durable, or was until a disk was lost."""
         self._plans: list[Plan] = []
         self.rows: list[StepRow] = []
+        self._thrown: dict[int, StepRow] = {}
         """The coordinator's present history."""
         self._next_row = 0
-        self._disk_was_lost = False
+        self._reports_were_lost = False
         self.done_at: list[float] = []
         """When steps were closed, in the world's time."""
         self.sealed_count = 0
@@ -211,13 +212,17 @@ class Checker(Watcher):
         self._plans.append(plan)
         if record.goes_back:
             first = max(0, plan.restore_step)
+            self._thrown |= {row.step: row for row in self.rows if row.step >= first}
             self.rows = [row for row in self.rows if row.step < first]
+            # A checkpoint that could not be read the time before: what made it counts again.
+            known = {row.step for row in self.rows}
+            self.rows += [row for step, row in sorted(self._thrown.items()) if step < first and step not in known]
             # Reports that a lost disk has taken with it are made up for by nobody; the checkpoint has their steps.
-            self._next_row = min(self._next_row, first)
+            self._next_row = 1 + max((row.step for row in self.rows), default=-1)
 
     def _on_row(self, row: StepRow) -> None:
-        # Whoever knew of the missing ones may have lost its disk with them: the history says so, and goes on.
-        follows = row.step == self._next_row or (self._disk_was_lost and row.step > self._next_row)
+        # Only a decider holds the reports that the coordinator has not stored: with its disk they are gone.
+        follows = row.step == self._next_row or (self._reports_were_lost and row.step > self._next_row)
         expect(follows, "T-I10", f"step {row.step} is stored where {self._next_row} should follow")
         self._next_row = row.step
         expect(row.loss == self.reference.losses[row.step], "T-I10", f"step {row.step} is reported with another loss")
@@ -270,7 +275,8 @@ class Checker(Watcher):
                 expect(newest >= needed, "T-I8", f"step {message.step} open, but {stage}/{shard} is at {newest}")
 
     def disk_lost(self, world: World, host: Host) -> None:
-        self._disk_was_lost = True
+        if any(plan.decider == host.node for plan in self._plans):
+            self._reports_were_lost = True
         self.promises.disk_lost(host)
 
     # ---- the end -------------------------------------------------------------------------------------------------
@@ -283,7 +289,7 @@ class Checker(Watcher):
             for shard in range(count):
                 newest = self._committed.get((plan.ledger_generation, stage, shard), plan.restore_step)
                 expect(newest == self._config.steps, "L1", f"shard {stage}/{shard} ends at version {newest}")
-        whole = self._next_row == self._config.steps or self._disk_was_lost
+        whole = self._next_row == self._config.steps or self._reports_were_lost
         expect(whole, "T-I10", f"the history ends before step {self._next_row}")
         self.leaks.finish(world)
 

@@ -199,11 +199,17 @@ def stored_state(records: list[Any]) -> StoredState:
     data = [record for record in records if isinstance(record, DataRow)]
     plan = plans[-1].plan if plans else None
     steps: list[StepRow] = []
+    thrown: dict[int, StepRow] = {}
     for record in records:
         if isinstance(record, StepRow):
             steps.append(record)
         elif isinstance(record, PlanRow) and record.goes_back:
-            steps = [step for step in steps if step.step < first_step_after(record.plan.restore_step)]
+            first = first_step_after(record.plan.restore_step)
+            thrown.update({step.step: step for step in steps if step.step >= first})
+            steps = [step for step in steps if step.step < first]
+            counted = {step.step for step in steps}
+            steps += [thrown[number] for number in sorted(thrown) if number < first and number not in counted]
+            steps.sort(key=lambda step: step.step)
     return StoredState(
         plan=plan,
         plan_sentence=plans[-1].sentence if plans else "",
@@ -211,6 +217,7 @@ def stored_state(records: list[Any]) -> StoredState:
         lost_steps=sum(record.lost_steps for record in plans),
         data=data[-1] if data else None,
         steps=tuple(steps),
+        thrown=tuple(thrown[number] for number in sorted(thrown)),
         tokens=sum(record.tokens for record in steps),
         spent=tuple(record for record in records if isinstance(record, InviteSpent)),
         banned=tuple(record for record in records if isinstance(record, Banned)),

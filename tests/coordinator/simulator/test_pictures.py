@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from coordinator.gallery_cli import PICTURED, drawings, replaced
 from coordinator.plan_cli import schedule
 from coordinator.schedules import KNOWN, known_design
-from coordinator.simulator.pictures import chrome_trace, memory_steps, svg, terminal
+from coordinator.simulator.pictures import chrome_trace, legend, memory_steps, svg, terminal
 from protocol.errors import BadInputError
 from protocol.schedule_check import check
 from protocol.schedule_text import read
@@ -97,6 +97,14 @@ from coordinator.schedules.design import Design
 def design(stages, microbatches):
     return Design.of(stages, microbatches).order("forward")
 """
+
+
+def test_show_tells_forwards_from_backwards_without_colour() -> None:
+    """Piped, or with NO_COLOR: letters stand for operations, and a line says what they mean."""
+    lines = CliRunner().invoke(schedule, ["show", "v-shape"], catch_exceptions=False).stdout.splitlines()
+    assert "\x1b" not in "".join(lines) and "F0" in lines[1] and "i0" in lines[1]
+    assert "F forward, I input gradient, W weight gradient, small: further stages, · waiting" in lines[5]
+    assert "\x1b[30;44m \x1b[0m forward" in legend(TIMELINE)
 
 
 def test_show_takes_a_file_of_ones_own(tmp_path: Path) -> None:

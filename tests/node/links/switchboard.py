@@ -6,7 +6,6 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import trio
 import trio.testing
@@ -108,16 +107,13 @@ class Node(Recorder):
         self.counted.append((metric, value, labels))
 
     async def linked(self, other: Node, path: str) -> Link:
-        """Waits for a link to `other` by this way."""
-
-        def there(_: Recorder) -> Any:
-            link = self.link_to(other)
-            return link is not None and link.path == path
-
-        await self.until(there)
-        link = self.link_to(other)
-        assert link is not None
-        return link
+        """Waits for a link to `other` by this way; one that moves is no event."""
+        with trio.fail_after(PATIENCE_S):
+            while True:
+                link = self.link_to(other)
+                if link is not None and link.path == path:
+                    return link
+                await trio.sleep(0.005)
 
 
 class Switchboard(Recorder):

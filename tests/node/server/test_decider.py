@@ -12,6 +12,7 @@ from node.records import CheckpointWritten, Record, StepDecided, StepDone
 from node.server.decider import DeciderRole
 from protocol.ids import NodeId
 from protocol.messages import (
+    CheckpointDone,
     CheckpointPart,
     Decision,
     StageCommitted,
@@ -202,3 +203,13 @@ def _part(stage: int, shard: int) -> CheckpointPart:
     return CheckpointPart(
         ledger_generation=1, step=1, stage=stage, shard=shard, file=f"{stage}-{shard}", byte_count=8, digest=b""
     )
+
+
+def test_a_server_that_becomes_ready_is_told_the_newest_checkpoint() -> None:
+    """Its link was down when the checkpoint was done; unless it names it too, no run can go back to it."""
+    desk = Desk()
+    desk.decider.manifest_durable(CheckpointWritten(ledger_generation=1, step=2, manifest="m2"))
+    desk.decider.manifest_durable(CheckpointWritten(ledger_generation=1, step=4, manifest="m4"))
+    desk.take()
+    desk.decider.sync(NodeId("b1"))
+    assert desk.take().sent(CheckpointDone, "b1") == [CheckpointDone(ledger_generation=1, step=4)]
