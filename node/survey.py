@@ -113,6 +113,14 @@ CLEARLY = 1.25
 """Two measurements of one line lie closer together than this."""
 
 
+def answer_ping(link: Link, message: Message) -> bool:
+    """Whether the message was a ping; it is answered: who waits for a run to begin may have to wait for long."""
+    if not isinstance(message, Ping):
+        return False
+    link.send(Pong(number=message.number))
+    return True
+
+
 async def survey(
     link: JoinLink,
     state: NodeState,
@@ -322,10 +330,12 @@ class _Visit:
             )
 
     async def on_message(self, link: Link, message: Message, buffers: tuple[memoryview, ...]) -> None:
-        if isinstance(message, Ping):  # a run that has not begun may leave us waiting for long
-            link.send(Pong(number=message.number))
-            return
-        if self._measuring.take(link, message) or link.role != "coordinator" or self._connector.on_message(message):
+        if (
+            answer_ping(link, message)
+            or self._measuring.take(link, message)
+            or link.role != "coordinator"
+            or self._connector.on_message(message)
+        ):
             return
         if isinstance(message, Welcome | Refused) and self._answer is None:
             if isinstance(message, Welcome):

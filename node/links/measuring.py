@@ -122,6 +122,7 @@ class Measuring:
             await trio.sleep(SAMPLE_S)
             now = trio.current_time()
             for link in list(self._links.values()):
+                self._notice_path(link)
                 look = Look(link.sent_bytes, link.received_bytes, link.queued_bytes, link.round_trip_s, link.loss)
                 self.book.look(link.peer, look, now)
             for peer in self.book.due(now):
@@ -133,6 +134,12 @@ class Measuring:
             if now >= forget_at:
                 forget_at = now + FORGET_S
                 self._meter.forget_full(now)
+
+    def _notice_path(self, link: Link) -> None:
+        """A link may take another way while it lives: its figures are others then."""
+        known = self.book.get(link.peer)
+        if known is not None and known.path != link.path:
+            self.up(link)
 
     def _tell(self, now: float) -> None:
         report = self.book.report(now)

@@ -381,10 +381,15 @@ class Link:
         while self._left:
             await self._left.pop().close()
 
+    def _write_bytes(self, carrier: Carrier) -> int:
+        """What leaves at once: less where we have seen, or the stream knows, that its line is slow."""
+        byte_count = min(self._ahead_bytes, self._owner.limits.write_bytes)
+        return min(byte_count, int(getattr(carrier.stream, "write_bytes", byte_count)))
+
     async def _write(self, carrier: Carrier) -> None:
         try:
             while carrier is self._carrier and not self._framing.close_sent:
-                pieces = self._framing.data_to_send(min(self._ahead_bytes, self._owner.limits.write_bytes))
+                pieces = self._framing.data_to_send(self._write_bytes(carrier))
                 if pieces:
                     data = b"".join(pieces)
                     with trio.fail_after(SEND_STALL_S):

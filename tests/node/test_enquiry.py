@@ -9,7 +9,7 @@ import pytest
 
 from node.enquiry import describe, gigabytes_per_hour, measure_stage
 from node.meter import Figures
-from node.survey import Reached, _Visit, best_stage
+from node.survey import Reached, answer_ping, best_stage
 from protocol.drive.limits import LineLimits
 from protocol.ids import NodeId
 from protocol.messages import Message, Ping, Pong
@@ -78,10 +78,9 @@ def test_the_benchmark_measures_a_stage() -> None:
     assert measure_stage(small, 37, 1) > 0
 
 
-async def test_whoever_waits_for_a_run_to_begin_answers_pings() -> None:
+def test_whoever_waits_for_a_run_to_begin_answers_pings() -> None:
     """A run whose servers are not there yet may leave a person waiting for long; silence would cost the link."""
     sent: list[Message] = []
-    link: Any = SimpleNamespace(send=sent.append, close=lambda reason: None)
-    visit = object.__new__(_Visit)  # nothing of it is asked but this answer
-    await visit.on_message(link, Ping(number=7), ())
-    assert sent == [Pong(number=7)]
+    link: Any = SimpleNamespace(send=sent.append)
+    assert answer_ping(link, Ping(number=7)) and sent == [Pong(number=7)]
+    assert not answer_ping(link, Pong(number=7)) and len(sent) == 1
