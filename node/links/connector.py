@@ -79,7 +79,7 @@ class Connector:
         self._told: dict[NodeId, str] = {}
         self._rates: dict[NodeId, float] = {}
         self._log = structlog.get_logger("links")
-        transport.on_moved, transport.on_path_failed = self.on_up, self.on_path_failed
+        transport.on_moved, transport.on_path_failed = self.on_moved, self.on_path_failed
         self.ladder.set_abilities(can_punch=puncher is not None, reachable=bool(surroundings.addresses))
 
     # ---- doors for the driver ------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class Connector:
             self._perform(self.ladder.want(peer, addresses, trio.current_time()))
 
     def on_up(self, link: Link) -> None:
-        """A link is up, as the driver passes on, or has moved to another path, as the transport says itself."""
+        """A link is up: the driver passes on what the transport told it."""
         self._linked.pop(link.peer, trio.Event()).set()
         self._told.pop(link.peer, None)
         self._rates.pop(link.peer, None)
@@ -100,6 +100,11 @@ class Connector:
             # The peer opened it: because we asked it to, or by its own wish.
             way = {"tcp": REVERSE, "relay": Way("relay")}.get(link.path, PUNCH)
             self._perform(self.ladder.opened(link.peer, way, trio.current_time()))
+
+    def on_moved(self, link: Link) -> None:
+        """For the transport: a link goes another way now; to whoever looked for one that is as if it had come up."""
+        self._log.info("moved", peer=link.peer, path=link.path)
+        self.on_up(link)
 
     def on_down(self, link: Link, reason: str) -> None:
         """A link is gone."""
