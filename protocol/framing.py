@@ -198,7 +198,12 @@ class Framing:
         self._out.give_back(byte_count)
 
     def ping(self, number: int) -> None:
-        """Ask the peer for a PONG of this number; with it goes what we have received. Only for a resumable link."""
+        """Ask the peer for a PONG of this number; with it goes what we have received. Only for a resumable link.
+
+        Does nothing once the final record was handed out: nothing comes after it.
+        """
+        if self._ended:
+            return
         self._urgent.append(self._path.seal(OutFrame(Frame.PING, number.to_bytes(COUNT_BYTES, "big"))))
         self._say_received()
 
@@ -268,7 +273,7 @@ class Framing:
         return self._kept_bytes >= KEPT_BYTES_MAX or len(self._kept) >= KEPT_FRAMES_MAX
 
     def _say_received(self) -> None:
-        if self._received > self._acknowledged and not self._holding:
+        if self._received > self._acknowledged and not self._holding and not self._ended:
             self._urgent.append(self._path.seal(OutFrame(Frame.ACK, self._received.to_bytes(COUNT_BYTES, "big"))))
             self._acknowledged = self._received
             self._unacknowledged_bytes = 0
@@ -325,7 +330,9 @@ class Framing:
             # What came on the path before, after its HELLO here, comes again all the same: frames are counted.
             self._confirmed = number
             self._forget(min(number, self._path.next_out))
-        elif len(self._urgent) < ACK_FRAMES:  # more questions at once than an honest peer has need no answer
+        elif (
+            len(self._urgent) < ACK_FRAMES and not self._ended
+        ):  # more questions at once than an honest peer has need no answer
             self._urgent.append(self._path.seal(OutFrame(Frame.PONG, plain)))
             self._say_received()
         return None

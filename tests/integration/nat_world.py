@@ -39,6 +39,11 @@ every_steps = 0
 SERVERS = ("pub", "out", "den")
 """Two in public, one behind a home router."""
 VOLUNTEERS = ("full", "home", "sym", "cgn", "tcp")
+FRESH_S = 0.3
+"""A report this old counts as of now."""
+UNDER_WAY = 10
+"""Contributions that a volunteer may have sent, or the ledgers accepted, since its last report: it makes about five a
+second here."""
 HTTP_PORT = 8470
 COORDINATOR = "srv"
 
@@ -180,25 +185,30 @@ class World:
     # ---- breaking ------------------------------------------------------------------------------------------------
 
     def resumes(self, place: str, act: Callable[[], None], patience_s: float = 60.0) -> float:
-        """Does something to a volunteer's network; seconds until another of its contributions is accepted.
+        """Does something to a volunteer's network; seconds until its contributions are accepted again.
 
-        What it had sent before may still be accepted, so what it reports right afterwards is the new beginning.
+        UNDER_WAY more must be accepted than it had reported just before, since some may have been sent already.
         """
+        node = self.volunteers[place].node
+        before = eventually(lambda: self._fresh(node), f"a fresh report of {place}")
         act()
         began = time.monotonic()
-        node = self.volunteers[place].node
-        before: float | None = None
         while time.monotonic() < began + patience_s:
             member = self.members().get(node)
             if member is not None and member["report_age_s"] is not None:
-                elapsed_s = time.monotonic() - began
-                accepted = member["counters"].get("accepted", 0.0)
-                if before is None and member["report_age_s"] < elapsed_s:
-                    before = accepted
-                elif before is not None and accepted > before:
-                    return elapsed_s - member["report_age_s"]
+                elapsed_s = time.monotonic() - began - member["report_age_s"]
+                if elapsed_s > 0 and member["counters"].get("accepted", 0.0) >= before + UNDER_WAY:
+                    return elapsed_s
             time.sleep(0.1)
         raise AssertionError(f"{place} contributes no more: {self.volunteers[place].child.log_tail()}")
+
+    def _fresh(self, node: str) -> float:
+        """Accepted contributions as reported this very moment; 0 when the report is older."""
+        member = self.members().get(node)
+        if member is None or (member["report_age_s"] or 0.0) > FRESH_S:
+            return 0.0
+        accepted: float = member["counters"].get("accepted", 0.0)
+        return accepted
 
     def audit(self) -> Audit:
         """Counts samples from the journals of the servers, which must have ended."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import RemoteProtocolError
 from protocol.frames import Frame, Hello, OutFrame
-from protocol.framing import Framing, FramingLimits, MessageArrived
+from protocol.framing import Framing, FramingLimits, MessageArrived, PeerClosed
 from protocol.handshake import Session
 from protocol.ids import TaskId, TensorRef
 from protocol.limits import KEPT_BYTES_MAX, RECORD_BYTES_MAX
@@ -250,3 +250,20 @@ def test_many_questions_get_few_answers() -> None:
     pair.write(0, 10 * MIB)
     pair.ends[1].take(len(pair.ends[1].coming))
     assert len(pair.ends[1].framing._urgent) < 100
+
+
+def test_after_the_final_record_nothing_is_answered() -> None:
+    """The peer may still ask and send before it has read our end; it gets no answer, and neither side fails."""
+    pair = Pair()
+    pair.settle()
+    one, two = pair.ends
+    one.framing.close()
+    end = b"".join(one.framing.data_to_send(MIB))
+    assert one.framing.close_sent
+    two.framing.ping(1)
+    for number in range(200):
+        two.framing.send(Ping(number=number))
+    one.framing.receive(b"".join(two.framing.data_to_send(10 * MIB)))
+    one.framing.ping(2)
+    assert one.framing.data_to_send(MIB) == []
+    assert any(isinstance(event, PeerClosed) for event in two.framing.receive(end))
