@@ -297,6 +297,7 @@ class CoordinatorMachine:
             case _ if member.join is None:
                 self._expel(member, "unexpected", f"{type(message).__name__} before Join", now)
             case NodeReport():
+                self._count_relayed(member, message)
                 member.report, member.report_at = message, now
             case LinkReport():
                 self._link_report(member, message, now)
@@ -308,6 +309,15 @@ class CoordinatorMachine:
                 self._step_report(member, message, now)
             case _:
                 self._expel(member, "unexpected", f"a coordinator takes no {type(message).__name__}", now)
+
+    def _count_relayed(self, member: Member, report: NodeReport) -> None:
+        """What a server carried for others since its last report: once in, once out."""
+        before = member.report.counters.get("relay_bytes", 0.0) if member.report is not None else 0.0
+        # A link that was made anew begins with the total of the process: that was counted on the link before.
+        grown = report.counters.get("relay_bytes", 0.0) - before
+        if grown > 0 and member.report is not None:
+            for direction in ("rx", "tx"):
+                self.outbox.count("barnraise_coordinator_relay_bytes_total", grown, direction=direction)
 
     def _join(self, member: Member, join: Join, now: float) -> None:
         fault = _fault_of(member, join)

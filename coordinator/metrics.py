@@ -10,7 +10,7 @@ from coordinator.balance import ASSIGNMENT_LABELS
 from coordinator.core import CoordinatorMachine
 from coordinator.status import run_state
 from protocol.drive.link import PATHS
-from protocol.drive.metrics import Family, Metrics
+from protocol.drive.metrics import DIRECTIONS, Family, Metrics
 from protocol.run import RunConfig
 
 NODE_STATES = ("idle", "joining", "syncing", "training", "paused", "draining")
@@ -54,6 +54,13 @@ def coordinator_families(config: RunConfig) -> tuple[Family, ...]:
             {**run, "reason": ASSIGNMENT_LABELS},
         ),
         Family("barnraise_coordinator_nodes_banned", "gauge", "Nodes refused for good."),
+        Family("barnraise_coordinator_relay_sessions", "gauge", "Links that go through servers of the run now."),
+        Family(
+            "barnraise_coordinator_relay_bytes_total",
+            "counter",
+            "Bytes that servers carried for others, as they report it.",
+            {"direction": DIRECTIONS},
+        ),
         Family(
             "barnraise_coordinator_db_query_duration_seconds",
             "histogram",
@@ -135,6 +142,8 @@ def refresh(metrics: Metrics, machine: CoordinatorMachine) -> None:
     for stage in range(machine.config.stages.count):
         serving = sum(member.stage == stage for member in volunteers)
         metrics.record("barnraise_coordinator_stage_nodes", serving, run=run, stage=str(stage))
+    relayed = sum(member.report.counters.get("relay_sessions", 0.0) for member in members if member.report is not None)
+    metrics.record("barnraise_coordinator_relay_sessions", relayed)
     metrics.record("barnraise_coordinator_nodes_banned", machine.admission.banned_count)
     present, _ = run_state(machine)
     for state in RUN_STATES:

@@ -177,13 +177,13 @@ def join(
     from node.daemon import NodeOptions, run_node
     from node.links.assemble import WayOptions
 
-    tokens_per_s = 0.0
+    ways = WayOptions(punch=not no_punch, lan=lan)
+    offer = None
     if not (yes and no_benchmark):
         from node.enquiry import enquire
 
-        offer = enquire(parsed, folder, threads, measure=not no_benchmark, line=LineLimits(limit_up, limit_down, quota))
+        offer = enquire(parsed, folder, threads, not no_benchmark, LineLimits(limit_up, limit_down, quota), ways)
         click.echo(offer.text)
-        tokens_per_s = offer.tokens_per_s
         if not yes and sys.stdin.isatty() and not click.confirm("Start?", default=True):
             click.echo("Nothing was started.")
             return
@@ -196,9 +196,11 @@ def join(
                 announce=announce,
                 metrics=metrics,
                 limits=LineLimits(limit_up, limit_down, quota),
-                ways=WayOptions(punch=not no_punch, lan=lan),
+                ways=ways,
                 threads=threads,
-                tokens_per_s=tokens_per_s,
+                tokens_per_s=offer.tokens_per_s if offer is not None else 0.0,
+                measured=offer.measured if offer is not None else (),
+                stage=offer.stage if offer is not None else -1,
             )
         )
     )

@@ -406,6 +406,7 @@ class _Node:
     async def _watch_machine(self, machine: NodeMachine) -> None:
         """Every second: the gauges that only the machine knows, and the phases."""
         while True:
+            self._driver.count_links()
             self._metrics.show(machine, self._state.journal.byte_count, self._state.folder)
             self._metrics.show_limits(self._limits)
             await trio.sleep(1.0)

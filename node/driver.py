@@ -223,7 +223,7 @@ class Driver:
         count as somebody who computes, and servers that compute only while nobody else does would wait for it.
         """
         self._links[link.peer] = link
-        self._count_links()
+        self.count_links()
         self.connector.on_up(link)
         self.measuring.up(link)
         if link.role == "volunteer":
@@ -269,13 +269,14 @@ class Driver:
     def on_down(self, link: Link, reason: str) -> None:
         if self._links.get(link.peer) is link:
             del self._links[link.peer]
-            self._count_links()
+            self.count_links()
             self.connector.on_down(link, reason)
             self.measuring.down(link)
             if self._visitors.pop(link.peer, None) is None:
                 self.pump.put(LinkDown(link.peer, reason))
 
-    def _count_links(self) -> None:
+    def count_links(self) -> None:
+        """Sets the gauges of links by path; called now and then too, since a link may move without being told."""
         paths = [link.path for link in self._links.values()]
         for path in PATHS:
             self._metrics.record("barnraise_transport_connections", paths.count(path), path=path)

@@ -20,6 +20,9 @@ FULL_BYTES = 256 << 10
 """So many bytes must wait at both looks: below, the line may have run dry between."""
 REPORT_S = 10.0
 """Between two reports to the coordinator."""
+RETRY_S = 5.0
+"""Twice this after a measurement that did not find both rates, then twice as long each time."""
+RETRIES_MAX = 6
 LINKS_MAX = 1024
 """Links of one report: the run's limit on volunteers is lower."""
 
@@ -48,7 +51,10 @@ class Known:
     sent: Spread = field(default_factory=Spread)
     received: Spread = field(default_factory=Spread)
     measured: bool = False
-    """Whether the measurement at the join is over, whatever it found."""
+    """Whether a measurement has found both rates."""
+    again_at: float = 0.0
+    """When to try again; one that found nothing is not repeated at once: the line may be full of work."""
+    tries: int = 0
 
     @property
     def round_trip_s(self) -> float:
@@ -87,14 +93,20 @@ class LinkBook:
         known = self._links.get(peer)
         if known is None:
             return
-        known.measured = True
+        known.tries += 1
+        known.again_at = now + RETRY_S * 2 ** min(known.tries, RETRIES_MAX)
         if figures is None:
             return
+        known.measured = figures.sent_bytes_per_s > 0 and figures.received_bytes_per_s > 0
         known.probe_round_trip_s = figures.round_trip_s
         if figures.sent_bytes_per_s > 0:
             known.sent.add(figures.sent_bytes_per_s, now)
         if figures.received_bytes_per_s > 0:
             known.received.add(figures.received_bytes_per_s, now)
+
+    def due(self, now: float) -> list[NodeId]:
+        """Links whose rates are not known yet, and that may be measured again."""
+        return [peer for peer in self._up if not self._links[peer].measured and 0 < self._links[peer].again_at <= now]
 
     def look(self, peer: NodeId, look: Look, now: float) -> None:
         """The counters of a link, about once a second."""

@@ -171,7 +171,8 @@ class Meter:
         self._numbers = numbers or itertools.count(1)
         self._duration_s = duration_s
         self._run: _Run | None = None
-        self._queue: list[NodeId] = []
+        self._queue: dict[NodeId, float] = {}
+        """Who is measured next, and for how long at most."""
         self._peers: dict[NodeId, _Bucket] = {}
         self._total = _Bucket(MEASURE_TOTAL_BYTES, MEASURE_TOTAL_BYTES_PER_S, MEASURE_TOTAL_BYTES, 0.0)
         self.moved_bytes = 0
@@ -179,10 +180,13 @@ class Meter:
 
     # ---- ours --------------------------------------------------------------------------------------------------------
 
-    def begin(self, peer: NodeId, now: float) -> list[Order]:
-        """Measures the link to `peer`, after those that were asked for before; `Done` follows in any case."""
+    def begin(self, peer: NodeId, now: float, duration_s: float | None = None) -> list[Order]:
+        """Measures the link to `peer`, after those that were asked for before; `Done` follows in any case.
+
+        `duration_s`: the bound in time, if shorter than usual.
+        """
         if peer not in self._queue and (self._run is None or self._run.peer != peer):
-            self._queue.append(peer)
+            self._queue[peer] = self._duration_s if duration_s is None else min(duration_s, self._duration_s)
         return self._next(now)
 
     @property
@@ -193,8 +197,8 @@ class Meter:
     def _next(self, now: float) -> list[Order]:
         if self._run is not None or not self._queue:
             return []
-        peer = self._queue.pop(0)
-        self._run = _Run(peer, now, now + self._duration_s)
+        peer = next(iter(self._queue))
+        self._run = _Run(peer, now, now + self._queue.pop(peer))
         return [self._question(self._run, now)]
 
     def _question(self, run: _Run, now: float) -> Order:
@@ -300,7 +304,7 @@ class Meter:
         asked_at = run.asked.pop(message.number, None)
         if asked_at is not None:
             run.trips.append(now - asked_at)
-            if len(run.trips) < QUESTIONS and now < run.ends - self._duration_s / 2:
+            if len(run.trips) < QUESTIONS and now < (run.started + run.ends) / 2:
                 return [self._question(run, now)]
             return self._fill(run, now)
         for way in (run.down, run.up):
@@ -330,7 +334,7 @@ class Meter:
     def link_down(self, peer: NodeId, now: float) -> list[Order]:
         """The link is gone: a measurement over it ends without figures. Its budget stays used up."""
         if peer in self._queue:
-            self._queue.remove(peer)
+            del self._queue[peer]
             return [Done(peer, None)]
         if self._run is not None and self._run.peer == peer:
             self._run = None

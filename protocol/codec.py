@@ -47,7 +47,7 @@ from protocol.messages import (
     Parameters,
 )
 
-PROTOCOL_MINOR = 0
+PROTOCOL_MINOR = 1
 """Grows with every change of a message; the handshake's version is the major number. See CHANGES.md."""
 
 _LIST_MAX = {

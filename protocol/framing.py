@@ -1,107 +1,75 @@
-"""Messages and tensors as frames on an established record stream; control never waits behind bulk.
+"""Messages and tensors as frames; control never waits behind bulk, and a link may change its way without losing any.
 
 A frame is one record; the record's kind says what it holds (integers big endian):
 
-    HELLO   minor version (2 bytes), window (8): the first frame of each direction
+    HELLO   minor version (2 bytes), window (8), then, for a link that may change its way: token (16), link to resume
+            (16), epoch (4), attempt (4), numbered frames received (8); the first frame of each direction of a path
     MESSAGE an encoded message without tensors, or its last part
     PART    a part of such a message, when it is longer than a record
     BULK    number (4), an encoded message that has tensors
     CHUNK   number (4), the next bytes of that message's tensors; a chunk never holds bytes of two tensors
     CREDIT  byte count (8) that the receiver is done with
     END     nothing; the record is the stream's final one
+    PING    number (8): the peer answers with the same number at once
+    PONG    number (8)
+    ACK     numbered frames received (8)
 
 Control messages leave before anything that waits, in their order. Up to OPEN_BULK_MAX messages with tensors are
 under way at once and take turns chunk by chunk, so a small one may overtake a large one. The receiver announces a
 window; a sender opens a message with tensors only while the bytes of all its open and undigested ones fit, and the
 receiver gives bytes back when it is done with the message. So what a peer can make us hold is bounded by the
 window, and nothing is allocated before header, role, shapes and window have been checked.
+
+MESSAGE, PART, BULK, CHUNK and CREDIT are numbered from 0, by counting, in each direction of the link. The sender keeps
+them until an ACK covers them (chunks are not copied: they are parts of the caller's buffers). When the link moves to
+another path, each HELLO says how many its sender has received; the other continues there, so every frame counts once,
+in its order, and a tensor that was half over goes on in its middle.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from enum import IntEnum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-import numpy as np
-
-from protocol.codec import (
-    PROTOCOL_MINOR,
-    check_allowed,
-    check_tensors,
-    decode,
-    encode,
-    tensors_of,
-    traffic_kind,
+from protocol.codec import PROTOCOL_MINOR
+from protocol.errors import RemoteProtocolError
+from protocol.frames import (
+    COUNT_BYTES,
+    OF_THE_PATH,
+    Buffer,
+    CountBytes,
+    Event,
+    Frame,
+    FramingLimits,
+    Hello,
+    MessageArrived,
+    OutFrame,
+    PeerClosed,
+    PeerReady,
+    PongArrived,
 )
-from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.handshake import Session
-from protocol.ids import TensorRef
-from protocol.limits import (
-    HEADER_BYTES_MAX,
-    MESSAGE_BYTES_MAX,
-    OPEN_BULK_MAX,
-    RECORD_BYTES_MAX,
-    TENSOR_BYTES_MAX,
-    WINDOW_BYTES,
-)
+from protocol.incoming import Incoming
+from protocol.limits import ACK_BYTES, ACK_FRAMES, KEPT_BYTES_MAX, KEPT_FRAMES_MAX
 from protocol.messages import Message
-from protocol.records import RecordReader, RecordWriter
+from protocol.outgoing import Outgoing
+from protocol.paths import Path, take_hello
 
-Buffer = bytes | bytearray | memoryview
-CountBytes = Callable[[str, str, int, int], None]
-"""(direction, kind, bytes, messages): payload that was handed out or delivered."""
-
-_NUMBER_BYTES = 4
-_COUNT_BYTES = 8
-_CHUNK_BYTES = RECORD_BYTES_MAX - _NUMBER_BYTES
-_WINDOW_BYTES_MAX = 1 << 40
-
-
-class Frame(IntEnum):
-    """The kinds of frames; the module's docstring says what each holds."""
-
-    HELLO = 1
-    MESSAGE = 2
-    PART = 3
-    BULK = 4
-    CHUNK = 5
-    CREDIT = 6
-    END = 7
-
-
-@dataclass(frozen=True, slots=True)
-class FramingLimits:
-    """Bounds that the run decides."""
-
-    tensor_bytes_max: int = TENSOR_BYTES_MAX
-    """The largest tensor that can honestly occur."""
-    window_bytes: int = WINDOW_BYTES
-    """Tensor bytes of one peer under way or undigested; at least the largest message."""
-
-
-@dataclass(frozen=True, slots=True)
-class PeerReady:
-    """The peer's first frame: it finished the handshake, and accepted us."""
-
-    minor: int
-
-
-@dataclass(frozen=True, slots=True)
-class MessageArrived:
-    """A message with all its tensors: `buffers[i]` holds the wire form of `message.tensors[i]` (whose key is i)."""
-
-    message: Message
-    buffers: tuple[memoryview, ...]
-    """Writable, of bytes, and the receiver's own."""
-    byte_count: int
-    """Bytes to give back with `release` when the receiver is done with the message (0 without tensors)."""
-
-
-@dataclass(frozen=True, slots=True)
-class PeerClosed:
-    """The peer ended the stream cleanly; everything it sent has been delivered."""
+__all__ = [
+    "Buffer",
+    "CountBytes",
+    "Event",
+    "Frame",
+    "Framing",
+    "FramingLimits",
+    "Hello",
+    "MessageArrived",
+    "PeerClosed",
+    "PeerReady",
+    "PongArrived",
+    "Progress",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,77 +82,106 @@ class Progress:
     """Messages completed so far."""
     byte_count: int
     """Bytes received so far."""
-
-
-Event = PeerReady | MessageArrived | PeerClosed
-
-
-@dataclass(slots=True)
-class _Outgoing:
-    """A message with tensors on its way out."""
-
-    header: bytes
-    kind: str
-    byte_count: int
-    buffers: deque[memoryview]
-    number: int = 0
-    offset: int = 0
-
-
-@dataclass(slots=True)
-class _Incoming:
-    """A message with tensors on its way in."""
-
-    message: Message
-    header_bytes: int
-    byte_count: int
-    wanted: deque[TensorRef]
-    """Tensors that are not complete; the last buffer, if any, belongs to the first of them once a chunk came."""
-    buffers: list[memoryview] = field(default_factory=list)
-    offset: int = 0
-    """Bytes of the last buffer that are there."""
+    kept: int
+    """The oldest frame that the peer has not acknowledged."""
+    withholding: bool
+    """It acknowledges so little that nothing more may be sent."""
 
 
 class Framing:
-    """One link's frames, both ways. Sans-I/O: no clock, no socket, randomness handed in."""
+    """One link's frames, both ways, over one path after the other. Sans-I/O: no clock, no socket, no randomness."""
 
     def __init__(
         self,
         session: Session,
         *,
         role: str,
-        header: bytes,
+        header: bytes = b"",
+        path: Path | None = None,
+        token: bytes = b"",
         limits: FramingLimits | None = None,
         count: CountBytes | None = None,
     ) -> None:
-        """`role` is our own; `header` is 24 random bytes for the sending stream."""
+        """`role` is our own. Either `header` (24 random bytes for the sending stream), and the link says HELLO itself,
+        or a `path` on which our HELLO was said. `token`: what that HELLO says; without one nothing is kept for another
+        path.
+        """
         self._limits = limits or FramingLimits()
-        self._role = role
-        self._peer_role = session.role
-        self._count = count or (lambda direction, kind, byte_count, message_count: None)
-        self._writer = RecordWriter(session.send_key, header)
-        self._reader = RecordReader(session.receive_key)
-        # Sending.
-        hello = PROTOCOL_MINOR.to_bytes(2, "big") + self._limits.window_bytes.to_bytes(_COUNT_BYTES, "big")
-        self._ready: deque[bytes] = deque((header + self._writer.seal(Frame.HELLO, hello),))
-        self._control: deque[bytes] = deque()
-        self._waiting: deque[_Outgoing] = deque()
-        self._open_out: deque[_Outgoing] = deque()
-        self._queued_bytes = 0
-        self._next_out = 0
-        self._peer_window_bytes = 0
-        self._unacknowledged_bytes = 0
-        self._credit_due_bytes = 0
-        self._closing = False
-        self._closed = False
-        # Receiving.
+        count = count or (lambda direction, kind, byte_count, message_count: None)
+        self._out = Outgoing(role, session.role, self._limits, count)
+        self._in = Incoming(role, session.role, self._limits, count)
+        self._token = token
+        self._path = path or Path(session, header)
+        self._urgent: deque[bytes] = deque()
+        if path is None:
+            self._urgent.append(self._path.hello(self.hello()))
         self._peer_ready = False
-        self._parts = bytearray()
-        self._open_in: dict[int, _Incoming] = {}
-        self._next_in = 0
-        self._held_bytes = 0
+        self._ended = False
+        self._keeping = bool(token)
+        self._holding = False
+        # What was sent and is not acknowledged: numbers _kept_first … of this deque, in order.
+        self._kept: deque[OutFrame] = deque()
+        self._kept_first = 0
+        self._kept_bytes = 0
+        self._confirmed = 0
+        """Frames that the peer has said it received."""
+        # What was received.
+        self._received = 0
+        self._acknowledged = 0
+        self._unacknowledged_bytes = 0
         self._received_bytes = 0
         self._received_messages = 0
+
+    # ---- the link -----------------------------------------------------------------------------------------------
+
+    def hello(self, *, resume: bytes = b"", epoch: int = 0, attempt: int = 0, token: bytes = b"") -> Hello:
+        """Our first frame of a path: for a new link, or to `resume` this one there."""
+        window_bytes = self._limits.window_bytes
+        if not resume:
+            return Hello(PROTOCOL_MINOR, window_bytes, self._token)
+        return Hello(PROTOCOL_MINOR, window_bytes, token or self._token, resume, epoch, attempt, self._received)
+
+    def greet(self, hello: Hello) -> None:
+        """The peer's first frame on the first path, when somebody else has read it."""
+        self._peer_ready = True
+        self._keeping = bool(self._token and hello.token)
+        self._out.open_window(hello.window_bytes)
+
+    @property
+    def resumable(self) -> bool:
+        """Whether both sides keep what they would need on another path."""
+        return self._keeping and not self._out.closing
+
+    def check_resume(self, hello: Hello) -> None:
+        """Raises `RemoteProtocolError` when the peer claims to have received what it was not sent or has confirmed."""
+        if not self._confirmed <= hello.received <= self._kept_first + len(self._kept):
+            detail = f"{hello.received} frames received, of {self._kept_first} to {self._kept_first + len(self._kept)}"
+            raise RemoteProtocolError("size", detail)
+
+    @property
+    def keeping(self) -> bool:
+        """Whether both sides number and keep frames, and answer questions."""
+        return self._keeping and self._peer_ready
+
+    def hold_acknowledgements(self, hold: bool) -> None:
+        """While a HELLO of ours says how many frames came, nothing must say more: the peer has to keep what follows."""
+        self._holding = hold
+
+    def move(self, path: Path, hello: Hello, our_received: int, say: Hello | None = None) -> None:
+        """Go on over `path`, where the peer said `hello` and we have said, or `say`, that `our_received` frames came.
+
+        Raises `RemoteProtocolError`: then nothing has changed.
+        """
+        self.check_resume(hello)
+        self._path = path
+        self._urgent.clear()
+        if say is not None:
+            self._urgent.append(path.hello(say))
+        self._confirmed = max(self._confirmed, hello.received)
+        self._forget(hello.received)
+        path.next_out = hello.received
+        path.next_in = our_received
+        self._acknowledged = max(self._acknowledged, our_received)
 
     # ---- sending ------------------------------------------------------------------------------------------------
 
@@ -193,51 +190,40 @@ class Framing:
 
         Does nothing after `close`. Raises `LocalProtocolError` for a message that the peer would refuse.
         """
-        if self._closing:
-            return
-        try:
-            check_allowed(type(message), self._role, self._peer_role)
-            byte_count = check_tensors(tensors_of(message), self._limits.tensor_bytes_max)
-        except RemoteProtocolError as error:
-            raise LocalProtocolError(f"{type(message).__name__} cannot be sent: {error}") from error
-        encoded = encode(message)
-        views = deque(memoryview(buffer).cast("B") for buffer in buffers)
-        if [view.nbytes for view in views] != [tensor.byte_count for tensor in tensors_of(message)]:
-            raise LocalProtocolError(f"{type(message).__name__}: the buffers are not those of its tensors")
-        self._queued_bytes += len(encoded) + byte_count
-        if not views:
-            self._control.append(encoded)
-        elif len(encoded) > HEADER_BYTES_MAX:
-            raise LocalProtocolError(f"{type(message).__name__}: {len(encoded)} bytes beside its tensors")
-        else:
-            self._waiting.append(_Outgoing(encoded, traffic_kind(message), byte_count, views))
+        self._out.send(message, buffers)
 
     def release(self, byte_count: int) -> None:
         """We are done with that many tensor bytes of delivered messages: the peer may send as many again."""
-        self._held_bytes -= byte_count
-        assert self._held_bytes >= 0, "more released than delivered"
-        self._credit_due_bytes += byte_count
+        self._in.release(byte_count)
+        self._out.give_back(byte_count)
+
+    def ping(self, number: int) -> None:
+        """Ask the peer for a PONG of this number; with it goes what we have received. Only for a resumable link.
+
+        Does nothing once the final record was handed out: nothing comes after it.
+        """
+        if self._ended:
+            return
+        self._urgent.append(self._path.seal(OutFrame(Frame.PING, number.to_bytes(COUNT_BYTES, "big"))))
+        self._say_received()
 
     def rekey(self) -> None:
         """Change the key of our direction with the next record."""
-        self._writer.rekey()
+        self._path.rekey()
 
     def close(self) -> None:
         """Send the control messages that wait, then the final record; tensors under way are given up."""
-        self._closing = True
-        self._waiting.clear()
-        self._open_out.clear()
-        self._queued_bytes = sum(len(encoded) for encoded in self._control)
+        self._out.close()
 
     @property
     def queued_bytes(self) -> int:
         """Bytes of messages and tensors that wait here to be sent."""
-        return self._queued_bytes
+        return self._out.queued_bytes
 
     @property
     def close_sent(self) -> bool:
         """Whether the final record was handed out."""
-        return self._closed
+        return self._ended
 
     def data_to_send(self, budget: int) -> list[bytes]:
         """Records to write now: about `budget` bytes, at most one record more. Empty: nothing to send at present.
@@ -248,198 +234,126 @@ class Framing:
         pieces: list[bytes] = []
         left = budget
         while left > 0:
-            if not self._ready and not self._seal_next():
+            piece = self._next_record()
+            if piece is None:
                 break
-            piece = self._ready.popleft()
             pieces.append(piece)
             left -= len(piece)
         return pieces
 
-    def _seal_next(self) -> bool:
-        """Seal the most urgent frame into `_ready`; False when there is none."""
-        if self._closed:
-            return False
-        if self._credit_due_bytes:
-            self._seal(Frame.CREDIT, self._credit_due_bytes.to_bytes(_COUNT_BYTES, "big"))
-            self._credit_due_bytes = 0
-        elif self._control:
-            self._seal_message(self._control.popleft())
-        elif self._closing:
-            self._ready.append(self._writer.seal(Frame.END, b"", final=True))
-            self._closed = True
-        elif self._waiting and len(self._open_out) < OPEN_BULK_MAX and self._window_allows(self._waiting[0]):
-            self._seal_bulk(self._waiting.popleft())
-        elif self._open_out:
-            self._seal_chunk(self._open_out.popleft())
+    def _next_record(self) -> bytes | None:
+        if self._urgent:
+            return self._urgent.popleft()
+        if self._ended:
+            return None
+        path, kept_end = self._path, self._kept_first + len(self._kept)
+        if path.next_out < kept_end:  # what the peer has not received on the path before
+            frame = self._kept[path.next_out - self._kept_first]
+            path.next_out += 1
+            self._forget(min(self._confirmed, path.next_out))
+            return path.seal(frame)
+        if self._full:
+            return None
+        new = self._out.next_frame()
+        if new is None:
+            if not self._out.closing:
+                return None
+            self._ended = True
+            return path.seal(OutFrame(Frame.END, b""), final=True)
+        if self._keeping:
+            self._kept.append(new)
+            self._kept_bytes += len(new.head) + len(new.body)
         else:
-            return False
-        return True
+            self._kept_first += 1
+        path.next_out += 1
+        return path.seal(new)
 
-    def _seal(self, kind: int, plain: bytes) -> None:
-        self._ready.append(self._writer.seal(kind, plain))
+    @property
+    def _full(self) -> bool:
+        return self._kept_bytes >= KEPT_BYTES_MAX or len(self._kept) >= KEPT_FRAMES_MAX
 
-    def _seal_message(self, encoded: bytes) -> None:
-        """All parts at once: they are few, and parts of two messages may not mix."""
-        for start in range(0, len(encoded), RECORD_BYTES_MAX):
-            part = encoded[start : start + RECORD_BYTES_MAX]
-            self._seal(Frame.MESSAGE if start + len(part) == len(encoded) else Frame.PART, part)
-        self._queued_bytes -= len(encoded)
-        self._count("tx", "control", len(encoded), 1)
-
-    def _window_allows(self, outgoing: _Outgoing) -> bool:
-        if not self._peer_ready:
-            return False
-        if outgoing.byte_count > self._peer_window_bytes:
-            detail = f"a window of {self._peer_window_bytes} bytes, where one message needs {outgoing.byte_count}"
-            raise RemoteProtocolError("size", detail)
-        return self._unacknowledged_bytes + outgoing.byte_count <= self._peer_window_bytes
-
-    def _seal_bulk(self, outgoing: _Outgoing) -> None:
-        outgoing.number = self._next_out
-        self._next_out = (self._next_out + 1) % 2**32
-        self._unacknowledged_bytes += outgoing.byte_count
-        self._seal(Frame.BULK, outgoing.number.to_bytes(_NUMBER_BYTES, "big") + outgoing.header)
-        self._queued_bytes -= len(outgoing.header)
-        self._open_out.append(outgoing)
-
-    def _seal_chunk(self, outgoing: _Outgoing) -> None:
-        buffer = outgoing.buffers[0]
-        chunk = buffer[outgoing.offset : outgoing.offset + _CHUNK_BYTES]
-        self._seal(Frame.CHUNK, outgoing.number.to_bytes(_NUMBER_BYTES, "big") + chunk)
-        self._queued_bytes -= len(chunk)
-        outgoing.offset += len(chunk)
-        if outgoing.offset == len(buffer):
-            outgoing.buffers.popleft()
-            outgoing.offset = 0
-        if outgoing.buffers:
-            self._open_out.append(outgoing)
-        else:
-            self._count("tx", outgoing.kind, len(outgoing.header) + outgoing.byte_count, 1)
+    def _say_received(self) -> None:
+        if self._received > self._acknowledged and not self._holding and not self._ended:
+            self._urgent.append(self._path.seal(OutFrame(Frame.ACK, self._received.to_bytes(COUNT_BYTES, "big"))))
+            self._acknowledged = self._received
+            self._unacknowledged_bytes = 0
 
     # ---- receiving ----------------------------------------------------------------------------------------------
 
     def receive(self, data: Buffer) -> list[Event]:
         """Feed bytes of the stream; what they complete. Raises `RemoteProtocolError`: the link is dead after that."""
         self._received_bytes += len(data)
+        return self.take(self._path.feed(data))
+
+    def take(self, frames: Iterable[tuple[int, bytes]]) -> list[Event]:
+        """As `receive`, for frames of the present path that somebody else has read from it."""
         events: list[Event] = []
-        for kind, plain in self._reader.feed(data):
+        for kind, plain in frames:
             event = self._take_frame(kind, plain)
             if event is not None:
                 events.append(event)
-                self._received_messages += 1
+                self._received_messages += isinstance(event, MessageArrived)
+        behind = self._received - self._acknowledged
+        if self._keeping and (behind >= ACK_FRAMES or self._unacknowledged_bytes >= ACK_BYTES):
+            self._say_received()
         return events
 
     @property
     def progress(self) -> Progress:
         """How far receiving has come."""
-        receiving = bool(self._reader.mid_record or self._parts or self._open_in or not self._peer_ready)
-        return Progress(receiving, self._received_messages, self._received_bytes)
+        receiving = self._path.mid_record or self._in.begun or not self._peer_ready
+        return Progress(receiving, self._received_messages, self._received_bytes, self._kept_first, self._full)
 
     def _take_frame(self, kind: int, plain: bytes) -> Event | None:
-        if self._peer_ready == (kind == Frame.HELLO):
+        if not self._peer_ready:
+            hello = take_hello(kind, plain)
+            self.greet(hello)
+            return PeerReady(hello)
+        if kind not in OF_THE_PATH:
+            return self._take_numbered(kind, plain)
+        if kind == Frame.END:
+            if plain:
+                raise RemoteProtocolError("size", "an END that is not empty")
+            if self._in.mid_message:
+                raise RemoteProtocolError("decode", "an end between the parts of a message")
+            return PeerClosed()
+        if kind == Frame.HELLO or not self._keeping:
             raise RemoteProtocolError("decode", f"frame {kind} at a place where it cannot be")
-        if self._parts and kind not in (Frame.PART, Frame.MESSAGE):
-            raise RemoteProtocolError("decode", f"frame {kind} between the parts of a message")
-        if self._reader.finished != (kind == Frame.END):
-            raise RemoteProtocolError("decode", "the final record and only that one is END")
-        match kind:
-            case Frame.HELLO:
-                return self._take_hello(plain)
-            case Frame.MESSAGE | Frame.PART:
-                return self._take_message(plain, last=kind == Frame.MESSAGE)
-            case Frame.BULK:
-                self._take_bulk(plain)
-            case Frame.CHUNK:
-                return self._take_chunk(plain)
-            case Frame.CREDIT:
-                self._take_credit(plain)
-            case Frame.END:
-                if plain:
-                    raise RemoteProtocolError("size", "an END that is not empty")
-                return PeerClosed()
-            case _:
-                raise RemoteProtocolError("decode", f"frame of the unknown kind {kind}")
+        if len(plain) != COUNT_BYTES:
+            raise RemoteProtocolError("size", f"frame {kind} of {len(plain)} bytes")
+        number = int.from_bytes(plain, "big")
+        if kind == Frame.PONG:
+            return PongArrived(number)
+        if kind == Frame.ACK:
+            if not self._confirmed <= number <= self._kept_first + len(self._kept):
+                raise RemoteProtocolError("size", f"{number} frames confirmed that were not sent")
+            # What came on the path before, after its HELLO here, comes again all the same: frames are counted.
+            self._confirmed = number
+            self._forget(min(number, self._path.next_out))
+        elif (
+            len(self._urgent) < ACK_FRAMES and not self._ended
+        ):  # more questions at once than an honest peer has need no answer
+            self._urgent.append(self._path.seal(OutFrame(Frame.PONG, plain)))
+            self._say_received()
         return None
 
-    def _take_hello(self, plain: bytes) -> PeerReady:
-        if len(plain) != 2 + _COUNT_BYTES:
-            raise RemoteProtocolError("size", f"a HELLO of {len(plain)} bytes")
-        window_bytes = int.from_bytes(plain[2:], "big")
-        if window_bytes > _WINDOW_BYTES_MAX:
-            raise RemoteProtocolError("size", f"a window of {window_bytes} bytes")
-        self._peer_window_bytes = window_bytes
-        self._peer_ready = True
-        return PeerReady(int.from_bytes(plain[:2], "big"))
-
-    def _take_message(self, plain: bytes, *, last: bool) -> MessageArrived | None:
-        if len(self._parts) + len(plain) > MESSAGE_BYTES_MAX:
-            raise RemoteProtocolError("size", "a message longer than the bound")
-        if not last:
-            if len(plain) != RECORD_BYTES_MAX:
-                raise RemoteProtocolError("size", "a part that does not fill its record")
-            self._parts += plain
+    def _take_numbered(self, kind: int, plain: bytes) -> Event | None:
+        path = self._path
+        path.next_in += 1
+        if path.next_in <= self._received:
+            return None  # it had come on the path before
+        self._received += 1
+        self._unacknowledged_bytes += len(plain)
+        if self._in.mid_message and kind not in (Frame.PART, Frame.MESSAGE):
+            raise RemoteProtocolError("decode", f"frame {kind} between the parts of a message")
+        if kind == Frame.CREDIT:
+            self._out.take_credit(plain)
             return None
-        encoded = bytes(self._parts) + plain if self._parts else plain
-        self._parts.clear()
-        message = self._decode(encoded)
-        if tensors_of(message):
-            raise RemoteProtocolError("decode", f"{type(message).__name__} with tensors, without their bytes")
-        self._count("rx", "control", len(encoded), 1)
-        return MessageArrived(message, (), 0)
+        return self._in.take(kind, plain)
 
-    def _decode(self, encoded: bytes) -> Message:
-        message = decode(encoded)
-        check_allowed(type(message), self._peer_role, self._role)
-        return message
-
-    def _take_bulk(self, plain: bytes) -> None:
-        if len(plain) < _NUMBER_BYTES or len(plain) > HEADER_BYTES_MAX + _NUMBER_BYTES:
-            raise RemoteProtocolError("size", f"a BULK of {len(plain)} bytes")
-        number = int.from_bytes(plain[:_NUMBER_BYTES], "big")
-        if number != self._next_in:
-            raise RemoteProtocolError("replay", f"BULK {number} where {self._next_in} is due")
-        self._next_in = (number + 1) % 2**32
-        if len(self._open_in) >= OPEN_BULK_MAX:
-            raise RemoteProtocolError("size", f"more than {OPEN_BULK_MAX} messages with tensors under way")
-        encoded = plain[_NUMBER_BYTES:]
-        message = self._decode(encoded)
-        tensors = tensors_of(message)
-        if not tensors:
-            raise RemoteProtocolError("decode", f"BULK {type(message).__name__} without tensors")
-        byte_count = check_tensors(tensors, self._limits.tensor_bytes_max)
-        if self._held_bytes + byte_count > self._limits.window_bytes:
-            raise RemoteProtocolError("size", f"{byte_count} tensor bytes beyond the window")
-        self._held_bytes += byte_count
-        self._open_in[number] = _Incoming(message, len(encoded), byte_count, deque(tensors))
-
-    def _take_chunk(self, plain: bytes) -> MessageArrived | None:
-        number = int.from_bytes(plain[:_NUMBER_BYTES], "big")
-        incoming = self._open_in.get(number)
-        if len(plain) <= _NUMBER_BYTES or incoming is None:
-            raise RemoteProtocolError("decode", f"an empty chunk, or one of no open message ({number})")
-        tensor, chunk = incoming.wanted[0], memoryview(plain)[_NUMBER_BYTES:]
-        if not incoming.offset:
-            # Memory that is neither zeroed at once (a long hold of the loop) nor grown and copied (1.4 s/GB).
-            incoming.buffers.append(np.empty(tensor.byte_count, np.uint8).data)
-        end = incoming.offset + len(chunk)
-        if end > tensor.byte_count or (end < tensor.byte_count and len(plain) != RECORD_BYTES_MAX):
-            raise RemoteProtocolError("size", "a chunk that neither fills its record nor ends its tensor")
-        incoming.buffers[-1][incoming.offset : end] = chunk
-        incoming.offset = end
-        if end < tensor.byte_count:
-            return None
-        incoming.wanted.popleft()
-        incoming.offset = 0
-        if incoming.wanted:
-            return None
-        del self._open_in[number]
-        self._count("rx", traffic_kind(incoming.message), incoming.header_bytes + incoming.byte_count, 1)
-        return MessageArrived(incoming.message, tuple(incoming.buffers), incoming.byte_count)
-
-    def _take_credit(self, plain: bytes) -> None:
-        if len(plain) != _COUNT_BYTES:
-            raise RemoteProtocolError("size", f"a CREDIT of {len(plain)} bytes")
-        byte_count = int.from_bytes(plain, "big")
-        if not 0 < byte_count <= self._unacknowledged_bytes:
-            raise RemoteProtocolError("size", f"credit of {byte_count} bytes for what was not sent")
-        self._unacknowledged_bytes -= byte_count
+    def _forget(self, number: int) -> None:
+        """Keep the frames before this number no longer."""
+        for _ in range(number - self._kept_first):
+            frame = self._kept.popleft()
+            self._kept_bytes -= len(frame.head) + len(frame.body)
+        self._kept_first = number

@@ -34,6 +34,15 @@ REKEY_BYTES = 1 << 30
 """Bytes under one key of a direction: far below any bound of the cipher, often enough to limit what a leak shows."""
 REKEY_S = 3600.0
 """Or this long, whichever comes first."""
+KEPT_BYTES_MAX = 64 << 20
+"""Sent and not acknowledged, kept in case the path breaks: a gigabit over half a second. Mostly parts of tensors that
+are kept anyway; beyond it a sender waits for the receiver's ACK."""
+KEPT_FRAMES_MAX = 16384
+"""The same for small frames: of 200 bytes each these are 3 MB."""
+ACK_FRAMES = 64
+"""The receiver acknowledges after so many frames …"""
+ACK_BYTES = 512 << 10
+"""… or after so many bytes, or with its next PING: an ACK costs 30 bytes."""
 OPEN_BULK_MAX = 8
 """Messages with tensors that may be under way on one link at once: enough to share a line, few enough to finish."""
 TENSORS_MAX = 64
@@ -93,6 +102,10 @@ WRITE_BYTES = 128 << 10
 """Records handed to a socket at once: what a control message may find before itself in our own process."""
 UNSENT_BYTES = 128 << 10
 """Bytes in the kernel that were not sent yet, above which the socket takes no more (TCP_NOTSENT_LOWAT)."""
+AHEAD_S = 0.015
+"""Both of these shrink on a slow line to so much of its measured rate: what a control message waits for is time."""
+AHEAD_BYTES_MIN = 16 << 10
+"""… but not below this: the kernel has to have something to send while we are asleep."""
 SEND_QUEUE_BYTES = 1 << 30
 """Messages and tensors that wait for one peer; above it the peer is too slow and its link is closed."""
 PROGRESS_BYTES = 16 << 10
@@ -107,6 +120,15 @@ CONNECT_STAGGER_S = 0.25
 """The start that one address has over the next one (RFC 8305, section 5)."""
 CONNECT_CANDIDATES_MAX = 16
 """Addresses tried for one peer: ADDRESSES_MAX of both families; a name may stand for any number."""
+KEEP_ALIVE_S = 1.0
+"""Nothing said for so long: a PING. Two packets a second and link, 150 bytes with all headers."""
+ROUND_TRIP_S = 5.0
+"""A busy link measures its round trip so often."""
+SILENT_S = 3.5
+"""Nothing heard for so long, where something comes every KEEP_ALIVE_S: three were lost in a row, so look for another
+path. A path with 1 % loss does this by chance once in a million seconds and more."""
+GRACE_S = 3.0
+"""A link whose carrier has failed lives so long without a path: to find another takes one or two seconds."""
 CLOSE_S = 2.0
 """For the last messages and the clean end of a link, after that it is cut."""
 INBOX_MAX = 1024

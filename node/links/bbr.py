@@ -7,8 +7,8 @@ The path has a bottleneck bandwidth (the largest delivery rate of the last ten r
 the bandwidth, probe above it now and then, and keep at most twice the product in flight. Random loss lowers none of
 this. Loss of a whole round beyond two percent and some does: a full queue with others in it looks like that.
 
-What is left out of BBRv3: ECN, the estimate of what acknowledgements bring at once (our peer acknowledges every
-millisecond), and its slow raising of the long-term bound, which here grows by a quarter with each clean probe.
+What is left out of BBRv3: ECN, and its slow raising of the long-term bound, which here grows by a quarter with each
+clean probe.
 """
 
 from __future__ import annotations
@@ -60,9 +60,15 @@ FIRST_RTT_S = 0.1
 """Until a round trip was seen."""
 QUANTUM_S = 0.002
 """Packets leave in bursts of this length: fewer turns of the loop, and a queue of 2 ms at most."""
-BURST_S = 0.006
-BURST_PACKETS_MAX = 32
-"""What a loop that comes late may send at once, and the most that it computes in one turn: about 2 ms."""
+LUMP_ROUNDS = 5
+"""Acknowledgements that come in lumps (radios, busy peers) allow more in flight: the largest of five to ten rounds
+(BBRv3 5.5.9), …"""
+LUMP_S = 0.1
+"""… as far as it is worth this much of the rate."""
+LATE_S = 0.05
+"""A loop that comes late makes up for so much; a line that was idle gets no more than a burst at once."""
+TURN_PACKETS_MAX = 32
+"""Packets in one turn of the loop, about 2 ms of processor; then others have theirs."""
 
 
 class Phase(Enum):
@@ -99,6 +105,7 @@ class ModelController(QuicCongestionControl):
         self._sent: dict[int, _Sent] = {}
         # Delivery.
         self._delivered = 0
+        self._lost = 0
         self._delivered_at_s = 0.0
         self._first_at_s = 0.0
         self._idle_until = 0
@@ -121,6 +128,11 @@ class ModelController(QuicCongestionControl):
         self._cycle_at_s = 0.0
         self._caution = 1.0
         self._ceiling_bytes: float = WINDOW_BYTES_MAX
+        # What acknowledgements brought beyond the rate: of these rounds, and of those before.
+        self._lump_at_s = 0.0
+        self._lump_bytes = 0
+        self._lumps = [0.0, 0.0]
+        self._lumps_round = 0
         # The smallest round trip.
         self._min_rtt_at_s = 0.0
         self._probe_rtt_until_s = 0.0
@@ -139,7 +151,7 @@ class ModelController(QuicCongestionControl):
         return self.bandwidth_bytes_per_s * rtt_s
 
     def on_idle(self) -> None:
-        """The sender could have sent more and had nothing: rates until all this is delivered say less than the line."""
+        """The sender could have sent more and did not: rates until all this is delivered say less than the line."""
         self._idle_until = self._delivered + self.bytes_in_flight or 1
 
     # ---- aioquic's calls ----
@@ -176,6 +188,7 @@ class ModelController(QuicCongestionControl):
             self._take_rate(rate)
         if round_over:
             self._end_round(idle)
+        self._see_lump(now)
         self._see_rtt(now, rtt)
         self._advance(now, round_over)
         self._set_window()
@@ -187,11 +200,17 @@ class ModelController(QuicCongestionControl):
             self._sent.pop(packet.packet_number, None)
             self._round_lost_bytes += packet.sent_bytes
             self._round_lost_packets += 1
+            self._lost += packet.sent_bytes
 
     def on_packets_expired(self, *, packets: Iterable[QuicSentPacket]) -> None:
         for packet in packets:
             self.bytes_in_flight -= packet.sent_bytes
             self._sent.pop(packet.packet_number, None)
+
+    @property
+    def loss(self) -> float | None:
+        """Share of the bytes that were lost so far; None before any came through."""
+        return self._lost / (self._lost + self._delivered) if self._delivered else None
 
     # ---- the model ----
 
@@ -256,6 +275,16 @@ class ModelController(QuicCongestionControl):
             self._full_rounds += 1
             self._full = self._full_rounds >= FULL_ROUNDS
 
+    def _see_lump(self, now: float) -> None:
+        expected = self.bandwidth_bytes_per_s * (now - self._lump_at_s)
+        if self._lump_bytes <= expected:
+            self._lump_at_s, self._lump_bytes, expected = now, 0, 0.0
+        self._lump_bytes += self._fresh_bytes
+        if self._round >= self._lumps_round + LUMP_ROUNDS:
+            self._lumps_round, self._lumps = self._round, [0.0, self._lumps[0]]
+        extra = min(self._lump_bytes - expected, LUMP_S * self.bandwidth_bytes_per_s, self.congestion_window)
+        self._lumps[0] = max(self._lumps[0], extra)
+
     def _see_rtt(self, now: float, rtt: float) -> None:
         expired = now > self._min_rtt_at_s + MIN_RTT_S and self.min_rtt_s < float("inf")
         if rtt <= self.min_rtt_s or expired:
@@ -319,7 +348,8 @@ class ModelController(QuicCongestionControl):
         fresh, self._fresh_bytes = self._fresh_bytes, 0
         # Three bursts on top, for those that wait here and at the peer: all there is on a line without delay.
         bursts = 3 * max(self.pacing_bytes_per_s * QUANTUM_S, 2 * self._datagram_bytes)
-        target = WINDOW_GAIN * self.product_bytes * self._caution + bursts
+        lumps = max(self._lumps) if self._full else 0.0
+        target = WINDOW_GAIN * self.product_bytes * self._caution + bursts + lumps
         window = float(self.congestion_window)
         if self._full or window < target:
             window += fresh
@@ -351,24 +381,40 @@ class ModelPacer(QuicPacketPacer):
         self._controller = controller
         self._packet_s = self._quantum_s = 0.0
         self._bursting = False
+        self._turn_packets = 0
+        self._wanted_at_s = float("inf")
         self.update_rate(0, 0.0)
 
     def next_send_time(self, now: float) -> float | None:  # type: ignore[override]  # as theirs does
-        """None for now."""
+        """None for now; a time that is over means after the next turn of the loop."""
+        if now > self._wanted_at_s + LATE_S:
+            # We came so late that we sent less than we could: what is delivered now is no measure of the line.
+            self._controller.on_idle()
+        self._wanted_at_s = float("inf")
         self.update_bucket(now)
+        if not self._controller.bytes_in_flight:
+            self.bucket_time = min(self.bucket_time, self._quantum_s)
+        if self._turn_packets >= TURN_PACKETS_MAX:
+            self._turn_packets = 0
+            return now
         # A hair less than the whole: sums of times do not come out even.
         self._bursting = self.bucket_time > (0.0 if self._bursting else 0.99 * self._quantum_s)
-        return None if self._bursting else now + self._quantum_s - self.bucket_time
+        if self._bursting:
+            return None
+        self._turn_packets = 0
+        self._wanted_at_s = now + self._quantum_s - self.bucket_time
+        return self._wanted_at_s
 
     def update_after_send(self, now: float) -> None:
         """A debt stays a debt: aioquic forgives what a burst's last packet had too much, a tenth of the rate here."""
         self.bucket_time -= self._packet_s
+        self._turn_packets += 1
 
     def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
         """aioquic calls this after every change; what it hands over is not needed."""
         self._packet_s = self._max_datagram_size / self._controller.pacing_bytes_per_s
-        self._quantum_s = min(QUANTUM_S, BURST_PACKETS_MAX // 2 * self._packet_s)
-        self.bucket_max = max(min(BURST_S, BURST_PACKETS_MAX * self._packet_s), self._quantum_s, 2 * self._packet_s)
+        self._quantum_s = min(QUANTUM_S, TURN_PACKETS_MAX * self._packet_s)
+        self.bucket_max = max(LATE_S, 2 * self._packet_s)
         self.bucket_time = min(self.bucket_time, self.bucket_max)
 
 

@@ -15,10 +15,8 @@ import trio
 from node.links.notes import Answer, AnyNote, Knock, KnockAnswer, Meet, No, Offer, fitting
 from node.links.post import Post
 from node.links.relayed import Proof, open_leg
-from protocol.drive import tcp
 from protocol.drive.transport import Transport
 from protocol.errors import DialError, LocalProtocolError, RemoteProtocolError
-from protocol.handshake import TCP_PROLOGUE
 from protocol.ids import NodeId
 from protocol.limits import TEXT_MAX
 from protocol.reach import worth_dialling
@@ -50,6 +48,8 @@ class Punched(Protocol):
 class Punches(Protocol):
     """Who punches: node.links.punched.Puncher. Raises `DialError`, and `RemoteProtocolError` for what is forged."""
 
+    async def start_helper(self) -> None: ...
+
     async def call(self, peer: NodeId, exchange: Callable[[bytes], Awaitable[bytes]]) -> Punched: ...
 
     async def answer(self, peer: NodeId, offer: bytes) -> tuple[bytes, Callable[[], Awaitable[Punched]]]: ...
@@ -71,8 +71,8 @@ class Surroundings:
         """Servers of the plan that can be dialled."""
 
 
-async def adopt_punched(transport: Transport, peer: NodeId, punched: Punched) -> None:
-    """A link over what was punched. Raises `DialError`."""
+async def adopt_punched(transport: Transport, peer: NodeId, punched: Punched, *, switch: bool = False) -> None:
+    """A link over what was punched. `switch` counts for the initiator. Raises `DialError`."""
     await transport.adopt(
         punched.stream,
         peer,
@@ -80,26 +80,7 @@ async def adopt_punched(transport: Transport, peer: NodeId, punched: Punched) ->
         path=punched.path,
         address=punched.address,
         prologue=punched.prologue,
-    )
-
-
-async def dial_anew(transport: Transport, addresses: tuple[str, ...], peer: NodeId) -> None:
-    """A link by TCP even where one is up: the peer asks for it, or another way is to be left. Raises `DialError`."""
-    if transport.link_to(peer) is None:
-        await transport.dial(addresses, peer)
-        return
-    async with tcp.racing(addresses) as race:
-        found = await race.next()
-    if found is None:
-        raise DialError("; ".join(race.failures) or "no address is known")
-    stream, candidate = found
-    await transport.adopt(
-        transport.metered(stream),
-        peer,
-        initiator=True,
-        path="tcp",
-        address=candidate.address,
-        prologue=TCP_PROLOGUE,
+        switch=switch,
     )
 
 
@@ -162,7 +143,8 @@ class Callee:
         self._post.tell(peer, answer)
         addresses = worth_dialling(note.addresses, note.local_addresses, here.seen_from, note.seen_from)
         if addresses:
-            await dial_anew(self._transport, addresses, peer)
+            # The peer asks for it: what we have to it may be dead at its end, or worse than what it looks for.
+            await self._transport.dial(addresses, peer, switch=True)
 
     async def _punch(self, peer: NodeId, note: AnyNote) -> None:
         assert isinstance(note, Offer)

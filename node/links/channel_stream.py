@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import trio
 
-from node.links.datagrams import ByteLimits
 from node.links.helper import Connection
 from node.links.helper_frames import DATA_BYTES_MAX, WINDOW_BYTES, Credit
 
@@ -30,11 +29,10 @@ class _Turn:
 
 
 class ChannelStream(trio.abc.Stream):
-    """Bytes both ways, as much as the peer takes. What crossed the wire for them counts against the owner's limits."""
+    """Bytes both ways, as much as the peer takes and the owner's limits let pass."""
 
-    def __init__(self, connection: Connection, limits: ByteLimits | None) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._limits = limits
         self._consumed_bytes = 0
         self._closed = False
         self._send_turn = _Turn("sends")
@@ -62,12 +60,10 @@ class ChannelStream(trio.abc.Stream):
                 raise trio.ClosedResourceError("closed by us")
             if self._connection.ended:
                 raise trio.BrokenResourceError(self._connection.ended)
-            unpaid, self._connection.unpaid_up_bytes = self._connection.unpaid_up_bytes, 0
-            if self._limits is not None and unpaid:
-                await self._limits.take_up(unpaid)
-            elif self._connection.credit_bytes:
+            await self._connection.paid("up")
+            if self._connection.credit_bytes and not self._connection.ended and not self._closed:
                 return
-            else:
+            if not self._connection.ended and not self._closed:
                 await self._connection.wait()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
@@ -76,6 +72,7 @@ class ChannelStream(trio.abc.Stream):
             raise ValueError("max_bytes must be at least 1")
         with self._receive_turn:
             await trio.lowlevel.checkpoint()
+            await self._connection.paid("down")
             while not self._connection.inbox:
                 if self._closed:
                     raise trio.ClosedResourceError("closed by us")
@@ -86,9 +83,6 @@ class ChannelStream(trio.abc.Stream):
                 await self._connection.wait()
             if self._closed:
                 raise trio.ClosedResourceError("closed by us")
-            unpaid, self._connection.unpaid_down_bytes = self._connection.unpaid_down_bytes, 0
-            if self._limits is not None and unpaid:
-                await self._limits.take_down(unpaid)
             data = bytes(self._connection.inbox[: max_bytes or READ_BYTES])
             del self._connection.inbox[: len(data)]
             self._consumed_bytes += len(data)

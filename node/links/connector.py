@@ -14,7 +14,7 @@ from hashlib import blake2b
 import structlog
 import trio
 
-from node.links.callee import Callee, Punches, Surroundings, adopt_punched, dial_anew
+from node.links.callee import Callee, Punches, Surroundings, adopt_punched
 from node.links.ladder import PUNCH, REVERSE, Figures, GiveUp, Ladder, LadderOrder, Stop, Try, Way
 from node.links.notes import Answer, AnyNote, Knock, KnockAnswer, Meet, No, Offer, fitting, read_note
 from node.links.post import Post
@@ -35,8 +35,8 @@ BUSY_BYTES = 256 << 10
 """A link that has so much waiting at both looks was limited by its line in between, so what it sent is its rate."""
 REPLACED = "replaced by a new link"
 """Why the transport says that a link is down whose successor comes with the same breath."""
-_PATH_OF = {"direct": "tcp", "reverse": "tcp", "punch": "quic", "relay": "relay"}
-"""The metric's word for a way that came to nothing; one that worked is counted under what it became."""
+_PATHS_OF = {"direct": ("tcp",), "reverse": ("tcp",), "punch": ("quic", "channel", "relay"), "relay": ("relay",)}
+"""What a way may become. One that came to nothing is counted under the first."""
 
 
 class Connector:
@@ -75,9 +75,11 @@ class Connector:
         self._linked: dict[NodeId, trio.Event] = {}
         """Fired when a link to the peer comes up, whoever opened it."""
         self._changed = trio.Event()
+        self._warm = False
         self._told: dict[NodeId, str] = {}
         self._rates: dict[NodeId, float] = {}
         self._log = structlog.get_logger("links")
+        transport.on_moved, transport.on_path_failed = self.on_moved, self.on_path_failed
         self.ladder.set_abilities(can_punch=puncher is not None, reachable=bool(surroundings.addresses))
 
     # ---- doors for the driver ------------------------------------------------------------------------------------
@@ -99,10 +101,25 @@ class Connector:
             way = {"tcp": REVERSE, "relay": Way("relay")}.get(link.path, PUNCH)
             self._perform(self.ladder.opened(link.peer, way, trio.current_time()))
 
+    def on_moved(self, link: Link) -> None:
+        """For the transport: a link goes another way now; to whoever looked for one that is as if it had come up."""
+        self._log.info("moved", peer=link.peer, path=link.path)
+        self.on_up(link)
+
     def on_down(self, link: Link, reason: str) -> None:
         """A link is gone."""
         if reason != REPLACED:
             self._perform(self.ladder.fell(link.peer, trio.current_time()))
+
+    def on_path_failed(self, link: Link, reason: str) -> None:
+        """For the transport: the link's path carries nothing, and another one is wanted within seconds.
+
+        Whoever wanted the link looks for it; the other side is asked to by what the first one does.
+        """
+        self._log.info("path failed", peer=link.peer, path=link.path, reason=reason)
+        if link.peer == self._coordinator:
+            return  # the machine will dial it again
+        self._perform(self.ladder.ails(link.peer, trio.current_time()))
 
     def on_message(self, message: Message) -> bool:
         """Something from the coordinator; True when it was for us alone."""
@@ -129,6 +146,17 @@ class Connector:
         servers.sort(key=lambda server: blake2b((own + server[0]).encode(), digest_size=8).digest())
         self.here.relays = {node: addresses for node, addresses in servers if addresses and node != own}
         self.ladder.set_relays(self.here.relays)
+        hidden = any(not addresses for _, addresses in servers)
+        if hidden and not self.here.addresses and self._puncher is not None and not self._warm:
+            self._warm = True
+            self._nursery.start_soon(self._warm_up, self._puncher)
+
+    async def _warm_up(self, puncher: Punches) -> None:
+        """A server of the plan cannot be dialled, and nor can we: a punch is near, and its helper takes a second."""
+        try:
+            await puncher.start_helper()
+        except DialError as error:
+            self._log.warning("punching is not possible", reason=str(error))
 
     async def run(self) -> None:
         """Wakes the ladder, and shows it what live links give. Never returns."""
@@ -203,7 +231,7 @@ class Connector:
             return
         now = trio.current_time()
         if link is None:
-            self._record("barnraise_transport_connects_total", path=_PATH_OF[way.kind], outcome="failed")
+            self._record("barnraise_transport_connects_total", path=_PATHS_OF[way.kind][0], outcome="failed")
             self._perform(self.ladder.failed(peer, way, reason, now))
             return
         self._record("barnraise_transport_connects_total", path=link.path, outcome="ok")
@@ -224,13 +252,12 @@ class Connector:
         link = self._transport.link_to(order.peer)
         if link is None:
             raise DialError("the link broke as soon as it was there")
+        if link.path not in _PATHS_OF[order.way.kind]:
+            raise DialError(f"the link came up by another way ({link.path})")
         return link
 
     async def _dial(self, order: Try) -> None:
-        if order.switch:
-            await self._prove(order, lambda: dial_anew(self._transport, order.addresses, order.peer))
-        else:
-            await self._transport.dial(order.addresses, order.peer)
+        await self._transport.dial(order.addresses, order.peer, switch=order.switch)
 
     async def _knock(self, order: Try) -> None:
         """Asks the peer to dial us, and dials what it says of itself."""
@@ -244,8 +271,8 @@ class Connector:
             raise DialError("the peer answered something else")
         addresses = worth_dialling(answer.addresses, answer.local_addresses, here.seen_from, answer.seen_from)
         neighbours = bool(here.local_addresses) and same_network(here.seen_from, answer.seen_from)
-        if addresses and not order.switch:
-            await self._transport.dial(addresses, peer)
+        if addresses:
+            await self._transport.dial(addresses, peer, switch=order.switch)
         elif here.addresses or neighbours:
             with trio.move_on_after(DIAL_BACK_S):
                 await linked.wait()
@@ -266,7 +293,7 @@ class Connector:
             return answer.content
 
         punched = await self._puncher.call(peer, exchange)
-        await self._prove(order, lambda: adopt_punched(self._transport, peer, punched))
+        await self._prove(order, lambda switch: adopt_punched(self._transport, peer, punched, switch=switch))
 
     async def _relay(self, order: Try) -> None:
         peer, relay = order.peer, order.way.via
@@ -275,21 +302,22 @@ class Connector:
         stream = await open_leg(order.addresses, relay, meeting, self._proof, self._transport.metered)
         await self._prove(
             order,
-            lambda: self._transport.adopt(
+            lambda switch: self._transport.adopt(
                 stream,
                 peer,
                 initiator=True,
                 path="relay",
                 address=f"relay {relay[:8]}",
                 prologue=link_prologue(meeting),
+                switch=switch,
             ),
         )
 
-    async def _prove(self, order: Try, adopt: Callable[[], Awaitable[object]]) -> None:
-        """One proof at a time for each peer: two that end together would leave each side with another link."""
+    async def _prove(self, order: Try, adopt: Callable[[bool], Awaitable[object]]) -> None:
+        """One proof at a time for each peer; `adopt(switch)`, since a link may have come up since the way was begun."""
         lock = self._proving.setdefault(order.peer, trio.Lock())
         async with lock:
-            await adopt()
+            await adopt(self.ladder.takes_over(order.peer, order.way))
 
     async def _dial_coordinator(self, addresses: tuple[str, ...]) -> None:
         """The coordinator is there for everybody, so TCP leads to it or nothing does."""

@@ -18,6 +18,8 @@ SOCKET_BUFFER_BYTES = 4 << 20
 """Asked of the kernel; it may give less. A burst waits there while the loop does something else."""
 RECEIVE_BATCH = 32
 """Datagrams read before other tasks have their turn: about two milliseconds with what QUIC does to them."""
+GATHER_S = 0.002
+"""When datagrams come one by one, we wait so long for company: a turn of the loop costs as much as a datagram."""
 
 _UDP_SEGMENT = 103
 _UDP_GRO = 104
@@ -27,6 +29,7 @@ _IP_PMTUDISC_PROBE = 3
 _DATAGRAM_BYTES_MAX = 65535
 _TRAIN_BYTES_MAX = 65000
 """All of a train must fit an IP packet."""
+_BULK_BYTES = 1000
 _TRAIN_MAX = 64
 """UDP_MAX_SEGMENTS of older kernels."""
 
@@ -58,6 +61,7 @@ class DatagramSocket:
         self._raw = socket.socket(sock.family, socket.SOCK_DGRAM, fileno=sock.detach())
         self._raw.setblocking(False)
         self._trains = True
+        self._busy = False
         # Under a limit the queue in front of us must be short: it is where the sender's excess waits and gets lost.
         room = None if limits is None else limits.receive_buffer_bytes
         for level, option, value in (
@@ -115,6 +119,8 @@ class DatagramSocket:
         Raises what they raise.
         """
         await trio.lowlevel.wait_readable(self._raw)
+        if self._busy:
+            await trio.sleep(GATHER_S)
         batch: list[Datagram] = []
         for _ in range(RECEIVE_BATCH):
             try:
@@ -125,6 +131,8 @@ class DatagramSocket:
                 continue  # an ICMP error about something we sent, which anybody could have made
             if len(batch) >= RECEIVE_BATCH:
                 break
+        # Not after a full batch, where more waits already, nor for single messages.
+        self._busy = len(batch) < RECEIVE_BATCH and any(len(datagram) >= _BULK_BYTES for datagram, _ in batch)
         if self._limits is not None:
             await self._limits.take_down(sum(len(datagram) for datagram, _ in batch))
         return batch

@@ -11,8 +11,9 @@ import socket
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import structlog
 import trio
@@ -35,6 +36,7 @@ from node.links.helper_frames import (
     data_frame,
     order_frame,
 )
+from node.links.quic import ByteLimits
 from protocol.errors import RemoteProtocolError
 
 READ_BYTES = 256 << 10
@@ -49,11 +51,52 @@ END_S = 1.0
 """From closing its socket pair until it is killed."""
 
 
+Direction = Literal["up", "down"]
+
 _UDP_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 class HelperGoneError(Exception):
     """The helper process has ended, and with it whatever went through it."""
+
+
+class _Debt:
+    """Bytes that the helper has moved in one direction, and that the owner's limits have not let pass yet.
+
+    The helper cannot wait for tokens datagram by datagram; so what it moved is paid afterwards, and until then no
+    stream hands it more.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._over = False
+        self._changed = trio.Event()
+
+    def add(self, byte_count: int) -> None:
+        self._bytes += byte_count
+        self._notify()
+
+    async def paid(self) -> None:
+        while self._bytes and not self._over:
+            await self._changed.wait()
+
+    async def pay(self, take: Callable[[int], Awaitable[None]]) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                while not self._bytes:
+                    await self._changed.wait()
+                due = self._bytes
+                await take(due)
+                self._bytes -= due
+                self._notify()
+        finally:
+            self._over = True
+            self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
 
 
 class Connection:
@@ -70,8 +113,6 @@ class Connection:
         self.clean = False
         """Whether the peer closed it, after everything that it sent."""
         self.credit_bytes = 0
-        self.unpaid_up_bytes = 0
-        self.unpaid_down_bytes = 0
         self.inbox = bytearray()
         self._process = process
         self._closed = False
@@ -106,6 +147,10 @@ class Connection:
         if not self._closed and not self.ended:
             self._process.post(order_frame(self.number, order))
 
+    async def paid(self, direction: Direction) -> None:
+        """Returns when the owner's limits have let pass what the helper has moved so far in that direction."""
+        await self._process.debts[direction].paid()
+
     def send(self, data: bytes | bytearray | memoryview) -> None:
         """Bytes of the stream, at most as many as there is credit."""
         assert len(data) <= self.credit_bytes, "more than the credit"
@@ -137,10 +182,14 @@ class Connection:
 class _Process:
     """One run of the helper."""
 
-    def __init__(self, log: Any) -> None:
+    def __init__(self, log: Any, limits: ByteLimits | None) -> None:
         self.connections: dict[int, Connection] = {}
+        self.debts: dict[Direction, _Debt] = {"up": _Debt(), "down": _Debt()}
+        self._limits = limits
         self.pid = 0
-        self.census: Census | None = None
+        self._census: Census | None = None
+        self._asked = 0
+        self._answered = 0
         self.over = False
         self._log = log
         self._numbers = 0
@@ -171,7 +220,7 @@ class _Process:
         try:
             self._sockets.setblocking(False)
             fds = (theirs.fileno(), their_sockets.fileno())
-            command = [sys.executable, "-m", "node.links.ice_process", *(str(fd) for fd in fds), str(os.getpid())]
+            command = [sys.executable, "-P", "-m", "node.links.ice_process", *(str(fd) for fd in fds), str(os.getpid())]
             process = await trio.lowlevel.open_process(command, stdin=subprocess.DEVNULL, pass_fds=fds)
             theirs.close()
             their_sockets.close()
@@ -182,6 +231,9 @@ class _Process:
             async with stream, trio.open_nursery() as nursery:
                 nursery.start_soon(self._write, stream)
                 nursery.start_soon(self._watch, process)
+                if self._limits is not None:
+                    nursery.start_soon(self.debts["up"].pay, self._limits.take_up)
+                    nursery.start_soon(self.debts["down"].pay, self._limits.take_down)
                 try:
                     await self._read(stream)
                 except RemoteProtocolError as error:
@@ -222,7 +274,7 @@ class _Process:
 
     async def _watch(self, process: trio.Process) -> None:
         while True:
-            self.post(order_frame(0, AskCensus()))
+            self.post(order_frame(0, AskCensus(False)))
             await trio.sleep(WATCH_S)
             if trio.current_time() - self._heard_at > HUNG_S:
                 self._log.warning("punching helper hangs and is killed", pid=process.pid)
@@ -230,20 +282,27 @@ class _Process:
 
     async def ask_census(self) -> Census:
         """What the helper holds now."""
-        self.post(order_frame(0, AskCensus()))
-        before = self.census
-        while self.census is before:
+        self._asked += 1
+        number = self._asked
+        self.post(order_frame(number, AskCensus(True)))
+        while self._answered < number:
             if self.over:
                 raise HelperGoneError("the punching helper ended")
             await self._census_came.wait()
-        assert self.census is not None
-        return self.census
+        assert self._census is not None
+        return self._census
 
     def _take(self, number: int, frame: Order | bytes) -> None:
         if isinstance(frame, Census):
-            self.census = frame
+            if number:  # the answer to a question of `ask_census`, not of the watch
+                self._census, self._answered = frame, number
             self._census_came.set()
             self._census_came = trio.Event()
+            return
+        if isinstance(frame, Traffic):  # also what a connection moved that is gone by now
+            if self._limits is not None:
+                self.debts["up"].add(frame.up_bytes)
+                self.debts["down"].add(frame.down_bytes)
             return
         if isinstance(frame, SocketReady):
             self._take_handles()
@@ -264,9 +323,6 @@ class _Process:
             connection.outcome = frame
         elif isinstance(frame, Credit):
             connection.credit_bytes += frame.byte_count
-        elif isinstance(frame, Traffic):
-            connection.unpaid_up_bytes += frame.up_bytes
-            connection.unpaid_down_bytes += frame.down_bytes
         elif isinstance(frame, Ended):
             connection.end(frame.reason, clean=frame.clean)
         connection.changed()
@@ -301,9 +357,10 @@ async def _reap(process: trio.Process) -> None:
 class Helper:
     """Starts the helper process when a connection is wanted and none runs."""
 
-    def __init__(self, nursery: trio.Nursery) -> None:
-        """`nursery`: lives as long as the daemon; the process ends with it."""
+    def __init__(self, nursery: trio.Nursery, limits: ByteLimits | None) -> None:
+        """`nursery`: lives as long as the daemon; the process ends with it. `limits`: the owner's."""
         self._nursery = nursery
+        self._limits = limits
         self._log = structlog.get_logger("punch")
         self._process: _Process | None = None
         self._starting = trio.Lock()
@@ -317,7 +374,7 @@ class Helper:
         """Returns when a process runs that answers. Raises `OSError` or `HelperGoneError` when none can be had."""
         async with self._starting:
             if self._process is None or self._process.over:
-                process = _Process(self._log)
+                process = _Process(self._log, self._limits)
                 with trio.move_on_after(START_S):
                     await self._nursery.start(process.run)
                     self._process = process

@@ -139,6 +139,9 @@ class Ended(Order, frozen=True):
 class AskCensus(Order, frozen=True):
     """Daemon: are you well? Answered with `Census`; no answer for long means that the helper hangs."""
 
+    count_sockets: bool
+    """Looks through the system's list, which takes milliseconds on a busy server."""
+
 
 class Census(Order, frozen=True):
     """Helper: what it holds, for the watch and for tests that nothing leaks."""
@@ -146,6 +149,7 @@ class Census(Order, frozen=True):
     connections: _Count
     tasks: _Count
     sockets: _Count
+    """Zero when they were not counted."""
 
 
 FromDaemon = Gather | Connect | Credit | Close | AskCensus

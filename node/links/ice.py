@@ -73,6 +73,7 @@ class _FencedStun(StunProtocol):
 
     def datagram_received(self, data: bytes | str, addr: tuple[Any, ...]) -> None:
         assert isinstance(data, bytes)
+        self.receiver.count_down(data)
         if not data:
             return
         if data[0] > _STUN_FIRST_BYTE_MAX:
@@ -81,6 +82,10 @@ class _FencedStun(StunProtocol):
         # A parser's surprise is the packet's fault: it must cost no traceback in the log.
         with contextlib.suppress(Exception):
             super().datagram_received(data, addr)
+
+    def send_stun(self, message: Message, addr: tuple[str, int]) -> None:
+        self.receiver.count_up(bytes(message))
+        super().send_stun(message, addr)
 
 
 class Ice(Connection):
@@ -271,6 +276,7 @@ class Ice(Connection):
     def _say(self, word: bytes) -> None:
         assert self._pair is not None
         head = _HAIL + word + bytes((self._hail_flags,))
+        self.count_up(bytes(_HAIL_BYTES))
         self._transport_of(self._pair).sendto(head + self._seal(head), self._pair.remote_addr)
 
     def _seal(self, head: bytes) -> bytes:
@@ -278,7 +284,6 @@ class Ice(Connection):
 
     def datagram(self, protocol: StunProtocol, data: bytes, addr: tuple[str, int]) -> None:
         """What is not STUN."""
-        self._down_bytes += len(data) + DATAGRAM_OVERHEAD_BYTES
         if self._pair is not None and (protocol is not self._pair.protocol or addr != self._pair.remote_addr):
             return
         if data.startswith(_HAIL):
@@ -334,11 +339,17 @@ class Ice(Connection):
         """Send a datagram by the settled pair; one that the system does not take is lost, as datagrams are."""
         if self._ended or self._pair is None:
             raise ConnectionError("closed")
-        self._up_bytes += len(data) + DATAGRAM_OVERHEAD_BYTES
+        self.count_up(data)
         self._transport_of(self._pair).sendto(data, self._pair.remote_addr)
 
+    def count_up(self, datagram: bytes) -> None:
+        self._up_bytes += len(datagram) + DATAGRAM_OVERHEAD_BYTES
+
+    def count_down(self, datagram: bytes) -> None:
+        self._down_bytes += len(datagram) + DATAGRAM_OVERHEAD_BYTES
+
     def take_traffic(self) -> tuple[int, int]:
-        """Bytes up and down since the last call, without the few of the checks."""
+        """Bytes up and down since the last call, checks included (what a TURN server's frames add is not known)."""
         traffic = self._up_bytes, self._down_bytes
         self._up_bytes = self._down_bytes = 0
         return traffic

@@ -65,7 +65,7 @@ class _Connection:
         self._ice = ice.Ice(controlling=order.controlling, may_reach=self._may_reach)
         self._channel: Channel | None = None
         self._task = asyncio.create_task(self._gather())
-        self._traffic_task = asyncio.create_task(self.report_traffic())
+        self._traffic_task = asyncio.create_task(self._keep_reporting())
 
     def _may_reach(self, ip: IpAddress, port: int) -> bool:
         return acceptable_address(ip, port, self._reach, same_site=self._same_site)
@@ -147,13 +147,16 @@ class _Connection:
         if self._channel is not None:
             self._channel.consumed(byte_count)
 
-    async def report_traffic(self) -> None:
+    async def _keep_reporting(self) -> None:
         """Tell the daemon now and then what its connection sent and received, headers included."""
         while True:
             await asyncio.sleep(TRAFFIC_EVERY_S)
-            up_bytes, down_bytes = self._ice.take_traffic()
-            if up_bytes or down_bytes:
-                self._helper.tell(self.number, Traffic(up_bytes, down_bytes))
+            self._report_traffic()
+
+    def _report_traffic(self) -> None:
+        up_bytes, down_bytes = self._ice.take_traffic()
+        if up_bytes or down_bytes:
+            self._helper.tell(self.number, Traffic(up_bytes, down_bytes))
 
     def finish(self, reason: str, *, clean: bool = False) -> None:
         """Report the end, once, and clear up."""
@@ -167,6 +170,7 @@ class _Connection:
         if self._channel is not None:
             await self._channel.close()
         await self._ice.end()
+        self._report_traffic()
 
 
 class _Helper(asyncio.Protocol):
@@ -202,8 +206,8 @@ class _Helper(asyncio.Protocol):
     def _obey(self, number: int, frame: Order | bytes) -> None:
         connection = self._connections.get(number)
         if isinstance(frame, AskCensus):
-            sockets = sum(1 for entry in psutil.Process().net_connections("inet") if entry.fd != -1)
-            self.tell(0, Census(len(self._connections), len(asyncio.all_tasks()), sockets))
+            sockets = psutil.Process().net_connections("inet") if frame.count_sockets else []
+            self.tell(number, Census(len(self._connections), len(asyncio.all_tasks()), len(sockets)))
         elif isinstance(frame, Gather):
             if connection is not None:
                 raise RemoteProtocolError("unexpected", f"connection {number} is there already")

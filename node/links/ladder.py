@@ -13,7 +13,6 @@ not help it is gone back to, with ever longer pauses (transport.md, section 2).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -251,6 +250,24 @@ class Ladder:
         state.explore_at = state.left = None
         return self._stop(peer, state)
 
+    def ails(self, peer: NodeId, now: float) -> list[LadderOrder]:
+        """The path of the link carries nothing; the link lives on for a moment, and moves to whatever opens."""
+        state = self._peers.get(peer)
+        if state is None or state.up is None:
+            return []
+        self._remember_failure(state, state.up, now)
+        state.left = state.explore_at = None
+        ways = [DIRECT] if state.addresses else []
+        ways += [PUNCH] if self._can_punch else []
+        relays = sorted((Way("relay", node) for node in self._relays if node != peer), key=lambda way: way == state.up)
+        ways += relays[:2]
+        orders: list[LadderOrder] = []
+        for way in (*ways, REVERSE):
+            # The present way, too, may be opened anew: a relay that was started again, a new mapping of the gateway.
+            if way not in state.running:
+                orders += self._switch(peer, state, way)
+        return orders
+
     def measured(self, peer: NodeId, figures: Figures, now: float) -> list[LadderOrder]:
         """Live figures of the link that is up."""
         state = self._peers.get(peer)
@@ -312,6 +329,11 @@ class Ladder:
         state = self._peers.get(peer)
         return state is not None and way in state.running
 
+    def takes_over(self, peer: NodeId, way: Way) -> bool:
+        """Whether a way that is being tried shall take over a link that is up by now."""
+        state = self._peers.get(peer)
+        return state is not None and state.running.get(way, False)
+
     def check(self) -> None:
         """Raises if an invariant is broken."""
         for peer, state in self._peers.items():
@@ -319,7 +341,6 @@ class Ladder:
             assert state.ends_at is not None or not state.planned, f"{peer}: something is planned for nobody"
             assert state.up is not None or not any(state.running.values()), f"{peer}: nothing to take over"
             assert state.ends_at is None or state.planned or state.running, f"{peer}: an attempt waits for nothing"
-            assert state.up not in state.running, f"{peer}: a way is tried that is up"
             assert all(way.via != peer for way in state.running), f"{peer}: relayed through itself"
 
     # ---- the present attempt -------------------------------------------------------------------------------------
@@ -438,8 +459,3 @@ class Ladder:
     def _switch(self, peer: NodeId, state: _Peer, way: Way) -> list[LadderOrder]:
         state.running[way] = True
         return [self._try(peer, state, way)]
-
-
-def sentence_of(orders: Sequence[LadderOrder]) -> str:
-    """For the log: what was ordered."""
-    return ", ".join(f"{type(order).__name__.lower()} {getattr(order, 'way', '')}".strip() for order in orders)

@@ -47,14 +47,13 @@ class Measuring:
         chooses: Callable[[Link], bool] = lambda link: False,
         report: Callable[[LinkReport], None] = lambda report: None,
         known: Iterable[tuple[NodeId, str, Figures]] = (),
-        duration_s: float = MEASURE_S,
     ) -> None:
         """`known`: (peer, path, figures) of measurements that were made before, so that they are not made again."""
         self.book = LinkBook()
         self._watch = watch
         self._chooses = chooses
         self._report = report
-        self._meter = Meter(duration_s=duration_s)
+        self._meter = Meter()
         self._links: dict[NodeId, Link] = {}
         self._waiting: dict[NodeId, list[trio.Event]] = {}
         self._found: dict[NodeId, Figures | None] = {}
@@ -94,11 +93,11 @@ class Measuring:
 
     # ---- what others ask for -------------------------------------------------------------------------------------
 
-    async def measure(self, link: Link) -> Figures | None:
+    async def measure(self, link: Link, duration_s: float = MEASURE_S) -> Figures | None:
         """Measures an open link now; None when it was lost or nothing was answered. Ends within the bound."""
         done = trio.Event()
         self._waiting.setdefault(link.peer, []).append(done)
-        self._do(self._meter.begin(link.peer, trio.current_time()))
+        self._do(self._meter.begin(link.peer, trio.current_time(), duration_s))
         await done.wait()
         return self._found.get(link.peer)
 
@@ -123,14 +122,24 @@ class Measuring:
             await trio.sleep(SAMPLE_S)
             now = trio.current_time()
             for link in list(self._links.values()):
-                look = Look(link.sent_bytes, link.received_bytes, link.queued_bytes, link.round_trip_s)
+                self._notice_path(link)
+                look = Look(link.sent_bytes, link.received_bytes, link.queued_bytes, link.round_trip_s, link.loss)
                 self.book.look(link.peer, look, now)
+            for peer in self.book.due(now):
+                if self._chooses(self._links[peer]):
+                    self._do(self._meter.begin(peer, now))
             if now >= report_at:
                 report_at = now + REPORT_S
                 self._tell(now)
             if now >= forget_at:
                 forget_at = now + FORGET_S
                 self._meter.forget_full(now)
+
+    def _notice_path(self, link: Link) -> None:
+        """A link may take another way while it lives: its figures are others then."""
+        known = self.book.get(link.peer)
+        if known is not None and known.path != link.path:
+            self.up(link)
 
     def _tell(self, now: float) -> None:
         report = self.book.report(now)

@@ -134,7 +134,7 @@ class Puncher:
         self._servers = servers
         self._options = options or PunchOptions()
         self._limits = limits
-        self._helper = Helper(nursery)
+        self._helper = Helper(nursery, limits)
         self._certificate: Certificate = new_certificate()
         self._seen = SeenOffers()
         self._answering: dict[NodeId, int] = {}
@@ -368,7 +368,7 @@ class Puncher:
         if outcome.dtls_fingerprint != theirs.dtls_fingerprint:
             raise PunchError("the peer showed another certificate than it signed")
         path: PunchedPath = "relay" if outcome.relayed else "channel"
-        stream = ChannelStream(connection, self._limits)
+        stream = ChannelStream(connection)
         return Punched(stream, path, prologue("channel", offer, answer), initiator, address)
 
     async def _open_quic(

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import trio
 from aioquic.quic.events import ConnectionTerminated, HandshakeCompleted, QuicEvent, StreamDataReceived
-from aioquic.quic.packet import QuicErrorCode
+from aioquic.quic.packet import QuicErrorCode, QuicFrameType
 
 from node.links.certificate import Certificate
 from node.links.datagrams import Address, DatagramSocket
@@ -38,12 +38,16 @@ SILENT_S = 4.5
 """A peer that says nothing for this long is gone: three of our pings went without an answer."""
 PING_S = 1.5
 """We ask when nothing came for this long; NATs forget a UDP mapping after 30 s at the earliest (RFC 4787)."""
+CHALLENGE_S = 0.5
+"""A new path of the peer that has not proven itself is asked this often (RFC 9000 section 8.2.1)."""
 OPEN_S = 5.0
 """For QUIC's own handshake: one round trip, with room for three losses."""
 LINGER_S = 2.0
 """After `aclose`, for what was accepted to arrive; then the connection is cut."""
-UNSENT_BYTES = 128 << 10
-"""Accepted bytes that wait for the line: what a control message may find before itself."""
+UNSENT_S = 0.015
+"""Accepted bytes wait for the line for so long at its present rate: what a control message finds before itself …"""
+UNSENT_BYTES = (8 << 10, 128 << 10)
+"""… within these bounds."""
 GREETING = b"\x01"
 """The client's first byte: it accepted the server's certificate, and the server may speak."""
 REASON_CHARACTERS_MAX = 100
@@ -139,15 +143,20 @@ class QuicStream(trio.abc.Stream):
         self._clean = False
         self._closed = False
         self._linger_until = float("inf")
-        self._pinged_at = trio.current_time()
+        self._pinged_at = self._challenge_at = trio.current_time()
         if client:
             self._connection = FencedConnection(self._configuration)
             self._connection.connect(remote, now=trio.current_time())
 
+    @property
+    def loss(self) -> float | None:
+        """Share of what we sent that was lost; None while that is not known."""
+        return None if self._connection is None else self._connection.controller.loss
+
     # ---- the stream ----
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Returns when the last byte was accepted: at most UNSENT_BYTES of it did not leave yet."""
+        """Returns when the last byte was accepted: little of it, UNSENT_S, did not leave yet."""
         if self._sending:
             raise trio.BusyResourceError("another task is sending on this stream")
         self._sending = True
@@ -156,7 +165,7 @@ class QuicStream(trio.abc.Stream):
             view = memoryview(data).cast("B")
             while True:
                 connection = self._check_sendable()
-                piece = view[: max(UNSENT_BYTES - connection.unsent_bytes, 0)]
+                piece = view[: max(self._unsent_bytes_max - connection.unsent_bytes, 0)]
                 if piece:
                     connection.send_stream_data(STREAM_ID, piece)  # type: ignore[arg-type]  # it copies any buffer
                     self._wake.set()
@@ -174,7 +183,7 @@ class QuicStream(trio.abc.Stream):
         self._sending = True
         try:
             await trio.lowlevel.checkpoint()
-            while self._check_sendable().unsent_bytes >= UNSENT_BYTES:
+            while self._check_sendable().unsent_bytes >= self._unsent_bytes_max:
                 await self._room()
         finally:
             self._sending = False
@@ -223,6 +232,11 @@ class QuicStream(trio.abc.Stream):
         assert self._connection is not None, "the stream is handed out when it is open"
         return self._connection
 
+    @property
+    def _unsent_bytes_max(self) -> int:
+        rate = 0.0 if self._connection is None else self._connection.controller.pacing_bytes_per_s
+        return int(min(max(UNSENT_S * rate, UNSENT_BYTES[0]), UNSENT_BYTES[1]))
+
     async def _room(self) -> None:
         self._writable = trio.Event()
         await self._writable.wait()
@@ -264,6 +278,12 @@ class QuicStream(trio.abc.Stream):
             self._socket.close()
             self._ended.set()
 
+    @property
+    def _belonging(self) -> FencedConnection | None:
+        """The connection, unless we serve and it was only begun by a packet that could not be deciphered."""
+        connection = self._connection
+        return connection if connection is not None and (self._client or connection.started) else None
+
     async def _within_limits(self, task: Callable[[], Awaitable[None]]) -> None:
         try:
             await task()
@@ -277,9 +297,11 @@ class QuicStream(trio.abc.Stream):
             self._wake = trio.Event()
             until = self._keep_time(now)
             datagrams = None
-            if self._connection is not None:
-                datagrams = self._guarded(self._connection.datagrams_to_send, now)
-                until = min(until, self._connection.get_timer() or until)
+            connection = self._belonging
+            if connection is not None:
+                if not connection.held_back(now):
+                    datagrams = self._guarded(connection.datagrams_to_send, now)
+                until = min(until, connection.get_timer() or until)
                 self._after_sending()
             if datagrams:
                 await self._socket.send(datagrams)
@@ -289,7 +311,7 @@ class QuicStream(trio.abc.Stream):
 
     def _keep_time(self, now: float) -> float:
         """Do what is due, and say when the next thing is."""
-        connection = self._connection
+        connection = self._belonging
         if connection is None:
             return float("inf")
         ping_at = max(connection.heard_at, self._pinged_at) + PING_S
@@ -298,6 +320,9 @@ class QuicStream(trio.abc.Stream):
         elif self._opened.is_set() and now >= ping_at:
             connection.send_ping(0)
             self._pinged_at, ping_at = now, now + PING_S
+        if now >= self._challenge_at:
+            connection.challenge_again()
+            self._challenge_at = now + CHALLENGE_S
         if self._closed and (not connection.unacknowledged_bytes or now >= self._linger_until):
             self._end("closed", clean=True)
         timer = connection.get_timer()
@@ -309,9 +334,9 @@ class QuicStream(trio.abc.Stream):
     def _after_sending(self) -> None:
         assert self._connection is not None
         self._take_events()
-        if self._connection.has_room:
+        if self._connection.has_room and not self._sending:
             self._connection.controller.on_idle()
-        if self._connection.unsent_bytes <= UNSENT_BYTES // 2:
+        if self._connection.unsent_bytes <= self._unsent_bytes_max // 2:
             self._writable.set()
 
     async def _read_datagrams(self) -> None:
@@ -365,7 +390,7 @@ class QuicStream(trio.abc.Stream):
             return None
 
     def _take_events(self) -> None:
-        connection = self._connection
+        connection = self._belonging
         if connection is None:
             return
         while (event := connection.next_event()) is not None:
@@ -418,8 +443,11 @@ class QuicStream(trio.abc.Stream):
 
     def _say_goodbye(self) -> None:
         """Tell the peer, twice as one may be lost: nobody will answer here any more."""
-        if self._connection is not None:
-            self._connection.close(error_code=0 if self._clean else 1, reason_phrase=self.reason)
-            for datagram, address in self._guarded(self._connection.datagrams_to_send, trio.current_time()) or ():
+        connection = self._belonging
+        if connection is not None:
+            code = QuicErrorCode.NO_ERROR if self._clean else QuicErrorCode.INTERNAL_ERROR
+            # With a frame type, as QUIC's own errors have one: in the handshake no other kind keeps its text.
+            connection.close(error_code=code, frame_type=QuicFrameType.PADDING, reason_phrase=self.reason)
+            for datagram, address in self._guarded(connection.datagrams_to_send, trio.current_time()) or ():
                 self._socket.send_now(datagram, address)
                 self._socket.send_now(datagram, address)

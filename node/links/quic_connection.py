@@ -53,6 +53,8 @@ class FencedConnection(QuicConnection):
         self.heard_at = float("inf")
         """When the last packet of the peer was deciphered."""
         self._granted_bytes = configuration.max_stream_data
+        # Who reads datagrams gathers them first, so each batch is acknowledged at once and needs no timer for it.
+        self._ack_delay = 0.0
         controller = self._loss._cc
         assert isinstance(controller, ModelController), "the configuration names it"
         self.controller = controller
@@ -93,11 +95,22 @@ class FencedConnection(QuicConnection):
         stream = self._streams.get(STREAM_ID)
         return 0 if stream is None else len(stream.sender._buffer)
 
+    def held_back(self, now: float) -> bool:
+        """Whether the pacer lets nothing leave now, and there is nothing to acknowledge, which it always lets."""
+        waits = self._pacing_at is not None and now < self._pacing_at
+        return waits and self._loss.spaces[-1].ack_at is None
+
     @property
     def has_room(self) -> bool:
         """Whether neither pacer nor window keeps anything back: then whoever sends little has little to send."""
         room = self.controller.congestion_window - self.controller.bytes_in_flight
         return self._pacing_at is None and room >= self.configuration.max_datagram_size
+
+    def challenge_again(self) -> None:
+        """Let the next packet ask a new path to prove itself once more: aioquic asks once, and packets get lost."""
+        path = self._network_paths[0]
+        if not path.is_validated:
+            path.local_challenge_sent = False
 
     def owns(self, connection_id: bytes) -> bool:
         """Whether a packet to `connection_id` may be for this connection."""

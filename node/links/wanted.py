@@ -1,7 +1,8 @@
 """Which links a node should have: whom it dials, when again, and when a silent one counts as gone.
 
 Of two servers the one with the smaller id dials; a volunteer dials every server of its stage; everybody dials the
-coordinator. Whoever is quiet for `ping_s` is asked, whoever is silent for `silent_s` is hung up on.
+coordinator. Whoever is quiet for `ping_s` is asked, whoever is silent for `silent_s` is hung up on. Silent *paths* are
+the transport's affair (`protocol.drive.link`): it knows sooner, and may mend the link before this gives up the peer.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import json
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,8 +43,9 @@ _AHEAD_PART = 0.001
 _AHEAD_BYTES = 1 << 20
 
 _TCP_INFO_BYTES = 216
+_TCP_INFO_SENT = 200
 _TCP_INFO_RETRANSMITTED = 208
-"""Where Linux puts tcpi_bytes_retrans in struct tcp_info (since 4.19)."""
+"""Where Linux puts tcpi_bytes_sent and tcpi_bytes_retrans in struct tcp_info (since 4.19)."""
 
 
 class QuotaUsedUpError(trio.BrokenResourceError):
@@ -303,6 +305,11 @@ class Metered(trio.abc.Stream):
         if len(data) > SMALL_BYTES:
             await self._limits.turn_up()
 
+    def keep_unsent(self, byte_count: int) -> None:
+        """Let the kernel take no more while it has so many bytes to send; only where the system can."""
+        with suppress(OSError, AttributeError):
+            self.inner.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NOTSENT_LOWAT, byte_count)
+
     async def wait_send_all_might_not_block(self) -> None:
         await self.inner.wait_send_all_might_not_block()
 
@@ -314,6 +321,16 @@ class Metered(trio.abc.Stream):
 
     async def aclose(self) -> None:
         await self.inner.aclose()
+
+    @property
+    def loss(self) -> float | None:
+        """Share of what we sent that the kernel had to send again; None where it does not tell."""
+        try:
+            info = self.inner.socket.getsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_INFO, _TCP_INFO_BYTES)
+            sent_bytes, again_bytes = struct.unpack_from("=QQ", info, _TCP_INFO_SENT)
+        except (OSError, AttributeError, struct.error):
+            return None
+        return again_bytes / sent_bytes if sent_bytes else None
 
     def _resent(self) -> int:
         """Bytes that the kernel has sent again since the last call; 0 where it does not tell."""

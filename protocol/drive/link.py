@@ -1,4 +1,14 @@
-"""One open link to a proven peer: messages both ways over any ordered reliable stream.
+"""One open link to a proven peer: messages both ways over an ordered reliable stream, and over the next one after it.
+
+A link can leave its path for another one that the same two processes have proven: `protocol.framing` then repeats what
+was lost, and nobody above notices. That happens when it is asked for, and when a path has gone quiet or a carrier of
+ours has failed and another path comes within GRACE_S. A TCP connection that breaks is the end of the link at once: then
+the peer's process has most likely ended, and its work should go to others.
+
+Each side says something every KEEP_ALIVE_S, so a path that carries nothing any more is found within SILENT_S; the
+transport's owner is told and may bring another path. Whether a silent *peer* is given up is not decided here: machines
+ask with messages of their own (`node.links`), by the run's configuration and in the simulated world too, and only on
+links where no message came.
 
 Everything here runs on trio's thread. Deciphering happens there too, a read at a time (about a quarter of a
 millisecond), so the loop is never held up.
@@ -6,29 +16,41 @@ millisecond), so the loop is never held up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import hashlib
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import trio
 
-from protocol.drive.limits import Limits, QuotaUsedUpError
+from protocol.drive.limits import Limits, Metered, QuotaUsedUpError
 from protocol.errors import RemoteProtocolError
-from protocol.framing import Buffer, Event, Framing, MessageArrived, PeerClosed
+from protocol.frames import NO_LINK, TOKEN_BYTES, Hello
+from protocol.framing import Buffer, Event, Framing, MessageArrived, PeerClosed, PongArrived
 from protocol.handshake import Session
 from protocol.ids import NodeId
 from protocol.limits import (
+    AHEAD_BYTES_MIN,
+    AHEAD_S,
     CLOSE_S,
+    GRACE_S,
+    KEEP_ALIVE_S,
     PROGRESS_BYTES,
     PROGRESS_S,
     READ_BYTES,
     REKEY_S,
+    ROUND_TRIP_S,
     SEND_QUEUE_BYTES,
     SEND_STALL_S,
+    SILENT_S,
     TENSOR_BYTES_MAX,
+    UNSENT_BYTES,
     WINDOW_BYTES,
+    WRITE_BYTES,
 )
 from protocol.messages import Message
+from protocol.paths import Path
 
 PATHS = ("tcp", "quic", "channel", "relay")
 """The ways that a link may take: what `Link.path` says."""
@@ -65,6 +87,10 @@ class LinkOptions:
     """Messages and tensors that wait for one peer; above it the link is closed."""
 
 
+MENDABLE = frozenset({"quic", "channel", "relay"})
+"""Paths whose break says something about what carries them, and little about the peer's process."""
+
+
 class LinkOwner(Protocol):
     """What a link asks of the transport that opened it."""
 
@@ -80,50 +106,100 @@ class LinkOwner(Protocol):
     def forget(self, link: Link) -> None:
         """The link has ended."""
 
+    def path_failed(self, link: Link, reason: str) -> None:
+        """The link's path carries nothing at present; another one is welcome."""
+
+    def moved(self, link: Link) -> None:
+        """The link has left its path for another one."""
+
+
+@dataclass(eq=False)
+class Carrier:
+    """The stream that a link runs on, and what it is called."""
+
+    stream: trio.abc.Stream
+    path: str
+    address: str
+    dialled: bool
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    broken: str = ""
+    """Why it can no longer be used."""
+    ended: trio.Event = field(default_factory=trio.Event)
+    """It was closed."""
+
+    async def close(self) -> None:
+        """At once, also while being cancelled."""
+        with trio.CancelScope(shield=True):
+            await trio.aclose_forcefully(self.stream)
+        self.ended.set()
+
 
 class Link:
     """An open link to a proven peer. `send` and `close` return at once; call them on trio's thread."""
 
-    def __init__(
-        self,
-        owner: LinkOwner,
-        stream: trio.abc.Stream,
-        session: Session,
-        framing: Framing,
-        *,
-        path: str,
-        address: str,
-        dialled: bool,
-    ) -> None:
+    def __init__(self, owner: LinkOwner, session: Session, framing: Framing, carrier: Carrier, link_id: bytes) -> None:
         """Made by `protocol.drive.transport.Transport`."""
         self.peer: NodeId = session.peer
         self.role: str = session.role
         """What the peer's credential says: coordinator, server or volunteer."""
         self.public_key: bytes = session.public_key
         self.credential: bytes = session.credential
-        self.path = path
-        """Which way it takes: one of PATHS."""
-        self.address = address
-        """HOST:PORT at the other end, or what the way calls it."""
-        self.dialled = dialled
-        """Whether we opened it."""
         self.opened_at = trio.current_time()
         self.round_trip_s: float | None = None
-        """Smoothed, from the link's own questions; None before the first answer."""
+        """Smoothed, of the present path, from the link's own questions; None before the first answer."""
         self.sent_bytes = 0
-        """Handed to the stream since the handshake, records and all."""
+        """Handed to streams since the handshake, records and all."""
         self.received_bytes = 0
+        self.link_id = link_id
+        """Known to its two ends only."""
+        self.epoch = 0
+        """Paths left so far."""
+        self.attempts = trio.Lock()
+        """Held while this side tries to move to another path: one attempt at a time."""
+        self.ailing = ""
+        """Why the present path is thought to carry nothing; empty: it does."""
         self._owner = owner
-        self._stream = stream
         self._framing = framing
+        self._carrier = carrier
+        self._left: list[Carrier] = []
+        self._attempt = 0
+        self._attempting = False
+        self._answered_attempt = 0
+        """The peer's attempt that brought the present path, or 0."""
         self._scope = trio.CancelScope()
         self._wake = trio.Event()
+        self._moved = trio.Event()
+        self._inbox: deque[Event] = deque()
+        self._filled = trio.Event()
+        self._drained = trio.Event()
         self._reason = ""
         self._down = False
         self._delivering = False
+        self._reading = False
+        self._heard_at = self.opened_at
+        self._ping_number = 0
+        self._asked_number = 0
+        self._pinged_at: float | None = None
+        self._answered_at = self.opened_at
+        self._ahead_bytes = WRITE_BYTES
 
     def __repr__(self) -> str:
         return f"Link({self.role} {self.peer[:8]} by {self.path} at {self.address})"
+
+    @property
+    def path(self) -> str:
+        """Which way it takes: one of PATHS."""
+        return self._carrier.path
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT at the other end, or what the way calls it."""
+        return self._carrier.address
+
+    @property
+    def dialled(self) -> bool:
+        """Whether we opened it."""
+        return self._carrier.dialled
 
     @property
     def closing(self) -> bool:
@@ -131,9 +207,20 @@ class Link:
         return bool(self._reason)
 
     @property
+    def resumable(self) -> bool:
+        """Whether it can go on over another path."""
+        return not self._reason and self._framing.resumable
+
+    @property
     def queued_bytes(self) -> int:
         """Bytes that wait to be sent."""
         return self._framing.queued_bytes
+
+    @property
+    def loss(self) -> float | None:
+        """Share of what this end sent that was lost or sent again, where the way counts it."""
+        loss: float | None = getattr(self._carrier.stream, "loss", None)
+        return loss
 
     def send(self, message: Message, buffers: Sequence[Buffer] = ()) -> None:
         """Queue a message; `buffers[i]` is the wire form of `message.tensors[i]` (whose keys must be 0, 1, …).
@@ -168,36 +255,145 @@ class Link:
             self._down = True
             self._owner.events.on_down(self, reason)
 
-    async def discard(self) -> None:
-        """Drop a link that never ran: another one to the same peer stays."""
-        self._reason = "another link to this peer stays"
-        with trio.CancelScope(shield=True):
-            await trio.aclose_forcefully(self._stream)
+    # ---- moving to another path ------------------------------------------------------------------------------------
+
+    def offer(self, token: bytes) -> Hello:
+        """Our HELLO on a new path, as its initiator; then call `attempt_over`. `token`: if it must be a new link."""
+        self._attempt += 1
+        self._attempting = True
+        self._framing.hold_acknowledgements(True)
+        return self._framing.hello(resume=self.link_id, epoch=self.epoch, attempt=self._attempt, token=token)
+
+    def attempt_over(self) -> None:
+        """Whatever became of it."""
+        self._attempting = False
+        self._framing.hold_acknowledgements(False)
+
+    def agrees(self, hello: Hello, we_come_first: bool) -> bool:
+        """As the responder: whether the link moves to the path on which the peer said `hello`.
+
+        Both sides leave the same paths in the same order: an attempt that started before the latest move is void,
+        unless that move was the peer's own and our answer to it was lost; of two attempts at once that of the side
+        that comes first counts (`we_come_first`: that is us).
+        """
+        if not self.resumable or (self._attempting and we_come_first):
+            return False
+        unheard = hello.epoch == self.epoch - 1 and 0 < self._answered_attempt < hello.attempt
+        return self.epoch <= hello.epoch <= self.epoch + 1 or unheard
+
+    def answer(self, carrier: Carrier, records: Path, hello: Hello, rest: Iterable[tuple[int, bytes]]) -> None:
+        """As the responder: move to `carrier`. Raises `RemoteProtocolError` when the peer's numbers cannot be."""
+        reply = self._framing.hello(resume=self.link_id, epoch=hello.epoch + 1, attempt=hello.attempt)
+        self._framing.move(records, hello, reply.received, say=reply)
+        self._answered_attempt = hello.attempt
+        self._move(carrier, hello.epoch + 1, rest)
+
+    def answered(
+        self, carrier: Carrier, records: Path, offer: Hello, hello: Hello, rest: Iterable[tuple[int, bytes]]
+    ) -> bool:
+        """As the initiator: move to `carrier`, where the peer has agreed to `offer`; False when it is void by now.
+
+        Raises `RemoteProtocolError` when the peer's numbers cannot be.
+        """
+        if not self.resumable or self.epoch != offer.epoch:
+            return False
+        self._framing.move(records, hello, offer.received)
+        self._answered_attempt = 0
+        self._move(carrier, offer.epoch + 1, rest)
+        return True
+
+    def _move(self, carrier: Carrier, epoch: int, rest: Iterable[tuple[int, bytes]]) -> None:
+        self.epoch = epoch
+        self.ailing = ""
+        self._left.append(self._carrier)
+        self._carrier.scope.cancel()
+        self._carrier = carrier
+        self.round_trip_s = self._pinged_at = None
+        self._heard_at = self._answered_at = trio.current_time()
+        try:
+            self._take(self._framing.take(rest))
+        except RemoteProtocolError as error:
+            self._reject(error)
+        self._moved.set()
+        self._moved = trio.Event()
+        self._owner.moved(self)
+
+    def _path_broke(self, carrier: Carrier, reason: str) -> None:
+        """The stream has ended without a word; perhaps only what carried it has."""
+        if carrier is not self._carrier:
+            return
+        if self.resumable and (carrier.path in MENDABLE or self._attempting):
+            self.ailing = carrier.broken = reason
+            carrier.scope.cancel()
+        else:
+            self.abort(f"lost: {reason}")
+
+    # ---- carrying --------------------------------------------------------------------------------------------------
+
+    def runs_on(self, stream: trio.abc.Stream) -> bool:
+        """Whether it is this stream that carries the link now."""
+        return self._carrier.stream is stream
+
+    async def leaves(self, stream: trio.abc.Stream) -> None:
+        """Wait until the link uses this stream no more."""
+        for carrier in (self._carrier, *self._left):
+            if carrier.stream is stream:
+                await carrier.ended.wait()
 
     async def run(self, first: list[Event]) -> None:
         """Carry messages until the link ends. `first`: what arrived together with the peer's first frame."""
+        self._take(first)
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._watch)
-                    async with trio.open_nursery() as halves:
-                        halves.start_soon(self._write)
-                        halves.start_soon(self._read, first)
+                    nursery.start_soon(self._keep_alive)
+                    nursery.start_soon(self._deliver_all)
+                    while await self._carry(self._carrier):
+                        await self._close_left()
                     nursery.cancel_scope.cancel()
         finally:
             self._owner.forget(self)
             self.report_down(self._reason or "this process is ending")
-            with trio.CancelScope(shield=True):
-                await trio.aclose_forcefully(self._stream)
+            await self._close_left()
+            await self._carrier.close()
 
-    async def _write(self) -> None:
+    async def _carry(self, carrier: Carrier) -> bool:
+        """Use one path to its end; whether there is another one now."""
+        with carrier.scope:
+            async with trio.open_nursery() as halves:
+                halves.start_soon(self._write, carrier)
+                halves.start_soon(self._read, carrier)
+        if carrier is self._carrier and carrier.broken:
+            moved = self._moved
+            await carrier.close()
+            with trio.move_on_after(GRACE_S):
+                async with self.attempts:
+                    pass  # one that is under way may bring the other path: that is why this one was left
+                if carrier is self._carrier and carrier.path in MENDABLE:
+                    self._owner.path_failed(self, carrier.broken)
+                    await moved.wait()
+            if carrier is self._carrier:
+                self.abort(f"lost: {carrier.broken}")
+        return carrier is not self._carrier
+
+    async def _close_left(self) -> None:
+        while self._left:
+            await self._left.pop().close()
+
+    def _write_bytes(self, carrier: Carrier) -> int:
+        """What leaves at once: less where we have seen, or the stream knows, that its line is slow."""
+        byte_count = min(self._ahead_bytes, self._owner.limits.write_bytes)
+        return min(byte_count, int(getattr(carrier.stream, "write_bytes", byte_count)))
+
+    async def _write(self, carrier: Carrier) -> None:
         try:
-            while not self._framing.close_sent:
-                pieces = self._framing.data_to_send(self._owner.limits.write_bytes)
+            while carrier is self._carrier and not self._framing.close_sent:
+                pieces = self._framing.data_to_send(self._write_bytes(carrier))
                 if pieces:
                     data = b"".join(pieces)
                     with trio.fail_after(SEND_STALL_S):
-                        await self._stream.send_all(data)
+                        await carrier.stream.send_all(data)
                     self.sent_bytes += len(data)
                 else:
                     await self._wake.wait()
@@ -209,31 +405,61 @@ class Link:
         except QuotaUsedUpError as error:
             self.abort(str(error))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            self.abort("lost: the connection broke")
+            self._path_broke(carrier, "the connection broke")
 
-    async def _read(self, first: list[Event]) -> None:
+    async def _read(self, carrier: Carrier) -> None:
         try:
-            events = first
             while True:
-                for event in events:
-                    if isinstance(event, PeerClosed):
-                        self.close("closed by the peer")
-                        return
-                    if isinstance(event, MessageArrived):
-                        await self._deliver(event)
-                data = await self._stream.receive_some(READ_BYTES)
+                while self._inbox:
+                    await self._drained.wait()
+                self._reading = True
+                data = await carrier.stream.receive_some(READ_BYTES)
+                self._reading = False
+                if carrier is not self._carrier:
+                    return
                 if not data:
-                    self.abort("lost: the stream was cut")
+                    self._path_broke(carrier, "the stream was cut")
                     return
                 self.received_bytes += len(data)
+                self._heard_at = trio.current_time()
+                if not carrier.broken:
+                    self.ailing = ""
                 events = self._framing.receive(data)
-                self._wake.set()  # what came may have been credit
+                self._take(events)
+                if events and isinstance(events[-1], PeerClosed):
+                    return
         except RemoteProtocolError as error:
             self._reject(error)
         except QuotaUsedUpError as error:
             self.abort(str(error))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            self.abort("lost: the connection broke")
+            self._path_broke(carrier, "the connection broke")
+
+    def _take(self, events: Iterable[Event]) -> None:
+        """Keep what came for `_deliver_all`; what came may also have been credit, or a question."""
+        for event in events:
+            if isinstance(event, PongArrived):
+                self._take_pong(event.number)
+            else:
+                self._inbox.append(event)
+        if self._inbox:
+            self._filled.set()
+        self._wake.set()
+
+    async def _deliver_all(self) -> None:
+        """Hand over what came, one after the other. It is a task of its own: no change of the path may cut it short."""
+        while True:
+            while self._inbox:
+                event = self._inbox[0]
+                if isinstance(event, PeerClosed):
+                    self.close("closed by the peer")
+                elif isinstance(event, MessageArrived):
+                    await self._deliver(event)
+                self._inbox.popleft()
+            self._drained.set()
+            self._drained = trio.Event()
+            await self._filled.wait()
+            self._filled = trio.Event()
 
     async def _deliver(self, event: MessageArrived) -> None:
         if self._reason:
@@ -245,21 +471,78 @@ class Link:
             self._framing.release(event.byte_count)
             self._wake.set()
 
+    # ---- watching --------------------------------------------------------------------------------------------------
+
+    async def _keep_alive(self) -> None:
+        """Say something when nothing else is said, measure the round trip, and notice a path that carries nothing."""
+        sent_bytes = self.sent_bytes
+        while True:
+            waited = self._framing.queued_bytes > 0
+            await trio.sleep(KEEP_ALIVE_S)
+            if waited and self._framing.queued_bytes:
+                self._hurry((self.sent_bytes - sent_bytes) / KEEP_ALIVE_S)
+            if not self._framing.keeping or self._framing.close_sent:
+                sent_bytes = self.sent_bytes
+                continue  # a peer of an older version, or one that does not answer
+            now = trio.current_time()
+            if self.sent_bytes == sent_bytes or now - self._answered_at >= ROUND_TRIP_S:
+                self._ping_number += 1
+                if self._pinged_at is None:
+                    self._pinged_at, self._asked_number = now, self._ping_number
+                self._framing.ping(self._ping_number)
+                self._wake.set()
+            sent_bytes = self.sent_bytes
+            if not self._reading:
+                self._heard_at = now  # we do not listen: what the peer says waits in the kernel
+            elif now - self._heard_at >= SILENT_S and not self.ailing:
+                self.ailing = f"silent for {now - self._heard_at:.0f} s"
+                self._owner.path_failed(self, self.ailing)
+
+    def _hurry(self, rate: float) -> None:
+        """The line carries `rate` bytes a second at present: hand it no more at once than it sends in AHEAD_S."""
+        self._ahead_bytes = int(min(WRITE_BYTES, max(AHEAD_BYTES_MIN, rate * AHEAD_S)))
+        stream = self._carrier.stream
+        if isinstance(stream, Metered):
+            stream.keep_unsent(int(min(UNSENT_BYTES, max(AHEAD_BYTES_MIN, rate * AHEAD_S))))
+
+    def _take_pong(self, number: int) -> None:
+        if self._pinged_at is None or number != self._asked_number:
+            return
+        now = trio.current_time()
+        sample_s = now - self._pinged_at
+        self._pinged_at, self._answered_at = None, now
+        # Smoothed as TCP does it (RFC 6298, section 2).
+        self.round_trip_s = sample_s if self.round_trip_s is None else self.round_trip_s * 7 / 8 + sample_s / 8
+
     async def _watch(self) -> None:
         """Cut off a peer that begins something and does not bring it; change keys by the hour."""
         rekey_at = trio.current_time() + REKEY_S
+        withholding_since: float | None = None
         before = self._framing.progress
         while True:
             await trio.sleep(PROGRESS_S)
-            now = self._framing.progress
+            now, time = self._framing.progress, trio.current_time()
             stuck = before.receiving and now.receiving and now.messages == before.messages
             if stuck and not self._delivering and now.byte_count - before.byte_count < PROGRESS_BYTES:
                 self._reject(RemoteProtocolError("timeout", f"{now.byte_count - before.byte_count} bytes in a frame"))
+            if not now.withholding or now.kept != before.kept:
+                withholding_since = None
+            elif withholding_since is None:
+                withholding_since = time
+            elif time - withholding_since >= SEND_STALL_S:
+                self._reject(RemoteProtocolError("timeout", f"acknowledged nothing for {SEND_STALL_S:.0f} s"))
             before = now
-            if trio.current_time() >= rekey_at:
+            if time >= rekey_at:
                 self._framing.rekey()
                 rekey_at += REKEY_S
 
     def _reject(self, error: RemoteProtocolError) -> None:
         self._owner.events.on_rejected(self.address, error.reason, error.detail)
         self.abort(f"refused: {error.reason}")
+
+
+def name_link(initiator_token: bytes, responder_token: bytes) -> bytes:
+    """The name of a new link, from what both HELLOs say; none when one side keeps nothing."""
+    if not initiator_token or not responder_token:
+        return NO_LINK
+    return hashlib.blake2b(initiator_token + responder_token, digest_size=TOKEN_BYTES, person=b"br-link").digest()

@@ -142,10 +142,11 @@ async def connect(candidate: Candidate) -> trio.SocketStream:
     """A tuned connection. Raises `OSError`, also when CONNECT_S is over."""
     sock = trio.socket.socket(candidate.family, socket.SOCK_STREAM)
     try:
-        tune(sock)
         with trio.fail_after(CONNECT_S):
             await sock.connect(candidate.target)
-        return trio.SocketStream(sock)
+        stream = trio.SocketStream(sock)  # sets options of its own
+        tune(sock)
+        return stream
     except trio.TooSlowError:
         sock.close()
         raise TimeoutError("no answer in time") from None

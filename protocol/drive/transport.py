@@ -6,17 +6,21 @@ Every way gives one ordered reliable stream (`trio.abc.Stream`); over it run the
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 import trio
 
+from protocol.codec import PROTOCOL_MINOR
 from protocol.drive import tcp
 from protocol.drive.half_open import HalfOpenPlaces
 from protocol.drive.limits import Limits, Metered, QuotaUsedUpError
-from protocol.drive.link import PATHS, Link, LinkEvents, LinkOptions
+from protocol.drive.link import PATHS, Carrier, Link, LinkEvents, LinkOptions, name_link
 from protocol.errors import DialError, RemoteProtocolError
-from protocol.framing import Event, Framing, FramingLimits, PeerReady
+from protocol.frames import NO_LINK, TOKEN_BYTES, FramingLimits, Hello
+from protocol.framing import Framing
 from protocol.handshake import (
     ENTROPY_BYTES,
     NO_COOKIE,
@@ -29,10 +33,26 @@ from protocol.handshake import (
 )
 from protocol.identity import Identity
 from protocol.ids import NodeId
-from protocol.limits import HANDSHAKE_S, WRITE_BYTES
+from protocol.limits import HANDSHAKE_S
+from protocol.paths import Path, take_hello
 from protocol.records import STREAM_HEADER_BYTES
 
 __all__ = ["PATHS", "DialError", "Link", "LinkEvents", "LinkOptions", "Transport"]
+
+Frames = Iterable[tuple[int, bytes]]
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A stream before anybody is proven on it."""
+
+    stream: trio.abc.Stream
+    path: str
+    address: str
+    prologue: bytes = TCP_PROLOGUE
+
+    def carrier(self, dialled: bool) -> Carrier:
+        return Carrier(self.stream, self.path, self.address, dialled)
 
 
 class Guests(Protocol):
@@ -74,8 +94,6 @@ class Transport:
         """
         self.events = events
         self.options = options or LinkOptions()
-        self.guests: Guests | None = None
-        """Who takes the callers that want no link; they are refused while there is nobody."""
         self.limits = limits or Limits()
         self._nursery = nursery
         self._identity = identity
@@ -84,6 +102,12 @@ class Transport:
         self._credential = credential
         self._admit = admit
         self._links: dict[NodeId, Link] = {}
+        self.on_path_failed: Callable[[Link, str], None] | None = None
+        """Told when a link's path carries nothing at present: dial or adopt another one, if you can."""
+        self.guests: Guests | None = None
+        """Who takes the callers that want no link; they are refused while there is nobody."""
+        self.on_moved: Callable[[Link], None] | None = None
+        """Told when a link has left its path for another one, whichever side brought it."""
         self._half_open = HalfOpenPlaces()
         self._jar = CookieJar(os.urandom(32))
 
@@ -102,100 +126,102 @@ class Transport:
         if self._links.get(link.peer) is link:
             del self._links[link.peer]
 
+    def path_failed(self, link: Link, reason: str) -> None:
+        """For `Link`."""
+        if self.on_path_failed is not None:
+            self.on_path_failed(link, reason)
+
+    def moved(self, link: Link) -> None:
+        """For `Link`."""
+        if self.on_moved is not None:
+            self.on_moved(link)
+
     async def serve(self, listeners: Sequence[trio.SocketListener]) -> None:
         """Accept links until cancelled; each lives in a task of its own below this call."""
         await trio.serve_listeners(self._accept, list(listeners))
 
-    async def dial(self, addresses: Sequence[str], peer: NodeId) -> Link:
+    async def dial(self, addresses: Sequence[str], peer: NodeId, *, switch: bool = False) -> Link:
         """Open a link to `peer` at the first address that answers and proves to be it; or the one that is open.
 
-        All addresses are tried side by side, the earlier ones with a start. Raises `DialError`.
+        All addresses are tried side by side, the earlier ones with a start. A link whose path carries nothing, or any
+        link with `switch`, moves to the new path and stays the same link. Raises `DialError`.
         """
         if self.limits.used_up.is_set():
             raise DialError("this month's transfer quota is used up")
         async with tcp.racing(addresses) as race:
-            link = await self._first(race, peer)
+            link = await self._first(race, peer, switch)
         if link is None:
             raise DialError("; ".join(race.failures) or "no address is known")
         return link
 
-    async def _first(self, race: tcp.Race, peer: NodeId) -> Link | None:
+    async def adopt(
+        self,
+        stream: trio.abc.Stream,
+        peer: NodeId,
+        *,
+        initiator: bool,
+        path: str,
+        address: str,
+        prologue: bytes,
+        switch: bool = False,
+    ) -> Link:
+        """Prove `peer` over a stream that another way made, and open a link on it; or the one that stays instead.
+
+        `initiator`: we speak first (one side must), and we say with `switch` that a link which works shall move here;
+        one whose path carries nothing moves anyway. `path`: one of PATHS. `address` is for the log; `prologue` is what
+        both sides must agree on, such as the fingerprints of a data channel. The stream is consumed whatever happens.
+        Raises `DialError`.
+        """
+        assert path in PATHS, path
+        way = _Way(stream, path, address, prologue)
+        if initiator:
+            outcome = await self._call(way, peer, switch)
+            if isinstance(outcome, bytes):
+                raise DialError("the peer is too busy")
+            return outcome
+        async with _closing_unless_kept(stream) as kept:
+            with self._named_failures(address):
+                session, trailing = await self._greet(way, peer=peer)
+                link = await self._open_as_responder(way, session, trailing)
+                if link is None:
+                    raise DialError("the link has moved elsewhere meanwhile")
+                if link.runs_on(stream):
+                    kept.append(stream)
+                return link
+        raise AssertionError("unreachable")
+
+    async def _first(self, race: tcp.Race, peer: NodeId, switch: bool) -> Link | None:
         """A link over the first connection that leads to `peer`, or None; the race keeps what the others said."""
         while True:
             link = self.link_to(peer)
-            if link is not None:
+            if link is not None and not switch and not link.ailing:
                 return link
             found = await race.next()
             if found is None:
                 return None
             stream, candidate = found
             try:
-                return await self._try(self.metered(stream), candidate, peer)
+                return await self._dial_one(stream, candidate, peer, switch)
             except DialError as error:
                 race.failures.append(f"{candidate.address}: {error}")
 
-    async def adopt(
-        self, stream: trio.abc.Stream, peer: NodeId, *, initiator: bool, path: str, address: str, prologue: bytes
-    ) -> Link:
-        """Prove `peer` over a stream that another way made, and open a link on it; or the one that stays instead.
-
-        `initiator`: we speak first (one side must). `path`: one of PATHS. `address` is for the log; `prologue` is
-        what both sides must agree on, such as the fingerprints of a data channel. The stream is consumed whatever
-        happens. Raises `DialError`.
-        """
-        assert path in PATHS, path
-        try:
-            if initiator:
-                outcome = await self._greet_as_initiator(stream, path, address, peer, prologue=prologue)
-                if isinstance(outcome, bytes):
-                    raise DialError("the peer is too busy")
-            else:
-                outcome = await self._meet(stream, path, address, peer, prologue)
-        except BaseException:
-            await _close(stream)
-            raise
-        return await self._keep(*outcome)
-
-    async def _try(self, stream: trio.abc.Stream, candidate: tcp.Candidate, peer: NodeId) -> Link:
+    async def _dial_one(self, raw: trio.SocketStream, candidate: tcp.Candidate, peer: NodeId, switch: bool) -> Link:
         """A link over a fresh connection, dialled a second time when the peer wants a cookie. Raises `DialError`."""
-        try:
-            outcome = await self._greet_as_initiator(stream, "tcp", candidate.address, peer)
-            if isinstance(outcome, bytes):
-                cookie = outcome
-                await _close(stream)
-                try:
-                    stream = self.metered(await tcp.connect(candidate))
-                except OSError as error:
-                    raise DialError(f"no connection: {tcp.said(error)}") from None
-                outcome = await self._greet_as_initiator(stream, "tcp", candidate.address, peer, cookie=cookie)
-                if isinstance(outcome, bytes):
-                    raise DialError("the peer is too busy")
-        except BaseException:
-            await _close(stream)
-            raise
-        return await self._keep(*outcome)
+        outcome = await self._call(_Way(self.metered(raw), "tcp", candidate.address), peer, switch)
+        if isinstance(outcome, bytes):
+            try:
+                raw = await tcp.connect(candidate)
+            except OSError as error:
+                raise DialError(f"no connection: {tcp.said(error)}") from None
+            outcome = await self._call(_Way(self.metered(raw), "tcp", candidate.address), peer, switch, outcome)
+        if isinstance(outcome, bytes):
+            raise DialError("the peer is too busy")
+        return outcome
 
-    async def _keep(self, link: Link, first: list[Event]) -> Link:
-        """The link that there is now to this peer: `link`, running, unless an older one stays."""
-        if self._register(link):
-            self._nursery.start_soon(link.run, first)
-            return link
-        await link.discard()
-        survivor = self.link_to(link.peer)
-        assert survivor is not None, "a link that was preferred is there"
-        return survivor
+    # ---- as the initiator ------------------------------------------------------------------------------------------
 
-    async def _greet_as_initiator(
-        self,
-        stream: trio.abc.Stream,
-        path: str,
-        address: str,
-        peer: NodeId,
-        *,
-        prologue: bytes = TCP_PROLOGUE,
-        cookie: bytes = NO_COOKIE,
-    ) -> tuple[Link, list[Event]] | bytes:
-        """A proven link and what came with it, or the cookie that the peer demands. Raises `DialError`."""
+    async def _call(self, way: _Way, peer: NodeId, switch: bool, cookie: bytes = NO_COOKIE) -> Link | bytes:
+        """The link to `peer` that there is after this, or the cookie that the peer demands. Raises `DialError`."""
         handshake = Initiator(
             identity=self._identity,
             credential=self._credential(),
@@ -203,19 +229,62 @@ class Transport:
             peer=peer,
             entropy=os.urandom(ENTROPY_BYTES),
             admit=self._admit,
-            prologue=prologue,
+            prologue=way.prologue,
             cookie=cookie,
         )
-        try:
-            with trio.fail_after(HANDSHAKE_S):
-                await stream.send_all(handshake.data_to_send())
+        async with _closing_unless_kept(way.stream) as kept:
+            with self._named_failures(way.address), trio.fail_after(HANDSHAKE_S):
+                await way.stream.send_all(handshake.data_to_send())
                 session = None
                 while session is None:
-                    session = handshake.receive(await _receive(stream))
+                    session = handshake.receive(await _receive(way.stream))
                 if isinstance(session, CookieDemanded):
                     return session.cookie
-                await stream.send_all(handshake.data_to_send())
-                return await self._open(stream, session, b"", path, address, dialled=True)
+                link = await self._open_as_initiator(way, session, handshake.data_to_send(), switch)
+                if link.runs_on(way.stream):
+                    kept.append(way.stream)
+                return link
+        raise AssertionError("unreachable")
+
+    async def _open_as_initiator(self, way: _Way, session: Session, m3: bytes, switch: bool) -> Link:
+        """Say HELLO with M3, and go by the answer: the link that we had goes on here, or there is a new one."""
+        records = Path(session, os.urandom(STREAM_HEADER_BYTES))
+        token = os.urandom(TOKEN_BYTES)
+        old = self.link_to(session.peer)
+        if old is not None and old.resumable:
+            async with old.attempts:
+                if old.resumable and not switch and not old.ailing:
+                    return old  # another attempt has mended it, or it was never ill
+                if old.resumable:
+                    return await self._offer(way, session, records, m3, old, token)
+        ours = self._hello(token)
+        await way.stream.send_all(m3 + records.hello(ours))
+        theirs, rest = await _first_frame(way.stream, records, b"")
+        if theirs.resume != NO_LINK:
+            raise RemoteProtocolError("unexpected", "the peer resumes a link that was not named")
+        return await self._open(way, session, records, ours, theirs, rest, dialled=True)
+
+    async def _offer(self, way: _Way, session: Session, records: Path, m3: bytes, old: Link, token: bytes) -> Link:
+        """Offer to move the link that we have; the peer may not know it any more."""
+        try:
+            offer = old.offer(token)
+            await way.stream.send_all(m3 + records.hello(offer))
+            theirs, rest = await _first_frame(way.stream, records, b"")
+            if theirs.resume == NO_LINK:
+                return await self._open(way, session, records, offer, theirs, rest, dialled=True)
+            if theirs.resume != old.link_id:
+                raise RemoteProtocolError("unexpected", "the peer resumes a link that was not named")
+            if not old.answered(way.carrier(dialled=True), records, offer, theirs, rest):
+                raise DialError("the link has ended or moved elsewhere meanwhile")
+            return old
+        finally:
+            old.attempt_over()
+
+    @contextmanager
+    def _named_failures(self, address: str) -> Iterator[None]:
+        """What can go wrong before there is a link, as `DialError`; a peer's offence is reported."""
+        try:
+            yield
         except RemoteProtocolError as error:
             self.events.on_rejected(address, error.reason, error.detail)
             raise DialError(f"refused by us: {error}") from None
@@ -226,6 +295,8 @@ class Transport:
         except (trio.BrokenResourceError, trio.ClosedResourceError, _StreamEndedError):
             raise DialError("the peer closed the connection in the handshake (does it know us?)") from None
 
+    # ---- as the responder ------------------------------------------------------------------------------------------
+
     def metered(self, stream: trio.SocketStream) -> Metered:
         """The stream, with every byte paid for out of the owner's limits; for ways that connect by themselves."""
         if self.limits.receive_buffer_bytes is not None:
@@ -233,14 +304,14 @@ class Transport:
         return Metered(stream, self.limits)
 
     async def _accept(self, raw: trio.SocketStream) -> None:
-        """One caller: handshake in a half-open place, then the link until it ends."""
+        """One caller: handshake in a half-open place, then the stream as long as a link uses it."""
         try:
             host, address = tcp.caller_of(raw)
         except OSError:
             return
         tcp.tune(raw.socket)
-        stream = self.metered(raw)
-        outcome: tuple[Link, list[Event]] | None = None
+        way = _Way(self.metered(raw), "tcp", address)
+        link: Link | None = None
         guest: Callable[[], Awaitable[None]] | None = None
         reason, detail = "busy", "gave way to a newer caller before its handshake was over"
         with self._half_open.place(host):
@@ -248,62 +319,34 @@ class Transport:
             cookies = self._jar.cookies(host, now) if self._half_open.crowded else ()
             try:
                 with trio.fail_after(HANDSHAKE_S):
-                    first = await _receive(stream)
+                    first = await _receive(way.stream)
                     if self.guests is not None and self.guests.expects(first):
-                        guest = await self.guests.prove(stream, first, address, cookies)
+                        guest = await self.guests.prove(way.stream, first, address, cookies)
                     else:
-                        outcome = await self._greet_as_responder(stream, "tcp", address, first=first, cookies=cookies)
+                        session, trailing = await self._greet(way, first=first, cookies=cookies)
+                        link = await self._open_as_responder(way, session, trailing)
                     reason = ""
             except RemoteProtocolError as error:
                 reason, detail = error.reason, error.detail
             except trio.TooSlowError:
                 reason, detail = "timeout", "the handshake was not over in time"
-            except (trio.BrokenResourceError, _StreamEndedError):
+            except (trio.BrokenResourceError, trio.ClosedResourceError, _StreamEndedError, _CookieSentError):
                 reason = ""
         if reason:
             self.events.on_rejected(address, reason, detail)
         if guest is not None:
             await guest()
-        elif outcome is not None:
-            link, events = outcome
-            if self._register(link):
-                await link.run(events)
+        elif link is not None:
+            await link.leaves(way.stream)
 
-    async def _meet(
-        self, stream: trio.abc.Stream, path: str, address: str, peer: NodeId, prologue: bytes
-    ) -> tuple[Link, list[Event]]:
-        """The responder's part on a stream from another way, whose other end must be `peer`. Raises `DialError`."""
-        try:
-            with trio.fail_after(HANDSHAKE_S):
-                outcome = await self._greet_as_responder(stream, path, address, prologue=prologue, peer=peer)
-        except RemoteProtocolError as error:
-            self.events.on_rejected(address, error.reason, error.detail)
-            raise DialError(f"refused by us: {error}") from None
-        except trio.TooSlowError:
-            raise DialError("no handshake in time") from None
-        except QuotaUsedUpError as error:
-            raise DialError(str(error)) from None
-        except (trio.BrokenResourceError, trio.ClosedResourceError, _StreamEndedError):
-            raise DialError("the peer closed the stream in the handshake (does it know us?)") from None
-        assert outcome is not None, "no cookie is asked for here"
-        return outcome
-
-    async def _greet_as_responder(
-        self,
-        stream: trio.abc.Stream,
-        path: str,
-        address: str,
-        *,
-        first: bytes = b"",
-        prologue: bytes = TCP_PROLOGUE,
-        cookies: tuple[bytes, ...] = (),
-        peer: NodeId | None = None,
-    ) -> tuple[Link, list[Event]] | None:
-        """A proven link and what came with it, or None when a cookie was demanded.
+    async def _greet(
+        self, way: _Way, *, first: bytes = b"", cookies: tuple[bytes, ...] = (), peer: NodeId | None = None
+    ) -> tuple[Session, bytes]:
+        """The responder's part of the handshake, and what came behind it.
 
         `first`: bytes that were read already; `peer`: who it must be, if known.
 
-        Raises `RemoteProtocolError`, and what a stream raises that ends.
+        Raises `RemoteProtocolError`, `_CookieSentError`, `trio.TooSlowError` and what a stream raises that ends.
         """
         handshake = Responder(
             identity=self._identity,
@@ -311,38 +354,64 @@ class Transport:
             run_id=self._run_id,
             entropy=os.urandom(ENTROPY_BYTES),
             admit=self._admit,
-            prologue=prologue,
+            prologue=way.prologue,
             cookies=cookies,
         )
         session = None
-        while session is None:
-            session, first = handshake.receive(first or await _receive(stream)), b""
-            answer = handshake.data_to_send()
-            if answer:
-                await stream.send_all(answer)
-            if handshake.cookie_sent:
-                return None
+        with trio.fail_after(HANDSHAKE_S):
+            while session is None:
+                session, first = handshake.receive(first or await _receive(way.stream)), b""
+                answer = handshake.data_to_send()
+                if answer:
+                    await way.stream.send_all(answer)
+                if handshake.cookie_sent:
+                    raise _CookieSentError
         if peer is not None and session.peer != peer:
             raise RemoteProtocolError("identity", f"expected {peer}, came {session.peer}")
-        return await self._open(stream, session, handshake.trailing, path, address, dialled=False)
+        return session, handshake.trailing
+
+    async def _open_as_responder(self, way: _Way, session: Session, trailing: bytes) -> Link | None:
+        """Read the caller's HELLO, and answer: its link goes on here, or there is a new one. None: neither."""
+        records = Path(session, os.urandom(STREAM_HEADER_BYTES))
+        with trio.fail_after(HANDSHAKE_S):
+            theirs, rest = await _first_frame(way.stream, records, trailing)
+            old = self._links.get(session.peer)
+            if theirs.resume != NO_LINK and old is not None and old.link_id == theirs.resume:
+                if not old.agrees(theirs, we_come_first=self._identity.node < session.peer):
+                    return None
+                old.answer(way.carrier(dialled=False), records, theirs, rest)
+                return old
+            ours = self._hello(os.urandom(TOKEN_BYTES))
+            await way.stream.send_all(records.hello(ours))
+            return await self._open(way, session, records, ours, theirs, rest, dialled=False)
+
+    # ---- both ------------------------------------------------------------------------------------------------------
+
+    def _hello(self, token: bytes) -> Hello:
+        return Hello(PROTOCOL_MINOR, self.options.window_bytes, token)
 
     async def _open(
-        self, stream: trio.abc.Stream, session: Session, trailing: bytes, path: str, address: str, *, dialled: bool
-    ) -> tuple[Link, list[Event]]:
-        """Exchange the first frames: after them both sides know that the other accepted."""
+        self, way: _Way, session: Session, records: Path, ours: Hello, theirs: Hello, rest: Frames, *, dialled: bool
+    ) -> Link:
+        """The link that there is now to this peer: a new one, running here, unless an older one stays."""
         framing = Framing(
             session,
             role=self._role,
-            header=os.urandom(STREAM_HEADER_BYTES),
+            path=records,
+            token=ours.token,
             limits=FramingLimits(self.options.tensor_bytes_max, self.options.window_bytes),
             count=self.events.on_bytes,
         )
-        await stream.send_all(b"".join(framing.data_to_send(WRITE_BYTES)))
-        events = framing.receive(trailing)
-        while not events:
-            events = framing.receive(await _receive(stream))
-        assert isinstance(events[0], PeerReady)
-        return Link(self, stream, session, framing, path=path, address=address, dialled=dialled), events[1:]
+        framing.greet(theirs)
+        first = framing.take(rest)
+        tokens = (ours.token, theirs.token) if dialled else (theirs.token, ours.token)
+        link = Link(self, session, framing, way.carrier(dialled), name_link(*tokens))
+        if self._register(link):
+            self._nursery.start_soon(link.run, first)
+            return link
+        survivor = self.link_to(link.peer)
+        assert survivor is not None, "a link that was preferred is there"
+        return survivor
 
     def _register(self, link: Link) -> bool:
         """Make `link` the one to its peer and report it; False when an older one stays.
@@ -364,6 +433,10 @@ class Transport:
         return True
 
 
+class _CookieSentError(Exception):
+    """The caller has to come again with a cookie."""
+
+
 class _StreamEndedError(Exception):
     """The peer closed the connection in the middle of the handshake."""
 
@@ -375,7 +448,25 @@ async def _receive(stream: trio.abc.Stream) -> bytes:
     return bytes(data)
 
 
-async def _close(stream: trio.abc.Stream) -> None:
-    """At once, also while being cancelled."""
-    with trio.CancelScope(shield=True):
-        await trio.aclose_forcefully(stream)
+async def _first_frame(
+    stream: trio.abc.Stream, records: Path, trailing: bytes
+) -> tuple[Hello, Iterator[tuple[int, bytes]]]:
+    """The peer's HELLO, and the frames that came with it: take them all before the next read."""
+    data = trailing
+    while True:
+        frames = records.feed(data)
+        for kind, plain in frames:
+            return take_hello(kind, plain), frames
+        data = await _receive(stream)
+
+
+@asynccontextmanager
+async def _closing_unless_kept(stream: trio.abc.Stream) -> AsyncIterator[list[trio.abc.Stream]]:
+    """Closes the stream at the end, also while being cancelled, unless it was put into the list."""
+    kept: list[trio.abc.Stream] = []
+    try:
+        yield kept
+    finally:
+        if not kept:
+            with trio.CancelScope(shield=True):
+                await trio.aclose_forcefully(stream)

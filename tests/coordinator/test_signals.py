@@ -15,7 +15,7 @@ from protocol.errors import BadInputError
 from protocol.ids import NodeId
 from protocol.limits import SIGNALS_BURST, SIGNALS_PER_S
 from protocol.machine import LinkUp, Send
-from protocol.messages import Reach, Signal
+from protocol.messages import NodeReport, Reach, Signal
 from tests.coordinator.desk import Desk, join
 
 
@@ -81,6 +81,14 @@ def test_a_node_hears_how_it_looks_from_outside_and_who_helps() -> None:
     assert first.username.split(":")[0] == str(int(1e9 + 100 + TURN_S)) and first.valid_s == TURN_S
     later = [e.message for e in desk.stay(TURN_S / 2 + 5, "s0") if isinstance(e, Send) and isinstance(e.message, Reach)]
     assert len(later) == 1 and later[0].password != first.password
+
+
+def test_what_servers_relay_is_added_up(desk: Desk) -> None:
+    """By differences between the reports of one link, so that nothing counts twice."""
+    for total in (100.0, 150.0, 150.0, 400.0):
+        desk.say("s1", NodeReport(state="training", waiting_for="", counters={"relay_bytes": total}))
+    counted = [count for count in desk.counts if count.metric == "barnraise_coordinator_relay_bytes_total"]
+    assert sum(count.value for count in counted) == 2 * 300.0
 
 
 def test_turn_credentials_are_what_coturn_computes() -> None:

@@ -130,6 +130,10 @@ class Bed:
     def kill(self, child: Child) -> None:
         self._children.kill(child)
 
+    def end(self) -> None:
+        """Asks all processes to end, and waits until they have."""
+        self._children.end(self._children.running)
+
     def fetch(self, namespace: str, port: int, path: str) -> str:
         """What an HTTP server in a namespace answers on its loopback."""
         with inside(namespace):
@@ -148,12 +152,12 @@ def log_of(child: Child) -> list[dict[str, Any]]:
     return [json.loads(line) for line in child.log_path.read_text().splitlines() if line.startswith("{")]
 
 
-def eventually(happened: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
+def eventually(happened: Callable[[], Any], what: str | Callable[[], str], patience_s: float = PATIENCE_S) -> Any:
     """The first true value that `happened` gives; fails with `what` when none comes in time."""
     deadline = time.monotonic() + patience_s
     while True:
         value = happened()
         if value:
             return value
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        assert time.monotonic() < deadline, f"waited in vain for {what if isinstance(what, str) else what()}"
         time.sleep(0.1)

@@ -526,7 +526,7 @@ def test_peers_that_keep_us_waiting_are_cut_off(attacked: Fixture) -> None:
             for _ in range(40):
                 await link.say(FetchParameters(ledger_generation=target.volunteer.generation, version=version))
         with trio.fail_after(PATIENCE_S):
-            while target.daemon.rejected()["timeout"] < before + 2:
+            while target.daemon.rejected()["timeout"] < before + 4:
                 await link.say(Ping(number=1))
                 await trio.sleep(0.5)
 
@@ -539,8 +539,10 @@ def test_peers_that_keep_us_waiting_are_cut_off(attacked: Fixture) -> None:
     attack(all_at_once)
     said = [(line.get("reason"), line.get("detail", "")) for line in target.daemon.log(log_length)]
     late = [detail for reason, detail in said if reason == "timeout"]
-    assert len(late) == 2 and "handshake" in late[0] and "no data" in late[1], said
-    assert sum(str(reason).startswith("silent") for reason, _ in said) >= 2, said
+    # Whoever has not said a word about work is a visitor: no machine waits for it, so the transport cuts it off.
+    assert sum("handshake" in detail for detail in late) == 1, said
+    assert sum("in a frame" in detail for detail in late) == 2, said
+    assert sum("no data" in detail for detail in late) == 1 and len(late) == 4, said
     swarm.moves_on()
 
 

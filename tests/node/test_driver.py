@@ -65,10 +65,6 @@ class FakePump:
         await trio.lowlevel.checkpoint()
 
 
-async def ignore(welcome: Welcome) -> None:
-    """Keeps nothing of a welcome."""
-
-
 class FakeConnector:
     """Hears of links and takes nothing."""
 
@@ -78,6 +74,10 @@ class FakeConnector:
 
     def on_message(self, message: Message) -> bool:
         return False
+
+
+async def ignore(welcome: Welcome) -> None:
+    """Keeps nothing of a welcome."""
 
 
 @pytest.fixture

@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
-from node.enquiry import _Asker, describe, gigabytes_per_hour, measure_stage
+from node.enquiry import describe, gigabytes_per_hour, measure_stage
+from node.meter import Figures
+from node.survey import Reached, answer_ping, best_stage
+from protocol.drive.limits import LineLimits
+from protocol.ids import NodeId
 from protocol.messages import Message, Ping, Pong
 from protocol.run import BatchSection, LimitsSection, ModelSection, RunConfig, StagesSection, WireSection
 
@@ -31,8 +35,38 @@ def test_traffic_is_hand_checkable() -> None:
 def test_the_text_names_run_cost_and_promise() -> None:
     """Run, size, gigabytes an hour, and that no code is sent; without a measurement no figure is made up."""
     text = describe(CONFIG, 259, 1, 500.0)
-    assert "The run: tiny" in text and "never code" in text and "GB an hour up" in text and "500 tokens/s" in text
+    assert "The run: tiny" in text and "never code" in text and "GB an hour" in text and "500 tokens/s" in text
+    assert "--limit-up" in text and "--quota" in text
     assert "GB an hour" not in describe(CONFIG, 259, 1, 0.0)
+
+
+def reached(stage: int, mbit: float, path: str = "tcp") -> Reached:
+    """A server that was reached and measured, with the same speed both ways."""
+    figures = Figures(0.02, mbit * 125_000, mbit * 125_000, 1, True) if path else None
+    return Reached(NodeId("n" * 52), stage, "front", path=path, figures=figures)
+
+
+def test_what_is_expected_is_what_the_line_and_the_owner_allow() -> None:
+    """20 Mbit/s are 9 GB an hour; a limit of 4 Mbit/s is 1.8; a slow machine needs less than either. The largest part
+    is named."""
+    servers = [reached(0, 20.0), reached(1, 12.0, "relay")]
+    text = describe(CONFIG, 259, 1, 5000.0, servers)
+    assert "2 of 2 servers reached (1 by TCP, 1 through a relay), 20.0 Mbit/s up, 20.0 down" in text
+    assert "up    at most 9.0 GB an hour, set by your line; " in text and "weight gradients in fp32" in text
+    text = describe(CONFIG, 259, 1, 5000.0, servers, LineLimits(up_mbit_per_s=4.0, quota_gb=50))
+    assert "up    at most 1.8 GB an hour, set by your --limit-up" in text
+    assert "after 50 GB" in text and "To lend less" not in text
+    assert "set by this machine's speed" in describe(CONFIG, 259, 1, 1.0, servers)
+
+
+def test_the_stage_with_the_best_line_is_wished_for() -> None:
+    """By the mean over its servers; one that was not reached counts as nothing; nearly equal leaves the choice."""
+    assert best_stage([reached(0, 20.0), reached(0, 10.0), reached(1, 30.0), reached(1, 25.0)]) == 1
+    assert best_stage([reached(0, 20.0), reached(0, 10.0), reached(1, 60.0), reached(1, 0.0, "")]) == 1
+    assert best_stage([reached(0, 20.0), reached(0, 20.0), reached(1, 30.0), reached(1, 0.0, "")]) == 0
+    assert best_stage([reached(0, 20.0), reached(1, 21.0)]) == -1
+    assert best_stage([reached(0, 20.0)]) == -1
+    assert best_stage([]) == -1
 
 
 def test_the_benchmark_measures_a_stage() -> None:
@@ -44,10 +78,9 @@ def test_the_benchmark_measures_a_stage() -> None:
     assert measure_stage(small, 37, 1) > 0
 
 
-async def test_whoever_waits_for_a_run_to_begin_answers_pings() -> None:
+def test_whoever_waits_for_a_run_to_begin_answers_pings() -> None:
     """A run whose servers are not there yet may leave a person waiting for long; silence would cost the link."""
     sent: list[Message] = []
-    link: Any = SimpleNamespace(send=sent.append, close=lambda reason: None)
-    asker = _Asker()
-    await asker.on_message(link, Ping(number=7), ())
-    assert sent == [Pong(number=7)] and not asker.heard.is_set()
+    link: Any = SimpleNamespace(send=sent.append)
+    assert answer_ping(link, Ping(number=7)) and sent == [Pong(number=7)]
+    assert not answer_ping(link, Pong(number=7)) and len(sent) == 1

@@ -46,6 +46,23 @@ def test_arrivals_only_raise_what_is_known() -> None:
     assert report.links[0].round_trip_s == 0.02
 
 
+def test_what_was_not_found_is_looked_for_again_less_and_less_often() -> None:
+    """A measurement that missed a direction is repeated after 10 s, then 20, 40, …; one that found both never."""
+    book = LinkBook()
+    book.up(PEER, "tcp")
+    assert book.due(1e9) == []  # not tried yet: the first is begun when the link opens
+    times = []
+    now = 0.0
+    for _ in range(4):
+        book.measured(PEER, Figures(0.02, 0.0, 100_000.0, 1, False), now)
+        while not book.due(now):
+            now += 1.0
+        times.append(now)
+    assert times == [10.0, 30.0, 70.0, 150.0]
+    book.measured(PEER, Figures(0.02, 500_000.0, 100_000.0, 1, True), now)
+    assert book.due(1e9) == []
+
+
 def test_figures_belong_to_a_path() -> None:
     """The same way again keeps them, another way begins anew; a lost link is not reported."""
     book = LinkBook()

@@ -117,6 +117,16 @@ def test_measurements_of_one_node_come_one_after_the_other() -> None:
     assert not meter.busy
 
 
+def test_a_measurement_may_be_given_less_time() -> None:
+    """Many servers share what a newcomer waits: each measurement is over within its share, with figures."""
+    line = Line(250_000, 250_000, 0.02)
+    line.take(A, line.meters[A].begin(B, 0.0, 0.8))
+    line.run()
+    [(ended, figures)] = line.done
+    assert figures is not None and not figures.complete and ended <= 0.8
+    assert figures.received_bytes_per_s == pytest.approx(250_000, rel=0.25)
+
+
 def test_a_peer_that_measures_without_end_is_refused_and_others_are_not() -> None:
     """Its budget is four measurements; another peer's is its own; after a while there is more."""
     meter = Meter()

@@ -20,7 +20,6 @@ from aioquic.tls import Epoch
 from node.links.bbr import NAME, ModelController, ModelPacer
 
 PACKET_BYTES = 1200
-_ACK_DELAY_S = 0.001
 _ACK_RANGES = 32
 
 
@@ -32,7 +31,7 @@ class Line:
         self.bytes_per_s = mbit_s * 125_000
         self.loss = loss
         self.dropped = 0
-        self._half_rtt_s = rtt_s / 2
+        self.rtt_s = rtt_s
         self._queue_bytes = queue_bytes
         self._free_at_s = 0.0
         self._random = Random(seed)
@@ -55,11 +54,11 @@ class Line:
             return
         self._free_at_s = max(self._free_at_s, self.now) + byte_count / self.bytes_per_s
         if self._random.random() >= self.loss:
-            self.at(self._free_at_s + self._half_rtt_s, arrive)
+            self.at(self._free_at_s + self.rtt_s / 2, arrive)
 
     def answer(self, arrive: Callable[[], None]) -> None:
         """Send something small back: it is neither queued nor lost."""
-        self.at(self.now + self._half_rtt_s, arrive)
+        self.at(self.now + self.rtt_s / 2, arrive)
 
     def run_until(self, end_s: float) -> None:
         """Let virtual time pass."""
@@ -70,9 +69,20 @@ class Line:
 
 
 class Flow:
-    """Endless data from one end to the other, as fast as `controller` of aioquic's registry lets it."""
+    """Endless data from one end to the other, as fast as `controller` of aioquic's registry lets it.
 
-    def __init__(self, line: Line, controller: str = NAME, *, starts_at_s: float = 0.0) -> None:
+    `ack_delay_s`: how long the far end gathers before it acknowledges; `late_s`: the sender has its turns no closer.
+    """
+
+    def __init__(
+        self,
+        line: Line,
+        controller: str = NAME,
+        *,
+        starts_at_s: float = 0.0,
+        ack_delay_s: float = 0.001,
+        late_s: float = 0.0,
+    ) -> None:
         self.line = line
         self.received_bytes = 0
         self.queue_seen: list[float] = []
@@ -86,6 +96,9 @@ class Flow:
         if isinstance(self.recovery._cc, ModelController):
             self.recovery._pacer = ModelPacer(self.recovery._cc, max_datagram_size=PACKET_BYTES)
         self.stopped = False
+        self._ack_delay_s = ack_delay_s
+        self._late_s = late_s
+        self._turn_at_s = 0.0
         self._space = QuicPacketSpace()
         self.recovery.spaces = [self._space]
         self._number = itertools.count()
@@ -113,12 +126,18 @@ class Flow:
 
     def _send(self) -> None:
         now = self.line.now
+        if now < self._turn_at_s:
+            self._wake(self._turn_at_s)
+            return
+        self._turn_at_s = now + self._late_s
         timer = self.recovery.get_loss_detection_time()
         if timer is not None and now >= timer:
             self.recovery.on_loss_detection_timeout(now=now)
         pacing_at = None
         while not self.stopped:
             pacing_at = self.recovery._pacer.next_send_time(now=now)
+            if pacing_at is not None and pacing_at <= now:
+                continue  # a turn is over, and the next begins
             room = self.recovery.congestion_window - self.recovery.bytes_in_flight >= PACKET_BYTES
             if pacing_at is not None or not (room or self._probes):
                 break
@@ -162,7 +181,7 @@ class Flow:
             self._arrived.shift()
         if not self._ack_pending:
             self._ack_pending = True
-            self.line.at(self.line.now + _ACK_DELAY_S, self._acknowledge)
+            self.line.at(self.line.now + self._ack_delay_s, self._acknowledge)
 
     def _acknowledge(self) -> None:
         self._ack_pending = False
@@ -170,5 +189,7 @@ class Flow:
         self.line.answer(lambda: self._acknowledged(ranges))
 
     def _acknowledged(self, ranges: RangeSet) -> None:
-        self.recovery.on_ack_received(ack_rangeset=ranges, ack_delay=_ACK_DELAY_S, now=self.line.now, space=self._space)
+        self.recovery.on_ack_received(
+            ack_rangeset=ranges, ack_delay=self._ack_delay_s, now=self.line.now, space=self._space
+        )
         self._send()

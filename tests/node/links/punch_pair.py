@@ -11,7 +11,9 @@ from pathlib import Path
 import psutil
 import trio
 
+from node.links.helper import HelperGoneError
 from node.links.punched import IceServers, Punched, Puncher, PunchOptions
+from node.links.quic import ByteLimits
 from protocol.identity import Identity
 from protocol.signal import Way
 from tests.protocol.samples import ALICE, BOB, RUN_ID
@@ -48,24 +50,28 @@ class PunchPair:
 
 
 def puncher(
-    nursery: trio.Nursery, identity: Identity, ways: tuple[Way, ...], servers: IceServers | None = None
+    nursery: trio.Nursery, identity: Identity, ways: tuple[Way, ...], limits: ByteLimits | None = None
 ) -> Puncher:
     return Puncher(
         nursery,
         identity=identity,
         run_id=RUN_ID,
         generation=lambda: 3,
-        servers=lambda: servers or IceServers(),
+        servers=IceServers,
         options=PunchOptions(loopback=True, ways=ways),
+        limits=limits,
     )
 
 
 @asynccontextmanager
-async def punch_pair(*ways: Way) -> AsyncIterator[PunchPair]:
-    """Both are ended with the block; nothing of them may be left then."""
+async def punch_pair(
+    *ways: Way, limits: tuple[ByteLimits | None, ByteLimits | None] = (None, None)
+) -> AsyncIterator[PunchPair]:
+    """Both are ended with the block; nothing of them may be left then. `limits`: Alice's and Bob's."""
     before = Held.now()
     async with trio.open_nursery() as nursery:
-        yield PunchPair(puncher(nursery, ALICE, ways), puncher(nursery, BOB, ways), nursery)
+        alice, bob = (puncher(nursery, who, ways, limit) for who, limit in zip((ALICE, BOB), limits, strict=True))
+        yield PunchPair(alice, bob, nursery)
         nursery.cancel_scope.cancel()
     assert Held.now() == before
 
@@ -90,15 +96,18 @@ class Held:
 
 
 async def settled(probe: Callable[[], Awaitable[bool]]) -> None:
-    """Returns when `probe` is true; five seconds are more than anything here takes."""
-    with trio.fail_after(5):
+    """Returns when `probe` is true; thirty seconds are more than anything here takes on a busy computer."""
+    with trio.fail_after(30):
         while not await probe():
             await trio.sleep(0.01)
 
 
 async def helper_is_idle(which: Puncher) -> bool:
     """Whether the helper holds nothing for any connection: one task (its own), no UDP socket."""
-    census = await which.helper_census()
+    try:
+        census = await which.helper_census()
+    except HelperGoneError:
+        return True
     return census is None or (census.connections, census.tasks, census.sockets) == (0, 1, 0)
 
 

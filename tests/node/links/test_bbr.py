@@ -63,25 +63,42 @@ def test_a_line_that_becomes_faster_is_found() -> None:
     assert flow.mbit_s(7.0, 9.0) >= 0.9 * 20.0
 
 
-def test_the_round_trip_is_measured_again_with_a_short_queue() -> None:
-    """Every ten seconds the flight shrinks to half a product for a fifth of a second."""
-    flow = Flow(_line(mbit_s=5.0))
+def test_a_path_that_becomes_longer_is_learned() -> None:
+    """When no round trip was as short as the shortest for ten seconds, the queue is emptied to see what is true now."""
+    line = _line(mbit_s=5.0)
+    flow = Flow(line)
+    flow.mbit_s(1.0, 2.0)
+    line.rtt_s = 0.1
     phases = set()
-    for tenth in range(1, 150):
+    for tenth in range(20, 150):
         flow.line.run_until(tenth / 10)
         phases.add(flow.controller.phase)
     assert Phase.PROBE_RTT in phases
-    assert flow.controller.min_rtt_s <= 0.05 + 3 * PACKET_BYTES / (5 * 125_000)
+    assert 0.1 <= flow.controller.min_rtt_s <= 0.1 + 10 * PACKET_BYTES / line.bytes_per_s
     assert flow.mbit_s(15.0, 18.0) >= 0.9 * 5.0
+
+
+def test_acknowledgements_in_lumps_do_not_cost_the_line() -> None:
+    """A radio, or a peer that is busy with other things, answers every sixty milliseconds: more may be in flight."""
+    line = _line(loss=0.01)
+    flow = Flow(line, ack_delay_s=0.06)
+    assert flow.mbit_s(3.0, 8.0) >= 0.9 * 20.0
+
+
+def test_a_sender_that_comes_late_keeps_the_line() -> None:
+    """Others have the processor for 40 ms, again and again: the bursts after that make up for it."""
+    line = _line(products=3.0)
+    flow = Flow(line, late_s=0.04)
+    assert flow.mbit_s(3.0, 8.0) >= 0.85 * 20.0
 
 
 @pytest.mark.parametrize("products", [2.0, 8.0])
 def test_a_cubic_flow_beside_it_keeps_a_fair_part(products: float) -> None:
-    """A quarter of the line at least, where the queue holds what loss-based flows need: two products or more."""
+    """A fifth of the line at least, where the queue holds what loss-based flows need: two products or more."""
     line = _line(products=products)
     Flow(line)
     other = Flow(line, "cubic", starts_at_s=1.0)
-    assert other.mbit_s(15.0, 30.0) >= 0.25 * 20.0
+    assert other.mbit_s(15.0, 30.0) >= 0.2 * 20.0
 
 
 def test_two_of_them_share_the_line() -> None:

@@ -10,7 +10,7 @@ from node.links.notes import Knock, Meet, Offer, write_note
 from node.links.relay_desk import RelayLimits
 from protocol.ids import NodeId
 from protocol.messages import Ping, Signal
-from tests.node.links.switchboard import Node, switchboard
+from tests.node.links.switchboard import Node, plan_of, switchboard
 from tests.protocol.drive.harness import PATIENCE_S
 from tests.protocol.samples import ALICE
 
@@ -80,20 +80,22 @@ async def test_where_udp_is_refused_they_meet_at_a_relay() -> None:
 
 
 async def test_a_relay_that_dies_or_is_full_is_left_for_the_next() -> None:
-    """The link falls with its relay; asked again, the node is linked through the other one."""
+    """The link moves to the other one and is never down: nothing that was sent is lost."""
     names = ("server", "server", "server", "volunteer")
     async with switchboard(*names, relays=2, punchers=False) as (_, (x, y, server, volunteer)):
         volunteer.connector.dial(server.node, ())
         await volunteer.linked(server, "relay")
         first, second = (x, y) if x.relay is not None and x.relay.desk.session_count else (y, x)
         assert first.relay is not None and second.relay is not None
+        link = volunteer.link_to(server)
+        assert link is not None
         first.relay.end()  # and from now on it refuses whoever comes
-        await volunteer.until(lambda r: r.down)
-        began = trio.current_time()
-        volunteer.connector.dial(server.node, ())
-        await volunteer.linked(server, "relay")
-        assert second.relay.desk.session_count == 1
-        assert trio.current_time() - began < 5.0
+        link.send(Ping(number=8))
+        with trio.fail_after(PATIENCE_S):
+            while second.relay.desk.session_count == 0 or link.ailing:
+                await trio.sleep(0.01)
+        assert volunteer.link_to(server) is link and volunteer.down == server.down == []
+        await server.until(lambda r: any(message == Ping(number=8) for _, message, _ in r.messages))
         await talk(server, volunteer, 9)
 
 
@@ -103,8 +105,8 @@ async def test_a_relayed_link_moves_to_the_punched_one_when_that_is_there() -> N
         assert volunteer.puncher is not None and relay.relay is not None
         volunteer.puncher.delay_s = 2.5
         volunteer.connector.dial(server.node, ())
-        await volunteer.linked(server, "relay")
-        await volunteer.linked(server, "quic")
+        link = await volunteer.linked(server, "relay")
+        assert await volunteer.linked(server, "quic") is link and volunteer.down == server.down == []
         await server.linked(volunteer, "quic")
         await talk(server, volunteer, 2)
         with trio.fail_after(PATIENCE_S):
@@ -161,7 +163,7 @@ async def test_signals_that_lie_make_nobody_dial_into_a_private_network() -> Non
         server.connector.here.seen_from = "203.0.113.5"
         tried: list[object] = []
 
-        async def dial(addresses: object, peer: NodeId) -> None:
+        async def dial(addresses: object, peer: NodeId, switch: bool = False) -> None:
             tried.append(addresses)
 
         server.station.transport.dial = dial  # type: ignore[assignment,method-assign]
@@ -200,3 +202,16 @@ async def test_a_flood_of_notes_is_answered_within_bounds() -> None:
             while server.connector._callee._answering.total():
                 await trio.sleep(0.01)
         assert server.connector._callee._answering == {}
+
+
+async def test_the_punching_helper_is_started_ahead_where_it_will_be_needed() -> None:
+    """A plan with a server that nobody can dial: whoever cannot be dialled either gets ready; others save memory."""
+    async with switchboard("server", "server", "volunteer", relays=1) as (_, (public, hidden, volunteer)):
+        public.connector.here.addresses = (public.station.address,)
+        assert volunteer.puncher is not None and public.puncher is not None and not volunteer.puncher.warm
+        for node in (public, volunteer):
+            node.connector.set_plan(plan_of([public, hidden]))
+        with trio.fail_after(PATIENCE_S):
+            while not volunteer.puncher.warm:
+                await trio.sleep(0.01)
+        assert not public.puncher.warm

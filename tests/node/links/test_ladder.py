@@ -214,6 +214,21 @@ def test_where_punching_failed_for_others_relays_do_not_wait_for_it() -> None:
     assert BY_X in [order.way for order in orders if isinstance(order, Try)]
 
 
+def test_a_path_that_carries_nothing_is_replaced_under_the_living_link() -> None:
+    """Every other way is opened at once, the failed one anew, too; the first that works takes the link over."""
+    world = World()
+    world.outcomes |= {REVERSE: ("fail", 0), PUNCH: ("ok", 0.3), BY_X: ("ok", 0.6)}
+    world.want()
+    world.run(20.0)
+    assert world.up == PUNCH
+    world.outcomes[PUNCH] = ("silent", 0)
+    world.tried.clear()
+    world.take(world.ladder.ails(P, world.now))
+    assert {way for _, way in world.tried} == {PUNCH, BY_X, BY_Y, REVERSE}
+    world.run(1.0)
+    assert world.up == BY_X and world.given_up == []
+
+
 GOOD, POOR = Figures(0.05, 2.5e6), Figures(0.05, 0.4e6)
 
 

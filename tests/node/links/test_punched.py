@@ -7,15 +7,20 @@ import signal
 import subprocess
 import sys
 from random import Random
+from typing import Any
 
+import msgspec
 import pytest
 import trio
 
+from node.links.ice_process import own_addresses
 from node.links.punched import PUNCH_S, Punched, Puncher, PunchError, lets_no_udp_through
 from protocol.candidates import Candidate
-from protocol.signal import Way
+from protocol.handshake import Initiator, Responder, Session
+from protocol.ids import NodeId
+from protocol.signal import Answer, Offer, Way, letter_hash, sign_letter
 from tests.node.links.punch_pair import helper_is_idle, is_alive, punch_pair, puncher, settled
-from tests.protocol.samples import ALICE, BOB
+from tests.protocol.samples import ALICE, BOB, RUN_ID
 
 BOTH: list[Way] = ["quic", "channel"]
 
@@ -50,6 +55,68 @@ async def test_bytes_go_both_ways_at_once_unchanged(way: Way) -> None:
             await punched.stream.aclose()
 
 
+async def _shake_hands(handshake: Initiator | Responder, stream: trio.abc.Stream) -> NodeId:
+    """Whom it proved to be at the other end."""
+    session = None
+    while session is None:
+        first = handshake.data_to_send()
+        if first:
+            await stream.send_all(first)
+        session = handshake.receive(await stream.receive_some(4096))
+    assert isinstance(session, Session)
+    last = handshake.data_to_send()
+    if last:
+        await stream.send_all(last)
+    return session.peer
+
+
+@pytest.mark.parametrize("way", BOTH)
+async def test_the_handshake_in_the_stream_proves_both(way: Way) -> None:
+    """With the prologue that each side made of the letters that it saw."""
+    async with punch_pair(way) as pair:
+        alices, bobs = await pair.link()
+        common: dict[str, Any] = {"credential": b"", "run_id": RUN_ID, "admit": lambda _key, _credential: "server"}
+        initiator = Initiator(identity=ALICE, peer=BOB.node, entropy=b"a" * 32, prologue=alices.prologue, **common)
+        responder = Responder(identity=BOB, entropy=b"b" * 32, prologue=bobs.prologue, **common)
+        found: list[NodeId] = []
+
+        async def respond() -> None:
+            found.append(await _shake_hands(responder, bobs.stream))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(respond)
+            assert await _shake_hands(initiator, alices.stream) == BOB.node
+        assert found == [ALICE.node]
+        for punched in (alices, bobs):
+            await punched.stream.aclose()
+
+
+@pytest.mark.skipif("::1" not in own_addresses(loopback=True), reason="this computer has no IPv6 at all")
+@pytest.mark.parametrize("way", BOTH)
+async def test_a_pair_of_ipv6_addresses_does_as_well(way: Way) -> None:
+    """Their letters tell only of those."""
+    async with punch_pair(way) as pair:
+
+        def only_six(letter: Offer | Answer) -> tuple[Candidate, ...]:
+            return tuple(one for one in letter.candidates if len(one.address) == 16)
+
+        async def exchange(signed: bytes) -> bytes:
+            offer = msgspec.msgpack.decode(signed[:-64], type=Offer)
+            changed = sign_letter(msgspec.structs.replace(offer, candidates=only_six(offer)), ALICE)
+            answer = msgspec.msgpack.decode((await pair.exchange(changed))[:-64], type=Answer)
+            fields = {"candidates": only_six(answer), "offer_hash": letter_hash(signed)}
+            return sign_letter(msgspec.structs.replace(answer, **fields), BOB)
+
+        alices = await pair.alice.call(BOB.node, exchange)
+        assert pair.finish is not None
+        bobs = await pair.finish()
+        assert alices.address.startswith("[")
+        await alices.stream.send_all(b"by the new road")
+        assert await _receive(bobs.stream, 15) == b"by the new road"
+        for punched in (alices, bobs):
+            await punched.stream.aclose()
+
+
 @pytest.mark.parametrize("way", BOTH)
 async def test_what_was_sent_before_the_end_arrives_and_then_the_end(way: Way) -> None:
     """Also when the closing side does not wait, as a link that closes does."""
@@ -66,6 +133,7 @@ async def test_what_was_sent_before_the_end_arrives_and_then_the_end(way: Way) -
         await settled(lambda: helper_is_idle(pair.bob))
 
 
+@pytest.mark.slow
 async def test_one_helper_carries_several_links_and_a_slow_reader_stops_only_its_own() -> None:
     async with punch_pair("channel") as pair:
         links = [await pair.link() for _ in range(3)]
@@ -83,6 +151,7 @@ async def test_one_helper_carries_several_links_and_a_slow_reader_stops_only_its
                 await punched.stream.aclose()
 
 
+@pytest.mark.slow
 async def test_a_sender_stops_when_nobody_reads() -> None:
     """Back-pressure reaches the sending daemon: windows and queues of both helpers hold under 3 MB together."""
     async with punch_pair("channel") as pair:
@@ -122,20 +191,66 @@ class _CountingLimits:
         await trio.lowlevel.checkpoint()
 
 
+class _ClosedLimits(_CountingLimits):
+    """Lets so many bytes up and then no more, as a quota does."""
+
+    def __init__(self, quota_bytes: int) -> None:
+        super().__init__()
+        self._quota_bytes = quota_bytes
+        self.closed = trio.Event()
+
+    async def take_up(self, byte_count: int) -> None:
+        await super().take_up(byte_count)
+        if self.up_bytes > self._quota_bytes:
+            self.closed.set()
+            await trio.sleep_forever()
+
+
 @pytest.mark.parametrize("way", BOTH)
 async def test_every_datagram_counts_against_the_owners_limits(way: Way) -> None:
-    """What one side counts as sent the other counts as received, headers and retransmissions included."""
-    async with punch_pair(way) as pair:
-        alices_limits, bobs_limits = _CountingLimits(), _CountingLimits()
-        pair.alice._limits, pair.bob._limits = alices_limits, bobs_limits
+    """What one side counts as sent the other counts as received, headers, checks and all, also after the end."""
+    alices_limits, bobs_limits = _CountingLimits(), _CountingLimits()
+    async with punch_pair(way, limits=(alices_limits, bobs_limits)) as pair:
         alices, bobs = await pair.link()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_send, alices.stream, bytes(2_000_000))
             await _receive(bobs.stream, 2_000_000)
-        await bobs.stream.send_all(b"done")  # what is unpaid is paid with the next bytes
-        await alices.stream.receive_some()
-        assert alices_limits.up_bytes > 2_000_000 and bobs_limits.down_bytes > 1_900_000
+        for punched in (alices, bobs):
+            await punched.stream.aclose()
+        await settled(lambda: helper_is_idle(pair.alice))
+        await settled(lambda: helper_is_idle(pair.bob))
+
+        async def counted() -> bool:
+            sent, received = alices_limits.up_bytes, bobs_limits.down_bytes
+            return sent > 2_000_000 and received > 2_000_000 and abs(sent - received) < 0.02 * sent
+
+        await settled(counted)
         assert alices_limits.down_bytes > 1_000, "acknowledgements count too"
+
+
+@pytest.mark.parametrize("way", BOTH)
+async def test_a_limit_slows_the_sender_down(way: Way) -> None:
+    """No more is sent than the limit lets pass, but for what was on its way when it closed."""
+    limits = _ClosedLimits(1_000_000)
+    async with punch_pair(way, limits=(limits, None)) as pair:
+        alices, bobs = await pair.link()
+        got = 0
+
+        async def receive() -> None:
+            nonlocal got
+            while piece := await bobs.stream.receive_some():
+                got += len(piece)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(receive)
+            nursery.start_soon(alices.stream.send_all, bytes(8_000_000))
+            await limits.closed.wait()
+            before = -1
+            while before != got:
+                before = got
+                await trio.sleep(0.5)
+            assert 0 < got < 3_000_000
+            nursery.cancel_scope.cancel()
         for punched in (alices, bobs):
             await punched.stream.aclose()
 
@@ -163,6 +278,7 @@ def test_a_network_without_udp_is_known_by_its_candidates() -> None:
     assert not lets_no_udp_through([private, Candidate("relay", public.address, 40000)])
 
 
+@pytest.mark.slow
 async def test_a_peer_that_never_comes_is_given_up_after_six_seconds() -> None:
     async with punch_pair("quic", "channel") as pair:
         answer, finish = await pair.bob.answer(ALICE.node, await _offer_of(pair.alice))
@@ -170,7 +286,7 @@ async def test_a_peer_that_never_comes_is_given_up_after_six_seconds() -> None:
         began = trio.current_time()
         with pytest.raises(PunchError, match="did not come"):
             await finish()
-        assert trio.current_time() - began < PUNCH_S + 1
+        assert trio.current_time() - began < 2 * PUNCH_S
         await settled(lambda: helper_is_idle(pair.bob))
 
 
@@ -195,6 +311,7 @@ async def test_a_stream_that_nobody_asks_for_is_closed(monkeypatch: pytest.Monke
         await alices.stream.aclose()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hangs"])
 async def test_a_helper_that_fails_is_noticed_and_replaced(
     how: signal.Signals, monkeypatch: pytest.MonkeyPatch
@@ -209,7 +326,7 @@ async def test_a_helper_that_fails_is_noticed_and_replaced(
         os.kill(first, how)
         with pytest.raises(trio.BrokenResourceError, match="punching helper"):
             await alices.stream.receive_some()
-        with trio.fail_after(8), pytest.raises(trio.BrokenResourceError):
+        with trio.fail_after(30), pytest.raises(trio.BrokenResourceError):
             await _receive_until_broken(bobs)
         await alices.stream.aclose()
         await bobs.stream.aclose()
@@ -243,6 +360,7 @@ trio.run(main)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("helper_hangs", [False, True], ids=["alive", "stopped"])
 async def test_the_helper_ends_with_its_daemon(helper_hangs: bool) -> None:
     """The daemon is killed without a word; its helper is gone a moment later."""
