@@ -200,7 +200,12 @@ class World:
                 if elapsed_s > 0 and member["counters"].get("accepted", 0.0) >= before + UNDER_WAY:
                     return elapsed_s
             time.sleep(0.1)
-        raise AssertionError(f"{place} contributes no more: {self.volunteers[place].child.log_tail()}")
+        waits = [
+            f"{self.place_of(each['id'])}: {each['waiting_for']}"
+            for each in self.members().values()
+            if each["waiting_for"]
+        ]
+        raise AssertionError(f"{place} contributes no more; {waits}\n{self.volunteers[place].child.log_tail()}")
 
     def _fresh(self, node: str) -> float:
         """Accepted contributions as reported this very moment; 0 when the report is older."""
