@@ -107,7 +107,7 @@ class Pair:
         one.keep(list(one.framing.take(frames)))
 
     def settle(self) -> None:
-        while self.write(0, MIB) | self.write(1, MIB):
+        while self.write(0, MIB) | self.write(1, MIB) or any(end.coming for end in self.ends):
             for end in self.ends:
                 end.take(len(end.coming))
 

@@ -101,7 +101,8 @@ def design(stages, microbatches):
 
 def test_show_tells_forwards_from_backwards_without_colour() -> None:
     """Piped, or with NO_COLOR: letters stand for operations, and a line says what they mean."""
-    lines = CliRunner().invoke(schedule, ["show", "v-shape"], catch_exceptions=False).stdout.splitlines()
+    wide = {"COLUMNS": "126"}  # whoever runs the tests may have a terminal of any width
+    lines = CliRunner().invoke(schedule, ["show", "v-shape"], env=wide, catch_exceptions=False).stdout.splitlines()
     assert "\x1b" not in "".join(lines) and "F0" in lines[1] and "i0" in lines[1]
     assert "F forward, I input gradient, W weight gradient, small: further stages, · waiting" in lines[5]
     assert "\x1b[30;44m \x1b[0m forward" in legend(TIMELINE)

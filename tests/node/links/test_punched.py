@@ -16,6 +16,7 @@ import trio
 from node.links.ice_process import own_addresses
 from node.links.punched import PUNCH_S, Punched, Puncher, PunchError, lets_no_udp_through
 from protocol.candidates import Candidate
+from protocol.drive.limits import Limits
 from protocol.handshake import Initiator, Responder, Session
 from protocol.ids import NodeId
 from protocol.signal import Answer, Offer, Way, letter_hash, sign_letter
@@ -176,10 +177,11 @@ async def test_a_sender_stops_when_nobody_reads() -> None:
             await punched.stream.aclose()
 
 
-class _CountingLimits:
+class _CountingLimits(Limits):
     """An owner's limits that only count."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.up_bytes = self.down_bytes = 0
 
     async def take_up(self, byte_count: int) -> None:
