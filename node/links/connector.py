@@ -65,6 +65,7 @@ class Connector:
         self._transport = transport
         self._proof = proof
         self._coordinator = coordinator
+        self._coordinator_addresses: tuple[str, ...] = ()
         self._puncher = puncher
         self._give_up = give_up
         self._record = record
@@ -87,6 +88,7 @@ class Connector:
     def dial(self, peer: NodeId, addresses: tuple[str, ...]) -> None:
         """Open a link, by whatever way leads to the peer; the outcome is `on_up` or `give_up`."""
         if peer == self._coordinator:
+            self._coordinator_addresses = addresses
             self._nursery.start_soon(self._dial_coordinator, addresses)
         else:
             self._perform(self.ladder.want(peer, addresses, trio.current_time()))
@@ -118,7 +120,10 @@ class Connector:
         """
         self._log.info("path failed", peer=link.peer, path=link.path, reason=reason)
         if link.peer == self._coordinator:
-            return  # the machine will dial it again
+            # Our address may have changed: a new connection takes the link over before the machine gives it up, and
+            # signals and relays need it.
+            self._nursery.start_soon(self._mend_coordinator)
+            return
         self._perform(self.ladder.ails(link.peer, trio.current_time()))
 
     def on_message(self, message: Message) -> bool:
@@ -331,6 +336,13 @@ class Connector:
             self._record("barnraise_transport_connects_total", path="tcp", outcome="ok")
             took_s = trio.current_time() - began
             self._record("barnraise_transport_connect_duration_seconds", took_s, path="tcp")
+
+    async def _mend_coordinator(self) -> None:
+        """A new path for the link; when there is none, the machine finds the silence and dials again."""
+        try:
+            await self._transport.dial(self._coordinator_addresses, self._coordinator, switch=True)
+        except DialError as error:
+            self._log.info("coordinator out of reach", reason=str(error))
 
     # ---- figures -------------------------------------------------------------------------------------------------
 
