@@ -31,6 +31,8 @@ DIAL_BACK_S = 6.0
 """For a peer that was asked to dial us: it has to connect and to prove itself."""
 FIGURES_S = 1.0
 """Between two looks at live links."""
+REST_S = 0.01
+"""Between two looks at what is due, however much happens."""
 BUSY_BYTES = 256 << 10
 """A link that has so much waiting at both looks was limited by its line in between, so what it sent is its rate."""
 REPLACED = "replaced by a new link"
@@ -171,8 +173,10 @@ class Connector:
                 wake_at = self.ladder.wake_at()
                 with trio.move_on_at(trio.current_time() + 3600.0 if wake_at is None else wake_at):
                     await self._changed.wait()
-                self._changed = trio.Event()
                 self._perform(self.ladder.wake(trio.current_time()))
+                # Only now: what was just performed is no news, and a loop that woke itself would never rest.
+                self._changed = trio.Event()
+                await trio.sleep(REST_S)
 
     # ---- signals -------------------------------------------------------------------------------------------------
 

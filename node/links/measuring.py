@@ -18,6 +18,8 @@ from protocol.ids import NodeId
 from protocol.limits import MEASURE_PIECE_BYTES, MEASURE_S
 from protocol.messages import LinkReport, MeasureData, Message
 
+REST_S = 0.01
+"""Between two looks at what is due, however much happens."""
 FORGET_S = 60.0
 """Between two sweeps over the budgets of peers that measured us."""
 
@@ -112,8 +114,10 @@ class Measuring:
             wake_at = self._meter.wake_at()
             with trio.move_on_at(float("inf") if wake_at is None else wake_at):
                 await self._more.wait()
-            self._more = trio.Event()
             self._do(self._meter.wake(trio.current_time()))
+            # Only now: what was just done is no news, and a loop that woke itself would never rest.
+            self._more = trio.Event()
+            await trio.sleep(REST_S)
 
     async def _look(self) -> None:
         report_at = trio.current_time() + REPORT_S / 2

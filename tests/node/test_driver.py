@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import trio
+import trio.testing
 
 from node.compute.lanes import Lane, Outcome
 from node.driver import Driver, all_finite
@@ -243,3 +244,15 @@ def test_labels_and_messages_without_tensors_are_always_finite(tmp_path: Path) -
     refs = (TensorRef(0, (1,), "int32", 4),)
     assert all_finite(Activation(ledger_generation=1, task=TASK, tensors=refs), (b"\xff\xff\xff\x7f",))
     assert all_finite(Ping(number=1), ())
+
+
+async def test_measuring_with_nothing_to_measure_rests(driver: Driver, nursery: trio.Nursery) -> None:
+    """A loop that takes its own deeds for news would burn a core of a lent computer, and nobody would notice."""
+    nursery.start_soon(driver.measuring.run)
+    await trio.testing.wait_all_tasks_blocked()
+    link: Any = FakeLink("server")
+    driver.on_up(link)
+    driver.on_down(link, "gone")
+    with trio.fail_after(20):
+        await trio.testing.wait_all_tasks_blocked(0.001)
+    nursery.cancel_scope.cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
+import trio.testing
 
 from node.links.ladder import EXPLORE_S
 from node.links.notes import Knock, Meet, Offer, write_note
@@ -215,3 +216,12 @@ async def test_the_punching_helper_is_started_ahead_where_it_will_be_needed() ->
             while not volunteer.puncher.warm:
                 await trio.sleep(0.01)
         assert not public.puncher.warm
+
+
+async def test_a_connector_with_nothing_to_do_rests() -> None:
+    """A loop that takes its own deeds for news would burn a core of a lent computer, and nobody would notice."""
+    async with switchboard("server", "volunteer", addresses=True) as (_, (a, b)):
+        b.connector.dial(a.node, (a.station.address,))
+        await b.linked(a, "tcp")
+        with trio.fail_after(PATIENCE_S):
+            await trio.testing.wait_all_tasks_blocked(0.001)
