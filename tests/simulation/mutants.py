@@ -338,7 +338,7 @@ def no_fence_around_steps(original: Any) -> Any:
     return lambda self, step: 0 <= step < self.config.steps
 
 
-@mutant(ServerMachine, "handle", "server_disk_loss", "link_slow", "latency_spike")
+@mutant(ServerMachine, "handle", "server_disk_loss", "checkpoint_loss", "latency_spike", "volunteer_new")
 def no_fence_around_generations(original: Any) -> Any:
     def handle(self: Any, peer: Any, message: Any, now: float) -> None:
         original(self, peer, msgspec.structs.replace(message, ledger_generation=self.context.generation), now)
