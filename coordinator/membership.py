@@ -12,7 +12,7 @@ from typing import Literal
 from protocol.ids import NodeId
 from protocol.limits import SIGNALS_BURST
 from protocol.membership import JoinRole
-from protocol.messages import Join, NodeReport, Ping
+from protocol.messages import Join, NodeReport, Ping, Relay
 from protocol.reach import dialable, host_of
 
 LeaveReason = Literal["graceful", "timeout", "evicted", "banned"]
@@ -61,6 +61,8 @@ class Member:
     signalled_at: float = 0.0
     help_again_at: float = float("inf")
     """When it gets new TURN credentials."""
+    told_relays: tuple[Relay, ...] = ()
+    """The spares that it was last told to relay through."""
 
     @property
     def addresses(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from coordinator.membership import Member, Roster
 from coordinator.outbox import Outbox
 from coordinator.plan_builder import build_plan
 from coordinator.records import PlanRow, StoredState
+from coordinator.relays import RelayBook
 from coordinator.slots import Review, Slot, SlotTable, holds_state, review
 from protocol.ids import NodeId
 from protocol.messages import Join, PlanChanged
@@ -38,6 +39,7 @@ class Placement:
         self._roster = roster
         self._history = history
         self._outbox = outbox
+        self._relays = RelayBook(roster, outbox)
         self._generation_used = False
         self._on_its_way: PlanRow | None = None
         self._step_stored_at = float("-inf")
@@ -76,11 +78,13 @@ class Placement:
             self._outbox.log("info", "server placed", node=member.peer, slot=self.table.name(slot))
         self.look(now)
         self.tell(member)
+        self._name_relays()
 
     def depart(self, node: NodeId, now: float, *, for_good: bool = False) -> None:
         """A server's link is gone. Its place stays its own unless it has nothing of this run, or is unwanted."""
         slot = self.table.slot_of(node)
         if slot is None:
+            self._name_relays()
             return
         if self._in_plan(slot) and not for_good:
             self.table.gone_since[slot] = now
@@ -223,6 +227,7 @@ class Placement:
                 cause=cause, detail=sentence,
             )  # fmt: skip
             self.look(now)  # what happened while it was written
+            self._name_relays()
             for member in self._roster.all():
                 self.tell(member)
 
@@ -238,8 +243,16 @@ class Placement:
             first_lost=self._history.newest_step + 1, last_lost=last,
         )  # fmt: skip
 
+    def _name_relays(self) -> None:
+        """Servers that wait have nothing to lose: they relay before others do."""
+        self._relays.set(member for member in self._roster.servers() if self.table.slot_of(member.peer) is None)
+
     def tell(self, member: Member) -> None:
-        """Sends the plan to a welcomed node that has not had it, unless it has to wait for the next one."""
+        """Sends the plan to a welcomed node that has not had it, unless it has to wait for the next one.
+
+        The relays too: they need no plan.
+        """
+        self._relays.tell(member)
         plan = self.plan
         if plan is None or self._on_its_way is not None:
             return  # everybody is told when it is durable

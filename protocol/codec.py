@@ -27,6 +27,7 @@ from protocol.limits import (
     MESSAGE_BYTES_MAX,
     NUMBER_MAX,
     PATH_MAX,
+    RELAYS_MAX,
     REPORT_COUNTERS,
     TASKS_MAX,
     TENSORS_MAX,
@@ -60,6 +61,7 @@ _LIST_MAX = {
     "local_addresses": ADDRESSES_MAX,
     "stun": ADDRESSES_MAX,
     "turn": ADDRESSES_MAX,
+    "relays": RELAYS_MAX,
     "checkpoints": 16,
     "links": 1024,
 }

@@ -72,6 +72,8 @@ NUMBER_MAX = 2**63 - 1
 """Largest whole number: what SQLite and a signed 64-bit tensor hold."""
 ADDRESSES_MAX = 8
 """Addresses of one node: host interfaces, a name, a relay."""
+RELAYS_MAX = 8
+"""Spare servers named to one node as relays: an attempt tries four, and some of them may be full."""
 
 # ---- measuring ----------------------------------------------------------------------------------------------------
 

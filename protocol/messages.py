@@ -201,6 +201,23 @@ class Reach(Message, frozen=True, kw_only=True):
     """Life of the credentials in seconds from receipt; 0 when there are none."""
 
 
+class Relay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A server that carries ciphertext between nodes that cannot reach each other."""
+
+    node: NodeId
+    addresses: tuple[str, ...]
+    """host:port, best first."""
+
+
+class Relays(Message, frozen=True, kw_only=True):
+    """Servers without a place in the plan, which relay and do nothing else. Replaces what was said before.
+
+    Sent after the welcome when there are any, and whenever the receiver's have changed. The plan's servers relay too.
+    """
+
+    relays: tuple[Relay, ...]
+
+
 class Signal(Message, frozen=True, kw_only=True):
     """What two nodes that have no link say to each other, carried by the coordinator, which does not read it.
 
@@ -512,7 +529,7 @@ MESSAGES: tuple[type[Message], ...] = (
     Ping, Pong, Bye,
     Join, Welcome, Refused, PlanChanged, DataReady, StepReport, StepReportStored, NodeReport, LinkReport,
     RunFinished, Leave,
-    Reach, Signal,
+    Reach, Relays, Signal,
     MeasureAsk, MeasureData, MeasureGot,
     Ready, Lease, LeaseReturned, Output, InputGradient, Forget, FetchInput, InputAnswer, FetchParameters,
     Parameters, VersionReady, Contribute, Verdict,
@@ -536,7 +553,7 @@ def _may(pairs: tuple[tuple[str, str], ...], *kinds: type[Message]) -> None:
 _may(tuple((a, b) for a in ROLES for b in ROLES), Ping, Pong, Bye)
 _may(tuple((a, "coordinator") for a in _NODE), Join, NodeReport, LinkReport, Leave)
 _may((("server", "coordinator"),), DataReady, StepReport)
-_may(tuple(("coordinator", b) for b in _NODE), Welcome, Refused, PlanChanged, RunFinished, Reach)
+_may(tuple(("coordinator", b) for b in _NODE), Welcome, Refused, PlanChanged, RunFinished, Reach, Relays)
 _may((*((a, "coordinator") for a in _NODE), *(("coordinator", b) for b in _NODE)), Signal)
 _may((("coordinator", "server"),), StepReportStored)
 _may((("volunteer", "server"), ("server", "volunteer"), ("server", "server")), MeasureAsk, MeasureData, MeasureGot)

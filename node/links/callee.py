@@ -68,7 +68,7 @@ class Surroundings:
         self.generation = 0
         """Of the plan."""
         self.relays: dict[NodeId, tuple[str, ...]] = {}
-        """Servers of the plan that can be dialled."""
+        """Servers that can be dialled, those that are asked to relay first in front."""
 
 
 async def adopt_punched(transport: Transport, peer: NodeId, punched: Punched, *, switch: bool = False) -> None:

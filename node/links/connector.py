@@ -22,7 +22,7 @@ from node.links.relayed import Proof, open_leg
 from protocol.drive.transport import Link, Transport
 from protocol.errors import DialError, LocalProtocolError, RemoteProtocolError
 from protocol.ids import NodeId
-from protocol.messages import Message, PlanChanged, Reach, Signal
+from protocol.messages import Message, PlanChanged, Reach, Relays, Signal
 from protocol.plan import Plan
 from protocol.reach import same_network, worth_dialling
 from protocol.relay import MEETING_BYTES, link_prologue
@@ -80,6 +80,10 @@ class Connector:
         self._changed = trio.Event()
         self._warm = False
         self._told: dict[NodeId, str] = {}
+        self._servers: dict[NodeId, tuple[str, ...]] = {}
+        """Of the plan, with their addresses."""
+        self._spares: dict[NodeId, tuple[str, ...]] = {}
+        """Servers without a place in it."""
         self._rates: dict[NodeId, float] = {}
         self._log = structlog.get_logger("links")
         transport.on_moved, transport.on_path_failed = self.on_moved, self.on_path_failed
@@ -138,6 +142,9 @@ class Connector:
                 here.seen_from, here.stun, here.turn = message.seen_from, message.stun, message.turn
                 here.username, here.password = message.username, message.password
                 self._log.info("seen from outside", host=message.seen_from, stun=len(message.stun))
+            case Relays():
+                self._spares = {relay.node: relay.addresses for relay in message.relays}
+                self._set_relays()
             case PlanChanged():
                 self.set_plan(message.plan)
                 return False
@@ -146,17 +153,25 @@ class Connector:
         return True
 
     def set_plan(self, plan: Plan) -> None:
-        """Servers of the plan that can be dialled may relay. Every node prefers others, so that the load is spread."""
+        """Servers of the plan that can be dialled may relay."""
         self.here.generation = plan.generation
-        own = self._proof.identity.node
-        servers = [(server.node, server.addresses) for stage in plan.stages for server in stage.servers]
-        servers.sort(key=lambda server: blake2b((own + server[0]).encode(), digest_size=8).digest())
-        self.here.relays = {node: addresses for node, addresses in servers if addresses and node != own}
-        self.ladder.set_relays(self.here.relays)
-        hidden = any(not addresses for _, addresses in servers)
+        self._servers = {server.node: server.addresses for stage in plan.stages for server in stage.servers}
+        self._set_relays()
+        hidden = not all(self._servers.values())
         if hidden and not self.here.addresses and self._puncher is not None and not self._warm:
             self._warm = True
             self._nursery.start_soon(self._warm_up, self._puncher)
+
+    def _set_relays(self) -> None:
+        """Spares first: whose relay dies has lost a path, whose relay holds a shard waits for that too.
+
+        Among equals every node prefers others, so that the load is spread.
+        """
+        own = self._proof.identity.node
+        known = {**self._servers, **self._spares}
+        order = sorted(known, key=lambda node: (node not in self._spares, blake2b((own + node).encode()).digest()))
+        self.here.relays = {node: known[node] for node in order if known[node] and node != own}
+        self.ladder.set_relays(self.here.relays)
 
     async def _warm_up(self, puncher: Punches) -> None:
         """A server of the plan cannot be dialled, and nor can we: a punch is near, and its helper takes a second."""

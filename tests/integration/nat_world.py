@@ -38,6 +38,8 @@ every_steps = 0
 """One stage of three servers, which never compute themselves: every step is the volunteers' work."""
 SERVERS = ("pub", "out", "den")
 """Two in public, one behind a home router."""
+SPARE = "spare"
+"""A server in public for which there is no place: it waits, and relays."""
 VOLUNTEERS = ("full", "home", "sym", "cgn", "tcp")
 FRESH_S = 0.3
 """A report this old counts as of now."""
@@ -89,6 +91,9 @@ class World:
             self._identify(member, "server")
         self.volunteers: dict[str, Member] = {}
         eventually(lambda: "volunteers" in self.status()["run"]["waiting_for"], "the servers to be ready")
+        self.spare = self._start("server", SPARE)
+        self._identify(self.spare, "server")
+        eventually(lambda: self.spare.node in self.members(), "the spare to join")
 
     def _read(self, path: Path) -> dict[str, Any] | None:
         assert self.coordinator.child.running, self.coordinator.child.log_tail()
@@ -115,9 +120,8 @@ class World:
         eventually(lambda: self.accepted(place) > 0 or not member.child.running, f"a contribution of {place}")
         assert member.child.running, member.child.log_tail()
 
-    def restart(self, place: str) -> None:
-        """A server that was killed starts again on what it has."""
-        member = self.servers[place]
+    def restart(self, member: Member) -> None:
+        """A process that was killed starts again on what it has."""
         member.child = self.bed.again(member.child)
 
     # ---- looking -------------------------------------------------------------------------------------------------
@@ -137,7 +141,7 @@ class World:
 
     @property
     def everybody(self) -> list[Member]:
-        return [*self.servers.values(), *self.volunteers.values()]
+        return [*self.servers.values(), self.spare, *self.volunteers.values()]
 
     def place_of(self, node: str) -> str:
         return next((member.place for member in self.everybody if member.node == node), node[:8])
@@ -146,6 +150,11 @@ class World:
         """The log's lines about links that came up to a peer, from a line number on."""
         lines = log_of(member.child)[after:]
         return [line for line in lines if line.get("event") == "linked" and line.get("peer") == peer.node]
+
+    def relays(self, place: str, target: str, relay: Member) -> bool:
+        """Whether a volunteer's link to a server goes through this relay at present."""
+        came = self.linked(self.volunteers[place], self.servers[target])
+        return bool(came) and came[-1]["way"] == f"relay {relay.node[:8]}"
 
     def pairs(self) -> list[Pair]:
         """Every link between a volunteer and a server, and between two servers."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
 import pytest
 
-from tests.integration.nat_world import VOLUNTEERS, World, table
+from tests.integration.nat_world import VOLUNTEERS, Member, World, table
 from tests.integration.natbed import Bed, eventually, log_of, why_not
 
 CONNECT_S = 5.0
@@ -33,8 +34,8 @@ def bed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Bed:
 @pytest.mark.timeout(900)
 def test_homes_of_every_kind_train_together(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
     """All join by one command without options and contribute to sealed steps. A gateway restarts, an address changes,
-    UDP is blocked: contribution goes on within 10 s. A relay is killed: its link goes another way within 10 s, and
-    contribution goes on when the relay, which holds a shard, is back. No sample is lost or counted twice."""
+    UDP is blocked, a relay is killed that has nothing else to do, and then another one that holds a shard and comes
+    back: contribution goes on within 10 s. No sample is lost or counted twice."""
 
     def tell(text: str) -> None:
         with capsys.disabled():
@@ -60,7 +61,9 @@ def test_homes_of_every_kind_train_together(bed: Bed, capsys: pytest.CaptureFixt
         resumes("its gateway restarts", "home", "restart", "gw-home")
         resumes("its address changes", "full", "readdress", "full")
         resumes("UDP is blocked", "cgn", "block-udp", "gw-cgn")
-        kill_the_relay(world, tell)
+        kill_the_relay(world, world.spare, restart=False, tell=tell)
+        (holder,) = (member for member in world.servers.values() if world.relays("tcp", "den", member))
+        kill_the_relay(world, holder, restart=True, tell=tell)
         step = world.status()["run"]["step"]
         eventually(lambda: world.status()["run"]["step"] > step + 2, "further steps")
         bed.end()
@@ -73,37 +76,37 @@ def void(_: str) -> None:
     """Takes what a script printed."""
 
 
-def kill_the_relay(world: World, tell: object) -> None:
-    """The server that carries the link between the firewall's volunteer and the server at home is killed, and started
-    again by whoever keeps it up. The link takes another relay; the volunteer goes on when the server is back."""
-    assert callable(tell)
+def kill_the_relay(world: World, relay: Member, *, restart: bool, tell: Callable[[str], None]) -> None:
+    """The server that carries the link between the firewall's volunteer and the server at home is killed, and, if it
+    holds a shard, started again by whoever keeps it up. The link takes another relay."""
     volunteer, den = world.volunteers["tcp"], world.servers["den"]
-    newest = world.linked(volunteer, den)[-1]
-    relay = next(each for each in world.servers.values() if newest["way"] == f"relay {each.node[:8]}")
+    assert world.linked(volunteer, den)[-1]["way"] == f"relay {relay.node[:8]}"
     lines = len(log_of(volunteer.child))
+    linked_s = back_s = 0.0
 
-    def kill() -> None:
-        world.bed.kill(relay.child)
-        world.restart(relay.place)
-
-    def another() -> list[str]:
+    def others() -> list[str]:
         return [line["way"] for line in world.linked(volunteer, den, lines) if relay.node[:8] not in line["way"]]
 
-    linked_s = 0.0
-
-    def watch() -> None:
-        nonlocal linked_s
-        kill()
+    def kill() -> None:
+        nonlocal linked_s, back_s
+        world.bed.kill(relay.child)
         began = time.monotonic()
-        eventually(another, "a link by another relay")
+        eventually(others, "a link by another relay")
         linked_s = time.monotonic() - began
+        if restart:
+            world.restart(relay)
+            eventually(lambda: relay.node in world.members(), "the server to be back")
+            back_s = time.monotonic() - began
 
-    took_s = world.resumes("tcp", watch)
+    rest_s = world.resumes("tcp", kill)
+    what = f"its relay {relay.place} is killed"
+    told = f" (it is back after {back_s:.1f} s)" if restart else ""
     tell(
-        f"{'the relay is killed':34} tcp is linked by {another()[0]} after {linked_s:4.1f} s, and contributes again "
-        f"{took_s:4.1f} s later"
+        f"{what:34} tcp contributes again after {max(linked_s, back_s) + rest_s:4.1f} s{told}, linked by {others()[0]} "
+        f"after {linked_s:.1f} s"
     )
-    assert linked_s < RESUME_S
+    # How long an interpreter takes to start is the machine's affair; from there on it is ours.
+    assert linked_s < RESUME_S and rest_s < RESUME_S, what
 
 
 @pytest.mark.slow

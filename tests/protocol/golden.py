@@ -19,7 +19,7 @@ from protocol.handshake import CookieJar, Initiator, Responder
 from protocol.identity import Identity, base32
 from protocol.ids import ContributionId, TaskId, TensorRef
 from protocol.membership import Invite, JoinLink, Membership, Revocations, sign_statement
-from protocol.messages import MESSAGES, LinkFigures
+from protocol.messages import MESSAGES, LinkFigures, Relay
 from protocol.plan import Plan, ServerPlan, StagePlan
 from protocol.records import RecordWriter
 from protocol.run import RunConfig
@@ -34,7 +34,8 @@ def form_hash() -> str:
     """16 letters over names, order and types of all fields of all messages and of what they hold."""
     sections = [hint for hint in get_type_hints(RunConfig).values() if issubclass(hint, msgspec.Struct)]
     structs = (
-        *MESSAGES, LinkFigures, TaskId, ContributionId, TensorRef, Plan, StagePlan, ServerPlan, RunConfig, *sections
+        *MESSAGES, LinkFigures, Relay, TaskId, ContributionId, TensorRef, Plan, StagePlan, ServerPlan, RunConfig,
+        *sections,
     )  # fmt: skip
     lines = [
         f"{struct.__name__}.{name}: {hint}"

@@ -10,7 +10,7 @@ from node.links.ladder import EXPLORE_S
 from node.links.notes import Knock, Meet, Offer, write_note
 from node.links.relay_desk import RelayLimits
 from protocol.ids import NodeId
-from protocol.messages import Ping, Signal
+from protocol.messages import Ping, Relay, Relays, Signal
 from tests.node.links.switchboard import Node, plan_of, switchboard
 from tests.protocol.drive.harness import PATIENCE_S
 from tests.protocol.samples import ALICE
@@ -78,6 +78,20 @@ async def test_where_udp_is_refused_they_meet_at_a_relay() -> None:
         await talk(server, volunteer, 5)
         assert relay.relay is not None and relay.relay.desk.session_count == 1
         assert relay.link_to(server) is None and relay.link_to(volunteer) is None
+
+
+@pytest.mark.parametrize("which", [0, 1])
+async def test_a_server_without_a_shard_relays_before_one_that_has_work_to_lose(which: int) -> None:
+    """The plan's servers could carry, too; whichever the coordinator named as a spare is asked first."""
+    names = ("server", "server", "server", "volunteer")
+    async with switchboard(*names, relays=2, punchers=False) as (_, (x, y, server, volunteer)):
+        spare, holder = ((x, y), (y, x))[which]
+        relays = Relays(relays=(Relay(node=spare.node, addresses=(spare.station.address,)),))
+        assert volunteer.connector.on_message(relays) and server.connector.on_message(relays)
+        volunteer.connector.dial(server.node, ())
+        await volunteer.linked(server, "relay")
+        assert spare.relay is not None and holder.relay is not None
+        assert (spare.relay.desk.session_count, holder.relay.desk.session_count) == (1, 0)
 
 
 async def test_a_relay_that_dies_or_is_full_is_left_for_the_next() -> None:
