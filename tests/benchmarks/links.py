@@ -1,9 +1,8 @@
 """What a link costs: `python -m tests.benchmarks.links` measures it beside raw trio TCP on the same path, in one run.
 
-On loopback by default. With `--wan SCRIPT` (a script with `up DELAY_MS LOSS_PCT RATE_MBIT QUEUE_KB`, `veth` and `down`
-that joins the namespaces tpA, 10.77.0.1, and tpB, 10.77.0.2; needs root) also over delay, loss and a slow line:
+On loopback by default. With `--wan deploy/wan` (needs root) also over delay, loss and a slow line:
 
-    share of raw TCP     at 0 (a line of 200 Mbit/s), 50 and 100 ms at least 0.9, with 1 % loss at least 0.8 (both sides
+    share of raw TCP     at 0 (a line of 1 Gbit/s), 50 and 100 ms at least 0.9, with 1 % loss at least 0.8 (both sides
                          with BBR where there is one)
     control messages     95th percentile under 150 ms while 8 MB tensors fill a line of 20 Mbit/s (loopback: 50 ms)
     hold of the loop     no step of a link holds its loop for more than 10 ms of processor time
@@ -68,7 +67,7 @@ class Case:
 LOOPBACK = Case("loopback", control_max_s=LOOPBACK_CONTROL_S)
 WAN = (
     Case("0 ms, any rate", ("up", "0", "0", "0", "4096")),
-    Case("0 ms, 200 Mbit/s", ("up", "0", "0", "200", "1024"), share_min=0.9),
+    Case("0 ms, 1 Gbit/s", ("up", "0", "0", "1000", "2048"), share_min=0.9),
     Case("50 ms", ("up", "25", "0", "0", "16384"), share_min=0.9),
     Case("100 ms", ("up", "50", "0", "0", "16384"), share_min=0.9),
     Case("50 ms, 1 % loss", ("up", "25", "1", "0", "16384"), share_min=0.8),
@@ -271,10 +270,10 @@ class Result:
         )
 
 
-def measure(kind: str, case: Case, seconds: float) -> Result:
+def measure(kind: str, case: Case, seconds: float, wan: str | None) -> Result:
     """One round: two processes, in the two namespaces of the line or here."""
     host = "127.0.0.1" if case.wan is None else "10.77.0.2"
-    here = [[], []] if case.wan is None else [["ip", "netns", "exec", name] for name in ("tpA", "tpB")]
+    here = [[], []] if case.wan is None or wan is None else [[wan, "exec", side] for side in "ab"]
     own = [sys.executable, "-m", "tests.benchmarks.links"]
     server = subprocess.Popen([*here[1], *own, "--serve", kind, host, str(seconds)], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
@@ -294,13 +293,13 @@ def measure(kind: str, case: Case, seconds: float) -> Result:
     return Result(kind, json.loads(received), json.loads(client.stdout))
 
 
-def compare(case: Case, rounds: int, seconds: float) -> bool:
+def compare(case: Case, rounds: int, seconds: float, wan: str | None) -> bool:
     """Measures and prints one case; whether its bounds hold."""
     print(case.name)
     raws, links = [], []
     for _ in range(rounds):
-        raws.append(measure("raw", case, seconds))
-        links.append(measure("link", case, seconds))
+        raws.append(measure("raw", case, seconds, wan))
+        links.append(measure("link", case, seconds, wan))
         print(raws[-1], links[-1], sep="\n")
     share = statistics.median(r.mbit_per_s for r in links) / statistics.median(r.mbit_per_s for r in raws)
     waits_s = sorted(wait for result in links for wait in result.sent["waits_s"])
@@ -346,7 +345,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if case.wan is not None:
             subprocess.run([options.wan, *case.wan], check=True)
         try:
-            good = compare(case, options.rounds, options.seconds) and good
+            good = compare(case, options.rounds, options.seconds, options.wan) and good
         finally:
             if case.wan is not None:
                 subprocess.run([options.wan, "down"], check=True)

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import psutil
@@ -108,6 +109,7 @@ class _Events:
         self.tensor_bytes += sum(map(len, buffers))
 
     def on_down(self, link: Link, reason: str) -> None:
+        print("down:", reason, file=sys.stderr)
         self.down.set()
 
     def on_rejected(self, address: str, reason: str, detail: str) -> None:
@@ -267,8 +269,9 @@ async def _opened(
 
         async def send_raw(enough: trio.Event) -> None:
             data = os.urandom(256 << 10)
-            while not enough.is_set():
-                await bulk.send_all(data)
+            with suppress(trio.BrokenResourceError):  # the other side has enough
+                while not enough.is_set():
+                    await bulk.send_all(data)
 
         return send_raw
     if way == "tcp":
@@ -315,9 +318,7 @@ def _measure(wan: str, setting: Setting, way: str, seconds: float) -> dict[str, 
     def start(side: str, part: str) -> subprocess.Popen[str]:
         command = [wan, "exec", side, sys.executable, "-m", __spec__.name, "--part", part]
         command += ["--ways", way, "--seconds", str(seconds)]
-        return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL if part == "serve" else None, text=True
-        )
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=None, text=True)
 
     server = start("a", "serve")
     assert server.stdout is not None
