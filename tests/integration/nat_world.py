@@ -76,13 +76,19 @@ class Pair:
 
 
 class World:
-    """Coordinator, servers and volunteers in a bed, each started by one command without options."""
+    """Coordinator, servers and volunteers in a bed, each started by one command without options.
 
-    def __init__(self, bed: Bed) -> None:
+    `coordinator_options`, `server_options`: but with these, where a test is about them.
+    """
+
+    def __init__(
+        self, bed: Bed, coordinator_options: tuple[str, ...] = (), server_options: tuple[str, ...] = ()
+    ) -> None:
         self.bed = bed
+        self._server_options = server_options
         toml = bed.folder / "RUN.toml"
         toml.write_text(RUN)
-        child = bed.start("coordinator", COORDINATOR, "coordinator", str(toml))
+        child = bed.start("coordinator", COORDINATOR, "coordinator", str(toml), *coordinator_options)
         links = bed.folder / "coordinator" / "barnraise" / "coordinator" / "homes" / "links.json"
         self.coordinator = Member(COORDINATOR, child)
         self.links: dict[str, Any] = eventually(lambda: self._read(links), "the coordinator's links")
@@ -104,8 +110,8 @@ class World:
         return links
 
     def _start(self, command: str, place: str) -> Member:
-        role = "server" if command == "server" else "volunteer"
-        return Member(place, self.bed.start(f"{command}-{place}", place, command, self.links[role]))
+        role, options = ("server", self._server_options) if command == "server" else ("volunteer", ())
+        return Member(place, self.bed.start(f"{command}-{place}", place, command, self.links[role], *options))
 
     def _identify(self, member: Member, role: str) -> None:
         file = member.child.folder / "barnraise" / self.links["run_id"] / role / "identity"

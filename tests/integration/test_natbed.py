@@ -127,3 +127,25 @@ def test_netcheck_tells_each_home_what_it_has(bed: Bed, capsys: pytest.CaptureFi
                 paths = [server["path"] for server in found["servers"]]
                 print(f"{place:5} {found['nat']['kind']:12} {paths} {found['advice']}")
         assert world.status()["run"]["step"] == -1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_turn_server_carries_where_no_server_of_the_run_may(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
+    """The operator names coturn and its secret; servers relay nothing. Over UDP for the strict router, over TCP for the
+    firewall, with credentials that the coordinator made for each node; both contribute."""
+    secret = bed.folder / "secret"
+    secret.write_text("0123456789abcdef0123456789abcdef")
+    with bed:
+        bed.script("stunoff")
+        bed.script("stun", secret.read_text())
+        options = ("--turn", "203.0.113.10:3478", "--turn-secret-file", str(secret))
+        world = World(bed, coordinator_options=options, server_options=("--no-relay",))
+        for place in ("sym", "tcp"):
+            world.join(place)
+            (link, *_) = world.linked(world.volunteers[place], world.servers["den"])
+            with capsys.disabled():
+                print(f"\n{place} to den: {link['path']} by {link['way']} after {link['seconds']:.2f} s")
+            assert (link["path"], link["way"]) == ("relay", "punch")
+        bed.end()
+        assert world.audit().clean
