@@ -299,6 +299,11 @@ class Framing:
         return events
 
     @property
+    def missing_bytes(self) -> int:
+        """How many bytes must still come before `receive` can do anything with them; whoever waits may wait for all."""
+        return self._path.missing_bytes
+
+    @property
     def progress(self) -> Progress:
         """How far receiving has come."""
         receiving = self._path.mid_record or self._in.begun or not self._peer_ready

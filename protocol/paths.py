@@ -52,6 +52,11 @@ class Path:
         """Whether a record has begun and not ended."""
         return self._reader.mid_record
 
+    @property
+    def missing_bytes(self) -> int:
+        """How many bytes must still come before anything can come of them."""
+        return self._reader.missing_bytes
+
 
 def take_hello(kind: int, plain: bytes) -> Hello:
     """The first frame of a path. Raises `RemoteProtocolError`."""

@@ -90,6 +90,11 @@ class RecordReader:
         """Whether a record has begun and not ended."""
         return bool(self._pending or self._head)
 
+    @property
+    def missing_bytes(self) -> int:
+        """How many bytes must still come before anything can be handed out, or its length be known."""
+        return self._wanted_bytes - len(self._pending)
+
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[tuple[int, bytes]]:
         """(kind, plain bytes) of every record that `data` completes; take all of them before the next call.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -37,6 +38,8 @@ BUFFER_S = 0.1
 """What a limited socket may take in before it is read, in time of the rate (Linux doubles it): a long round trip …"""
 BUFFER_BYTES = (32 << 10, 4 << 20)
 """… within these bounds."""
+WAIT_FOR_BYTES_MAX = 8 << 10
+"""A read waits for no more than this: a line of 20 kbit/s brings it before a link counts as silent."""
 CLOCK_S = 30.0
 """How often somebody who waits for the month to turn looks at the clock: it may be set at any time."""
 _AHEAD_PART = 0.001
@@ -297,6 +300,7 @@ class Metered(trio.abc.Stream):
         self.inner = stream
         self._limits = limits
         self._resent_bytes = 0
+        self._low_water = 1
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Returns when more may be sent, not before: so whoever chooses what comes next chooses late."""
@@ -309,6 +313,17 @@ class Metered(trio.abc.Stream):
         """Let the kernel take no more while it has so many bytes to send; only where the system can."""
         with suppress(OSError, AttributeError):
             self.inner.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NOTSENT_LOWAT, byte_count)
+
+    def wait_for(self, byte_count: int) -> None:
+        """The next read shall wait until so many bytes are there, within bounds; only where the system can.
+
+        Nothing can be done with a part of a record, and on a line of 20 Mbit/s every packet would wake us for one.
+        """
+        low_water = max(1, min(byte_count, WAIT_FOR_BYTES_MAX))
+        if low_water != self._low_water and sys.platform == "linux":
+            with suppress(OSError):
+                self.inner.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_RCVLOWAT, low_water)
+                self._low_water = low_water
 
     async def wait_send_all_might_not_block(self) -> None:
         await self.inner.wait_send_all_might_not_block()

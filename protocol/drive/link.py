@@ -413,6 +413,9 @@ class Link:
                 while self._inbox:
                     await self._drained.wait()
                 self._reading = True
+                wait_for = getattr(carrier.stream, "wait_for", None)
+                if wait_for is not None:
+                    wait_for(self._framing.missing_bytes)
                 data = await carrier.stream.receive_some(READ_BYTES)
                 self._reading = False
                 if carrier is not self._carrier:

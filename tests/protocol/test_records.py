@@ -43,6 +43,21 @@ def test_any_cut_of_the_stream_gives_the_same_records() -> None:
         assert got == [*((2, plain) for plain in plains), (7, b"")] and reader.finished and not reader.mid_record
 
 
+def test_a_reader_says_exactly_how_much_is_missing() -> None:
+    """Whoever feeds as much as it asks for gets every record with the last byte of it, and none before."""
+    plains = [b"a", bytes(RECORD_BYTES_MAX), b"", bytes(1000)]
+    stream = b"".join(_stream(*plains))
+    reader, position, found = RecordReader(_KEY), 0, []
+    while position < len(stream):
+        missing_bytes = reader.missing_bytes
+        assert 0 < missing_bytes <= len(stream) - position
+        assert list(reader.feed(stream[position : position + missing_bytes - 1])) == []
+        assert reader.missing_bytes == 1
+        found += list(reader.feed(stream[position + missing_bytes - 1 : position + missing_bytes]))
+        position += missing_bytes
+    assert [plain for _, plain in found] == [*plains, b""]
+
+
 def test_every_flipped_bit_fails() -> None:
     """No single-bit change of a stream of three records yields the same records."""
     data = b"".join(_stream(b"one", b"two", b"three"))
