@@ -14,6 +14,8 @@ from protocol.drive.limits import LineLimits
 from protocol.errors import BadInputError
 from protocol.membership import JoinLink
 
+ANYWHERE = (("*", 0),)
+"""Listen on every interface, at a port that the system chooses."""
 RATE_MBIT_MIN = 1.0
 """Slower than this a record of 64 KiB takes longer than half a second, and links would time out in each other's way."""
 
@@ -40,6 +42,11 @@ _NO_PUNCH = click.option(
 )
 _LAN = click.option(
     "--lan", is_flag=True, help="Peers with private addresses are in this network: try to reach them there, by UDP."
+)
+_MAP_PORT = click.option(
+    "--map-port",
+    is_flag=True,
+    help="Ask the home router to forward a port to this computer while it runs, so that others can dial it directly.",
 )
 _METRICS = click.option("--metrics", type=HostPort(), metavar="HOST:PORT", help="Serve /metrics for Prometheus there.")
 
@@ -80,6 +87,7 @@ def _line_options(command: Any) -> Any:
 @_line_options
 @_NO_PUNCH
 @_LAN
+@_MAP_PORT
 @click.option("--stage", type=int, default=-1, metavar="N", help="The stage this server would like to hold.")
 @click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Threads of torch.")
 @click.option(
@@ -100,6 +108,7 @@ def server(
     quota: float | None,
     no_punch: bool,
     lan: bool,
+    map_port: bool,
     stage: int,
     threads: int,
     checkpoints: Path | None,
@@ -124,7 +133,7 @@ def server(
                 announce=announce,
                 metrics=metrics,
                 limits=LineLimits(limit_up, limit_down, quota),
-                ways=WayOptions(punch=not no_punch, lan=lan, relay=not no_relay),
+                ways=WayOptions(punch=not no_punch, lan=lan, relay=not no_relay, map_port=map_port),
                 threads=threads,
                 stage=stage,
                 computes=not no_compute,
@@ -149,6 +158,7 @@ def server(
 @_line_options
 @_NO_PUNCH
 @_LAN
+@_MAP_PORT
 @click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Threads of torch.")
 @click.option("--yes", is_flag=True, help="Do not ask before starting.")
 @click.option("--no-benchmark", is_flag=True, help="Do not measure this machine first.")
@@ -163,6 +173,7 @@ def join(
     quota: float | None,
     no_punch: bool,
     lan: bool,
+    map_port: bool,
     threads: int,
     yes: bool,
     no_benchmark: bool,
@@ -177,7 +188,7 @@ def join(
     from node.daemon import NodeOptions, run_node
     from node.links.assemble import WayOptions
 
-    ways = WayOptions(punch=not no_punch, lan=lan)
+    ways = WayOptions(punch=not no_punch, lan=lan, map_port=map_port)
     offer = None
     if not (yes and no_benchmark):
         from node.enquiry import enquire
@@ -192,7 +203,7 @@ def join(
             NodeOptions(
                 link=parsed,
                 state=folder,
-                listen=listen,
+                listen=listen or (ANYWHERE if map_port else ()),
                 announce=announce,
                 metrics=metrics,
                 limits=LineLimits(limit_up, limit_down, quota),

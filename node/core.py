@@ -21,6 +21,7 @@ from node.server.shard import oldest_needed
 from node.volunteer.volunteer import VolunteerMachine
 from protocol.ids import NodeId, TensorRef
 from protocol.machine import (
+    AddressesChanged,
     CheckpointsFound,
     Computed,
     ComputeFailed,
@@ -122,6 +123,7 @@ class NodeMachine:
         self._links = Links(self._out, ping_s=2.0, silent_s=6.0)
         self._roles: dict[NodeId, str] = {}
         """What the live peers' credentials say."""
+        self._addresses = facts.addresses
         self._checkpoints = facts.checkpoints
         """Steps of complete checkpoints that this server can read, newest first."""
         self._joined: Join | None = None
@@ -168,6 +170,9 @@ class NodeMachine:
                     self.server.persisted(record, now)
             case CheckpointsFound():
                 self._name_checkpoints(fact.steps)
+            case AddressesChanged():
+                self._addresses = fact.addresses
+                self._say_news()
             case Told():
                 self._told(fact.what, now)
         return self._take(now)
@@ -254,7 +259,7 @@ class NodeMachine:
         stage, shard, version, generation = self._held()
         return Join(
             role="server" if self._facts.role == "server" else "volunteer",
-            addresses=self._facts.addresses,
+            addresses=self._addresses,
             local_addresses=self._facts.local_addresses,
             build=self._facts.build,
             tokens_per_s=self._facts.tokens_per_s,
@@ -275,10 +280,13 @@ class NodeMachine:
     def _name_checkpoints(self, steps: tuple[int, ...]) -> None:
         """Tells the coordinator of checkpoints that this server has not named yet."""
         known = sorted({*self._checkpoints, *steps}, reverse=True)[:CHECKPOINTS_NAMED_MAX]
-        if tuple(known) != self._checkpoints:
-            self._checkpoints = tuple(known)
-            if self._links.is_up(self._coordinator):
-                self._join()
+        self._checkpoints = tuple(known)
+        self._say_news()
+
+    def _say_news(self) -> None:
+        """What this node says of itself has changed: the coordinator hears it now, or when it is back."""
+        if self._links.is_up(self._coordinator) and self._join_message() != self._joined:
+            self._join()
 
     def _held(self) -> tuple[int, int, int, int]:
         """(stage, shard, version, ledger generation) of what this node holds, as `Join` wants it."""
@@ -310,8 +318,8 @@ class NodeMachine:
 
     def _received(self, peer: NodeId, message: Message, now: float) -> None:
         if isinstance(message, Ping):
-            if peer == self._coordinator and self._join_message() != self._joined:
-                self._join()  # news first: a coordinator that must decide asks, and goes by what it has heard
+            if peer == self._coordinator:
+                self._say_news()  # first: a coordinator that must decide asks, and goes by what it has heard
             self._out.send(peer, Pong(number=message.number))
         elif isinstance(message, Pong):
             pass

@@ -27,8 +27,9 @@ from node.compute.lanes import DevicePerformer, Lane, ServerPerformer
 from node.core import NodeFacts, NodeMachine
 from node.driver import Driver
 from node.journal import Journal, JournalError, JournalWriter
-from node.links.assemble import WayOptions, assemble
+from node.links.assemble import Forward, WayOptions, assemble
 from node.links.callee import Surroundings
+from node.links.port_mapping import forwardable_port
 from node.links.relayed import Proof
 from node.meter import Figures
 from node.metrics import NodeMetrics
@@ -46,7 +47,7 @@ from protocol.errors import BadInputError
 from protocol.identity import Identity
 from protocol.ids import NodeId
 from protocol.limits import TENSOR_BYTES_MAX, WINDOW_BYTES
-from protocol.machine import CheckpointsFound, Told
+from protocol.machine import AddressesChanged, CheckpointsFound, Told
 from protocol.membership import JoinLink, Trust
 from protocol.messages import Welcome
 from protocol.reach import split
@@ -255,6 +256,7 @@ class _Node:
 
     async def _run(self, listeners: list[trio.SocketListener], addresses: tuple[str, ...]) -> str:
         link, state = self._options.link, self._state
+        mapped_port = forwardable_port(listeners) if self._options.ways.map_port else 0
         machine = self._make_machine(addresses)
         trust = Trust(link.run_id, link.coordinator_key)
 
@@ -289,6 +291,7 @@ class _Node:
                 record=self._metrics.record,
                 rejected=driver.on_rejected,
                 count_relayed=driver.on_relay,
+                forward=Forward(mapped_port, lambda now: self._pump.put(AddressesChanged(now))),
             )
             if self._role == "server":
                 driver.journal = JournalWriter(state.journal, self._pump.put)

@@ -81,6 +81,7 @@ NODE_FAMILIES = (
         {"direction": DIRECTIONS},
     ),
     Family("barnraise_node_transfer_quota_remaining_bytes", "gauge", "Left of this month's transfer quota."),
+    Family("barnraise_node_port_forwarded", "gauge", "1 while the home router forwards a port to this node."),
     Family("barnraise_node_queue_items", "gauge", "Items waiting in local queues.", {"queue": QUEUES}),
     Family("barnraise_node_last_heartbeat_timestamp_seconds", "gauge", "Last word from the coordinator."),
     Family("barnraise_node_last_work_timestamp_seconds", "gauge", "Last finished microbatch operation."),

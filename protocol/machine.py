@@ -89,7 +89,14 @@ class CheckpointsFound:
     """Complete and readable ones, newest first."""
 
 
-Input = LinkUp | LinkDown | Received | Computed | ComputeFailed | Persisted | Told | CheckpointsFound
+@dataclass(frozen=True, slots=True)
+class AddressesChanged:
+    """From now on anybody can dial this node here, and nowhere else."""
+
+    addresses: tuple[str, ...]
+
+
+Input = LinkUp | LinkDown | Received | Computed | ComputeFailed | Persisted | Told | CheckpointsFound | AddressesChanged
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import trio
 from node.links.callee import Surroundings
 from node.links.connector import Connector
 from node.links.helper_frames import StunServer, TurnServer
+from node.links.port_mapping import keep_mapping, with_forwarded
 from node.links.punched import IceServers, Puncher, PunchOptions
 from node.links.relay_desk import RelayLimits
 from node.links.relayed import Proof, RelayServer
@@ -29,6 +30,18 @@ class WayOptions:
     """Peers in private networks may be sent packets, though the run's coordinator is elsewhere."""
     relay: bool = True
     """A server carries links between other members of the run."""
+    map_port: bool = False
+    """The home router may be asked to forward the port that we listen at."""
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What the home router is asked for."""
+
+    port: int
+    """Where we listen by TCP."""
+    announce: Callable[[tuple[str, ...]], None]
+    """Told all addresses at which anybody can dial us, whenever they have changed."""
 
 
 def assemble(
@@ -44,8 +57,12 @@ def assemble(
     record: Callable[..., None],
     rejected: Callable[[str, str, str], None],
     count_relayed: Callable[[str, float, dict[str, str]], None],
+    forward: Forward | None = None,
 ) -> Connector:
-    """The connector of a node, running below `nursery`; see `Connector` and `RelayServer` for the callbacks."""
+    """The connector of a node, running below `nursery`; see `Connector` and `RelayServer` for the callbacks.
+
+    `forward` counts only where the owner allows it.
+    """
     puncher = None
     if options.punch:
         puncher = Puncher(
@@ -70,6 +87,15 @@ def assemble(
     nursery.start_soon(connector.run)
     if role == "server" and options.relay:
         transport.guests = RelayServer(proof, RelayLimits(), rejected=rejected, count=count_relayed)
+    if forward is not None and options.map_port:
+        own = surroundings.addresses
+
+        def on_change(outside: tuple[str, int] | None) -> None:
+            record("barnraise_node_port_forwarded", float(outside is not None))
+            connector.set_addresses(with_forwarded(own, outside))
+            forward.announce(surroundings.addresses)
+
+        nursery.start_soon(keep_mapping, "tcp", forward.port, on_change)
     return connector
 
 

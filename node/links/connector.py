@@ -87,7 +87,7 @@ class Connector:
         self._rates: dict[NodeId, float] = {}
         self._log = structlog.get_logger("links")
         transport.on_moved, transport.on_path_failed = self.on_moved, self.on_path_failed
-        self.ladder.set_abilities(can_punch=puncher is not None, reachable=bool(surroundings.addresses))
+        self.set_addresses(surroundings.addresses)
 
     # ---- doors for the driver ------------------------------------------------------------------------------------
 
@@ -98,6 +98,11 @@ class Connector:
             self._nursery.start_soon(self._dial_coordinator, addresses)
         else:
             self._perform(self.ladder.want(peer, addresses, trio.current_time()))
+
+    def set_addresses(self, addresses: tuple[str, ...]) -> None:
+        """From now on anybody can dial us here, and nowhere else: peers hear of it in notes."""
+        self.here.addresses = addresses
+        self.ladder.set_abilities(can_punch=self._puncher is not None, reachable=bool(addresses))
 
     def on_up(self, link: Link) -> None:
         """A link is up: the driver passes on what the transport told it."""

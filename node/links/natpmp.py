@@ -48,6 +48,11 @@ def mapping_request(transport: Transport, internal_port: int, external_port: int
     return struct.pack("!BBHHHI", 0, _OPCODES[transport], 0, internal_port, external_port, lifetime_s)
 
 
+def answers(request: bytes, datagram: bytes) -> bool:
+    """Whether this is about that request; others may be late answers to what was sent again or before."""
+    return len(datagram) >= 2 and datagram[1] == 128 + request[1]
+
+
 def read_address(answer: bytes) -> ipaddress.IPv4Address:
     """The router's outer address. Raises `RemoteProtocolError`."""
     _check(answer, 0, 12)

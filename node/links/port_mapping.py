@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,19 +23,26 @@ from node.links.natpmp import (
     Mapping,
     Transport,
     address_request,
+    answers,
     mapping_request,
     read_address,
     read_mapping,
 )
 from protocol.candidates import Reach, acceptable_address
-from protocol.errors import RemoteProtocolError
+from protocol.drive.addresses import host_port, is_loopback
+from protocol.drive.tcp import said as why
+from protocol.errors import BadInputError, RemoteProtocolError
+from protocol.limits import ADDRESSES_MAX
 
 TRIES_S = (0.25, 0.5, 1.0, 2.0)
 """How long an answer is waited for before the request is sent again (RFC 6886 section 3.1, which goes on to 64 s)."""
+AGAIN_FIRST_S = 30.0
+"""After a failure: the router may be restarting. Doubled with every further one, up to AGAIN_S."""
 AGAIN_S = 600.0
-"""After a failure: the router may be restarting, or another one may be there."""
-RELEASE_S = 0.5
-"""For giving the mapping back when the daemon ends; it expires by itself."""
+LOOK_S = 10.0
+"""Between two looks whether this computer is still at the same place."""
+RELEASE_S = 0.6
+"""For giving the mapping back when the daemon ends: time to ask twice."""
 
 
 _Answer = TypeVar("_Answer")
@@ -62,6 +69,23 @@ def find_router() -> str | None:
         return None
 
 
+def forwardable_port(listeners: Iterable[trio.SocketListener]) -> int:
+    """The port that a home router can forward to. Raises `BadInputError` where none of these sockets will do."""
+    for listener in listeners:
+        if listener.socket.family == socket.AF_INET:
+            host, port = listener.socket.getsockname()
+            if not is_loopback(host):
+                return int(port)
+    raise BadInputError("--map-port: no socket here listens where the router reaches it by IPv4; see --listen")
+
+
+def with_forwarded(addresses: tuple[str, ...], outside: tuple[str, int] | None) -> tuple[str, ...]:
+    """What to announce: the forwarded address first, since a router vouches for it, then the node's own."""
+    if outside is None:
+        return addresses
+    return tuple(dict.fromkeys((host_port(*outside), *addresses)))[:ADDRESSES_MAX]
+
+
 async def keep_mapping(
     transport: Transport,
     port: int,
@@ -76,31 +100,65 @@ async def keep_mapping(
     """
     log = structlog.get_logger("port_mapping")
     known: tuple[str, int] | None = None
+    granted_by: tuple[str, int] | None = None
     wished_port = port
-    while True:
-        wait_s = AGAIN_S
-        address = router or _with_port(find_router())
-        try:
-            outside, mapping = await _ask(address, transport, port, wished_port)
-            wished_port = mapping.external_port
-            wait_s = max(mapping.lifetime_s, LIFETIME_MIN_S) / 2
-        except NoMappingError as error:
-            outside = None
-            log.info("no port is forwarded", port=port, why=str(error))
-        if outside != known:
-            known = outside
-            on_change(known)
-        try:
-            await trio.sleep(wait_s)
-        except trio.Cancelled:
-            if known is not None and address is not None:
-                await _release(address, transport, port)
-            raise
+    failures = 0
+    said = ""
+    try:
+        while True:
+            asked = router or _with_port(find_router())
+            outside: tuple[str, int] | None = None
+            try:
+                address, mapping = await _ask(asked, transport, port, wished_port)
+            except NoMappingError as error:
+                wait_s = min(AGAIN_S, AGAIN_FIRST_S * 2**failures)
+                failures = min(failures + 1, 16)
+                if str(error) != said:  # asked again and again: said once
+                    said = str(error)
+                    log.warning("port is not forwarded", port=port, reason=said)
+            else:
+                outside, granted_by, wished_port = (address, mapping.external_port), asked, mapping.external_port
+                wait_s = max(mapping.lifetime_s, LIFETIME_MIN_S) / 2
+                failures, said = 0, ""
+                if outside != known:
+                    log.info(
+                        "port is forwarded", port=port, address=host_port(address, outside[1]), renewed_every_s=wait_s
+                    )
+            if outside != known:
+                known = outside
+                on_change(known)
+            with trio.move_on_after(wait_s):
+                await _until_moved(router)
+    finally:
+        if granted_by is not None:
+            with trio.move_on_after(RELEASE_S, shield=True):
+                await _release(granted_by, transport, port)
+
+
+async def _until_moved(router: tuple[str, int] | None) -> None:
+    """Returns when this computer has got another address or another router: what was forwarded leads nowhere then."""
+    place = _place(router)
+    while _place(router) == place:
+        await trio.sleep(LOOK_S)
+
+
+def _place(router: tuple[str, int] | None) -> tuple[str, tuple[str, int] | None]:
+    """(our address towards the router, the router); nothing is sent."""
+    found = router or _with_port(find_router())
+    if found is None:
+        return "", None
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.connect(found)
+            return str(sock.getsockname()[0]), found
+    except OSError:
+        return "", found
 
 
 async def _ask(
     router: tuple[str, int] | None, transport: Transport, port: int, wished_port: int
-) -> tuple[tuple[str, int], Mapping]:
+) -> tuple[str, Mapping]:
+    """(the router's outer address, what it forwards). Raises `NoMappingError`."""
     if router is None:
         raise NoMappingError("no router was found")
     try:
@@ -112,28 +170,31 @@ async def _ask(
             request = mapping_request(transport, port, wished_port, LIFETIME_S)
             mapping = await _request(sock, request, lambda answer: read_mapping(answer, transport, port))
     except OSError as error:
-        raise NoMappingError(f"the router cannot be reached: {error}") from None
+        raise NoMappingError(f"the router cannot be reached: {why(error)}") from None
     except RemoteProtocolError as error:
         raise NoMappingError(error.detail) from None
-    return (str(outside), mapping.external_port), mapping
+    return str(outside), mapping
 
 
 async def _request(sock: trio.socket.SocketType, request: bytes, read: Callable[[bytes], _Answer]) -> _Answer:
     for tries_s in TRIES_S:
         await sock.send(request)
         with trio.move_on_after(tries_s):
-            return read(await sock.recv(ANSWER_BYTES_MAX))
+            while True:
+                answer = await sock.recv(ANSWER_BYTES_MAX)
+                if answers(request, answer):
+                    return read(answer)
     raise NoMappingError("the router does not answer (it does not speak NAT-PMP, or it is switched off there)")
 
 
 async def _release(router: tuple[str, int], transport: Transport, port: int) -> None:
-    with trio.move_on_after(RELEASE_S, shield=True):
-        try:
-            with trio.socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-                await sock.connect(router)
-                await sock.send(mapping_request(transport, port, 0, 0))
-        except OSError:
-            return
+    """Gives the mapping back, and waits for a word that this has arrived."""
+    try:
+        with trio.socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            await sock.connect(router)
+            await _request(sock, mapping_request(transport, port, 0, 0), bytes)
+    except (OSError, NoMappingError):
+        return  # it expires by itself
 
 
 def _with_port(host: str | None) -> tuple[str, int] | None:

@@ -12,6 +12,7 @@ from node.jobs import LoadBatch, PrepareData, SetUpDevice, SetUpServer, StartSha
 from node.records import ContributionStored, Record, ShardStarted, SnapshotWritten, StepCommitted
 from protocol.ids import NodeId
 from protocol.machine import (
+    AddressesChanged,
     CheckpointsFound,
     Compute,
     Computed,
@@ -159,6 +160,21 @@ def test_checkpoints_found_later_are_named_and_a_question_brings_news_first() ->
     desk.feed(CheckpointsFound((8,)))
     desk.feed(LinkUp(COORDINATOR, "coordinator"))
     assert [join.checkpoints for join in desk.sent(Join)] == [(8, 6, 4)]
+
+
+def test_new_addresses_are_told_at_once_and_once() -> None:
+    """The home router forwards a port, and then no more; with the coordinator away it hears of it when it is back."""
+    desk = Desk("b0")
+    desk.join()
+    desk.feed(AddressesChanged(("203.0.113.9:7",)))
+    assert [join.addresses for join in desk.sent(Join)] == [("203.0.113.9:7",)]
+    desk.feed(AddressesChanged(("203.0.113.9:7",)))
+    assert desk.sent(Join) == []
+    desk.feed(LinkDown(COORDINATOR, "cut"))
+    desk.feed(AddressesChanged(()))
+    assert desk.sent(Join) == []
+    desk.feed(LinkUp(COORDINATOR, "coordinator"))
+    assert [join.addresses for join in desk.sent(Join)] == [()]
 
 
 def test_a_server_that_went_on_says_so_before_it_answers() -> None:

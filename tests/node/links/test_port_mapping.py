@@ -8,13 +8,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+import structlog.testing
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
 from node.links.natpmp import Mapping, mapping_request, read_address, read_mapping
-from node.links.port_mapping import default_router, keep_mapping
-from protocol.errors import RemoteProtocolError
+from node.links.port_mapping import default_router, forwardable_port, keep_mapping, with_forwarded
+from protocol.errors import BadInputError, RemoteProtocolError
+from protocol.limits import ADDRESSES_MAX
 
 PUBLIC = b"\xcb\x00\x71\x09"
 
@@ -22,12 +24,26 @@ PUBLIC = b"\xcb\x00\x71\x09"
 class _Router:
     """A home router that forwards, or does not."""
 
-    def __init__(self, *, outside: bytes = PUBLIC, result: int = 0, lifetime_s: int = 3600, loses: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        outside: bytes = PUBLIC,
+        result: int = 0,
+        lifetime_s: int = 3600,
+        loses: int = 0,
+        raw: bytes | None = None,
+        stutters: bool = False,
+    ) -> None:
         self.outside = outside
         self.result = result
         self.lifetime_s = lifetime_s
         self.loses = loses
         """Requests that get lost first."""
+        self.raw = raw
+        """Said instead of an answer."""
+        self.stutters = stutters
+        """Repeats its answer to the previous request, as one does that is slow."""
+        self.last = b""
         self.forwarded: dict[int, int] = {}
         self.asked = 0
         self.address = ("", 0)
@@ -39,7 +55,10 @@ class _Router:
             if self.loses:
                 self.loses -= 1
                 continue
-            await sock.sendto(self.answer(request), caller)
+            if self.stutters:
+                await sock.sendto(self.last, caller)
+            self.last = self.answer(request) if self.raw is None else self.raw
+            await sock.sendto(self.last, caller)
 
     def answer(self, request: bytes) -> bytes:
         if len(request) == 2:
@@ -111,7 +130,7 @@ async def test_a_router_that_restarts_is_asked_again(monkeypatch: pytest.MonkeyP
 )
 async def test_a_router_of_no_use_announces_nothing(router: _Router, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind a carrier's gateway, or one that refuses. It is asked again later."""
-    monkeypatch.setattr("node.links.port_mapping.AGAIN_S", 0.05)
+    monkeypatch.setattr("node.links.port_mapping.AGAIN_FIRST_S", 0.05)
     changes = _Changes()
     async with _running(router), trio.open_nursery() as nursery:
         nursery.start_soon(lambda: keep_mapping("tcp", 7001, changes, router=router.address))
@@ -121,6 +140,96 @@ async def test_a_router_of_no_use_announces_nothing(router: _Router, monkeypatch
         assert router.forwarded == {}
         assert changes._receive.statistics().current_buffer_used == 0
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\x00\x80",
+        b"\x02\x80\x00\x01" + bytes(20),
+        b"\x00\x80\x00\x00" + bytes(60),
+        struct.pack("!BBHI", 0, 128, 0, 7) + b"\x7f\x00\x00\x01",
+        struct.pack("!BBHI", 0, 128, 0, 7) + b"\xa9\xfe\xa9\xfe",
+        struct.pack("!BBHI", 0, 128, 0, 7) + b"\xff\xff\xff\xff",
+    ],
+)
+async def test_a_router_that_talks_nonsense_is_named_and_announces_nothing(
+    raw: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too short, another protocol's version, too long; an address of this computer, of a cloud's metadata service, of
+    everybody. The log says why, once."""
+    monkeypatch.setattr("node.links.port_mapping.AGAIN_FIRST_S", 0.01)
+    monkeypatch.setattr("node.links.port_mapping.TRIES_S", (0.02,))
+    changes = _Changes()
+    with structlog.testing.capture_logs() as logs:
+        async with _running(_Router(raw=raw)) as router, trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: keep_mapping("tcp", 7001, changes, router=router.address))
+            with trio.fail_after(10):
+                while router.asked < 3:
+                    await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+    assert changes._receive.statistics().current_buffer_used == 0
+    (line,) = logs
+    assert line["event"] == "port is not forwarded" and line["log_level"] == "warning" and line["reason"]
+
+
+async def test_an_answer_that_comes_twice_is_no_answer_to_the_next_request() -> None:
+    changes = _Changes()
+    async with _running(_Router(stutters=True)) as router, trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: keep_mapping("tcp", 7001, changes, router=router.address))
+        assert await changes.next() == ("203.0.113.9", 7001)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_mapping_that_is_not_renewed_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The router has forgotten it, or its owner has switched that off; when it works again that is said, too."""
+    monkeypatch.setattr("node.links.port_mapping.LIFETIME_MIN_S", 0.02)
+    monkeypatch.setattr("node.links.port_mapping.AGAIN_FIRST_S", 0.02)
+    changes = _Changes()
+    async with _running(_Router(lifetime_s=0)) as router, trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: keep_mapping("tcp", 7001, changes, router=router.address))
+        assert await changes.next() == ("203.0.113.9", 7001)
+        router.result = 2
+        assert await changes.next() is None
+        router.result = 0
+        assert await changes.next() == ("203.0.113.9", 7001)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_computer_that_has_moved_asks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another address by DHCP, another network: the mapping is good for an hour, but leads to where nobody is."""
+    monkeypatch.setattr("node.links.port_mapping.LOOK_S", 0.01)
+    place = ["192.168.0.2"]
+    monkeypatch.setattr("node.links.port_mapping._place", lambda router: (place[0], router))
+    changes = _Changes()
+    async with _running(_Router()) as router, trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: keep_mapping("tcp", 7001, changes, router=router.address))
+        assert await changes.next() == ("203.0.113.9", 7001)
+        router.outside = b"\xcb\x00\x71\x0a"
+        place[0] = "192.168.0.3"
+        assert await changes.next() == ("203.0.113.10", 7001)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_port_that_the_router_can_reach_is_chosen() -> None:
+    """Never one of this computer only; without any the sentence names the option."""
+    loopback = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    everywhere = await trio.open_tcp_listeners(0, host="0.0.0.0")
+    try:
+        assert forwardable_port([*loopback, *everywhere]) == everywhere[0].socket.getsockname()[1]
+        with pytest.raises(BadInputError, match=r"--map-port: .*--listen"):
+            forwardable_port(loopback)
+    finally:
+        for listener in (*loopback, *everywhere):
+            await listener.aclose()
+
+
+def test_what_is_forwarded_is_announced_first_and_bounded() -> None:
+    own = tuple(f"[2001:db8::{n}]:1" for n in range(ADDRESSES_MAX))
+    assert with_forwarded(own, None) == own
+    assert with_forwarded(own, ("203.0.113.9", 7)) == ("203.0.113.9:7", *own[:-1])
+    assert with_forwarded(("203.0.113.9:7",), ("203.0.113.9", 7)) == ("203.0.113.9:7",)
 
 
 @given(st.binary(max_size=64))
