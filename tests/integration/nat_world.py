@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,14 +78,19 @@ class Pair:
 class World:
     """Coordinator, servers and volunteers in a bed, each started by one command without options.
 
-    `coordinator_options`, `server_options`: but with these, where a test is about them.
+    `coordinator_options`, `server_options`, `options` (by place): but with these, where a test is about them.
     """
 
     def __init__(
-        self, bed: Bed, coordinator_options: tuple[str, ...] = (), server_options: tuple[str, ...] = ()
+        self,
+        bed: Bed,
+        coordinator_options: tuple[str, ...] = (),
+        server_options: tuple[str, ...] = (),
+        options: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.bed = bed
         self._server_options = server_options
+        self._options = options or {}
         toml = bed.folder / "RUN.toml"
         toml.write_text(RUN)
         child = bed.start("coordinator", COORDINATOR, "coordinator", str(toml), *coordinator_options)
@@ -111,7 +116,8 @@ class World:
 
     def _start(self, command: str, place: str) -> Member:
         role, options = ("server", self._server_options) if command == "server" else ("volunteer", ())
-        return Member(place, self.bed.start(f"{command}-{place}", place, command, self.links[role], *options))
+        more = (*options, *self._options.get(place, ()))
+        return Member(place, self.bed.start(f"{command}-{place}", place, command, self.links[role], *more))
 
     def _identify(self, member: Member, role: str) -> None:
         file = member.child.folder / "barnraise" / self.links["run_id"] / role / "identity"

@@ -30,11 +30,11 @@ PATIENCE_S = 120.0
 _CLONE_NEWNET = 0x40000000
 
 
-def why_not() -> str:
-    """Why there can be no bed here, or an empty string."""
+def why_not(*programs: str) -> str:
+    """Why there can be no bed here, or an empty string. `programs`: what a test needs beyond what all need."""
     if os.geteuid() != 0:
         return "the bed of NATs needs root"
-    missing = [tool for tool in ("ip", "nft", "turnserver", "bash") if shutil.which(tool) is None]
+    missing = [tool for tool in ("ip", "nft", "turnserver", "bash", *programs) if shutil.which(tool) is None]
     if missing:
         return f"the bed of NATs needs {', '.join(missing)} (./deploy/test-deps installs them)"
     name = f"brn-probe{os.getpid()}"
