@@ -11,7 +11,7 @@ from protocol.errors import RemoteProtocolError
 
 ROUTER_PORT = 5351
 LIFETIME_S = 3600
-"""Asked for; the router says what it grants. Renewed at half of it, so a router that restarts is noticed in time."""
+"""Asked for; the router says what it grants. Renewed at half of it or before."""
 LIFETIME_MIN_S = 120
 """A router that grants less would have us ask all the time."""
 LIFETIME_MAX_S = 86400

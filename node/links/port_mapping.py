@@ -39,6 +39,8 @@ TRIES_S = (0.25, 0.5, 1.0, 2.0)
 AGAIN_FIRST_S = 30.0
 """After a failure: the router may be restarting. Doubled with every further one, up to AGAIN_S."""
 AGAIN_S = 600.0
+RENEW_S = 120.0
+"""Asked again at the latest, however long the router grants it for: one that lost power has forgotten all."""
 LOOK_S = 10.0
 """Between two looks whether this computer is still at the same place."""
 RELEASE_S = 0.6
@@ -118,12 +120,10 @@ async def keep_mapping(
                     log.warning("port is not forwarded", port=port, reason=said)
             else:
                 outside, granted_by, wished_port = (address, mapping.external_port), asked, mapping.external_port
-                wait_s = max(mapping.lifetime_s, LIFETIME_MIN_S) / 2
+                wait_s = min(max(mapping.lifetime_s, LIFETIME_MIN_S) / 2, RENEW_S)
                 failures, said = 0, ""
                 if outside != known:
-                    log.info(
-                        "port is forwarded", port=port, address=host_port(address, outside[1]), renewed_every_s=wait_s
-                    )
+                    log.info("port is forwarded", port=port, address=host_port(address, outside[1]))
             if outside != known:
                 known = outside
                 on_change(known)

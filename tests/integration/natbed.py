@@ -130,9 +130,9 @@ class Bed:
     def kill(self, child: Child) -> None:
         self._children.kill(child)
 
-    def end(self) -> None:
-        """Asks all processes to end, and waits until they have."""
-        self._children.end(self._children.running)
+    def end(self, *children: Child) -> None:
+        """Asks these processes to end, or all, and waits until they have."""
+        self._children.end(children or self._children.running)
 
     def fetch(self, namespace: str, port: int, path: str) -> str:
         """What an HTTP server in a namespace answers on its loopback."""

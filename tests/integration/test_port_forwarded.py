@@ -54,7 +54,7 @@ def test_a_server_at_home_is_dialled_from_behind_a_firewall(bed: Bed, capsys: py
 def test_a_volunteer_at_home_is_dialled_by_a_server_at_another_home(
     bed: Bed, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It listens, since its owner allows that; neither punches."""
+    """It listens, since its owner allows that; neither of the two punches."""
     with bed:
         bed.script("port-mapping", "gw-home")
         world = World(bed, options={"den": ("--no-punch",), "home": ("--no-punch", "--map-port")})
@@ -66,5 +66,5 @@ def test_a_volunteer_at_home_is_dialled_by_a_server_at_another_home(
             print(f"\nhome -> den: {linked['path']}, {linked['way']}, {linked['seconds']} s")
         assert (linked["path"], linked["way"]) == ("tcp", "reverse")
         assert len(forwarded(bed, "gw-home")) == 1
-        bed.end()
+        bed.end(home.child)
         assert forwarded(bed, "gw-home") == []

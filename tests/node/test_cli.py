@@ -5,12 +5,14 @@ from __future__ import annotations
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner
 
 from node.cli import join, parse_link, server
+from node.daemon import NodeOptions
 from node.demo.cli import demo
 from node.journal import Journal
 from protocol.errors import BadInputError
@@ -69,6 +71,30 @@ def test_a_state_folder_in_use_or_of_another_run_is_refused(tmp_path: Path) -> N
     journal.set_meta("run_id", b"x" * 16)
     journal.close()
     assert "belongs to another run; name another with --state" in complaint(server, *arguments)
+
+
+def test_a_port_that_no_router_can_forward_to_is_refused(tmp_path: Path) -> None:
+    """Only this computer reaches its loopback."""
+    arguments = (link(), "--state", str(tmp_path), "--listen", "127.0.0.1:0", "--map-port")
+    assert complaint(server, *arguments).startswith("--map-port: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "listens"),
+    [
+        ((), ()),
+        (("--map-port",), (("*", 0),)),
+        (("--map-port", "--listen", "*:7"), (("*", 7),)),
+    ],
+)
+def test_a_volunteer_listens_only_where_its_owner_allows_it(
+    arguments: tuple[str, ...], listens: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A port that the router forwards needs somebody behind it."""
+    started: list[NodeOptions] = []
+    monkeypatch.setattr("node.daemon.run_node", lambda options: started.append(options) or 0)
+    CliRunner().invoke(join, (link("volunteer"), "--yes", "--no-benchmark", *arguments), catch_exceptions=False)
+    assert [(options.listen, options.ways.map_port) for options in started] == [(listens, bool(arguments))]
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
