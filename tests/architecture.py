@@ -51,6 +51,7 @@ DRIVERS = {
     "node/links/helper.py": "runs the punching helper",
     "node/links/ice*.py": "the punching helper",
     "node/links/port_mapping.py": "talks to the home router",
+    "node/links/routers.py": "talks to the home router",
     "node/links/punched.py": "punches through NATs",
     "node/links/quic.py": "QUIC on a UDP socket",
     "node/links/sctp_fence.py": "the punching helper",

@@ -103,6 +103,7 @@ class Connector:
         """From now on anybody can dial us here, and nowhere else: peers hear of it in notes."""
         self.here.addresses = addresses
         self.ladder.set_abilities(can_punch=self._puncher is not None, reachable=bool(addresses))
+        self._changed.set()
 
     def on_up(self, link: Link) -> None:
         """A link is up: the driver passes on what the transport told it."""

@@ -177,7 +177,11 @@ class Ladder:
 
     def set_abilities(self, *, can_punch: bool, reachable: bool) -> None:
         """`reachable`: this node can name an address at which it may be dialled."""
+        news = reachable and not self._reachable
         self._can_punch, self._reachable = can_punch, reachable
+        for state in self._peers.values():
+            if news and state.explore_at is not None:
+                state.explore_at = -math.inf  # peers can dial us from now on, so no relay need go on
 
     def want(self, peer: NodeId, addresses: tuple[str, ...], now: float) -> list[LadderOrder]:
         """A link is to be opened. Nothing happens while one is up or an attempt goes on."""

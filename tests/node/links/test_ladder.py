@@ -174,6 +174,20 @@ def test_a_relayed_link_looks_for_a_better_way_ever_more_rarely() -> None:
     assert world.up == PUNCH
 
 
+def test_a_node_that_can_be_dialled_from_now_on_asks_for_it_at_once() -> None:
+    """Its router forwards a port: what went through a relay need not wait for the next look at better ways."""
+    world = World(can_punch=False)
+    world.ladder.set_abilities(can_punch=False, reachable=False)
+    world.outcomes[BY_X] = ("ok", 0.1)
+    world.want()
+    world.run(1.0)
+    assert world.up == BY_X
+    world.outcomes[REVERSE] = ("ok", 0.2)
+    world.ladder.set_abilities(can_punch=False, reachable=True)
+    world.run(0.5)
+    assert world.up == REVERSE
+
+
 def test_a_punched_link_that_fell_is_replaced_by_a_relay_without_waiting() -> None:
     """UDP was blocked: the punch is tried again, but the relay has no head start against it."""
     world = World()

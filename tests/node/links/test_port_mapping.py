@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from node.links.natpmp import Mapping, mapping_request, read_address, read_mapping
 from node.links.port_mapping import default_router, forwardable_port, keep_mapping, with_forwarded
+from node.links.routers import Router
 from protocol.errors import BadInputError, RemoteProtocolError
 from protocol.limits import ADDRESSES_MAX
 
@@ -46,7 +47,7 @@ class _Router:
         self.last = b""
         self.forwarded: dict[int, int] = {}
         self.asked = 0
-        self.address = ("", 0)
+        self.at = Router("")
 
     async def serve(self, sock: trio.socket.SocketType) -> None:
         while True:
@@ -77,7 +78,7 @@ class _Router:
 async def _running(router: _Router) -> AsyncIterator[_Router]:
     with trio.socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         await sock.bind(("127.0.0.1", 0))
-        router.address = sock.getsockname()
+        router.at = Router("127.0.0.1", sock.getsockname()[1], search_at=None)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(router.serve, sock)
             yield router
@@ -102,7 +103,7 @@ async def test_a_port_is_forwarded_while_wanted_and_given_back() -> None:
     changes = _Changes()
     async with _running(_Router(loses=1)) as router:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(lambda: keep_mapping("tcp", 7001, changes, router=router.address))
+            nursery.start_soon(lambda: keep_mapping("tcp", 7001, changes, router=router.at))
             assert await changes.next() == ("203.0.113.9", 7001)
             assert router.forwarded == {7001: 7001}
             nursery.cancel_scope.cancel()
@@ -116,7 +117,7 @@ async def test_a_router_that_restarts_is_asked_again(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("node.links.port_mapping.LIFETIME_MIN_S", 0.1)
     changes = _Changes()
     async with _running(_Router(lifetime_s=0)) as router, trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: keep_mapping("udp", 7001, changes, router=router.address))
+        nursery.start_soon(lambda: keep_mapping("udp", 7001, changes, router=router.at))
         assert await changes.next() == ("203.0.113.9", 7001)
         router.forwarded.clear()
         router.outside = b"\xcb\x00\x71\x0a"
@@ -133,7 +134,7 @@ async def test_a_router_of_no_use_announces_nothing(router: _Router, monkeypatch
     monkeypatch.setattr("node.links.port_mapping.AGAIN_FIRST_S", 0.05)
     changes = _Changes()
     async with _running(router), trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: keep_mapping("tcp", 7001, changes, router=router.address))
+        nursery.start_soon(lambda: keep_mapping("tcp", 7001, changes, router=router.at))
         with trio.fail_after(10):
             while router.asked < 3:
                 await trio.sleep(0.01)
@@ -160,11 +161,11 @@ async def test_a_router_that_talks_nonsense_is_named_and_announces_nothing(
     """Too short, another protocol's version, too long; an address of this computer, of a cloud's metadata service, of
     everybody. The log says why, once."""
     monkeypatch.setattr("node.links.port_mapping.AGAIN_FIRST_S", 0.01)
-    monkeypatch.setattr("node.links.port_mapping.TRIES_S", (0.02,))
+    monkeypatch.setattr("node.links.routers.TRIES_S", (0.02,))
     changes = _Changes()
     with structlog.testing.capture_logs() as logs:
         async with _running(_Router(raw=raw)) as router, trio.open_nursery() as nursery:
-            nursery.start_soon(lambda: keep_mapping("tcp", 7001, changes, router=router.address))
+            nursery.start_soon(lambda: keep_mapping("tcp", 7001, changes, router=router.at))
             with trio.fail_after(10):
                 while router.asked < 3:
                     await trio.sleep(0.01)
@@ -177,7 +178,7 @@ async def test_a_router_that_talks_nonsense_is_named_and_announces_nothing(
 async def test_an_answer_that_comes_twice_is_no_answer_to_the_next_request() -> None:
     changes = _Changes()
     async with _running(_Router(stutters=True)) as router, trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: keep_mapping("tcp", 7001, changes, router=router.address))
+        nursery.start_soon(lambda: keep_mapping("tcp", 7001, changes, router=router.at))
         assert await changes.next() == ("203.0.113.9", 7001)
         nursery.cancel_scope.cancel()
 
@@ -188,7 +189,7 @@ async def test_a_mapping_that_is_not_renewed_is_taken_back(monkeypatch: pytest.M
     monkeypatch.setattr("node.links.port_mapping.AGAIN_FIRST_S", 0.02)
     changes = _Changes()
     async with _running(_Router(lifetime_s=0)) as router, trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: keep_mapping("tcp", 7001, changes, router=router.address))
+        nursery.start_soon(lambda: keep_mapping("tcp", 7001, changes, router=router.at))
         assert await changes.next() == ("203.0.113.9", 7001)
         router.result = 2
         assert await changes.next() is None
@@ -204,7 +205,7 @@ async def test_a_computer_that_has_moved_asks_at_once(monkeypatch: pytest.Monkey
     monkeypatch.setattr("node.links.port_mapping._place", lambda router: (place[0], router))
     changes = _Changes()
     async with _running(_Router()) as router, trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: keep_mapping("tcp", 7001, changes, router=router.address))
+        nursery.start_soon(lambda: keep_mapping("tcp", 7001, changes, router=router.at))
         assert await changes.next() == ("203.0.113.9", 7001)
         router.outside = b"\xcb\x00\x71\x0a"
         place[0] = "192.168.0.3"
