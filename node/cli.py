@@ -97,6 +97,22 @@ def _line_options(command: Any) -> Any:
 )
 @click.option("--no-compute", is_flag=True, help="Never compute tasks here, even when no volunteer is left.")
 @click.option("--no-relay", is_flag=True, help="Carry no links between other members of the run.")
+@click.option(
+    "--relay-limit",
+    type=click.FloatRange(RATE_MBIT_MIN),
+    default=200.0,
+    show_default=True,
+    metavar="MBIT/S",
+    help="The most that it carries for other members, all together and both ways.",
+)
+@click.option(
+    "--relay-quota",
+    type=click.FloatRange(0.0),
+    default=1000.0,
+    show_default=True,
+    metavar="GB",
+    help="Gigabytes that it carries for them until it is started again.",
+)
 def server(
     link: str,
     state: Path | None,
@@ -114,6 +130,8 @@ def server(
     checkpoints: Path | None,
     no_compute: bool,
     no_relay: bool,
+    relay_limit: float,
+    relay_quota: float,
 ) -> None:
     """Serve a stage of the run behind LINK: on a machine that stays up.
 
@@ -123,7 +141,9 @@ def server(
     parsed = parse_link(link, "server")
     from node.daemon import NodeOptions, run_node
     from node.links.assemble import WayOptions
+    from node.links.relay_desk import RelayLimits
 
+    relay = RelayLimits(bytes_per_s=relay_limit * 1e6 / 8, total_bytes=relay_quota * 1e9)
     sys.exit(
         run_node(
             NodeOptions(
@@ -133,7 +153,7 @@ def server(
                 announce=announce,
                 metrics=metrics,
                 limits=LineLimits(limit_up, limit_down, quota),
-                ways=WayOptions(punch=not no_punch, lan=lan, relay=not no_relay, map_port=map_port),
+                ways=WayOptions(punch=not no_punch, lan=lan, relay=None if no_relay else relay, map_port=map_port),
                 threads=threads,
                 stage=stage,
                 computes=not no_compute,

@@ -101,8 +101,12 @@ def advice(nat: Nat, paths: Sequence[str], lost: int) -> str:
     if relayed and nat.kind == "symmetric":
         return (
             f"You can join as it is: your router gives every peer another port, so {some}, a little slower; "
-            'if it has a setting for the NAT\'s type, "cone" would make the link direct.'
+            'if it has a setting for the NAT\'s type, "cone" would make the link direct, and so may `barnraise join` '
+            "with --map-port if it forwards ports on request."
         )
     if relayed:
-        return f"You can join as it is: {some}, a little slower, because that server sits behind a router too."
+        return (
+            f"You can join as it is: {some}, a little slower, because that server sits behind a router too; "
+            "`barnraise join` with --map-port may make the link direct, if your router forwards ports on request."
+        )
     return "You can join as it is: every server is reached directly, and there is nothing to set up."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import trio
 
@@ -28,8 +28,8 @@ class WayOptions:
     """Open a way through NATs by UDP where TCP does not lead to a peer."""
     lan: bool = False
     """Peers in private networks may be sent packets, though the run's coordinator is elsewhere."""
-    relay: bool = True
-    """A server carries links between other members of the run."""
+    relay: RelayLimits | None = field(default_factory=RelayLimits)
+    """What a server carries between other members of the run; None: nothing."""
     map_port: bool = False
     """The home router may be asked to forward the port that we listen at."""
 
@@ -85,8 +85,8 @@ def assemble(
         record=record,
     )
     nursery.start_soon(connector.run)
-    if role == "server" and options.relay:
-        transport.guests = RelayServer(proof, RelayLimits(), rejected=rejected, count=count_relayed)
+    if role == "server" and options.relay is not None:
+        transport.guests = RelayServer(proof, options.relay, rejected=rejected, count=count_relayed)
     if forward is not None and options.map_port:
         own = surroundings.addresses
 

@@ -15,6 +15,7 @@ from node.cli import join, parse_link, server
 from node.daemon import NodeOptions
 from node.demo.cli import demo
 from node.journal import Journal
+from node.links.relay_desk import RelayLimits
 from protocol.errors import BadInputError
 from protocol.identity import Identity
 from protocol.membership import Invite, JoinLink, JoinRole, sign_statement
@@ -118,3 +119,14 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
 def test_a_demo_that_cannot_be_is_refused_before_anything_starts(arguments: tuple[str, ...], sentence: str) -> None:
     """The run is checked as a RUN.toml is."""
     assert sentence in complaint(demo, *arguments)
+
+
+def test_what_a_server_carries_for_others_is_its_owners_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rate and a quota of its own, or nothing at all."""
+    started: list[NodeOptions] = []
+    monkeypatch.setattr("node.daemon.run_node", lambda options: started.append(options) or 0)
+    for options in ((), ("--relay-limit", "8", "--relay-quota", "2.5"), ("--no-relay",)):
+        CliRunner().invoke(server, [link(), "--state", str(tmp_path), *options], catch_exceptions=False)
+    usual, chosen, none = (options.ways.relay for options in started)
+    assert usual == RelayLimits() and none is None
+    assert chosen == RelayLimits(bytes_per_s=1e6, total_bytes=2.5e9)
