@@ -18,27 +18,19 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
-import psutil
 import trio
 
-from node.links.punched import IceServers, Puncher, PunchOptions
 from protocol.drive.tcp import open_listeners, tune
-from protocol.drive.transport import Link, LinkOptions, Transport
-from protocol.identity import Identity
-from protocol.ids import TaskId, TensorRef
-from protocol.messages import Activation, Message, Ping, Pong
-from tests.protocol.samples import RUN_ID
+from tests.benchmarks.pair import HOSTS, LETTERS_PORT, LINK_PORT, LOOP_HELD_S, NAMESPACES, Side, hear, ping, say, start
 
-TENSOR_BYTES = 8 << 20
 WAYS = ("raw", "tcp", "quic", "channel")
 """A TCP stream with nothing on it; a link over TCP; links over a punched socket."""
-PING_EVERY_S = 0.05
 SETTLE_S = 2.0
 """Not counted: the handshake, and the controller's look for the rate."""
 CONTROL_P95_S = 0.150
-LOOP_HELD_S = 0.010
 
 
 @dataclass(frozen=True)
@@ -59,131 +51,18 @@ SETTINGS = (
 BOUNDS = {SETTINGS[0]: 0.85, SETTINGS[1]: 0.75, SETTINGS[2]: 0.75}
 """What a link over QUIC must bring of each line."""
 
-_HOSTS = {"serve": "10.77.0.1", "call": "10.77.0.2"}
-_LETTERS_PORT, _LINK_PORT = 7000, 7001
-_IDENTITIES = {"serve": Identity(b"\x71" * 32), "call": Identity(b"\x72" * 32)}
-
-
-class _StepWatch(trio.abc.Instrument):
-    """The processor time of the longest step of any task."""
-
-    def __init__(self) -> None:
-        self.longest_s = 0.0
-        self.long_steps = 0
-        self._began: float | None = None
-
-    def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        self._began = time.thread_time()
-
-    def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        if self._began is None:
-            return  # the step in which we came
-        step_s = time.thread_time() - self._began
-        self.longest_s = max(self.longest_s, step_s)
-        self.long_steps += step_s > LOOP_HELD_S
-
-
-@dataclass
-class _Events:
-    """Counts tensor bytes, answers pings, and notes when pongs came."""
-
-    tensor_bytes: int = 0
-    waits_s: list[float] = field(default_factory=list)
-    """From a ping to its pong."""
-    ways_s: list[float] = field(default_factory=list)
-    """From a ping's sending to its arrival: both processes look at one clock."""
-    up: trio.Event = field(default_factory=trio.Event)
-    down: trio.Event = field(default_factory=trio.Event)
-    link: Link | None = None
-
-    def on_up(self, link: Link) -> None:
-        self.link = link
-        self.up.set()
-
-    async def on_message(self, link: Link, message: Message, buffers: tuple[memoryview, ...]) -> None:
-        if isinstance(message, Ping):
-            link.send(Pong(number=message.number))
-            self.ways_s.append((time.monotonic_ns() - message.number) * 1e-9)
-        elif isinstance(message, Pong):
-            self.waits_s.append((time.monotonic_ns() - message.number) * 1e-9)
-        self.tensor_bytes += sum(map(len, buffers))
-
-    def on_down(self, link: Link, reason: str) -> None:
-        print("down:", reason, file=sys.stderr)
-        self.down.set()
-
-    def on_rejected(self, address: str, reason: str, detail: str) -> None:
-        print("rejected:", reason, detail, file=sys.stderr)
-
-    def on_bytes(self, direction: str, kind: str, byte_count: int, message_count: int) -> None:
-        """Counted elsewhere."""
-
-
-class _Side:
-    """One process: a transport, a puncher, and what the measuring noted."""
-
-    def __init__(self, nursery: trio.Nursery, part: str, way: str) -> None:
-        self.part = part
-        self.peer = _IDENTITIES["call" if part == "serve" else "serve"].node
-        self.events = _Events()
-        self.watch = _StepWatch()
-        self.transport = Transport(
-            nursery,
-            identity=_IDENTITIES[part],
-            role="server",
-            run_id=RUN_ID,
-            credential=lambda: b"",
-            admit=lambda key, credential: "server",
-            events=self.events,
-            options=LinkOptions(tensor_bytes_max=TENSOR_BYTES, window_bytes=8 * TENSOR_BYTES),
-        )
-        self.puncher = Puncher(
-            nursery,
-            identity=_IDENTITIES[part],
-            run_id=RUN_ID,
-            generation=lambda: 0,
-            servers=IceServers,
-            options=PunchOptions(lan=True, ways=("channel",) if way == "channel" else ("quic",)),
-        )
-        trio.lowlevel.add_instrument(self.watch)
-
-    def cpu_s(self) -> float:
-        """Of this process and its helper."""
-        total = time.process_time()
-        if self.puncher.helper_pid is not None:
-            times = psutil.Process(self.puncher.helper_pid).cpu_times()
-            total += times.user + times.system
-        return total
-
 
 def _spread(name: str, times_s: list[float]) -> dict[str, float]:
     ordered = sorted(times_s) or [0.0]
     return {f"{name}_p50_s": statistics.median(ordered), f"{name}_p95_s": ordered[int(0.95 * len(ordered))]}
 
 
-async def _say(stream: trio.SocketStream, letter: bytes) -> None:
-    await stream.send_all(len(letter).to_bytes(4, "big") + letter)
-
-
-async def _hear(stream: trio.SocketStream) -> bytes:
-    async def exactly(byte_count: int) -> bytes:
-        data = b""
-        while len(data) < byte_count:
-            piece = await stream.receive_some(byte_count - len(data))
-            if not piece:
-                raise EOFError
-            data += piece
-        return data
-
-    return await exactly(int.from_bytes(await exactly(4), "big"))
-
-
 async def _serve(way: str, seconds: float) -> dict[str, float]:
     """Wait for the caller, take what it sends until it says so, and report."""
     async with trio.open_nursery() as nursery:
-        side = _Side(nursery, "serve", way)
-        letters = (await open_listeners(_HOSTS["serve"], _LETTERS_PORT))[0]
-        listeners = await open_listeners(_HOSTS["serve"], _LINK_PORT)
+        side = Side(nursery, "serve", way)
+        letters = (await open_listeners(HOSTS["serve"], LETTERS_PORT))[0]
+        listeners = await open_listeners(HOSTS["serve"], LINK_PORT)
         raw: list[int] = [0]
 
         async def take(stream: trio.SocketStream) -> None:
@@ -196,19 +75,9 @@ async def _serve(way: str, seconds: float) -> dict[str, float]:
             nursery.start_soon(side.transport.serve, listeners)
         print("ready", flush=True)
         stream = await letters.accept()
-        if way in ("quic", "channel"):
-            answer, wait = await side.puncher.answer(side.peer, await _hear(stream))
-            await _say(stream, answer)
-            punched = await wait()
-            await side.transport.adopt(
-                punched.stream,
-                side.peer,
-                initiator=punched.initiator,
-                path=punched.path,
-                address=punched.address,
-                prologue=punched.prologue,
-            )
-        await _hear(stream)  # settled
+        if way != "raw":
+            await side.answer(stream)
+        await hear(stream)  # settled
         side.events.ways_s.clear()
 
         def received_bytes() -> int:
@@ -217,6 +86,8 @@ async def _serve(way: str, seconds: float) -> dict[str, float]:
         before, cpu_s, began = received_bytes(), side.cpu_s(), time.perf_counter()
         await trio.sleep(seconds)
         byte_count, took_s = received_bytes() - before, time.perf_counter() - began
+        if side.events.reason:
+            print("down:", side.events.reason, file=sys.stderr)
         result = {
             "mbit_s": byte_count * 8e-6 / took_s,
             "cpu_s_per_gb": (side.cpu_s() - cpu_s) / max(byte_count, 1) * 1e9,
@@ -224,7 +95,7 @@ async def _serve(way: str, seconds: float) -> dict[str, float]:
             "long_steps": side.watch.long_steps,
             **_spread("control", side.events.ways_s),
         }
-        await _say(stream, b"enough")
+        await say(stream, b"enough")
         nursery.cancel_scope.cancel()
     return result
 
@@ -232,20 +103,20 @@ async def _serve(way: str, seconds: float) -> dict[str, float]:
 async def _call(way: str, seconds: float) -> dict[str, float]:
     """Open the link, send tensors and pings until the other side has enough, and report."""
     async with trio.open_nursery() as nursery:
-        side = _Side(nursery, "call", way)
-        stream = await trio.open_tcp_stream(_HOSTS["serve"], _LETTERS_PORT)
+        side = Side(nursery, "call", way)
+        stream = await trio.open_tcp_stream(HOSTS["serve"], LETTERS_PORT)
         began = time.perf_counter()
-        send = await _opened(nursery, side, way, stream)
+        send = await _opened(side, way, stream)
         opened_s = time.perf_counter() - began
         enough = trio.Event()
         nursery.start_soon(send, enough)
         if side.events.link is not None:
-            nursery.start_soon(_ping, side.events.link)
+            nursery.start_soon(ping, side.events.link)
         await trio.sleep(SETTLE_S)
         side.events.waits_s.clear()
-        await _say(stream, b"settled")
+        await say(stream, b"settled")
         began, cpu_s = time.perf_counter(), side.cpu_s()
-        await _hear(stream)
+        await hear(stream)
         took_s = time.perf_counter() - began
         enough.set()
         result = {
@@ -259,12 +130,10 @@ async def _call(way: str, seconds: float) -> dict[str, float]:
     return result
 
 
-async def _opened(
-    nursery: trio.Nursery, side: _Side, way: str, stream: trio.SocketStream
-) -> Callable[[trio.Event], Awaitable[None]]:
+async def _opened(side: Side, way: str, stream: trio.SocketStream) -> Callable[[trio.Event], Awaitable[None]]:
     """What sends bulk over the way, once it is open, until the event is set."""
     if way == "raw":
-        bulk = await trio.open_tcp_stream(_HOSTS["serve"], _LINK_PORT)
+        bulk = await trio.open_tcp_stream(HOSTS["serve"], LINK_PORT)
         tune(bulk.socket)
 
         async def send_raw(enough: trio.Event) -> None:
@@ -274,56 +143,20 @@ async def _opened(
                     await bulk.send_all(data)
 
         return send_raw
-    if way == "tcp":
-        link = await side.transport.dial([f"{_HOSTS['serve']}:{_LINK_PORT}"], side.peer)
-    else:
-
-        async def exchange(offer: bytes) -> bytes:
-            await _say(stream, offer)
-            return await _hear(stream)
-
-        punched = await side.puncher.call(side.peer, exchange)
-        link = await side.transport.adopt(
-            punched.stream,
-            side.peer,
-            initiator=punched.initiator,
-            path=punched.path,
-            address=punched.address,
-            prologue=punched.prologue,
-        )
-
-    data = await trio.to_thread.run_sync(os.urandom, TENSOR_BYTES)
-
-    async def send_tensors(enough: trio.Event) -> None:
-        tensors = (TensorRef(0, (TENSOR_BYTES // 4,), "fp32", TENSOR_BYTES),)
-        number = 0
-        while not enough.is_set():
-            if link.queued_bytes < TENSOR_BYTES:
-                link.send(Activation(ledger_generation=1, task=TaskId(1, number, 0, "F"), tensors=tensors), [data])
-                number += 1
-            await trio.sleep(0.01)
-
-    return send_tensors
-
-
-async def _ping(link: Link) -> None:
-    while True:
-        link.send(Ping(number=time.monotonic_ns()))
-        await trio.sleep(PING_EVERY_S)
+    return partial(side.send_tensors, await side.open(stream))
 
 
 def _measure(wan: str, setting: Setting, way: str, seconds: float) -> dict[str, float] | None:
     """One way on one line that is up; None when it did not open."""
 
-    def start(side: str, part: str) -> subprocess.Popen[str]:
-        command = [wan, "exec", side, sys.executable, "-m", __spec__.name, "--part", part]
-        command += ["--ways", way, "--seconds", str(seconds)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=None, text=True)
+    def begin(part: str) -> subprocess.Popen[str]:
+        arguments = ("--part", part, "--ways", way, "--seconds", str(seconds))
+        return start(wan, NAMESPACES[part], __spec__.name, *arguments)
 
-    server = start("a", "serve")
+    server = begin("serve")
     assert server.stdout is not None
     server.stdout.readline()
-    caller = start("b", "call")
+    caller = begin("call")
     outputs = [process.communicate(timeout=seconds + 60)[0] for process in (caller, server)]
     if caller.returncode or server.returncode:
         return None
