@@ -43,10 +43,15 @@ class ChannelStream(trio.abc.Stream):
         with self._send_turn:
             view = memoryview(data)
             await self._room()
+            paid_bytes = 0
             while view:
+                if not paid_bytes:
+                    paid_bytes = min(len(view), DATA_BYTES_MAX)
+                    await self._connection.pay("up", paid_bytes)
                 await self._room()
-                piece = view[: min(len(view), self._connection.credit_bytes, DATA_BYTES_MAX)]
+                piece = view[: min(paid_bytes, self._connection.credit_bytes)]
                 self._connection.send(piece)
+                paid_bytes -= len(piece)
                 view = view[len(piece) :]
 
     async def wait_send_all_might_not_block(self) -> None:
@@ -60,7 +65,6 @@ class ChannelStream(trio.abc.Stream):
                 raise trio.ClosedResourceError("closed by us")
             if self._connection.ended:
                 raise trio.BrokenResourceError(self._connection.ended)
-            await self._connection.paid("up")
             if self._connection.credit_bytes and not self._connection.ended and not self._closed:
                 return
             if not self._connection.ended and not self._closed:
@@ -72,7 +76,6 @@ class ChannelStream(trio.abc.Stream):
             raise ValueError("max_bytes must be at least 1")
         with self._receive_turn:
             await trio.lowlevel.checkpoint()
-            await self._connection.paid("down")
             while not self._connection.inbox:
                 if self._closed:
                     raise trio.ClosedResourceError("closed by us")
@@ -83,7 +86,11 @@ class ChannelStream(trio.abc.Stream):
                 await self._connection.wait()
             if self._closed:
                 raise trio.ClosedResourceError("closed by us")
-            data = bytes(self._connection.inbox[: max_bytes or READ_BYTES])
+            size = min(len(self._connection.inbox), max_bytes or READ_BYTES)
+            await self._connection.pay("down", size)
+            if self._closed:
+                raise trio.ClosedResourceError("closed by us")
+            data = bytes(self._connection.inbox[:size])
             del self._connection.inbox[: len(data)]
             self._consumed_bytes += len(data)
             if self._consumed_bytes >= CREDIT_STEP_BYTES:

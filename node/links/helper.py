@@ -61,42 +61,31 @@ class HelperGoneError(Exception):
 
 
 class _Debt:
-    """Bytes that the helper has moved in one direction, and that the owner's limits have not let pass yet.
+    """Bytes that the helper has moved in one direction and that no stream pays for: DTLS, SCTP, checks, what is sent
+    again.
 
-    The helper cannot wait for tokens datagram by datagram; so what it moved is paid afterwards, and until then no
-    stream hands it more.
+    Streams pay for their own bytes before they move them, so the line is used evenly. (When they waited instead for
+    all to be paid that had been moved, line and limit took turns in resting.) The helper cannot wait for tokens
+    datagram by datagram; so the rest is paid afterwards, and the streams wait meanwhile, as their tokens are gone.
     """
 
     def __init__(self) -> None:
         self._bytes = 0
-        self._over = False
-        self._changed = trio.Event()
+        self._more = trio.Event()
 
     def add(self, byte_count: int) -> None:
         self._bytes += byte_count
-        self._notify()
-
-    async def paid(self) -> None:
-        while self._bytes and not self._over:
-            await self._changed.wait()
+        self._more.set()
 
     async def pay(self, take: Callable[[int], Awaitable[None]]) -> None:
-        """Until cancelled."""
-        try:
-            while True:
-                while not self._bytes:
-                    await self._changed.wait()
-                due = self._bytes
-                await take(due)
-                self._bytes -= due
-                self._notify()
-        finally:
-            self._over = True
-            self._notify()
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
+        """Until cancelled. Raises what `take` raises."""
+        while True:
+            while not self._bytes:
+                self._more = trio.Event()
+                await self._more.wait()
+            due = self._bytes
+            await take(due)
+            self._bytes -= due
 
 
 class Connection:
@@ -114,6 +103,8 @@ class Connection:
         """Whether the peer closed it, after everything that it sent."""
         self.credit_bytes = 0
         self.inbox = bytearray()
+        self._unreported: dict[Direction, int] = {"up": 0, "down": 0}
+        """Bytes that are the stream's to pay for, and that the helper has yet to report as moved."""
         self._process = process
         self._closed = False
         self._changed = trio.Event()
@@ -147,9 +138,27 @@ class Connection:
         if not self._closed and not self.ended:
             self._process.post(order_frame(self.number, order))
 
-    async def paid(self, direction: Direction) -> None:
-        """Returns when the owner's limits have let pass what the helper has moved so far in that direction."""
-        await self._process.debts[direction].paid()
+    async def pay(self, direction: Direction, byte_count: int) -> None:
+        """Returns when the owner's limits let so many bytes of the stream pass; raises what they raise."""
+        limits = self._process.limits
+        if limits is not None and direction == "up":
+            await limits.take_up(byte_count)
+            self._unreported["up"] += byte_count
+        elif limits is not None:
+            await limits.take_down(byte_count)
+
+    def moved(self, direction: Direction, byte_count: int) -> None:
+        """For the process: so many bytes went over the line; what the stream does not pay for is a debt of all."""
+        known = min(byte_count, self._unreported[direction])
+        self._unreported[direction] -= known
+        self._process.debts[direction].add(byte_count - known)
+
+    def received(self, data: bytes) -> None:
+        """For the process: bytes of the stream came, which it pays for when it takes them."""
+        self.inbox += data
+        self._unreported["down"] += len(data)
+        if len(self.inbox) > WINDOW_BYTES:
+            raise RemoteProtocolError("size", f"{len(self.inbox)} bytes that we gave no credit for")
 
     def send(self, data: bytes | bytearray | memoryview) -> None:
         """Bytes of the stream, at most as many as there is credit."""
@@ -167,6 +176,7 @@ class Connection:
             self._process.post(order_frame(self.number, Close()))
             self.ended = "closed by us"
         self._process.connections.pop(self.number, None)
+        self._process.debts["down"].add(len(self.inbox))  # nobody takes these any more
         if self.handle is not None:
             self.handle.close()
             self.handle = None
@@ -185,7 +195,7 @@ class _Process:
     def __init__(self, log: Any, limits: ByteLimits | None) -> None:
         self.connections: dict[int, Connection] = {}
         self.debts: dict[Direction, _Debt] = {"up": _Debt(), "down": _Debt()}
-        self._limits = limits
+        self.limits = limits
         self.pid = 0
         self._census: Census | None = None
         self._asked = 0
@@ -217,6 +227,15 @@ class _Process:
         self._sockets, their_sockets = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         process: trio.Process | None = None
         reason = "the punching helper ended"
+
+        async def pay(debt: _Debt, take: Callable[[int], Awaitable[None]]) -> None:
+            nonlocal reason
+            try:
+                await debt.pay(take)
+            except trio.BrokenResourceError as error:  # the quota is used up: a process that goes on moves more
+                reason = str(error)
+                nursery.cancel_scope.cancel()
+
         try:
             self._sockets.setblocking(False)
             fds = (theirs.fileno(), their_sockets.fileno())
@@ -231,9 +250,9 @@ class _Process:
             async with stream, trio.open_nursery() as nursery:
                 nursery.start_soon(self._write, stream)
                 nursery.start_soon(self._watch, process)
-                if self._limits is not None:
-                    nursery.start_soon(self.debts["up"].pay, self._limits.take_up)
-                    nursery.start_soon(self.debts["down"].pay, self._limits.take_down)
+                if self.limits is not None:
+                    nursery.start_soon(pay, self.debts["up"], self.limits.take_up)
+                    nursery.start_soon(pay, self.debts["down"], self.limits.take_down)
                 try:
                     await self._read(stream)
                 except RemoteProtocolError as error:
@@ -300,9 +319,13 @@ class _Process:
             self._census_came = trio.Event()
             return
         if isinstance(frame, Traffic):  # also what a connection moved that is gone by now
-            if self._limits is not None:
-                self.debts["up"].add(frame.up_bytes)
-                self.debts["down"].add(frame.down_bytes)
+            mover = self.connections.get(number)
+            moved: dict[Direction, int] = {"up": frame.up_bytes, "down": frame.down_bytes}
+            for direction, byte_count in moved.items():
+                if mover is None:
+                    self.debts[direction].add(byte_count)
+                else:
+                    mover.moved(direction, byte_count)
             return
         if isinstance(frame, SocketReady):
             self._take_handles()
@@ -310,9 +333,7 @@ class _Process:
         if connection is None or connection.ended:
             return  # it was closed while this was on its way
         if isinstance(frame, bytes):
-            connection.inbox += frame
-            if len(connection.inbox) > WINDOW_BYTES:
-                raise RemoteProtocolError("size", f"{len(connection.inbox)} bytes that we gave no credit for")
+            connection.received(frame)
         elif isinstance(frame, Gathered):
             connection.gathered = frame
         elif isinstance(frame, SocketReady):

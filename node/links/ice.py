@@ -44,8 +44,6 @@ LATECOMERS_S = 0.4
 HAIL_EVERY_S = 0.1
 REPEATS_MAX = 3
 """Checks of one pair that are sent early because the peer was heard; more would let it drive us."""
-DATAGRAM_OVERHEAD_BYTES = 28
-"""IPv4 and UDP headers; the owner's limits count them too."""
 CLOSE_S = 2.0
 """For telling a TURN server that the allocation can go; it expires by itself."""
 
@@ -343,10 +341,10 @@ class Ice(Connection):
         self._transport_of(self._pair).sendto(data, self._pair.remote_addr)
 
     def count_up(self, datagram: bytes) -> None:
-        self._up_bytes += len(datagram) + DATAGRAM_OVERHEAD_BYTES
+        self._up_bytes += len(datagram)
 
     def count_down(self, datagram: bytes) -> None:
-        self._down_bytes += len(datagram) + DATAGRAM_OVERHEAD_BYTES
+        self._down_bytes += len(datagram)
 
     def take_traffic(self) -> tuple[int, int]:
         """Bytes up and down since the last call, checks included (what a TURN server's frames add is not known)."""

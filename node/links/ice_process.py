@@ -148,7 +148,7 @@ class _Connection:
             self._channel.consumed(byte_count)
 
     async def _keep_reporting(self) -> None:
-        """Tell the daemon now and then what its connection sent and received, headers included."""
+        """Tell the daemon now and then what its connection handed to sockets and took from them."""
         while True:
             await asyncio.sleep(TRAFFIC_EVERY_S)
             self._report_traffic()

@@ -210,7 +210,7 @@ class _ClosedLimits(_CountingLimits):
 
 @pytest.mark.parametrize("way", BOTH)
 async def test_every_datagram_counts_against_the_owners_limits(way: Way) -> None:
-    """What one side counts as sent the other counts as received, headers, checks and all, also after the end."""
+    """What one side counts as sent the other counts as received, checks and all, also after the end."""
     alices_limits, bobs_limits = _CountingLimits(), _CountingLimits()
     async with punch_pair(way, limits=(alices_limits, bobs_limits)) as pair:
         alices, bobs = await pair.link()
