@@ -21,7 +21,7 @@ MESSAGE_BYTES = 16 << 10
 a thousand."""
 QUEUE_BYTES = 64 << 10
 """Bytes that the daemon may have handed over beyond what is in flight: a control message waits behind no more."""
-CREDIT_STEP = WINDOW_BYTES // 8
+CREDIT_STEP = WINDOW_BYTES // 32
 """Consumed bytes after which the peer is told."""
 LINGER_S = 2.0
 """After a close: for what was sent to arrive. As long as a link may take for its end."""

@@ -7,9 +7,14 @@ import trio
 from node.links.helper import Connection
 from node.links.helper_frames import DATA_BYTES_MAX, WINDOW_BYTES, Credit
 
-CREDIT_STEP_BYTES = WINDOW_BYTES // 16
+CREDIT_STEP_BYTES = WINDOW_BYTES // 32
 """Consumed bytes after which the helper is told."""
 READ_BYTES = 64 << 10
+ROOM_BYTES = 3 * CREDIT_STEP_BYTES
+"""What the peer may always have under way, in steps in which we, our helper and it hear of credit."""
+ROOM_BUFFERS = 2
+"""Under a limit, so many buffers of it more: enough for a long round trip, and no more than a control message may
+find before itself. (The whole window would be eight seconds of 1 Mbit/s.)"""
 
 
 class _Turn:
@@ -34,6 +39,12 @@ class ChannelStream(trio.abc.Stream):
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._consumed_bytes = 0
+        """Since the helper was told; below 0 at first where credit is kept back for good."""
+        self._read_bytes = READ_BYTES
+        buffer_bytes = connection.receive_buffer_bytes
+        if buffer_bytes is not None:
+            self._consumed_bytes = min(0, ROOM_BYTES + ROOM_BUFFERS * buffer_bytes - WINDOW_BYTES)
+            self._read_bytes = min(READ_BYTES, buffer_bytes)
         self._closed = False
         self._send_turn = _Turn("sends")
         self._receive_turn = _Turn("receives")
@@ -86,7 +97,7 @@ class ChannelStream(trio.abc.Stream):
                 await self._connection.wait()
             if self._closed:
                 raise trio.ClosedResourceError("closed by us")
-            size = min(len(self._connection.inbox), max_bytes or READ_BYTES)
+            size = min(len(self._connection.inbox), max_bytes or READ_BYTES, self._read_bytes)
             await self._connection.pay("down", size)
             if self._closed:
                 raise trio.ClosedResourceError("closed by us")

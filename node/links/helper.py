@@ -138,6 +138,11 @@ class Connection:
         if not self._closed and not self.ended:
             self._process.post(order_frame(self.number, order))
 
+    @property
+    def receive_buffer_bytes(self) -> int | None:
+        """What may wait here under the owner's limit; None: as much as it likes."""
+        return None if self._process.limits is None else self._process.limits.receive_buffer_bytes
+
     async def pay(self, direction: Direction, byte_count: int) -> None:
         """Returns when the owner's limits let so many bytes of the stream pass; raises what they raise."""
         limits = self._process.limits
