@@ -19,6 +19,7 @@ import structlog
 import trio
 
 from node.links.helper_frames import (
+    CONNECTIONS_MAX,
     WINDOW_BYTES,
     AskCensus,
     Census,
@@ -180,8 +181,9 @@ class Connection:
         if not self.ended:
             self._process.post(order_frame(self.number, Close()))
             self.ended = "closed by us"
-        self._process.connections.pop(self.number, None)
+        self._process.leave(self)
         self._process.debts["down"].add(len(self.inbox))  # nobody takes these any more
+        self.inbox.clear()
         if self.handle is not None:
             self.handle.close()
             self.handle = None
@@ -199,6 +201,8 @@ class _Process:
 
     def __init__(self, log: Any, limits: ByteLimits | None) -> None:
         self.connections: dict[int, Connection] = {}
+        self._left: dict[int, Connection] = {}
+        """Closed last: the helper may still report what they moved, of which their streams have paid a part."""
         self.debts: dict[Direction, _Debt] = {"up": _Debt(), "down": _Debt()}
         self.limits = limits
         self.pid = 0
@@ -219,6 +223,13 @@ class _Process:
         connection = self.connections[self._numbers] = Connection(self, self._numbers)
         self.post(order_frame(connection.number, order))
         return connection
+
+    def leave(self, connection: Connection) -> None:
+        """It is closed."""
+        if self.connections.pop(connection.number, None) is not None:
+            self._left[connection.number] = connection
+            while len(self._left) > CONNECTIONS_MAX:
+                del self._left[next(iter(self._left))]
 
     def post(self, frame: bytes) -> None:
         """Queue a frame. The queue is bounded by the streams' credit and by the few orders of each connection."""
@@ -324,7 +335,7 @@ class _Process:
             self._census_came = trio.Event()
             return
         if isinstance(frame, Traffic):  # also what a connection moved that is gone by now
-            mover = self.connections.get(number)
+            mover = self.connections.get(number) or self._left.get(number)
             moved: dict[Direction, int] = {"up": frame.up_bytes, "down": frame.down_bytes}
             for direction, byte_count in moved.items():
                 if mover is None:

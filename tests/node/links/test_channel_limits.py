@@ -159,6 +159,23 @@ async def test_what_nobody_reads_is_paid_for_all_the_same(autojump_clock: trio.t
         nursery.cancel_scope.cancel()
 
 
+async def test_what_a_closed_stream_has_paid_is_not_paid_again(autojump_clock: trio.testing.MockClock) -> None:
+    """The helper reports a moment later than it moves, and a quick stream is through by then."""
+    limits = Limits(down_bytes_per_s=RATE)
+    process = _Process(structlog.get_logger(), limits)
+    connection = process.open(Gather(True, (), (), False, True, 1.0))
+    stream = ChannelStream(connection)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(process.debts["down"].pay, limits.take_down)
+        process._take(connection.number, bytes(DATA_BYTES_MAX))
+        assert len(await stream.receive_some()) == DATA_BYTES_MAX
+        await stream.aclose()
+        process._take(connection.number, Traffic(0, DATA_BYTES_MAX + 1000))
+        await trio.sleep(1.0)
+        assert limits.moved_bytes == DATA_BYTES_MAX + 1000
+        nursery.cancel_scope.cancel()
+
+
 def test_the_helper_counts_as_other_ways_do() -> None:
     """What is handed to sockets: with headers of IP a channel would be given 2.5 % less than TCP and QUIC are."""
 
