@@ -1,6 +1,7 @@
 """What the owner of a computer lends of the line: bytes a second up and down, and bytes a month (experience.md).
 
-Every way pays here before it moves anything: TCP streams by `Metered`, ways over UDP for each datagram. Counted is what
+Every way pays here before it moves anything: TCP streams by `Metered`, QUIC for each datagram, a data channel for the
+bytes of its stream (for what its helper process adds to them, right afterwards: node/links/helper.py). Counted is what
 is handed to sockets and taken from them: payload, records, handshakes, keep-alive, measurements, what is sent again,
 and what the kernel's TCP sent again. Not visible from here are the headers of TCP and IP, about three percent more.
 """

@@ -37,10 +37,10 @@ WAYS = ("tcp", "relay", "quic", "channel")
 DIRECTIONS = ("up", "down")
 LIMITED = {"up": "call", "down": "serve"}
 """Who has the limit: tensors go from the caller to the server."""
-RATE_BYTES_PER_S = 1e6
+MBIT_PER_S = 8.0
 SECONDS = 30.0
 TOLERANCE = 0.02
-SETTLE_S = 5.0
+SETTLE_S = 4.0
 """Not counted: handshakes, the controller's look for the rate, and what a window let through before it was full."""
 MEASURE_AT = {"serve": 0.2, "call": 0.6}
 """Parts of the time after which each side measures the link, both directions, beside everything else."""
@@ -106,9 +106,9 @@ async def _orders() -> None:
         raise EOFError("whoever started this process has gone")
 
 
-async def _take_part(part: str, way: str, direction: str, relay_host: str) -> dict[str, Any]:
-    """One side: says `ready`, opens or awaits the link, says `settled`, is told when counting begins and ends."""
-    rate = RATE_BYTES_PER_S
+async def _take_part(part: str, way: str, direction: str, relay_host: str, rate: float) -> None:
+    """One side: says `ready`, opens or awaits the link, says `settled`, and is told when counting begins, when it ends
+    and a result is wanted, and when both sides have given theirs, so that the first one to go is nobody's loss."""
     limits = Limits()
     if LIMITED[direction] == part:
         limits = Limits(rate if direction == "up" else None, rate if direction == "down" else None)
@@ -128,12 +128,11 @@ async def _take_part(part: str, way: str, direction: str, relay_host: str) -> di
             letters_listener = (await open_listeners(HOSTS[part], LETTERS_PORT))[0]
             nursery.start_soon(side.transport.serve, await open_listeners(HOSTS[part], LINK_PORT))
             print("ready", flush=True)
-            letters = await letters_listener.accept()
-            await side.answer(letters, relay_host)
-        else:
-            letters = await trio.open_tcp_stream(HOSTS["serve"], LETTERS_PORT)
-            await side.open(letters, relay_host)
         with trio.fail_after(PATIENCE_S):
+            if part == "serve":
+                await side.answer(await letters_listener.accept(), relay_host)
+            else:
+                await side.open(await trio.open_tcp_stream(HOSTS["serve"], LETTERS_PORT), relay_host)
             await side.events.up.wait()
         link = side.events.link
         assert link is not None
@@ -149,13 +148,9 @@ async def _take_part(part: str, way: str, direction: str, relay_host: str) -> di
         nursery.start_soon(measure, link)
         await _orders()
         lost = side.events.reason or ("" if link.path == path else f"from {path} to {link.path}")
-        result = {
-            "waits_s": side.events.waits_s,
-            "measured": measured,
-            "lost": lost,
-        }
+        print(json.dumps({"waits_s": side.events.waits_s, "measured": measured, "lost": lost}), flush=True)
+        await _orders()
         nursery.cancel_scope.cancel()
-    return result
 
 
 # ---- the script that starts them -----------------------------------------------------------------------------------
@@ -170,16 +165,17 @@ def _payload_bytes(pid: int, direction: str, way: str) -> int:
     return byte_count - packets * _HEADERS_BYTES["udp" if way in ("quic", "channel") else "tcp"]
 
 
-def measure(wan: str, way: str, direction: str) -> Held:
+def measure(wan: str, way: str, direction: str, mbit_per_s: float = MBIT_PER_S) -> Held:
     """One way under one limit, on the cable that is there. Raises `EOFError` when a process ended too soon."""
-    limited = LIMITED[direction]
+    limited, rate = LIMITED[direction], mbit_per_s * 1e6 / 8
     free = next(part for part in HOSTS if part != limited)
     with ExitStack() as stack:
 
         def begin(part: str, side: str, relay_host: str = "") -> subprocess.Popen[str]:
-            arguments = ("--part", part, "--ways", way, "--directions", direction, "--relay", relay_host)
-            process = start(wan, side, __spec__.name if __name__ == "__main__" else __name__, *arguments)
-            stack.callback(process.wait)
+            arguments = ["--part", part, "--ways", way, "--directions", direction, "--relay", relay_host]
+            arguments += ["--mbit", str(mbit_per_s)]
+            process = start(wan, side, "tests.benchmarks.limits", *arguments)
+            stack.enter_context(process)
             stack.callback(process.kill)
             return process
 
@@ -205,21 +201,24 @@ def measure(wan: str, way: str, direction: str) -> Held:
             looks.append((time.monotonic(), _payload_bytes(pid, direction, way)))
         for process in processes.values():
             say(process)
-        results = {part: json.loads(_hear(process)) for part, process in processes.items()}
+        results: dict[str, dict[str, Any]] = {part: json.loads(_hear(process)) for part, process in processes.items()}
+        for process in processes.values():
+            say(process)
+            process.wait(PATIENCE_S)
     waits_s = sorted(results["call"]["waits_s"]) or [PATIENCE_S]
     return Held(
         way,
         direction,
-        _share(looks[0], looks[-1]),
-        tuple(_share(one, other) for one, other in pairwise(looks)),
+        _share(looks[0], looks[-1], rate),
+        tuple(_share(one, other, rate) for one, other in pairwise(looks)),
         statistics.quantiles(waits_s, n=20)[-1] if len(waits_s) > 1 else waits_s[0],
         sum(result["measured"] for result in results.values()),
         "; ".join(result["lost"] for result in results.values() if result["lost"]),
     )
 
 
-def _share(one: tuple[float, int], other: tuple[float, int]) -> float:
-    return (other[1] - one[1]) / (other[0] - one[0]) / RATE_BYTES_PER_S
+def _share(one: tuple[float, int], other: tuple[float, int], rate: float) -> float:
+    return (other[1] - one[1]) / (other[0] - one[0]) / rate
 
 
 def _hear(process: subprocess.Popen[str], wanted: str = "{") -> str:
@@ -237,6 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--wan", default="deploy/wan", help="the script that makes the namespaces and the cable")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--directions", nargs="+", default=list(DIRECTIONS), choices=DIRECTIONS)
+    parser.add_argument("--mbit", type=float, default=MBIT_PER_S, help="the limit, in Mbit/s")
     parser.add_argument("--part", choices=("serve", "call", "relay"), help=argparse.SUPPRESS)
     parser.add_argument("--relay", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -244,15 +244,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         trio.run(relay, options.relay)
         return 0
     if options.part:
-        result = trio.run(_take_part, options.part, options.ways[0], options.directions[0], options.relay)
-        print(json.dumps(result), flush=True)
+        rate = options.mbit * 1e6 / 8
+        trio.run(_take_part, options.part, options.ways[0], options.directions[0], options.relay, rate)
         return 0
     failures = []
     subprocess.run([options.wan, "veth"], check=True)
     try:
         for way in options.ways:
             for direction in options.directions:
-                held = measure(options.wan, way, direction)
+                held = measure(options.wan, way, direction, options.mbit)
                 print(held, flush=True)
                 failures += [held.failure] if held.failure else []
     finally:
