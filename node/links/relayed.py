@@ -27,6 +27,8 @@ from protocol.relay import MAGIC, REFUSALS, leg_prologue, preamble, refusal_of, 
 
 CHUNK_BYTES = 64 << 10
 """Read at once: what a control message may find before itself in here."""
+UNSENT_BYTES = 64 << 10
+"""What the kernel may hold for a slow leg beyond what is under way: a control message waits for whatever is there."""
 IDLE_S = 60.0
 """A session on which nothing came for so long is cut: an honest link is asked for signs of life every few seconds."""
 ANSWER_S = 2.0
@@ -260,6 +262,10 @@ class RelayServer:
     async def _session(self, first: _Leg, second: _Leg) -> None:
         """Carries bytes both ways until one side ends, nothing comes any more, or a quota is used up."""
         self._show()
+        for leg in (first, second):
+            keep_unsent = getattr(leg.stream, "keep_unsent", None)
+            if keep_unsent is not None:
+                keep_unsent(UNSENT_BYTES)
         try:
             with trio.CancelScope() as scope:
                 self._sessions[first.number] = scope

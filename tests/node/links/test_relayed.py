@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 
 import pytest
 import trio
 
 from node.links.relay_desk import RelayLimits
-from node.links.relayed import Proof, RelayRefusedError, open_leg
+from node.links.relayed import UNSENT_BYTES, Proof, RelayRefusedError, open_leg
+from protocol.drive.limits import Metered
 from protocol.errors import DialError
 from protocol.identity import Identity
 from protocol.messages import Ping
@@ -57,6 +59,20 @@ async def test_two_nodes_are_linked_through_a_server_that_has_links_of_its_own()
             while server.desk.session_count:
                 await trio.sleep(0.01)
         assert counter.values["sessions", ""] == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps what is not sent yet short")
+async def test_a_relay_holds_little_for_a_slow_leg() -> None:
+    """The kernel is told so for both legs: what it holds, a control message waits for."""
+    async with relayed_stations("server", "server", "volunteer") as ((x, a, b), server, _):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(leg_and_link, b, a, x, False, "volunteer")
+            nursery.start_soon(leg_and_link, a, b, x, True, "server")
+        legs = [leg.stream for leg in server._legs.values()]
+        assert len(legs) == 2
+        for leg in legs:
+            assert isinstance(leg, Metered)
+            assert leg.inner.getsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NOTSENT_LOWAT) == UNSENT_BYTES
 
 
 async def test_the_relay_dies_and_both_ends_know_at_once() -> None:
