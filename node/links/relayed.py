@@ -29,6 +29,9 @@ CHUNK_BYTES = 64 << 10
 """Read at once: what a control message may find before itself in here."""
 UNSENT_BYTES = 64 << 10
 """What the kernel may hold for a slow leg beyond what is under way: a control message waits for whatever is there."""
+SMALL_BYTES = 16 << 10
+REST_S = 0.002
+"""After a read of less than SMALL_BYTES: else each packet of a slow line wakes us. What comes alone never waits."""
 IDLE_S = 60.0
 """A session on which nothing came for so long is cut: an honest link is asked for signs of life every few seconds."""
 ANSWER_S = 2.0
@@ -294,6 +297,8 @@ class RelayServer:
                 await trio.sleep(wait_s)
                 with trio.fail_after(SEND_STALL_S):
                     await sink.send_all(data)
+                if len(data) < SMALL_BYTES:
+                    await trio.sleep(REST_S)
         scope.cancel()
 
     def _show(self) -> None:

@@ -21,13 +21,26 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
+import psutil
 import trio
 
 from protocol.drive.tcp import open_listeners, tune
-from tests.benchmarks.pair import HOSTS, LETTERS_PORT, LINK_PORT, LOOP_HELD_S, NAMESPACES, Side, hear, ping, say, start
+from tests.benchmarks.pair import (
+    HOSTS,
+    LETTERS_PORT,
+    LINK_PORT,
+    LOOP_HELD_S,
+    NAMESPACES,
+    Side,
+    hear,
+    ping,
+    relay,
+    say,
+    start,
+)
 
-WAYS = ("raw", "tcp", "quic", "channel")
-"""A TCP stream with nothing on it; a link over TCP; links over a punched socket."""
+WAYS = ("raw", "tcp", "relay", "quic", "channel")
+"""A TCP stream with nothing on it; links over TCP, over a relay at the receiver's end, and over a punched socket."""
 SETTLE_S = 2.0
 """Not counted: the handshake, and the controller's look for the rate."""
 CONTROL_P95_S = 0.150
@@ -76,7 +89,7 @@ async def _serve(way: str, seconds: float) -> dict[str, float]:
         print("ready", flush=True)
         stream = await letters.accept()
         if way != "raw":
-            await side.answer(stream)
+            await side.answer(stream, HOSTS["serve"])
         await hear(stream)  # settled
         side.events.ways_s.clear()
 
@@ -143,7 +156,7 @@ async def _opened(side: Side, way: str, stream: trio.SocketStream) -> Callable[[
                     await bulk.send_all(data)
 
         return send_raw
-    return partial(side.send_tensors, await side.open(stream))
+    return partial(side.send_tensors, await side.open(stream, HOSTS["serve"]))
 
 
 def _measure(wan: str, setting: Setting, way: str, seconds: float) -> dict[str, float] | None:
@@ -151,13 +164,25 @@ def _measure(wan: str, setting: Setting, way: str, seconds: float) -> dict[str, 
 
     def begin(part: str) -> subprocess.Popen[str]:
         arguments = ("--part", part, "--ways", way, "--seconds", str(seconds))
-        return start(wan, NAMESPACES[part], __spec__.name, *arguments)
+        return start(wan, NAMESPACES["call" if part == "call" else "serve"], __spec__.name, *arguments)
 
-    server = begin("serve")
-    assert server.stdout is not None
-    server.stdout.readline()
-    caller = begin("call")
-    outputs = [process.communicate(timeout=seconds + 60)[0] for process in (caller, server)]
+    def ready(part: str) -> subprocess.Popen[str]:
+        process = begin(part)
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process
+
+    relaying = ready("relay") if way == "relay" else None
+    relay_cpu_s = -_cpu_s(relaying)
+    try:
+        server = ready("serve")
+        caller = begin("call")
+        outputs = [process.communicate(timeout=seconds + 60)[0] for process in (caller, server)]
+        relay_cpu_s += _cpu_s(relaying)
+    finally:
+        if relaying is not None:
+            relaying.kill()
+            relaying.communicate()
     if caller.returncode or server.returncode:
         return None
     called, served = (json.loads(output.splitlines()[-1]) for output in outputs)
@@ -169,16 +194,26 @@ def _measure(wan: str, setting: Setting, way: str, seconds: float) -> dict[str, 
         "share": share,
         "send_cpu_s_per_gb": called["cpu_s"] / (max(served["mbit_s"], 1e-3) / 8000),
         "receive_cpu_s_per_gb": served["cpu_s_per_gb"],
+        "relay_cpu_s_per_gb": relay_cpu_s / max(served["mbit_s"] * (seconds + SETTLE_S) / 8000, 1e-9),
         "held_s": max(called["held_s"], served["held_s"]),
         "long_steps": called["long_steps"] + served["long_steps"],
     }
 
 
+def _cpu_s(process: subprocess.Popen[str] | None) -> float:
+    if process is None:
+        return 0.0
+    times = psutil.Process(process.pid).cpu_times()
+    return times.user + times.system
+
+
 def _report(setting: Setting, way: str, result: dict[str, float]) -> None:
+    relayed = f" + relay {result['relay_cpu_s_per_gb']:5.1f}" if way == "relay" else ""
     print(
         f"{setting.mbit_s:4} Mbit/s {2 * setting.delay_ms:3} ms {setting.loss_percent:3} % lost  {way:8}"
         f"{result['mbit_s']:7.1f} Mbit/s = {result['share']:4.0%}   "
-        f"CPU s/GB {result['send_cpu_s_per_gb']:5.1f} + {result['receive_cpu_s_per_gb']:5.1f}   "
+        f"CPU s/GB {result['send_cpu_s_per_gb']:5.1f} + {result['receive_cpu_s_per_gb']:5.1f}"
+        f"{relayed}   "
         f"control p50 {result['control_p50_s'] * 1e3:4.0f} p95 {result['control_p95_s'] * 1e3:4.0f} ms, "
         f"there and back p95 {result['ping_p95_s'] * 1e3:4.0f}   "
         f"longest step {result['held_s'] * 1e3:4.1f} ms, {result['long_steps']} over {LOOP_HELD_S * 1e3:.0f}   "
@@ -194,8 +229,11 @@ def main() -> int:
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--lines", nargs="+", type=int, default=list(range(len(SETTINGS))), help="indices of SETTINGS")
     parser.add_argument("--seconds", type=float, default=15.0)
-    parser.add_argument("--part", choices=("serve", "call"), help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=("serve", "call", "relay"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.part == "relay":
+        trio.run(relay, HOSTS["serve"])
+        return 0
     if options.part:
         work = _serve if options.part == "serve" else _call
         print(json.dumps(trio.run(work, options.ways[0], options.seconds)))
