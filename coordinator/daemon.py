@@ -37,7 +37,7 @@ from coordinator.store import Event, StateBrokenError, Store
 from protocol.drive.addresses import host_port, is_loopback, reachable_addresses
 from protocol.drive.keyfile import load_or_create_identity
 from protocol.drive.metrics import Metrics
-from protocol.drive.process import set_up_logging, watch_loop, watch_signals, write_log
+from protocol.drive.process import keep_what_is_loaded, set_up_logging, watch_loop, watch_signals, write_log
 from protocol.drive.pump import Pump
 from protocol.drive.stun import StunResponder
 from protocol.drive.tcp import open_all_listeners
@@ -108,6 +108,7 @@ def run_coordinator(config: RunConfig, options: CoordinatorOptions) -> str:
             "barnraise_coordinator_db_query_duration_seconds", time.perf_counter() - started, operation="open"
         )
         set_up_logging(metrics, json=True if options.json else None, role="coordinator", run=config.name)
+        keep_what_is_loaded()
         return trio.run(_run, config, options, store, metrics)
     except BaseExceptionGroup as group:
         _raise_first(group)

@@ -38,7 +38,7 @@ from node.store import StoreFullError, TensorStore
 from protocol.drive.addresses import reachable_addresses
 from protocol.drive.keyfile import load_or_create_identity
 from protocol.drive.limits import Limits, LineLimits
-from protocol.drive.process import set_up_logging, watch_loop, watch_signals
+from protocol.drive.process import keep_what_is_loaded, set_up_logging, watch_loop, watch_signals
 from protocol.drive.pump import Pump
 from protocol.drive.stun import StunResponder
 from protocol.drive.tcp import open_all_listeners
@@ -137,6 +137,7 @@ def run_node(options: NodeOptions) -> int:
         BadInputError: the state folder, an address or the link cannot be used.
     """
     log = structlog.get_logger("node")
+    keep_what_is_loaded()
     try:
         reason = trio.run(_run, options)
     except (JournalError, StoreFullError) as error:

@@ -107,6 +107,13 @@ class Connector:
 
     def on_up(self, link: Link) -> None:
         """A link is up: the driver passes on what the transport told it."""
+        if link.peer == self._coordinator and self._spares:
+            # It will name those that are still there; one that has started again does not know what we were told.
+            self._spares = {}
+            self._set_relays()
+        self._came_up(link)
+
+    def _came_up(self, link: Link) -> None:
         self._linked.pop(link.peer, trio.Event()).set()
         self._told.pop(link.peer, None)
         self._rates.pop(link.peer, None)
@@ -118,7 +125,7 @@ class Connector:
     def on_moved(self, link: Link) -> None:
         """For the transport: a link goes another way now; to whoever looked for one that is as if it had come up."""
         self._log.info("moved", peer=link.peer, path=link.path)
-        self.on_up(link)
+        self._came_up(link)
 
     def on_down(self, link: Link, reason: str) -> None:
         """A link is gone."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -297,6 +298,8 @@ def main() -> None:
     frames_fd, sockets_fd, parent = (int(text) for text in sys.argv[1:4])
     ice.check_version()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the daemon decides
+    gc.collect()
+    gc.freeze()  # modules never die: a collection need not look at them
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
     with socket.socket(fileno=frames_fd) as frames, socket.socket(fileno=sockets_fd) as sockets:
         frames.setblocking(False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import socket
 import sys
@@ -79,6 +80,15 @@ def _shown(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: "hidden" if key in _SECRET_FIELDS else _shown(item) for key, item in value.items()}
     return value
+
+
+def keep_what_is_loaded() -> None:
+    """Takes all modules and what they made out of the garbage collector's sight; before the loop of a daemon begins.
+
+    With torch loaded a full collection looks at 200,000 objects that never die, and holds the loop for 70 ms.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 async def watch_signals(tell: Callable[[Told], None]) -> None:

@@ -24,6 +24,7 @@ from functools import partial
 import psutil
 import trio
 
+from protocol.drive.process import keep_what_is_loaded
 from protocol.drive.tcp import open_listeners, tune
 from tests.benchmarks.pair import (
     HOSTS,
@@ -231,6 +232,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--part", choices=("serve", "call", "relay"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.part:
+        keep_what_is_loaded()  # as the daemons do
     if options.part == "relay":
         trio.run(relay, HOSTS["serve"])
         return 0

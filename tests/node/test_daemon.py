@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -132,3 +134,19 @@ def test_links_take_the_largest_tensor_of_the_run(tmp_path: Path) -> None:
     parameters = 24 * (2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 5632)
     assert options.tensor_bytes_max > 8 * parameters
     assert options.window_bytes >= 2 * options.tensor_bytes_max
+
+
+def test_what_is_loaded_is_not_looked_at_again_by_the_garbage_collector() -> None:
+    """A full collection of a daemon then looks at what has come since, not at all modules; garbage still goes."""
+    script = (
+        "import gc, weakref, node.daemon\n"
+        "from protocol.drive.process import keep_what_is_loaded\n"
+        "loaded = len(gc.get_objects())\n"
+        "keep_what_is_loaded()\n"
+        "class Loop: pass\n"
+        "loop = Loop(); loop.itself = loop; seen = weakref.ref(loop); del loop; gc.collect()\n"
+        "print(loaded, gc.get_freeze_count(), len(gc.get_objects()), seen() is None)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    loaded, kept, left, gone = done.stdout.split()
+    assert int(kept) > 0.9 * int(loaded) > 10 * int(left) and gone == "True", done.stdout + done.stderr

@@ -94,6 +94,19 @@ async def test_a_server_without_a_shard_relays_before_one_that_has_work_to_lose(
         assert (spare.relay.desk.session_count, holder.relay.desk.session_count) == (1, 0)
 
 
+async def test_spares_are_forgotten_with_the_coordinator_that_named_them() -> None:
+    """One that has started again names those that are there; a link that only moves forgets nothing."""
+    async with switchboard("server", "volunteer", relays=1) as (_, (x, volunteer)):
+        spare = Relay(node=ALICE.node, addresses=("203.0.113.9:1",))
+        volunteer.connector.on_message(Relays(relays=(spare,)))
+        assert list(volunteer.connector.here.relays) == [ALICE.node, x.node]
+        (link,) = (link for link in volunteer.station.transport.links if link.role == "coordinator")
+        volunteer.connector.on_moved(link)
+        assert list(volunteer.connector.here.relays) == [ALICE.node, x.node]
+        volunteer.connector.on_up(link)
+        assert list(volunteer.connector.here.relays) == [x.node]
+
+
 async def test_a_relay_that_dies_or_is_full_is_left_for_the_next() -> None:
     """The link moves to the other one and is never down: nothing that was sent is lost."""
     names = ("server", "server", "server", "volunteer")
