@@ -277,7 +277,8 @@ class _Demo:
                 self._plan.volunteer_kills += 1
                 self.kills += 1
                 fresh = self._start_volunteer()
-                self._view.news(f"{name} killed on purpose with {held} tasks in hand (--chaos); {fresh} joins")
+                tasks = f"{held} task{'' if held == 1 else 's'}"
+                self._view.news(f"{name} killed on purpose with {tasks} in hand (--chaos); {fresh} joins")
                 return
 
     # ---- the end -----------------------------------------------------------------------------------------------------
