@@ -132,7 +132,7 @@ class LimitsSection(_Section, frozen=True, kw_only=True):
 
     lease_s: float = 60.0
     """A task unfinished for so long goes to somebody else; the issuer's clock counts."""
-    contribution_tasks: int = 4
+    contribution_tasks: int = 8
     """Most tasks whose weight gradients travel as one contribution: what a drop can lose."""
     silent_s: float = 6.0
     """A link on which nothing came for so long is down (two missed pings and a half)."""
