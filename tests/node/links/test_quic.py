@@ -80,7 +80,10 @@ async def test_a_gateway_that_maps_anew_does_not_end_it() -> None:
         connection = server._connection
         assert connection is not None
         assert connection._network_paths[0].addr == gateway.outer.getsockname()
-        assert connection._network_paths[0].is_validated
+        # Its question may have been lost among the bulk at a full socket, and is asked again.
+        with trio.fail_after(SILENT_S):
+            while not connection._network_paths[0].is_validated:
+                await trio.sleep(0.01)
 
 
 async def test_a_new_path_is_asked_again_when_the_first_question_was_lost() -> None:
