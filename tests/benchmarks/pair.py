@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import psutil
 import trio
@@ -32,6 +34,7 @@ from tests.protocol.samples import RUN_ID
 TENSOR_BYTES = 8 << 20
 PING_EVERY_S = 0.05
 LOOP_HELD_S = 0.010
+"""What one step of a link may take of its loop."""
 HOSTS = {"serve": "10.77.0.1", "call": "10.77.0.2"}
 NAMESPACES = {"serve": "a", "call": "b"}
 LETTERS_PORT, LINK_PORT, RELAY_PORT = 7000, 7001, 7002
@@ -43,22 +46,50 @@ _MEETING = b"0123456789abcdef"
 
 
 class StepWatch(trio.abc.Instrument):
-    """The processor time of the longest step of any task."""
+    """The processor time of the longest step of any task, how much of it the kernel took, and whose it was."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
-        self.long_steps = 0
+        self.longest_kernel_s = 0.0
+        self.longest_task = ""
         self._began: float | None = None
+        self._began_kernel_s = 0.0
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self._began_kernel_s = _kernel_s()
         self._began = time.thread_time()
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         if self._began is None:
             return  # the step in which we came
         step_s = time.thread_time() - self._began
-        self.longest_s = max(self.longest_s, step_s)
-        self.long_steps += step_s > LOOP_HELD_S
+        if step_s > self.longest_s:
+            self.longest_s, self.longest_kernel_s = step_s, _kernel_s() - self._began_kernel_s
+            self.longest_task = ".".join(task.name.split(".")[-2:])
+
+    def told(self) -> dict[str, Any]:
+        """For `held`, as JSON carries it."""
+        return {"held_s": self.longest_s, "held_kernel_s": self.longest_kernel_s, "held_task": self.longest_task}
+
+
+def held(told: dict[str, Any]) -> str:
+    """What a watch told, as words."""
+    kernel_ms, task = told["held_kernel_s"] * 1e3, told["held_task"]
+    return f"{told['held_s'] * 1e3:4.1f} ms ({kernel_ms:3.1f} in the kernel; {task})"
+
+
+def pause_s(seconds: float) -> float:
+    """The longest step of a loop that does nothing, in processor time: what a busy host takes from its machines."""
+    longest_s, until, last = 0.0, time.monotonic() + seconds, time.thread_time()
+    while time.monotonic() < until:
+        now = time.thread_time()
+        longest_s, last = max(longest_s, now - last), now
+    return longest_s
+
+
+def _kernel_s() -> float:
+    """Of this thread, in the kernel: system calls and pages that are touched first."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_stime
 
 
 @dataclass

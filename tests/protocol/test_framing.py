@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -359,10 +360,13 @@ def test_memory_of_what_a_peer_began() -> None:
     for number in range(OPEN_BULK_MAX):
         forger.say(Frame.BULK, _bulk(number, _activation(8 * _MIB)))
     assert tracemalloc.get_traced_memory()[0] < 64 * 1024
+    before = psutil.Process().memory_info().vms
     for _ in range(32):
         forger.say(Frame.CHUNK, bytes(4) + bytes(RECORD_BYTES_MAX - 4))
-    assert tracemalloc.get_traced_memory()[1] < 9 * _MIB  # the one tensor that has begun to come
+    assert tracemalloc.get_traced_memory()[1] < _MIB
     tracemalloc.stop()
+    # The one tensor that has begun to come is memory from the kernel.
+    assert psutil.Process().memory_info().vms - before < 9 * _MIB
 
 
 def test_progress() -> None:
@@ -377,3 +381,18 @@ def test_progress() -> None:
     forger.victim.receive(forger.writer.seal(Frame.MESSAGE, encode(Ping(number=1)))[:10])
     after = forger.victim.progress
     assert after.receiving and after.messages == before.messages and after.byte_count == before.byte_count + 10
+
+
+def test_a_large_tensor_takes_memory_as_its_chunks_come() -> None:
+    # Not in huge pages: making one holds the loop for milliseconds.
+    byte_count = 64 * _MIB
+    forger = _Forger(limits=FramingLimits(byte_count, byte_count))
+    forger.say(Frame.BULK, _bulk(0, _activation(byte_count)))
+    chunk = bytes(4) + bytes(RECORD_BYTES_MAX - 4)
+    forger.say(Frame.CHUNK, chunk)
+    process = psutil.Process()
+    resident = process.memory_info().rss
+    came = 2 * _MIB + _MIB // 2
+    for _ in range(came // RECORD_BYTES_MAX):
+        forger.say(Frame.CHUNK, chunk)
+    assert process.memory_info().rss - resident < came + _MIB
