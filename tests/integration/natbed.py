@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import http.client
 import json
 import os
-import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from node.demo.processes import Child, Children
+from tests.integration import namespaces
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "deploy" / "natbed"
 LOCK = Path("/tmp/natbed.lock")
 """One bed at a time on one machine: its namespaces have fixed names."""
-LOCK_S = 900.0
 LIFE_S = 900
 """The bed is gone after so long whatever happens to the test."""
 PATIENCE_S = 120.0
@@ -32,21 +30,8 @@ _CLONE_NEWNET = 0x40000000
 
 def why_not(*programs: str) -> str:
     """Why there can be no bed here, or an empty string. `programs`: what a test needs beyond what all need."""
-    if os.geteuid() != 0:
-        return "the bed of NATs needs root"
-    missing = [tool for tool in ("ip", "nft", "turnserver", "bash", *programs) if shutil.which(tool) is None]
-    if missing:
-        return f"the bed of NATs needs {', '.join(missing)} (./deploy/test-deps installs them)"
-    name = f"brn-probe{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, timeout=20)
-    if made.returncode:
-        return f"this machine makes no network namespaces: {made.stderr.decode().strip()}"
-    try:
-        table = ["ip", "netns", "exec", name, "nft", "add", "table", "ip", "probe"]
-        tried = subprocess.run(table, capture_output=True, timeout=20)
-        return f"nftables does not work here: {tried.stderr.decode().strip()}" if tried.returncode else ""
-    finally:
-        subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=20)
+    probe = ["ip", "netns", "exec", "NAME", "nft", "add", "table", "ip", "probe"]
+    return namespaces.why_not(("ip", "nft", "turnserver", "bash", *programs), probe, "nftables does not work here")
 
 
 @contextmanager
@@ -72,32 +57,20 @@ class Bed:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._children = Children()
-        self._lock: IO[str] | None = None
+        self._ends = ExitStack()
 
     def __enter__(self) -> Bed:
-        self._lock = LOCK.open("w")
-        deadline = time.monotonic() + LOCK_S
-        while True:
-            with suppress(BlockingIOError):
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            assert time.monotonic() < deadline, f"somebody else holds {LOCK}"
-            time.sleep(0.5)
-        try:
+        with ExitStack() as ends:
+            ends.enter_context(namespaces.alone(LOCK))
+            ends.callback(self.script, "down")
+            ends.push(self._children.__exit__)
             self.script("up", str(LIFE_S))
             self.script("stun")
-        except BaseException:
-            self.__exit__()
-            raise
+            self._ends = ends.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._lock is not None
-        try:
-            self._children.__exit__()
-        finally:
-            self.script("down")
-            self._lock.close()
+        self._ends.close()
 
     def script(self, *arguments: str) -> str:
         """Runs deploy/natbed; its output."""
