@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -112,9 +112,10 @@ def ice_servers(here: Surroundings) -> IceServers:
     """Those that the coordinator named last; TURN by TCP, too, for networks that let no UDP through.
 
     Where it named none, two public servers of the plan are asked how we look from outside: they answer at their ports.
+    Only IPv4 is asked that way, and each question that cannot be answered would be waited for.
     """
-    public = [address for addresses in here.relays.values() for address in split(addresses)[0][:1]]
-    asked = here.stun or tuple(public[:2])
+    public = [_without_ipv6(split(addresses)[0])[:1] for addresses in here.relays.values()]
+    asked = _without_ipv6(here.stun) or [address for addresses in public for address in addresses][:2]
     stun = tuple(StunServer(host_of(address), int(address.rpartition(":")[2])) for address in asked)
     turn = tuple(
         TurnServer(host_of(address), int(address.rpartition(":")[2]), here.username, here.password, tcp)
@@ -122,3 +123,7 @@ def ice_servers(here: Surroundings) -> IceServers:
         for tcp in (False, True)
     )
     return IceServers(stun, turn)
+
+
+def _without_ipv6(addresses: Sequence[str]) -> list[str]:
+    return [address for address in addresses if ":" not in host_of(address)]

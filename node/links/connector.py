@@ -308,16 +308,33 @@ class Connector:
             raise DialError("the peer answered something else")
         addresses = worth_dialling(answer.addresses, answer.local_addresses, here.seen_from, answer.seen_from)
         neighbours = bool(here.local_addresses) and same_network(here.seen_from, answer.seen_from)
-        if addresses:
-            await self._transport.dial(addresses, peer, switch=order.switch)
-        elif here.addresses or neighbours:
-            with trio.move_on_after(DIAL_BACK_S):
-                await linked.wait()
-            link = self._transport.link_to(peer)
-            if not linked.is_set() or (link is not None and link.dialled):
-                raise DialError("the peer did not dial us")
-        else:
+        may_come = bool(here.addresses) or neighbours
+        if not addresses and not may_come:
             raise DialError("neither of us can be dialled")
+        reason = "the peer did not dial us"
+        wait_until = trio.current_time() + DIAL_BACK_S
+        came = dialled = False
+        async with trio.open_nursery() as both:
+
+            async def hear() -> None:
+                nonlocal came
+                await linked.wait()
+                link = self._transport.link_to(peer)
+                if link is None or not link.dialled:
+                    came = True
+                    both.cancel_scope.cancel()
+
+            if may_come:  # it dials us meanwhile, and may come through where we do not: firewalls differ
+                both.start_soon(hear)
+            if addresses:
+                try:
+                    await self._transport.dial(addresses, peer, switch=order.switch)
+                    dialled = True
+                except (DialError, RemoteProtocolError, LocalProtocolError) as error:
+                    reason = str(error)
+            both.cancel_scope.deadline = wait_until if may_come and not dialled else trio.current_time()
+        if not dialled and not came:
+            raise DialError(reason)
 
     async def _punch(self, order: Try) -> None:
         assert self._puncher is not None, "the ladder knows that we cannot"

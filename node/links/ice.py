@@ -126,9 +126,10 @@ class Ice(Connection):
                 name = stun_protocol.transport.get_extra_info("sockname")
                 stun_protocol.local_candidate = _internal("host", name[0], name[1])
                 self._protocols.append(stun_protocol)
-        hosts = list(self._protocols)
-        self._local_candidates = [protocol.local_candidate for protocol in hosts]
-        tasks = [asyncio.create_task(self._reflect(host, server)) for host in hosts for server in stun]
+        self._local_candidates = [protocol.local_candidate for protocol in self._protocols]
+        # IPv6 has no NAT worth the name: there, what a socket is bound to is what others see.
+        translated = [protocol for protocol in self._protocols if ":" not in protocol.local_candidate.host]
+        tasks = [asyncio.create_task(self._reflect(host, server)) for host in translated for server in stun]
         tasks += [asyncio.create_task(self._allocate(server)) for server in turn]
         try:
             await _first_then_latecomers(tasks, within_s)
@@ -140,9 +141,7 @@ class Ice(Connection):
         return tuple(_external(candidate) for candidate in self._local_candidates)
 
     async def _reflect(self, host: StunProtocol, server: StunServer) -> None:
-        """Learn the public address of a socket (IPv4 only: IPv6 has no NAT worth the name)."""
-        if ":" in host.local_candidate.host:
-            return
+        """Learn the public address of an IPv4 socket."""
         address = await _resolve(server.host, server.port, socket.SOCK_DGRAM)
         request = Message(message_method=aioice.stun.Method.BINDING, message_class=aioice.stun.Class.REQUEST)
         response, _ = await host.request(request, address)

@@ -67,16 +67,21 @@ class Race:
             else:
                 await trio.aclose_forcefully(stream)
 
-        async with trio.open_nursery() as attempts:
-            while self._untried or running or self._resolving:
-                if not self._untried:
-                    await self._changed.wait()
-                    continue
-                candidate, over = self._untried.pop(0), trio.Event()
-                running.append(candidate)
-                attempts.start_soon(attempt, candidate, over)
-                with trio.move_on_after(CONNECT_STAGGER_S):
-                    await over.wait()
+        try:
+            async with trio.open_nursery() as attempts:
+                while self._untried or running or self._resolving:
+                    if not self._untried:
+                        await self._changed.wait()
+                        continue
+                    candidate, over = self._untried.pop(0), trio.Event()
+                    running.append(candidate)
+                    attempts.start_soon(attempt, candidate, over)
+                    with trio.move_on_after(CONNECT_STAGGER_S):
+                        await over.wait()
+        except BaseException:
+            if winner is not None:  # whoever asked for it is being cancelled
+                winner[0].socket.close()
+            raise
         self._untried[:0] = running
         return winner
 

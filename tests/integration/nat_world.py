@@ -40,7 +40,7 @@ SERVERS = ("pub", "out", "den")
 """Two in public, one behind a home router."""
 SPARE = "spare"
 """A server in public for which there is no place: it waits, and relays."""
-VOLUNTEERS = ("full", "home", "sym", "cgn", "tcp")
+VOLUNTEERS = ("full", "home", "sym", "cgn", "six", "tcp")
 FRESH_S = 0.3
 """A report this old counts as of now."""
 UNDER_WAY = 10

@@ -37,14 +37,18 @@ def test_a_run_of_one_network_is_reached_in_that_network(addresses: tuple[str, .
 
 
 def test_helpers_are_those_that_the_coordinator_named_last() -> None:
-    """TURN by UDP and by TCP; without STUN servers, public servers of the plan, and no others."""
+    """TURN by UDP and by TCP; without STUN servers, public servers of the plan, and no others. IPv6 needs no STUN."""
     here = Surroundings((), ())
     assert ice_servers(here).stun == ice_servers(here).turn == ()
-    here.relays = {ALICE.node: ("203.0.113.7:7000", "203.0.113.8:7000"), BOB.node: ("192.168.1.1:7000",)}
+    here.relays = {
+        ALICE.node: ("[2001:db8::7]:7000", "203.0.113.7:7000", "203.0.113.8:7000"),
+        BOB.node: ("192.168.1.1:7000",),
+    }
     assert ice_servers(here).stun == (StunServer("203.0.113.7", 7000),)
-    here.stun, here.turn, here.username, here.password = ("[2001:db8::1]:5",), ("turn.example:6",), "u", "p"
+    here.stun, here.turn = ("[2001:db8::1]:5", "stun.example:5"), ("turn.example:6",)
+    here.username, here.password = "u", "p"
     servers = ice_servers(here)
-    assert servers.stun == (StunServer("2001:db8::1", 5),)
+    assert servers.stun == (StunServer("stun.example", 5),)
     assert servers.turn == (
         TurnServer("turn.example", 6, "u", "p", False),
         TurnServer("turn.example", 6, "u", "p", True),

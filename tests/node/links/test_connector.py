@@ -56,6 +56,27 @@ async def test_the_address_that_a_peer_tells_is_dialled() -> None:
         assert (await volunteer.linked(server, "tcp")).dialled
 
 
+async def test_a_peer_that_comes_while_its_own_address_is_dead_ends_the_wait() -> None:
+    """A home's firewall lets its IPv6 out and nobody in: what it tells as its address only looks like one."""
+    async with switchboard("server", "volunteer", punchers=False) as (_, (server, volunteer)):
+        with trio.socket.socket() as dead:
+            await dead.bind(("127.0.0.1", 0))
+            dead.listen(1)  # takes connections and never says a word
+            server.connector.here.local_addresses = (f"127.0.0.1:{dead.getsockname()[1]}",)
+            volunteer.connector.here.local_addresses = (volunteer.station.address,)
+            volunteer.connector.dial(server.node, ())
+            link = await volunteer.linked(server, "tcp")
+            assert not link.dialled
+            with trio.fail_after(PATIENCE_S):
+                while (
+                    "barnraise_transport_connects_total",
+                    1.0,
+                    {"path": "tcp", "outcome": "ok"},
+                ) not in volunteer.counted:
+                    await trio.sleep(0.01)
+            assert not volunteer.connector._scopes  # nobody goes on dialling
+
+
 async def test_without_addresses_they_punch() -> None:
     """TCP between them is impossible; the punched stream carries the link, proven with its own prologue."""
     async with switchboard("server", "volunteer", relays=0) as (_, (server, volunteer)):
