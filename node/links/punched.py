@@ -7,6 +7,7 @@ both certificates to the handshake in it. Nothing a peer or the coordinator says
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -363,7 +364,12 @@ class Puncher:
         outcome = await connection.wait_outcome()
         address = host_port(outcome.host, outcome.port)
         if isinstance(outcome, SocketReady):
-            stream = await self._open_quic(connection, outcome, theirs, initiator=initiator)
+            same_site = behind_one_address(gathered.candidates, theirs.candidates)
+
+            def may_reach(host: str, port: int) -> bool:
+                return acceptable_address(ipaddress.ip_address(host), port, reach, same_site=same_site)
+
+            stream = await self._open_quic(connection, outcome, theirs, may_reach, initiator=initiator)
             return Punched(stream, "quic", prologue("quic", offer, answer), initiator, address)
         if outcome.dtls_fingerprint != theirs.dtls_fingerprint:
             raise PunchError("the peer showed another certificate than it signed")
@@ -372,7 +378,13 @@ class Puncher:
         return Punched(stream, path, prologue("channel", offer, answer), initiator, address)
 
     async def _open_quic(
-        self, connection: Connection, outcome: SocketReady, theirs: Offer | Answer, *, initiator: bool
+        self,
+        connection: Connection,
+        outcome: SocketReady,
+        theirs: Offer | Answer,
+        may_reach: Callable[[str, int], bool],
+        *,
+        initiator: bool,
     ) -> trio.abc.Stream:
         handle = connection.handle
         assert handle is not None, "a socket that is ready is there"
@@ -389,6 +401,7 @@ class Puncher:
                 certificate=None if initiator else self._certificate,
                 peer_fingerprint=theirs.quic_fingerprint if initiator else None,
                 limits=self._limits,
+                may_reach=may_reach,
             )
         except QuicError as error:
             raise PunchError(f"punched, but no QUIC: {error}") from None

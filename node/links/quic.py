@@ -19,7 +19,14 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import trio
-from aioquic.quic.events import ConnectionTerminated, HandshakeCompleted, QuicEvent, StreamDataReceived
+from aioquic.quic.events import (
+    ConnectionTerminated,
+    HandshakeCompleted,
+    QuicEvent,
+    StopSendingReceived,
+    StreamDataReceived,
+    StreamReset,
+)
 from aioquic.quic.packet import QuicErrorCode, QuicFrameType
 
 from node.links.certificate import Certificate
@@ -50,6 +57,8 @@ UNSENT_BYTES = (8 << 10, 128 << 10)
 """… within these bounds."""
 GREETING = b"\x01"
 """The client's first byte: it accepted the server's certificate, and the server may speak."""
+GATHERED_BYTES = 4096
+"""Pieces that came together are kept as one up to here."""
 REASON_CHARACTERS_MAX = 100
 """Of what a peer says when it ends the connection; it goes into our log."""
 
@@ -71,13 +80,15 @@ async def open_quic(
     certificate: Certificate | None = None,
     peer_fingerprint: bytes | None = None,
     limits: ByteLimits | None = None,
+    may_reach: Callable[[str, int], bool] = lambda host, port: True,
     open_s: float = OPEN_S,
 ) -> QuicStream:
     """A stream to the peer at `remote`, which calls this too, with the other value of `client`.
 
     The server shows `certificate`; the client accepts only the one whose digest is `peer_fingerprint`. `sock` is a
     UDP socket, bound, and from now on ours: it is closed with the stream, and when this fails. `nursery` runs the
-    stream's tasks. The server returns when it is certain that the client accepted it. Raises `QuicError`.
+    stream's tasks. `may_reach`: whether the peer may move to (host, port). The server returns when it is certain that
+    the client accepted it. Raises `QuicError`.
     """
     datagrams = DatagramSocket(sock, limits)
     try:
@@ -85,7 +96,7 @@ async def open_quic(
             raise ValueError("a client needs the server's fingerprint, 32 bytes")
         if not client and certificate is None:
             raise ValueError("a server needs a certificate")
-        stream = QuicStream(datagrams, remote, client, certificate, peer_fingerprint or b"")
+        stream = QuicStream(datagrams, remote, client, certificate, peer_fingerprint or b"", may_reach)
     except BaseException:
         datagrams.close()
         raise
@@ -115,6 +126,7 @@ class QuicStream(trio.abc.Stream):
         client: bool,
         certificate: Certificate | None,
         peer_fingerprint: bytes,
+        may_reach: Callable[[str, int], bool],
     ) -> None:
         self.remote = remote
         """Where the peer is, as far as we were told."""
@@ -125,6 +137,7 @@ class QuicStream(trio.abc.Stream):
         self._socket = datagrams
         self._client = client
         self._peer_fingerprint = peer_fingerprint
+        self._may_reach = may_reach
         self._configuration = quic_configuration(client=client, certificate=certificate, idle_s=SILENT_S)
         self._connection: FencedConnection | None = None
         self._origin: bytes | None = None
@@ -134,7 +147,7 @@ class QuicStream(trio.abc.Stream):
         self._wake = trio.Event()
         self._readable = trio.Event()
         self._writable = trio.Event()
-        self._received: deque[bytes] = deque()
+        self._received: deque[bytearray] = deque()
         self._read_bytes = 0
         self._sending = False
         self._receiving = False
@@ -167,7 +180,8 @@ class QuicStream(trio.abc.Stream):
                 connection = self._check_sendable()
                 piece = view[: max(self._unsent_bytes_max - connection.unsent_bytes, 0)]
                 if piece:
-                    connection.send_stream_data(STREAM_ID, piece)  # type: ignore[arg-type]  # it copies any buffer
+                    self._guarded(connection.send_stream_data, STREAM_ID, piece)  # it copies any buffer
+                    self._check_sendable()
                     self._wake.set()
                     view = view[len(piece) :]
                 if not view:
@@ -219,7 +233,7 @@ class QuicStream(trio.abc.Stream):
             self._received.clear()
             if self._connection is not None and not self._terminated:
                 if self._connection.unacknowledged_bytes:
-                    self._connection.send_stream_data(STREAM_ID, b"", end_stream=True)
+                    self._guarded(self._connection.send_stream_data, STREAM_ID, b"", True)
                 self._linger_until = trio.current_time() + LINGER_S
             self._wake_all()
         await trio.lowlevel.checkpoint()
@@ -367,7 +381,7 @@ class QuicStream(trio.abc.Stream):
             connection = self._connection
             if connection is None or long_header or not self._opened.is_set():
                 return False
-            return connection.owns(datagram[1 : 1 + CONNECTION_ID_BYTES])
+            return connection.owns(datagram[1 : 1 + CONNECTION_ID_BYTES]) and self._may_reach(*address[:2])
         if self._client or (self._connection is not None and self._connection.started):
             return True
         # We serve, and nobody's first packet has been deciphered: the one whose packet is, is our client.
@@ -402,6 +416,8 @@ class QuicStream(trio.abc.Stream):
     def _on_event(self, connection: FencedConnection, event: QuicEvent) -> None:
         if isinstance(event, StreamDataReceived):
             self._on_data(event)
+        elif isinstance(event, StopSendingReceived | StreamReset):
+            self._cut("the peer reset the stream")
         elif isinstance(event, HandshakeCompleted) and self._client:
             if connection.peer_certificate_sha256 == self._peer_fingerprint:
                 connection.send_stream_data(STREAM_ID, GREETING)
@@ -419,7 +435,11 @@ class QuicStream(trio.abc.Stream):
             self._was_read(1)
             self._opened.set()
         if data and not self._closed:
-            self._received.append(data)
+            # A piece costs 40 bytes beside its content, and a peer may send it byte by byte.
+            if self._received and len(self._received[-1]) + len(data) <= GATHERED_BYTES:
+                self._received[-1] += data
+            else:
+                self._received.append(bytearray(data))
         self._peer_finished = self._peer_finished or event.end_stream
         self._readable.set()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from random import Random
 
@@ -22,8 +22,12 @@ async def udp_socket() -> trio.socket.SocketType:
     return sock
 
 
-async def open_pair(nursery: trio.Nursery, limits: ByteLimits | None = None) -> tuple[QuicStream, QuicStream]:
-    """(client, server), both open; `limits` are the client's."""
+async def open_pair(
+    nursery: trio.Nursery,
+    limits: ByteLimits | None = None,
+    may_reach: Callable[[str, int], bool] = lambda host, port: True,
+) -> tuple[QuicStream, QuicStream]:
+    """(client, server), both open; `limits` and `may_reach` are the client's."""
     left, right = await udp_socket(), await udp_socket()
     to_left, to_right = left.getsockname(), right.getsockname()
     opened: dict[bool, QuicStream] = {}
@@ -31,7 +35,13 @@ async def open_pair(nursery: trio.Nursery, limits: ByteLimits | None = None) -> 
     async def open_one(client: bool) -> None:
         if client:
             stream = await open_quic(
-                nursery, left, to_right, client=True, peer_fingerprint=CERTIFICATE.fingerprint, limits=limits
+                nursery,
+                left,
+                to_right,
+                client=True,
+                peer_fingerprint=CERTIFICATE.fingerprint,
+                limits=limits,
+                may_reach=may_reach,
             )
         else:
             stream = await open_quic(nursery, right, to_left, client=False, certificate=CERTIFICATE)
@@ -44,10 +54,12 @@ async def open_pair(nursery: trio.Nursery, limits: ByteLimits | None = None) -> 
 
 
 @asynccontextmanager
-async def pair(limits: ByteLimits | None = None) -> AsyncIterator[tuple[QuicStream, QuicStream]]:
+async def pair(
+    limits: ByteLimits | None = None, may_reach: Callable[[str, int], bool] = lambda host, port: True
+) -> AsyncIterator[tuple[QuicStream, QuicStream]]:
     """`open_pair` with a nursery of its own, ended with the block."""
     async with trio.open_nursery() as nursery:
-        client, server = await open_pair(nursery, limits)
+        client, server = await open_pair(nursery, limits, may_reach)
         try:
             yield client, server
         finally:
