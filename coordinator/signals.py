@@ -59,7 +59,8 @@ class Signalling:
         if receiver is None or not known or "server" not in (sender.role, receiver.role):
             self._outbox.send(sender.peer, Signal(peer=signal.peer, content=b""))
         elif signal.content:  # an empty one is ours to send
-            self._outbox.send(receiver.peer, Signal(peer=sender.peer, content=signal.content))
+            seen_from = host_of(sender.address)
+            self._outbox.send(receiver.peer, Signal(peer=sender.peer, content=signal.content, seen_from=seen_from))
 
     def help(self, member: Member, now: float) -> None:
         """Says how a welcomed node looks from here, and who helps."""

@@ -49,13 +49,16 @@ class Reach:
     Args:
         lan: the owner said that peers on the same private networks may be reached.
         loopback: peers on this very computer may be reached; for trials on one machine.
-        ours: our own candidates. A peer behind the same public address counts as being on our private network, as
-            far as its address lies in the subnet (/24, /64) of one of ours.
+        same_site: the coordinator sees us and the peer at one address. What a peer says about that proves nothing:
+            ours stands in the letters that we write.
+        ours: our own candidates. A peer at the same site counts as being on our private network, as far as its
+            address lies in the subnet (/24, /64) of one of ours.
     """
 
     lan: bool = False
     loopback: bool = False
     ours: tuple[Candidate, ...] = ()
+    same_site: bool = False
 
 
 def _networks(*texts: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
@@ -87,8 +90,8 @@ _PRIVATE = _networks("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.
 _LOOPBACK = _networks("127.0.0.0/8", "::1/128")
 
 
-def acceptable_address(ip: IpAddress, port: int, reach: Reach, *, same_site: bool = False) -> bool:
-    """Whether a packet may be sent to (ip, port). `same_site`: the peer is behind our own public address."""
+def acceptable_address(ip: IpAddress, port: int, reach: Reach) -> bool:
+    """Whether a packet may be sent to (ip, port)."""
     if port < PORT_MIN or port > 65535:
         return False
     if _within(ip, _LOOPBACK):
@@ -96,20 +99,20 @@ def acceptable_address(ip: IpAddress, port: int, reach: Reach, *, same_site: boo
     if _within(ip, _NEVER):
         return False
     if _within(ip, _PRIVATE):
-        return reach.lan or (same_site and any(_neighbours(ip, own.ip) for own in reach.ours if own.kind == "host"))
+        near = any(_neighbours(ip, own.ip) for own in reach.ours if own.kind == "host")
+        return reach.lan or (reach.same_site and near)
     return True
 
 
 def acceptable_candidates(theirs: Sequence[Candidate], reach: Reach) -> tuple[Candidate, ...]:
     """Those of a peer's candidates to which packets may be sent, at most CANDIDATES_MAX, none twice."""
     kept: dict[tuple[bytes, int], Candidate] = {}
-    same_site = behind_one_address(reach.ours, theirs)
     for candidate in theirs[:CANDIDATES_MAX]:
         try:
             ip = candidate.ip
         except ValueError:
             continue
-        if acceptable_address(ip, candidate.port, reach, same_site=same_site):
+        if acceptable_address(ip, candidate.port, reach):
             kept.setdefault((candidate.address, candidate.port), candidate)
     return tuple(kept.values())
 
@@ -118,12 +121,6 @@ def offered_candidates(ours: Iterable[Candidate], reach: Reach) -> tuple[Candida
     """Those of our own candidates that are worth telling a peer: private ones too, since it may be a neighbour."""
     open_reach = Reach(lan=True, loopback=reach.loopback)
     return acceptable_candidates(tuple(ours), open_reach)
-
-
-def behind_one_address(ours: Sequence[Candidate], theirs: Sequence[Candidate]) -> bool:
-    """Whether a STUN server saw both sides at the same public address: one home, or one carrier's gateway."""
-    own = [candidate.address for candidate in ours if candidate.kind == "srflx"]
-    return any(candidate.kind == "srflx" and candidate.address in own for candidate in theirs)
 
 
 def _within(ip: IpAddress, networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:

@@ -228,6 +228,8 @@ class Signal(Message, frozen=True, kw_only=True):
     peer: NodeId
     """On its way to the coordinator the receiver, from there on the sender."""
     content: bytes
+    seen_from: str = ""
+    """From the coordinator: the host that it sees the sender at, which the sender cannot choose."""
 
 
 # ---- measuring a link (bounded, see `protocol.limits`) ----------------------------------------------------------

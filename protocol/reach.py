@@ -5,7 +5,11 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Sequence
 
+from protocol.candidates import PORT_MIN, Reach, acceptable_address
 from protocol.limits import ADDRESSES_MAX
+
+WEB_PORT = 443
+"""The one port of services that a node may listen at: firewalls let it out."""
 
 _LOCAL = tuple(
     ipaddress.ip_network(network)
@@ -62,35 +66,26 @@ def same_network(ours: str, theirs: str) -> bool:
     return bool(ours) and (ours == theirs or (is_local(ours) and is_local(theirs)))
 
 
-PORT_MIN = 1024
-"""In one's own network: below are the ports of services, and nobody's node listens there."""
-_NEVER = tuple(ipaddress.ip_network(network) for network in ("169.254.0.0/16", "fe80::/10", "0.0.0.0/8", "224.0.0.0/3"))
-
-
 def worth_dialling(addresses: Sequence[str], local_addresses: Sequence[str], ours: str, theirs: str) -> tuple[str, ...]:
     """Those of a peer's addresses that we may dial on its word alone, best first.
 
-    `ours` and `theirs`: the hosts that both were seen from. A private address counts only between two that may share
-    a network, and this computer's own only when we were seen from it: a word that was made up on the way must not
-    make us knock at the owner's own network (state-and-trust 2.1).
+    `ours` and `theirs`: the hosts that the coordinator sees both at. A private address counts only between two that may
+    share a network, and this computer's own only when we were seen from it: a word that was made up on the way must
+    not make us knock at the owner's own network (state-and-trust 2.1). A name never does: to look it up would already
+    be a service to whoever wrote it, and what it stands for is its owner's choice.
     """
-    public, unasked = split(addresses)
-    if not same_network(ours, theirs):
-        return public
-    local = []
-    for address in (*unasked, *local_addresses):
-        host = host_of(address)
-        port = int(address.rpartition(":")[2])
-        if port < PORT_MIN or not is_local(host) or (is_loopback(host) and not is_loopback(ours)):
+    neighbours = same_network(ours, theirs)
+    near, everywhere = Reach(lan=True, loopback=is_loopback(ours)), Reach()
+    local, public = [], []
+    for address in dict.fromkeys((*addresses, *local_addresses)):
+        try:
+            ip = ipaddress.ip_address(host_of(address))
+        except ValueError:
             continue
-        if not any(_within(host, network) for network in _NEVER):
-            local.append(address)
+        port = int(address.rpartition(":")[2])
+        if is_local(str(ip)):
+            if neighbours and acceptable_address(ip, port, near):
+                local.append(address)
+        elif address in addresses and acceptable_address(ip, PORT_MIN if port == WEB_PORT else port, everywhere):
+            public.append(address)
     return (*local, *public)[:ADDRESSES_MAX]
-
-
-def _within(host: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> bool:
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return address.version == network.version and address in network

@@ -9,7 +9,7 @@ import trio
 
 from node.links.callee import Surroundings
 from node.links.connector import Connector
-from node.links.helper_frames import StunServer, TurnServer
+from node.links.helper_frames import SERVERS_MAX, StunServer, TurnServer
 from node.links.port_mapping import keep_mapping, with_forwarded
 from node.links.punched import IceServers, Puncher, PunchOptions
 from node.links.relay_desk import RelayLimits
@@ -116,10 +116,10 @@ def ice_servers(here: Surroundings) -> IceServers:
     """
     public = [_without_ipv6(split(addresses)[0])[:1] for addresses in here.relays.values()]
     asked = _without_ipv6(here.stun) or [address for addresses in public for address in addresses][:2]
-    stun = tuple(StunServer(host_of(address), int(address.rpartition(":")[2])) for address in asked)
+    stun = tuple(StunServer(host_of(address), int(address.rpartition(":")[2])) for address in asked[:SERVERS_MAX])
     turn = tuple(
         TurnServer(host_of(address), int(address.rpartition(":")[2]), here.username, here.password, tcp)
-        for address in here.turn
+        for address in here.turn[: SERVERS_MAX // 2]
         for tcp in (False, True)
     )
     return IceServers(stun, turn)

@@ -19,7 +19,7 @@ from protocol.drive.transport import Transport
 from protocol.errors import DialError, LocalProtocolError, RemoteProtocolError
 from protocol.ids import NodeId
 from protocol.limits import TEXT_MAX
-from protocol.reach import worth_dialling
+from protocol.reach import same_network, worth_dialling
 from protocol.relay import link_prologue
 
 ANSWERING_MAX = 64
@@ -50,9 +50,13 @@ class Punches(Protocol):
 
     async def start_helper(self) -> None: ...
 
-    async def call(self, peer: NodeId, exchange: Callable[[bytes], Awaitable[bytes]]) -> Punched: ...
+    async def call(
+        self, peer: NodeId, exchange: Callable[[bytes], Awaitable[bytes]], same_site: Callable[[], bool]
+    ) -> Punched: ...
 
-    async def answer(self, peer: NodeId, offer: bytes) -> tuple[bytes, Callable[[], Awaitable[Punched]]]: ...
+    async def answer(
+        self, peer: NodeId, offer: bytes, same_site: bool
+    ) -> tuple[bytes, Callable[[], Awaitable[Punched]]]: ...
 
 
 class Surroundings:
@@ -105,8 +109,8 @@ class Callee:
         self._answering: Counter[NodeId] = Counter()
         self._log = structlog.get_logger("links")
 
-    def take(self, peer: NodeId, note: AnyNote) -> None:
-        """A note that is no answer to one of ours."""
+    def take(self, peer: NodeId, note: AnyNote, seen_from: str) -> None:
+        """A note that is no answer to one of ours. `seen_from`: the host that the coordinator sees its sender at."""
         if self._answering.total() >= ANSWERING_MAX or self._answering[peer] >= ANSWERING_PER_PEER:
             self._refuse(peer, note.number, "too many attempts at once")
             return
@@ -114,17 +118,22 @@ class Callee:
         work = works.get(type(note))
         if work is not None:
             self._answering[peer] += 1  # here, not in the task: many notes come in one breath
-            self._nursery.start_soon(self._within_bounds, peer, note, work)
+            self._nursery.start_soon(self._within_bounds, peer, note, seen_from, work)
 
     async def _within_bounds(
-        self, peer: NodeId, note: AnyNote, work: Callable[[NodeId, AnyNote], Awaitable[None]]
+        self,
+        peer: NodeId,
+        note: AnyNote,
+        seen_from: str,
+        work: Callable[[NodeId, AnyNote, str], Awaitable[None]],
     ) -> None:
         try:
             with trio.move_on_after(ANSWER_S):
-                await work(peer, note)
+                await work(peer, note, seen_from)
         except (DialError, RemoteProtocolError, LocalProtocolError) as error:
             self._log.debug("peer not reached", peer=peer, note=type(note).__name__, reason=str(error))
-            self._refuse(peer, note.number, str(error))
+            # What became of a dial would tell the peer which doors of our network are open.
+            self._refuse(peer, note.number, "you were not reached" if isinstance(note, Knock) else str(error))
         finally:
             self._answering[peer] -= 1
             if not self._answering[peer]:
@@ -136,25 +145,25 @@ class Callee:
         except DialError:
             return  # the coordinator is away, so nobody can be told
 
-    async def _dial_back(self, peer: NodeId, note: AnyNote) -> None:
+    async def _dial_back(self, peer: NodeId, note: AnyNote, seen_from: str) -> None:
         assert isinstance(note, Knock)
         here = self._here
-        answer = KnockAnswer(note.number, fitting(here.addresses), fitting(here.local_addresses), here.seen_from)
-        self._post.tell(peer, answer)
-        addresses = worth_dialling(note.addresses, note.local_addresses, here.seen_from, note.seen_from)
+        self._post.tell(peer, KnockAnswer(note.number, fitting(here.addresses), fitting(here.local_addresses)))
+        addresses = worth_dialling(note.addresses, note.local_addresses, here.seen_from, seen_from)
         if addresses:
             # The peer asks for it: what we have to it may be dead at its end, or worse than what it looks for.
             await self._transport.dial(addresses, peer, switch=True)
 
-    async def _punch(self, peer: NodeId, note: AnyNote) -> None:
+    async def _punch(self, peer: NodeId, note: AnyNote, seen_from: str) -> None:
         assert isinstance(note, Offer)
         if self._puncher is None:
             raise DialError("punching is switched off here")
-        answer, finish = await self._puncher.answer(peer, note.content)
+        same_site = same_network(self._here.seen_from, seen_from)
+        answer, finish = await self._puncher.answer(peer, note.content, same_site)
         self._post.tell(peer, Answer(note.number, answer))
         await adopt_punched(self._transport, peer, await finish())
 
-    async def _meet(self, peer: NodeId, note: AnyNote) -> None:
+    async def _meet(self, peer: NodeId, note: AnyNote, _seen_from: str) -> None:
         assert isinstance(note, Meet)
         addresses = self._here.relays.get(note.relay, ())
         if not addresses:

@@ -20,8 +20,9 @@ from node.links.notes import Answer, AnyNote, Knock, KnockAnswer, Meet, No, Offe
 from node.links.post import Post
 from node.links.relayed import Proof, open_leg
 from protocol.drive.transport import Link, Transport
-from protocol.errors import DialError, LocalProtocolError, RemoteProtocolError
+from protocol.errors import BadInputError, DialError, LocalProtocolError, RemoteProtocolError
 from protocol.ids import NodeId
+from protocol.membership import check_address
 from protocol.messages import Message, PlanChanged, Reach, Relays, Signal
 from protocol.plan import Plan
 from protocol.reach import same_network, worth_dialling
@@ -152,7 +153,8 @@ class Connector:
                 self._signal(message)
             case Reach():
                 here = self.here
-                here.seen_from, here.stun, here.turn = message.seen_from, message.stun, message.turn
+                here.seen_from = message.seen_from
+                here.stun, here.turn = self._checked(message.stun), self._checked(message.turn)
                 here.username, here.password = message.username, message.password
                 self._log.info("seen from outside", host=message.seen_from, stun=len(message.stun))
             case Relays():
@@ -164,6 +166,17 @@ class Connector:
             case _:
                 return False
         return True
+
+    def _checked(self, addresses: tuple[str, ...]) -> tuple[str, ...]:
+        """Those that are addresses: what an operator mistyped must cost no node its life."""
+        good = []
+        for address in addresses:
+            try:
+                check_address(address)
+                good.append(address)
+            except BadInputError as error:
+                self._log.warning("helper left out", reason=str(error))
+        return tuple(good)
 
     def set_plan(self, plan: Plan) -> None:
         """Servers of the plan that can be dialled may relay."""
@@ -226,9 +239,9 @@ class Connector:
             self._record("barnraise_transport_rejected_messages_total", reason=error.reason)
             return
         if isinstance(note, KnockAnswer | Answer | No):
-            self._post.answered(signal.peer, note)
+            self._post.answered(signal.peer, note, signal.seen_from)
         else:
-            self._callee.take(signal.peer, note)
+            self._callee.take(signal.peer, note, signal.seen_from)
 
     # ---- orders --------------------------------------------------------------------------------------------------
 
@@ -301,13 +314,13 @@ class Connector:
         peer, here = order.peer, self.here
         linked = self._linked.setdefault(peer, trio.Event())
         number_of: Callable[[int], AnyNote] = lambda number: Knock(  # noqa: E731
-            number, fitting(here.addresses), fitting(here.local_addresses), here.seen_from
+            number, fitting(here.addresses), fitting(here.local_addresses)
         )
-        answer = await self._post.ask(peer, number_of)
+        answer, seen_from = await self._post.ask(peer, number_of)
         if not isinstance(answer, KnockAnswer):
             raise DialError("the peer answered something else")
-        addresses = worth_dialling(answer.addresses, answer.local_addresses, here.seen_from, answer.seen_from)
-        neighbours = bool(here.local_addresses) and same_network(here.seen_from, answer.seen_from)
+        addresses = worth_dialling(answer.addresses, answer.local_addresses, here.seen_from, seen_from)
+        neighbours = bool(here.local_addresses) and same_network(here.seen_from, seen_from)
         may_come = bool(here.addresses) or neighbours
         if not addresses and not may_come:
             raise DialError("neither of us can be dialled")
@@ -339,15 +352,19 @@ class Connector:
     async def _punch(self, order: Try) -> None:
         assert self._puncher is not None, "the ladder knows that we cannot"
         peer = order.peer
+        seen_from = ""
 
         async def exchange(offer: bytes) -> bytes:
-            answer = await self._post.ask(peer, lambda number: Offer(number, offer))
+            nonlocal seen_from
+            answer, seen_from = await self._post.ask(peer, lambda number: Offer(number, offer))
             if not isinstance(answer, Answer):
                 raise DialError("the peer answered something else")
             return answer.content
 
-        punched = await self._puncher.call(peer, exchange)
-        await self._prove(order, lambda switch: adopt_punched(self._transport, peer, punched, switch=switch))
+        punched = await self._puncher.call(peer, exchange, lambda: same_network(self.here.seen_from, seen_from))
+        await self._prove(
+            order, punched.stream, lambda switch: adopt_punched(self._transport, peer, punched, switch=switch)
+        )
 
     async def _relay(self, order: Try) -> None:
         peer, relay = order.peer, order.way.via
@@ -356,6 +373,7 @@ class Connector:
         stream = await open_leg(order.addresses, relay, meeting, self._proof, self._transport.metered)
         await self._prove(
             order,
+            stream,
             lambda switch: self._transport.adopt(
                 stream,
                 peer,
@@ -367,11 +385,19 @@ class Connector:
             ),
         )
 
-    async def _prove(self, order: Try, adopt: Callable[[bool], Awaitable[object]]) -> None:
+    async def _prove(self, order: Try, stream: trio.abc.Stream, adopt: Callable[[bool], Awaitable[object]]) -> None:
         """One proof at a time for each peer; `adopt(switch)`, since a link may have come up since the way was begun."""
         lock = self._proving.setdefault(order.peer, trio.Lock())
-        async with lock:
+        try:
+            await lock.acquire()
+        except BaseException:  # another way was quicker, so nobody wants this stream any more
+            with trio.CancelScope(shield=True):
+                await trio.aclose_forcefully(stream)
+            raise
+        try:
             await adopt(self.ladder.takes_over(order.peer, order.way))
+        finally:
+            lock.release()
 
     async def _dial_coordinator(self, addresses: tuple[str, ...]) -> None:
         """The coordinator is there for everybody, so TCP leads to it or nothing does."""

@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 import time
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -62,14 +63,13 @@ class _Connection:
         self._helper = helper
         self._order = order
         self._reach = Reach(lan=order.lan, loopback=order.loopback)
-        self._same_site = False
         self._ice = ice.Ice(controlling=order.controlling, may_reach=self._may_reach)
         self._channel: Channel | None = None
         self._task = asyncio.create_task(self._gather())
         self._traffic_task = asyncio.create_task(self._keep_reporting())
 
     def _may_reach(self, ip: IpAddress, port: int) -> bool:
-        return acceptable_address(ip, port, self._reach, same_site=self._same_site)
+        return acceptable_address(ip, port, self._reach)
 
     async def _gather(self) -> None:
         try:
@@ -93,7 +93,7 @@ class _Connection:
     def connect(self, order: Connect) -> None:
         if not self._task.done() or self._channel is not None or self._ice.remote_username is not None:
             raise RemoteProtocolError("unexpected", "an order to connect out of turn")
-        self._same_site = order.same_site
+        self._reach = replace(self._reach, same_site=order.same_site)
         self._task = asyncio.create_task(self._connect(order))
 
     async def _connect(self, order: Connect) -> None:

@@ -42,8 +42,6 @@ class Knock(Note, frozen=True, array_like=True, tag="knock"):
     """Where anybody can dial the sender."""
     local_addresses: _Addresses
     """Where its own network can."""
-    seen_from: Annotated[str, msgspec.Meta(max_length=64)]
-    """How the coordinator sees it."""
 
 
 class KnockAnswer(Note, frozen=True, array_like=True, tag="here"):
@@ -51,7 +49,6 @@ class KnockAnswer(Note, frozen=True, array_like=True, tag="here"):
 
     addresses: _Addresses
     local_addresses: _Addresses
-    seen_from: Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class Offer(Note, frozen=True, array_like=True, tag="offer"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from secrets import randbits
+from typing import NamedTuple
 
 import trio
 
@@ -16,10 +17,17 @@ ANSWER_S = 4.0
 """For a peer's answer: gathering of its candidates included (up to 1.5 s), two trips through the coordinator."""
 
 
+class Heard(NamedTuple):
+    """An answer, and the host at which the coordinator sees whoever gave it."""
+
+    note: AnyNote
+    seen_from: str
+
+
 @dataclass(slots=True)
 class _Pending:
     peer: NodeId
-    answer: AnyNote | None = None
+    answer: Heard | None = None
     arrived: trio.Event = field(default_factory=trio.Event)
 
 
@@ -35,7 +43,7 @@ class Post:
         if not self._send(peer, write_note(note)):
             raise DialError("the coordinator, which carries signals, is away")
 
-    async def ask(self, peer: NodeId, make: Callable[[int], AnyNote], *, seconds: float = ANSWER_S) -> AnyNote:
+    async def ask(self, peer: NodeId, make: Callable[[int], AnyNote], *, seconds: float = ANSWER_S) -> Heard:
         """The peer's answer to `make(number)`. Raises `DialError` when there is none, or it is a no."""
         number = randbits(62)
         pending = self._pending[number] = _Pending(peer)
@@ -49,15 +57,15 @@ class Post:
             del self._pending[number]
         if pending.answer is None:
             raise DialError("the coordinator has no link to the peer")
-        if isinstance(pending.answer, No):
-            raise DialError(f"the peer says: {pending.answer.reason}")
+        if isinstance(pending.answer.note, No):
+            raise DialError(f"the peer says: {pending.answer.note.reason}")
         return pending.answer
 
-    def answered(self, peer: NodeId, note: AnyNote) -> None:
+    def answered(self, peer: NodeId, note: AnyNote, seen_from: str) -> None:
         """An answer has come; one that nobody waits for, or that is another's, is forgotten."""
         pending = self._pending.get(note.number)
         if pending is not None and pending.peer == peer:
-            pending.answer = note
+            pending.answer = Heard(note, seen_from)
             pending.arrived.set()
 
     def returned(self, peer: NodeId) -> None:

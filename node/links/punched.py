@@ -21,7 +21,7 @@ from node.links.datagrams import ByteLimits
 from node.links.helper import Connection, Helper, HelperGoneError
 from node.links.helper_frames import Census, Connect, Gather, Gathered, SocketReady, StunServer, TurnServer
 from node.links.quic import QuicError, open_quic
-from protocol.candidates import Candidate, Reach, acceptable_address, acceptable_candidates, behind_one_address
+from protocol.candidates import Candidate, Reach, acceptable_address, acceptable_candidates
 from protocol.drive.addresses import host_port
 from protocol.errors import DialError, RemoteProtocolError
 from protocol.identity import Identity
@@ -103,6 +103,7 @@ class _Answering:
     scope: trio.CancelScope
     done: trio.Event
     claimed: trio.Event
+    same_site: bool
     result: Punched | None = None
     error: PunchError | None = None
 
@@ -161,9 +162,15 @@ class Puncher:
 
     # ---- offering ----------------------------------------------------------------------------------------------------
 
-    async def call(self, peer: NodeId, exchange: Callable[[bytes], Awaitable[bytes]]) -> Punched:
+    async def call(
+        self,
+        peer: NodeId,
+        exchange: Callable[[bytes], Awaitable[bytes]],
+        same_site: Callable[[], bool] = lambda: False,
+    ) -> Punched:
         """A stream to `peer`; `exchange` carries our signed offer to it and returns its signed answer.
 
+        `same_site`, asked after that: whether the coordinator sees both of us at one address.
         Takes at most PUNCH_S, once the helper runs. Raises `PunchError` when no way leads there,
         `RemoteProtocolError` when the answer is not the peer's answer to our offer, and whatever `exchange` raises.
         """
@@ -172,7 +179,7 @@ class Puncher:
             with trio.fail_after(PUNCH_S):
                 connection = self._open(controlling=True)
                 try:
-                    return await self._call(peer, connection, exchange)
+                    return await self._call(peer, connection, exchange, same_site)
                 except BaseException:
                     connection.close()
                     raise
@@ -182,7 +189,11 @@ class Puncher:
             raise PunchError(str(error)) from None
 
     async def _call(
-        self, peer: NodeId, connection: Connection, exchange: Callable[[bytes], Awaitable[bytes]]
+        self,
+        peer: NodeId,
+        connection: Connection,
+        exchange: Callable[[bytes], Awaitable[bytes]],
+        same_site: Callable[[], bool],
     ) -> Punched:
         gathered = await connection.wait_gathered()
         self._check_udp(gathered)
@@ -202,13 +213,16 @@ class Puncher:
         )
         signed = sign_letter(offer, self._identity)
         answer = open_answer(await exchange(signed), self._expected(peer), signed)
-        return await self._connect(connection, gathered, offer, answer, initiator=True)
+        return await self._connect(connection, gathered, offer, answer, initiator=True, same_site=same_site())
 
     # ---- answering ---------------------------------------------------------------------------------------------------
 
-    async def answer(self, peer: NodeId, offer: bytes) -> tuple[bytes, Callable[[], Awaitable[Punched]]]:
+    async def answer(
+        self, peer: NodeId, offer: bytes, same_site: bool = False
+    ) -> tuple[bytes, Callable[[], Awaitable[Punched]]]:
         """The signed answer to send back to `peer`, and a function that gives the stream once the peer has come.
 
+        `same_site`: whether the coordinator sees both of us at one address.
         That function takes at most PUNCH_S and raises `PunchError`. Raises `RemoteProtocolError` for an offer that
         is not the peer's, was here before or comes too often, and `PunchError` when there is nothing to answer.
         """
@@ -231,7 +245,7 @@ class Puncher:
                 except BaseException:
                     connection.close()
                     raise
-            state = _Answering(trio.CancelScope(deadline=deadline), trio.Event(), trio.Event())
+            state = _Answering(trio.CancelScope(deadline=deadline), trio.Event(), trio.Event(), same_site)
             self._nursery.start_soon(self._expect, peer, state, connection, gathered, opened, answer)
             handed_on = True
         except trio.TooSlowError:
@@ -292,7 +306,9 @@ class Puncher:
         try:
             with state.scope:
                 try:
-                    state.result = await self._connect(connection, gathered, offer, answer, initiator=False)
+                    state.result = await self._connect(
+                        connection, gathered, offer, answer, initiator=False, same_site=state.same_site
+                    )
                 except (PunchError, HelperGoneError) as error:
                     state.error = PunchError(str(error))
             if state.result is None and state.error is None:
@@ -339,14 +355,21 @@ class Puncher:
             raise PunchError("no STUN server answered: the network here lets no UDP through")
 
     async def _connect(
-        self, connection: Connection, gathered: Gathered, offer: Offer, answer: Answer, *, initiator: bool
+        self,
+        connection: Connection,
+        gathered: Gathered,
+        offer: Offer,
+        answer: Answer,
+        *,
+        initiator: bool,
+        same_site: bool,
     ) -> Punched:
         """Send the helper to the peer's addresses and make a stream of what it brings back. Within our deadline."""
         theirs = answer if initiator else offer
         ways = common_ways(offer, answer)
         if not ways:
             raise PunchError("no way that both can go")
-        reach = Reach(self._options.lan, self._options.loopback, gathered.candidates)
+        reach = Reach(self._options.lan, self._options.loopback, gathered.candidates, same_site)
         candidates = acceptable_candidates(theirs.candidates, reach)
         if not candidates:
             raise PunchError("the peer named no address that we may send to")
@@ -357,17 +380,16 @@ class Puncher:
                 theirs.dtls_fingerprint,
                 candidates,
                 ways,
-                behind_one_address(gathered.candidates, theirs.candidates),
+                same_site,
                 PUNCH_S,
             )
         )
         outcome = await connection.wait_outcome()
         address = host_port(outcome.host, outcome.port)
         if isinstance(outcome, SocketReady):
-            same_site = behind_one_address(gathered.candidates, theirs.candidates)
 
             def may_reach(host: str, port: int) -> bool:
-                return acceptable_address(ipaddress.ip_address(host), port, reach, same_site=same_site)
+                return acceptable_address(ipaddress.ip_address(host), port, reach)
 
             stream = await self._open_quic(connection, outcome, theirs, may_reach, initiator=initiator)
             return Punched(stream, "quic", prologue("quic", offer, answer), initiator, address)

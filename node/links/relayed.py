@@ -17,7 +17,7 @@ import trio
 
 from node.links.relay_desk import WAIT_S, Cut, Refuse, RelayDesk, RelayLimits, RelayOrder, Splice
 from protocol.drive import tcp
-from protocol.drive.limits import Metered
+from protocol.drive.limits import Metered, QuotaUsedUpError
 from protocol.errors import DialError, RemoteProtocolError
 from protocol.handshake import ENTROPY_BYTES, NO_COOKIE, Admit, CookieDemanded, Initiator, Responder
 from protocol.identity import Identity
@@ -117,6 +117,8 @@ async def _ask(stream: trio.abc.Stream, relay: NodeId, meeting: bytes, proof: Pr
         raise DialError(f"the relay is refused by us: {error}") from None
     except trio.TooSlowError:
         raise DialError("the relay gave no answer in time") from None
+    except QuotaUsedUpError as error:
+        raise DialError(str(error)) from None
     except (trio.BrokenResourceError, trio.ClosedResourceError, _EndedError):
         raise DialError("the relay closed the connection (does it know us?)") from None
     if reason:

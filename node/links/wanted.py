@@ -16,6 +16,9 @@ from protocol.messages import Ping
 
 BACKOFF_S = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0)
 """Wait before each further attempt; the last one repeats. A server that restarts is back within seconds."""
+LIVED_S = 10.0
+"""A link that was up for less counts as one more failed attempt: a peer that takes calls and hangs up is no better than
+one that does not answer."""
 DIAL_TIMEOUT_S = 10.0
 """An attempt without an outcome for so long is made again: the driver's own limit (9 s) has failed."""
 
@@ -29,6 +32,7 @@ class _Wanted:
     attempts: int = 0
     dial_at: float | None = None
     dialling_since: float | None = None
+    up_since: float | None = None
 
 
 class Links:
@@ -75,7 +79,7 @@ class Links:
         self._pinged.pop(peer, None)
         wanted = self._wanted.get(peer)
         if wanted is not None:
-            wanted.attempts, wanted.dial_at, wanted.dialling_since = 0, None, None
+            wanted.dial_at, wanted.dialling_since, wanted.up_since = None, None, now
 
     def down(self, peer: NodeId, now: float) -> None:
         """A link is gone, or an attempt has failed: try again after a while."""
@@ -83,6 +87,10 @@ class Links:
         self._heard.pop(peer, None)
         self._pinged.pop(peer, None)
         wanted = self._wanted.get(peer)
+        if wanted is not None and wanted.up_since is not None:
+            if now - wanted.up_since >= LIVED_S:
+                wanted.attempts = 0
+            wanted.up_since = None
         if wanted is not None and wanted.we_dial:
             wanted.dialling_since = None
             wanted.dial_at = now + BACKOFF_S[min(wanted.attempts, len(BACKOFF_S) - 1)]

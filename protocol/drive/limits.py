@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import structlog
 import trio
 
 from protocol.errors import BadInputError
@@ -91,6 +92,7 @@ class Quota:
         self._wall_clock = wall_clock
         self._month = self._month_now()
         self._used_bytes = 0
+        self._warned = False
         try:
             self._load()
             self._noted_bytes = self._used_bytes
@@ -104,18 +106,18 @@ class Quota:
         month = self._month_now()
         if month > self._month:  # a clock that is set back gives nothing back
             self._month, self._used_bytes = month, 0
-            self._note(0)
+            self._note_if_possible(0)
         return max(0, self.byte_count - self._used_bytes)
 
     def spend(self, byte_count: int) -> None:
         """So much was moved."""
         self._used_bytes += byte_count
         if self._used_bytes > self._noted_bytes:
-            self._note(self._used_bytes + max(_AHEAD_BYTES, int(self.byte_count * _AHEAD_PART)))
+            self._note_if_possible(self._used_bytes + max(_AHEAD_BYTES, int(self.byte_count * _AHEAD_PART)))
 
     def close(self) -> None:
         """Note exactly what was used."""
-        self._note(self._used_bytes)
+        self._note_if_possible(self._used_bytes)
 
     def _month_now(self) -> str:
         return datetime.fromtimestamp(self._wall_clock(), UTC).strftime("%Y-%m")
@@ -129,6 +131,15 @@ class Quota:
             raise ValueError("a negative number of bytes")
         if month >= self._month:
             self._month, self._used_bytes = month, used_bytes
+
+    def _note_if_possible(self, byte_count: int) -> None:
+        """Where the disk is full we count on in memory, and try again when so much was used."""
+        try:
+            self._note(byte_count)
+        except OSError as error:
+            if not self._warned:
+                structlog.get_logger("limits").warning("this month's transfers are not noted", reason=str(error))
+            self._warned = True
 
     def _note(self, byte_count: int) -> None:
         """Not synced: a power cut may cost the count of seconds, a crash of the process costs nothing."""

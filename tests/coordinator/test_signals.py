@@ -19,8 +19,8 @@ from protocol.messages import NodeReport, Reach, Signal
 from tests.coordinator.desk import Desk, join
 
 
-def signal(peer: str, content: bytes = b"hello") -> Signal:
-    return Signal(peer=NodeId(peer), content=content)
+def signal(peer: str, content: bytes = b"hello", seen_from: str = "") -> Signal:
+    return Signal(peer=NodeId(peer), content=content, seen_from=seen_from)
 
 
 def sent(effects: list[object]) -> list[tuple[str, Signal]]:

@@ -13,7 +13,6 @@ from protocol.candidates import (
     Reach,
     acceptable_address,
     acceptable_candidates,
-    behind_one_address,
     offered_candidates,
 )
 
@@ -46,8 +45,9 @@ def test_addresses_inside_are_refused(host: str) -> None:
 
 @pytest.mark.parametrize("host", NEVER)
 def test_some_addresses_are_refused_whatever_the_owner_allows(host: str) -> None:
-    everything = Reach(lan=True, loopback=True, ours=(candidate(host, kind="srflx"), candidate(host)))
-    assert not acceptable_address(ipaddress.ip_address(host), 40000, everything, same_site=True)
+    ours = (candidate(host, kind="srflx"), candidate(host))
+    everything = Reach(lan=True, loopback=True, ours=ours, same_site=True)
+    assert not acceptable_address(ipaddress.ip_address(host), 40000, everything)
 
 
 @pytest.mark.parametrize("host", PRIVATE)
@@ -67,12 +67,18 @@ def test_ports_of_services_are_refused(port: int) -> None:
 
 
 def test_a_peer_behind_our_own_public_address_is_reached_in_our_own_subnet_only() -> None:
-    """It knows our public address and can claim to share it; that gives it our subnet, not our whole network."""
+    """The coordinator sees both there; that gives it our subnet, not our whole network."""
     ours = (candidate("192.168.1.20"), candidate("203.0.113.9", kind="srflx"))
     theirs = [candidate("203.0.113.9", 50000, "srflx"), candidate("192.168.1.33"), candidate("192.168.2.33")]
-    accepted = acceptable_candidates([*theirs, candidate("10.0.0.1")], Reach(ours=ours))
+    accepted = acceptable_candidates([*theirs, candidate("10.0.0.1")], Reach(ours=ours, same_site=True))
     assert accepted == (theirs[0], theirs[1])
-    assert behind_one_address(ours, theirs)
+
+
+def test_that_a_peer_is_behind_our_own_public_address_is_not_for_it_to_say() -> None:
+    """Our address stands in the letter that it answers."""
+    ours = (candidate("192.168.1.20"), candidate("203.0.113.9", kind="srflx"))
+    theirs = [candidate("203.0.113.9", 50000, "srflx"), candidate("192.168.1.33")]
+    assert acceptable_candidates(theirs, Reach(ours=ours)) == (theirs[0],)
 
 
 def test_a_peer_elsewhere_does_not_get_our_subnet() -> None:

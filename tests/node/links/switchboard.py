@@ -50,7 +50,9 @@ class FakePuncher:
         self.warm = True
         await trio.lowlevel.checkpoint()
 
-    async def call(self, peer: NodeId, exchange: Callable[[bytes], Awaitable[bytes]]) -> FakePunched:
+    async def call(
+        self, peer: NodeId, exchange: Callable[[bytes], Awaitable[bytes]], same_site: Callable[[], bool]
+    ) -> FakePunched:
         self.calls += 1
         offer = os.urandom(16)
         self._wires[offer] = trio.testing.memory_stream_pair()
@@ -60,7 +62,9 @@ class FakePuncher:
             raise DialError("no packet came through")
         return FakePunched(self._wires[offer][0], b"punched" + offer + answer, initiator=True)
 
-    async def answer(self, peer: NodeId, offer: bytes) -> tuple[bytes, Callable[[], Awaitable[FakePunched]]]:
+    async def answer(
+        self, peer: NodeId, offer: bytes, same_site: bool
+    ) -> tuple[bytes, Callable[[], Awaitable[FakePunched]]]:
         if not self.works:
             raise DialError("no UDP here")
         answer = os.urandom(16)
@@ -131,6 +135,8 @@ class Switchboard(Recorder):
     def __init__(self) -> None:
         super().__init__()
         self.carries = True
+        self.seen_from: dict[NodeId, str] = {}
+        """Where the coordinator sees a node; those that are not in here at loopback, where they are."""
         self.signals: list[tuple[NodeId, Signal]] = []
 
     async def on_message(self, link: Link, message: Message, buffers: tuple[memoryview, ...]) -> None:
@@ -141,7 +147,8 @@ class Switchboard(Recorder):
         if other is None:
             link.send(Signal(peer=message.peer, content=b""))
         elif self.carries:
-            other.send(Signal(peer=link.peer, content=message.content))
+            seen_from = self.seen_from.get(link.peer, "127.0.0.1")
+            other.send(Signal(peer=link.peer, content=message.content, seen_from=seen_from))
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ import trio.testing
 from node.links import assemble as assembling
 from node.links.assemble import Forward, WayOptions, assemble, ice_servers, punch_options
 from node.links.callee import Surroundings
-from node.links.helper_frames import StunServer, TurnServer
+from node.links.helper_frames import SERVERS_MAX, StunServer, TurnServer
 from node.links.relayed import Proof
 from protocol.membership import Invite, JoinLink, sign_statement
 from tests.protocol.drive.harness import admit_all, stations
@@ -49,6 +49,9 @@ def test_helpers_are_those_that_the_coordinator_named_last() -> None:
     here.username, here.password = "u", "p"
     servers = ice_servers(here)
     assert servers.stun == (StunServer("stun.example", 5),)
+    here.stun = here.turn = tuple(f"s{number}.example:1" for number in range(8))
+    assert len(ice_servers(here).stun) == len(ice_servers(here).turn) == SERVERS_MAX  # the helper takes no more
+    here.turn = ("turn.example:6",)
     assert servers.turn == (
         TurnServer("turn.example", 6, "u", "p", False),
         TurnServer("turn.example", 6, "u", "p", True),

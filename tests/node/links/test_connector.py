@@ -6,12 +6,12 @@ import pytest
 import trio
 import trio.testing
 
-from node.links.ladder import EXPLORE_S
+from node.links.ladder import DIRECT, EXPLORE_S
 from node.links.notes import Knock, Meet, Offer, write_note
 from node.links.relay_desk import RelayLimits
 from protocol.ids import NodeId
-from protocol.messages import Ping, Relay, Relays, Signal
-from tests.node.links.switchboard import Node, plan_of, switchboard
+from protocol.messages import Ping, Reach, Relay, Relays, Signal
+from tests.node.links.switchboard import FakePunched, Node, plan_of, switchboard
 from tests.protocol.drive.harness import PATIENCE_S
 from tests.protocol.samples import ALICE
 
@@ -206,8 +206,43 @@ async def test_while_the_coordinator_is_away_only_what_needs_no_signal_is_left()
         assert "the coordinator, which carries signals, is away" in volunteer.given_up[0]
 
 
+async def test_a_way_that_is_stopped_while_another_proves_closes_its_stream() -> None:
+    """The punch has come through, but the direct way wins: the punched stream must not live on with the peer's."""
+    async with switchboard("server", "volunteer") as (_, (server, volunteer)):
+        connector, ours = volunteer.connector, []
+
+        async def call(peer: NodeId, exchange: object, same_site: object) -> FakePunched:
+            ours.append(trio.testing.memory_stream_pair()[0])
+            return FakePunched(ours[0], b"x", initiator=True)
+
+        assert volunteer.puncher is not None
+        volunteer.puncher.call = call  # type: ignore[assignment,method-assign]
+        lock = connector._proving.setdefault(server.node, trio.Lock())
+        async with lock:
+            connector.dial(server.node, ())
+            with trio.fail_after(PATIENCE_S):
+                while not lock.statistics().tasks_waiting:
+                    await trio.sleep(0.01)
+            connector._perform(connector.ladder.opened(server.node, DIRECT, trio.current_time()))
+            await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(trio.ClosedResourceError):
+            await ours[0].send_all(b"still here?")
+
+
+async def test_a_helper_whose_address_is_none_is_left_out_and_costs_nothing() -> None:
+    """What an operator mistyped, or a coordinator of another mind says."""
+    async with switchboard("server", punchers=False) as (board, (server,)):
+        (link,) = board.up
+        stun = ("stun.example", "a.example:0", "b.example:3478")
+        turn = ("x:99999",)
+        link.send(Reach(seen_from="203.0.113.5", stun=stun, turn=turn, username="", password="", valid_s=0.0))
+        link.send(Ping(number=1))
+        await server.until(lambda r: r.messages)
+        assert server.connector.here.stun == ("b.example:3478",) and server.connector.here.turn == ()
+
+
 async def test_signals_that_lie_make_nobody_dial_into_a_private_network() -> None:
-    """A knock that claims to come from our own public address, with addresses of services: no connection is tried."""
+    """A knock with addresses of services, and a name to look up: no connection is tried."""
     async with switchboard("server", "volunteer", punchers=False) as (board, (server, _)):
         server.connector.here.seen_from = "203.0.113.5"
         tried: list[object] = []
@@ -217,8 +252,10 @@ async def test_signals_that_lie_make_nobody_dial_into_a_private_network() -> Non
 
         server.station.transport.dial = dial  # type: ignore[assignment,method-assign]
         link = next(link for link in board.up if link.peer == server.node)
-        lie = Knock(7, ("169.254.169.254:8080", "127.0.0.1:9000"), ("192.168.1.1:80",), "203.0.113.5")
-        link.send(Signal(peer=ALICE.node, content=write_note(lie)))
+        lie = Knock(
+            7, ("169.254.169.254:8080", "127.0.0.1:9000", "127.1:9000", "a.example:9000"), ("192.168.1.1:8080",)
+        )
+        link.send(Signal(peer=ALICE.node, content=write_note(lie), seen_from="203.0.113.6"))
         with trio.fail_after(PATIENCE_S):
             while len(board.signals) < 1:
                 await trio.sleep(0.01)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import trio
 
 from node.links.relay_desk import RelayLimits
 from node.links.relayed import UNSENT_BYTES, Proof, RelayRefusedError, open_leg
-from protocol.drive.limits import Metered
+from protocol.drive.limits import Limits, Metered, Quota
 from protocol.errors import DialError
 from protocol.identity import Identity
 from protocol.messages import Ping
@@ -165,3 +166,12 @@ async def test_a_preamble_may_come_byte_by_byte_and_must_be_right() -> None:
         assert x.events.rejected[0][0] == "decode"
         await trio.aclose_forcefully(good)
         await trio.aclose_forcefully(bad)
+
+
+async def test_a_quota_that_is_used_up_is_not_blamed_on_the_relay(tmp_path: Path) -> None:
+    async with relayed_stations("server", "volunteer") as ((relay, station), _, _):
+        station.transport.limits = Limits(quota=Quota(10, tmp_path / "transfers.json"))
+        with pytest.raises(DialError, match="this month's transfer quota is used up"):
+            await open_leg(
+                (relay.address,), relay.identity.node, bytes(16), proof_of(station), station.transport.metered
+            )

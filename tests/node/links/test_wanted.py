@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from node.links.wanted import BACKOFF_S, DIAL_TIMEOUT_S, Links
+from node.links.wanted import BACKOFF_S, DIAL_TIMEOUT_S, LIVED_S, Links
 from node.outbox import Outbox
 from protocol.ids import NodeId
 from protocol.machine import Dial, HangUp
@@ -59,8 +59,21 @@ def test_a_failed_attempt_is_made_again_ever_later() -> None:
         now += wait_s
         assert dialled(desk.wake(now)) == ["a"]
     desk.links.up(A, now)
-    desk.links.down(A, now)
-    assert desk.links.wake_at() == now + BACKOFF_S[0]
+    desk.links.down(A, now + LIVED_S)
+    assert desk.links.wake_at() == now + LIVED_S + BACKOFF_S[0]
+
+
+def test_a_peer_that_takes_calls_and_hangs_up_is_called_ever_less_often() -> None:
+    desk = Desk()
+    desk.want(a=True)
+    now, calls = 0.0, 0
+    while now < 600.0:
+        desk.links.up(A, now)
+        desk.links.down(A, now + 0.06)
+        at = desk.links.wake_at()
+        assert at is not None
+        now, calls = at, calls + len(dialled(desk.wake(at)))
+    assert calls <= 600.0 / BACKOFF_S[-1] + len(BACKOFF_S)
 
 
 def test_an_attempt_without_an_outcome_is_made_again() -> None:

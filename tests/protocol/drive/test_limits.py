@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -161,6 +163,27 @@ def test_a_damaged_record_is_named(tmp_path: Path, content: str) -> None:
     with pytest.raises(BadInputError, match=r"transfers\.json: cannot be used as the record"):
         Quota(1000, file, Wall("2026-11-22"))
     assert file.read_text() == content
+
+
+def test_a_disk_that_fills_up_costs_the_record_and_not_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts on in memory, and notes again when there is room."""
+    file, full = tmp_path / "transfers.json", True
+    quota = Quota(100 * MIB, file, Wall("2026-11-22"))
+    write = Path.write_text
+
+    def refuse(path: Path, *arguments: Any, **options: Any) -> int:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    quota.spend(30 * MIB)
+    assert quota.remaining_bytes == 70 * MIB
+    full = False
+    quota.spend(30 * MIB)
+    assert Quota(100 * MIB, file, Wall("2026-11-22")).remaining_bytes <= 40 * MIB
 
 
 async def test_the_quota_is_announced_then_shut(tmp_path: Path) -> None:
