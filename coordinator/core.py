@@ -398,11 +398,12 @@ class CoordinatorMachine:
             self.placement.arrive(member, now)
         elif member.join.visit:
             member.stage_reason = "only looks"
-            self.placement.tell(member)
         else:
             self.crew.arrive(member, vocabulary, now)
         if self.finished:
             self.outbox.send(member.peer, RunFinished())
+        if member.join.visit:
+            self.placement.tell(member)  # last: it waits for nothing after that
 
     # ---- what the run reports ----------------------------------------------------------------------------------
 

@@ -25,7 +25,10 @@ def parse_link(text: str, role: str) -> JoinLink:
     link = JoinLink.parse(text)
     if link.role != role:
         command = "barnraise server" if link.role == "server" else "barnraise join"
-        raise BadInputError(f"join link: this one is for {link.role}s; use it with `{command}`")
+        raise BadInputError(
+            f"join link: this one is for {link.role}s (`{command}`); here the one for {role}s is needed, which the "
+            "coordinator prints beside it"
+        )
     return link
 
 
@@ -215,6 +218,8 @@ def join(
 
         offer = enquire(parsed, folder, threads, not no_benchmark, LineLimits(limit_up, limit_down, quota), ways)
         click.echo(offer.text)
+        if offer.finished:
+            return
         if not yes and sys.stdin.isatty() and not click.confirm("Start?", default=True):
             click.echo("Nothing was started.")
             return

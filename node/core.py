@@ -63,7 +63,9 @@ from protocol.plan import Plan
 from protocol.run import RunConfig
 
 PROGRESS_S = 30.0
-"""Between two lines in a volunteer's log."""
+"""Between two lines in a volunteer's log …"""
+FIRST_PROGRESS_S = 10.0
+"""… and until the first, for which its owner waits."""
 REPORT_S = 2.0
 """Seconds between reports to the coordinator."""
 CHECKPOINTS_NAMED_MAX = 16
@@ -139,6 +141,7 @@ class NodeMachine:
         self._preparing = False
         self._report_at = 0.0
         self._said_at = float("-inf")
+        self._say_at = float("-inf")
         self._said_tokens = 0.0
         self._drain_until: float | None = None
         self._drained_reason = "drained"
@@ -536,11 +539,14 @@ class NodeMachine:
 
     def _say_progress(self, now: float) -> None:
         """A volunteer's owner sees now and then what the computer does for the run."""
-        if self._facts.role != "volunteer" or self.volunteer is None or now < self._said_at + PROGRESS_S:
+        if self._facts.role != "volunteer" or self.volunteer is None or now < self._say_at:
             return
         counters = self.volunteer.counters()
         tokens = counters["tokens"]
-        if self._said_at > float("-inf"):
+        self._say_at = now + PROGRESS_S
+        if self._said_at == float("-inf"):
+            self._say_at = now + FIRST_PROGRESS_S
+        else:
             self._out.log(
                 "info", "working" if tokens > self._said_tokens else "idle", stage=self.stage,
                 microbatches=int(counters["microbatches"]),

@@ -17,7 +17,7 @@ import trio
 from node.compute.layout import StageLayout
 from node.compute.probe import probe
 from node.daemon import NodeState
-from node.journal import Journal
+from node.journal import open_journal
 from node.links.assemble import WayOptions
 from node.meter import Figures
 from node.survey import WAYS, Reached, Survey, best_stage, survey
@@ -42,18 +42,24 @@ class Offer:
     """(server, path, figures) of the links."""
     stage: int = -1
     """The stage to whose servers the line is best, or -1."""
+    finished: bool = False
+    """There is nothing left to do."""
 
 
 def enquire(
     link: JoinLink, folder: Path, threads: int, measure: bool, line: LineLimits, ways: WayOptions | None = None
 ) -> Offer:
     """Visits the run and measures this machine and its line (seconds). Raises `BadInputError` when nobody answers."""
-    journal = Journal(folder)
+    journal = open_journal(folder)
     try:
         state = NodeState(folder, link, journal)
         found = trio.run(_survey, link, state, line, ways or WayOptions(), measure)
     finally:
         journal.close()
+    if found.finished:
+        return Offer(
+            f"The run {found.welcome.config.name} is finished: there is nothing left to do.", 0.0, finished=True
+        )
     config, vocabulary = found.welcome.config, found.welcome.vocabulary or GUESSED_VOCABULARY
     tokens_per_s = measure_stage(config, vocabulary, threads) if measure else 0.0
     text = describe(config, vocabulary, threads, tokens_per_s, found.servers, line)
@@ -110,9 +116,9 @@ def describe_line(servers: Sequence[Reached]) -> str:
     if figures:
         up, down = max(f.sent_bytes_per_s for f in figures), max(f.received_bytes_per_s for f in figures)
         trips = sorted(f.round_trip_s for f in figures)
-        text += (
-            f", {8e-6 * up:.1f} Mbit/s up, {8e-6 * down:.1f} down, round trip {1000 * trips[len(trips) // 2]:.0f} ms"
-        )
+        text += f", {8e-6 * up:.1f} Mbit/s up" if up else ", up not measured"
+        text += f", {8e-6 * down:.1f}{'' if up else ' Mbit/s'} down" if down else ", down not measured"
+        text += f", round trip {1000 * trips[len(trips) // 2]:.0f} ms"
     if len(linked) < len(servers):
         text += "; `barnraise netcheck` tells more"
     return text

@@ -30,6 +30,7 @@ import trio
 
 from node.records import RECORDS, ContributionStored, Record, SnapshotWritten, StepCommitted
 from node.store import Buffer, TensorStore
+from protocol.errors import BadInputError
 from protocol.ids import TensorRef
 from protocol.machine import Persisted
 
@@ -254,6 +255,16 @@ class Journal:
             state = "damaged: its checksum does not fit" if rows else "missing"
             raise JournalError("corrupt", f"{self.path}: tensor {index} of record {number} is {state}")
         return b"".join(data for data, _ in rows)
+
+
+def open_journal(folder: Path) -> Journal:
+    """For a command that only looks. Raises `BadInputError` when the folder is another process's, or cannot be used."""
+    try:
+        return Journal(folder)
+    except JournalError as error:
+        raise BadInputError(
+            f"{error}; name another with --state" if error.reason == "locked" else str(error)
+        ) from error
 
 
 class JournalWriter:

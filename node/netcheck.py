@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
 import trio
 
 from node.daemon import NodeState
-from node.journal import Journal
+from node.journal import Journal, JournalError
 from node.links.assemble import WayOptions
 from node.nat import WORDS, Nat, Seen, advice, classify
 from node.survey import WAYS, Reached, Survey, survey
 from protocol.drive.limits import LineLimits
 from protocol.drive.stun import StunAsker
+from protocol.errors import BadInputError
 from protocol.membership import JoinLink
 from protocol.reach import host_of, is_local
 
@@ -38,21 +40,28 @@ class Check:
     servers: tuple[Reached, ...]
     planned: int
     """Servers of the run; 0 while there is no plan."""
+    finished: bool
+    """The run is over, so no server was looked at."""
 
     @property
     def reached(self) -> bool:
-        """Whether some server was, or there is none yet to reach."""
+        """Whether some server was, or there is none to reach."""
         return not self.servers or any(server.path for server in self.servers)
 
 
 def check(link: JoinLink, folder: Path) -> Check:
     """Visits the run. Raises `BadInputError` when its coordinator cannot be asked."""
-    journal = Journal(folder)
-    try:
-        state = NodeState(folder, link, journal)
-        return trio.run(_check, link, state)
-    finally:
-        journal.close()
+    with ExitStack() as stack:
+        try:
+            journal = Journal(folder)
+        except JournalError as error:
+            if error.reason != "locked":
+                raise BadInputError(str(error)) from error
+            # The volunteer of this folder is at work, and its line is what is asked about: look as somebody else.
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="barnraise-netcheck-")))
+            journal = Journal(folder)
+        stack.callback(journal.close)
+        return trio.run(_check, link, NodeState(folder, link, journal))
 
 
 async def _check(link: JoinLink, state: NodeState) -> Check:
@@ -67,6 +76,7 @@ async def _check(link: JoinLink, state: NodeState) -> Check:
         ipv6=_has_public_ipv6(),
         servers=tuple(found.servers),
         planned=planned,
+        finished=found.finished,
     )
 
 
@@ -136,6 +146,9 @@ def describe(found: Check) -> str:
         + (f"; from outside this computer is {nat.mapped}" if nat.mapped else ""),
         f"IPv6         {'this computer has a public address' if found.ipv6 else 'no public address'}",
     ]
+    if found.finished:
+        lines += ["", "The run is finished: nobody is needed any more, and its servers were not looked at."]
+        return "\n".join(lines)
     if not found.planned:
         lines += ["", "The run has no plan yet, so there are no servers to look at; try again when it trains."]
         return "\n".join(lines)
@@ -197,5 +210,6 @@ def to_json(found: Check) -> dict[str, Any]:
             for server in found.servers
         ],
         "planned_servers": found.planned,
+        "finished": found.finished,
         "advice": advice(found.nat, paths, len(found.servers) - len(paths)) if found.servers else None,
     }

@@ -28,7 +28,7 @@ from protocol.errors import BadInputError
 from protocol.ids import NodeId
 from protocol.limits import MEASURE_S
 from protocol.membership import JoinLink, Trust
-from protocol.messages import Join, Leave, Message, Ping, PlanChanged, Pong, Reach, Refused, Welcome
+from protocol.messages import Join, Leave, Message, Ping, PlanChanged, Pong, Reach, Refused, RunFinished, Welcome
 from protocol.plan import Plan
 
 ANSWER_S = 20.0
@@ -79,6 +79,8 @@ class Survey:
     servers: list[Reached] = field(default_factory=list)
     asked: int = 0
     """Servers that were tried; more may be in the plan."""
+    finished: bool = False
+    """The run is over: nobody is needed any more."""
 
     @property
     def measured(self) -> tuple[tuple[NodeId, str, Figures], ...]:
@@ -142,7 +144,7 @@ async def survey(
         async with trio.open_nursery() as nursery:
             visit = _Visit(nursery, link, state, limits, ways)
             found = await visit.ask(tell, wait_for_run)
-            if measure and found.plan is not None:
+            if measure and found.plan is not None and not found.finished:
                 await visit.look_at_servers(found)
             await visit.leave()
             nursery.cancel_scope.cancel()
@@ -171,6 +173,7 @@ class _Visit:
         self._answered = trio.Event()
         self._plan: Plan | None = None
         self._planned = trio.Event()
+        self._finished = False
         self._reach: Reach | None = None
         self._reached: dict[NodeId, trio.Event] = {}
         self._problems: dict[NodeId, str] = {}
@@ -234,7 +237,7 @@ class _Visit:
             raise BadInputError(f"the run's coordinator cannot be asked: {failure or 'it closed the link'}")
         with trio.move_on_after(PLAN_S):
             await self._planned.wait()
-        return Survey(self._answer, connect_s, self._plan, self._reach)
+        return Survey(self._answer, connect_s, self._plan, self._reach, finished=self._finished)
 
     async def look_at_servers(self, found: Survey) -> None:
         """Links to the servers side by side, then measures one after the other."""
@@ -347,6 +350,9 @@ class _Visit:
             self._planned.set()
         elif isinstance(message, Reach):
             self._reach = message
+        elif isinstance(message, RunFinished):
+            self._finished = True
+            self._planned.set()  # there may never be one
 
     def on_down(self, link: Link, reason: str) -> None:
         with suppress(KeyError):

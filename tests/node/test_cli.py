@@ -52,8 +52,11 @@ def test_a_damaged_link_is_named() -> None:
 
 def test_a_link_for_the_other_kind_names_the_right_command() -> None:
     """A server's link does not join a volunteer, and the reverse."""
-    assert complaint(join, link("server")) == ("join link: this one is for servers; use it with `barnraise server`")
-    assert "use it with `barnraise join`" in complaint(server, link("volunteer"))
+    assert complaint(join, link("server")) == (
+        "join link: this one is for servers (`barnraise server`); here the one for volunteers is needed, which the "
+        "coordinator prints beside it"
+    )
+    assert "is for volunteers (`barnraise join`)" in complaint(server, link("volunteer"))
     assert parse_link(link("volunteer"), "volunteer").role == "volunteer"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,6 +45,13 @@ def reached(stage: int, mbit: float, path: str = "tcp") -> Reached:
     """A server that was reached and measured, with the same speed both ways."""
     figures = Figures(0.02, mbit * 125_000, mbit * 125_000, 1, True) if path else None
     return Reached(NodeId("n" * 52), stage, "front", path=path, figures=figures)
+
+
+def test_a_direction_that_nobody_could_measure_is_not_called_zero() -> None:
+    """A server that has measured enough for the moment refuses."""
+    server = replace(reached(0, 20.0), figures=Figures(0.02, 2_500_000, 0.0, 1, False))
+    text = describe(CONFIG, 259, 1, 500.0, [server])
+    assert ", up not measured, 20.0 Mbit/s down, round trip 20 ms" in text
 
 
 def test_what_is_expected_is_what_the_line_and_the_owner_allow() -> None:

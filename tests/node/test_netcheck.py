@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
+import trio
+
+from node import netcheck
+from node.daemon import NodeState
+from node.journal import JOURNAL_FILE, Journal
 from node.meter import Figures
 from node.nat import Nat, Seen
-from node.netcheck import Check, describe, to_json
+from node.netcheck import Check, check, describe, to_json
 from node.survey import Reached
+from protocol.errors import BadInputError
 from protocol.ids import NodeId
+from protocol.membership import Invite, JoinLink, sign_statement
+from tests.protocol.samples import BOB, RUN_ID
 
+INVITE = Invite(issuer=BOB.public_key, run_id=RUN_ID, role="volunteer", uses=1, not_after=2**40, nonce=bytes(16))
 NAT = Nat("home_router", mapped="203.0.113.9:40000")
 
 
@@ -24,7 +35,7 @@ SERVERS = (
     Reached(NodeId("b" * 52), 0, "front", "relay", "relay c", 1.2, figures(0.05, up=5e5, down=0.0), None),
     Reached(NodeId("d" * 52), 1, "back", problem="nobody answered"),
 )
-FOUND = Check("homes", 0.004, NAT, (Seen("s:1", ("203.0.113.9", 40000)),), False, SERVERS, planned=5)
+FOUND = Check("homes", 0.004, NAT, (Seen("s:1", ("203.0.113.9", 40000)),), False, SERVERS, planned=5, finished=False)
 
 
 def test_servers_of_one_kind_are_told_apart_by_the_name_that_logs_use() -> None:
@@ -51,6 +62,34 @@ def test_a_run_without_a_plan_is_no_fault_of_the_line() -> None:
     early = replace(FOUND, servers=(), planned=0)
     assert early.reached and "try again when it trains" in describe(early)
     assert not replace(FOUND, servers=SERVERS[2:]).reached
+
+
+def test_a_run_that_is_over_is_said_to_be() -> None:
+    over = replace(FOUND, servers=(), finished=True)
+    assert over.reached and "The run is finished" in describe(over) and to_json(over)["finished"]
+
+
+def test_a_volunteer_at_work_keeps_nobody_from_looking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder is locked, so another identity looks, whose folder is gone afterwards; a damaged folder is named."""
+    seen: list[Path] = []
+
+    async def look(link: JoinLink, state: NodeState) -> Check:
+        seen.append(state.folder)
+        await trio.lowlevel.checkpoint()
+        return FOUND
+
+    monkeypatch.setattr(netcheck, "_check", look)
+    link = JoinLink(("192.0.2.1:1",), sign_statement(INVITE, BOB))
+    assert check(link, tmp_path) is FOUND
+    journal = Journal(tmp_path)
+    try:
+        assert check(link, tmp_path) is FOUND
+    finally:
+        journal.close()
+    assert seen[0] == tmp_path != seen[1] and not seen[1].exists()
+    (tmp_path / JOURNAL_FILE).write_bytes(b"no journal at all")
+    with pytest.raises(BadInputError, match=str(tmp_path)):
+        check(link, tmp_path)
 
 
 def test_programs_get_the_same_with_null_for_what_is_unknown() -> None:
