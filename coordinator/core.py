@@ -87,14 +87,15 @@ class CoordinatorMachine:
         self.signalling = Signalling(self.roster, self.outbox, helpers or Helpers(), wall_offset_s)
         self.data = stored.data
         self._config_hash = config.config_hash()
-        self._wall_offset_s = wall_offset_s
+        self.wall_offset_s = wall_offset_s
         self._sign_membership = sign_membership
         self._read_invite = read_invite
         self._next_serial = stored.next_serial
         self._data_on_its_way: DataRow | None = None
         self._next_sweep: float | None = None
         self._end_told = self.finished
-        self._waiting_for = ""
+        self.waiting_for = ""
+        """What the run waited for at the last input, as a sentence, or nothing."""
         self.waiting_since = 0.0
         """When the run began to wait for what it waits for now."""
 
@@ -140,9 +141,9 @@ class CoordinatorMachine:
             for member in self.roster.all():
                 if member.welcomed:
                     self.outbox.send(member.peer, RunFinished())
-        _, waiting_for = run_state(self)
-        if waiting_for != self._waiting_for:
-            self._waiting_for, self.waiting_since = waiting_for, now
+        _, waiting_for = run_state(self, now)
+        if waiting_for != self.waiting_for:
+            self.waiting_for, self.waiting_since = waiting_for, now
             if waiting_for:
                 self.outbox.log("info", "run waits", detail=waiting_for)
         return self.outbox.take()
@@ -362,7 +363,7 @@ class CoordinatorMachine:
             run_id=self.run_id,
             generation=self.placement.generation,
             serial=serial,
-            not_after=int(now + self._wall_offset_s + MEMBERSHIP_S),
+            not_after=int(now + self.wall_offset_s + MEMBERSHIP_S),
         )
 
         def durable(now: float) -> None:
@@ -449,7 +450,7 @@ class CoordinatorMachine:
         if not 0 <= report.step < self.config.steps:
             self._expel(member, "unexpected", f"StepReport of step {report.step}", now)
             return
-        row = self.history.take(member.peer, report, now + self._wall_offset_s)
+        row = self.history.take(member.peer, report, now + self.wall_offset_s)
         if row is not None:
             self.outbox.persist(row, lambda now: self._step_stored(member, row, now))
 

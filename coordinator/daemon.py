@@ -209,7 +209,7 @@ class Daemon:
             events=self,
         )
         first_values(metrics, self.machine)
-        refresh(metrics, self.machine)
+        refresh(metrics, self.machine, trio.current_time())
 
     # ---- effects -----------------------------------------------------------------------------------------------
 
@@ -298,7 +298,7 @@ class Daemon:
 
     async def refresh_gauges(self) -> None:
         while True:
-            refresh(self._metrics, self.machine)
+            refresh(self._metrics, self.machine, trio.current_time())
             paths = [link.path for link in self.transport.links]
             for path in PATHS:
                 self._metrics.record("barnraise_transport_connections", paths.count(path), path=path)

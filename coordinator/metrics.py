@@ -128,7 +128,7 @@ def first_values(metrics: Metrics, machine: CoordinatorMachine) -> None:
     metrics.record("barnraise_run_bad_steps_total", machine.history.lost_steps, run=run, reason="rolled_back")
 
 
-def refresh(metrics: Metrics, machine: CoordinatorMachine) -> None:
+def refresh(metrics: Metrics, machine: CoordinatorMachine, now: float) -> None:
     """Sets every gauge from the machine's state."""
     run = machine.config.name
     members = machine.roster.all()
@@ -145,7 +145,7 @@ def refresh(metrics: Metrics, machine: CoordinatorMachine) -> None:
     relayed = sum(member.report.counters.get("relay_sessions", 0.0) for member in members if member.report is not None)
     metrics.record("barnraise_coordinator_relay_sessions", relayed)
     metrics.record("barnraise_coordinator_nodes_banned", machine.admission.banned_count)
-    present, _ = run_state(machine)
+    present, _ = run_state(machine, now)
     for state in RUN_STATES:
         metrics.record("barnraise_run_state", state == present, run=run, state=state)
     history = machine.history

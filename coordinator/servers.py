@@ -42,7 +42,8 @@ class Placement:
         self._relays = RelayBook(roster, outbox)
         self._generation_used = False
         self._on_its_way: PlanRow | None = None
-        self._step_stored_at = float("-inf")
+        self.step_stored_at = float("-inf")
+        """When the newest step was stored by this process."""
         self._asked_at: float | None = None
         """Since when everybody is asked what it holds, because the run must go back."""
         self._given: dict[Slot, bool] = dict.fromkeys(self.table.slots, stored.plan is not None)
@@ -99,7 +100,7 @@ class Placement:
 
     def step_stored(self, now: float) -> None:
         """The run makes progress, so servers without a link to us are not gone."""
-        self._step_stored_at = now
+        self.step_stored_at = now
 
     def _slot_by_disk(self, join: Join) -> Slot | None:
         """The slot whose shard lies on the server's disk, unless somebody with as good a claim has it."""
@@ -185,7 +186,7 @@ class Placement:
             # While steps close, the holder works, and only its link to us is down.
             if (
                 gone_since is not None
-                and now - max(gone_since, self._step_stored_at) >= self._config.limits.server_gone_s
+                and now - max(gone_since, self.step_stored_at) >= self._config.limits.server_gone_s
             ):
                 node, gone_s = self.table.holder[slot], round(now - gone_since, 1)
                 self._outbox.log("warning", "server given up", node=node, slot=self.table.name(slot), gone_s=gone_s)

@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from coordinator.core import CoordinatorMachine
 
 LOSSES_SHOWN = 100
+QUIET_S = 5.0
+"""For so long without a closed step a run counts as going on; longer where its steps take longer (`STEPS_QUIET`)."""
+STEPS_QUIET = 3
+AWAY_NAMED = 4
+"""Servers that one sentence names; after a restart of the coordinator all are away for a moment."""
 
 
 def build_status(machine: CoordinatorMachine, now: float) -> dict[str, Any]:
@@ -18,21 +23,22 @@ def build_status(machine: CoordinatorMachine, now: float) -> dict[str, Any]:
     config, history, placement, data = machine.config, machine.history, machine.placement, machine.data
     plan = placement.plan
     newest = history.tail[-1] if history.tail else None
-    state, waiting_for = run_state(machine)
+    state, waiting_for = run_state(machine, now)
+    waiting_since = machine.waiting_since if waiting_for == machine.waiting_for else now
     return {
         "run": {
             "id": machine.run_id.hex(),
             "name": config.name,
             "state": state,
             "waiting_for": waiting_for,
-            "waiting_s": round(now - machine.waiting_since, 3) if waiting_for else 0.0,
+            "waiting_s": round(now - waiting_since, 3) if waiting_for else 0.0,
             "step": history.newest_step,
             "target_steps": config.steps,
             "tokens": history.tokens,
             "loss": newest.loss if newest else None,
             "learning_rate": newest.learning_rate if newest else None,
             "gradient_norm": newest.gradient_norm if newest else None,
-            "tokens_per_s": _tokens_per_s(machine),
+            "tokens_per_s": _tokens_per_s(machine, now),
             "last_step_wall_s": newest.wall_s if newest else None,
             "rollbacks": history.rollback_count,
             "lost_steps": history.lost_steps,
@@ -47,22 +53,43 @@ def build_status(machine: CoordinatorMachine, now: float) -> dict[str, Any]:
         "losses": [{"step": row.step, "loss": row.loss} for row in list(history.tail)[-LOSSES_SHOWN:]],
         "stages": _stages(machine),
         "members": [_member(machine, member, now) for member in machine.roster.all()],
+        "away": _away(machine, now),
         "banned": machine.admission.banned_count,
         "events": list(machine.outbox.events),
     }
 
 
-def run_state(machine: CoordinatorMachine) -> tuple[str, str]:
+def run_state(machine: CoordinatorMachine, now: float) -> tuple[str, str]:
     """(waiting, training or finished; what it waits for, as a sentence)."""
     placement = machine.placement
     if machine.finished:
         return "finished", ""
     if placement.plan is None or placement.review.kind != "keep":
         return "waiting", placement.review.sentence
+    if waiting_for := _missed_servers(machine, now):
+        return "waiting", waiting_for
     if machine.data is None:
         return "waiting", "waiting for the servers of stage 0 to read the data"
     waiting_for = _lonely_stages(machine)
     return ("waiting", waiting_for) if waiting_for else ("training", "")
+
+
+def _missed_servers(machine: CoordinatorMachine, now: float) -> str:
+    """A sentence when servers have left their places and no step closes any more.
+
+    A step needs every server, so one that closes shows that all work and only a link to the coordinator is down.
+    """
+    placement = machine.placement
+    gone = sorted(placement.table.gone_since)
+    if not gone:
+        return ""
+    alone_since = max(placement.table.gone_since.values())
+    if placement.step_stored_at > alone_since and now - placement.step_stored_at < _quiet_max_s(machine):
+        return ""
+    names = [f"{placement.table.name(slot)} ({placement.table.holder[slot][:8]})" for slot in gone[:AWAY_NAMED]]
+    if len(gone) > AWAY_NAMED:
+        names.append(f"{len(gone) - AWAY_NAMED} more")
+    return f"waiting for {', '.join(names[:-1])}{' and ' if len(names) > 1 else ''}{names[-1]} to come back"
 
 
 def _lonely_stages(machine: CoordinatorMachine) -> str:
@@ -77,9 +104,22 @@ def _lonely_stages(machine: CoordinatorMachine) -> str:
     return f"waiting for volunteers for stage {', '.join(lonely)}: servers do not compute (stages.collocated)"
 
 
-def _tokens_per_s(machine: CoordinatorMachine) -> float:
-    """Over the newest steps, at most ten: tokens by the time between their ends where known, else by duration."""
+def _quiet_max_s(machine: CoordinatorMachine) -> float:
+    """How long no step may close before the run stands still, going by how far apart the newest ones closed."""
     rows = list(machine.history.tail)[-10:]
+    if len(rows) < 2:
+        return max(QUIET_S, STEPS_QUIET * sum(row.duration_s for row in rows))
+    return max(QUIET_S, STEPS_QUIET * (rows[-1].wall_s - rows[0].wall_s) / (len(rows) - 1))
+
+
+def _tokens_per_s(machine: CoordinatorMachine, now: float) -> float:
+    """Over the newest steps, at most ten: tokens by the time between their ends where known, else by duration.
+
+    Nothing when the newest is so long ago that the run stands still.
+    """
+    rows = list(machine.history.tail)[-10:]
+    if rows and now + machine.wall_offset_s - rows[-1].wall_s > _quiet_max_s(machine):
+        return 0.0
     duration_s = sum(row.duration_s for row in rows)
     if len(rows) > 1 and rows[-1].wall_s > rows[0].wall_s:
         # With delayed updates steps overlap, so durations would count time twice.
@@ -116,6 +156,24 @@ def _stages(machine: CoordinatorMachine) -> list[dict[str, Any]]:
             }
         )
     return shown
+
+
+def _away(machine: CoordinatorMachine, now: float) -> list[dict[str, Any]]:
+    """Servers of the plan without a link: their places are kept for them until the run is finished."""
+    table = machine.placement.table
+    if machine.finished:
+        return []
+    return [
+        {
+            "id": table.holder[slot],
+            "role": "server",
+            "stage": slot[0],
+            "shard": slot[1],
+            "place": table.name(slot),
+            "away_s": round(now - since, 3),
+        }
+        for slot, since in sorted(table.gone_since.items())
+    ]
 
 
 def _member(machine: CoordinatorMachine, member: Member, now: float) -> dict[str, Any]:

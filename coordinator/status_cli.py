@@ -79,11 +79,13 @@ def describe(status: dict[str, Any]) -> str:
     if run["waiting_for"]:
         lines.append(f"  {run['waiting_for']} (for {run['waiting_s']:.0f} s)")
     names = name_members(status)
-    if status["members"]:
+    away = status.get("away", [])
+    if status["members"] or away:
         lines += ["", f"{'member':24} {'id':8}  {'state':9} waits for"]
     for member in status["members"]:
         where = names[member["id"]]
         lines.append(f"{where:24} {member['id'][:8]}  {member['state']:9} {member['waiting_for']}".rstrip())
+    lines += [f"{names[one['id']]:24} {one['id'][:8]}  {'away':9} (for {one['away_s']:.0f} s)" for one in away]
     rows = [
         row
         for member in status["members"]
@@ -102,7 +104,7 @@ def name_members(status: dict[str, Any]) -> dict[str, str]:
     """What to call each member: its place where it has one, with a number where several share it."""
     names: dict[str, str] = {}
     counts: dict[str, int] = {}
-    for member in status["members"]:
+    for member in [*status["members"], *status.get("away", [])]:
         kind = f"stage {member['stage']}" if member["stage"] >= 0 else "no stage"
         name = f"{member['role']} {kind}" if member["role"] == "volunteer" else f"server {member['place']}"
         counts[name] = counts.get(name, 0) + 1

@@ -65,6 +65,18 @@ def test_every_link_is_shown_once_with_its_path(answers: tuple[str, dict[str, tu
     assert rows[2].startswith("server")
 
 
+def test_a_server_that_is_away_stands_in_the_table(answers: tuple[str, dict[str, tuple[int, Any]]]) -> None:
+    """With since when; and the run's line says that it waits for it."""
+    url, content = answers
+    desk = measured()
+    desk.drop("s2")
+    content["/api/status"] = (200, desk.machine.status(desk.now + 7.0))
+    lines = CliRunner().invoke(main, ["status", url]).output.splitlines()
+    assert lines[0].startswith("run demo: waiting")
+    assert lines[1] == "  waiting for stage 1 front 0 (s2) to come back (for 7 s)"
+    assert "server stage 1 front 0 s2 away (for 7 s)" in [" ".join(line.split()) for line in lines]
+
+
 def test_the_network_is_written_for_the_planner(
     answers: tuple[str, dict[str, tuple[int, Any]]], tmp_path: Path
 ) -> None:
