@@ -82,7 +82,7 @@ class CoordinatorMachine:
         self.admission = Admission(stored.spent, stored.banned)
         self.history = History(config, stored, self.outbox)
         self.placement = Placement(config, generation, stored, self.roster, self.history, self.outbox)
-        self.network = NetworkBook()
+        self.network = NetworkBook(over=self.finished)
         self.crew = Crew(config, self.roster, self.placement, self.outbox)
         self.signalling = Signalling(self.roster, self.outbox, helpers or Helpers(), wall_offset_s)
         self.data = stored.data

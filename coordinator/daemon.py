@@ -377,7 +377,8 @@ def _announce(papers: dict[str, Any], options: CoordinatorOptions, machine: Coor
         click.echo(json.dumps(shown))
     else:
         config = machine.config
-        past = f", step {machine.history.newest_step} is done" if machine.history.newest_step >= 0 else ""
+        done = machine.history.newest_step + 1
+        past = f", {done} of them done" if done else ""
         click.echo(f"run {config.name}: {config.steps} steps of {config.step_tokens} tokens{past}")
         click.echo(f"  state    {papers['state']}")
         click.echo(f"  status   {papers['http']}/api/status")

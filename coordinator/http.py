@@ -3,7 +3,7 @@
 GET  /                           the addresses below, for people
 GET  /api/status                 everything that the machine knows (`coordinator.status`)
 GET  /api/network                what is measured of the links, as a NETWORK.json for `barnraise plan`
-GET  /api/steps?from=N&count=M   closed steps from N on, at most 1000
+GET  /api/steps?from=N&count=M   closed steps from N on, at most 1000; steps are numbered from 0
 POST /api/ban                    {"node": ID, "reason": TEXT}; header `Authorization: Bearer` and the admin token
 """
 

@@ -88,7 +88,12 @@ def coordinator_families(config: RunConfig) -> tuple[Family, ...]:
             {**run, "model": None, "optimizer": None, "schedule": None, "dataset": None},
         ),
         Family("barnraise_run_state", "gauge", "1 for the state the run is in.", {**run, "state": RUN_STATES}),
-        Family("barnraise_run_step", "gauge", "Newest finished step; -1 before the first.", run),
+        Family(
+            "barnraise_run_step",
+            "gauge",
+            "Number of the newest finished step, from 0; -1: none.",
+            run,
+        ),
         Family("barnraise_run_target_steps", "gauge", "Steps planned.", run),
         Family("barnraise_run_tokens_total", "counter", "Tokens trained on.", run),
         Family("barnraise_run_loss", "gauge", "Loss in nats per token.", {**run, "split": ("train",)}),

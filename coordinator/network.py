@@ -47,8 +47,10 @@ class Direction:
 class NetworkBook:
     """The reports of all members that are linked."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, over: bool = False) -> None:
+        """`over`: the run is finished, so who was measured has left already."""
         self._heard: dict[NodeId, dict[NodeId, Heard]] = {}
+        self._ever_heard = over
 
     def take(self, reporter: NodeId, report: LinkReport, now: float) -> str:
         """A report replaces the reporter's last one. Returns what no honest node says, or an empty string."""
@@ -56,6 +58,7 @@ class NetworkBook:
             fault = _fault_of(reporter, figures)
             if fault:
                 return fault
+        self._ever_heard = self._ever_heard or bool(report.links)
         self._heard[reporter] = {figures.peer: Heard(figures, now) for figures in report.links}
         return ""
 
@@ -86,12 +89,14 @@ class NetworkBook:
         """A `NETWORK.json` of the members of whom a link is measured.
 
         `flops_per_s(member)`: its measured power, 0 when it was not measured; then the others' median stands in.
-        Raises `BadInputError` when nothing is known yet.
+        Raises `BadInputError` when nothing is known yet, or any more.
         """
         directions = self.directions(now)
         known = {member.peer: member for member in members if any(member.peer in pair for pair in directions)}
         powers = {peer: flops_per_s(member) for peer, member in known.items()}
         measured = [power for power in powers.values() if power > 0]
+        if not known and self._ever_heard:
+            raise BadInputError("network: everybody whose links were measured has left; ask again while they take part")
         if not known or not measured:
             what = "link" if not known else "computer's speed"
             raise BadInputError(f"network: no {what} is measured yet; volunteers measure when they join")

@@ -32,6 +32,7 @@ def build_status(machine: CoordinatorMachine, now: float) -> dict[str, Any]:
             "state": state,
             "waiting_for": waiting_for,
             "waiting_s": round(now - waiting_since, 3) if waiting_for else 0.0,
+            # The number of the newest closed step, counted from 0; -1 before the first. People are told how many.
             "step": history.newest_step,
             "target_steps": config.steps,
             "tokens": history.tokens,

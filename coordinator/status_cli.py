@@ -72,10 +72,9 @@ def describe(status: dict[str, Any]) -> str:
     """The lines that people read."""
     run = status["run"]
     loss = "" if run["loss"] is None else f", loss {run['loss']:.3f}"
-    lines = [
-        f"run {run['name']}: {run['state']}, step {run['step']} of {run['target_steps']}{loss}, "
-        f"{run['tokens_per_s']:,.0f} tokens/s"
-    ]
+    speed = "" if run["state"] == "finished" else f", {run['tokens_per_s']:,.0f} tokens/s"
+    # The API's number of the newest step counts from 0, people count steps that are done.
+    lines = [f"run {run['name']}: {run['state']}, {run['step'] + 1} of {run['target_steps']} steps{loss}{speed}"]
     if run["waiting_for"]:
         lines.append(f"  {run['waiting_for']} (for {run['waiting_s']:.0f} s)")
     names = name_members(status)
@@ -95,8 +94,12 @@ def describe(status: dict[str, Any]) -> str:
     if rows:
         head = f"{'link':50} {'path':8} {'round trip':>10} {'loss':>6} {'Mbit/s':>8} {'back':>8} {'measured':>10}"
         lines += ["", head, *rows]
-    else:
+    elif status["members"]:
         lines += ["", "No link is measured yet: volunteers and servers measure their links when these open."]
+    elif run["state"] == "finished":
+        lines += ["", "Everybody has left: links are shown while their computers take part."]
+    else:
+        lines += ["", "Nobody takes part at the moment."]
     return "\n".join(lines)
 
 

@@ -105,3 +105,14 @@ def test_a_visitor_learns_run_and_plan_and_takes_no_place() -> None:
     desk.stay(30.0, A, B, "s0", "s1", "s2", "s3")
     assert len(desk.sent(B, PlanChanged)) == 1 and desk.machine.roster.get(B) is not None
     assert desk.counted("barnraise_coordinator_assignments_total", run="demo", reason="empty_stage") == 1
+
+
+def test_when_all_who_were_measured_have_left_that_is_said() -> None:
+    """Not that nothing is measured yet."""
+    desk = admitted()
+    desk.say(A, report(figures(NodeId("s0"))))
+    desk.machine.network_file(desk.now)
+    for member in desk.machine.roster.all():
+        desk.drop(member.peer)
+    with pytest.raises(BadInputError, match="has left; ask again while they take part"):
+        desk.machine.network_file(desk.now)

@@ -77,6 +77,28 @@ def test_a_server_that_is_away_stands_in_the_table(answers: tuple[str, dict[str,
     assert "server stage 1 front 0 s2 away (for 7 s)" in [" ".join(line.split()) for line in lines]
 
 
+def test_people_are_told_how_many_steps_are_done(answers: tuple[str, dict[str, tuple[int, Any]]]) -> None:
+    """0 before the first, all at the end, though the API counts from 0; and nothing is "not yet" when all is over."""
+    url, content = answers
+    desk = measured()
+
+    def said() -> list[str]:
+        content["/api/status"] = (200, desk.machine.status(desk.now))
+        return CliRunner().invoke(main, ["status", url]).output.splitlines()
+
+    assert said()[0] == "run demo: training, 0 of 5 steps, 0 tokens/s"
+    for step in range(5):
+        desk.report(step)
+    assert desk.machine.status(desk.now)["run"]["step"] == 4
+    for member in desk.machine.roster.all():
+        desk.drop(member.peer)
+    assert said() == [
+        "run demo: finished, 5 of 5 steps, loss 4.600",
+        "",
+        "Everybody has left: links are shown while their computers take part.",
+    ]
+
+
 def test_the_network_is_written_for_the_planner(
     answers: tuple[str, dict[str, tuple[int, Any]]], tmp_path: Path
 ) -> None:
