@@ -508,13 +508,13 @@ class NodeMachine:
         if self.config is None:
             return "the coordinator"
         if self.plan is None:
-            return "a plan: not all servers have joined"
+            return "the plan, which the coordinator makes when all servers are there"
         if self.stage < 0:
             return f"a place: {self._stage_reason}"
         if self._preparing and self._data is None:
             return "the data to be read"
         if self.vocabulary == 0:
-            return "the vocabulary: stage 0 reads the data"
+            return "stage 0 to read the data"
         if self.server is not None:
             return self.server.waiting_for()
         return self.volunteer.waiting_for() if self.volunteer is not None else ""

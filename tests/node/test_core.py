@@ -340,6 +340,18 @@ def test_an_owner_sees_now_and_then_what_the_computer_does() -> None:
     assert "of stage 0" in said[0].fields["waiting_for"]
 
 
+@pytest.mark.parametrize(("role", "vocabulary"), [("server", 0), ("volunteer", 259)])
+def test_who_has_just_joined_claims_nothing_about_others(role: str, vocabulary: int) -> None:
+    """The plan may follow at once, or when all servers are there: the node does not know which."""
+    desk = Desk("v1", role=role)
+    desk.join(vocabulary)
+    (line,) = [each for each in desk.of(Log) if each.event == "joined"]
+    assert line.fields["waiting_for"] == "the plan, which the coordinator makes when all servers are there"
+    if role == "server":
+        desk.hear(PlanChanged(plan=make_plan(), stage=1, reason="because"))
+        assert desk.machine.waiting_for() == "stage 0 to read the data"
+
+
 def test_a_volunteer_that_has_nothing_drains_at_once() -> None:
     """Told to drain, with no work under way, it leaves."""
     desk = Desk("v1", role="volunteer")
