@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from protocol.errors import BadInputError
 
@@ -16,6 +21,9 @@ DEFAULT_URL = "http://127.0.0.1:8470"
 ANSWER_S = 10.0
 ANSWER_BYTES_MAX = 256 << 20
 """A status of 16,384 members with their links; more is not one."""
+WIDTH = 100
+"""Columns of the tables."""
+WATCH_S = 2.0
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -28,12 +36,27 @@ _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     help="Write what is measured of computers and links as a NETWORK.json for `barnraise plan`.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the API's answer as it is.")
-def status(url: str, network: Path | None, as_json: bool) -> None:
-    """Show a run: its step, who takes part, and the path, round trip and speed of every link.
+@click.option(
+    "--watch",
+    "every_s",
+    type=click.FloatRange(min=0.1, max=3600.0),
+    is_flag=False,
+    flag_value=WATCH_S,
+    metavar="[SECONDS]",
+    help=f"Show it anew every so many seconds ({WATCH_S:g} unless told otherwise), until Ctrl-C.",
+)
+def status(url: str, network: Path | None, as_json: bool, every_s: float | None) -> None:
+    """Show a run: its steps, who takes part, and the path, round trip and speed of every link.
 
     URL is the coordinator's status API, by default the one of a coordinator on this computer.
     """
     base = url.rstrip("/").removesuffix("/api/status")
+    if every_s is not None:
+        if network is not None or as_json:
+            raise BadInputError("--watch shows lines for people: it goes with neither --network nor --json")
+        with contextlib.suppress(KeyboardInterrupt):
+            watch(f"{base}/api/status", every_s)
+        return
     if network is not None:
         found = fetch(f"{base}/api/network")
         network.write_text(json.dumps(found, indent=1) + "\n")
@@ -41,6 +64,28 @@ def status(url: str, network: Path | None, as_json: bool) -> None:
         return
     found = fetch(f"{base}/api/status")
     click.echo(json.dumps(found, indent=1) if as_json else describe(found))
+
+
+def watch(url: str, every_s: float) -> None:
+    """Redraws the status in place, on a terminal; elsewhere one follows the other. Never ends by itself.
+
+    A coordinator that is away for a while (training goes on without it) is asked again; the first answer must come.
+    """
+    text = describe(fetch(url))
+    console = Console(highlight=False, markup=False)
+    # The last picture stays when it ends; rows that do not fit the screen are cut while it runs.
+    live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+    with live or contextlib.nullcontext():
+        while True:
+            if live is None:
+                click.echo(text + "\n")
+            else:
+                live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+            time.sleep(every_s)
+            try:
+                text = describe(fetch(url))
+            except BadInputError as error:
+                text = str(error)
 
 
 def fetch(url: str) -> dict[str, Any]:
@@ -83,16 +128,19 @@ def describe(status: dict[str, Any]) -> str:
         lines += ["", f"{'member':24} {'id':8}  {'state':9} waits for"]
     for member in status["members"]:
         where = names[member["id"]]
-        lines.append(f"{where:24} {member['id'][:8]}  {member['state']:9} {member['waiting_for']}".rstrip())
-    lines += [f"{names[one['id']]:24} {one['id'][:8]}  {'away':9} (for {one['away_s']:.0f} s)" for one in away]
+        line = f"{where:24} {member['id'][:8]}  {member['state']:9} {member['waiting_for']}"
+        lines.append(cut(line.rstrip(), WIDTH))
+    for one in away:
+        lines.append(f"{names[one['id']]:24} {one['id'][:8]}  {'away':9} (for {one['away_s']:.0f} s)")
+    told = {(member["id"], link["peer"]): link for member in status["members"] for link in member["links"]}
     rows = [
         row
         for member in status["members"]
         for link in member["links"]
-        if (row := link_row(names, member, link)) is not None
+        if (row := link_row(names, member, link, told.get((link["peer"], member["id"])))) is not None
     ]
     if rows:
-        head = f"{'link':50} {'path':8} {'round trip':>10} {'loss':>6} {'Mbit/s':>8} {'back':>8} {'measured':>10}"
+        head = f"{'link':44} {'path':7} {'round trip':>10} {'loss':>6} {'Mbit/s':>8} {'back':>8} {'measured':>11}"
         lines += ["", head, *rows]
     elif status["members"]:
         lines += ["", "No link is measured yet: volunteers and servers measure their links when these open."]
@@ -115,15 +163,30 @@ def name_members(status: dict[str, Any]) -> dict[str, str]:
     return names
 
 
-def link_row(names: dict[str, str], member: dict[str, Any], link: dict[str, Any]) -> str | None:
-    """One link, once: as the volunteer tells it, or the server with the smaller id."""
+def link_row(
+    names: dict[str, str], member: dict[str, Any], link: dict[str, Any], other: dict[str, Any] | None
+) -> str | None:
+    """One link, once: as the volunteer tells it, or the server with the smaller id, or whoever does.
+
+    `other`: what the other end says of it, for what this one does not know; None when it says nothing.
+    """
     peer = link["peer"]
     other_tells = names.get(peer, "").startswith("volunteer")
-    if member["role"] == "server" and (other_tells or (peer in names and peer < member["id"])):
+    if member["role"] == "server" and other is not None and (other_tells or peer < member["id"]):
         return None
+    there = other or {}
     pair = f"{names[member['id']]} - {names.get(peer, peer[:8])}"
-    trip = "-" if link["round_trip_s"] is None else f"{1000 * link['round_trip_s']:.1f} ms"
-    loss = "-" if link["loss"] is None else f"{100 * link['loss']:.1f} %"
-    rates = [f"{8e-6 * rate:.1f}" if rate else "-" for rate in (link["sent_bytes_per_s"], link["received_bytes_per_s"])]
-    age = f"{link['age_s']:.0f} s ago" if any((link["sent_bytes_per_s"], link["received_bytes_per_s"])) else "-"
-    return f"{pair:50} {link['path']:8} {trip:>10} {loss:>6} {rates[0]:>8} {rates[1]:>8} {age:>10}"
+    trip_s, loss = (link[key] if link[key] is not None else there.get(key) for key in ("round_trip_s", "loss"))
+    trip = "-" if trip_s is None else f"{1000 * trip_s:.1f} ms"
+    lost = "-" if loss is None else f"{100 * loss:.1f} %"
+    own = (link["sent_bytes_per_s"], link["received_bytes_per_s"])
+    seen = (there.get("received_bytes_per_s", 0.0), there.get("sent_bytes_per_s", 0.0))
+    rates = [f"{8e-6 * rate:.1f}" if rate else "-" for rate in (one or its for one, its in zip(own, seen, strict=True))]
+    age_s = link["age_s"] if any(own) else there["age_s"] if any(seen) else None
+    age = "-" if age_s is None else f"{age_s:.0f} s ago"
+    return f"{cut(pair, 44):44} {link['path']:7} {trip:>10} {lost:>6} {rates[0]:>8} {rates[1]:>8} {age:>11}"
+
+
+def cut(text: str, width: int) -> str:
+    """At most so many characters; what is missing is marked. All of it is in the API's answer."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"

@@ -7,6 +7,7 @@ decision is made durable, and only then told. The coordinator has no part in it 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import msgspec
@@ -15,6 +16,7 @@ from node.jobs import WriteManifest
 from node.numbers import clip_factor, learning_rate
 from node.records import CheckpointWritten, Record, StepDecided, StepDone
 from node.server.context import StageContext
+from node.waits import Wait, listed
 from protocol.ids import NodeId
 from protocol.messages import (
     CheckpointDone,
@@ -306,17 +308,22 @@ class DeciderRole:
             if step.decision is not None and step.decision_durable:
                 self._out.send(peer, self._decision_message(step.decision))
 
-    def waiting_for(self) -> str:
-        """Which stages hold up the oldest open step, or nothing."""
+    def waiting_for(self) -> Wait | None:
+        """Which other stages hold up the oldest open step, or nothing. What its own waits for, the ledger says."""
         if not self._steps:
-            return ""
+            return None
         number = min(self._steps)
         step = self._steps[number]
         if step.decision is None:
-            missing = [str(stage) for stage in range(self._stage_count) if stage not in step.frozen]
-            return f"step {number} waits for stage {', '.join(missing)} to cover its tasks" if missing else ""
-        missing = [str(stage) for stage in range(self._stage_count) if stage not in step.committed]
-        return f"step {number} waits for stage {', '.join(missing)} to commit" if missing else ""
+            return self._others_to("finish the gradients", number, step.frozen)
+        return self._others_to("save the update", number, step.committed)
+
+    def _others_to(self, what: str, number: int, done: Collection[int]) -> Wait | None:
+        own = self._context.stage
+        missing = [str(stage) for stage in range(self._stage_count) if stage not in done and stage != own]
+        if not missing:
+            return None
+        return Wait(number, f"stage{'' if len(missing) == 1 else 's'} {listed(missing)} to {what}")
 
     def check(self) -> None:
         delay = self._context.config.batch.delay

@@ -7,10 +7,12 @@ of its tasks is covered. That check alone makes every task count exactly once; l
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from node.records import ContributionAccepted, Record, StepSealed
 from node.server.context import StageContext
+from node.waits import Wait, listed
 from protocol.ids import ContributionId, NodeId, TaskId
 from protocol.messages import (
     Commit,
@@ -63,6 +65,10 @@ class _Step:
     @property
     def frozen(self) -> bool:
         return not self.uncovered and not self.writing
+
+
+SERVERS_NAMED = 3
+"""Servers of the stage that one sentence names; more are counted."""
 
 
 class LedgerRole:
@@ -322,19 +328,37 @@ class LedgerRole:
                     done = StageCommitted(ledger_generation=context.generation, stage=context.stage, step=number)
                     self._out.send(peer, done)
 
-    def waiting_for(self) -> str:
-        """What the oldest open step still needs from the shards or the decider, or nothing."""
+    def waiting_for(self) -> Wait | None:
+        """What the oldest open step still needs from the shards or the decider, or nothing. What the decider on this
+        very server waits for, it says itself."""
         if not self._steps:
-            return ""
+            return None
         number = min(self._steps)
         step = self._steps[number]
         if not step.frozen:
-            return f"step {number} waits for {len(step.uncovered) + len(step.writing)} weight gradients"
-        if len(step.norms) < self._shard_count and not step.sealed:
-            return f"step {number} waits for {self._shard_count - len(step.norms)} shards to sum up"
+            missing = len(step.uncovered) + len(step.writing)
+            return Wait(number, f"{missing} weight gradient{'' if missing == 1 else 's'}")
+        decides = self._context.node == self._context.plan.decider
         if not step.sealed:
-            return f"step {number} waits for the decision of stage 0"
-        return f"step {number} waits for {self._shard_count - len(step.committed)} shards to commit"
+            if len(step.norms) < self._shard_count:
+                return Wait(number, self._others_to("sum up gradients", step.norms) or "its own sum of gradients")
+            return None if decides else Wait(number, "stage 0 to decide on the update")
+        if len(step.committed) < self._shard_count:
+            return Wait(number, self._others_to("save the update", step.committed) or "its own update to be saved")
+        return None if decides else Wait(number, "the other stages to save the update")
+
+    def _others_to(self, what: str, done: Collection[int]) -> str:
+        """The other servers of the stage that have something left to do, or nothing when only this one has."""
+        servers = self._context.plan.stages[self._context.stage].servers
+        fronts = sum(server.role == "front" for server in servers)
+        missing = [
+            f"{server.role} {shard if shard < fronts else shard - fronts}"
+            for shard, server in enumerate(servers)
+            if shard not in done and shard != self._context.shard
+        ]
+        if not missing:
+            return ""
+        return f"{listed(missing) if len(missing) <= SERVERS_NAMED else f'{len(missing)} servers'} to {what}"
 
     def check(self) -> None:
         for number, step in self._steps.items():

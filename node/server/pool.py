@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from node.waits import Wait, work_name
 from protocol.ids import NodeId, TaskId, TensorRef
 
 
@@ -237,21 +238,21 @@ class Pool:
 
     # ---- what an operator asks -----------------------------------------------------------------------------------
 
-    def waiting_for(self) -> str:
-        """Why the oldest unfinished task is not finished, or nothing."""
+    def waiting_for(self, own: NodeId) -> Wait | None:
+        """Why the oldest unfinished task is not finished, or nothing. `own`: the server itself, which may compute."""
         open_entries = [entry for entry in self._entries.values() if not entry.finished]
         if not open_entries:
-            return ""
+            return None
         entry = min(open_entries, key=lambda e: e.tasks[0])
-        name = str(entry.tasks[0])
+        step, work = entry.tasks[0].step, work_name(entry.tasks)
         if entry.tensors is None:
-            return f"{name} waits for its input"
+            return Wait(step, f"input for the {work}")
         if entry.worker is not None:
-            what = "result" if entry.needs_result else "weight gradient"
-            return f"{name} waits for the {what} of {entry.worker[:8]}"
+            what = work if entry.needs_result else f"weight gradient of microbatch {entry.tasks[0].microbatch}"
+            return Wait(step, f"its own {what}" if entry.worker == own else f"{what} by {entry.worker[:8]}")
         if not self._workers or (self.volunteer_count == 0 and self._collocated == "never"):
-            return f"{name} waits for a volunteer"
-        return f"{name} waits for a volunteer with a free slot"
+            return Wait(step, f"a volunteer for the {work}")
+        return Wait(step, f"a volunteer with a free slot for the {work}")
 
     def counts(self) -> dict[str, int]:
         """Unfinished units by what they wait for."""

@@ -42,6 +42,7 @@ from node.server.front import FrontRole
 from node.server.ledger import LedgerRole
 from node.server.senders import check_sender
 from node.server.shard import Phase, ShardRole
+from node.waits import sentence
 from protocol.errors import RemoteProtocolError
 from protocol.ids import NodeId, TaskId, TensorRef
 from protocol.machine import HangUp
@@ -505,19 +506,12 @@ class ServerMachine:
     # ---- what an operator asks -----------------------------------------------------------------------------------
 
     def waiting_for(self) -> str:
-        """One sentence: what the oldest open step waits for here, or nothing."""
+        """What the oldest open steps wait for here, or nothing; it reads after "waits for"."""
         if not self.ready:
-            return "the shard to be restored"
-        if self.decider is not None and (word := self.decider.waiting_for()):
-            named = [word]
-        else:
-            named = []
-        for pool in self._pools():
-            if word := pool.waiting_for():
-                named.append(word)
-        if self.ledger is not None and (word := self.ledger.waiting_for()):
-            named.append(word)
-        return "; ".join(named)
+            return "its part of the model to be restored"
+        waits = [pool.waiting_for(self.context.node) for pool in self._pools()]
+        waits += [role.waiting_for() for role in (self.ledger, self.decider) if role is not None]
+        return sentence(waits)
 
     def counters(self) -> dict[str, float]:
         pools = self._pools()

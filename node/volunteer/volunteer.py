@@ -25,6 +25,7 @@ from node.jobs import (
 from node.outbox import Outbox
 from node.volunteer.gradients import OUTSTANDING_MAX, Gradients
 from node.volunteer.screening import check_from_server
+from node.waits import Wait, sentence, work_name
 from protocol.errors import RemoteProtocolError
 from protocol.ids import NodeId, TaskId, TensorRef
 from protocol.machine import HangUp
@@ -529,7 +530,9 @@ class VolunteerMachine:
             missing = [node[:8] for node in self._servers if not self._linked.get(node)]
             return f"servers {', '.join(missing)} of stage {self._stage}"
         if self._running is None and self._leases:
-            return f"parameters or inputs for {next(iter(self._leases))}"
+            held = next(iter(self._leases.values()))
+            step = held.lease.tasks[0].step
+            return sentence([Wait(step, f"parameters or inputs for the {work_name(held.lease.tasks)}")])
         return "" if self._running is not None else f"work of stage {self._stage}"
 
     def counters(self) -> dict[str, float]:

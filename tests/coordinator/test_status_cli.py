@@ -13,6 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from protocol.cli import main
+from protocol.ids import NodeId
+from protocol.messages import NodeReport
 from tests.coordinator.desk import Desk
 from tests.coordinator.test_network import A, admitted, figures, report
 
@@ -75,6 +77,65 @@ def test_a_server_that_is_away_stands_in_the_table(answers: tuple[str, dict[str,
     assert lines[0].startswith("run demo: waiting")
     assert lines[1] == "  waiting for stage 1 front 0 (s2) to come back (for 7 s)"
     assert "server stage 1 front 0 s2 away (for 7 s)" in [" ".join(line.split()) for line in lines]
+
+
+def test_what_one_end_does_not_know_is_taken_from_the_other(answers: tuple[str, dict[str, tuple[int, Any]]]) -> None:
+    """A volunteer has measured nothing in one direction; its server has."""
+    url, content = answers
+    desk = admitted()
+    desk.say(A, report(figures(NodeId("s0"), received_bytes_per_s=0.0, round_trip_s=-1.0)))
+    desk.say("s0", report(figures(A, sent_bytes_per_s=3e6, received_bytes_per_s=9e9)))
+    desk.say("s1", report(figures(A)))  # of which the volunteer says nothing
+    content["/api/status"] = (200, desk.machine.status(desk.now))
+    rows = CliRunner().invoke(main, ["status", url]).output.split("measured\n")[1].splitlines()
+    assert [" ".join(row.split()) for row in rows] == [
+        "server stage 0 back 0 - volunteer stage 0 tcp 40.0 ms - 8.0 16.0 1 s ago",
+        "volunteer stage 0 - server stage 0 front 0 tcp 40.0 ms - 8.0 24.0 1 s ago",
+    ]
+
+
+def test_no_line_is_wider_than_a_hundred_columns(answers: tuple[str, dict[str, tuple[int, Any]]]) -> None:
+    """What a member waits for is cut with a mark; the API has all of it."""
+    url, content = answers
+    desk = measured()
+    words = "step 250: forward of microbatch 2 by 5p3e75i6; 6 weight gradients; stage 1 to finish the gradients"
+    desk.say(A, NodeReport(state="training", waiting_for=words, counters={}))
+    content["/api/status"] = (200, desk.machine.status(desk.now))
+    lines = CliRunner().invoke(main, ["status", url]).output.splitlines()
+    assert max(map(len, lines)) <= 100
+    (line,) = [line for line in lines if "microbatch" in line]
+    assert len(line) == 100 and line.endswith("6 weigh…")
+    answer = json.loads(CliRunner().invoke(main, ["status", url, "--json"]).output)
+    assert words in [member["waiting_for"] for member in answer["members"]]
+
+
+def test_watching_goes_on_until_it_is_interrupted(
+    answers: tuple[str, dict[str, tuple[int, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The status anew each time, also over a coordinator that is away for a while; Ctrl-C is a good end."""
+    url, content = answers
+    desk = measured()
+    content["/api/status"] = (200, desk.machine.status(desk.now))
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 1:
+            content["/api/status"] = (500, {"error": "the coordinator is tired"})
+        elif len(slept) == 2:
+            desk.report(0)
+            content["/api/status"] = (200, desk.machine.status(desk.now))
+        else:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", sleep)
+    result = CliRunner().invoke(main, ["status", url, "--watch", "0.5"])
+    assert result.exit_code == 0 and slept == [0.5, 0.5, 0.5]
+    first, second, third = (result.output.find(text) for text in ("0 of 5 steps", "is tired", "1 of 5 steps"))
+    assert 0 < first < second < third
+    assert CliRunner().invoke(main, ["status", url, "--watch", "--json"]).exit_code == 2
+    content["/api/status"] = (500, {"error": "the coordinator is tired"})
+    assert CliRunner().invoke(main, ["status", url, "--watch"]).exit_code == 2
 
 
 def test_people_are_told_how_many_steps_are_done(answers: tuple[str, dict[str, tuple[int, Any]]]) -> None:

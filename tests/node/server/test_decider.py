@@ -146,6 +146,16 @@ def test_steps_close_in_order() -> None:
     assert [done.step for done in desk.take().records(StepDone)] == [1]
 
 
+def test_it_says_which_other_stages_the_oldest_step_waits_for() -> None:
+    """First for their gradients, then for their part of the update; of its own stage the ledger speaks."""
+    desk = Desk()
+    assert desk.decider.waiting_for() == (0, "stage 1 to finish the gradients")
+    record = desk.decide(0)
+    assert desk.decider.waiting_for() == (0, "stage 1 to save the update")
+    desk.decider.on_stage_committed(StageCommitted(ledger_generation=1, stage=1, step=record.step))
+    assert desk.decider.waiting_for() is None
+
+
 def test_a_restart_goes_on_where_the_records_end() -> None:
     """Done steps stay done and are reported again; decided ones keep their decision and are told to who asks."""
     desk = Desk()

@@ -176,6 +176,47 @@ def test_the_stage_has_committed_when_every_shard_has() -> None:
     assert len(desk.take().sent(StageCommitted)) == 1
 
 
+def test_it_says_whom_the_oldest_step_waits_for() -> None:
+    """Weight gradients, then servers of the stage by name; the decider on the same server says the rest itself."""
+    desk = Desk(opened=(0,))
+    assert desk.ledger.waiting_for() == (0, "2 weight gradients")
+    desk.accept(1, (backward(0, 0),))
+    assert desk.ledger.waiting_for() == (0, "1 weight gradient")
+    desk.accept(2, (backward(0, 1),))
+    assert desk.ledger.waiting_for() == (0, "back 0 to sum up gradients")
+    for shard, waits in ((1, (0, "its own sum of gradients")), (0, None)):
+        norm = PartialNorm(ledger_generation=1, step=0, shard=shard, square_norm=4.0, finite=True)
+        desk.ledger.on_partial_norm(norm)
+        assert desk.ledger.waiting_for() == waits
+    desk.ledger.on_decision(Decision(ledger_generation=1, step=0, clip_factor=0.5, skipped=False))
+    (seal,) = desk.take().records(StepSealed)
+    desk.ledger.sealed(seal)
+    for shard, waits in ((0, (0, "back 0 to save the update")), (1, None)):
+        assert desk.ledger.waiting_for() == (0, "back 0 to save the update")
+        desk.ledger.on_committed(Committed(ledger_generation=1, step=0, shard=shard, digest=b""))
+        assert desk.ledger.waiting_for() == waits
+
+
+def test_a_stage_that_has_saved_a_step_waits_for_the_others() -> None:
+    """Not for no server of its own."""
+    desk = Desk("f1", opened=())
+    desk.ledger.start(
+        [
+            ContributionAccepted(
+                ledger_generation=1,
+                step=0,
+                contribution=contribution(1),
+                tasks=(*LOSS, backward(0, 1, 1), TaskId(0, 1, 2, "L")),
+                losses=(1.0, 1.0),
+            ),
+            StepSealed(ledger_generation=1, step=0, contributions=(contribution(1),), clip_factor=0.5, skipped=False),
+        ]
+    )
+    for shard in (0, 1):
+        desk.ledger.on_committed(Committed(ledger_generation=1, step=0, shard=shard, digest=b""))
+    assert desk.ledger.waiting_for() == (0, "the other stages to save the update")
+
+
 def test_a_restart_reads_coverage_and_seals_back() -> None:
     """A new process with the same records refuses what is covered and repeats what a shard still lacks."""
     desk = Desk()

@@ -139,18 +139,19 @@ def test_a_closed_step_leaves_nothing() -> None:
     pool.drop_step(0)
     pool.result_lost(forward(0, 0))
     pool.covered((forward(0, 1),))
-    assert given(pool) == [] and pool.next_deadline() is None and pool.waiting_for() == ""
+    assert given(pool) == [] and pool.next_deadline() is None and pool.waiting_for(B) is None
 
 
 def test_it_says_what_it_waits_for() -> None:
-    """One sentence: the input, a volunteer, a slot, or somebody's result."""
+    """In plain words: the input, a volunteer, a slot, somebody's result or its own, or a weight gradient."""
     pool = Pool(8.0, "never")
     pool.add(Entry((forward(0, 0),), needs_result=True, needs_gradient=False))
-    assert pool.waiting_for() == "0:F0@0 waits for its input"
+    assert pool.waiting_for(B) == (0, "input for the forward of microbatch 0")
     pool.supply(forward(0, 0), TENSORS)
-    assert pool.waiting_for() == "0:F0@0 waits for a volunteer"
+    assert pool.waiting_for(B) == (0, "a volunteer for the forward of microbatch 0")
     pool.worker_here(A, is_server=False)
-    assert pool.waiting_for() == "0:F0@0 waits for a volunteer with a free slot"
+    assert pool.waiting_for(B) == (0, "a volunteer with a free slot for the forward of microbatch 0")
     pool.add_slots(A, 1, 64)
     pool.grant(0.0)
-    assert pool.waiting_for() == "0:F0@0 waits for the result of a"
+    assert pool.waiting_for(B) == (0, "forward of microbatch 0 by a")
+    assert pool.waiting_for(A) == (0, "its own forward of microbatch 0")
