@@ -14,6 +14,7 @@ import secrets
 import socket
 import sys
 import time
+import urllib.parse
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -74,6 +75,8 @@ DEFAULT_HTTP = ("127.0.0.1", 8470)
 DEFAULT_METRICS = ("127.0.0.1", 8471)
 REFRESH_S = 1.0
 """Between two settings of the gauges; Prometheus asks every 15 s or so."""
+STEP_LINES_S = 5.0
+"""Between two lines about steps on a terminal: what has to be copied from there must not scroll away."""
 WRITE_BATCH_MAX = 1024
 """Records of one transaction: a burst of joins is one fsync, and still well under a tenth of a second."""
 
@@ -107,7 +110,9 @@ def run_coordinator(config: RunConfig, options: CoordinatorOptions) -> str:
         metrics.record(
             "barnraise_coordinator_db_query_duration_seconds", time.perf_counter() - started, operation="open"
         )
-        set_up_logging(metrics, json=True if options.json else None, role="coordinator", run=config.name)
+        seldom = {"step": STEP_LINES_S}
+        as_json = True if options.json else None
+        set_up_logging(metrics, json=as_json, seldom=seldom, role="coordinator", run=config.name)
         keep_what_is_loaded()
         return trio.run(_run, config, options, store, metrics)
     except BaseExceptionGroup as group:
@@ -155,6 +160,8 @@ async def _run(config: RunConfig, options: CoordinatorOptions, store: Store, met
             "admin_token": admin_token,
         }
         _write_private(store.folder / LINKS, json.dumps(papers, indent=2) + "\n")
+        if is_loopback(urllib.parse.urlsplit(web).hostname or ""):
+            daemon.links_file = str((store.folder / LINKS).resolve())
         _announce(papers, options, daemon.machine)
         nursery.start_soon(daemon.write_records)
         nursery.start_soon(daemon.refresh_gauges)
@@ -178,6 +185,9 @@ class Daemon:
         metrics: Metrics,
         helpers: Helpers,
     ) -> None:
+        self.links_file = ""
+        """Where the join links lie, for the status; only set where the API is open to this computer alone. The links
+        themselves are secrets: whoever may read the file has them."""
         self._store = store
         self._metrics = metrics
         self._logger = structlog.get_logger()
@@ -305,7 +315,7 @@ class Daemon:
             await trio.sleep(REFRESH_S)
 
     def status(self) -> dict[str, Any]:
-        return self.machine.status(trio.current_time())
+        return {**self.machine.status(trio.current_time()), "links_file": self.links_file}
 
     def network(self) -> NetworkFile:
         return self.machine.network_file(trio.current_time())
@@ -383,6 +393,7 @@ def _announce(papers: dict[str, Any], options: CoordinatorOptions, machine: Coor
         click.echo(f"  state    {papers['state']}")
         click.echo(f"  status   {papers['http']}/api/status")
         click.echo(f"  metrics  {papers['metrics']}")
+        click.echo(f"  links    {papers['state']}{os.sep}{LINKS} (barnraise status --links prints them again)")
         click.echo(f"\non each reliable machine:\n  barnraise server {papers['server']}")
         click.echo(f"\nfor everybody who lends a computer:\n  barnraise join {papers['volunteer']}\n")
         if all(is_loopback(address.rpartition(":")[0].strip("[]")) for address in _addresses_of(papers["server"])):

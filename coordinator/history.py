@@ -130,8 +130,9 @@ class History:
         if row.skipped:
             self._outbox.count("barnraise_run_bad_steps_total", run=run, reason="skipped")
         self._outbox.log(
-            "info", "step", step=row.step, loss=row.loss, tokens=row.tokens, skipped=row.skipped,
-            learning_rate=row.learning_rate, gradient_norm=row.gradient_norm, duration_s=row.duration_s,
+            "info", "step", step=row.step, done=f"{row.step + 1} of {self._config.steps}", loss=row.loss,
+            tokens=row.tokens, skipped=row.skipped, learning_rate=row.learning_rate,
+            gradient_norm=row.gradient_norm, duration_s=row.duration_s,
         )  # fmt: skip
 
     def check(self) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from protocol.drive.addresses import is_loopback
 from protocol.errors import BadInputError
 
 DEFAULT_URL = "http://127.0.0.1:8470"
@@ -45,15 +47,16 @@ _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     metavar="[SECONDS]",
     help=f"Show it anew every so many seconds ({WATCH_S:g} unless told otherwise), until Ctrl-C.",
 )
-def status(url: str, network: Path | None, as_json: bool, every_s: float | None) -> None:
+@click.option("--links", is_flag=True, help="Print the join links again; only on the coordinator's own computer.")
+def status(url: str, network: Path | None, as_json: bool, every_s: float | None, links: bool) -> None:
     """Show a run: its steps, who takes part, and the path, round trip and speed of every link.
 
     URL is the coordinator's status API, by default the one of a coordinator on this computer.
     """
     base = url.rstrip("/").removesuffix("/api/status")
+    if (every_s is not None) + (network is not None) + as_json + links > 1:
+        raise BadInputError("--watch, --network, --json and --links: one at a time")
     if every_s is not None:
-        if network is not None or as_json:
-            raise BadInputError("--watch shows lines for people: it goes with neither --network nor --json")
         with contextlib.suppress(KeyboardInterrupt):
             watch(f"{base}/api/status", every_s)
         return
@@ -63,6 +66,9 @@ def status(url: str, network: Path | None, as_json: bool, every_s: float | None)
         click.echo(f"{network}: {len(found['machines'])} machines, {len(found['links'])} measured directions")
         return
     found = fetch(f"{base}/api/status")
+    if links:
+        click.echo(join_links(base, found))
+        return
     click.echo(json.dumps(found, indent=1) if as_json else describe(found))
 
 
@@ -86,6 +92,26 @@ def watch(url: str, every_s: float) -> None:
                 text = describe(fetch(url))
             except BadInputError as error:
                 text = str(error)
+
+
+def join_links(url: str, status: dict[str, Any]) -> str:
+    """The commands to join with, from the coordinator's own file: links are secrets, so the API does not tell them."""
+    path = Path(status.get("links_file") or "")
+    if not status.get("links_file") or not is_loopback(urllib.parse.urlsplit(url).hostname or ""):
+        raise BadInputError(f"{url}: the join links lie in links.json in the coordinator's --state folder; ask there")
+    try:
+        papers = json.loads(path.read_text())
+        run_id, server, volunteer = papers["run_id"], papers["server"], papers["volunteer"]
+    except OSError as error:
+        raise BadInputError(f"{path}: {error.strerror or error}; the coordinator's owner can read it there") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInputError(f"{path}: not a coordinator's links.json") from error
+    if run_id != status["run"]["id"]:
+        raise BadInputError(f"{path}: the links of another run")
+    return (
+        f"on each reliable machine:\n  barnraise server {server}\n\n"
+        f"for everybody who lends a computer:\n  barnraise join {volunteer}"
+    )
 
 
 def fetch(url: str) -> dict[str, Any]:
@@ -148,6 +174,8 @@ def describe(status: dict[str, Any]) -> str:
         lines += ["", "Everybody has left: links are shown while their computers take part."]
     else:
         lines += ["", "Nobody takes part at the moment."]
+    if status.get("links_file"):
+        lines += ["", f"Join links: barnraise status --links, or {status['links_file']}"]
     return "\n".join(lines)
 
 

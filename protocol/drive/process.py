@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import math
 import signal
 import socket
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 import structlog
@@ -26,12 +28,15 @@ def set_up_logging(
     level: str = "info",
     stream: TextIO | None = None,
     json: bool | None = None,
+    seldom: Mapping[str, float] | None = None,
+    clock: Callable[[], float] = time.monotonic,
     **bound: Any,
 ) -> Any:
     """Configure structlog for this process; returns the logger, with `bound` on every line.
 
     Lines for people on a terminal, JSON otherwise (`json` decides when given). Lines below `level` are dropped,
-    the others counted; secrets and byte strings are never written whole.
+    the others counted; secrets and byte strings are never written whole. On a terminal floats are rounded, and of the
+    events in `seldom` one is shown every so many seconds by `clock`; JSON has everything.
     """
     stream = stream or sys.stderr
     as_json = not stream.isatty() if json is None else json
@@ -44,10 +49,22 @@ def set_up_logging(
         metrics.record("barnraise_log_messages_total", level=name)
         return event
 
+    shown_at: dict[str, float] = {}
+
+    def for_people(_logger: Any, _method: str, event: EventDict) -> EventDict:
+        name, now = event["event"], clock()
+        every_s = (seldom or {}).get(name)
+        if every_s is not None:
+            if now < shown_at.get(name, float("-inf")) + every_s:
+                raise structlog.DropEvent
+            shown_at[name] = now
+        return {field: _rounded(value) for field, value in event.items()}
+
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             filter_and_count,
+            *([] if as_json else [for_people]),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             _hide_secrets,
@@ -69,6 +86,17 @@ def write_log(logger: Any, effect: Log) -> None:
 def _hide_secrets(_logger: Any, _method: str, event: EventDict) -> EventDict:
     """Fields named like secrets become "hidden"; byte strings keep their first bytes and their length."""
     return {name: "hidden" if name in _SECRET_FIELDS else _shown(value) for name, value in event.items()}
+
+
+def _rounded(value: Any) -> Any:
+    """Floats as a person reads them: four digits, or one behind the point where they are large."""
+    if isinstance(value, float) and math.isfinite(value):
+        return round(value, 1) if abs(value) >= 1000 else float(f"{value:.4g}")
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return value
 
 
 def _shown(value: Any) -> Any:

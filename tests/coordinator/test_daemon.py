@@ -17,7 +17,9 @@ from pathlib import Path
 
 import pytest
 import trio
+from click.testing import CliRunner
 
+from protocol.cli import main
 from protocol.drive.process import free_port
 from protocol.drive.transport import DialError
 from protocol.limits import REPORT_COUNTERS
@@ -106,7 +108,8 @@ def test_a_run_from_the_first_join_over_sigkill_to_the_end(coordinator: Coordina
 
 
 def test_links_are_kept_for_scripts_and_stay_the_same(coordinator: Coordinator) -> None:
-    """links.json is for the owner alone; both links parse, name the run, and survive a restart; so does the key."""
+    """links.json is for the owner alone; both links parse, name the run, and survive a restart; so does the key. The
+    status says where it lies and reads it for its owner; the API never tells what is in it."""
     path = coordinator.folder / "state" / "links.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     before = coordinator.links
@@ -115,6 +118,11 @@ def test_links_are_kept_for_scripts_and_stay_the_same(coordinator: Coordinator) 
         link = JoinLink.parse(before[role])
         assert (link.role, link.run_id.hex()) == (role, before["run_id"])
         assert link.addresses == (f"127.0.0.1:{coordinator.port}",)
+    shown = CliRunner().invoke(main, ["status", before["http"]]).output
+    assert str(path) in shown and before["server"] not in shown
+    assert before["server"] not in coordinator.text("/api/status")
+    printed = CliRunner().invoke(main, ["status", before["http"], "--links"]).output
+    assert f"barnraise server {before['server']}\n" in printed and f"barnraise join {before['volunteer']}\n" in printed
     assert coordinator.stop() == 0
     coordinator.start()
     assert [coordinator.links[role] for role in ("server", "volunteer")] == [before["server"], before["volunteer"]]

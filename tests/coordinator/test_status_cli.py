@@ -179,3 +179,28 @@ def test_an_address_where_nobody_answers_is_named(url: str) -> None:
     """Exit code 2 and a sentence with the address."""
     result = CliRunner().invoke(main, ["status", url])
     assert result.exit_code == 2 and url in result.output
+
+
+@pytest.mark.parametrize(
+    ("papers", "said"),
+    [
+        (None, "links.json: No such file"),
+        ("nonsense", "links.json: not a coordinator's links.json"),
+        ('{"run_id": "ff", "server": "a", "volunteer": "b"}', "links.json: the links of another run"),
+    ],
+)
+def test_links_that_cannot_be_read_are_named(
+    answers: tuple[str, dict[str, tuple[int, Any]]], tmp_path: Path, papers: str | None, said: str
+) -> None:
+    """The file and what is wrong with it, and exit code 2; without its name, where to look."""
+    url, content = answers
+    desk = measured()
+    file = tmp_path / "links.json"
+    if papers is not None:
+        file.write_text(papers)
+    content["/api/status"] = (200, {**desk.machine.status(desk.now), "links_file": str(file)})
+    result = CliRunner().invoke(main, ["status", url, "--links"])
+    assert result.exit_code == 2 and said in result.output
+    content["/api/status"] = (200, desk.machine.status(desk.now))
+    result = CliRunner().invoke(main, ["status", url, "--links"])
+    assert result.exit_code == 2 and "--state folder" in result.output

@@ -60,6 +60,27 @@ def test_a_terminal_gets_text(metrics: Metrics) -> None:
     assert "hello" in stream.getvalue() and not stream.getvalue().startswith("{")
 
 
+def test_a_terminal_gets_round_figures_and_few_lines_of_what_happens_often(metrics: Metrics) -> None:
+    """Floats of four digits, and one line in five seconds of an event that is said to be frequent; JSON has all."""
+    now = [100.0]
+    numbers = {"loss": 4.3471521735191345, "rate": 0.0012000000000000001, "wall_s": 1763800000.123456, "step": 12345}
+
+    def written(json: bool) -> str:
+        stream = io.StringIO()
+        logger = set_up_logging(metrics, stream=stream, json=json, seldom={"step": 5.0}, clock=lambda: now[0])
+        for now[0] in (100.0, 104.9, 105.0, 109.0):
+            logger.info("step", at=now[0], **numbers)
+            logger.info("other")
+        return stream.getvalue()
+
+    text = written(json=False)
+    assert text.count("other") == 4 and text.count("4.347") == 2 and "104.9" not in text
+    for shown in ("4.347\x1b", "0.0012\x1b", "1763800000.1\x1b", "12345\x1b", "100.0", "105.0"):
+        assert shown in text or shown.removesuffix("\x1b") + " " in text, shown
+    rows = [json.loads(line) for line in written(json=True).splitlines()]
+    assert [row["loss"] for row in rows if row["event"] == "step"] == [numbers["loss"]] * 4
+
+
 def test_planted_secrets_stay_out(metrics: Metrics) -> None:
     """Seeds, credentials and byte strings never reach the log, whatever they are nested in."""
     stream = io.StringIO()
