@@ -406,6 +406,11 @@ class Connector:
             await self._transport.dial(addresses, self._coordinator)
         except DialError as error:
             self._record("barnraise_transport_connects_total", path="tcp", outcome="failed")
+            # Once for each reason, in whatever order the addresses have failed.
+            reason = "; ".join(sorted(str(error).split("; ")))
+            if self._told.get(self._coordinator) != reason:
+                self._told[self._coordinator] = reason
+                self._log.warning("cannot reach the coordinator, trying again", reason=reason)
             self._give_up(self._coordinator, str(error))
         else:
             self._record("barnraise_transport_connects_total", path="tcp", outcome="ok")

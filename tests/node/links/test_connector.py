@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import structlog.testing
 import trio
 import trio.testing
 
@@ -310,3 +311,32 @@ async def test_a_connector_with_nothing_to_do_rests() -> None:
         await b.linked(a, "tcp")
         with trio.fail_after(PATIENCE_S):
             await trio.testing.wait_all_tasks_blocked(0.001)
+
+
+async def test_a_coordinator_that_cannot_be_reached_is_named_once_for_each_reason() -> None:
+    """The owner of a node learns at the first failure why nothing happens; again after it was there meanwhile."""
+    async with switchboard("server") as (_, (a,)):
+        link = a.station.transport.links[0]
+        coordinator, hub = link.peer, link.address
+
+        async def fail(*addresses: str) -> None:
+            known = len(a.given_up)
+            a.connector.dial(coordinator, addresses)
+            await a.until(lambda n: len(n.given_up) > known)
+
+        async def lose() -> None:
+            for each in a.station.transport.links:
+                each.close("over")
+            await a.until(lambda _: not a.station.transport.links)
+
+        await lose()
+        with structlog.testing.capture_logs() as lines:
+            for addresses in (("127.0.0.1:1", "127.0.0.1:2"), ("127.0.0.1:2", "127.0.0.1:1"), ("127.0.0.1:1",)):
+                await fail(*addresses)
+            a.connector.dial(coordinator, (hub,))
+            await a.until(lambda _: bool(a.station.transport.links))
+            await lose()
+            await fail("127.0.0.1:1")
+        said = [line["reason"] for line in lines if line["event"] == "cannot reach the coordinator, trying again"]
+        assert len(said) == 3 and said[1] == said[2]
+        assert "127.0.0.1:1" in said[0] and "127.0.0.1:2" in said[0] and "127.0.0.1:2" not in said[1]
