@@ -203,7 +203,10 @@ def link_row(
     if member["role"] == "server" and other is not None and (other_tells or peer < member["id"]):
         return None
     there = other or {}
-    pair = f"{names[member['id']]} - {names.get(peer, peer[:8])}"
+    to = names.get(peer, peer[:8])
+    if member["role"] == "server":
+        to = to.removeprefix("server ")
+    pair = f"{names[member['id']]} - {to}"
     trip_s, loss = (link[key] if link[key] is not None else there.get(key) for key in ("round_trip_s", "loss"))
     trip = "-" if trip_s is None else f"{1000 * trip_s:.1f} ms"
     lost = "-" if loss is None else f"{100 * loss:.1f} %"

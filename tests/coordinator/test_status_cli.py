@@ -103,6 +103,7 @@ def test_no_line_is_wider_than_a_hundred_columns(answers: tuple[str, dict[str, t
     content["/api/status"] = (200, desk.machine.status(desk.now))
     lines = CliRunner().invoke(main, ["status", url]).output.splitlines()
     assert max(map(len, lines)) <= 100
+    assert any(line.startswith("server stage 1 front 0 - stage 1 back 0 ") for line in lines)  # whole
     (line,) = [line for line in lines if "microbatch" in line]
     assert len(line) == 100 and line.endswith("6 weigh…")
     answer = json.loads(CliRunner().invoke(main, ["status", url, "--json"]).output)
