@@ -70,7 +70,8 @@ def read_helpers(stun: tuple[str, ...], turn: tuple[str, ...], secret_file: Path
 @click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of the key and the database; start again with the same one to go on. [default: by the run's name]",
+    help="Folder of the key and the database; start again with the same one to go on. "
+    f"[default: {user_state_path('barnraise')}/coordinator/NAME, by the run's name]",
 )
 @click.option(
     "--stun",

@@ -137,7 +137,8 @@ class CoordinatorMachine:
         """The effects of an input; notes since when the run waits for the same thing."""
         if self.finished and not self._end_told:
             self._end_told = True
-            self.outbox.log("info", "run finished", newest_step=self.history.newest_step)
+            hint = self.config.checkpoint.export_hint()
+            self.outbox.log("info", "run finished", newest_step=self.history.newest_step, detail=hint)
             for member in self.roster.all():
                 if member.welcomed:
                     self.outbox.send(member.peer, RunFinished())

@@ -398,7 +398,7 @@ def _announce(papers: dict[str, Any], options: CoordinatorOptions, machine: Coor
         click.echo(f"\nfor everybody who lends a computer:\n  barnraise join {papers['volunteer']}\n")
         if all(is_loopback(address.rpartition(":")[0].strip("[]")) for address in _addresses_of(papers["server"])):
             click.echo("  (these links work on this computer only; --listen and --announce say otherwise)\n")
-        if not os.path.isabs(config.checkpoint.folder):
+        if not config.checkpoint.shared:
             click.echo(
                 "  (every server keeps its part of a checkpoint to itself; to replace a lost disk, name a folder that"
                 " all\n  servers share as checkpoint.folder in RUN.toml, by its absolute path)\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,14 @@ def state_folder(given: Path | None, link: JoinLink) -> Path:
     return given or user_state_path("barnraise") / link.run_id.hex() / link.role
 
 
-_STATE = click.option(
-    "--state", type=click.Path(path_type=Path, file_okay=False), help="Folder for identity and state; one a process."
-)
+def _state_option(role: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return click.option(
+        "--state",
+        type=click.Path(path_type=Path, file_okay=False),
+        help=f"Folder for identity and state; one a process. [default: {user_state_path('barnraise')}/RUN-ID/{role}]",
+    )
+
+
 _NO_PUNCH = click.option(
     "--no-punch", is_flag=True, help="Use TCP only: open no way through NATs and firewalls by UDP."
 )
@@ -74,7 +80,7 @@ def _line_options(command: Any) -> Any:
 
 @click.command()
 @click.argument("link")
-@_STATE
+@_state_option("server")
 @click.option(
     "--listen",
     type=HostPort(),
@@ -168,7 +174,7 @@ def server(
 
 @click.command()
 @click.argument("link")
-@_STATE
+@_state_option("volunteer")
 @click.option(
     "--listen",
     type=HostPort(),

@@ -173,6 +173,7 @@ async def _run(options: NodeOptions) -> str:
         journal = Journal(options.state)
     try:
         state = NodeState(options.state, options.link, journal)
+        structlog.get_logger("node").info("state", folder=str(options.state.absolute()))
         limits = options.limits.open(options.state)
         try:
             if options.metrics is not None:
@@ -298,7 +299,7 @@ class _Node:
                 driver.journal = JournalWriter(state.journal, self._pump.put)
                 nursery.start_soon(driver.journal.run)
                 driver.add_lane(
-                    "server", lambda deliver: Lane("server", lambda: ServerPerformer(state.folder), deliver)
+                    "server", lambda deliver: Lane("server", lambda: ServerPerformer(state.folder.absolute()), deliver)
                 )
             if listeners:
                 nursery.start_soon(driver.transport.serve, listeners)
@@ -416,13 +417,13 @@ class _Node:
             await trio.sleep(1.0)
 
 
-def only_run(folder: Path, option: str = "--checkpoints") -> Path:
+def only_run(folder: Path) -> Path:
     """The one run whose checkpoints lie in `folder` or below it. Raises `BadInputError` when there are several."""
     if not folder.is_dir():
-        raise BadInputError(f"{option}: {folder} is no folder")
+        raise BadInputError(f"--checkpoints: {folder} is no folder")
     runs = sorted({home.parent for pattern in ("step-*", "*/step-*") for home in folder.glob(pattern)})
     if len(runs) > 1:
-        raise BadInputError(f"{option}: {folder} holds {len(runs)} runs; name one: {runs[0]}, …")
+        raise BadInputError(f"--checkpoints: {folder} holds {len(runs)} runs; name one: {runs[0]}, …")
     return runs[0] if runs else folder
 
 

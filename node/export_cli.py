@@ -13,6 +13,9 @@ import click
 from protocol.errors import BadInputError
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
+_LAYOUTS = tuple("*/" * depth + "step-????????" for depth in range(5))
+"""Where steps lie below a run's own folder, a folder of checkpoints (one down), a server's state folder (two), a folder
+of such (three), and what a user has by default, which has a level for the run's id (four)."""
 
 
 @click.command()
@@ -23,16 +26,12 @@ def export(out: Path, checkpoints: tuple[Path, ...], step: int | None) -> None:
     """Write the model of a run's checkpoint to the folder OUT: config.json, model.safetensors, tokenizer.json.
 
     CHECKPOINTS is the folder that RUN.toml names as checkpoint.folder. Where the servers share none, each has written
-    its own part below its --state folder: bring these folders to one machine and name them all.
+    its own part into its --state folder: bring these folders to one machine and name them all.
     """
     from node.compute.checkpoint import CheckpointError, scan_checkpoints
     from node.compute.export_checkpoint import export_checkpoint
-    from node.daemon import only_run
 
-    folders = [only_run(folder, "CHECKPOINTS") for folder in checkpoints]
-    if len({folder.name for folder in folders}) > 1 and len(folders) > 1:
-        names = ", ".join(sorted({folder.name for folder in folders}))
-        raise BadInputError(f"CHECKPOINTS: these folders are of several runs: {names}")
+    folders = folders_of_one_run(checkpoints)
     with tempfile.TemporaryDirectory(prefix=".barnraise-export-", dir=_home(out)) as scratch:
         folder = folders[0] if len(folders) == 1 else _together(folders, Path(scratch))
         if step is None:
@@ -46,6 +45,26 @@ def export(out: Path, checkpoints: tuple[Path, ...], step: int | None) -> None:
         except CheckpointError as error:
             raise BadInputError(f"CHECKPOINTS: {str(error).replace(scratch, '…')}") from error
     click.echo(f"{out}: the model after {step} steps")
+
+
+def folders_of_one_run(given: Sequence[Path]) -> list[Path]:
+    """The folders below those given that hold steps of the run, each once.
+
+    Raises:
+        BadInputError: one is no folder, none holds a checkpoint, or they are of several runs.
+    """
+    found: dict[Path, None] = {}
+    for folder in given:
+        if not folder.is_dir():
+            raise BadInputError(f"CHECKPOINTS: {folder} is no folder")
+        for layout in _LAYOUTS:
+            found.update(dict.fromkeys(sorted(home.parent.absolute() for home in folder.glob(layout))))
+    if not found:
+        raise BadInputError(f"CHECKPOINTS: there is no checkpoint in {', '.join(map(str, given))}")
+    runs = sorted({folder.name: folder for folder in reversed(found)}.values())
+    if len(runs) > 1:
+        raise BadInputError(f"CHECKPOINTS: these folders are of several runs: {', '.join(map(str, runs))}")
+    return list(found)
 
 
 def _home(out: Path) -> Path:

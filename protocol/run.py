@@ -7,6 +7,7 @@ about the arithmetic never train together. `protocol.config_file` reads TOML int
 from __future__ import annotations
 
 import hashlib
+from pathlib import PurePath
 from typing import Literal
 
 import msgspec
@@ -125,6 +126,21 @@ class CheckpointSection(_Section, frozen=True, kw_only=True):
     """Newest complete checkpoints that are kept."""
     folder: str = "checkpoints"
     """A folder that every server can write; relative means below the server's state folder."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether all servers write to one folder."""
+        return PurePath(self.folder).is_absolute()
+
+    def export_hint(self, run_folder: str = "") -> str:
+        """For people, at the end of a run: where the checkpoint lies, and how a model is made of it."""
+        where = run_folder or self.folder
+        if self.shared:
+            return f"it lies in {where}; `barnraise export OUT {where}` writes the model"
+        return (
+            "each server has its part in its --state folder; `barnraise export OUT STATE...`, naming all of them,"
+            " writes the model"
+        )
 
 
 class LimitsSection(_Section, frozen=True, kw_only=True):

@@ -312,7 +312,7 @@ class ServerPerformer(_Performer):
     @property
     def _shared(self) -> bool:
         place, _ = self._here
-        return Path(place.config.checkpoint.folder).is_absolute()
+        return place.config.checkpoint.shared
 
     def _write_checkpoint(self, job: jobs.WriteCheckpoint, _: Buffers) -> tuple[str, int, bytes]:
         place, shard = self._here

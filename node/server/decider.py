@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from pathlib import PurePath
 
 import msgspec
 
@@ -283,6 +284,10 @@ class DeciderRole:
     def manifest_durable(self, record: CheckpointWritten) -> None:
         self._manifests[record.step] = None
         self._out.log("info", "checkpoint written", step=record.step, manifest=record.manifest)
+        if record.step == self._context.config.steps:
+            # manifest.json lies in a step's folder, and that in the run's
+            hint = self._context.config.checkpoint.export_hint(str(PurePath(record.manifest).parent.parent))
+            self._out.log("info", "the last checkpoint is written", detail=hint)
         for node in self._context.plan.server_nodes():
             self._tell_checkpoint(node, record.step)
         if record.step == self._context.config.steps:

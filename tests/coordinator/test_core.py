@@ -295,6 +295,8 @@ def test_the_last_step_ends_the_run_for_everybody_present_and_to_come() -> None:
     ]
     assert desk.sent("v1", RunFinished, desk.volunteer("v1"))
     assert desk.machine.status(desk.now)["run"]["state"] == "finished"
+    (log,) = [log for log in desk.logs if log.event == "run finished"]
+    assert "barnraise export OUT" in str(log.fields["detail"])
 
 
 def test_status_says_that_a_stage_has_nobody_who_computes() -> None:

@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from node.cli import join, parse_link, server
+from node.cli import join, parse_link, server, state_folder
 from node.daemon import NodeOptions
 from node.demo.cli import demo
 from node.journal import Journal
@@ -58,6 +58,15 @@ def test_a_link_for_the_other_kind_names_the_right_command() -> None:
     )
     assert "is for volunteers (`barnraise join`)" in complaint(server, link("volunteer"))
     assert parse_link(link("volunteer"), "volunteer").role == "volunteer"
+
+
+@pytest.mark.parametrize("command", [server, join])
+def test_the_help_says_where_state_is_kept(command: click.Command) -> None:
+    """Whoever exports a model or frees a disk needs to know."""
+    shown = " ".join(CliRunner().invoke(command, ["--help"], terminal_width=400).output.split())
+    role: JoinRole = "server" if command is server else "volunteer"
+    folder = state_folder(None, JoinLink.parse(link(role)))
+    assert f"[default: {folder.parent.parent}/RUN-ID/{folder.name}]" in shown
 
 
 @pytest.mark.parametrize("address", ["nowhere", "1.2.3.4:", "h:70000", ":80", "h:-1"])

@@ -150,3 +150,22 @@ def test_what_is_loaded_is_not_looked_at_again_by_the_garbage_collector() -> Non
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     loaded, kept, left, gone = done.stdout.split()
     assert int(kept) > 0.9 * int(loaded) > 10 * int(left) and gone == "True", done.stdout + done.stderr
+
+
+def test_a_node_says_once_where_its_state_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In full, whatever the command line said: `barnraise export` wants these folders."""
+
+    async def life(*_: object) -> str:
+        return "stopped"
+
+    monkeypatch.setattr(daemon, "live", life)
+    monkeypatch.setattr(daemon, "set_up_logging", lambda *_, **__: None)
+    monkeypatch.chdir(tmp_path)
+    coordinator = Identity(bytes(range(32)))
+    invite = Invite(
+        issuer=coordinator.public_key, run_id=bytes(16), role="server", uses=1, not_after=2**40, nonce=bytes(16)
+    )
+    link = JoinLink(("127.0.0.1:9",), sign_statement(invite, coordinator))
+    with structlog.testing.capture_logs() as logs:
+        assert run_node(NodeOptions(link=link, state=Path("s1"))) == 0
+    assert [line["folder"] for line in logs if line["event"] == "state"] == [str(tmp_path / "s1")]

@@ -91,12 +91,31 @@ def test_parts_of_several_servers_are_put_together(shared: Path, tmp_path: Path)
     assert [path.name for path in tmp_path.glob(".barnraise-export-*")] == []
 
 
+@pytest.mark.parametrize("levels", [1, 2, 3, 4])
+def test_the_state_folders_of_the_servers_do_as_well(shared: Path, tmp_path: Path, levels: int) -> None:
+    """Named one by one, by the folder that holds them, or as they lie below a user's folder: the same model."""
+    home = tmp_path / "home" / ("run-id" if levels == 4 else "")
+    scattered(shared, home)
+    states = sorted(home.iterdir())
+    (home / "server-2").mkdir()  # one that has no place yet
+    given = {1: [state / "checkpoints" for state in states], 2: sorted(home.iterdir()), 3: [home], 4: [home.parent]}
+    assert run(tmp_path / "whole", shared).exit_code == 0
+    result = run(tmp_path / "parts", *given[levels])
+    assert result.exit_code == 0, result.exception
+    whole, parts = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
+    assert set(whole) == set(parts) and all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
 def test_what_is_missing_is_named(shared: Path, tmp_path: Path) -> None:
     """One server's folder is not enough; no folder and folders of several runs are no checkpoints."""
     folders = scattered(shared, tmp_path)
     result = run(tmp_path / "out", folders[0])
     assert "no complete checkpoint" in str(result.exception) and "stage-0-shard-1" in str(result.exception)
     assert "is no folder" in str(run(tmp_path / "out", tmp_path / "nowhere").exception)
+    (tmp_path / "empty").mkdir()
+    assert str(run(tmp_path / "out", tmp_path / "empty").exception) == (
+        f"CHECKPOINTS: there is no checkpoint in {tmp_path / 'empty'}"
+    )
     other = tmp_path / "other" / "another-run" / "step-00000001"
     other.mkdir(parents=True)
     assert "several runs" in str(run(tmp_path / "out", folders[0], tmp_path / "other").exception)

@@ -11,6 +11,7 @@ from node.jobs import WriteManifest
 from node.records import CheckpointWritten, Record, StepDecided, StepDone
 from node.server.decider import DeciderRole
 from protocol.ids import NodeId
+from protocol.machine import Log
 from protocol.messages import (
     CheckpointDone,
     CheckpointPart,
@@ -207,6 +208,19 @@ def test_the_manifest_comes_last_and_the_last_report_after_it() -> None:
     (record,) = desk.take().records(CheckpointWritten)
     desk.decider.manifest_durable(record)
     assert [report.step for report in desk.take().sent(StepReport)] == [0]
+
+
+@pytest.mark.parametrize("folder", ["checkpoints", "/shared"])
+def test_the_last_checkpoint_is_announced_with_the_way_to_its_model(folder: str) -> None:
+    """The run ends soon after: whoever reads the log then finds where the model is, and how to get it."""
+    desk = Desk(steps=2, folder=folder)
+    for step in (1, 2):
+        manifest = f"/shared/small-1/step-{step:08d}/manifest.json"
+        desk.decider.manifest_durable(CheckpointWritten(ledger_generation=1, step=step, manifest=manifest))
+    logs = [effect for effect in desk.take().all if isinstance(effect, Log)]
+    assert [log.event for log in logs] == ["checkpoint written"] * 2 + ["the last checkpoint is written"]
+    command = "barnraise export OUT /shared/small-1`" if folder == "/shared" else "barnraise export OUT STATE...`"
+    assert command in str(logs[-1].fields["detail"])
 
 
 def _part(stage: int, shard: int) -> CheckpointPart:
