@@ -8,6 +8,7 @@ Whatever it had promised is on disk, so SIGKILL at any moment is no worse than a
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -71,6 +72,8 @@ from protocol.run import RunConfig
 
 IDENTITY = "identity"
 LINKS = "links.json"
+DEFAULT_LISTEN = (("*", 8469),)
+"""What the command line's default stands for."""
 DEFAULT_HTTP = ("127.0.0.1", 8470)
 DEFAULT_METRICS = ("127.0.0.1", 8471)
 REFRESH_S = 1.0
@@ -132,7 +135,7 @@ def _raise_first(group: BaseExceptionGroup[BaseException]) -> NoReturn:
 
 async def _run(config: RunConfig, options: CoordinatorOptions, store: Store, metrics: Metrics) -> str:
     identity = load_or_create_identity(store.folder / IDENTITY)
-    listeners, ports = await open_all_listeners(options.listen)
+    listeners, ports = await _listen(options.listen)
     sockets = [(host, port) for (host, _), port in zip(options.listen, ports, strict=True)]
     addresses = reachable_addresses(sockets, options.announce)
     places = config.stages.count * (config.stages.front_servers + config.stages.back_servers)
@@ -331,6 +334,20 @@ class Daemon:
 # ---- sockets and files ---------------------------------------------------------------------------------------------
 
 
+async def _listen(where: tuple[tuple[str, int], ...]) -> tuple[list[trio.SocketListener], list[int]]:
+    """Listens; of a taken port that nobody has asked for it says how to get another."""
+    try:
+        return await open_all_listeners(where)
+    except BadInputError as error:
+        cause = error.__cause__
+        if where != DEFAULT_LISTEN or not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
+            raise
+        raise BadInputError(
+            f"port {DEFAULT_LISTEN[0][1]} is in use by another program, perhaps another coordinator;"
+            " `--listen HOST:PORT` chooses another"
+        ) from cause
+
+
 async def _serve_http(
     nursery: trio.Nursery, daemon: Daemon, metrics: Metrics, asked: tuple[str, int] | None, admin_token: str
 ) -> str:
@@ -344,6 +361,7 @@ async def _serve_http(
     settings.graceful_timeout = 1.0
     app: Any = build_app(daemon, metrics, host=host, admin_token=admin_token)
     try:
+        await trio.socket.getaddrinfo(host, port)  # an unknown name comes out of hypercorn in nested groups
         bound = await nursery.start(partial(hypercorn.trio.serve, app, settings))
     except OSError as error:
         raise BadInputError(f"--http: {host_port(host, port)}: {error.strerror or error}") from error

@@ -33,7 +33,7 @@ def load_problem(path: Path, kind: str, struct: type[P]) -> P:
     try:
         raw = json.loads(path.read_bytes())
     except OSError as error:
-        raise BadInputError(f"{path.name or path}: cannot be read: {error.strerror}") from error
+        raise BadInputError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise BadInputError(f"{path.name}: not JSON: {error}") from error
     if not isinstance(raw, dict):

@@ -96,7 +96,7 @@ def _from_file(path: Path, stages: int, microbatches: int) -> Design:
     """Runs the operator's own file, here and nowhere else; only the orders it gives ever leave."""
     spec = spec_from_file_location("operators_schedule", path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise BadInputError(f"{path.name}: no such file; known schedules are {', '.join(KNOWN)}")
+        raise BadInputError(f"{path}: no such file; known schedules are {', '.join(KNOWN)}")
     module = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -121,5 +121,5 @@ def _save(path: Path, text: str) -> None:
     try:
         path.write_text(text)
     except OSError as error:
-        raise BadInputError(f"{path.name}: cannot be written: {error.strerror}") from error
+        raise BadInputError(f"{path}: cannot be written: {error.strerror}") from error
     click.echo(f"wrote {path}")

@@ -62,7 +62,10 @@ def status(url: str, network: Path | None, as_json: bool, every_s: float | None,
         return
     if network is not None:
         found = fetch(f"{base}/api/network")
-        network.write_text(json.dumps(found, indent=1) + "\n")
+        try:
+            network.write_text(json.dumps(found, indent=1) + "\n")
+        except OSError as error:
+            raise BadInputError(f"--network: {network} cannot be written: {error.strerror}") from error
         click.echo(f"{network}: {len(found['machines'])} machines, {len(found['links'])} measured directions")
         return
     found = fetch(f"{base}/api/status")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from protocol.drive.folders import check_writable
 from protocol.errors import BadInputError
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -31,6 +32,7 @@ def export(out: Path, checkpoints: tuple[Path, ...], step: int | None) -> None:
     from node.compute.checkpoint import CheckpointError, scan_checkpoints
     from node.compute.export_checkpoint import export_checkpoint
 
+    check_writable("OUT", out, out)
     folders = folders_of_one_run(checkpoints)
     with tempfile.TemporaryDirectory(prefix=".barnraise-export-", dir=_home(out)) as scratch:
         folder = folders[0] if len(folders) == 1 else _together(folders, Path(scratch))

@@ -99,6 +99,7 @@ class Journal:
         folder: the state folder; made if it is missing.
         on_sync: called with the seconds of each commit (for the metrics).
     Raises:
+        BadInputError: there can be no such folder, or nothing can be written there.
         JournalError: the folder is locked by another process, or the file is not a sound journal.
     """
 
@@ -107,8 +108,11 @@ class Journal:
         self.path = folder / JOURNAL_FILE
         self._on_sync = on_sync
         self._one_at_a_time = threading.Lock()
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock = _lock(folder / LOCK_FILE)
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = _lock(folder / LOCK_FILE)
+        except OSError as error:
+            raise BadInputError(f"{folder}: cannot be used as state folder: {error.strerror}") from error
         try:
             with _named(self.path):
                 self._connection = self._open()

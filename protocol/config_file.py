@@ -49,7 +49,7 @@ def load_struct(path: Path, struct: type[S]) -> S:
         with path.open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
-        raise BadInputError(f"{path.name or path}: cannot be read: {error.strerror}") from error
+        raise BadInputError(f"{path}: cannot be read: {error.strerror}") from error
     if len(content) > FILE_BYTES_MAX:
         raise BadInputError(f"{path.name}: longer than {FILE_BYTES_MAX} bytes")
     try:

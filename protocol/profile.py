@@ -156,7 +156,7 @@ def load_network(path: Path) -> Network:
             raise BadInputError(f"{path.name}: larger than {FILE_BYTES_MAX} bytes")
         raw = json.loads(path.read_bytes())
     except OSError as error:
-        raise BadInputError(f"{path.name or path}: cannot be read: {error.strerror}") from error
+        raise BadInputError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise BadInputError(f"{path.name}: not JSON: {error}") from error
     try:

@@ -66,8 +66,8 @@ def plan_run_command(
             svg_path.write_text(map_svg(plan))
             gantt.write_text(svg(plan.timeline, f"one step, {plan.simulated_microbatches} microbatches"))
         except OSError as error:
-            raise BadInputError(f"--svg: {svg_path.name} cannot be written: {error.strerror}") from error
-        Console().print(f"drawn     {svg_path.name}, {gantt.name}")
+            raise BadInputError(f"--svg: {error.filename or svg_path} cannot be written: {error.strerror}") from error
+        Console().print(f"drawn     {svg_path}, {gantt}")
 
 
 def share(text: str) -> Fraction:

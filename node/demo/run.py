@@ -26,6 +26,7 @@ from node.demo.options import DemoOptions, to_toml, with_checkpoints
 from node.demo.processes import Child, Children
 from node.demo.status import Tally, fetch_status, held_work
 from node.demo.view import LiveView, PlainView, View
+from protocol.drive.folders import check_writable
 from protocol.drive.process import free_port
 from protocol.run import RunConfig
 
@@ -47,6 +48,11 @@ def run_demo(options: DemoOptions) -> int:
     """Runs a demo to its end; returns the exit code."""
     config = options.run()
     model = options.out / "model"
+    check_writable("--out", options.out, model)
+    if options.summary is not None:
+        check_writable("--summary", options.summary, options.summary.parent)
+    if options.state is not None and not options.reference:
+        check_writable("--state", options.state, options.state)
     if options.reference:
         view = _view(options, config)
         started = time.monotonic()

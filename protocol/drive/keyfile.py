@@ -29,7 +29,7 @@ def load_identity(path: Path) -> Identity:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
-        raise BadInputError(f"key file {path.name}: cannot be read: {error.strerror}") from None
+        raise BadInputError(f"key file {path}: cannot be read: {error.strerror}") from None
     try:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):

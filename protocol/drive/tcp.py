@@ -162,6 +162,8 @@ async def connect(candidate: Candidate) -> trio.SocketStream:
 
 def said(error: OSError) -> str:
     """What the system said, without trio's and Python's frames around it."""
+    if isinstance(error, socket.gaierror):  # its numbers are not the system's
+        return error.strerror or str(error)
     return os.strerror(error.errno) if error.errno else str(error)
 
 

@@ -19,9 +19,11 @@ import pytest
 import trio
 from click.testing import CliRunner
 
+from coordinator import daemon
 from protocol.cli import main
 from protocol.drive.process import free_port
 from protocol.drive.transport import DialError
+from protocol.errors import BadInputError
 from protocol.limits import REPORT_COUNTERS
 from protocol.membership import JoinLink, Membership, open_credential
 from protocol.messages import (
@@ -156,6 +158,27 @@ def test_bad_input_exits_with_2_and_one_line(coordinator: Coordinator) -> None:
     coordinator.toml.write_text(RUN.replace("5", "6"))
     done = subprocess.run(coordinator.command(), capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 2 and "steps was 5, is 6" in done.stderr
+
+
+def test_a_host_that_nobody_knows_is_named_with_its_option(tmp_path: Path) -> None:
+    """Names are looked up by three libraries, each with its own way to fail: still one sentence and exit code 2."""
+    for option in ("--http", "--metrics", "--listen"):
+        refused = Coordinator(tmp_path, RUN, free_port())
+        command = [*refused.command(), option, "nohost.invalid:80"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert re.fullmatch(rf"{option}:? nohost\.invalid:80: (?!Unknown error).+\n", done.stderr), done.stderr
+
+
+async def test_the_usual_port_in_use_is_no_riddle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who gave no --listen is told of it; who gave one is told what is wrong with it."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        where = (("127.0.0.1", taken.getsockname()[1]),)
+        with pytest.raises(BadInputError, match=r"^--listen 127"):
+            await daemon._listen(where)
+        monkeypatch.setattr(daemon, "DEFAULT_LISTEN", where)
+        with pytest.raises(BadInputError, match=f"^port {where[0][1]} is in use .* `--listen HOST:PORT` chooses"):
+            await daemon._listen(where)
 
 
 def test_bad_peers_are_closed_counted_and_disturb_nobody(coordinator: Coordinator) -> None:

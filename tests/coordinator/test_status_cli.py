@@ -173,6 +173,8 @@ def test_the_network_is_written_for_the_planner(
     content["/api/network"] = (200, {"kind": "network", "machines": [], "links": []})
     result = CliRunner().invoke(main, ["status", url, "--network", str(file)])
     assert result.exit_code == 0 and json.loads(file.read_text())["kind"] == "network"
+    result = CliRunner().invoke(main, ["status", url, "--network", "/nowhere/N.json"])
+    assert result.exit_code == 2 and "--network: /nowhere/N.json cannot be written: " in result.output
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "file:///etc/passwd", "nonsense"])

@@ -86,6 +86,16 @@ def test_a_state_folder_in_use_or_of_another_run_is_refused(tmp_path: Path) -> N
     assert "belongs to another run; name another with --state" in complaint(server, *arguments)
 
 
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [(server, ()), (join, ("--yes",)), (join, ("--yes", "--no-benchmark"))],
+)
+def test_a_state_folder_that_cannot_be_is_named(command: click.Command, options: tuple[str, ...]) -> None:
+    """A slip in the path is no bug of ours: a sentence, no traceback."""
+    arguments = (link("server" if command is server else "volunteer"), "--state", "/dev/null/x", *options)
+    assert complaint(command, *arguments) == "/dev/null/x: cannot be used as state folder: Not a directory"
+
+
 def test_a_port_that_no_router_can_forward_to_is_refused(tmp_path: Path) -> None:
     """Only this computer reaches its loopback."""
     arguments = (link(), "--state", str(tmp_path), "--listen", "127.0.0.1:0", "--map-port")
@@ -125,12 +135,20 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         (("--steps", "0"), "steps: 0 is not between 1 and"),
         (("--stages", "99"), "stages.count: 99 is not between 1 and 10"),
         (("--steps", "10", "--kill-server", "10"), "--kill-server: step 10 is not between 1 and 9"),
-        (("--config", "/nowhere/RUN.toml"), "RUN.toml: cannot be read"),
+        (("--config", "/nowhere/RUN.toml"), "/nowhere/RUN.toml: cannot be read"),
+        (("--out", "/dev/null/x"), "--out: /dev/null/x cannot be written: Not a directory"),
+        (("--out", "/dev/null/x", "--reference"), "--out: /dev/null/x cannot be written: Not a directory"),
+        (("--summary", "/dev/null/x"), "--summary: /dev/null/x cannot be written: Not a directory"),
+        (("--state", "/dev/null/x"), "--state: /dev/null/x cannot be written: Not a directory"),
     ],
 )
-def test_a_demo_that_cannot_be_is_refused_before_anything_starts(arguments: tuple[str, ...], sentence: str) -> None:
-    """The run is checked as a RUN.toml is."""
+def test_a_demo_that_cannot_be_is_refused_before_anything_starts(
+    arguments: tuple[str, ...], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is checked as a RUN.toml is, and where its results go by trying; nothing is left of that."""
+    monkeypatch.chdir(tmp_path)
     assert sentence in complaint(demo, *arguments)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_server_carries_for_others_is_its_owners_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

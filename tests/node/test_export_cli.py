@@ -112,6 +112,7 @@ def test_what_is_missing_is_named(shared: Path, tmp_path: Path) -> None:
     result = run(tmp_path / "out", folders[0])
     assert "no complete checkpoint" in str(result.exception) and "stage-0-shard-1" in str(result.exception)
     assert "is no folder" in str(run(tmp_path / "out", tmp_path / "nowhere").exception)
+    assert str(run("/dev/null/x", shared).exception) == "OUT: /dev/null/x cannot be written: Not a directory"
     (tmp_path / "empty").mkdir()
     assert str(run(tmp_path / "out", tmp_path / "empty").exception) == (
         f"CHECKPOINTS: there is no checkpoint in {tmp_path / 'empty'}"

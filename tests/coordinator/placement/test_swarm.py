@@ -165,7 +165,7 @@ def test_run_command_draws_and_prints(tmp_path: Path) -> None:
     for path in (picture, tmp_path / "map-gantt.svg"):
         assert ElementTree.fromstring(path.read_text()).tag.endswith("svg")
     nowhere = [*args[:-1], str(tmp_path / "missing" / "map.svg")]
-    with pytest.raises(BadInputError, match="cannot be written"):
+    with pytest.raises(BadInputError, match=f"--svg: {nowhere[-1]} cannot be written"):
         CliRunner().invoke(plan, nowhere, catch_exceptions=False)
 
 

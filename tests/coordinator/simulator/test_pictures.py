@@ -122,7 +122,8 @@ def test_show_takes_a_file_of_ones_own(tmp_path: Path) -> None:
     ("arguments", "complaint"),
     [
         (["nothing"], "NAME: 'nothing'"),
-        (["gone.py"], "gone.py: no such file"),
+        (["/nowhere/gone.py"], "/nowhere/gone.py: no such file"),
+        (["1f1b", "--svg", "/nowhere/a.svg"], "/nowhere/a.svg: cannot be written: No such file or directory"),
         (["1f1b", "--stages", "0"], "stages: 0"),
         (["1f1b", "--forward", "nan"], "--forward: nan"),
         (["1f1b", "--link", "-1"], "--link: -1"),
