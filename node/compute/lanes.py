@@ -81,7 +81,7 @@ class _Performer:
             kind, method = self._methods()[type(job)]
             fact: Computed | ComputeFailed = Computed(job, method(job, buffers))
         except Exception as error:  # whatever it is, the machine must know that the job will not end
-            fact, self._made = ComputeFailed(job, f"{type(job).__name__}: {error or type(error).__name__}"), []
+            fact, self._made = ComputeFailed(job, str(error) or type(error).__name__), []
         return Outcome(fact, self._made, kind, time.monotonic() - start, self._codec_s)
 
     def _methods(self) -> dict[type, tuple[str, Callable[[Any, Buffers], Any]]]:

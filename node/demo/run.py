@@ -20,6 +20,8 @@ import click
 from rich.console import Console
 
 from node.audit import AuditError, audit
+from node.data.dataset import Dataset
+from node.data.sources import BUILTIN_PYTHON
 from node.demo.chaos import Plan
 from node.demo.finish import summary, train_without_machinery, write_summary
 from node.demo.options import DemoOptions, to_toml, with_checkpoints
@@ -53,6 +55,8 @@ def run_demo(options: DemoOptions) -> int:
         check_writable("--summary", options.summary, options.summary.parent)
     if options.state is not None and not options.reference:
         check_writable("--state", options.state, options.state)
+    if config.data.source != BUILTIN_PYTHON:  # that one is there; of all others a server would find out late
+        Dataset(config)
     if options.reference:
         view = _view(options, config)
         started = time.monotonic()

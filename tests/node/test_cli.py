@@ -138,6 +138,8 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         (("--config", "/nowhere/RUN.toml"), "/nowhere/RUN.toml: cannot be read"),
         (("--out", "/dev/null/x"), "--out: /dev/null/x cannot be written: Not a directory"),
         (("--out", "/dev/null/x", "--reference"), "--out: /dev/null/x cannot be written: Not a directory"),
+        (("--data", "/nowhere"), "data.source: no .txt, .md, .jsonl file at '/nowhere'"),
+        (("--data", "builtin:nothing"), "data.source: there is no 'builtin:nothing'"),
         (("--summary", "/dev/null/x"), "--summary: /dev/null/x cannot be written: Not a directory"),
         (("--state", "/dev/null/x"), "--state: /dev/null/x cannot be written: Not a directory"),
     ],
@@ -147,6 +149,7 @@ def test_a_demo_that_cannot_be_is_refused_before_anything_starts(
 ) -> None:
     """The run is checked as a RUN.toml is, and where its results go by trying; nothing is left of that."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert sentence in complaint(demo, *arguments)
     assert list(tmp_path.iterdir()) == []
 

@@ -240,6 +240,6 @@ def test_a_failing_job_is_an_answer_and_the_lane_goes_on(tmp_path: Path) -> None
     lane.close()
     failed = [fact.reason for fact in facts if isinstance(fact, ComputeFailed)]
     assert [isinstance(fact, Computed) for fact in facts] == [False, True, True, False, False, True]
-    assert failed[0] == "StartShard: no shard was set up"
+    assert failed[0] == "no shard was set up"
     assert "snapshot-00000001.safetensors" in failed[1]
     assert "gradient of shape (2,)" in failed[2]
