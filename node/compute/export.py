@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,11 @@ def export_model(folder: Path, stages: Sequence[tuple[StageLayout, Tensor]], tok
     weights = {name: view.numpy() for layout, flat in stages for name, view in layout.views(flat).items()}
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f"{_WEIGHTS}.partial"
+    partial.unlink(missing_ok=True)
+    partial.touch()
+    mode = stat.S_IMODE(partial.stat().st_mode)  # what the umask leaves; safetensors makes files for the owner alone
     save_file(weights, partial, metadata={"format": "pt"})
+    partial.chmod(mode)
     _settle(partial, folder / _WEIGHTS)
     _write_text(folder / "tokenizer.json", tokenizer.to_json())
     _write_json(folder / "tokenizer_config.json", _tokenizer_config(config, tokenizer))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,19 @@ def test_stages_give_the_file_of_the_whole(folder: Path, tmp_path: Path) -> None
     assert names == ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
     for name in names:
         assert (tmp_path / "cut" / name).read_bytes() == (folder / name).read_bytes()
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_all_files_have_the_mode_that_the_umask_leaves(umask: int, tmp_path: Path) -> None:
+    """A model that its maker can read and nobody else is of no use on a shared disk."""
+    layout = StageLayout.whole(CONFIG, VOCABULARY)
+    before = os.umask(umask)
+    try:
+        export_model(tmp_path / "model", [(layout, layout.initial(7))], TOKENIZER)
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "model").iterdir()}
+    assert modes == dict.fromkeys(modes, 0o666 & ~umask) and "model.safetensors" in modes
 
 
 def test_stages_that_are_not_the_model_are_refused(tmp_path: Path) -> None:
