@@ -33,7 +33,11 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 @click.option(
     "--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Torch threads of --reference."
 )
-@click.option("--plain", is_flag=True, help="One line for each step instead of the live view.")
+@click.option(
+    "--plain",
+    is_flag=True,
+    help="One line for each step; otherwise a live view on a terminal, and a line every few steps elsewhere.",
+)
 @click.option("--summary", type=_FILE, metavar="FILE", help="Write what happened as JSON.")
 @click.option("--out", type=_FOLDER, default="demo-out", show_default=True, help="Where the model goes.")
 @click.option("--state", type=_FOLDER, help="Keep all state here; the same command goes on where it stopped.")

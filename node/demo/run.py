@@ -88,8 +88,10 @@ def run_demo(options: DemoOptions) -> int:
 
 
 def _view(options: DemoOptions, config: RunConfig) -> View:
-    plain = options.plain or "NO_COLOR" in os.environ or not sys.stdout.isatty()
-    return PlainView(config) if plain else LiveView(config, Console())
+    terminal = sys.stdout.isatty()
+    if terminal and not options.plain and "NO_COLOR" not in os.environ:
+        return LiveView(config, Console())
+    return PlainView(config, sparse=not terminal and not options.plain)
 
 
 def _tell(content: dict[str, Any], options: DemoOptions) -> None:
@@ -102,7 +104,7 @@ def _tell(content: dict[str, Any], options: DemoOptions) -> None:
         f"{content['samples_lost']} samples lost, {content['samples_doubled']} doubled, {moved:,.0f} MB moved"
     )
     if content["model"]:
-        click.echo(f"saved {content['model']} (Hugging Face format)")
+        click.echo(f"saved {content['model']} (Hugging Face format; README.md shows how to load it)")
     if options.summary is not None:
         write_summary(options.summary, content)
 

@@ -1,4 +1,4 @@
-"""What the person at the demo sees: a live view on a terminal, one plain line for each step elsewhere."""
+"""What the person at the demo sees: a live view on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from protocol.run import RunConfig
 _BARS = "▁▂▃▄▅▆▇█"
 _NEWS_SHOWN = 8
 _SPARK_WIDTH = 60
+_EVERY_MAX = 10
 
 
 class View(Protocol):
@@ -39,10 +40,15 @@ class View(Protocol):
 
 
 class PlainView:
-    """One line for each step, news in between: for pipes, files and NO_COLOR."""
+    """One line for each step, news in between: for pipes, files and NO_COLOR.
 
-    def __init__(self, config: RunConfig) -> None:
+    With `sparse` only every so many, and the first and the last: for logs that nobody has asked to be complete.
+    """
+
+    def __init__(self, config: RunConfig, sparse: bool = False) -> None:
         self._config = config
+        self._every = min(_EVERY_MAX, max(1, config.steps // 20)) if sparse else 1
+        self._shown_any = False
         self._started = time.monotonic()
 
     def __enter__(self) -> PlainView:
@@ -56,6 +62,9 @@ class PlainView:
 
     def step(self, step: int, loss: float, tokens_per_s: float) -> None:
         total = self._config.steps
+        if self._shown_any and step + 1 != total and (step + 1) % self._every:
+            return
+        self._shown_any = True
         click.echo(
             f"step {step + 1:0{len(str(total))}d}/{total} loss {loss:.4f} "
             f"tok/s {tokens_per_s:.0f} eta {time_left(self._config, step + 1, tokens_per_s)}"

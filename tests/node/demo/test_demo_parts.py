@@ -16,7 +16,7 @@ from node.demo.chaos import Plan
 from node.demo.options import DemoOptions, to_toml, with_checkpoints
 from node.demo.processes import Children
 from node.demo.status import Tally
-from node.demo.view import clock, sparkline, time_left
+from node.demo.view import PlainView, clock, sparkline, time_left
 from protocol.config_file import load_run
 from protocol.run import RunConfig
 
@@ -146,3 +146,24 @@ def test_the_time_left_follows_the_speed_that_is_shown() -> None:
     assert time_left(config, 100, 2048.0) == clock(500)
     assert time_left(config, 600, 2048.0) == clock(0)
     assert time_left(config, 1, 0.0) == "-"
+
+
+@pytest.mark.parametrize(
+    ("sparse", "steps", "first", "shown"),
+    [
+        (False, 4, 0, [1, 2, 3, 4]),
+        (True, 604, 0, [1, *range(10, 601, 10), 604]),
+        (True, 604, 595, [596, 600, 604]),
+        (True, 40, 0, [1, *range(2, 41, 2)]),
+        (True, 2, 0, [1, 2]),
+    ],
+)
+def test_a_log_nobody_asked_to_be_complete_is_short(
+    sparse: bool, steps: int, first: int, shown: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every tenth step of a long run, more of a short one; always the first that was seen, and the last."""
+    view = PlainView(RunConfig(steps=steps), sparse)
+    for step in range(first, steps):
+        view.step(step, 5.0, 100.0)
+    lines = capsys.readouterr().out.splitlines()
+    assert [int(line.split()[1].partition("/")[0]) for line in lines] == shown
