@@ -116,6 +116,10 @@ def run_coordinator(config: RunConfig, options: CoordinatorOptions) -> str:
         seldom = {"step": STEP_LINES_S}
         as_json = True if options.json else None
         set_up_logging(metrics, json=as_json, seldom=seldom, role="coordinator", run=config.name)
+        if store.adopted:
+            structlog.get_logger().warning(
+                "configuration changed", detail=f"no server had joined the run yet: {'; '.join(store.adopted)}"
+            )
         keep_what_is_loaded()
         return trio.run(_run, config, options, store, metrics)
     except BaseExceptionGroup as group:

@@ -22,12 +22,13 @@ SERVER_USES_PER_PLACE = 4
 def join_links(
     store: Store, identity: Identity, addresses: Sequence[str], server_places: int, wall_s: float
 ) -> dict[JoinRole, JoinLink]:
-    """The link of each role; makes and keeps a new invite where none is left that is good for another day."""
+    """The link of each role; makes and keeps a new invite where none is left that is good for another day and for
+    all places (a run that nobody has joined may have got more of them)."""
+    uses: dict[JoinRole, int] = {"server": SERVER_USES_PER_PLACE * server_places, "volunteer": VOLUNTEER_USES}
     usable: dict[JoinRole, StoredInvite] = {}
     for invite in store.invites():
-        if invite.not_after > wall_s + RENEW_S and invite.spent < invite.uses:
+        if invite.not_after > wall_s + RENEW_S and invite.spent < invite.uses >= uses[invite.role]:
             usable[invite.role] = invite
-    uses: dict[JoinRole, int] = {"server": SERVER_USES_PER_PLACE * server_places, "volunteer": VOLUNTEER_USES}
     links: dict[JoinRole, JoinLink] = {}
     for role, count in uses.items():
         if role not in usable:

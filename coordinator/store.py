@@ -84,9 +84,11 @@ class Store:
         Raises:
             StateLockedError: another process has it.
             StateBrokenError: it cannot be used, or was written by a newer version.
-            BadInputError: it belongs to a run with another configuration.
+            BadInputError: it belongs to a run with another configuration, which servers have joined.
         """
         self.folder = folder
+        self.adopted: tuple[str, ...] = ()
+        """What this start has changed in the configuration of a run that nobody knew yet."""
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -168,6 +170,8 @@ class Store:
             else:
                 run_id, generation = row[0], row[2]
                 self._compare(row[1], config)
+                if self.adopted:
+                    self._db.execute("UPDATE run SET config = ?", (msgspec.json.encode(config).decode(),))
             (planned,) = self._db.execute("SELECT COALESCE(MAX(generation), 0) FROM plans").fetchone()
             generation = max(generation, planned) + 1
             self._db.execute("UPDATE run SET generation = ?", (generation,))
@@ -178,19 +182,33 @@ class Store:
         return run_id, generation
 
     def _compare(self, text: str, config: RunConfig) -> None:
-        """A run keeps its configuration: nodes that compute by different ones would not train the same model."""
+        """A run keeps its configuration: nodes that compute by different ones would not train the same model.
+
+        Before the first server is a member nobody has been told it (a volunteer's welcome waits for the vocabulary,
+        which a server finds; and memberships are durable before any welcome): until then it may still change.
+        """
         try:
             before = msgspec.json.decode(text, type=RunConfig)
         except msgspec.DecodeError as error:
             raise StateBrokenError(
                 f"{self.folder / DATABASE}: the run in it was started by another version of barnraise: {error}"
             ) from error
-        differences = list(_differences(before, config))
-        if differences:
+        differences = tuple(_differences(before, config))
+        if differences and not self._begun():
+            self.adopted = differences
+        elif differences:
             raise BadInputError(
                 f"{self.folder}: this state folder belongs to a run with another configuration:"
                 f" {'; '.join(differences)}. Name another folder with --state to start another run"
             )
+
+    def _begun(self) -> bool:
+        """Whether a server has ever been a member; old memberships go in time, what they led to stays."""
+        (begun,) = self._db.execute(
+            "SELECT EXISTS (SELECT 1 FROM members WHERE role = 'server') OR EXISTS (SELECT 1 FROM plans)"
+            " OR EXISTS (SELECT 1 FROM data) OR EXISTS (SELECT 1 FROM steps)"
+        ).fetchone()
+        return bool(begun)
 
     # ---- reading -----------------------------------------------------------------------------------------------
 

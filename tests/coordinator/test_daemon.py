@@ -154,10 +154,32 @@ def test_bad_input_exits_with_2_and_one_line(coordinator: Coordinator) -> None:
         done = subprocess.run(start.command(), capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == 2 and done.stdout == ""
         assert done.stderr.startswith(sentence) and done.stderr.count("\n") == 1, done.stderr
+
+    async def run() -> None:
+        async with nodes(coordinator, "server") as (node,):
+            await node.join()
+            await node.hears(Welcome)
+
+    trio.run(run)
     assert coordinator.stop() == 0
     coordinator.toml.write_text(RUN.replace("5", "6"))
     done = subprocess.run(coordinator.command(), capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 2 and "steps was 5, is 6" in done.stderr
+
+
+def test_a_run_that_no_server_has_joined_takes_its_edited_file(coordinator: Coordinator) -> None:
+    """The log says what changed; the links stay, unless there are more places now than the servers' is good for."""
+    before = coordinator.links
+    assert coordinator.stop() == 0
+    coordinator.toml.write_text(RUN.replace("5", "6"))
+    coordinator.start()
+    assert "no server had joined the run yet: steps was 5, is 6" in (coordinator.folder / "log").read_text()
+    assert coordinator.metric('barnraise_run_target_steps{run="small"}') == 6
+    assert [coordinator.links[role] for role in ("server", "volunteer")] == [before["server"], before["volunteer"]]
+    assert coordinator.stop() == 0
+    coordinator.toml.write_text(RUN.replace("count = 1", "count = 8"))
+    coordinator.start()
+    assert coordinator.links["server"] != before["server"] and coordinator.links["volunteer"] == before["volunteer"]
 
 
 def test_a_host_that_nobody_knows_is_named_with_its_option(tmp_path: Path) -> None:

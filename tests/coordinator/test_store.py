@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.records import Banned, DataRow, InviteSpent, MemberRow, PlanRow, StepRow, StoredState
+from coordinator.records import Banned, DataRow, InviteSpent, MemberRow, PlanRow, Record, StepRow, StoredState
 from coordinator.schema import MIGRATIONS
 from coordinator.store import DATABASE, Event, StateBrokenError, StateLockedError, Store, StoredInvite
 from protocol.errors import BadInputError
@@ -139,11 +139,43 @@ def test_a_second_coordinator_is_refused(tmp_path: Path) -> None:
 
 def test_another_configuration_is_refused_with_the_keys_that_differ(tmp_path: Path) -> None:
     """And the lock is free again afterwards."""
-    Store(tmp_path, CONFIG).close()
+    store = Store(tmp_path, CONFIG)
+    store.write([MemberRow(serial=1, node=NodeId("a"), public_key=b"k", role="server")])
+    store.close()
     other = RunConfig(name="stored", steps=7, model=ModelSection(layers=8))
     with pytest.raises(BadInputError, match=r"steps was 600, is 7; model.layers was 4, is 8"):
         Store(tmp_path, other)
     Store(tmp_path, CONFIG).close()
+
+
+@pytest.mark.parametrize("row", [plan_row(2, 2), DataRow(vocabulary=9, data_hash="h", token_count=99), step_row(0)])
+def test_a_configuration_that_has_been_worked_by_stays(row: Record, tmp_path: Path) -> None:
+    """Even when the memberships of those who did have been forgotten."""
+    store = Store(tmp_path, CONFIG)
+    store.write([row])
+    store.close()
+    with pytest.raises(BadInputError, match="steps was 600, is 7"):
+        Store(tmp_path, RunConfig(name="stored", steps=7))
+
+
+def test_a_configuration_that_nobody_was_told_may_change(tmp_path: Path) -> None:
+    """A look at the links, then a change of mind: the same run, with the new numbers, and from now on these. A
+    volunteer that waits has been told nothing yet."""
+    store = Store(tmp_path, CONFIG)
+    store.write([MemberRow(serial=1, node=NodeId("v"), public_key=b"k", role="volunteer")])
+    run_id = store.run_id
+    assert store.adopted == ()
+    store.close()
+    other = RunConfig(name="stored", steps=7, model=ModelSection(layers=8))
+    store = Store(tmp_path, other)
+    assert store.adopted == ("steps was 600, is 7", "model.layers was 4, is 8") and store.run_id == run_id
+    store.write([MemberRow(serial=2, node=NodeId("s"), public_key=b"k", role="server")])
+    store.close()
+    store = Store(tmp_path, other)
+    assert store.adopted == ()
+    store.close()
+    with pytest.raises(BadInputError, match="steps was 7, is 600"):
+        Store(tmp_path, CONFIG)
 
 
 def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
