@@ -40,7 +40,10 @@ def export(out: Path, checkpoints: tuple[Path, ...], step: int | None) -> None:
             complete, incomplete = scan_checkpoints(folder)
             if not complete:
                 why = "".join(f"\n  {sentence}" for sentence in incomplete).replace(scratch, "…")
-                raise BadInputError(f"CHECKPOINTS: there is no complete checkpoint{why}")
+                raise BadInputError(
+                    "CHECKPOINTS: there is no complete checkpoint; where servers share no folder, name the --state"
+                    f" folders of all of them{why}"
+                )
             step = complete[0]
         try:
             export_checkpoint(folder, step, out)
