@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from coordinator.placement.cost import Costs, Placement, Stage
+from coordinator.placement.cost import Costs, Placement, Stage, joined
 from coordinator.placement.problem import World
-from coordinator.placement.search import joined, search_placement, walk
+from coordinator.placement.search import search_placement, walk
 from protocol.errors import BadInputError
 
 HORIZON_STEPS = 100

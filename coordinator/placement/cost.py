@@ -38,6 +38,16 @@ class Stage:
         return tuple(sorted({*self.front, *self.back}))
 
 
+def joined(stage: Stage, server: int, in_front: bool) -> Stage:
+    """The stage with one more server; a server that has played both roles alone keeps the other one."""
+    front, back = stage.front, stage.back
+    if front == back:
+        front, back = ((), back) if in_front else (front, ())
+    if in_front:
+        return Stage(tuple(sorted((*front, server))), back, stage.volunteers)
+    return Stage(front, tuple(sorted((*back, server))), stage.volunteers)
+
+
 @dataclass(frozen=True)
 class StageCost:
     """What one stage costs per microbatch, in seconds."""

@@ -139,6 +139,8 @@ class World:
     it; otherwise the surplus goes to the other stages."""
     may_bench: bool = False
     """Whether a volunteer may be left out when it would slow its stage down."""
+    may_spare: bool = False
+    """Whether a server may be left out as a spare when it would slow the others down."""
 
     @property
     def servers(self) -> int:

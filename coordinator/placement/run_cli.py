@@ -80,6 +80,11 @@ def share(text: str) -> Fraction:
     return near if abs(near - exact) < Fraction(1, 200) else exact
 
 
+def counted(number: int, word: str) -> str:
+    """`1 stage`, `2 stages`."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
 def duration(seconds: float) -> str:
     """`24.5 s`, `3.2 minutes`, `7.1 hours` or `12.0 days`."""
     for least, each, name in ((2 * 86_400, 86_400, "days"), (3_600, 3_600, "hours"), (120, 60, "minutes")):
@@ -94,7 +99,9 @@ def show(plan: RunPlan) -> None:
     for outlier in plan.network.outliers:
         console.print(f"doubtful  {outlier}", markup=False)
     names = [machine.name for machine in plan.network.machines]
-    table = Table(title=f"{len(plan.stages)} stages on {plan.network.servers} servers", title_justify="left")
+    used = plan.network.servers - len(plan.found.spares)
+    title = f"{counted(len(plan.stages), 'stage')} on {used} of {plan.network.servers} servers"
+    table = Table(title=title, title_justify="left")
     for heading in ("stage", "blocks", "front | back", "volunteers", "memory", "microbatch", "exchange"):
         table.add_column(heading, justify="left" if heading == "front | back" else "right")
     pace = plan.found.placement.worst
@@ -119,6 +126,9 @@ def show(plan: RunPlan) -> None:
     _show_loads(console, plan.loads)
     if plan.found.benched:
         console.print(f"left out  {len(plan.found.benched)} volunteers whose links would slow their stage down")
+    if plan.found.spares:
+        spares = " ".join(names[j] for j in plan.found.spares)
+        console.print(f"spare     {spares}: their links would slow the plan down", markup=False)
     if plan.routes is not None:
         shares = " and shares its lines" if plan.shared_uplinks else ""
         console.print(

@@ -140,7 +140,7 @@ def plan_run(
         found, skip_stages = _placed(network, sizes, skip, stages, seed, 0.6 * budget_s)
     placement = found.placement
     world = placement.costs.world
-    members = world.servers + world.volunteers - len(found.benched)
+    members = world.servers + world.volunteers - len(found.benched) - len(found.spares)
     routed = routes = None
     if members <= ROUTED_MEMBERS_MAX:
         routed = member_model(world, placement, skip_stages=skip_stages)

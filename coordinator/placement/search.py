@@ -2,8 +2,8 @@
 stop.
 
 Moves: exchange or move servers, flip or exchange roles, exchange two stages in the order, move or exchange
-volunteers, and (where the world allows it) leave a volunteer out. Half of them start at the stage that sets
-the pace. Large swarms first even out their stages in bulk, since one volunteer more or less changes little.
+volunteers, and (where the world allows it) leave a volunteer or a server out. Half of them start at the stage
+that sets the pace. Large swarms first even out their stages in bulk, since one volunteer more or less changes little.
 """
 
 from __future__ import annotations
@@ -18,9 +18,18 @@ import numpy as np
 
 from coordinator.placement.balance import even_out
 from coordinator.placement.bound import lower_bound
-from coordinator.placement.cost import Costs, Placement, Stage
+from coordinator.placement.cost import Costs, Placement, Stage, joined
 from coordinator.placement.problem import World
 from coordinator.placement.recipe import recipe, recipe_with
+from coordinator.placement.spares import (
+    FEW_SERVERS,
+    exchanged,
+    propose_spare,
+    settle,
+    spare_servers,
+    starts_with_spares,
+    varied,
+)
 from protocol.errors import BadInputError
 
 ROUNDS_PER_SECOND = 12_000
@@ -34,12 +43,16 @@ LARGE_COUNTS = 8
 """Beyond, so many numbers of stages between the least and the most."""
 COUNTED_S = 2.5
 """Without a budget a search does what takes about so long on one idle core, whatever the clock says."""
+CLEARLY = 0.8
+"""Of many servers a start that leaves some out must be so much better: single ones the walks leave out themselves."""
+SPARE_MOVES = 0.1
+"""Share of moves that leave servers out or take them in; less where there are many."""
 HOT, COLD = 0.05, 0.0005
 
 
 @dataclass(frozen=True)
 class PlacementAnswer:
-    """The best placement found; `benched` volunteers stand in no stage."""
+    """The best placement found; `benched` volunteers and `spares` (servers) stand in no stage."""
 
     placement: Placement
     recipe_s: float
@@ -47,10 +60,16 @@ class PlacementAnswer:
     search_s: float
     stopped: str
     benched: tuple[int, ...]
+    spares: tuple[int, ...]
 
     @property
     def batch_s(self) -> float:
         return self.placement.cost_s
+
+    @property
+    def fraction_of_bound(self) -> float:
+        """1.0 where no placement is faster."""
+        return self.lower_bound_s / self.batch_s if self.batch_s > 0 else 1.0
 
 
 def search_placement(
@@ -93,14 +112,30 @@ def search_placement(
     else:
         starts = [recipe_with(world, costs, stages, rng)]
     recipe_s = starts[-1].cost_s
-    starts = [even_out(placement, expired) for placement in _with_others(world, costs, starts, rng, stages)]
-    if world.may_bench and world.volunteers:
-        starts += [_alone(placement) for placement in starts]
+    starts = _with_others(world, costs, starts, rng, stages)
+    thinned: list[Placement] = []
+    if world.may_spare:
+        promising = [len(placement.stages) for placement in sorted(starts, key=lambda placement: placement.score)]
+        thinned = starts_with_spares(world, costs, promising, rng, expired)
+
+    def prepared(found: list[Placement]) -> list[Placement]:
+        evened = [even_out(placement, expired) for placement in found]
+        return evened + ([_alone(placement) for placement in evened] if world.may_bench and world.volunteers else [])
+
+    starts = prepared(starts)
+    thinned = prepared(thinned)
     if start is not None:
         starts.append(start)
+    if world.may_spare:
+        clearly = CLEARLY * min(placement.score for placement in starts) if world.servers > FEW_SERVERS else math.inf
+        starts += [placement for placement in thinned if placement.score < clearly]
+        starts = list({tuple(placement.stages): placement for placement in starts}.values())
     starts.sort(key=lambda placement: placement.score)
     best = starts[0]
+    if world.may_spare and world.servers <= FEW_SERVERS:
+        starts = varied(starts)
     bound = lower_bound(world, stages)
+    settles = world.may_spare and world.servers <= SMALL_SERVERS
     largest = max(world.volunteers, 10) / len(best.stages)
     rounds = max(100, int(ROUNDS_PER_SECOND * work_s / (1 + largest / 100)))
     if world.servers <= SMALL_SERVERS:
@@ -112,9 +147,13 @@ def search_placement(
             placement = _shaken(placement, rng)
         own = 0.7 / len(kept)
         tried = anneal(placement, rng, int(own * rounds), part(own / (1 - number * own)), 1.0)
+        if settles:
+            tried = settle(tried, expired)
         if tried.score < best.score:
             best = tried
     best = anneal(best, rng, int(0.3 * rounds), part(1.0), 0.3)
+    if settles:
+        best = settle(best, expired)
     if not math.isfinite(best.cost_s):
         raise BadInputError(_nothing_fits(world))
     placed = {volunteer for stage in best.stages for volunteer in stage.volunteers}
@@ -131,6 +170,7 @@ def search_placement(
         clock() - began,
         stopped,
         tuple(volunteer for volunteer in range(world.volunteers) if volunteer not in placed),
+        spare_servers(best),
     )
 
 
@@ -222,6 +262,8 @@ def propose(placement: Placement, rng: random.Random) -> dict[int, Stage] | None
     a = placement.worst if pace else rng.randrange(count)
     b = rng.randrange(count)
     one, two = stages[a], stages[b]
+    if world.may_spare and rng.random() < SPARE_MOVES / max(1.0, world.servers / FEW_SERVERS):
+        return propose_spare(placement, rng, a)
     kind = rng.random()
     if world.volunteers and kind < 0.35:
         return _move_volunteer(placement, rng, a, b)
@@ -236,17 +278,10 @@ def propose(placement: Placement, rng: random.Random) -> dict[int, Stage] | None
         }
     if kind < 0.85:
         x, y = rng.choice(one.front + one.back), rng.choice(two.front + two.back)
-        return {a: _swap(one, x, y), b: _swap(two, y, x)}
+        return {a: exchanged(one, x, y), b: exchanged(two, y, x)}
     if kind < 0.95:
         return _move_server(one, two, a, b, rng)
     return {a: flipped} if (flipped := _flip(one, rng)) else None
-
-
-def _swap(stage: Stage, out: int, into: int) -> Stage:
-    """`into` takes the role of `out`."""
-    front = tuple(sorted(into if j == out else j for j in stage.front))
-    back = tuple(sorted(into if j == out else j for j in stage.back))
-    return Stage(front, back, stage.volunteers)
 
 
 def _flip(stage: Stage, rng: random.Random) -> Stage | None:
@@ -277,16 +312,6 @@ def _move_server(one: Stage, two: Stage, a: int, b: int, rng: random.Random) -> 
     front = tuple(j for j in one.front if j != server)
     back = tuple(j for j in one.back if j != server)
     return {a: Stage(front, back, one.volunteers), b: joined(two, server, rng.random() < 0.5)}
-
-
-def joined(stage: Stage, server: int, in_front: bool) -> Stage:
-    """The stage with one more server; a server that has played both roles alone keeps the other one."""
-    front, back = stage.front, stage.back
-    if front == back:
-        front, back = ((), back) if in_front else (front, ())
-    if in_front:
-        return Stage(tuple(sorted((*front, server))), back, stage.volunteers)
-    return Stage(front, tuple(sorted((*back, server))), stage.volunteers)
 
 
 def _move_volunteer(placement: Placement, rng: random.Random, a: int, b: int) -> dict[int, Stage] | None:

@@ -103,6 +103,7 @@ def world_of(network: Network, sizes: ModelSizes, *, closed: bool = False, may_b
         ),
         closed=closed,
         may_bench=may_bench,
+        may_spare=True,
     )
 
 

@@ -1,0 +1,89 @@
+"""More servers never make a plan slower: those that would are left out as spares."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from coordinator.placement.run_plan import plan_run, sizes_of
+from coordinator.placement.search import search_placement
+from coordinator.placement.swarm import world_of
+from coordinator.plan_cli import plan
+from protocol.profile import Link, Machine, Network, NetworkFile, build_network
+from protocol.run import BatchSection, ModelSection, RunConfig
+
+TWO_SITES = Path(__file__).parents[2] / "data" / "network_two_sites.json"
+
+
+def without(file: NetworkFile, *gone: str) -> NetworkFile:
+    return msgspec.structs.replace(
+        file,
+        machines=tuple(machine for machine in file.machines if machine.name not in gone),
+        links=tuple(link for link in file.links if not {link.source, link.target} & set(gone)),
+    )
+
+
+def test_slow_homes_among_fast_servers_become_spares() -> None:
+    """Two servers on slow lines beside six on fast ones: the plan is as fast as without the two."""
+    file = msgspec.json.decode(TWO_SITES.read_bytes(), type=NetworkFile)
+    everybody = plan_run(RunConfig(), build_network(file), budget_s=1.0)
+    fast = plan_run(RunConfig(), build_network(without(file, "home-0", "home-1")), budget_s=1.0)
+    assert everybody.tokens_per_s >= fast.tokens_per_s * (1 - 1e-9)
+    assert {6, 7} <= set(everybody.found.spares)
+    assert everybody.found.lower_bound_s <= everybody.step_s
+
+
+def random_network(rng: random.Random) -> Network:
+    """Three to six servers and up to four volunteers on links as different as links are."""
+    machines = [
+        Machine(
+            name=f"{role}-{number}",
+            role=role,  # type: ignore[arg-type]
+            forward_flops_per_s=10 ** rng.uniform(9, 13),
+            backward_flops_per_s=10 ** rng.uniform(9, 13),
+            memory_bytes=10**10,
+            uplink_bytes_per_s=rng.choice([1e6, 1e8]),
+            downlink_bytes_per_s=rng.choice([1e6, 1e8]),
+        )
+        for role, count in (("server", rng.randint(3, 6)), ("volunteer", rng.randint(0, 4)))
+        for number in range(count)
+    ]
+    links = [
+        Link(source=a.name, target=b.name, latency_s=rng.uniform(0, 0.2), bytes_per_s=10 ** rng.uniform(5, 9))
+        for a in machines
+        for b in machines
+        if a.name != b.name and b.role == "server"
+    ]
+    return build_network(NetworkFile(kind="network", machines=tuple(machines), links=tuple(links)))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_one_more_server_never_makes_the_plan_slower(seed: int) -> None:
+    """The first two servers of a random network, then one more at a time: the batch never takes longer."""
+    rng = random.Random(seed)
+    config = RunConfig(
+        model=ModelSection(layers=rng.randint(2, 8)), batch=BatchSection(microbatches=rng.randint(2, 12), samples=8)
+    )
+    world = world_of(random_network(rng), sizes_of(config))
+    before_s = float("inf")
+    for servers in range(2, world.servers + 1):
+        part = world.part(range(servers), range(world.volunteers))
+        found = search_placement(part, 0, 0.6, clock=lambda: 0.0)
+        assert found.lower_bound_s <= found.batch_s <= before_s * (1 + 1e-9)
+        placed = {j for stage in found.placement.stages for j in stage.servers}
+        assert placed | set(found.spares) == set(range(servers)) and not placed & set(found.spares)
+        before_s = found.batch_s
+
+
+def test_the_printed_plan_names_the_spares(tmp_path: Path) -> None:
+    """`plan run` says which servers it left out, and on how many of them the stages stand."""
+    run = tmp_path / "RUN.toml"
+    run.write_text("")
+    text = CliRunner().invoke(plan, ["run", str(run), str(TWO_SITES), "--budget-s", "1"]).output
+    assert "of 8 servers" in text
+    spares = text.split("spare  ")[1].split(":")[0].split()
+    assert {"home-0", "home-1"} <= set(spares)
