@@ -78,7 +78,11 @@ def show(problem: PartitionProblem, found: Partition, slices: Slices, search_s: 
         )
     console = Console()
     console.print(table)
-    console.print(f"step      {found.makespan_s:.6g} s; no other cuts take less than {found.lower_bound_s:.6g} s")
+    fraction = found.lower_bound_s / found.makespan_s if found.makespan_s else 1.0
+    console.print(
+        f"step      {found.makespan_s:.6g} s, {fraction:.1%} of the bound: no other cuts take less than "
+        f"{found.lower_bound_s:.6g} s"
+    )
     if slices.count:
         console.print(f"slices    halve the first {slices.count}: {slices.makespan_s:.6g} s")
     else:

@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from coordinator.placement.cli import bound_words, listed
 from coordinator.placement.map_svg import map_svg
 from coordinator.placement.run_plan import RunPlan, VolunteerLoad, plan_run
 from coordinator.placement.swarm import hops_of
@@ -20,6 +21,7 @@ from protocol.profile import load_network
 
 LOADS_SHOWN = 12
 ROUTES_SHOWN = 2
+SPARES_SHOWN = 6
 
 
 @click.command("run")
@@ -60,6 +62,13 @@ def plan_run_command(
         shared_uplinks=shared_uplinks,
     )
     show(plan)
+    given = config.stages
+    click.echo(
+        f"RUN.toml  its {counted(given.count, 'stage')} of {given.front_servers} front and "
+        f"{counted(given.back_servers, 'back server')}\n          "
+        f"were not used: the plan chooses {'' if stages is None else 'all but --stages '}itself"
+        + (" (--stages N fixes how many)" if stages is None else "")
+    )
     if svg_path is not None:
         gantt = svg_path.with_name(f"{svg_path.stem}-gantt{svg_path.suffix or '.svg'}")
         try:
@@ -127,8 +136,8 @@ def show(plan: RunPlan) -> None:
     if plan.found.benched:
         console.print(f"left out  {len(plan.found.benched)} volunteers whose links would slow their stage down")
     if plan.found.spares:
-        spares = " ".join(names[j] for j in plan.found.spares)
-        console.print(f"spare     {spares}: their links would slow the plan down", markup=False)
+        console.print(f"spare     {counted(len(plan.found.spares), 'server')} whose links would slow the plan down:")
+        console.print(f"          {listed([names[j] for j in plan.found.spares], SPARES_SHOWN)}", markup=False)
     if plan.routes is not None:
         shares = " and shares its lines" if plan.shared_uplinks else ""
         console.print(
@@ -142,10 +151,8 @@ def show(plan: RunPlan) -> None:
             console.print(f"          route {number}: {way}", markup=False)
     if plan.recompute:
         console.print("memory    every block keeps its input only and runs its forward again before its backward")
-    console.print(
-        f"step      {plan.step_s:.4g} s (at least {plan.found.lower_bound_s:.4g} s on these machines; the paper's "
-        f"recipe {plan.found.recipe_s:.4g} s)"
-    )
+    console.print(f"step      {plan.step_s:.4g} s, {bound_words(plan.found)}")
+    console.print(f"          the paper's recipe takes {plan.found.recipe_s:.4g} s")
     console.print(f"speed     {plan.tokens_per_s:,.0f} tokens per second; all steps in {duration(plan.finish_s)}")
     console.print(
         f"pipeline  {plan.simulated_microbatches} microbatches simulated in {plan.timeline.makespan_s:.4g} s",

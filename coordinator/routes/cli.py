@@ -61,7 +61,7 @@ def show(model: RouteModel, found: RoutesAnswer) -> None:
     console = Console()
     console.print(table)
     console.print(
-        f"makespan  {found.makespan_s:.6g} s; no routes take less than {found.lower_bound_s:.6g} s "
-        f"(at least {found.fraction_of_bound:.1%} of the best)"
+        f"makespan  {found.makespan_s:.6g} s, {found.fraction_of_bound:.1%} of the bound: no routes take less than "
+        f"{found.lower_bound_s:.6g} s"
     )
     console.print(f"search    {found.search_s:.3f} s; {found.stopped}")

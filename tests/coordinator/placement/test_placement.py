@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -144,6 +145,9 @@ def test_command_prints_what_format_asks(tmp_path: Path) -> None:
     assert set(answer["stages"][0]) == {"servers", "front", "back", "volunteers", "layers"}
     text = CliRunner().invoke(plan, ["placement", str(path), "--budget-s", "0.2"]).output
     assert "recipe" in text
+    batch_s, fraction, bound_s = re.search(r"batch +([\d.]+) s, (\d+)% of the bound \(([\d.]+) s\)", text).groups()  # type: ignore[union-attr]
+    assert int(fraction) == pytest.approx(100 * float(bound_s) / float(batch_s), abs=1)
+    assert "quickest links" in text  # a bound so far off says what it leaves out
     raw = json.loads(path.read_text())
     for change, says in (
         ({"layers_per_stage_max": 1}, "layers_per_stage_max"),

@@ -85,5 +85,5 @@ def test_the_printed_plan_names_the_spares(tmp_path: Path) -> None:
     run.write_text("")
     text = CliRunner().invoke(plan, ["run", str(run), str(TWO_SITES), "--budget-s", "1"]).output
     assert "of 8 servers" in text
-    spares = text.split("spare  ")[1].split(":")[0].split()
+    spares = text.split("spare  ")[1].splitlines()[1].split()
     assert {"home-0", "home-1"} <= set(spares)

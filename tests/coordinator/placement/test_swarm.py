@@ -160,7 +160,16 @@ def test_run_command_draws_and_prints(tmp_path: Path) -> None:
     picture = tmp_path / "map.svg"
     args = ["run", str(run), str(DATA / "network_two_sites.json"), "--budget-s", "0.3", "--svg", str(picture)]
     result = CliRunner().invoke(plan, args, catch_exceptions=False)
-    for word in ("of 8 servers", "tokens per second", "all steps in", "sets it", "routes", "drawn"):
+    for word in (
+        "of 8 servers",
+        "tokens per second",
+        "all steps in",
+        "sets it",
+        "routes",
+        "drawn",
+        "% of the bound",
+        "2 stages of 1",
+    ):
         assert word in result.output
     for path in (picture, tmp_path / "map-gantt.svg"):
         assert ElementTree.fromstring(path.read_text()).tag.endswith("svg")
