@@ -69,11 +69,15 @@ class Choice:
     slices: int = 0
 
     def __str__(self) -> str:
-        parts = [f"{self.nodes} nodes", f"{self.microbatch_samples} samples", self.placement, self.order]
-        parts += ["split backward"] if self.split else []
+        parts = [f"{self.nodes} nodes", f"{self.microbatch_samples} samples", self.way]
         parts += [f"{self.segments} segments"] if self.segments > 1 else []
         parts += [f"{self.slices} sliced"] if self.slices else []
         return ", ".join(parts)
+
+    @property
+    def way(self) -> str:
+        """Placement, order, and whether backwards are split."""
+        return ", ".join([self.placement, self.order] + (["split backward"] if self.split else []))
 
 
 class Case:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 
 from coordinator.costs import BlockCost
 from coordinator.model_costs import CostRules, block_costs
+from coordinator.names import short
 from coordinator.simulator.links import Network as SharedNetwork
 from coordinator.tune_case import Node, Workload
 from coordinator.tuner import Outcome, Space, Tuned, tune
@@ -26,34 +28,58 @@ from protocol.run import RunConfig
 
 #: A larger pipeline is not one step's line of nodes; placement makes stages of several machines each.
 NODES_MAX = 256
+WIDTH = 100
+INDENT = " " * 12
 
 
 @click.command("tune")
 @click.argument("run_file", metavar="RUN.toml", type=click.Path(path_type=Path))
 @click.argument("network_file", metavar="NETWORK.json", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON object.")
+@click.option("--all", "show_all", is_flag=True, help="List the choices that others beat as well, with each reason.")
 @click.option("--budget-s", type=click.FloatRange(min=0), default=20.0, show_default=True, help="Time to search.")
-@click.option("--nodes", type=str, default="", help="Numbers of nodes to try, like 4,8; all machines by default.")
+@click.option("--nodes", type=str, default="", help="Numbers of nodes to try, like 4,8; by default see above.")
 @click.option("--segments", type=str, default="1,2,4", show_default=True, help="Numbers of segments to try.")
-def plan_tune(run_file: Path, network_file: Path, as_json: bool, budget_s: float, nodes: str, segments: str) -> None:
+def plan_tune(
+    run_file: Path, network_file: Path, as_json: bool, show_all: bool, budget_s: float, nodes: str, segments: str
+) -> None:
     """Rank cuts, placements, orders and sizes for a run on measured machines, with reasons.
 
-    One machine stands for one node of the pipeline, the strongest first, neighbours near each other.
+    One machine stands for one node of the pipeline, the strongest first, neighbours near each other. As many nodes
+    are tried as there are machines and blocks for, and half as many, down to two. The run's step is cut into
+    microbatches anew: of the run file's size, and of 1, 2, 4, … samples as long as every node gets one.
     """
     config, network = load_run(run_file), load_network(network_file)
     order = line_order(network)
+    work = workload(config)
     found = tune(
-        workload(config),
+        work,
         [Node(m.forward_flops_per_s, float(m.memory_bytes)) for m in (network.machines[index] for index in order)],
         line_network(network, order),
-        Space(nodes=_numbers(nodes, "--nodes"), segments=_numbers(segments, "--segments")),
+        Space(
+            nodes=_numbers(nodes, "--nodes") or node_counts(len(order), len(work.blocks)),
+            segments=_numbers(segments, "--segments"),
+            sizes_too=(config.batch.samples,),
+        ),
         budget_s,
     )
     names = [network.machines[index].name for index in order]
     if as_json:
         click.echo(json.dumps(answer(found, names)))
     else:
-        click.echo(table(found, names))
+        click.echo(table(found, names, show_all))
+        click.echo(
+            f"samples: of one microbatch; a step has {work.samples} samples, which RUN.toml cuts into "
+            f"{config.batch.microbatches} of {config.batch.samples}"
+        )
+
+
+def node_counts(machines: int, blocks: int) -> tuple[int, ...]:
+    """The most nodes that there are machines and blocks for, half as many, and so on down to two."""
+    counts = [min(machines, blocks)]
+    while counts[-1] >= 4:
+        counts.append(counts[-1] // 2)
+    return tuple(counts)
 
 
 def workload(config: RunConfig) -> Workload:
@@ -177,19 +203,51 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def table(found: Tuned, names: Sequence[str]) -> str:
-    """The ranking in lines: time, memory, status, choice, reason. Choices that never ran, for one reason, share a
-    line."""
-    lines = [f"{'step s':>10}  {'peak':>9}  {'status':<9}  choice: reason"]
+def table(found: Tuned, names: Sequence[str], show_all: bool = False) -> str:
+    """The choices that no other beats in both time and memory, the fastest first, and how many others there are.
+
+    With `show_all` the others follow, each with its reason; those that never ran, for one reason, share a line.
+    """
+    lines = [f"{'step s':>8}  bound  {'peak':>8}  nodes  samples  segments  placement, order"]
+    for outcome in found.outcomes:
+        if outcome.status in ("best", "kept"):
+            fraction = outcome.bound_s / outcome.makespan_s if outcome.makespan_s else 1.0
+            choice = outcome.choice
+            peak = f"{outcome.peak_bytes / 1e6:.4g} MB"
+            sliced = f", {choice.slices} sliced" if choice.slices else ""
+            lines.append(
+                f"{outcome.makespan_s:>8.4g}  {fraction:>5.0%}  {peak:>8}  {choice.nodes:>5}  "
+                f"{choice.microbatch_samples:>7}  {choice.segments:>8}  {choice.way}{sliced}"
+            )
+    counts = Counter(outcome.status for outcome in found.outcomes)
+    lines.append("the first is the best choice; each below is slower and needs less memory than all above it")
+    lines.append("bound: what fraction of the choice's own proven bound it reaches, which leaves out memory, shared")
+    lines.append("  lines, and all waiting but a pipeline's first")
+    if counts["dominated"] or counts["rejected"]:
+        lines.append(
+            f"{counts['dominated']} more choices are no better in either, {counts['rejected']} cannot run or were not "
+            f"tried{':' if show_all else ' (--all)'}"
+        )
+    if show_all:
+        lines += _others(found)
+    nodes = f"nodes in order: {', '.join(short(name) for name in names)}"
+    lines += textwrap.wrap(nodes, WIDTH, subsequent_indent="  ")
+    lines.append(f"searched {found.search_s:.1f} s, stopped: {found.stopped}")
+    return "\n".join(lines)
+
+
+def _others(found: Tuned) -> list[str]:
+    """The choices that are beaten or never ran, each with its reason."""
+    lines: list[str] = []
     never_ran = Counter(outcome.reason for outcome in found.outcomes if outcome.timeline is None)
     for outcome in found.outcomes:
-        time = f"{outcome.makespan_s:.4g}" if math.isfinite(outcome.makespan_s) else "-"
-        peak = f"{outcome.peak_bytes / 1e6:.4g} MB" if math.isfinite(outcome.peak_bytes) else "-"
-        choice = str(outcome.choice)
+        if outcome.status in ("best", "kept"):
+            continue
+        text = f"{outcome.status}: {outcome.choice}"
         if outcome.timeline is None:
             if not (alike := never_ran.pop(outcome.reason, 0)):
                 continue
-            choice += f" and {alike - 1} more" if alike > 1 else ""
-        lines.append(f"{time:>10}  {peak:>9}  {outcome.status:<9}  {choice}: {outcome.reason}")
-    lines.append(f"nodes in order: {', '.join(names)}; searched {found.search_s:.1f} s, stopped: {found.stopped}")
-    return "\n".join(lines)
+            text += f" and {alike - 1} more" if alike > 1 else ""
+        time = f"{outcome.makespan_s:>10.4g}" if math.isfinite(outcome.makespan_s) else f"{'-':>10}"
+        lines += textwrap.wrap(f"{text}: {outcome.reason}", WIDTH, initial_indent=f"{time}  ", subsequent_indent=INDENT)
+    return lines

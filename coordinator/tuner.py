@@ -25,6 +25,7 @@ class Space:
     """What to try. Empty tuples of nodes and sizes stand for what the nodes and the workload suggest.
 
     Attributes:
+        sizes_too: microbatch sizes beside those that the workload suggests.
         slices: how many of 1F1B's first microbatches to halve (AutoPipe's slicer), beside none.
     """
 
@@ -34,6 +35,7 @@ class Space:
     split: tuple[bool, ...] = (False, True)
     segments: tuple[int, ...] = (1, 2, 4)
     slices: tuple[int, ...] = (1, 2, 4)
+    sizes_too: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -134,17 +136,23 @@ _ORDERS = {
 
 def _choices(work: Workload, nodes: int, space: Space) -> Iterator[Choice]:
     """Every point, ordered so that a short budget has seen the usual ones."""
-    sizes = space.microbatch_samples or tuple(
-        2**power for power in range(work.samples.bit_length()) if work.samples // 2**power >= nodes
-    )
-    for segments, count, samples, placement, split in product(
-        space.segments, space.nodes or (nodes,), sizes or (1,), space.placements, space.split
-    ):
-        for order in _ORDERS.get(placement, ("1F1B",)):
-            yield Choice(count, samples, placement, order, split, segments)
-    for count, samples, slices in product(space.nodes or (nodes,), sizes or (1,), space.slices):
-        if slices:
-            yield Choice(count, samples, "one-to-one", "1F1B", False, 1, slices)
+    counts = space.nodes or (nodes,)
+    for segments, count in product(space.segments, counts):
+        for samples, placement, split in product(_sizes(work, count, space), space.placements, space.split):
+            for order in _ORDERS.get(placement, ("1F1B",)):
+                yield Choice(count, samples, placement, order, split, segments)
+    for count in counts:
+        for samples, slices in product(_sizes(work, count, space), space.slices):
+            if slices:
+                yield Choice(count, samples, "one-to-one", "1F1B", False, 1, slices)
+
+
+def _sizes(work: Workload, count: int, space: Space) -> list[int]:
+    """Microbatch sizes for so many nodes: powers of two that leave each node a microbatch, and those asked for."""
+    if space.microbatch_samples:
+        return list(space.microbatch_samples)
+    powers = [2**power for power in range(work.samples.bit_length()) if work.samples // 2**power >= count]
+    return sorted({*powers, *space.sizes_too}) or [1]
 
 
 def _try(

@@ -245,11 +245,38 @@ def test_choices_that_never_ran_for_one_reason_share_a_line(tmp_path: Path) -> N
     run = tmp_path / "run.toml"
     run.write_text(RUN)
     arguments = ["tune", str(run), str(network_file(tmp_path)), "--budget-s", "0.01"]
-    lines = CliRunner().invoke(plan, arguments, catch_exceptions=False).stdout.splitlines()
-    left_out = [line for line in lines if "not tried: the 0.01 s ended" in line]
-    assert len(left_out) == 1 and " more: not tried" in left_out[0]
+    said = CliRunner().invoke(plan, [*arguments, "--all"], catch_exceptions=False).stdout
+    said = " ".join(said.split())  # long lines are wrapped
+    assert said.count("not tried: the 0.01 s ended") == 1 and " more: not tried" in said
     answer = json.loads(CliRunner().invoke(plan, [*arguments, "--json"], catch_exceptions=False).stdout)
     assert sum("not tried" in choice["reason"] for choice in answer["choices"]) > 1
+
+
+def test_without_options_only_what_the_blocks_allow_is_tried(tmp_path: Path) -> None:
+    """A model of 6 blocks on 8 machines: at most 6 nodes, the run file's own microbatch among the sizes."""
+    run = tmp_path / "run.toml"
+    run.write_text(RUN.replace("layers = 6", "layers = 2").replace("samples = 1", "samples = 3"))
+    arguments = ["tune", str(run), str(network_file(tmp_path, 6)), "--segments", "1"]
+    answer = json.loads(CliRunner().invoke(plan, [*arguments, "--json"], catch_exceptions=False).stdout)
+    assert {choice["nodes"] for choice in answer["choices"]} == {6, 3}
+    sizes = {(choice["nodes"], choice["microbatch_samples"]) for choice in answer["choices"]}
+    assert {(6, 1), (6, 3), (3, 3), (3, 8)} <= sizes and (6, 8) not in sizes
+
+
+def test_the_listing_is_short_and_narrow_and_all_is_there_on_demand(tmp_path: Path) -> None:
+    """Who is beaten in time and memory is counted, and listed with --all; nothing is wider than 100 columns."""
+    run = tmp_path / "run.toml"
+    run.write_text(RUN)
+    arguments = ["tune", str(run), str(network_file(tmp_path)), "--segments", "1,2"]
+    few, everything = (
+        CliRunner().invoke(plan, [*arguments, *more], catch_exceptions=False).stdout for more in ((), ("--all",))
+    )
+    assert max(map(len, (few + everything).splitlines())) <= 100
+    assert "dominated" not in few and "dominated: " in everything
+    assert "which RUN.toml cuts into 8 of 1" in few
+    answer = json.loads(CliRunner().invoke(plan, [*arguments, "--json"], catch_exceptions=False).stdout)
+    beaten = sum(choice["status"] == "dominated" for choice in answer["choices"])
+    assert f"{beaten} more choices are no better" in few
 
 
 @pytest.mark.parametrize(("option", "value"), [("--nodes", "0"), ("--nodes", "two"), ("--segments", "-1")])
