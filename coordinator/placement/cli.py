@@ -66,22 +66,24 @@ def show(found: PlacementAnswer) -> None:
     """Prints the stages as a table and what they cost below it."""
     placement = found.placement
     table = Table(title=f"{len(placement.stages)} stages", title_justify="left")
-    for heading in ("stage", "layers", "front", "back", "volunteers", "hops", "transfers", "work", ""):
-        table.add_column(heading, justify="left" if heading in ("front", "back", "volunteers", "") else "right")
+    lists = ("front", "back", "volunteers")
+    for heading in ("stage", "layers", *lists, "hops s", "moves s", "work s"):
+        table.add_column(heading, justify="left" if heading in lists else "right", no_wrap=heading not in lists)
     for k, (stage, cost) in enumerate(zip(placement.stages, placement.detail(), strict=True)):
         table.add_row(
             str(k),
             str(cost.layers),
-            " ".join(map(str, stage.front)),
-            " ".join(map(str, stage.back)),
+            listed(stage.front),
+            listed(stage.back),
             listed(sorted(stage.volunteers)),
-            f"{cost.hop_in_s + cost.hop_out_s:.3g} s",
-            f"{cost.transfer_s:.3g} s",
-            f"{cost.work_s:.3g} s",
-            "sets the pace" if k == placement.worst else "",
+            f"{cost.hop_in_s + cost.hop_out_s:.3g}",
+            f"{cost.transfer_s:.3g}",
+            f"{cost.work_s:.3g}",
         )
     console = Console()
     console.print(table)
+    console.print("          of a microbatch; hops: between stages, moves: inside one")
+    console.print(f"pace      stage {placement.worst} sets it")
     console.print(
         f"batch     {found.batch_s:.6g} s, {bound_words(found)}\n"
         f"          the paper's recipe alone takes {found.recipe_s:.6g} s"

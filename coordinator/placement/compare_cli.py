@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from coordinator.placement.run_cli import share
+from coordinator.placement.run_cli import share, shortened
 from coordinator.placement.run_plan import sizes_of, skipped_stages
 from coordinator.placement.search import search_placement
 from coordinator.placement.swarm import member_model, world_of
@@ -84,7 +84,7 @@ def plan_compare(
         raise BadInputError(f"machines: {model.nodes} members take part; at most {MEMBERS_MAX} are compared")
     console = Console()
     for outlier in network.outliers:
-        console.print(f"doubtful  {outlier}", markup=False)
+        console.print(f"doubtful  {shortened(outlier)}", markup=False)
     rows = compare(model, seed, 0.6 * budget_s)
     table = Table(
         title=f"{sum(model.sends)} microbatches, {stages} stages, {model.nodes} members", title_justify="left"

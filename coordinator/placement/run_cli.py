@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from statistics import mean
@@ -10,6 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from coordinator.names import short
 from coordinator.placement.cli import bound_words, listed
 from coordinator.placement.map_svg import map_svg
 from coordinator.placement.run_plan import RunPlan, VolunteerLoad, plan_run
@@ -17,7 +19,7 @@ from coordinator.placement.swarm import hops_of
 from coordinator.simulator.pictures import svg, terminal
 from protocol.config_file import load_run
 from protocol.errors import BadInputError
-from protocol.profile import load_network
+from protocol.profile import Outlier, load_network
 
 LOADS_SHOWN = 12
 ROUTES_SHOWN = 2
@@ -89,6 +91,11 @@ def share(text: str) -> Fraction:
     return near if abs(near - exact) < Fraction(1, 200) else exact
 
 
+def shortened(outlier: Outlier) -> Outlier:
+    """With its machines' names as people read them."""
+    return replace(outlier, source=short(outlier.source), target=short(outlier.target))
+
+
 def counted(number: int, word: str) -> str:
     """`1 stage`, `2 stages`."""
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
@@ -106,13 +113,15 @@ def show(plan: RunPlan) -> None:
     """Prints the plan as tables and sentences."""
     console = Console()
     for outlier in plan.network.outliers:
-        console.print(f"doubtful  {outlier}", markup=False)
-    names = [machine.name for machine in plan.network.machines]
+        console.print(f"doubtful  {shortened(outlier)}", markup=False)
+    names = [short(machine.name) for machine in plan.network.machines]
     used = plan.network.servers - len(plan.found.spares)
     title = f"{counted(len(plan.stages), 'stage')} on {used} of {plan.network.servers} servers"
     table = Table(title=title, title_justify="left")
-    for heading in ("stage", "blocks", "front | back", "volunteers", "memory", "microbatch", "exchange"):
-        table.add_column(heading, justify="left" if heading == "front | back" else "right")
+    for heading in ("stage", "blocks", "front | back", "volunteers", "GB", "work s", "sync s"):
+        table.add_column(
+            heading, justify="left" if heading == "front | back" else "right", no_wrap=heading != "front | back"
+        )
     pace = plan.found.placement.worst
     for k, (stage, cost) in enumerate(zip(plan.stages, plan.costs, strict=True)):
         front = " ".join(names[j] for j in stage.front[:4]) + (" …" if len(stage.front) > 4 else "")
@@ -126,11 +135,12 @@ def show(plan: RunPlan) -> None:
             f"{plan.edges[k]}–{plan.edges[k + 1] - 1}",
             f"{front} | {back}",
             str(len(stage.volunteers)),
-            f"{memory / 1e9:.2f} GB",
-            f"{cost.total_s:.3g} s",
-            f"{cost.exchange_s:.3g} s",
+            f"{memory / 1e9:.2f}",
+            f"{cost.total_s:.3g}",
+            f"{cost.exchange_s:.3g}",
         )
     console.print(table)
+    console.print("          work: one microbatch and its transfers; sync: gradients of a step")
     console.print(f"pace      stage {pace} sets it")
     _show_loads(console, plan.loads)
     if plan.found.benched:
@@ -141,14 +151,17 @@ def show(plan: RunPlan) -> None:
     if plan.routes is not None:
         shares = " and shares its lines" if plan.shared_uplinks else ""
         console.print(
-            f"routes    {len(plan.routes.routes)} at once, a step in {plan.routes.makespan_s:.4g} s when each "
-            f"microbatch goes whole to one member of a stage{shares} ({plan.routes.fraction_of_bound:.0%} of the bound)"
+            f"routes    {len(plan.routes.routes)} at once, in {plan.routes.makespan_s:.4g} s "
+            f"({plan.routes.fraction_of_bound:.0%} of the bound) when each microbatch\n"
+            f"          goes whole to one member of a stage{shares}"
         )
     if plan.routed is not None and plan.routes is not None:
         for number, route in enumerate(plan.routes.routes[:ROUTES_SHOWN]):
             hops = hops_of(plan.found.placement, plan.routed, route)
-            way = ", ".join(f"{names[h.front]} > {names[h.member]} > {names[h.back]}" for h in hops)
-            console.print(f"          route {number}: {way}", markup=False)
+            for place, h in enumerate(hops):
+                head = f"route {number}:" if place == 0 else ""
+                way = f"{names[h.front]} > {names[h.member]} > {names[h.back]}"
+                console.print(f"          {head:9}{way}", markup=False)
     if plan.recompute:
         console.print("memory    every block keeps its input only and runs its forward again before its backward")
     console.print(f"step      {plan.step_s:.4g} s, {bound_words(plan.found)}")
@@ -159,7 +172,7 @@ def show(plan: RunPlan) -> None:
         end="\n\n",
     )
     if len(plan.stages) <= 24:
-        click.echo(terminal(plan.timeline, width=min(100, console.width), colour=console.is_terminal))
+        click.echo(terminal(plan.timeline, width=min(100, console.width) - 5, colour=console.is_terminal))
 
 
 def _server_bytes(plan: RunPlan, stage: int, server: int) -> float:
@@ -180,7 +193,9 @@ def _show_loads(console: Console, loads: tuple[VolunteerLoad, ...]) -> None:
     for heading in ("name", "stage", "memory", "GB per hour"):
         table.add_column(heading, justify="left" if heading == "name" else "right")
     for load in loads[:LOADS_SHOWN]:
-        table.add_row(load.name, str(load.stage), f"{load.memory_bytes / 1e9:.2f} GB", f"{load.gigabytes_per_hour:.2f}")
+        table.add_row(
+            short(load.name), str(load.stage), f"{load.memory_bytes / 1e9:.2f} GB", f"{load.gigabytes_per_hour:.2f}"
+        )
     console.print(table)
     if len(loads) > LOADS_SHOWN:
         console.print(

@@ -61,6 +61,32 @@ def random_network(rng: random.Random) -> Network:
     return build_network(NetworkFile(kind="network", machines=tuple(machines), links=tuple(links)))
 
 
+def test_people_read_eight_characters_of_a_node_id_within_eighty_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network as a run measured it: ids are cut like in `status`, and neither table nor route is wrapped or cut."""
+    text = TWO_SITES.read_text()
+    ids = {}
+    for number, name in enumerate(["home-0", "home-1", "cloud-0", "cloud-1", "cloud-2", "campus-0", "home-2"]):
+        ids[name] = "abcdefg"[number] * 4 + "k7x2" * 12
+        text = text.replace(f'"{name}"', f'"{ids[name]}"')
+    network, run = tmp_path / "network.json", tmp_path / "RUN.toml"
+    network.write_text(text)
+    run.write_text("")
+    monkeypatch.setenv("COLUMNS", "80")
+    arguments = ["run", str(run), str(network), "--stages", "2", "--budget-s", "0.5"]
+    printed = CliRunner().invoke(plan, arguments, catch_exceptions=False).output
+    assert any(node_id[:8] in printed for node_id in ids.values())
+    assert not any(node_id[:9] in printed for node_id in ids.values())
+    assert "…" not in printed and max(map(len, printed.splitlines())) <= 80
+    routes = [line for line in printed.splitlines() if line.count(" > ") == 2]
+    assert len(routes) == 4  # two routes of two stages, a line for each hop
+    problem = TWO_SITES.parent / "problems" / "placement_6.json"
+    printed = CliRunner().invoke(plan, ["placement", str(problem), "--budget-s", "0.2"]).output
+    assert "…" not in printed and "volunteers" in printed
+    assert max(map(len, printed.splitlines())) <= 80
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_one_more_server_never_makes_the_plan_slower(seed: int) -> None:
     """The first two servers of a random network, then one more at a time: the batch never takes longer."""
