@@ -75,7 +75,9 @@ def plan_run_command(
         gantt = svg_path.with_name(f"{svg_path.stem}-gantt{svg_path.suffix or '.svg'}")
         try:
             svg_path.write_text(map_svg(plan))
-            gantt.write_text(svg(plan.timeline, f"one step, {plan.simulated_microbatches} microbatches"))
+            gantt.write_text(
+                svg(plan.timeline, f"one step, {plan.simulated_microbatches} microbatches", row_name="stage", unit="s")
+            )
         except OSError as error:
             raise BadInputError(f"--svg: {error.filename or svg_path} cannot be written: {error.strerror}") from error
         Console().print(f"drawn     {svg_path}, {gantt}")

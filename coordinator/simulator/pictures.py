@@ -7,6 +7,7 @@ each row of the SVG stands the node's memory over time.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from html import escape
 
@@ -25,6 +26,10 @@ _STYLES = {
 }
 _OTHER = ("registered operation", ("#666666",))
 
+_TICK, _LETTER = 90, 6.5
+"""Pixels between two times on the axis at least, and how wide a letter of them is."""
+_FONT, _FONT_LEAST, _DIGIT = 9, 6, 0.58
+"""Numbers in bars: the usual and the least size, and how wide a digit is for its height."""
 _ROW, _MEMORY, _GAP, _LEFT, _TOP = 22, 16, 6, 64, 46
 
 
@@ -34,12 +39,17 @@ def svg(
     width: int = 960,
     until_s: float | None = None,
     memory_top: float | None = None,
+    *,
+    row_name: str = "node",
+    unit: str = "",
 ) -> str:
     """The Gantt chart as an SVG document.
 
     Args:
         until_s, memory_top: the time at the right edge and the memory of a full strip, to compare pictures on one
             scale; the makespan and the highest peak when None.
+        row_name: what a row is to the reader, a node or a stage.
+        unit: of the times on the axis, where they have one.
     """
     makespan_s = timeline.makespan_s
     scale = (width - _LEFT - 10) / max(until_s or makespan_s, 1e-12)
@@ -58,7 +68,7 @@ def svg(
     ]
     for node in range(nodes):
         y = _TOP + node * pitch
-        lines.append(f'<text x="6" y="{y + 15}" fill="#222222">node {node}</text>')
+        lines.append(f'<text x="6" y="{y + 15}" fill="#222222">{row_name} {node}</text>')
         lines.append(f'<rect x="{_LEFT}" y="{y}" width="{makespan_s * scale:.2f}" height="{_ROW}" fill="#eeeeee"/>')
         lines.extend(_bars(timeline, node, y, scale))
         lines.append(_memory_area(timeline, node, y + _ROW + _MEMORY, scale, _MEMORY / top))
@@ -66,9 +76,29 @@ def svg(
     end = _LEFT + makespan_s * scale
     bottom = _TOP + nodes * pitch
     lines.append(f'<line x1="{end:.2f}" y1="{_TOP - 4}" x2="{end:.2f}" y2="{bottom}" stroke="#222222"/>')
-    lines.append(f'<text x="{end:.2f}" y="{bottom + 14}" text-anchor="end" fill="#222222">{makespan_s:g}</text>')
+    lines.extend(_axis(makespan_s, scale, bottom, f" {unit}" if unit else ""))
     lines.append("</svg>\n")
     return "\n".join(lines)
+
+
+def _axis(makespan_s: float, scale: float, bottom: float, unit: str) -> Iterator[str]:
+    """Round times from 0 on, and the makespan; a time that would touch the makespan's number is left out."""
+    last = f"{makespan_s:.4g}{unit}"
+    end = _LEFT + makespan_s * scale
+    step = _round_up(_TICK / scale)
+    for number in range(int(makespan_s / step) + 1):
+        x = _LEFT + number * step * scale
+        text = f"{number * step:.4g}{unit}"
+        if x + _LETTER * len(text) / 2 < end - _LETTER * (len(last) + 1):
+            yield f'<line x1="{x:.2f}" y1="{bottom - _GAP}" x2="{x:.2f}" y2="{bottom}" stroke="#888888"/>'
+            yield f'<text x="{x:.2f}" y="{bottom + 14}" text-anchor="middle" fill="#666666">{text}</text>'
+    yield f'<text x="{end:.2f}" y="{bottom + 14}" text-anchor="end" fill="#222222">{last}</text>'
+
+
+def _round_up(value: float) -> float:
+    """The least of 1, 2 and 5 times a power of ten that is not below `value`."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= value * (1 - 1e-9))
 
 
 def _legend(timeline: Timeline) -> Iterator[str]:
@@ -104,12 +134,22 @@ def _bars(timeline: Timeline, node: int, y: float, scale: float) -> Iterator[str
             f' stroke="#ffffff" stroke-width="0.6">'
             f"<title>{escape(str(key))} {start:g} to {end:g}</title></rect>"
         )
-        if wide >= 5.5 * len(label) + 2:
+        size = _font(wide, label)
+        if size is None:  # of many segments each bar at least says whose it is
+            label = str(key.microbatch)
+            size = _font(wide, label)
+        if size is not None:
             ink = "#ffffff" if chunk == 0 and key.op is not Op.W else "#222222"
             yield (
-                f'<text x="{x + wide / 2:.2f}" y="{y + 15}" text-anchor="middle" font-size="9"'
+                f'<text x="{x + wide / 2:.2f}" y="{y + 15}" text-anchor="middle" font-size="{size:.3g}"'
                 f' fill="{ink}">{label}</text>'
             )
+
+
+def _font(wide: float, label: str) -> float | None:
+    """The size in which a label fits into a bar, or None."""
+    size = min(_FONT, (wide - 0.6) / (_DIGIT * len(label)))
+    return size if size >= _FONT_LEAST else None
 
 
 def _label(key: Key) -> str:

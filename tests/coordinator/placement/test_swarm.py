@@ -8,6 +8,7 @@ import json
 import random
 import re
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -176,6 +177,26 @@ def test_run_command_draws_and_prints(tmp_path: Path) -> None:
     nowhere = [*args[:-1], str(tmp_path / "missing" / "map.svg")]
     with pytest.raises(BadInputError, match=f"--svg: {nowhere[-1]} cannot be written"):
         CliRunner().invoke(plan, nowhere, catch_exceptions=False)
+
+
+def test_the_map_keeps_hops_clear_of_the_title_and_boxes_full(tmp_path: Path) -> None:
+    """An arrow's seconds stand between two boxes beside their text; the tallest box ends below its last line."""
+    run = tmp_path / "RUN.toml"
+    run.write_text("")
+    picture = tmp_path / "map.svg"
+    args = ["run", str(run), str(DATA / "network_two_sites.json"), "--budget-s", "0.3", "--stages", "3"]
+    CliRunner().invoke(plan, [*args, "--svg", str(picture)], catch_exceptions=False)
+    root = ElementTree.fromstring(picture.read_text())
+    texts = root.findall("{http://www.w3.org/2000/svg}text")
+    title, hops = texts[0], [text for text in texts if text.get("text-anchor") == "middle"]
+    boxes = [box for box in root.findall("{http://www.w3.org/2000/svg}rect") if box.get("rx")]
+    assert len(boxes) == 3 and len(hops) == 2
+    assert all(float(hop.attrib["y"]) > float(title.attrib["y"]) + 30 for hop in hops)
+    for hop, (one, two) in zip(hops, pairwise(boxes), strict=True):
+        assert float(one.attrib["x"]) + float(one.attrib["width"]) < float(hop.attrib["x"]) < float(two.attrib["x"])
+    bottom = float(boxes[0].attrib["y"]) + float(boxes[0].attrib["height"])
+    assert bottom - 34 < max(float(text.attrib["y"]) for text in texts) < bottom
+    assert "stage 2" in (tmp_path / "map-gantt.svg").read_text()
 
 
 def test_run_command_lets_routes_share_lines(tmp_path: Path) -> None:

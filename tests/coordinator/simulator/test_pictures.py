@@ -32,6 +32,17 @@ def test_the_svg_has_a_bar_for_every_operation_inside_its_frame() -> None:
     assert all(float(b.attrib["x"]) + float(b.attrib["width"]) <= 800 for b in bars)
 
 
+def test_almost_every_bar_says_whose_it_is_and_the_axis_has_times() -> None:
+    """Segments as narrow as in the gallery keep the microbatch's number; times are round and carry their unit."""
+    timeline = known_design("seq1f1b", 4, 8).timeline()
+    drawn = svg(timeline, "t", 640, row_name="stage", unit="s")
+    root = ElementTree.fromstring(drawn)
+    numbers = [t for t in root.iter("{http://www.w3.org/2000/svg}text") if re.fullmatch(r"\d(\.\d)?", t.text or "")]
+    assert len(numbers) == len(timeline.graph)
+    for text in ("stage 3", ">0 s<", ">10 s<", f">{timeline.makespan_s:.4g} s<"):
+        assert text in drawn
+
+
 def test_the_terminal_has_a_line_for_every_node() -> None:
     """As wide as asked for; without colour the letters say which operation it is."""
     plain = terminal(TIMELINE, 80, colour=False).splitlines()
