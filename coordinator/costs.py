@@ -58,7 +58,7 @@ class PartitionCosts:
         microbatches: of one step.
 
     Raises:
-        BadInputError: a length or value is wrong; names the key as FORMAT.md does.
+        BadInputError: a length or value is wrong; names the key as coordinator/README.md does.
     """
 
     def __init__(

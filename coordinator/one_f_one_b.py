@@ -1,7 +1,7 @@
 """1F1B, timed: the makespan of one order for given stages, fast enough to be asked ten thousand times.
 
 Stage d of P starts with min(M, P - d) forwards, then alternates one backward and one forward
-(PipeDream-Flush; the order of a `partition` problem in FORMAT.md). AutoPipe (section III-B, Fig. 6) numbers
+(PipeDream-Flush; the order of a `partition` problem in coordinator/README.md). AutoPipe (section III-B, Fig. 6) numbers
 what follows the warm-up in *waves*: in wave y stage d runs the forward of microbatch y + P - d - 1 and the
 backward of microbatch y. A forward needs only the wave before, a backward only its own wave, so two numbers
 per stage carry the whole state. The general simulator gives the same times (and knows the paper's blocking

@@ -108,7 +108,7 @@ def _too_small(costs: PartitionCosts) -> str:
 
 
 class PartitionProblem(Problem, frozen=True, kw_only=True):
-    """Where to cut a model for equal stages (kind `partition` of FORMAT.md).
+    """Where to cut a model for equal stages (kind `partition` of coordinator/README.md).
 
     Attributes:
         forward_s, backward_s: per sub-layer block, in order.

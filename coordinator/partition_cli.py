@@ -47,7 +47,7 @@ def partition(file: Path, as_json: bool, budget_s: float | None, seed: int) -> N
 
 
 def answer(found: Partition, slices: Slices, search_s: float, seed: int) -> dict[str, Any]:
-    """The JSON object of FORMAT.md."""
+    """The JSON object of coordinator/README.md."""
     return {
         "cuts": found.cuts,
         "master_stage": found.master_stage,

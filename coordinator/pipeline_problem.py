@@ -1,4 +1,4 @@
-"""The `schedule` problem: equal microbatches through a line of stages, one node per stage (FORMAT.md)."""
+"""The `schedule` problem: equal microbatches through a line of stages, one node per stage (coordinator/README.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a planning problem (data/problems/FORMAT.md): strict keys, finite non-negative numbers, exit code 2.
+"""Reads a planning problem (coordinator/README.md): strict keys, finite non-negative numbers, exit code 2.
 
 Each planner declares its problem as a frozen struct that inherits `Problem` and checks lengths in `validate`.
 """

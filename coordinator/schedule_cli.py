@@ -1,4 +1,4 @@
-"""`barnraise plan schedule FILE`: the order found for a problem, as one JSON object (FORMAT.md)."""
+"""`barnraise plan schedule FILE`: the order found for a problem, as one JSON object (coordinator/README.md)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def plan_schedule(file: Path, as_json: bool, budget_s: float, seed: int) -> None
 
 
 def answer(found: Found, seed: int) -> dict[str, Any]:
-    """The answer in the keys of FORMAT.md, and what it grew from."""
+    """The answer in the keys of coordinator/README.md, and what it grew from."""
     timeline = found.timeline
     return {
         "makespan_s": timeline.makespan_s,

@@ -27,7 +27,7 @@ def solve_pipeline(problem: PipelineProblem, ticks_per_s: int = 1, limit_s: floa
     """The best makespan of a `schedule` problem; every duration times `ticks_per_s` must be a whole number.
 
     Microbatches are alike, so each (stage, op) may run them in their order: sorting the starts of any
-    schedule breaks no dependency and no cap. That symmetry is all this model knows beyond FORMAT.md.
+    schedule breaks no dependency and no cap. That symmetry is all this model knows beyond coordinator/README.md.
     """
 
     def ticks(duration_s: float) -> int:

@@ -41,7 +41,7 @@ def plan_placement(file: Path, as_json: bool, budget_s: float | None, seed: int)
 
 
 def answer(found: PlacementAnswer, seed: int) -> dict[str, Any]:
-    """The JSON object of FORMAT.md."""
+    """The JSON object of coordinator/README.md."""
     placement = found.placement
     return {
         "stages": [

@@ -22,7 +22,7 @@ VOLUNTEERS_MAX = 20_000
 
 
 class PlacementProblem(Problem, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A `placement` problem file (FORMAT.md)."""
+    """A `placement` problem file (coordinator/README.md)."""
 
     server_power: tuple[float, ...]
     volunteer_power: tuple[float, ...]

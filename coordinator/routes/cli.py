@@ -38,7 +38,7 @@ def plan_routes(file: Path, as_json: bool, budget_s: float | None, seed: int) ->
 
 
 def answer(model: RouteModel, found: RoutesAnswer, seed: int) -> dict[str, Any]:
-    """The JSON object of FORMAT.md."""
+    """The JSON object of coordinator/README.md."""
     return {
         "routes": [list(route) for route in found.routes],
         "operations": operations(model, found.routes, found.timed),

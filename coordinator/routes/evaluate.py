@@ -165,7 +165,7 @@ class Evaluator:
 
 
 def operations(model: RouteModel, routes: Sequence[Route], timed: Timed) -> list[dict[str, Any]]:
-    """The complete list of operations of FORMAT.md, by start time; microbatches of one route are numbered
+    """The complete list of operations of coordinator/README.md, by start time; microbatches of one route are numbered
     apart.
     """
     found = []

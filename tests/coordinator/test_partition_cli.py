@@ -1,4 +1,4 @@
-"""`barnraise plan partition`: the JSON of FORMAT.md, a table for people, one sentence for bad input."""
+"""`barnraise plan partition`: the JSON of coordinator/README.md, a table for people, one sentence for bad input."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(*arguments: str) -> Result:
 
 
 def test_the_answer_holds_what_the_format_asks_for() -> None:
-    """Within the optimum of the problem file, with the keys of FORMAT.md and no others."""
+    """Within the optimum of the problem file, with the keys of coordinator/README.md and no others."""
     result = run(str(PROBLEM), "--json", "--seed", "7")
     assert result.exit_code == 0, result.output
     answer = json.loads(result.output)

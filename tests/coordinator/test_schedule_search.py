@@ -37,7 +37,7 @@ def frozen() -> float:
 
 
 def verify(problem: PipelineProblem, found: Found) -> None:
-    """The answer against FORMAT.md, from its operations alone."""
+    """The answer against coordinator/README.md, from its operations alone."""
     timeline = found.timeline
     keys = timeline.graph.keys
     at = {
@@ -170,7 +170,7 @@ def test_a_limit_that_nothing_fits_is_named() -> None:
 
 
 def test_the_command_answers_in_the_format() -> None:
-    """Every key of FORMAT.md; the operations are complete; the known value is not needed."""
+    """Every key of coordinator/README.md; the operations are complete; the known value is not needed."""
     answer = json.loads(CliRunner().invoke(plan, ["schedule", str(PROBLEMS[0]), "--json", "--seed", "3"]).stdout)
     assert {"makespan_s", "lower_bound_s", "search_s", "stopped", "seed", "operations"} <= answer.keys()
     assert answer["seed"] == 3 and len(answer["operations"]) == 4 * 8 * 2

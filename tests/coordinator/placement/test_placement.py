@@ -1,4 +1,4 @@
-"""Placements obey the rules of FORMAT.md, reach known optima, and the paper's recipe is only their start."""
+"""Placements obey their rules, reach known optima, and the paper's recipe is only their start."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OPTIMA = {"placement_2.json": 4.360942139751525, "placement_6.json": 4.440273555
 
 
 def plain_cost(world: World, stages: list[Stage], layers: list[int]) -> float:
-    """FORMAT.md's cost written out once more, with nothing kept between calls."""
+    """The cost of `coordinator/placement/cost.py` written out once more, with nothing kept between calls."""
     worst = 0.0
     hops = []
     for one, two in itertools.pairwise(stages):

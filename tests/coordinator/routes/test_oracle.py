@@ -42,7 +42,7 @@ def wave(rng: random.Random) -> RouteModel:
 
 @pytest.mark.slow
 def test_solver_agrees_with_the_problem_files() -> None:
-    """The oracle finds the optimum that the problem file states, so it counts as FORMAT.md does."""
+    """The oracle finds the optimum that the problem file states, so it counts as coordinator/README.md does."""
     model = load_problem(PROBLEMS / "routes_8nodes.json", "routes", RoutesProblem).model()
     assert solve_routes(model, 1) == (909, 909)
 
