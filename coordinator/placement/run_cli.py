@@ -148,7 +148,7 @@ def show(plan: RunPlan) -> None:
     if plan.found.benched:
         console.print(f"left out  {len(plan.found.benched)} volunteers whose links would slow their stage down")
     if plan.found.spares:
-        console.print(f"spare     {counted(len(plan.found.spares), 'server')} whose links would slow the plan down:")
+        console.print(f"spare     {counted(len(plan.found.spares), 'server')} that would not make the plan faster:")
         console.print(f"          {listed([names[j] for j in plan.found.spares], SPARES_SHOWN)}", markup=False)
     if plan.routes is not None:
         shares = " and shares its lines" if plan.shared_uplinks else ""

@@ -26,7 +26,7 @@ FEW_SERVERS = 12
 MANY_CLUSTERS, MANY_COUNTS = 4, 2
 """Beyond: so many clusters, and so many numbers of stages, those that are best with all servers."""
 STARTS_MAX = 3
-"""So many of the best go into the search."""
+"""So many of the best go into the search; of many servers one, because evening them out takes long."""
 
 
 def spare_servers(placement: Placement) -> tuple[int, ...]:
@@ -61,7 +61,7 @@ def starts_with_spares(
             if world.may_bench:
                 alone = tuple(Stage(stage.front, stage.back, ()) for stage in stages)
                 found[alone] = Placement(costs, alone)
-    return varied(sorted(found.values(), key=lambda placement: placement.score))[:STARTS_MAX]
+    return varied(sorted(found.values(), key=lambda placement: placement.score))[: STARTS_MAX if few else 1]
 
 
 def varied(ranked: Sequence[Placement]) -> list[Placement]:
