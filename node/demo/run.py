@@ -10,9 +10,12 @@ import json
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +75,10 @@ def run_demo(options: DemoOptions) -> int:
         _tell(content, options)
         return 0
     state = options.state or Path(tempfile.mkdtemp(prefix="barnraise-demo-"))
+    demo = _Demo(options, config, state.absolute())
     try:
-        content = _Demo(options, config, state.absolute()).run(model)
+        with demo.interruptible():
+            content = demo.run(model)
     except DemoError as error:
         click.echo(f"{error}\nlogs and state: {state}", err=True)
         return 1
@@ -132,7 +137,27 @@ class _Demo:
         self._first_seen: tuple[int, float] | None = None
         self._last_seen = 0.0
         self._waits_told = ""
+        self._interrupted = False
         self.kills = 0
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Ctrl-C ends the demo even where Python drops the exception: one in a destructor is only printed."""
+
+        def note(*_: object) -> None:
+            self._interrupted = True
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGINT, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _rest(self) -> None:
+        time.sleep(LOOK_S)
+        if self._interrupted:
+            raise KeyboardInterrupt
 
     def run(self, model: Path) -> dict[str, Any]:
         """From the first process to the summary."""
@@ -213,7 +238,7 @@ class _Demo:
             stalled_s = time.monotonic() - self._last_seen
             if stalled_s > STALL_S:
                 raise DemoError(f"no step was closed for {stalled_s:.0f} s: {self._reasons(status)}")
-            time.sleep(LOOK_S)
+            self._rest()
 
     def _show(self, status: dict[str, Any]) -> None:
         now = time.monotonic()
@@ -303,7 +328,7 @@ class _Demo:
             status = fetch_status(self._http)
             if status is not None:
                 self._tally.take(status)
-            time.sleep(LOOK_S)
+            self._rest()
         late = [child.name for child in self._servers if child.running]
         if late:
             raise DemoError(f"the run is finished, but {', '.join(late)} did not leave within {LEAVE_S:.0f} s")

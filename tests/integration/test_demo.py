@@ -86,8 +86,8 @@ def test_a_demo_that_is_interrupted_goes_on_where_it_stopped(tmp_path: Path) -> 
             first.send_signal(signal.SIGINT)
             break
     rest = first.stdout.read()
-    assert first.wait() == 130 and "all processes are ended" in rest
     first.stdout.close()
+    assert first.wait() == 130 and "all processes are ended" in rest, rest
     found = demo(tmp_path, "--state", str(tmp_path / "state"))
     expected = demo(tmp_path, "--reference")
     assert found["losses"] == pytest.approx(expected["losses"], rel=1e-4)

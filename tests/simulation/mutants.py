@@ -376,7 +376,7 @@ def leases_of_the_dead_are_kept(original: Any) -> Any:
     return lambda self, node: self._workers.pop(node, None) and None
 
 
-@mutant(Pool, "result_lost", "server_kill", "power_cut")
+@mutant(Pool, "result_lost", "server_kill")
 def a_lost_result_is_never_asked_for_again(original: Any) -> Any:
     return lambda self, task: None
 

@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from node.demo import run
 from node.demo.chaos import Plan
 from node.demo.options import DemoOptions, to_toml, with_checkpoints
 from node.demo.processes import Children
@@ -167,3 +169,18 @@ def test_a_log_nobody_asked_to_be_complete_is_short(
         view.step(step, 5.0, 100.0)
     lines = capsys.readouterr().out.splitlines()
     assert [int(line.split()[1].partition("/")[0]) for line in lines] == shown
+
+
+def test_an_interruption_that_python_drops_ends_the_demo_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Raised in a destructor, KeyboardInterrupt is printed and forgotten; the next look remembers it."""
+    options = DemoOptions(out=tmp_path / "out", state=tmp_path / "state")
+    demo = run._Demo(options, options.run(), tmp_path / "state")
+    monkeypatch.setattr(run, "LOOK_S", 0.0)
+    with demo.interruptible():
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            demo._rest()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
