@@ -104,6 +104,8 @@ class VolunteerMachine:
         self._device_ready = False
         self._draining = False
         self._expect_more: dict[int, bool] = {}
+        self._asked_again: dict[TaskId, tuple[NodeId, tuple[TaskId, ...]]] = {}
+        """Tasks that were leased to us while their weight gradient waits for a verdict: (issuer, the lease's tasks)."""
         limits = config.limits
         self.gradients = Gradients(out, incarnation, limits.contribution_tasks, limits.linger_s)
         self.totals = {"microbatches": 0.0, "tokens": 0.0, "accepted": 0.0, "rejected": 0.0}
@@ -185,6 +187,7 @@ class VolunteerMachine:
                 self._on_version_ready(peer, message)
             case Verdict():
                 if self.gradients.on_verdict(message):
+                    self._settle_asked_again(message)
                     outcome = "accepted" if message.accepted else "rejected"
                     self.totals[outcome] += len(message.tasks)
                     self._out.count("barnraise_node_work_results_total", len(message.tasks), outcome=outcome)
@@ -199,9 +202,10 @@ class VolunteerMachine:
         gives_slot = lease.recompute or key.op == "F"
         if gives_slot:
             self._given[issuer] = max(0, self._given[issuer] - 1)
-        wants = lease.need_weight_gradient and not any(
-            self.gradients.has(task) for task in lease.tasks if task.op != "F"
-        )
+        sent = [task for task in lease.tasks if task.op != "F" and self.gradients.has(task)]
+        wants = lease.need_weight_gradient and not sent
+        if lease.need_weight_gradient:
+            self._asked_again.update((task, (issuer, lease.tasks)) for task in sent)
         running = self._running is not None and self._running.lease.tasks[0] == key
         if (
             key.step <= self._closed
@@ -226,6 +230,17 @@ class VolunteerMachine:
         self._want_version(lease.version)
         if recompute:
             self._out.send(lease.front, FetchInput(ledger_generation=self._generation, task=_forward_of(key)))
+
+    def _settle_asked_again(self, verdict: Verdict) -> None:
+        """A refusal and the new lease that follows it come by two links: the lease may have come first, and was taken
+        for one of work that is done. Its issuer counts on us, so it hears that it must ask again."""
+        returned: dict[tuple[NodeId, tuple[TaskId, ...]], None] = {}
+        for task in verdict.tasks:
+            asked = self._asked_again.pop(task, None)
+            if asked is not None and not verdict.accepted:
+                returned[asked] = None
+        for issuer, tasks in returned:
+            self._give_back(issuer, tasks, "refused")
 
     def _on_forget(self, message: Forget) -> None:
         """Graphs that nobody will ask for make room, unless a lease for one is here already."""
@@ -492,6 +507,8 @@ class VolunteerMachine:
                 del self._graphs[task]
         for key_step in [s for s in self._expect_more if step is None or s <= step]:
             del self._expect_more[key_step]
+        for task in [task for task in self._asked_again if step is None or task.step <= step]:
+            del self._asked_again[task]
         self.gradients.drop_steps(step)
 
     # ---- leaving -------------------------------------------------------------------------------------------------

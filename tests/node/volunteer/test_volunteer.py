@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
+import pytest
+
 from node.jobs import (
     Backward,
     DropGraphs,
@@ -19,6 +21,7 @@ from node.outbox import Outbox
 from node.volunteer.volunteer import VolunteerMachine
 from protocol.ids import NodeId, TaskId, TensorRef
 from protocol.messages import (
+    Contribute,
     FetchInput,
     FetchParameters,
     Forget,
@@ -30,6 +33,7 @@ from protocol.messages import (
     Parameters,
     Ready,
     StepClosed,
+    Verdict,
     VersionReady,
 )
 from protocol.plan import Plan
@@ -278,6 +282,31 @@ def test_work_for_earlier_ledgers_goes_nowhere() -> None:
     assert effects.sent(Output) == [] and late.key in effects.dropped
     old = desk.lease(forward(0, 1), ledger_generation=1)
     assert old.tensors[0].key in desk.say(FRONT, old).dropped
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_a_lease_that_overtakes_the_refusal_which_caused_it_is_given_back(accepted: bool) -> None:
+    """The ledger refuses a contribution, the task is leased to us anew, and the lease comes by another link before the
+    refusal: it must not wait for the lease's time. After an acceptance there is nothing to give back."""
+    desk = Desk(stage=1)
+    front = desk.servers[0]
+    tasks = (forward(0, 0, 1), TaskId(0, 0, 2, "L"), backward(0, 0, 1))
+    desk.say(front, desk.lease(*tasks, more=False))
+    (job,) = desk.load().jobs(RouteEnd)
+    (cut,) = desk.done(job, (3.5, None)).jobs(TakeGradient)
+    (sent, _) = desk.done(cut, tuple(shard_tensor(key) for key in cut.shards)).sent(Contribute)
+    assert desk.say(front, desk.lease(*tasks, fence=2)).sent(LeaseReturned) == []  # it may still be accepted
+    word = Verdict(
+        ledger_generation=1,
+        contribution=sent.contribution,
+        step=0,
+        tasks=sent.tasks,
+        accepted=accepted,
+        reason="" if accepted else "another task of it is covered already",
+    )
+    returned = desk.say(desk.plan.ledger_of(1), word).sent(LeaseReturned, front)
+    assert [message.tasks for message in returned] == ([] if accepted else [tasks])
+    assert len(desk.say(front, desk.lease(*tasks, fence=3)).jobs(RouteEnd)) == 1  # now it is work again
 
 
 def test_draining_gives_back_what_has_not_begun_and_sends_what_is_summed_up() -> None:
