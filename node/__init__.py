@@ -1,1 +1,1 @@
-"""Servers, volunteers, links, the schedule interpreter. Never imports `coordinator`."""
+"""Servers, volunteers, their links, and what they compute with. Never imports `coordinator`."""

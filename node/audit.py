@@ -1,14 +1,17 @@
 """Counts samples from what the servers wrote on their disks: `python -m node.audit STATE-FOLDER…`.
 
 A second opinion on "no sample is lost or counted twice". It opens the journals read-only, knows their format (see
-`node.journal`) and nothing of the machines: no import of them, no shared arithmetic. For every stage and step of the
-history that counts (after going back to a checkpoint: the newer one) it asks that
+`node.process.journal`) and the course that the run's configuration asks for, and nothing of the machines: no import of
+them, no shared arithmetic. For every stage and step of the history that counts (after going back to a checkpoint: the
+newer one) it asks that
 
-* the stage's ledger sealed the step once, and the contributions of that seal, as accepted, cover every microbatch once;
-* the last stage's contributions also cover the loss of every microbatch once;
+* the stage's ledger sealed the step once, and the contributions of that seal, as accepted, cover every visit once;
+* the loss of every microbatch is covered once, in the stage where its route ends;
 * the decider decided the step once, on the samples that follow those of the step before, and closed it once.
 
-A missing record makes the step's samples lost, a second one makes them doubled.
+A missing record makes the step's samples lost, a second one makes them doubled. Where a folder was rolled back or
+deleted there is no record at all of steps that a later checkpoint has: those are named as not on record, and are no
+loss, since the run began again from that checkpoint.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from protocol.run.course import Course, course_of
+from protocol.run.run import RunConfig
 
 _KINDS = ("ShardStarted", "ContributionAccepted", "StepSealed", "StepDecided", "StepDone")
 
@@ -48,6 +54,10 @@ class Audit:
     steps: int
     stages: int
     findings: list[Finding] = field(default_factory=list)
+    vouched: int = 0
+    """Steps below this one are in a checkpoint that a later ledger generation began from."""
+    unrecorded: dict[int, list[int]] = field(default_factory=dict)
+    """Stage -> steps of which its journals have no record at all, and which such a checkpoint has."""
     losses: dict[int, float] = field(default_factory=dict)
     """Mean nats per token of each decided step, as its decision says."""
 
@@ -102,7 +112,7 @@ def audit(folders: Sequence[Path], steps: int | None = None) -> Audit:
     missing = sorted(set(range(count)) - {journal.stage for journal in journals})
     if missing:
         raise AuditError(f"no journal of stage {', '.join(map(str, missing))} among the folders")
-    verdict = Audit(min(starts.values()), steps, count)
+    verdict = Audit(min(starts.values()), steps, count, vouched=max(starts.values()))
     for stage in range(count):
         _audit_stage(verdict, stage, config, [(kind, body) for s, kind, body in counted if s == stage])
     _audit_decisions(verdict, config, [(kind, body) for _, kind, body in counted])
@@ -110,8 +120,8 @@ def audit(folders: Sequence[Path], steps: int | None = None) -> Audit:
 
 
 def _audit_stage(verdict: Audit, stage: int, config: dict[str, Any], rows: list[tuple[str, dict[str, Any]]]) -> None:
-    microbatches, samples = config["batch"]["microbatches"], config["batch"]["samples"]
-    covered_ops = ("B", "L") if stage == verdict.stages - 1 else ("B",)
+    run = msgspec.convert(config, RunConfig)
+    course = course_of(run)
     accepted: dict[tuple[Any, ...], list[list[Any]]] = {}
     sealed: dict[int, list[list[Any]]] = {}
     for kind, body in rows:
@@ -119,22 +129,39 @@ def _audit_stage(verdict: Audit, stage: int, config: dict[str, Any], rows: list[
             accepted.setdefault((body["step"], *body["contribution"]), []).extend(body["tasks"])
         elif kind == "StepSealed":
             sealed.setdefault(body["step"], []).extend(body["contributions"])
+    recorded = {*sealed, *(key[0] for key in accepted)}
     for step in range(verdict.first_step, verdict.steps):
-        covered: Counter[tuple[str, int]] = Counter()
+        if step < verdict.vouched and step not in recorded:
+            verdict.unrecorded.setdefault(stage, []).append(step)
+            continue
+        wanted = _visits(course, run.batch.microbatches, stage, step)
+        covered: Counter[tuple[str, int, int]] = Counter()
         strange = 0
         for contribution in sealed.get(step, []):
-            for task_step, microbatch, _position, op, *_ in accepted.get((step, *contribution), []):
-                if task_step == step and op in covered_ops and 0 <= microbatch < microbatches:
-                    covered[op, microbatch] += 1
+            for task_step, microbatch, position, op, *_ in accepted.get((step, *contribution), []):
+                if task_step == step and (op, microbatch, position) in wanted:
+                    covered[op, microbatch, position] += 1
                 else:
                     strange += 1
-        wanted = [(op, microbatch) for op in covered_ops for microbatch in range(microbatches)]
-        lost = len({microbatch for op, microbatch in wanted if covered[op, microbatch] == 0})
-        doubled = len({microbatch for op, microbatch in wanted if covered[op, microbatch] > 1})
-        if lost or doubled or strange:
-            why = "its step was never sealed" if step not in sealed else "by the contributions of its seal"
+        lost = len({microbatch for op, microbatch, position in wanted if covered[op, microbatch, position] == 0})
+        doubled = len({microbatch for op, microbatch, position in wanted if covered[op, microbatch, position] > 1})
+        unsealed = step not in sealed
+        if lost or doubled or strange or unsealed:
+            why = "its step was never sealed" if unsealed else "by the contributions of its seal"
             sentence = f"{lost} microbatches without a gradient, {doubled} with more than one, {strange} foreign: {why}"
+            samples = run.batch.samples
             verdict.findings.append(Finding(stage, step, lost * samples, (doubled + strange) * samples, sentence))
+
+
+def _visits(course: Course, microbatches: int, stage: int, step: int) -> set[tuple[str, int, int]]:
+    """(op, microbatch, position) of all that a step must cover in a stage."""
+    wanted = set()
+    for microbatch in range(microbatches):
+        stages = course.stages_of(course.route(step, microbatch))
+        wanted |= {("B", microbatch, position) for position, visited in enumerate(stages) if visited == stage}
+        if stages[-1] == stage:
+            wanted.add(("L", microbatch, len(stages)))
+    return wanted
 
 
 def _audit_decisions(verdict: Audit, config: dict[str, Any], rows: list[tuple[str, dict[str, Any]]]) -> None:
@@ -148,6 +175,8 @@ def _audit_decisions(verdict: Audit, config: dict[str, Any], rows: list[tuple[st
         elif kind == "StepDone":
             done[body["step"]] += 1
     for step in range(verdict.first_step, verdict.steps):
+        if step < verdict.vouched and step not in cursors and not done[step]:
+            continue  # as the ledger of stage 0, which is the decider
         trained: Counter[int] = Counter()
         for first, end in cursors.get(step, []):
             trained.update(range(first, min(end, first + 4 * step_samples)))
@@ -157,7 +186,7 @@ def _audit_decisions(verdict: Audit, config: dict[str, Any], rows: list[tuple[st
         if lost or doubled:
             sentence = f"data cursor {cursors.get(step, 'missing')} is not samples {wanted.start} to {wanted.stop}"
             verdict.findings.append(Finding(0, step, lost, doubled, sentence))
-        if done[step] != 1:
+        if done[step] != 1 and (done[step] or step >= verdict.vouched):  # a checkpoint proves that its steps closed
             lost, doubled = (step_samples, 0) if done[step] == 0 else (0, step_samples)
             verdict.findings.append(Finding(0, step, lost, doubled, f"closed {done[step]} times"))
 
@@ -205,6 +234,11 @@ def main(arguments: Iterable[str]) -> int:
         return 2
     for finding in verdict.findings[:20]:
         print(f"step {finding.step} stage {finding.stage}: {finding.sentence}")
+    for stage, missing in sorted(verdict.unrecorded.items()):
+        print(
+            f"stage {stage}: {len(missing)} steps from {missing[0]} to {missing[-1]} are in no journal;"
+            f" a checkpoint after step {verdict.vouched - 1} has them"
+        )
     print(
         f"steps {verdict.first_step} to {verdict.steps - 1}, {verdict.stages} stages: "
         f"{verdict.samples_lost} samples lost, {verdict.samples_doubled} doubled"

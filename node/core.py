@@ -8,23 +8,29 @@ A server that computes hosts both; what they say to each other goes through the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from node.jobs import DEVICE_JOBS, PrepareData
-from node.links.wanted import Links
-from node.outbox import Outbox
-from node.records import Record, ShardStarted, SnapshotWritten, StepCommitted
+from node.machine.facts import NodeFacts as NodeFacts
+from node.machine.facts import join_message
+from node.machine.jobs import DEVICE_JOBS, FindCheckpoints, PrepareData
+from node.machine.kept_plan import Resumption
+from node.machine.outbox import Outbox
+from node.machine.progress import Progress
+from node.machine.readable import ReadableCheckpoints
+from node.machine.revocation import Revocation
+from node.machine.wanted import Links
+from node.machine.welcome import why_not
+from node.server.recovery import held
 from node.server.server import ServerMachine
-from node.server.shard import oldest_needed
 from node.volunteer.volunteer import VolunteerMachine
-from protocol.ids import NodeId, TensorRef
-from protocol.machine import (
+from protocol.base.ids import NodeId, TensorRef
+from protocol.base.machine import (
     AddressesChanged,
     CheckpointsFound,
     Computed,
     ComputeFailed,
+    DeviceLost,
     Effect,
     Exit,
     HangUp,
@@ -36,9 +42,12 @@ from protocol.machine import (
     Told,
 )
 from protocol.messages import (
+    Allowance,
     Bye,
     CheckpointDone,
+    CoordinatorSeen,
     DataReady,
+    Flush,
     Forget,
     InputAnswer,
     Join,
@@ -51,6 +60,7 @@ from protocol.messages import (
     PlanChanged,
     Pong,
     Refused,
+    Revoked,
     RunFinished,
     StepClosed,
     StepReportStored,
@@ -59,52 +69,29 @@ from protocol.messages import (
     Welcome,
     Work,
 )
-from protocol.plan import Plan
-from protocol.run import RunConfig
+from protocol.run.course import is_asked_for
+from protocol.run.plan import Plan
+from protocol.run.run import RunConfig
+from protocol.trust.membership import Trust
 
-PROGRESS_S = 30.0
-"""Between two lines in a volunteer's log …"""
-FIRST_PROGRESS_S = 10.0
-"""… and until the first, for which its owner waits."""
 REPORT_S = 2.0
 """Seconds between reports to the coordinator."""
-CHECKPOINTS_NAMED_MAX = 16
-"""As many as `Join` may name: older ones are nobody's first choice."""
 DRAIN_S = 60.0
 """A node that drains waits so long for verdicts on what it sent (state-and-trust 4.5)."""
-FOR_VOLUNTEER = (Lease, Forget, InputAnswer, Parameters, VersionReady)
+DEVICE_LOST_S = 600.0
+DEVICE_LOST_MAX = 3
+"""A driver that crashes now and then is lived with; one that crashes a fourth time within ten minutes is not."""
+FOR_VOLUNTEER = (Lease, Flush, Allowance, Forget, InputAnswer, Parameters, VersionReady)
 FOR_BOTH = (Verdict, StepClosed)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeFacts:
-    """What a node knows of itself before it joins."""
-
-    role: str
-    """server or volunteer"""
-    addresses: tuple[str, ...] = ()
-    """Where anybody can dial it."""
-    local_addresses: tuple[str, ...] = ()
-    """Where only its own network can."""
-    build: str = ""
-    tokens_per_s: float = 0.0
-    memory_bytes: int = 0
-    wished_stage: int = -1
-    checkpoints: tuple[int, ...] = ()
-    computes: bool = True
-    """Whether a server hosts a volunteer too; a volunteer always does."""
-    incarnation: int = 0
-    """Drawn anew at every start."""
-    records: list[Record] = field(default_factory=list)
-    """A server's durable records, oldest first."""
-
-
 class NodeMachine:
-    """One node. See `protocol.machine` for the doors.
+    """One node. See `protocol.base.machine` for the doors.
 
     Args:
         coordinator: its node id; `coordinator_addresses` come from the join link.
         keys: numbers for tensors, shared with the driver.
+        trust: what the driver admits peers by.
     """
 
     def __init__(
@@ -114,6 +101,7 @@ class NodeMachine:
         coordinator: NodeId,
         coordinator_addresses: tuple[str, ...],
         keys: count[int],
+        trust: Trust,
     ) -> None:
         self.node = node
         self._facts = facts
@@ -123,11 +111,13 @@ class NodeMachine:
         self._coordinator_addresses = coordinator_addresses
         self._out = Outbox(node, keys)
         self._links = Links(self._out, ping_s=2.0, silent_s=6.0)
+        self._bans = Revocation(self._out, trust, serves=facts.role == "server")
+        self._membership = b""
         self._roles: dict[NodeId, str] = {}
         """What the live peers' credentials say."""
         self._addresses = facts.addresses
-        self._checkpoints = facts.checkpoints
-        """Steps of complete checkpoints that this server can read, newest first."""
+        self._readable = ReadableCheckpoints(self._out, facts.checkpoints)
+        self._resumption = Resumption(facts.kept, facts.records)
         self._joined: Join | None = None
         """What the coordinator was told last."""
         self.config: RunConfig | None = None
@@ -140,17 +130,17 @@ class NodeMachine:
         self._data: DataReady | None = None
         self._preparing = False
         self._report_at = 0.0
-        self._said_at = float("-inf")
-        self._say_at = float("-inf")
-        self._said_tokens = 0.0
+        self._progress = Progress(self._out)
         self._drain_until: float | None = None
         self._drained_reason = "drained"
         self._finished = False
+        self._lost_at: list[float] = []
 
     # ---- the doors -----------------------------------------------------------------------------------------------
 
     def start(self, now: float) -> Sequence[Effect]:
         self._report_at = now + REPORT_S
+        self._resumption.without_coordinator(now)
         self._want_links(now)
         return self._take(now)
 
@@ -172,16 +162,19 @@ class NodeMachine:
                 if self.server is not None:
                     self.server.persisted(record, now)
             case CheckpointsFound():
-                self._name_checkpoints(fact.steps)
+                self._readable.add(fact.steps)
+                self._say_news()
             case AddressesChanged():
                 self._addresses = fact.addresses
                 self._say_news()
+            case DeviceLost():
+                self._device_lost(fact, now)
             case Told():
                 self._told(fact.what, now)
         return self._take(now)
 
     def wake_at(self) -> float | None:
-        times: list[float | None] = [self._report_at, self._links.wake_at(), self._drain_until]
+        times: list[float | None] = [self._report_at, self._links.wake_at(), self._drain_until, self._resumption.at]
         if self.server is not None:
             times.append(self.server.wake_at())
         if self.volunteer is not None:
@@ -190,13 +183,17 @@ class NodeMachine:
 
     def wake(self, now: float) -> Sequence[Effect]:
         self._links.wake(now)
+        if _due(self._resumption.at, now):
+            self._resume(now)
+        self._bans.look(self.plan, now)
         if self.server is not None and _due(self.server.wake_at(), now):
             self.server.wake(now)
         if self.volunteer is not None and _due(self.volunteer.wake_at(), now):
             self.volunteer.wake(now)
         if now >= self._report_at:
             self._report_at = now + REPORT_S
-            self._say_progress(now)
+            if self._facts.role == "volunteer" and self.volunteer is not None:
+                self._progress.say(self.stage, self.volunteer.counters(), self.waiting_for(), now)
             self._report()
         if _due(self._drain_until, now):
             self._leave("drain time is over" if self._drained_reason == "drained" else self._drained_reason)
@@ -222,13 +219,19 @@ class NodeMachine:
         self._links.want(peers, now)
 
     def _link_up(self, fact: LinkUp, now: float) -> None:
+        if self._bans.is_banned(fact.peer):  # it was admitted a moment before the list came
+            self._out.add(HangUp(fact.peer, "credential: banned"))
+            return
         self._links.up(fact.peer, now)
         self._roles[fact.peer] = fact.role
         if fact.peer == self._coordinator:
+            self._bans.coordinator(here=True)
+            self._resumption.coordinator_here()
             self._join()
             if self.server is not None:
                 self.server.coordinator_here()
             return
+        self._bans.link_up(fact.peer, fact.role)
         if self.server is not None:
             self.server.link_up(fact.peer, fact.role, now)
         if self.volunteer is not None:
@@ -241,9 +244,12 @@ class NodeMachine:
             return
         self._out.log("info", "link down", peer=fact.peer, reason=fact.reason)
         if fact.peer == self._coordinator:
+            self._bans.coordinator(here=False)
+            self._resumption.without_coordinator(now)
             if self.server is not None:
                 self.server.coordinator_gone()
             return
+        self._bans.link_down(fact.peer)
         if self.server is not None:
             self.server.link_down(fact.peer, now)
         if self.volunteer is not None:
@@ -259,32 +265,7 @@ class NodeMachine:
 
     def _join_message(self) -> Join:
         """What this node would say of itself now."""
-        stage, shard, version, generation = self._held()
-        return Join(
-            role="server" if self._facts.role == "server" else "volunteer",
-            addresses=self._addresses,
-            local_addresses=self._facts.local_addresses,
-            build=self._facts.build,
-            tokens_per_s=self._facts.tokens_per_s,
-            memory_bytes=self._facts.memory_bytes,
-            stage=stage,
-            shard=shard,
-            version=version,
-            held_generation=generation,
-            checkpoints=self._checkpoints,
-        )
-
-    def _checkpoint_done(self, message: CheckpointDone) -> None:
-        """One more that this server can begin from: the coordinator must know before a disk is lost."""
-        fits = self.plan is not None and message.ledger_generation == self.plan.ledger_generation
-        if fits:
-            self._name_checkpoints((message.step,))
-
-    def _name_checkpoints(self, steps: tuple[int, ...]) -> None:
-        """Tells the coordinator of checkpoints that this server has not named yet."""
-        known = sorted({*self._checkpoints, *steps}, reverse=True)[:CHECKPOINTS_NAMED_MAX]
-        self._checkpoints = tuple(known)
-        self._say_news()
+        return join_message(self._facts, self._addresses, self._held(), self._readable.steps)
 
     def _say_news(self) -> None:
         """What this node says of itself has changed: the coordinator hears it now, or when it is back."""
@@ -295,35 +276,27 @@ class NodeMachine:
         """(stage, shard, version, ledger generation) of what this node holds, as `Join` wants it."""
         if self.server is not None:
             context = self.server.context
-            return context.stage, context.shard, self.server.shard.version, context.generation
-        starts = [record for record in self._facts.records if isinstance(record, ShardStarted)]
-        if not starts:
-            return self._facts.wished_stage, -1, -1, -1
-        newest = starts[-1]
-        commits = [
-            record.step + 1
-            for record in self._facts.records
-            if isinstance(record, StepCommitted) and record.ledger_generation == newest.ledger_generation
-        ]
-        version = commits[-1] if commits else max(0, newest.checkpoint_step)
-        begun = newest.checkpoint_step == -1 or newest.checkpoint_step in self._facts.checkpoints
-        # The run's delay is not known yet, so the longest is assumed.
-        needed = oldest_needed(version, delay=1)
-        snapshots = [
-            record
-            for record in self._facts.records
-            if isinstance(record, SnapshotWritten) and record.ledger_generation == newest.ledger_generation
-        ]
-        if not begun and not any(record.step <= needed for record in snapshots):
-            # What it began from is gone, so the rest cannot be made again: this disk holds nothing of use.
-            return self._facts.wished_stage, -1, -1, -1
-        return newest.stage, newest.shard, version, newest.ledger_generation
+            return context.stage, context.shard, self.server.shard.held_version, context.generation
+        config = self.config or (self._facts.kept and self._facts.kept.config)
+        delay = config.batch.delay if config else 1  # the longest, where the run is not known
+        return held(self._facts.records, delay, self._readable.steps) or (self._facts.wished_stage, -1, -1, -1)
 
     def _received(self, peer: NodeId, message: Message, now: float) -> None:
-        if isinstance(message, Ping):
+        if self._bans.is_banned(peer):
+            self._out.drop(getattr(message, "tensors", ()))
+        elif isinstance(message, Revoked):
+            for banned in self._bans.take(peer, message):
+                self._out.add(HangUp(banned, "credential: banned"))
+                self._link_down(LinkDown(banned, "banned"), now)
+            if self.server is not None:
+                self.server.ban(self._bans.banned)
+        elif isinstance(message, CoordinatorSeen):
+            self._bans.on_seen(peer, message)
+        elif isinstance(message, Ping):
             if peer == self._coordinator:
-                self._say_news()  # first: a coordinator that must decide asks, and goes by what it has heard
-            self._out.send(peer, Pong(number=message.number))
+                self._pinged(message)
+            else:
+                self._out.send(peer, Pong(number=message.number))
         elif isinstance(message, Pong):
             pass
         elif isinstance(message, Bye):
@@ -332,6 +305,22 @@ class NodeMachine:
             self._work(peer, message, now)
         elif peer == self._coordinator:
             self._from_coordinator(message, now)
+
+    def _pinged(self, message: Ping) -> None:
+        """The answer comes behind the news: a coordinator that must decide asks, and goes by what it has heard."""
+        if message.look and self._facts.role == "server" and self.config is not None:
+            self._readable.look(self.config, message.number)
+            return
+        self._say_news()
+        self._out.send(self._coordinator, Pong(number=message.number))
+
+    def _looked(self, found: tuple[int, ...] | None) -> None:
+        """Says which checkpoints lie there now (None: nobody can tell), and answers those who asked."""
+        assert self.config is not None
+        numbers = self._readable.found(self.config, found)
+        self._say_news()
+        for number in numbers:
+            self._out.send(self._coordinator, Pong(number=number))
 
     def _from_coordinator(self, message: Message, now: float) -> None:
         match message:
@@ -354,16 +343,13 @@ class NodeMachine:
                 pass
 
     def _welcome(self, message: Welcome, now: float) -> None:
-        if message.config.config_hash() != message.config_hash:
-            self._out.add(Exit("refused: the run's configuration does not have the hash that came with it"))
+        refusal = why_not(message, self.config, self._facts.records, self._facts.memory_bytes)
+        if refusal:
+            self._out.add(Exit(f"refused: {refusal}"))
             return
-        if self.config is not None and self.config != message.config:
-            self._out.add(Exit("refused: the run's configuration changed while this node was away"))
-            return
-        starts = [record for record in self._facts.records if isinstance(record, ShardStarted)]
-        if starts and starts[-1].config_hash != message.config_hash:
-            self._out.add(Exit("refused: this state folder belongs to another configuration of the run"))
-            return
+        if self._membership and message.membership != self._membership:
+            self._bans.renewed(message.membership)
+        self._membership = message.membership
         first = self.config is None
         self.config = message.config
         self.vocabulary = message.vocabulary
@@ -372,11 +358,27 @@ class NodeMachine:
         self._links.set_limits(message.config.limits.ping_s, message.config.limits.silent_s)
         self._begin_roles(now)
 
+    def _resume(self, now: float) -> None:
+        """No coordinator for a while: goes on by the plan on the disk."""
+        kept = self._resumption.take(serves=self._facts.role == "server")
+        if kept is None or self.plan is not None:
+            return
+        self.config, self.vocabulary = kept.config, kept.vocabulary
+        self._links.set_limits(kept.config.limits.ping_s, kept.config.limits.silent_s)
+        self._out.log("warning", "goes on without the coordinator", generation=kept.plan.generation, stage=kept.stage)
+        self.plan, self.stage, self._stage_reason = kept.plan, kept.stage, kept.reason
+        self._begin_roles(now)
+
     def _plan_changed(self, message: PlanChanged, now: float) -> None:
-        if self.plan is not None and message.plan.generation < self.plan.generation:
+        self._resumption.forget()
+        generation = message.plan.generation
+        if self.plan is not None and message.plan != self.plan and generation <= self.plan.generation:
             self._out.count("barnraise_transport_rejected_messages_total", reason="version")
-            self._out.log("warning", "plan of an older generation refused", generation=message.plan.generation)
+            self._out.log("warning", "plan of an older generation refused", generation=generation)
             self._out.add(HangUp(self._coordinator, "version: a plan of an older generation"))
+            return
+        if self.config is not None and not is_asked_for(message.plan.course, self.config):
+            self._out.add(Exit("refused: the plan's routes are not what the run's configuration asks for"))
             return
         self.plan, self.stage, self._stage_reason = message.plan, message.stage, message.reason
         self._out.log("info", "plan", generation=message.plan.generation, stage=message.stage, reason=message.reason)
@@ -416,8 +418,10 @@ class NodeMachine:
         unreported = self.server.end() if self.server is not None else ()
         records, self._unread = self._unread, []
         self.server = ServerMachine(
-            self.node, self.config, self.vocabulary, self.plan, self._out, records, self._coordinator
-        )
+            self.node, self.config, self.vocabulary, self.plan, self._out, records, self._coordinator,
+            self._facts.secret, self._facts.incarnation,
+        )  # fmt: skip
+        self.server.ban(self._bans.banned)
         self.server.take_over(unreported)
         self.server.start(now)
         self.server.link_up(self.node, "server", now)
@@ -432,8 +436,10 @@ class NodeMachine:
     def _work(self, peer: NodeId, message: Work, now: float) -> None:
         both = isinstance(message, FOR_BOTH)
         tensors: tuple[TensorRef, ...] = getattr(message, "tensors", ())
-        if isinstance(message, CheckpointDone) and self.plan is not None and peer == self.plan.decider:
-            self._checkpoint_done(message)
+        decides = self.plan is not None and (self.plan.decider, self.plan.ledger_generation)
+        if isinstance(message, CheckpointDone) and (peer, message.ledger_generation) == decides:
+            self._readable.add((message.step,))  # the coordinator must know before a disk is lost
+            self._say_news()
         if self.server is not None and (both or not isinstance(message, FOR_VOLUNTEER)):
             self.server.handle(peer, message, now)
         elif not both and not isinstance(message, FOR_VOLUNTEER):
@@ -452,10 +458,15 @@ class NodeMachine:
             self._out.send(self._coordinator, self._data)
             self._begin_roles(now)
             return
-        if self.server is not None:
+        if isinstance(job, FindCheckpoints):
+            self._looked(result)
+            return
+        # Each result has one owner: what a device made is no server's to drop when other ledgers begin.
+        if isinstance(job, DEVICE_JOBS):
+            if self.volunteer is not None:
+                self.volunteer.computed(job, result, now)
+        elif self.server is not None:
             self.server.computed(job, result, now)
-        if self.volunteer is not None:
-            self.volunteer.computed(job, result, now)
         if self._drain_until is not None and self._drained:
             self._leave(self._drained_reason)
 
@@ -463,15 +474,40 @@ class NodeMachine:
         if isinstance(job, DEVICE_JOBS) and self.volunteer is not None:
             self.volunteer.failed(job, reason, now)
             return
+        if isinstance(job, FindCheckpoints):
+            self._out.log("warning", "checkpoints cannot be looked for", reason=reason)
+            self._looked(None)
+            return
+        if self.server is not None and self.server.failed(job, reason, now):
+            return
         # A shard that cannot do its arithmetic must not guess: it stops, and the journal has everything.
         self._out.log("critical", "server job failed", job=type(job).__name__, reason=reason)
         self._out.add(Exit(f"failed: {type(job).__name__}: {reason}"))
 
+    def _device_lost(self, fact: DeviceLost, now: float) -> None:
+        """Goes on with a fresh one; a device that is lost again and again is of no use."""
+        self._lost_at = [when for when in self._lost_at if when > now - DEVICE_LOST_S] + [now]
+        self._out.log("error", "device lost", reason=fact.reason, times=len(self._lost_at))
+        self._out.count("barnraise_errors_total", component="compute")
+        if len(self._lost_at) > DEVICE_LOST_MAX:
+            self._leave(f"failed: the device was lost {len(self._lost_at)} times in ten minutes: {fact.reason}")
+        elif self.volunteer is not None:
+            self.volunteer.device_lost(fact.reason)
+            if self._drain_until is not None and self._drained:
+                self._leave(self._drained_reason)
+
     # ---- leaving -------------------------------------------------------------------------------------------------
 
     def _told(self, what: str, now: float) -> None:
-        """`drain`: finish and leave; `suspend REASON`: the same, to come back later; `stop`: leave at once; `stop
+        """`drain`: finish and leave; `suspend REASON`: the same, to come back later; `yield REASON`: the device is
+        gone already, so everything is handed back at once, to come back later; `stop`: leave at once; `stop
         quota`: the same, while suspending."""
+        if what.startswith("yield "):
+            reason = what.removeprefix("yield ")
+            if self.volunteer is not None:
+                self.volunteer.hand_back(f"the owner's computer: {reason}")
+            self._leave(f"suspended: {reason}")
+            return
         if what.startswith("suspend "):
             reason = f"suspended: {what.removeprefix('suspend ')}"
             if self._facts.role != "volunteer":
@@ -482,7 +518,7 @@ class NodeMachine:
             self._drained_reason = "drained"
         if what == "drain" and self.volunteer is not None and self._facts.role == "volunteer":
             self._drain_until = now + DRAIN_S
-            self.volunteer.drain()
+            self.volunteer.drain(now)
             if self._drained:
                 self._leave(self._drained_reason)
         elif what == "stop quota":
@@ -502,6 +538,10 @@ class NodeMachine:
         self._out.add(Exit(reason))
 
     # ---- reports -------------------------------------------------------------------------------------------------
+
+    @property
+    def has_coordinator(self) -> bool:
+        return self._links.is_up(self._coordinator)
 
     def waiting_for(self) -> str:
         """One sentence: what this node waits for, or nothing."""
@@ -534,26 +574,15 @@ class NodeMachine:
             state = "syncing"
         self._out.send(
             self._coordinator,
-            NodeReport(state=state, waiting_for=self.waiting_for(), counters=counters),  # type: ignore[arg-type]
-        )
-
-    def _say_progress(self, now: float) -> None:
-        """A volunteer's owner sees now and then what the computer does for the run."""
-        if self._facts.role != "volunteer" or self.volunteer is None or now < self._say_at:
-            return
-        counters = self.volunteer.counters()
-        tokens = counters["tokens"]
-        self._say_at = now + PROGRESS_S
-        if self._said_at == float("-inf"):
-            self._say_at = now + FIRST_PROGRESS_S
-        else:
-            self._out.log(
-                "info", "working" if tokens > self._said_tokens else "idle", stage=self.stage,
-                microbatches=int(counters["microbatches"]),
-                tokens_per_s=round(max(0.0, tokens - self._said_tokens) / (now - self._said_at), 1),
+            NodeReport(
+                state=state,  # type: ignore[arg-type]
                 waiting_for=self.waiting_for(),
-            )  # fmt: skip
-        self._said_at, self._said_tokens = now, tokens
+                alert=self.server.alert() if self.server is not None else "",
+                ledger_generation=self.server.context.generation if self.server is not None else -1,
+                linked=tuple(filter(self._links.is_up, self.server.context.plan.server_nodes())) if self.server else (),
+                counters=counters,
+            ),
+        )
 
     # ---- effects -------------------------------------------------------------------------------------------------
 

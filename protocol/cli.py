@@ -11,7 +11,8 @@ from typing import Any
 
 import click
 
-from protocol.errors import BadInputError
+from protocol.base.errors import BadInputError
+from protocol.base.printable import printable
 
 ENTRY_POINT_GROUP = "barnraise.commands"
 
@@ -46,7 +47,7 @@ class _BadInputExit(click.ClickException):
     exit_code = 2
 
     def show(self, file: Any = None) -> None:
-        click.echo(self.message, err=True)
+        click.echo(printable(self.message, keep="\n"), err=True)
 
 
 @click.command(cls=_EntryPointGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -13,20 +13,17 @@ from typing import Literal
 
 import msgspec
 
-from protocol.ids import ContributionId, NodeId, TaskId, TensorRef
-from protocol.plan import Plan
-from protocol.run import RunConfig
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
-    """The base of all messages; the class name is the tag on the wire."""
-
-
-class Work(Message, frozen=True, kw_only=True):
-    """A message about training work: fenced by the generation of the ledgers."""
-
-    ledger_generation: int
-
+from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef, Ticket
+from protocol.base.message import Message as Message
+from protocol.base.message import Work as Work
+from protocol.link.messages import MeasureAsk as MeasureAsk
+from protocol.link.messages import MeasureData as MeasureData
+from protocol.link.messages import MeasureGot as MeasureGot
+from protocol.run.plan import Plan
+from protocol.run.run import RunConfig
+from protocol.trust.messages import CoordinatorSeen as CoordinatorSeen
+from protocol.trust.messages import Renewed as Renewed
+from protocol.trust.messages import Revoked as Revoked
 
 # ---- every link ------------------------------------------------------------------------------------------------
 
@@ -35,6 +32,8 @@ class Ping(Message, frozen=True, kw_only=True):
     """Asks for a `Pong`; sent on a link that has been quiet for `limits.ping_s`."""
 
     number: int
+    look: bool = False
+    """From the coordinator, before it sends a run back: look which checkpoints can be read, and answer after that."""
 
 
 class Pong(Message, frozen=True, kw_only=True):
@@ -83,7 +82,7 @@ class Join(Message, frozen=True, kw_only=True):
 
 
 class Welcome(Message, frozen=True, kw_only=True):
-    """The coordinator admits a node: its membership (signed, see `protocol.membership`) and the run."""
+    """The coordinator admits a node: its membership (signed, see `protocol.trust.membership`) and the run."""
 
     membership: bytes
     config: RunConfig
@@ -146,8 +145,14 @@ class NodeReport(Message, frozen=True, kw_only=True):
     state: Literal["idle", "joining", "syncing", "training", "paused", "draining"]
     waiting_for: str
     """Empty, or one sentence that names what and since when."""
+    alert: str = ""
+    """Empty, or one sentence on what is wrong here while the work goes on: a disk that is full, above all."""
+    ledger_generation: int = -1
+    """Of a server: the ledgers whose steps it counts."""
+    linked: tuple[NodeId, ...] = ()
+    """Of a server: its fellows in the plan that it has a link with. Nobody is given up whom its fellows reach."""
     counters: dict[str, float]
-    """Totals since the process started; names of `protocol.limits.REPORT_COUNTERS`."""
+    """Totals since the process started; names of `protocol.base.limits.REPORT_COUNTERS`."""
 
 
 class LinkFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -232,44 +237,24 @@ class Signal(Message, frozen=True, kw_only=True):
     """From the coordinator: the host that it sees the sender at, which the sender cannot choose."""
 
 
-# ---- measuring a link (bounded, see `protocol.limits`) ----------------------------------------------------------
-
-
-class MeasureAsk(Message, frozen=True, kw_only=True):
-    """Asks for `byte_count` bytes in a `MeasureData` with the same number; 0 asks for a `MeasureGot` only."""
-
-    number: int
-    byte_count: int
-
-
-class MeasureData(Message, frozen=True, kw_only=True):
-    """Bytes without meaning. `answers` says whether they were asked for; if not, a `MeasureGot` goes back."""
-
-    number: int
-    answers: bool
-    tensors: tuple[TensorRef, ...]
-
-
-class MeasureGot(Message, frozen=True, kw_only=True):
-    """Answers a `MeasureAsk` of 0 bytes or a `MeasureData`; `refused`: no more is measured for now."""
-
-    number: int
-    refused: bool
-
-
 # ---- volunteer and server --------------------------------------------------------------------------------------
 
 
 class Ready(Work, frozen=True, kw_only=True):
     """A volunteer takes so many more leases from this server, and says what it still holds.
 
-    Each lease that needs a slot uses one up; a new link starts with none. `hello` asks for a `VersionReady` as soon
-    as the shard can serve; with it go `graphs`, the forwards whose graph the volunteer keeps.
+    Each lease that needs a slot uses one up; a new link starts with none. `slots` are for work that leaves nothing
+    behind (route ends, recomputation), `graph_slots` for forwards, whose graph stays until the backward: (position,
+    slots) pairs, because room is never shared between positions (`Plan.graphs_max`). `hello` asks for a `VersionReady`
+    as soon as the shard can serve; with it go `graphs`, the forwards whose graph the volunteer keeps, and the tickets
+    of their leases in the same order.
     """
 
     hello: bool
     slots: int
+    graph_slots: tuple[tuple[int, int], ...] = ()
     graphs: tuple[TaskId, ...] = ()
+    tickets: tuple[Ticket, ...] = ()
 
 
 class Lease(Work, frozen=True, kw_only=True):
@@ -280,7 +265,8 @@ class Lease(Work, frozen=True, kw_only=True):
     """
 
     tasks: tuple[TaskId, ...]
-    fence: int
+    ticket: Ticket
+    """Of the last of the tasks; goes back with every result."""
     version: int
     deadline_s: float
     """Seconds from receipt until the volunteer gives up by itself (0.8 of the server's own)."""
@@ -291,9 +277,37 @@ class Lease(Work, frozen=True, kw_only=True):
     recompute: bool
     need_input_gradient: bool
     need_weight_gradient: bool
-    more: bool
-    """False when this server has no further free task of the step: time to send what was summed up."""
     tensors: tuple[TensorRef, ...]
+
+
+class Summed(Work, frozen=True, kw_only=True):
+    """Volunteer to the server that leased these: they are computed, their gradients lie in its sums or uploads.
+
+    From here on the lease waits for a contribution, not for a result. `complete`: a new link, and these are all that
+    the volunteer has of this stage, whoever leased them.
+    """
+
+    tasks: tuple[TaskId, ...]
+    tickets: tuple[Ticket, ...]
+    complete: bool
+
+
+class Flush(Work, frozen=True, kw_only=True):
+    """A server has no more work of `step` for this volunteer: once all of its stage have said so, and all is computed,
+    what is summed up is sent."""
+
+    step: int
+    leases: int
+    """How many of the step this server has given on this link: they have tensors, so this word may overtake them."""
+
+
+class Allowance(Work, frozen=True, kw_only=True):
+    """A server tells a volunteer that it gets at most so many leases at once (0: none, -1: as many as it asks for), for
+    so many seconds (0: until it has finished one), and why."""
+
+    leases_max: int
+    seconds: float
+    reason: str
 
 
 class LeaseReturned(Work, frozen=True, kw_only=True):
@@ -307,7 +321,7 @@ class Output(Work, frozen=True, kw_only=True):
     """A volunteer's forward result, to the back server."""
 
     task: TaskId
-    fence: int
+    ticket: Ticket
     tensors: tuple[TensorRef, ...]
 
 
@@ -315,7 +329,7 @@ class InputGradient(Work, frozen=True, kw_only=True):
     """A volunteer's backward result, to the front server."""
 
     task: TaskId
-    fence: int
+    ticket: Ticket
     tensors: tuple[TensorRef, ...]
 
 
@@ -326,9 +340,10 @@ class Forget(Work, frozen=True, kw_only=True):
 
 
 class FetchInput(Work, frozen=True, kw_only=True):
-    """A volunteer that must recompute asks the front server for the input of a forward."""
+    """A volunteer that recomputes asks the front server for the input of a forward; the ticket is its backward's."""
 
     task: TaskId
+    ticket: Ticket
 
 
 class InputAnswer(Work, frozen=True, kw_only=True):
@@ -359,7 +374,7 @@ class VersionReady(Work, frozen=True, kw_only=True):
 
 
 class Contribute(Work, frozen=True, kw_only=True):
-    """One shard of a contribution: the sum of weight gradients over exactly these tasks."""
+    """One shard of a contribution: the sum of weight gradients over these tasks; `square_norm` is the receiver's."""
 
     contribution: ContributionId
     step: int
@@ -367,17 +382,28 @@ class Contribute(Work, frozen=True, kw_only=True):
     tasks: tuple[TaskId, ...]
     losses: tuple[float, ...]
     """Loss sums (nats) of the L tasks among `tasks`, in their order."""
+    tickets: tuple[Ticket, ...]
+    """Of the leases of the B tasks among `tasks`, in their order."""
     shard: int
+    square_norm: float = 0.0
     tensors: tuple[TensorRef, ...]
 
 
 class Verdict(Work, frozen=True, kw_only=True):
-    """The ledger's word on a contribution, to its sender, to the shards and to the pools of the stage."""
+    """The ledger's word on a contribution, to its sender, the shards and the pools of the stage.
+
+    `doubted`: refused until somebody else has done the tasks, too; `blamed`: whose results for them this one has shown
+    to be false.
+    """
 
     contribution: ContributionId
     step: int
     tasks: tuple[TaskId, ...]
     accepted: bool
+    doubted: bool = False
+    blamed: tuple[NodeId, ...] = ()
+    number: int
+    """Its place among the accepted ones of the step, from 0: shards add them up in this order. -1: refused."""
     reason: str
 
 
@@ -391,6 +417,12 @@ class ServerReady(Work, frozen=True, kw_only=True):
     """
 
     version: int
+
+
+class StageKey(Work, frozen=True, kw_only=True):
+    """Ledger to the servers of its stage: the key of the stage's lease tickets, the same for a whole generation."""
+
+    key: bytes
 
 
 class Activation(Work, frozen=True, kw_only=True):
@@ -437,6 +469,7 @@ class Stored(Work, frozen=True, kw_only=True):
     tasks: tuple[TaskId, ...]
     losses: tuple[float, ...]
     shard: int
+    square_norm: float = 0.0
 
 
 class StepOpened(Work, frozen=True, kw_only=True):
@@ -448,6 +481,12 @@ class StepOpened(Work, frozen=True, kw_only=True):
 
 class StepClosed(Work, frozen=True, kw_only=True):
     """Decider to ledgers, ledgers to their stage and volunteers: all stages committed; forget `step` and before."""
+
+    step: int
+
+
+class Tail(Work, frozen=True, kw_only=True):
+    """Server to its stage: every task of `step` that it has to give is given."""
 
     step: int
 
@@ -531,38 +570,12 @@ MESSAGES: tuple[type[Message], ...] = (
     Ping, Pong, Bye,
     Join, Welcome, Refused, PlanChanged, DataReady, StepReport, StepReportStored, NodeReport, LinkReport,
     RunFinished, Leave,
+    Revoked, Renewed, CoordinatorSeen,
     Reach, Relays, Signal,
     MeasureAsk, MeasureData, MeasureGot,
-    Ready, Lease, LeaseReturned, Output, InputGradient, Forget, FetchInput, InputAnswer, FetchParameters,
-    Parameters, VersionReady, Contribute, Verdict,
-    ServerReady, Activation, Labels, Gradient, Held, Stored, StepOpened, StepClosed, Freeze, PartialNorm, StageFrozen,
-    Decision, Commit, Committed, StageCommitted, CheckpointPart, CheckpointDone,
+    Ready, Lease, Summed, Flush, Allowance, LeaseReturned, Output, InputGradient, Forget, FetchInput, InputAnswer,
+    FetchParameters, Parameters, VersionReady, Contribute, Verdict,
+    ServerReady, StageKey, Activation, Labels, Gradient, Held, Stored, StepOpened, StepClosed, Tail, Freeze,
+    PartialNorm, StageFrozen, Decision, Commit, Committed, StageCommitted, CheckpointPart, CheckpointDone,
 )  # fmt: skip
 """All kinds, in the order of this file; the codec and the role table are tested to know each."""
-
-ROLES = ("coordinator", "server", "volunteer")
-_NODE = ("server", "volunteer")
-
-MAY_SEND: dict[type[Message], tuple[tuple[str, str], ...]] = {}
-"""(sender's role, receiver's role) pairs that may exchange a kind of message. What is not here is refused."""
-
-
-def _may(pairs: tuple[tuple[str, str], ...], *kinds: type[Message]) -> None:
-    for kind in kinds:
-        MAY_SEND[kind] = pairs
-
-
-_may(tuple((a, b) for a in ROLES for b in ROLES), Ping, Pong, Bye)
-_may(tuple((a, "coordinator") for a in _NODE), Join, NodeReport, LinkReport, Leave)
-_may((("server", "coordinator"),), DataReady, StepReport)
-_may(tuple(("coordinator", b) for b in _NODE), Welcome, Refused, PlanChanged, RunFinished, Reach, Relays)
-_may((*((a, "coordinator") for a in _NODE), *(("coordinator", b) for b in _NODE)), Signal)
-_may((("coordinator", "server"),), StepReportStored)
-_may((("volunteer", "server"), ("server", "volunteer"), ("server", "server")), MeasureAsk, MeasureData, MeasureGot)
-# A server with a device computes as a volunteer does, so it speaks that conversation with its fellow servers.
-_may((("volunteer", "server"), ("server", "server")), Ready, LeaseReturned, Output, InputGradient,
-     FetchInput, FetchParameters, Contribute)  # fmt: skip
-_may((("server", "volunteer"), ("server", "server")), Lease, Forget, InputAnswer, Parameters, VersionReady, Verdict,
-     StepClosed)  # fmt: skip
-_may((("server", "server"),), ServerReady, Activation, Labels, Gradient, Held, Stored, StepOpened, Freeze, PartialNorm,
-     StageFrozen, Decision, Commit, Committed, StageCommitted, CheckpointPart, CheckpointDone)  # fmt: skip

@@ -23,50 +23,52 @@ MAY_IMPORT = {
 }
 """Which of our packages each may import (design section 2)."""
 
+APART = {
+    "coordinator/live/": ("coordinator.planning", "coordinator.process", "coordinator.commands"),
+    "coordinator/planning/": ("coordinator.live", "coordinator.process", "coordinator.commands"),
+    "node/machine/": ("node.process", "node.compute", "node.links", "node.commands"),
+    "node/server/": ("node.process", "node.compute", "node.links", "node.commands"),
+    "node/volunteer/": ("node.process", "node.compute", "node.links", "node.commands"),
+}
+"""Folders that must not import others: what runs live knows no planner, and machines know no driver."""
+
 COMPUTE_ONLY = {"torch", "transformers", "safetensors"}
 """Heavy packages that only node/compute may import; elsewhere a start would take seconds."""
 
 DRIVERS = {
     "protocol/drive/*": "the shared drivers",
     "protocol/cli.py": "the command line",
-    "coordinator/*cli.py": "the command line",
-    "coordinator/daemon.py": "the coordinator's driver",
-    "coordinator/http.py": "the coordinator's HTTP server",
-    "coordinator/store.py": "the coordinator's database",
-    "coordinator/invites.py": "writes link files",
-    "coordinator/placement/search.py": "an anytime search looks at its budget",
-    "coordinator/routes/search.py": "an anytime search looks at its budget",
-    "coordinator/routes/joint.py": "an anytime search looks at its budget",
-    "coordinator/*_search.py": "an anytime search looks at its budget",
-    "coordinator/tune*.py": "an anytime search looks at its budget",
-    "node/*cli.py": "the command line",
+    "coordinator/commands/*": "the command line",
+    "coordinator/process/*": "the coordinator's sockets, database and files",
+    "coordinator/planning/*search.py": "an anytime search looks at its budget",
+    "coordinator/planning/routes/joint.py": "an anytime search looks at its budget",
+    "coordinator/planning/placement/advice.py": "an anytime search looks at its budget",
+    "coordinator/planning/tune/*": "an anytime search looks at its budget",
+    "node/*/cli.py": "the command line",
+    "node/commands/*": "the command line",
     "node/compute/*": "owns the device, files and the lanes' threads",
-    "node/daemon.py": "the node's driver",
-    "node/driver.py": "the node's driver",
-    "node/links/measuring.py": "measures open links",
-    "node/journal.py": "the node's disk",
-    "node/links/certificate.py": "makes a key",
-    "node/links/datagrams.py": "a UDP socket",
-    "node/links/channel*.py": "data channels",
-    "node/links/helper.py": "runs the punching helper",
-    "node/links/ice*.py": "the punching helper",
-    "node/links/port_mapping.py": "talks to the home router",
-    "node/links/routers.py": "talks to the home router",
-    "node/links/punched.py": "punches through NATs",
-    "node/links/quic.py": "QUIC on a UDP socket",
-    "node/links/sctp_fence.py": "the punching helper",
-    "node/store.py": "the node's tensors",
-    "node/enquiry.py": "asks a running daemon",
-    "node/survey.py": "asks running daemons",
-    "node/netcheck.py": "asks running daemons",
-    "node/metrics.py": "measures",
-    "node/links/assemble.py": "puts the ways together",
-    "node/links/connector.py": "performs the ladder",
-    "node/links/callee.py": "answers peers that want a link",
-    "node/links/post.py": "waits for the answers to notes",
-    "node/links/relayed.py": "the relay's driver",
-    "node/demo/*": "starts and watches processes",
     "node/data/*": "reads files",
+    "node/demo/*": "starts and watches processes",
+    "node/links/assemble.py": "puts the ways together",
+    "node/links/callee.py": "answers peers that want a link",
+    "node/links/channel/channel*.py": "data channels",
+    "node/links/channel/sctp_fence.py": "the punching helper",
+    "node/links/connector.py": "performs the ladder",
+    "node/links/post.py": "waits for the answers to notes",
+    "node/links/punch/helper.py": "runs the punching helper",
+    "node/links/punch/ice*.py": "the punching helper",
+    "node/links/punch/punched.py": "punches through NATs",
+    "node/links/quic/certificate.py": "makes a key",
+    "node/links/quic/datagrams.py": "a UDP socket",
+    "node/links/quic/quic.py": "QUIC on a UDP socket",
+    "node/links/relay/relayed.py": "the relay's driver",
+    "node/links/router/port_mapping.py": "talks to the home router",
+    "node/links/router/routers.py": "talks to the home router",
+    "node/measure/measuring.py": "measures open links",
+    "node/measure/netcheck.py": "asks running daemons",
+    "node/platform/*": "what differs from system to system",
+    "node/process/*": "the node's sockets, disk, tensors and clocks",
+    "node/visit/*": "asks running daemons",
 }
 """Files that may touch clocks, sockets, threads, processes or the system's randomness; all others are pure."""
 
@@ -75,6 +77,18 @@ IMPURE = {
     "subprocess", "tempfile", "threading", "time", "trio", "uuid",
 }  # fmt: skip
 """Modules that only drivers may import."""
+
+POSIX_ONLY = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}
+POSIX_NAMES = {"AF_UNIX", "pass_fds", "preexec_fn", "send_fds", "recv_fds", "fork", "O_DIRECTORY", "getuid", "geteuid"}
+KNOWS_THE_SYSTEM = {
+    "node/platform/": "what differs from system to system",
+    "node/demo/": "the demo runs on POSIX systems",
+    "node/compute/": "holds what a server does on its disk",
+    "protocol/drive/descriptors.py": "the limit of descriptors",
+    "protocol/drive/file_lock.py": "the lock on a file",
+    "coordinator/": "a coordinator runs on POSIX systems",
+}
+"""Modules and names that a volunteer's Windows lacks, and who may use them."""
 
 BANNED_MODULES = {
     "pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "imp", "code", "codeop",
@@ -93,7 +107,7 @@ BANNED_CALLS = {
     "torch.save": "pickles",
     "yaml.load": "builds any object",
     "yaml.unsafe_load": "builds any object",
-    "msgpack.unpackb": "has no schema: use protocol.codec",
+    "msgpack.unpackb": "has no schema: use protocol.link.codec",
 }
 """Calls by their full name."""
 
@@ -159,6 +173,11 @@ def packages_keep_apart(module: Module) -> Iterator[str]:
             yield f"{module.path}:{line}: relative import"
         elif first in MAY_IMPORT and first not in MAY_IMPORT[module.package]:
             yield f"{module.path}:{line}: {module.package} must not import {first}"
+        for folder, others in APART.items():
+            if module.path.startswith(folder) and any(
+                name == other or name.startswith(f"{other}.") for other in others
+            ):
+                yield f"{module.path}:{line}: {folder} must not import {name}"
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Import) and any(alias.name in PACKAGES for alias in node.names):
             yield f"{module.path}:{node.lineno}: import names from a module, not a package whole"
@@ -215,6 +234,22 @@ def only_drivers_touch_the_world(module: Module) -> Iterator[str]:
             for alias in node.names:
                 if alias.name != "Random":
                     yield f"{module.path}:{node.lineno}: random.{alias.name} draws its own randomness"
+
+
+def only_the_platform_knows_the_system(module: Module) -> Iterator[str]:
+    """What a volunteer's computer runs takes from the system only what every system has, but in one place."""
+    if module.path.startswith(tuple(KNOWS_THE_SYSTEM)):
+        return
+    for line, name in imports(module.tree):
+        if name.split(".")[0] in POSIX_ONLY:
+            yield f"{module.path}:{line}: {name} exists on POSIX systems only (node/platform)"
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Attribute) and node.attr in POSIX_NAMES:
+            yield f"{module.path}:{node.lineno}: {node.attr} exists on POSIX systems only (node/platform)"
+        elif isinstance(node, ast.Call):
+            for keyword in node.keywords:
+                if keyword.arg in POSIX_NAMES:
+                    yield f"{module.path}:{node.lineno}: {keyword.arg} works on POSIX systems only"
 
 
 def no_order_of_sets(module: Module) -> Iterator[str]:
@@ -295,6 +330,7 @@ RULES: tuple[Rule, ...] = (
     torch_keeps_its_place,
     nothing_runs_what_it_reads,
     only_drivers_touch_the_world,
+    only_the_platform_knows_the_system,
     no_order_of_sets,
     has_a_docstring,
     can_be_held_in_mind,

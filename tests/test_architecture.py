@@ -25,7 +25,7 @@ def test_tests(rule: Rule) -> None:
 
 _PLANTED = {
     "packages_keep_apart": [
-        "from coordinator.core import X",
+        "from coordinator.live.core import X",
         "import node",
         "from . import sibling",
         "def f():\n    from coordinator import y",
@@ -58,6 +58,13 @@ _PLANTED = {
         "from random import choice",
         "x = os.urandom(3)",
     ],
+    "only_the_platform_knows_the_system": [
+        "import fcntl",
+        "def f():\n    import resource",
+        "x = socket.socketpair(socket.AF_UNIX)",
+        "open_process(command, pass_fds=numbers)",
+        "handle = os.open(path, os.O_DIRECTORY)",
+    ],
     "no_order_of_sets": [
         "for x in {1, 2}: pass",
         "for x in set(y): pass",
@@ -75,10 +82,11 @@ _PLANTED = {
 }
 
 _HONEST = {
-    "packages_keep_apart": "from protocol.ids import NodeId\nimport json\nfrom node import jobs",
+    "packages_keep_apart": "from protocol.base.ids import NodeId\nimport json\nfrom node import jobs",
     "torch_keeps_its_place": "import numpy",
     "nothing_runs_what_it_reads": "model.eval()\nnp.load(path, allow_pickle=False)\nre.compile(x)\nself.load(x)",
     "only_drivers_touch_the_world": "import random\ndef f(rng: random.Random): return rng.random(), random.Random(3)",
+    "only_the_platform_knows_the_system": "import os\nhandle = os.open(path, os.O_RDONLY)",
     "no_order_of_sets": "def f(x: set[int]):\n    return sorted(x), any(y for y in x), len(x), {y for y in x}, sum(x)",
     "has_a_docstring": '"""Says what it is for."""',
     "can_be_held_in_mind": "x = 1\n" * 600,
@@ -91,6 +99,14 @@ _HONEST = {
 def test_planted_mistakes_are_found(name: str, text: str) -> None:
     """Each rule finds each mistake planted into a machine's file."""
     assert list(getattr(architecture, name)(Module("node/planted.py", text)))
+
+
+@pytest.mark.parametrize("folder", list(architecture.APART))
+def test_folders_that_must_keep_apart_do(folder: str) -> None:
+    """An import that joins two folders which must not know each other is found."""
+    for other in architecture.APART[folder]:
+        assert list(architecture.packages_keep_apart(Module(f"{folder}planted.py", f"from {other}.x import Y")))
+    assert not list(architecture.packages_keep_apart(Module(f"{folder}planted.py", "from protocol.base.ids import X")))
 
 
 @pytest.mark.parametrize("name", list(_HONEST))

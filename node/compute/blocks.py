@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from protocol.run import ModelSection
+from protocol.run.run import ModelSection
 
 
 def rotary_table(model: ModelSection, tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -39,6 +39,12 @@ def norm(x: Tensor, gain_D: Tensor, eps: float) -> Tensor:
     return functional.rms_norm(x, gain_D.shape, gain_D, eps)
 
 
+def has_grouped_kernel(x: Tensor) -> bool:
+    """Whether fused attention there takes fewer key than query heads: the processor's does, flash on a GPU does, which
+    wants half precision; what GPUs have for fp32 does not."""
+    return x.device.type == "cpu" or (x.device.type == "cuda" and x.dtype in (torch.bfloat16, torch.float16))
+
+
 def attention_half(
     x_BTD: Tensor, gain_D: Tensor, qkv_ND: Tensor, out_DD: Tensor, rotary: tuple[Tensor, Tensor], model: ModelSection
 ) -> Tensor:
@@ -49,9 +55,12 @@ def attention_half(
     query, key, value = (
         part.transpose(1, 2) for part in torch.split(heads_BTNE, [model.heads, model.kv_heads, model.kv_heads], dim=2)
     )
-    mixed_BHTE = functional.scaled_dot_product_attention(
-        rotate(query, rotary), rotate(key, rotary), value, is_causal=True, enable_gqa=model.heads != model.kv_heads
-    )
+    query, key, groups = rotate(query, rotary), rotate(key, rotary), model.heads // model.kv_heads
+    if groups > 1 and not has_grouped_kernel(x_BTD):
+        # Without a fused kernel for groups torch falls back to one that holds all T x T scores; copies of key and value
+        # are smaller than those from T = 2 E on.
+        key, value, groups = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1), 1
+    mixed_BHTE = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=groups > 1)
     return x_BTD + functional.linear(mixed_BHTE.transpose(1, 2).reshape(samples, tokens, hidden), out_DD)
 
 

@@ -4,10 +4,15 @@ A *part* is one shard's state of one version in a safetensors file that says wha
 with the parts of all shards and a manifest, written last: it exists exactly if its manifest verifies. Files appear by
 write to a temporary name, fsync, rename, fsync of the folder (state-and-trust 4.4).
 
-    FOLDER/RUN-CONFIGHASH/step-00000100/stage-0-shard-1.safetensors … manifest.json
+    FOLDER/RUN-CONFIGHASH/step-00000100/stage-0-shard-1-93b0…e1.safetensors … manifest.json
+
+The bytes of a part follow from its state alone, and its name from its bytes: a shard that writes the same state again
+finds the file there and leaves it alone, and one whose state differs writes beside it. So nothing that a manifest
+names is ever written again, and a manifest is replaced only when what it names does not verify any more.
 
 A shard's state is `params`, `m`, `v` of the version and, where the run's delay needs it, `previous`: the weights of the
-version before, on which the next step runs.
+version before, on which the next step runs. With `gradients = "gi"` also `averages` (and `previous_averages`), from
+which the grid of a step's gradients is made.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,10 +32,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from protocol.errors import BadInputError
-from protocol.run import RunConfig
+from protocol.base.errors import BadInputError
+from protocol.run.run import RunConfig
 
-FORMAT = "barnraise-shard-1"
+FORMAT = "barnraise-shard-2"
 MANIFEST = "manifest.json"
 CHECKPOINTS_MAX = 16
 """Checkpoints that a node tells the coordinator of, newest first."""
@@ -66,8 +72,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Number of the first sample that the next step trains on."""
     data_hash: str
     vocabulary: int
-    partition: tuple[tuple[int, int, int], ...]
-    """(first block, end block, shards) of each stage; a restart with another one is refused."""
+    partition: tuple[tuple[int, ...], ...]
+    """(first block, end block, shards) of each stage, then first and end of each further chunk that it holds; a restart
+    with another one is refused."""
     parts: tuple[PartEntry, ...]
     sum: str = ""
 
@@ -80,16 +87,54 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def write_part(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-    """Writes a shard's state so that the file is whole or absent; `about` is kept with it as text."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.tmp")
+    """Writes a shard's state so that the file is whole or absent; `about` is kept with it as text.
+
+    The same state and words give the same bytes: safetensors orders the tensors but not its metadata, so those are
+    one canonical JSON text under one key.
+    """
+    temporary = _write_temporary(path, tensors, about)
     try:
-        save_file(dict(tensors), temporary, metadata={"format": FORMAT, **{k: str(v) for k, v in about.items()}})
         _publish(temporary, path)
-    except SafetensorError as error:  # safetensors wraps the system's errors
-        raise OSError(f"{path}: {error}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_checkpoint_part(
+    home: Path, stage: int, shard: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any]
+) -> PartEntry:
+    """Writes a part of the checkpoint in `home` under a name of its own; one that is there already is not touched.
+
+    Raises:
+        OSError: the folder is full, or cannot be written to; nothing of this part is left there.
+    """
+    fresh = not home.exists()
+    temporary = _write_temporary(home / f"stage-{stage}-shard-{shard}", tensors, about)
+    try:
+        byte_count, digest = file_digest(temporary)
+        path = home / part_name(stage, shard, digest)
+        if not path.exists() or file_digest(path) != (byte_count, digest):
+            _publish(temporary, path)
+        if fresh:
+            _sync(home.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return PartEntry(stage, shard, path.name, byte_count, digest)
+
+
+def _write_temporary(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:
+    """The bytes of a part under a name that no other writer uses."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
+    words = {"format": FORMAT, **{name: str(value) for name, value in about.items()}}
+    text = msgspec.json.encode(words, order="deterministic").decode()
+    try:
+        save_file(dict(tensors), temporary, metadata={"about": text})
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, SafetensorError):  # safetensors wraps the system's errors
+            raise OSError(f"{path}: {error}") from error
+        raise
+    return temporary
 
 
 def read_part(path: Path, about: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -100,12 +145,12 @@ def read_part(path: Path, about: Mapping[str, Any]) -> dict[str, Tensor]:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            found = file.metadata() or {}
+            found = msgspec.json.decode((file.metadata() or {}).get("about", "{}"), type=dict[str, str])
             for name, wanted in {"format": FORMAT, **about}.items():
                 if found.get(name) != str(wanted):
                     raise CheckpointError(f"{path}: {name} is {found.get(name)!r}, this run's is {str(wanted)!r}")
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{path}: {error}") from error
 
 
@@ -133,14 +178,33 @@ def step_folder(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
-def part_name(stage: int, shard: int) -> str:
-    """The name of a part's file within its checkpoint."""
-    return f"stage-{stage}-shard-{shard}.safetensors"
+def part_name(stage: int, shard: int, digest: bytes) -> str:
+    """The name of a part's file within its checkpoint: another content has another name."""
+    return f"stage-{stage}-shard-{shard}-{digest.hex()[:16]}.safetensors"
+
+
+def find_part(home: Path, stage: int, shard: int) -> Path:
+    """The file of a shard in a checkpoint: what the manifest names; without one here, the newest that this shard wrote.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    with contextlib.suppress(CheckpointError):
+        for part in read_manifest(home).parts:
+            if (part.stage, part.shard) == (stage, shard):
+                return home / part.file
+    written = home.glob(f"stage-{stage}-shard-{shard}-????????????????.safetensors")
+    newest = max(written, key=lambda path: path.stat().st_mtime_ns, default=None)
+    if newest is None:
+        raise CheckpointError(f"{home}: no part of stage {stage} shard {shard}")
+    return newest
 
 
 def write_manifest(folder: Path, manifest: Manifest, shared: bool) -> Path:
     """Makes a checkpoint of parts that are all on disk, then deletes what is older than the newest `keep`.
 
+    A manifest that is there, fits this run and verifies stays as it is, and so does all that it names: after going
+    back, the shards write the state that they began from once more, and no restart may depend on that going well.
     Every part, and the manifest itself, is read back first: nothing old goes before the new one is known good. Where
     the servers share no folder (`shared` false) only the parts that lie here can be read back; the checkpoint is
     complete once somebody has brought the others.
@@ -149,10 +213,15 @@ def write_manifest(folder: Path, manifest: Manifest, shared: bool) -> Path:
         CheckpointError: a part is missing or is not what its shard said.
     """
     home = step_folder(folder, manifest.step)
+    path = home / MANIFEST
+    if (standing := _standing(home, manifest, shared)) is not None:
+        if shared:
+            _delete_unnamed(home, standing)
+        _delete_older(folder, manifest)
+        return path
     verify_parts(home, [part for part in manifest.parts if shared or (home / part.file).exists()])
     manifest = msgspec.structs.replace(manifest, sum=manifest.expected_sum())
-    path = home / MANIFEST
-    temporary = path.with_name(f"{MANIFEST}.tmp")
+    temporary = path.with_name(f"{MANIFEST}.{secrets.token_hex(8)}.tmp")
     try:
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
         _publish(temporary, path)
@@ -160,8 +229,29 @@ def write_manifest(folder: Path, manifest: Manifest, shared: bool) -> Path:
         temporary.unlink(missing_ok=True)
     if read_manifest(home) != manifest:
         raise CheckpointError(f"{path}: reads back differently from what was written")
+    if shared:
+        _delete_unnamed(home, manifest)
     _delete_older(folder, manifest)
     return path
+
+
+def _standing(home: Path, manifest: Manifest, shared: bool) -> Manifest | None:
+    """The manifest in `home`, if it is of this run and this cut, and verifies."""
+    try:
+        found = read_manifest(home)
+        verify_parts(home, [part for part in found.parts if shared or (home / part.file).exists()])
+    except CheckpointError:
+        return None
+    names = ("config_hash", "step", "version", "data_hash", "vocabulary", "partition")
+    return found if all(getattr(found, name) == getattr(manifest, name) for name in names) else None
+
+
+def _delete_unnamed(home: Path, manifest: Manifest) -> None:
+    """Parts that no manifest names, and what killed writers left: the checkpoint is complete without them."""
+    named = {part.file for part in manifest.parts}
+    for path in home.iterdir():
+        if path.name not in named and path.suffix in (".safetensors", ".tmp"):
+            path.unlink(missing_ok=True)
 
 
 def read_manifest(home: Path) -> Manifest:
@@ -214,6 +304,23 @@ def scan_checkpoints(folder: Path) -> tuple[tuple[int, ...], tuple[str, ...]]:
     return tuple(complete), tuple(bad)
 
 
+def present_checkpoints(folder: Path) -> tuple[int, ...]:
+    """Steps of checkpoints whose manifest verifies and whose parts are there with their sizes, newest first.
+
+    For a look that must not take minutes (128 GB for 8 B parameters at 16 bytes); who restarts from one reads its
+    own part in full, and names a checkpoint no more when that part is damaged.
+    """
+    present: list[int] = []
+    for home in sorted(folder.glob("step-????????"), reverse=True):
+        if len(present) == CHECKPOINTS_MAX:
+            break
+        with contextlib.suppress(CheckpointError, OSError):
+            manifest = read_manifest(home)
+            if all((home / part.file).stat().st_size == part.byte_count for part in manifest.parts):
+                present.append(manifest.step)
+    return tuple(present)
+
+
 def complete_checkpoints(folder: Path) -> tuple[int, ...]:
     """Steps of the checkpoints in a run's folder that verify, newest first."""
     return scan_checkpoints(folder)[0]
@@ -232,7 +339,7 @@ def read_checkpoint(folder: Path, step: int) -> tuple[Manifest, dict[tuple[int, 
     return manifest, {(part.stage, part.shard): read_part(home / part.file, about) for part in manifest.parts}
 
 
-def check_layout(manifest: Manifest, config: RunConfig, partition: tuple[tuple[int, int, int], ...]) -> None:
+def check_layout(manifest: Manifest, config: RunConfig, partition: tuple[tuple[int, ...], ...]) -> None:
     """Refuses to restart from a checkpoint of another run or of another cut of the model."""
     if manifest.config_hash != config.config_hash().hex():
         raise BadInputError(f"checkpoint {manifest.step} is of another configuration of run {manifest.run!r}")

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from node.compute.layout import StageLayout
 from node.data.tokenizer import TextTokenizer
-from protocol.errors import BadInputError
-from protocol.run import RunConfig
+from protocol.base.errors import BadInputError
+from protocol.run.run import RunConfig
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -41,11 +41,11 @@ def join_shards(parts: Sequence[Tensor]) -> Tensor:
 
 
 def export_model(folder: Path, stages: Sequence[tuple[StageLayout, Tensor]], tokenizer: TextTokenizer) -> None:
-    """Writes the model whose stages, from first to last, have these layouts and flat vectors.
+    """Writes the model whose stages have these layouts and flat vectors.
 
     Files are written beside their names and then renamed, `config.json` last: a folder with one is complete.
     """
-    blocks = [(layout.first_block, layout.end_block) for layout, _ in stages]
+    blocks = sorted(chunk for layout, _ in stages for chunk in layout.chunks)
     config = stages[0][0].config
     edges = [0, *(end for _, end in blocks)]
     if blocks != list(itertools.pairwise(edges)) or edges[-1] != config.block_count:

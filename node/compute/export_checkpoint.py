@@ -20,7 +20,8 @@ def export_checkpoint(folder: Path, step: int, out: Path) -> None:
     """
     manifest, shards = read_checkpoint(folder, step)
     stages = []
-    for stage, (first, end, count) in enumerate(manifest.partition):
-        layout = StageLayout(manifest.config, manifest.vocabulary, first, end)
+    for stage, (first, end, count, *more) in enumerate(manifest.partition):
+        further = list(zip(more[::2], more[1::2], strict=True))
+        layout = StageLayout(manifest.config, manifest.vocabulary, first, end, further)
         stages.append((layout, join_shards([shards[stage, shard]["params"] for shard in range(count)])))
     export_model(out, stages, Dataset(manifest.config).tokenizer)

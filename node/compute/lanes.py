@@ -1,4 +1,4 @@
-"""Performs `node.jobs` with torch: two lanes, each a thread that does its jobs one after the other.
+"""Performs `node.machine.jobs` with torch: two lanes, each a thread that does its jobs one after the other.
 
 * lane `device`: a volunteer's work (`StageWorker`), one stage's weights by version, graphs, gradient sums;
 * lane `server`: a shard (`ShardWorker`), the data of stage 0, snapshots and checkpoints.
@@ -21,18 +21,22 @@ import msgspec
 import torch
 from torch import Tensor
 
-from node import jobs
 from node.compute import checkpoint
-from node.compute.layout import StageLayout, shard_range
+from node.compute.devices.choice import DeviceChoice
+from node.compute.devices.device import Device, open_device
+from node.compute.forms import grid, packed
+from node.compute.layout import StageLayout
 from node.compute.shard import ShardWorker
 from node.compute.wire import decode, encode
 from node.compute.worker import StageWorker
+from node.data.allowed import Allowed
 from node.data.dataset import Dataset
-from node.store import Buffer
-from protocol.ids import TensorRef
-from protocol.machine import Computed, ComputeFailed
-from protocol.plan import Plan
-from protocol.run import RunConfig
+from node.machine import jobs
+from node.process.store import Buffer
+from protocol.base.ids import TaskId, TensorRef
+from protocol.base.machine import Computed, ComputeFailed
+from protocol.run.plan import Plan
+from protocol.run.run import RunConfig
 
 DEVICE_JOBS = frozenset(jobs.DEVICE_JOBS)
 CLOSE_S = 10.0
@@ -93,6 +97,21 @@ class _Performer:
         self._codec_s += time.monotonic() - start
         return tensor
 
+    def _pack(self, key: int, integers: Tensor) -> TensorRef:
+        """A vector of whole numbers in the form `gi`."""
+        start = time.monotonic()
+        buffer = packed.pack(integers.to(torch.int32).numpy())
+        self._codec_s += time.monotonic() - start
+        ref = TensorRef(key, tuple(integers.shape), "gi", len(buffer))
+        self._made.append((ref, buffer))
+        return ref
+
+    def _unpack(self, ref: TensorRef, buffers: Buffers) -> Tensor:
+        start = time.monotonic()
+        integers = torch.from_numpy(packed.unpack(buffers[ref.key], ref.shape[0]))
+        self._codec_s += time.monotonic() - start
+        return integers
+
     def _encode(self, key: int, tensor: Tensor, form: str) -> TensorRef:
         start = time.monotonic()
         buffer = encode(tensor, form)
@@ -103,14 +122,17 @@ class _Performer:
 
 
 class DevicePerformer(_Performer):
-    """Lane `device`. `threads` is torch's, which are one number for the whole process."""
+    """Lane `device`: on the device that the owner chose. `threads` is torch's, one number for the whole process."""
 
-    def __init__(self, threads: int = 1, device: str = "cpu") -> None:
+    def __init__(self, threads: int = 1, choice: DeviceChoice | None = None, cap_bytes: int | None = None) -> None:
         super().__init__()
         self._threads = threads
-        self._device = device
+        self._cap_bytes = cap_bytes
+        self._choice = DeviceChoice("cpu") if choice is None else choice
+        self._device: Device | None = None
         self._worker: StageWorker | None = None
         self._config = RunConfig()
+        self._place: jobs.SetUpDevice | None = None
 
     def _methods(self) -> dict[type, tuple[str, Callable[[Any, Buffers], Any]]]:
         return {
@@ -131,32 +153,50 @@ class DevicePerformer(_Performer):
             raise RuntimeError("no stage was set up")
         return self._worker
 
-    def _set_up(self, job: jobs.SetUpDevice, _: Buffers) -> None:
-        stage = job.plan.stages[job.stage]
+    def _set_up(self, job: jobs.SetUpDevice, _: Buffers) -> int:
+        chunks = chunks_of(job.plan, job.stage)
         self._config = job.config
+        if self._worker is not None:
+            self._worker.close()  # its memory goes before the next one's comes
+            self._worker = None
+        if self._device is None:
+            self._device = open_device(self._choice, self._cap_bytes)
+        self._place = job
         self._worker = StageWorker(
-            job.config, job.vocabulary, stage.first_block, stage.end_block, self._threads, self._device
+            job.config, job.vocabulary, *chunks[0], self._threads, self._device, further=chunks[1:]
         )
+        return self._worker.graphs_max
+
+    def _chunk(self, task: TaskId) -> int:
+        """The place of a task's chunk among the stage's."""
+        assert self._place is not None
+        plan = self._place.plan
+        number = plan.chunk_at(task.step, task.microbatch, task.position)
+        return plan.course.chunks_of(self._place.stage).index(number)
 
     def _load_parameters(self, job: jobs.LoadParameters, buffers: Buffers) -> None:
         self._stage.set_params(job.version, [self._decode(ref, buffers) for ref in job.shards])
+        if job.grids:
+            self._stage.set_grid(job.version, [self._unpack(ref, buffers).to(torch.int8) for ref in job.grids])
 
     def _forward(self, job: jobs.Forward, buffers: Buffers) -> TensorRef:
-        y = self._stage.forward(job.task, job.version, self._decode(job.input, buffers))
-        return self._encode(job.output, y, self._config.wire.activations)
+        y = self._stage.forward(job.task, job.version, self._decode(job.input, buffers), self._chunk(job.task))
+        return self._encode(job.output, y, self._config.wire.activations_up)
 
     def _backward(self, job: jobs.Backward, buffers: Buffers) -> TensorRef | None:
         dy = self._decode(job.output_gradient, buffers)
+        self._stage.begin_task(job.version, job.task.step, job.task.microbatch)
         if job.input is None:
             dx = self._stage.backward(msgspec.structs.replace(job.task, op="F"), dy, job.accumulator)
         else:
             x = self._decode(job.input, buffers)
-            dx = self._stage.recompute_backward(job.version, x, dy, job.accumulator)
+            dx = self._stage.recompute_backward(job.version, x, dy, job.accumulator, self._chunk(job.task))
         return self._input_gradient(job.input_gradient, dx)
 
     def _route_end(self, job: jobs.RouteEnd, buffers: Buffers) -> tuple[float, TensorRef | None]:
         x, labels = self._decode(job.input, buffers), self._decode(job.labels, buffers)
-        loss_sum, dx = self._stage.tail(job.version, x, labels, job.accumulator)
+        self._stage.begin_task(job.version, job.tasks[0].step, job.tasks[0].microbatch)
+        loss_sum, dx = self._stage.tail(job.version, x, labels, job.accumulator, self._chunk(job.tasks[0]))
         return loss_sum, self._input_gradient(job.input_gradient, dx)
 
     def _input_gradient(self, key: int | None, dx: Tensor | None) -> TensorRef | None:
@@ -164,15 +204,16 @@ class DevicePerformer(_Performer):
             return None
         if dx is None:
             raise ValueError("a stage that reads tokens has no input gradient")
-        return self._encode(key, dx, self._config.wire.activations)
+        return self._encode(key, dx, self._config.wire.activations_up)
 
     def _take_gradient(self, job: jobs.TakeGradient, _: Buffers) -> tuple[TensorRef, ...]:
         total = self._stage.take_gradient(job.accumulator)
         form = self._config.wire.gradients
-        return tuple(
-            self._encode(key, total[slice(*shard_range(total.numel(), shard, len(job.shards)))], form)
-            for shard, key in enumerate(job.shards)
-        )
+        made = []
+        for shard, key in enumerate(job.shards):
+            part = total[slice(*self._stage.layout.shard_range(shard, len(job.shards)))]
+            made.append(self._pack(key, grid.short(part)) if form == "gi" else self._encode(key, part, form))
+        return tuple(made)
 
     def _drop_graphs(self, job: jobs.DropGraphs, _: Buffers) -> None:
         for task in job.tasks:
@@ -188,12 +229,14 @@ class ServerPerformer(_Performer):
 
     Args:
         state: the server's state folder; snapshots lie in it.
+        allowed: what else of this machine the run may read and write.
     """
 
-    def __init__(self, state: Path, threads: int = 1) -> None:
+    def __init__(self, state: Path, threads: int = 1, allowed: Allowed | None = None) -> None:
         super().__init__()
         torch.set_num_threads(threads)
         self._state = state
+        self._allowed = allowed or Allowed()
         self._data: Dataset | None = None
         self._place: jobs.SetUpServer | None = None
         self._shard: ShardWorker | None = None
@@ -206,6 +249,7 @@ class ServerPerformer(_Performer):
             jobs.LoadBatch: ("data", self._load_batch),
             jobs.StartShard: ("disk", self._start_shard),
             jobs.LoadSnapshot: ("disk", self._load_snapshot),
+            jobs.Fold: ("optimizer", self._fold),
             jobs.Reduce: ("optimizer", self._reduce),
             jobs.Apply: ("optimizer", self._apply),
             jobs.ServeParameters: ("other", self._serve),
@@ -213,11 +257,13 @@ class ServerPerformer(_Performer):
             jobs.WriteSnapshot: ("disk", self._write_snapshot),
             jobs.WriteCheckpoint: ("disk", self._write_checkpoint),
             jobs.WriteManifest: ("disk", self._write_manifest),
+            jobs.FindCheckpoints: ("disk", self._find_checkpoints),
         }
 
     # ---- data ----
 
     def _prepare_data(self, job: jobs.PrepareData, _: Buffers) -> tuple[int, str, int]:
+        self._allowed.check(job.config)
         self._data = Dataset(job.config)
         found = self._data.describe()
         return found.vocabulary, found.data_hash, found.token_count
@@ -240,10 +286,11 @@ class ServerPerformer(_Performer):
         return self._place, self._shard
 
     def _set_up(self, job: jobs.SetUpServer, _: Buffers) -> int:
-        stage = job.plan.stages[job.stage]
-        layout = StageLayout(job.config, job.vocabulary, stage.first_block, stage.end_block)
+        self._allowed.check(job.config)
+        chunks = chunks_of(job.plan, job.stage)
+        layout = StageLayout(job.config, job.vocabulary, *chunks[0], further=chunks[1:])
         self._place = job
-        self._shard = ShardWorker(layout, job.shard, len(stage.servers))
+        self._shard = ShardWorker(layout, job.shard, len(job.plan.stages[job.stage].servers))
         self._sums = {}
         return self._shard.end - self._shard.begin
 
@@ -253,10 +300,16 @@ class ServerPerformer(_Performer):
             return self._load_checkpoint(job.checkpoint_step)
         return shard.initial()
 
-    def _reduce(self, job: jobs.Reduce, buffers: Buffers) -> tuple[float, bool]:
+    def _fold(self, job: jobs.Fold, buffers: Buffers) -> None:
         _, shard = self._here
-        total, square_norm, finite = shard.reduce([self._decode(ref, buffers) for ref in job.parts])
-        self._sums[job.step] = total
+        if job.part.form == "gi":
+            shard.fold_packed(job.step, buffers[job.part.key])
+        else:
+            shard.fold(job.step, self._decode(job.part, buffers))
+
+    def _reduce(self, job: jobs.Reduce, _: Buffers) -> tuple[float, bool]:
+        _place, shard = self._here
+        self._sums[job.step], square_norm, finite = shard.reduce(job.step)
         return square_norm, finite
 
     def _apply(self, job: jobs.Apply, _: Buffers) -> bytes:
@@ -264,9 +317,13 @@ class ServerPerformer(_Performer):
         total = self._sums.pop(job.step)
         return shard.skip(job.step) if job.skipped else shard.apply(job.step, total, job.step, job.clip_factor)
 
-    def _serve(self, job: jobs.ServeParameters, _: Buffers) -> TensorRef:
+    def _serve(self, job: jobs.ServeParameters, _: Buffers) -> tuple[TensorRef, ...]:
         place, shard = self._here
-        return self._encode(job.key, shard.params(job.version), place.config.wire.parameters)
+        params = self._encode(job.key, shard.params(job.version), place.config.wire.parameters)
+        steps = shard.grid_steps(job.version)
+        if steps is None or job.grid is None:
+            return (params,)
+        return params, self._pack(job.grid, steps)
 
     def _drop_versions(self, job: jobs.DropVersions, _: Buffers) -> None:
         _place, shard = self._here
@@ -279,11 +336,11 @@ class ServerPerformer(_Performer):
     def _about(self, version: int) -> dict[str, Any]:
         """What a file of this shard says of itself; a file that says otherwise is refused."""
         place, shard = self._here
-        stage = place.plan.stages[place.stage]
+        blocks = "+".join(f"{first}-{end}" for first, end in chunks_of(place.plan, place.stage))
         return {
             "config_hash": place.config.config_hash().hex(),
             "stage": place.stage,
-            "blocks": f"{stage.first_block}-{stage.end_block}",
+            "blocks": blocks,
             "elements": f"{shard.begin}-{shard.end}",
             "version": version,
         }
@@ -291,7 +348,8 @@ class ServerPerformer(_Performer):
     def _restore(self, path: Path, version: int) -> bytes:
         _place, shard = self._here
         state = checkpoint.read_part(path, self._about(version))
-        if not {"params", "m", "v"} <= set(state) <= {"params", "m", "v", "previous"}:
+        known = {"params", "m", "v", "previous", "averages", "previous_averages"}
+        if not {"params", "m", "v"} <= set(state) <= known:
             raise checkpoint.CheckpointError(f"{path}: holds {sorted(state)} instead of params, m and v")
         return shard.load(version, **state)
 
@@ -316,11 +374,12 @@ class ServerPerformer(_Performer):
 
     def _write_checkpoint(self, job: jobs.WriteCheckpoint, _: Buffers) -> tuple[str, int, bytes]:
         place, shard = self._here
-        path = checkpoint.step_folder(self._checkpoints, job.step) / checkpoint.part_name(place.stage, place.shard)
-        checkpoint.write_part(path, shard.snapshot(job.version), self._about(job.version))
+        home = checkpoint.step_folder(self._checkpoints, job.step)
+        state = shard.snapshot(job.version)
+        part = checkpoint.write_checkpoint_part(home, place.stage, place.shard, state, self._about(job.version))
         if not self._shared:
             checkpoint.delete_older_parts(self._checkpoints, job.step, place.config.checkpoint.keep)
-        return path.name, *checkpoint.file_digest(path)
+        return part.file, part.byte_count, part.digest
 
     def _write_manifest(self, job: jobs.WriteManifest, _: Buffers) -> str:
         place, _shard = self._here
@@ -343,17 +402,31 @@ class ServerPerformer(_Performer):
     def _load_checkpoint(self, step: int) -> bytes:
         place, _shard = self._here
         home = checkpoint.step_folder(self._checkpoints, step)
-        name = checkpoint.part_name(place.stage, place.shard)
+        path = checkpoint.find_part(home, place.stage, place.shard)
         if self._shared:
             manifest = checkpoint.read_manifest(home)
             checkpoint.check_layout(manifest, place.config, partition_of(place.plan))
-            checkpoint.verify_parts(home, [part for part in manifest.parts if part.file == name])
-        return self._restore(home / name, step)
+            checkpoint.verify_parts(home, [part for part in manifest.parts if part.file == path.name])
+        return self._restore(path, step)
+
+    def _find_checkpoints(self, job: jobs.FindCheckpoints, _: Buffers) -> tuple[int, ...]:
+        folder = checkpoint.run_folder(self._state / job.config.checkpoint.folder, job.config)
+        return checkpoint.present_checkpoints(folder)
 
 
-def partition_of(plan: Plan) -> tuple[tuple[int, int, int], ...]:
-    """(first block, end block, shards) of each stage: what a checkpoint's parts depend on."""
-    return tuple((stage.first_block, stage.end_block, len(stage.servers)) for stage in plan.stages)
+def chunks_of(plan: Plan, stage: int) -> list[tuple[int, int]]:
+    """(first block, end block) of each chunk of a stage, as they lie in its vector."""
+    chunks = [plan.course.chunks[number] for number in plan.course.chunks_of(stage)]
+    return [(chunk.first_block, chunk.end_block) for chunk in chunks]
+
+
+def partition_of(plan: Plan) -> tuple[tuple[int, ...], ...]:
+    """What a checkpoint's parts depend on, as `Manifest.partition` has it."""
+    rows = []
+    for stage, placed in enumerate(plan.stages):
+        first, *further = chunks_of(plan, stage)
+        rows.append((*first, len(placed.servers), *(block for chunk in further for block in chunk)))
+    return tuple(rows)
 
 
 class Lane:

@@ -1,21 +1,24 @@
 """Where each weight lies: a stage is one flat fp32 vector, cut into named slices.
 
 A run's model is a row of *sub-layer blocks*: embedding, then for each layer its attention half and its feed-forward
-half, then the head (final norm and output matrix). A stage holds a range of blocks. Shards cut the stage's vector into
-equal ranges without regard to slices, because the optimizer works element by element.
+half, then the head (final norm and output matrix). A stage holds one or more ranges of blocks (chunks), one after the
+other. Shards cut the stage's vector into ranges of about equal size without regard to slices, because the optimizer
+works element by element; but 256 elements of a sub-layer block that share a step of the gradient's grid
+(`node.compute.stage_grid`) stay together.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import torch
 
-from protocol.run import ModelSection, RunConfig
+from protocol.base.forms import GRID_BLOCK
+from protocol.run.run import ModelSection, RunConfig
 
 INITIAL_DEVIATION = 0.02
 """Standard deviation of the first weights (GPT-2, LLaMA); outputs into the residual stream start smaller."""
@@ -45,29 +48,30 @@ class Slice:
         return len(self.shape) > 1
 
 
-def shard_range(parameter_count: int, shard_index: int, shard_count: int) -> tuple[int, int]:
-    """The half-open range of a stage's vector that a shard holds; ranges differ by at most one element."""
-    if not 0 <= shard_index < shard_count:
-        raise ValueError(f"shard {shard_index} of {shard_count}")
-    return parameter_count * shard_index // shard_count, parameter_count * (shard_index + 1) // shard_count
-
-
 class StageLayout:
-    """The slices of blocks `first_block` to `end_block` (exclusive) of a run's model."""
+    """The slices of blocks `first_block` to `end_block` (exclusive) of a run's model, and of `further` such chunks."""
 
-    def __init__(self, config: RunConfig, vocabulary: int, first_block: int, end_block: int) -> None:
-        if not 0 <= first_block < end_block <= config.block_count:
-            raise ValueError(f"blocks {first_block} to {end_block} of {config.block_count}")
+    def __init__(
+        self,
+        config: RunConfig,
+        vocabulary: int,
+        first_block: int,
+        end_block: int,
+        further: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self.chunks = ((first_block, end_block), *further)
+        for first, end in self.chunks:
+            if not 0 <= first < end <= config.block_count:
+                raise ValueError(f"blocks {first} to {end} of {config.block_count}")
         if vocabulary < 1:
             raise ValueError(f"vocabulary of {vocabulary}")
         self.config = config
         self.vocabulary = vocabulary
-        self.first_block = first_block
-        self.end_block = end_block
         if config.model.tied_embeddings and self.has_embedding != self.has_head:
             raise ValueError("tied embeddings: embedding and head belong on one stage")
-        self.blocks: tuple[tuple[Slice, ...], ...] = tuple(self._place_blocks())
-        self.slices: tuple[Slice, ...] = tuple(part for block in self.blocks for part in block)
+        self.blocks: dict[int, tuple[Slice, ...]] = dict(self._place_blocks())
+        """By number of the block, in the order of the vector."""
+        self.slices: tuple[Slice, ...] = tuple(part for parts in self.blocks.values() for part in parts)
         self.parameter_count = self.slices[-1].end if self.slices else 0
 
     @classmethod
@@ -77,13 +81,39 @@ class StageLayout:
 
     @property
     def has_embedding(self) -> bool:
-        """Whether the stage takes tokens instead of hidden states."""
-        return self.first_block == 0
+        """Whether the stage takes tokens."""
+        return any(first == 0 for first, _ in self.chunks)
 
     @property
     def has_head(self) -> bool:
-        """Whether the stage ends in the loss instead of hidden states."""
-        return self.end_block == self.config.block_count
+        """Whether the loss is computed in the stage."""
+        return any(end == self.config.block_count for _, end in self.chunks)
+
+    def shard_range(self, shard_index: int, shard_count: int) -> tuple[int, int]:
+        """The half-open range of the stage's vector that a shard holds: equal ones but for a grid block.
+
+        Raises:
+            ValueError: there is no such shard, or nothing is left for it.
+        """
+        if not 0 <= shard_index < shard_count:
+            raise ValueError(f"shard {shard_index} of {shard_count}")
+        begin, end = self._grid_edge(shard_index, shard_count), self._grid_edge(shard_index + 1, shard_count)
+        if begin == end:
+            raise ValueError(f"a stage of {self.parameter_count} weights is too small for {shard_count} shards")
+        return begin, end
+
+    def _grid_edge(self, shard_index: int, shard_count: int) -> int:
+        wanted = self.parameter_count * shard_index // shard_count
+        for _, begin, end in self.block_ranges():
+            if wanted < end:
+                return begin + (wanted - begin) // GRID_BLOCK * GRID_BLOCK
+        return self.parameter_count
+
+    def block_ranges(self) -> Iterator[tuple[int, int, int]]:
+        """(number, begin, end) of each sub-layer block, as they lie in the vector."""
+        for number, parts in self.blocks.items():
+            if parts:
+                yield number, parts[0].offset, parts[-1].end
 
     @cached_property
     def decay_mask(self) -> torch.Tensor:
@@ -100,7 +130,7 @@ class StageLayout:
         from NumPy's frozen legacy stream, which gives the same numbers in every NumPy version and on every machine.
         """
         flat = torch.empty(self.parameter_count)
-        for block, parts in enumerate(self.blocks, start=self.first_block):
+        for block, parts in self.blocks.items():
             stream = np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, block])))
             for part in parts:
                 if part.deviation == 0.0:
@@ -114,14 +144,14 @@ class StageLayout:
         """Each slice of `flat` by name, in its shape; no copies."""
         return {part.name: flat[part.offset : part.end].view(part.shape) for part in self.slices}
 
-    def _place_blocks(self) -> Iterator[tuple[Slice, ...]]:
+    def _place_blocks(self) -> Iterator[tuple[int, tuple[Slice, ...]]]:
         offset = 0
-        for block in range(self.first_block, self.end_block):
+        for block in (block for first, end in self.chunks for block in range(first, end)):
             parts = []
             for name, shape, deviation in block_weights(self.config.model, self.vocabulary, block):
                 parts.append(Slice(name, shape, offset, deviation))
                 offset = parts[-1].end
-            yield tuple(parts)
+            yield block, tuple(parts)
 
 
 def block_weights(model: ModelSection, vocabulary: int, block: int) -> list[tuple[str, tuple[int, ...], float]]:

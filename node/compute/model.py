@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from node.compute.blocks import attention_half, feed_forward_half, norm, rotary_table
 from node.compute.layout import StageLayout
@@ -46,20 +47,35 @@ class StageContext:
     leaves: list[Tensor]
 
 
-class StageModel:
-    """The arithmetic of one stage.
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""What `[compute] dtype` names."""
 
-    Inputs `x` are int64 tokens [samples, context] for the stage that holds block 0, else fp32 hidden states [samples,
-    context, hidden]. `params` and `grad_flat` are vectors of `layout.parameter_count` fp32 values on one device.
+
+class StageModel:
+    """The arithmetic of one chunk of a stage: of the blocks `chunk` = (first, end), by default the layout's only chunk.
+
+    Inputs `x` are int64 tokens [samples, context] for the chunk that holds block 0, else hidden states [samples,
+    context, hidden]. `params` and `grad_flat` are vectors of `layout.parameter_count` values on one device. All floats
+    are of the run's `dtype`, but `grad_flat` is fp32, and so are norms inside, rotary angles and the loss.
+
+    With `keeps_inputs_only` a graph holds the input of each layer half and nothing else: the half is computed again
+    when its gradient is wanted, by the same kernels, so no bit of the result changes (Chen et al., arXiv:1604.06174).
     """
 
-    def __init__(self, layout: StageLayout) -> None:
+    def __init__(self, layout: StageLayout, chunk: tuple[int, int] | None = None) -> None:
         self.layout = layout
+        self.dtype = DTYPES[layout.config.compute.dtype]
+        self.keeps_inputs_only = False
+        if chunk is None:
+            (chunk,) = layout.chunks
+        self._blocks = range(*chunk)
+        self._takes_tokens = 0 in self._blocks
+        self._has_head = layout.config.block_count - 1 in self._blocks
         self._model = layout.config.model
         bits = layout.config.wire.gradient_grid_bits
         # An fp32 number of this size has its last bit at 2^-bits, and so has its sum with anything smaller.
         self._rounder = 1.5 * 2.0 ** (23 - bits) if bits else None
-        self._rotary: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
+        self._rotary: dict[tuple[int, torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
         self._halves: list[tuple[range, _Half]] = []
         self._spans: list[_Span] = []
         self._embedding: int | None = None
@@ -71,7 +87,7 @@ class StageModel:
 
         For a stage without the head; the one with the head calls `loss`.
         """
-        assert not self.layout.has_head, "the stage with the head computes the loss"
+        assert not self._has_head, "the chunk with the head computes the loss"
         x = self._input_leaf(x)
         leaves = self._leaves(params, requires_grad=True)
         y = self._run_blocks(x, leaves)
@@ -122,14 +138,16 @@ class StageModel:
 
     def _place_leaves(self) -> None:
         """Decides which slices become one leaf, and which function takes which leaves."""
-        for block, parts in enumerate(self.layout.blocks, start=self.layout.first_block):
+        for block in self._blocks:
+            parts = self.layout.blocks[block]
             first = len(self._spans)
             if block == 0:
                 self._embedding = self._add_span(block, 0, 1)
             elif block == self.layout.config.block_count - 1:
                 gain = self._add_span(block, 0, 1)
                 matrix = self._add_span(block, 1, 2) if len(parts) > 1 else self._embedding
-                assert matrix is not None  # the layout keeps tied embeddings on one stage
+                if matrix is None:  # tied to the embedding of another chunk: the layout keeps both on one stage
+                    matrix = self._add_span(0, 0, 1)
                 self._head = (gain, matrix)
             elif block % 2 == 1:
                 for begin, end in ((0, 1), (1, 4), (4, 5)):  # gain; query, key, value; output
@@ -141,7 +159,7 @@ class StageModel:
                 self._halves.append((range(first, first + 3), self._feed_forward))
 
     def _add_span(self, block: int, begin: int, end: int) -> int:
-        parts = self.layout.blocks[block - self.layout.first_block][begin:end]
+        parts = self.layout.blocks[block][begin:end]
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         self._spans.append(_Span(parts[0].offset, shape, parts[-1].end))
         return len(self._spans) - 1
@@ -154,7 +172,7 @@ class StageModel:
         ]
 
     def _input_leaf(self, x: Tensor) -> Tensor:
-        return x if self.layout.has_embedding else x.detach().requires_grad_(True)
+        return x if self._takes_tokens else x.detach().to(self.dtype).requires_grad_(True)
 
     # ---- arithmetic ----
 
@@ -162,7 +180,11 @@ class StageModel:
         if self._embedding is not None:
             x = functional.embedding(x, leaves[self._embedding])
         for places, half in self._halves:
-            x = half(x, [leaves[place] for place in places])
+            weights = [leaves[place] for place in places]
+            if self.keeps_inputs_only and torch.is_grad_enabled():
+                x = checkpoint(half, x, weights, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = half(x, weights)
         return x
 
     def _attention(self, x_BTD: Tensor, leaves: list[Tensor]) -> Tensor:
@@ -181,14 +203,15 @@ class StageModel:
 
     def _cross_entropy(self, x: Tensor, labels: Tensor, leaves: list[Tensor]) -> Tensor:
         logits_BTV = self._logits(x, leaves)
-        return functional.cross_entropy(logits_BTV.flatten(0, 1), labels.flatten(), reduction="sum")
+        return functional.cross_entropy(logits_BTV.flatten(0, 1).float(), labels.flatten(), reduction="sum")
 
     def _on_grid(self, gradient: Tensor) -> Tensor:
-        """Rounds in place, to even where a value lies in the middle; what is beyond the rounder stays nearly as is."""
-        return gradient if self._rounder is None else gradient.add_(self._rounder).sub_(self._rounder)
+        """In fp32, to even where a value lies in the middle; what is beyond the rounder stays nearly as is."""
+        return gradient if self._rounder is None else gradient.float().add_(self._rounder).sub_(self._rounder)
 
     def _rotary_for(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
-        key = (x_BTD.shape[1], x_BTD.device)
+        key = (x_BTD.shape[1], x_BTD.device, x_BTD.dtype)
         if key not in self._rotary:
-            self._rotary[key] = rotary_table(self._model, *key)
+            cosine, sine = rotary_table(self._model, x_BTD.shape[1], x_BTD.device)
+            self._rotary[key] = cosine.to(x_BTD.dtype), sine.to(x_BTD.dtype)
         return self._rotary[key]

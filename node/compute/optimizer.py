@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from node.numbers import learning_rate
-from protocol.run import RunConfig
+from node.machine.numbers import learning_rate
+from protocol.run.run import RunConfig
 
 _CHUNK = 1 << 16
 """Elements worked on at a time: a chunk of all six vectors stays in a core's second-level cache."""

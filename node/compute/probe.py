@@ -8,13 +8,14 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-import psutil
 import torch
 
+from node.compute.devices.choice import DeviceChoice
+from node.compute.devices.device import Device, open_device
 from node.compute.layout import StageLayout
 from node.compute.model import StageModel
-from protocol.model_spec import ModelSpec, blocks_of
-from protocol.run import RunConfig
+from protocol.run.model_spec import ModelSpec, blocks_of
+from protocol.run.run import RunConfig
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Probe:
     tokens_per_s: float
     """Tokens a second through forward and backward of the measured blocks."""
     flops_per_s: float
-    """Floating point operations a second by `protocol.model_spec`: matrix products and attention."""
+    """Floating point operations a second by `protocol.run.model_spec`: matrix products and attention."""
     microbatch_s: float
     """Forward and backward of one microbatch."""
     memory_free_bytes: int
@@ -37,22 +38,24 @@ def probe(
     first_block: int = 1,
     end_block: int | None = None,
     threads: int = 1,
-    device: str = "cpu",
+    device: Device | None = None,
     budget_s: float = 0.5,
 ) -> Probe:
-    """Measures blocks `first_block` to `end_block` (default: one whole layer) for about `budget_s`.
+    """Measures blocks `first_block` to `end_block` (default: one whole layer) for about `budget_s` on the device that
+    will work (the processor without one).
 
     The best of all repetitions counts: others only ever make a machine look slower than it is.
     """
     torch.set_num_threads(threads)
     layout = StageLayout(config, vocabulary, first_block, first_block + 2 if end_block is None else end_block)
-    where = torch.device(device)
+    device = open_device(DeviceChoice("cpu")) if device is None else device
+    where = device.torch_device
     model = StageModel(layout)
-    params = layout.initial(0).to(where)
-    gradient = torch.zeros_like(params)
+    params = layout.initial(0).to(device=where, dtype=model.dtype)
+    gradient = torch.zeros_like(params, dtype=torch.float32)
     shape = (config.batch.samples, config.model.context)
     tokens = torch.zeros(shape, dtype=torch.int64, device=where)
-    hidden = torch.ones((*shape, config.model.hidden), device=where)
+    hidden = torch.ones((*shape, config.model.hidden), device=where, dtype=model.dtype)
     x = tokens if layout.has_embedding else hidden
 
     def microbatch() -> float:
@@ -61,8 +64,7 @@ def probe(
             model.loss(params, x, tokens, 1.0, gradient)
         else:
             model.backward(model.forward(params, x)[1], hidden, gradient)
-        if where.type == "cuda":
-            torch.cuda.synchronize(where)
+        device.synchronize()
         return time.perf_counter() - began_s
 
     deadline_s = time.perf_counter() + budget_s
@@ -74,17 +76,12 @@ def probe(
         tokens_per_s=tokens.numel() / best_s,
         flops_per_s=tokens.numel() * flops_per_token(layout) / best_s,
         microbatch_s=best_s,
-        memory_free_bytes=_free_bytes(where),
+        memory_free_bytes=device.free_bytes(),
     )
 
 
 def flops_per_token(layout: StageLayout) -> int:
     """Forward and backward of a token through the stage's blocks, as the planner counts them."""
-    blocks = blocks_of(ModelSpec.of_run(layout.config.model, layout.vocabulary))[layout.first_block : layout.end_block]
+    blocks = blocks_of(ModelSpec.of_run(layout.config.model, layout.vocabulary))
+    blocks = [block for first, end in layout.chunks for block in blocks[first:end]]
     return sum(block.forward_flops + block.backward_flops for block in blocks)
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)

@@ -1,14 +1,16 @@
 """The oracle: the same run in one process, without any of the machinery.
 
-Whatever the machinery does, with whomever dying, must end with these weights (fp32 tolerance; wire forms other than
-fp32 round more). Keep it so short that it is obviously right.
+Whatever the machinery does, with whomever dying, must end with these weights. Each microbatch goes its route of the
+course, chunk by chunk. What crosses the wire is rounded here as it is there: activations, their gradients and
+parameters go through the run's forms at the cuts between chunks. Only sums of weight gradients are those of fp64,
+whatever their form. Keep it so short that it is obviously right.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +21,12 @@ from node.compute.export import export_model, initial_weights
 from node.compute.layout import StageLayout
 from node.compute.model import StageModel
 from node.compute.optimizer import AdamWShard, partial_square_norm
+from node.compute.stage_grid import StageGrid
+from node.compute.wire import round_trip
 from node.data.dataset import Dataset
-from node.numbers import clip_factor
-from protocol.run import RunConfig
+from node.machine.numbers import clip_factor
+from protocol.run.course import Course, course_of
+from protocol.run.run import RunConfig
 
 
 @dataclass(frozen=True)
@@ -68,38 +73,54 @@ def train_reference(
     on_step: Callable[[ReferenceStep], None] | None = None,
     dataset: Dataset | None = None,
     threads: int = 1,
+    course: Course | None = None,
 ) -> ReferenceResult:
     """Trains the first `steps` steps (default: all) of the run, calling `on_step` after each.
 
     Step t runs on version max(0, t - delay), and its update makes version t + 1 from version t (design section 3). The
     gradient is the sum over microbatches in order of the loss sum's gradient over the tokens of the whole batch.
+    `course` is what a plan from elsewhere computes; without it the one that the run's own words ask for.
     """
     torch.set_num_threads(threads)
     dataset = Dataset(config) if dataset is None else dataset
     layout = StageLayout.whole(config, dataset.vocabulary)
-    model = StageModel(layout)
+    course = course_of(config) if course is None else course
+    models = [StageModel(layout, (chunk.first_block, chunk.end_block)) for chunk in course.chunks]
     optimizer = AdamWShard(config, layout.decay_mask)
     versions = {0: initial_weights(layout)}
+    grid = StageGrid.of(layout) if config.wire.gradients == "gi" else None
+    averages = torch.empty(0) if grid is None else grid.first_averages()
+    steps_of = {} if grid is None else {0: grid.steps(averages)}  # by version: the grid of the gradients made on it
     reports: list[ReferenceStep] = []
     steps = config.steps if steps is None else steps
     began_s = time.perf_counter()
     for step in range(steps):
-        params = versions[config.version_of(step)]
-        exact = torch.zeros_like(params, dtype=torch.float64)  # so that the order of summation does not matter
+        params = round_trip(versions[config.version_of(step)], config.wire.parameters).to(models[0].dtype)
+        exact = torch.zeros_like(params, dtype=torch.float64 if grid is None else torch.int32)
         loss_sum = 0.0
         for microbatch in range(config.batch.microbatches):
             tokens, labels = (torch.from_numpy(array).long() for array in dataset.batch(step, microbatch))
-            gradient = torch.zeros_like(params)
-            loss_sum += model.loss(params, tokens, labels, 1.0 / config.step_tokens, gradient)[0]
-            exact += gradient
-        gradient = exact.float()
+            visits = [models[chunk] for chunk in course.route(step, microbatch)]
+            loss, gradients = along_route(config, visits, params, tokens, labels)
+            loss_sum += loss
+            for gradient in gradients:
+                if grid is None:
+                    exact += gradient  # in fp64, so that the order of summation does not matter
+                else:
+                    grid.add(exact, gradient, steps_of[config.version_of(step)], step, microbatch)
+        gradient = exact.float() if grid is None else grid.value(exact, steps_of[config.version_of(step)])
         square_norm = partial_square_norm(gradient)
         skipped = not math.isfinite(square_norm)
         versions[step + 1] = versions[step].clone()
+        if grid is not None:
+            if not skipped:
+                averages = grid.next_averages(averages, exact, steps_of[config.version_of(step)])
+            steps_of[step + 1] = grid.steps(averages)
         if not skipped:
             optimizer.apply(versions[step + 1], gradient, step, clip_factor([square_norm], config.optimizer.clip_norm))
         for version in [each for each in versions if each < config.version_of(step + 1)]:
             del versions[version]
+            steps_of.pop(version, None)
         reports.append(ReferenceStep(step, loss_sum / config.step_tokens, math.sqrt(square_norm), skipped))
         if on_step is not None:
             on_step(reports[-1])
@@ -107,8 +128,32 @@ def train_reference(
     return ReferenceResult(reports, steps * config.step_tokens / elapsed_s, layout, versions[steps], dataset)
 
 
+def along_route(
+    config: RunConfig, visits: Sequence[StageModel], params: Tensor, tokens: Tensor, labels: Tensor
+) -> tuple[float, list[Tensor]]:
+    """Forward, loss and backward of a microbatch: the loss sum, and weight gradients that are terms of the step's sum.
+
+    Visits of different chunks concern different weights and share a term; but where head and embedding are tied, they
+    are two tasks with gradients of one matrix, so two terms.
+    """
+    form = config.wire.activations_up
+    x, graphs = tokens, []
+    for model in visits[:-1]:
+        y, graph = model.forward(params, x)
+        graphs.append(graph)
+        x = round_trip(y.float(), form)
+    terms = [torch.zeros_like(params, dtype=torch.float32)]
+    loss_sum, _, dx = visits[-1].loss(params, x, labels, 1.0 / config.step_tokens, terms[0])
+    if graphs and config.model.tied_embeddings:
+        terms.append(torch.zeros_like(params, dtype=torch.float32))
+    for model, graph in reversed(list(zip(visits[:-1], graphs, strict=True))):
+        assert dx is not None, "only the first visit has no input gradient"
+        dx = model.backward(graph, round_trip(dx.float(), form).to(model.dtype), terms[-1])
+    return loss_sum, terms
+
+
 def validation_loss(layout: StageLayout, params: Tensor, dataset: Dataset, batches: int) -> float:
-    """Mean nats per token of whole-model weights over the first `batches` validation batches."""
+    """Mean nats per token of whole-model weights over the first `batches` validation batches: nothing is skipped."""
     model = StageModel(layout)
     total, count = 0.0, 0
     for index in range(batches):

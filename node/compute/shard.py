@@ -7,15 +7,17 @@ from one thread only.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from node.compute.export import initial_weights
-from node.compute.layout import StageLayout, shard_range
+from node.compute.forms import packed
+from node.compute.forms.grid import is_spoilt
+from node.compute.layout import StageLayout
 from node.compute.optimizer import AdamWShard, partial_square_norm
+from node.compute.stage_grid import StageGrid
 from node.compute.wire import encode
 
 
@@ -24,6 +26,9 @@ class _Version:
     params: Tensor
     optimizer: AdamWShard | None
     """None: the version is only served, never updated (it came from a snapshot of its successor)."""
+    averages: Tensor | None
+    """With `gradients = "gi"`, [blocks] fp64: what the gradient was lately, which makes the grid of the steps that run
+    on this version."""
 
 
 class ShardWorker:
@@ -32,27 +37,50 @@ class ShardWorker:
     def __init__(self, layout: StageLayout, shard_index: int, shard_count: int) -> None:
         self._layout = layout
         self._config = layout.config
-        self.begin, self.end = shard_range(layout.parameter_count, shard_index, shard_count)
+        self.begin, self.end = layout.shard_range(shard_index, shard_count)
+        self._grid = StageGrid.of(layout).cut(self.begin, self.end) if self._config.wire.gradients == "gi" else None
         self._decay_mask = layout.decay_mask[self.begin : self.end].clone()
         self._versions: dict[int, _Version] = {}
+        self._sums: dict[int, Tensor] = {}
+        """Step -> what is folded of its gradient, however many parts: fp64, or int32 on the grid."""
+        self._grid_sums: dict[int, tuple[Tensor, Tensor]] = {}
+        """Step -> its ended sum (int32) and grid, until the version that it makes: with a delayed update a sum may end
+        before the version that it is applied to is there."""
 
     def initial(self) -> bytes:
         """Makes version 0 from `model.start_from`, or from the run's seed. Returns its digest."""
         flat = initial_weights(self._layout)
         zeros = torch.zeros(self.end - self.begin)
-        return self.load(0, flat[self.begin : self.end].clone(), zeros, zeros.clone())
+        averages = None if self._grid is None else self._grid.first_averages()
+        return self.load(0, flat[self.begin : self.end].clone(), zeros, zeros.clone(), averages=averages)
 
-    def load(self, version: int, params: Tensor, m: Tensor, v: Tensor, previous: Tensor | None = None) -> bytes:
+    def load(
+        self,
+        version: int,
+        params: Tensor,
+        m: Tensor,
+        v: Tensor,
+        previous: Tensor | None = None,
+        averages: Tensor | None = None,
+        previous_averages: Tensor | None = None,
+    ) -> bytes:
         """Takes a version as `snapshot` gave it; raises ValueError on a wrong shape. Returns its digest.
 
         `previous` are the weights of the version before, on which the next step runs when updates are delayed.
         """
+        for name, tensor, weights in (
+            ("averages", averages, params),
+            ("previous_averages", previous_averages, previous),
+        ):
+            shape = None if self._grid is None or weights is None else (self._grid.block_count,)
+            if (None if tensor is None else tuple(tensor.shape)) != shape:
+                raise ValueError(f"{name}: {None if tensor is None else tuple(tensor.shape)} where {shape} belongs")
         for name, tensor in (("params", params), ("m", m), ("v", v), ("previous", previous)):
             if tensor is not None and (tensor.shape != (self.end - self.begin,) or tensor.dtype != torch.float32):
                 raise ValueError(f"{name}: {tuple(tensor.shape)} {tensor.dtype} for a shard of {self.end - self.begin}")
-        self._versions[version] = _Version(params, AdamWShard(self._config, self._decay_mask, m, v))
+        self._versions[version] = _Version(params, AdamWShard(self._config, self._decay_mask, m, v), averages)
         if previous is not None:
-            self._versions[version - 1] = _Version(previous, None)
+            self._versions[version - 1] = _Version(previous, None, previous_averages)
         return self.digest(version)
 
     def versions(self) -> tuple[int, ...]:
@@ -63,17 +91,46 @@ class ShardWorker:
         """[end - begin] fp32; not to be changed."""
         return self._versions[version].params
 
-    def reduce(self, grads: Sequence[Tensor]) -> tuple[Tensor, float, bool]:
-        """The sum in the given order, its square norm, and whether all of it is finite. Inputs stay as they are.
+    def grid_steps(self, version: int) -> Tensor | None:
+        """[blocks] int8: the grid of the steps that run on a version, which is served with it; None without a grid."""
+        averages = self._versions[version].averages
+        return None if self._grid is None or averages is None else self._grid.steps(averages)
 
-        Summed in fp64 and rounded once: [end - begin] fp32.
+    def fold_packed(self, step: int, buffer: bytes | bytearray | memoryview) -> None:
+        """Adds a contribution's part in the form `gi` to the step's sum, in int32: exact in any order and grouping.
+
+        A part that stands for a gradient that was not finite makes the sum stand for NaN, and the step is skipped.
+
+        Raises:
+            RemoteProtocolError: the bytes are not a packed vector of the shard's length.
         """
-        exact = torch.zeros(self.end - self.begin, dtype=torch.float64)
-        for grad in grads:
-            if grad.shape != exact.shape:
-                raise ValueError(f"gradient of shape {tuple(grad.shape)} for a shard of {exact.numel()}")
-            exact += grad
-        total = exact.float()
+        part = torch.from_numpy(packed.unpack(buffer, self.end - self.begin))
+        if step not in self._sums or is_spoilt(part):
+            self._sums[step] = part
+        elif not is_spoilt(self._sums[step]):
+            self._sums[step] += part
+
+    def fold(self, step: int, part: Tensor) -> None:
+        """Adds a contribution's part, [end - begin] floats, to the step's sum, in fp64; `part` stays as it is."""
+        if part.shape != (self.end - self.begin,):
+            raise ValueError(f"gradient of shape {tuple(part.shape)} for a shard of {self.end - self.begin}")
+        if step not in self._sums:
+            self._sums[step] = torch.zeros(self.end - self.begin, dtype=torch.float64)
+        self._sums[step] += part
+
+    def reduce(self, step: int) -> tuple[Tensor, float, bool]:
+        """Ends the step's sum, which is forgotten here: it ([end - begin] fp32, rounded once), its square norm, and
+        whether all of it is finite. Nothing folded is a sum of zeros."""
+        exact = self._sums.pop(step, None)
+        if self._grid is not None:
+            exact = torch.zeros(self.end - self.begin, dtype=torch.int32) if exact is None else exact
+            used = self.grid_steps(self._config.version_of(step))
+            assert used is not None, "every version of a run with a grid has its averages"
+            self._grid_sums[step] = exact, used
+            total = self._grid.value(exact, used)
+            square_norm = partial_square_norm(total)
+            return total, square_norm, square_norm < float("inf")
+        total = torch.zeros(self.end - self.begin) if exact is None else exact.float()
         square_norm = partial_square_norm(total)
         return total, square_norm, square_norm < float("inf")  # false for NaN too
 
@@ -83,12 +140,16 @@ class ShardWorker:
         assert old.optimizer is not None, f"version {version} has a successor already"
         params, optimizer = old.params.clone(), old.optimizer.clone()
         optimizer.apply(params, grad_sum, step, clip_factor)
-        self._versions[version + 1] = _Version(params, optimizer)
+        averages = old.averages
+        if self._grid is not None and averages is not None:
+            averages = self._grid.next_averages(averages, *self._grid_sums.pop(step))
+        self._versions[version + 1] = _Version(params, optimizer, averages)
         return self.digest(version + 1)
 
     def skip(self, version: int) -> bytes:
         """Makes `version` + 1 with the content of `version`: a step whose gradient was refused. Returns its digest."""
         self._versions[version + 1] = self._versions[version]
+        self._grid_sums.pop(version, None)
         return self.digest(version + 1)
 
     def drop(self, version: int) -> None:
@@ -96,15 +157,22 @@ class ShardWorker:
         self._versions.pop(version, None)
 
     def snapshot(self, version: int) -> dict[str, Tensor]:
-        """`params`, `m` and `v` of a version, as `load` takes them; views, not to be changed.
+        """`params`, `m` and `v` of a version, as `load` takes them; not to be changed.
 
         With delayed updates also `previous`, if the version before is held: without it a run cannot go on exactly.
         """
         held = self._versions[version]
         assert held.optimizer is not None, f"version {version} is held without its moments"
         tensors = {"params": held.params, "m": held.optimizer.m, "v": held.optimizer.v}
+        if held.averages is not None:
+            tensors["averages"] = held.averages
         if self._config.batch.delay and version - 1 in self._versions:
-            tensors["previous"] = self._versions[version - 1].params
+            previous = self._versions[version - 1].params
+            # A skipped step shares its weights with the version before, and a file never holds one tensor twice.
+            tensors["previous"] = previous.clone() if previous is held.params else previous
+            before = self._versions[version - 1].averages
+            if before is not None:
+                tensors["previous_averages"] = before.clone() if before is held.averages else before
         return tensors
 
     def digest(self, version: int) -> bytes:

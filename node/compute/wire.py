@@ -1,4 +1,4 @@
-"""Tensors as bytes on the wire: little-endian, row-major, and nothing else; shape and form travel in the message.
+"""Tensors as bytes on the wire, little-endian and row-major; shape and form travel in the message.
 
 `encode` gives a view of the tensor's own memory where the form allows; `decode` gives a tensor over the received
 buffer. What a peer sent is checked here before it is used (`RemoteProtocolError`: "shape", "decode" or "not_finite").
@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Final, Literal
+from types import ModuleType
+from typing import Final, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from protocol.errors import RemoteProtocolError
+from node.compute.forms import d4, q8
+from protocol.base.errors import RemoteProtocolError
+from protocol.base.forms import byte_bounds
 
-Form = Literal["fp64", "fp32", "bf16", "int32"]
+Form = Literal["fp64", "fp32", "bf16", "int32", "q8", "d4"]
+"""What `encode` and `decode` know; `gi` and `p12` need a grid or a base, and are made in `node.compute.forms`."""
 
 _STORED: Final[dict[str, tuple[torch.dtype, torch.dtype]]] = {
     # form: (type on the wire, type that decode returns)
@@ -25,51 +29,61 @@ _STORED: Final[dict[str, tuple[torch.dtype, torch.dtype]]] = {
     "bf16": (torch.bfloat16, torch.float32),
     "int32": (torch.int32, torch.int64),
 }
+_SMALL: Final[dict[str, ModuleType]] = {"q8": q8, "d4": d4}
 MOST_BYTES: Final = 1 << 34
 """16 GiB: more than any stage's vector that one process can hold twice; stops products of absurd shapes."""
 
 assert sys.byteorder == "little", "tensors are sent in memory order, which must be little-endian"
 
 
-def byte_count(shape: tuple[int, ...], form: str) -> int:
-    """Bytes of a tensor of `shape` in `form`; refuses unknown forms, negative sizes and more than `MOST_BYTES`."""
-    if form not in _STORED:
-        raise RemoteProtocolError("shape", f"tensor form {form!r} is not one of {sorted(_STORED)}")
+def check_shape(shape: tuple[int, ...], form: str) -> tuple[int, int]:
+    """The fewest and most bytes of `shape` in `form`; refuses unknown forms, negative sizes, more than `MOST_BYTES`."""
+    if form not in _STORED and form not in _SMALL:
+        raise RemoteProtocolError("shape", f"tensor form {form!r} is not one of {sorted([*_STORED, *_SMALL])}")
     if len(shape) > 4 or any(size < 0 for size in shape):
         raise RemoteProtocolError("shape", f"tensor shape {shape}")
-    count = math.prod(shape) * _STORED[form][0].itemsize
-    if count > MOST_BYTES:
-        raise RemoteProtocolError("shape", f"tensor of shape {shape} is {count} bytes, more than {MOST_BYTES}")
-    return count
+    least, most = byte_bounds(shape, form)
+    if least > MOST_BYTES:
+        raise RemoteProtocolError("shape", f"tensor of shape {shape} is {least} bytes, more than {MOST_BYTES}")
+    return least, most
 
 
 def encode(tensor: Tensor, form: str) -> memoryview:
     """The tensor's bytes. In its own form this is a view of its memory: the tensor must not change until it is sent."""
+    if form in _SMALL:
+        return memoryview(cast(bytearray, _SMALL[form].encode(tensor)))
     stored, _ = _STORED[form]
     plain = tensor.detach().to(device="cpu", dtype=stored).contiguous()
     return plain.flatten().view(torch.uint8).numpy().data
 
 
 def decode(buffer: bytes | bytearray | memoryview, shape: tuple[int, ...], form: str) -> Tensor:
-    """The tensor in `buffer`: fp64 for fp64, fp32 for fp32 and bf16, int64 for int32.
+    """The tensor in `buffer`: fp64 for fp64, int64 for int32, fp32 for all others.
 
     fp32 and fp64 from a writable buffer shares its memory; the buffer must then belong to the tensor alone.
 
     Raises:
         RemoteProtocolError: the buffer's length is not what shape and form say, or they are out of bounds.
     """
-    expected = byte_count(shape, form)
+    least, most = check_shape(shape, form)
     view = memoryview(buffer)
-    if view.nbytes != expected:
+    if not least <= view.nbytes <= most:
         raise RemoteProtocolError("shape", f"{view.nbytes} bytes for a {form} tensor of shape {shape}")
+    if form in _SMALL:
+        return cast(Tensor, _SMALL[form].decode(view, shape))
     stored, wanted = _STORED[form]
-    if expected == 0:
+    if most == 0:
         return torch.empty(shape, dtype=wanted)
     raw = np.frombuffer(view, dtype=np.uint8)
     # torch has no tensors that cannot be written, and a view into the middle of a frame may lie at an odd address.
     if view.readonly or raw.ctypes.data % stored.itemsize:
         raw = raw.copy()
     return torch.from_numpy(raw).view(stored).to(wanted).view(shape)
+
+
+def round_trip(tensor: Tensor, form: str) -> Tensor:
+    """What a receiver computes with when this fp32 tensor was sent in `form`; in fp32 itself."""
+    return tensor if form == "fp32" else decode(encode(tensor, form), tuple(tensor.shape), form)
 
 
 def check_finite(tensor: Tensor, what: str) -> None:

@@ -11,16 +11,25 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
+from node.compute.devices.choice import DeviceChoice
+from node.compute.devices.device import Device, open_device
 from node.compute.layout import StageLayout
+from node.compute.memory import stage_memory
 from node.compute.model import StageContext, StageModel
-from protocol.run import RunConfig
+from node.compute.stage_grid import StageGrid
+from protocol.run.run import RunConfig
+
+GRAPHS_WANTED = 2
+"""One that is worked on, and one that waits for its gradient: with fewer, the device waits for the line."""
 
 
 class StageWorker:
-    """Computes tasks of the stage that holds blocks `first_block` to `end_block` (exclusive).
+    """Computes tasks of the stage that holds blocks `first_block` to `end_block` (exclusive) and `further` such chunks.
 
-    Tensors come and go on the CPU; `device` is where the arithmetic happens. `threads` sets torch's threads, which are
-    one number for the whole process.
+    Tasks name their chunk by its place among the stage's, from 0.
+
+    Tensors come and go on the CPU; the arithmetic happens on `device`, the processor if there is none. `threads` sets
+    torch's threads, which are one number for the whole process.
     """
 
     def __init__(
@@ -30,28 +39,84 @@ class StageWorker:
         first_block: int,
         end_block: int,
         threads: int = 1,
-        device: str = "cpu",
+        device: Device | None = None,
+        further: Sequence[tuple[int, int]] = (),
     ) -> None:
         torch.set_num_threads(threads)
-        self.layout = StageLayout(config, vocabulary, first_block, end_block)
-        self._model = StageModel(self.layout)
-        self._device = torch.device(device)
+        self.layout = StageLayout(config, vocabulary, first_block, end_block, further)
+        self._models = [StageModel(self.layout, chunk) for chunk in self.layout.chunks]
+        self._device = open_device(DeviceChoice("cpu")) if device is None else device
         self._loss_scale = 1.0 / config.step_tokens
         self._params: dict[int, Tensor] = {}
-        self._graphs: dict[Hashable, StageContext] = {}
+        self._graphs: dict[Hashable, tuple[StageModel, StageContext]] = {}
         self._sums: dict[Hashable, Tensor] = {}
-        """fp64: the sum of fp32 gradients comes out the same whoever adds what to what first."""
-        self._task_gradient = torch.zeros(self.layout.parameter_count, device=self._device)
+        """int32 on the run's grid, or fp64: the sum comes out the same whoever adds what to what first."""
+        self._grid = StageGrid.of(self.layout) if config.wire.gradients == "gi" else None
+        self._grid_steps: dict[int, Tensor] = {}
+        """By version, [blocks] int8."""
+        self._rounding = (0, 0, 0)
+        """Version, step and microbatch of the task that is computed: what its gradient's rounding depends on."""
+        self._claims: dict[Hashable, int] = {}
+        """What each kept graph takes of the device."""
+        self.memory = stage_memory(self.layout, self._device.fuses_norms)
+        self.graphs_max = self._find_room()
+        """How many graphs fit beside everything else, as counted before the first."""
+        self._task_gradient = torch.zeros(
+            self.layout.parameter_count, dtype=self._models[0].dtype, device=self._device.torch_device
+        )
         """One task's weight gradients, before they are added to a sum."""
+
+    def _find_room(self) -> int:
+        """Claims what lies on the device whatever the number of graphs, and counts the graphs that fit beside it.
+
+        Where there is no room for two whole ones, graphs keep inputs only. Raises `torch.OutOfMemoryError`.
+        """
+        usable_bytes = self._device.usable_bytes()
+        found = self.memory.graphs(usable_bytes)
+        if found < GRAPHS_WANTED:
+            for model in self._models:
+                model.keeps_inputs_only = True
+            found = self.memory.graphs(usable_bytes, light=True)
+        if found < 1:
+            needed_bytes = self.memory.fixed_bytes + self.memory.light_graph_bytes
+            raise torch.OutOfMemoryError(
+                f"out of memory: this stage needs {needed_bytes / 2**20:,.0f} MB of the device, where"
+                f" {usable_bytes / 2**20:,.0f} MB are free"
+            )
+        self._device.claim(self.memory.fixed_bytes)
+        self._claims[None] = self.memory.fixed_bytes
+        return found
+
+    def close(self) -> None:
+        """Gives everything back; the worker is of no use after it."""
+        self._params, self._graphs, self._sums = {}, {}, {}
+        self._task_gradient = torch.empty(0)
+        for key in list(self._claims):
+            self._release(key)
+        self._device.tidy()
+
+    def _release(self, key: Hashable) -> None:
+        self._device.release(self._claims.pop(key, 0))
 
     # ---- weights ----
 
     def set_params(self, version: int, shards: Sequence[Tensor]) -> None:
         """Keeps a version, put together from its shards in order; raises ValueError if they do not fill the stage."""
-        flat = torch.cat(list(shards)).to(self._device)
+        flat = self._device.upload(torch.cat(list(shards)), self._models[0].dtype)
         if flat.shape != (self.layout.parameter_count,):
             raise ValueError(f"shards hold {flat.numel()} weights, the stage {self.layout.parameter_count}")
         self._params[version] = flat
+
+    def set_grid(self, version: int, shards: Sequence[Tensor]) -> None:
+        """The grid of the steps that run on a version, from its shards in order; ValueError if they do not fit."""
+        steps = torch.cat(list(shards)) if shards else torch.empty(0, dtype=torch.int8)
+        if self._grid is None or steps.shape != (self._grid.block_count,):
+            raise ValueError(f"shards hold {steps.numel()} grid blocks, the stage another number")
+        self._grid_steps[version] = steps
+
+    def begin_task(self, version: int, step: int, microbatch: int) -> None:
+        """The weight gradients that come next are of this task."""
+        self._rounding = version, step, microbatch
 
     def has_params(self, version: int) -> bool:
         return version in self._params
@@ -59,61 +124,85 @@ class StageWorker:
     def drop_params(self, version: int) -> None:
         """Forgets a version; graphs made with it stay usable."""
         self._params.pop(version, None)
+        self._grid_steps.pop(version, None)
 
     # ---- tasks ----
 
-    def forward(self, key: Hashable, version: int, x: Tensor) -> Tensor:
-        """The stage's output for `x`; the graph is kept under `key` for `backward`."""
-        y, self._graphs[key] = self._model.forward(self._params[version], x.to(self._device))
-        return y.cpu()
+    def forward(self, key: Hashable, version: int, x: Tensor, chunk: int = 0) -> Tensor:
+        """The chunk's output for `x`; the graph is kept under `key` for `backward`."""
+        model = self._models[chunk]
+        graph_bytes = self.memory.light_graph_bytes if model.keeps_inputs_only else self.memory.graph_bytes
+        self._device.claim(graph_bytes)
+        try:
+            y, graph = model.forward(self._params[version], self._device.upload(x, model.dtype))
+            found = self._device.download(y)
+        except BaseException:
+            self._device.release(graph_bytes)
+            raise
+        self._graphs[key], self._claims[key] = (model, graph), graph_bytes
+        return found
 
     def has_graph(self, key: Hashable) -> bool:
         return key in self._graphs
 
     def drop_graph(self, key: Hashable) -> None:
-        self._graphs.pop(key, None)
+        if self._graphs.pop(key, None) is not None:
+            self._release(key)
 
     def backward(self, key: Hashable, dy: Tensor, into: Hashable | None) -> Tensor | None:
         """Backward through the kept graph, which ends with it; returns the input's gradient, None for tokens.
 
         Weight gradients are added to the sum `into`, which begins at zero; None throws them away.
         """
-        return self._backward(self._graphs.pop(key), dy, into)
+        model, context = self._graphs.pop(key)
+        try:
+            return self._backward(model, context, dy, into)
+        finally:
+            self._release(key)
 
-    def recompute_backward(self, version: int, x: Tensor, dy: Tensor, into: Hashable | None) -> Tensor | None:
-        """As `backward`, for whoever has not done the forward: does it again from the stage's input."""
-        _, context = self._model.forward(self._params[version], x.to(self._device))
-        return self._backward(context, dy, into)
+    def recompute_backward(
+        self, version: int, x: Tensor, dy: Tensor, into: Hashable | None, chunk: int = 0
+    ) -> Tensor | None:
+        """As `backward`, for whoever has not done the forward: does it again from the chunk's input."""
+        model = self._models[chunk]
+        _, context = model.forward(self._params[version], self._device.upload(x, model.dtype))
+        return self._backward(model, context, dy, into)
 
-    def tail(self, version: int, x: Tensor, labels: Tensor, into: Hashable | None) -> tuple[float, Tensor | None]:
-        """Forward, loss and backward of the stage with the head: (loss sum in nats, the input's gradient or None).
+    def tail(
+        self, version: int, x: Tensor, labels: Tensor, into: Hashable | None, chunk: int = 0
+    ) -> tuple[float, Tensor | None]:
+        """Forward, loss and backward of the chunk with the head: (loss sum in nats, the input's gradient or None).
 
         Gradients are those of the loss sum over the labels of a whole step's batch.
         """
-        loss_sum, _, dx = self._model.loss(
+        loss_sum, _, dx = self._models[chunk].loss(
             self._params[version],
-            x.to(self._device),
-            labels.to(self._device),
+            self._device.upload(x, self._models[0].dtype),
+            self._device.upload(labels),
             self._loss_scale,
             self._fresh_gradient(into),
         )
         self._add(into)
-        return loss_sum, _to_cpu(dx)
+        return loss_sum, self._to_host(dx)
 
     # ---- sums of weight gradients ----
 
     def take_gradient(self, into: Hashable) -> Tensor:
-        """The sum, which is forgotten here; zeros if nothing was added. [parameter_count] fp64."""
+        """The sum, which is forgotten here; zeros if nothing was added. [parameter_count] fp64, or int32 on a grid."""
         total = self._sums.pop(into, None)
-        return torch.zeros(self.layout.parameter_count, dtype=torch.float64) if total is None else total.cpu()
+        return torch.zeros(self.layout.parameter_count, dtype=self._sum_type) if total is None else total.cpu()
+
+    @property
+    def _sum_type(self) -> torch.dtype:
+        return torch.float64 if self._grid is None else torch.int32
 
     def drop_gradient(self, into: Hashable) -> None:
         self._sums.pop(into, None)
 
-    def _backward(self, context: StageContext, dy: Tensor, into: Hashable | None) -> Tensor | None:
-        dx = self._model.backward(context, dy.to(self._device), self._fresh_gradient(into))
+    def _backward(self, model: StageModel, context: StageContext, dy: Tensor, into: Hashable | None) -> Tensor | None:
+        dx = model.backward(context, self._device.upload(dy, model.dtype), self._fresh_gradient(into))
         self._add(into)
-        return _to_cpu(dx)
+        return self._to_host(dx)
 
     def _fresh_gradient(self, into: Hashable | None) -> Tensor | None:
         return None if into is None else self._task_gradient.zero_()
@@ -122,11 +211,17 @@ class StageWorker:
         """Adds the task's gradient to its sum. A task that failed half-way never gets here."""
         if into is None:
             return
-        if into in self._sums:
-            self._sums[into] += self._task_gradient
+        # A device without fp64 (Apple's) leaves the sum to the processor.
+        gradient = self._task_gradient.cpu() if self._device.torch_device.type == "mps" else self._task_gradient
+        if self._grid is not None:
+            if into not in self._sums:
+                self._sums[into] = torch.zeros_like(gradient, dtype=torch.int32)
+            version, step, microbatch = self._rounding
+            self._grid.add(self._sums[into], gradient, self._grid_steps[version], step, microbatch)
+        elif into in self._sums:
+            self._sums[into] += gradient
         else:
-            self._sums[into] = self._task_gradient.double()
+            self._sums[into] = gradient.double()
 
-
-def _to_cpu(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.cpu()
+    def _to_host(self, tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else self._device.download(tensor)

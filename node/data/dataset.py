@@ -19,8 +19,8 @@ from node.data.grammar import sample_text, sentences
 from node.data.permutation import Permutation
 from node.data.sources import BUILTIN_GRAMMAR, read_documents
 from node.data.tokenizer import TextTokenizer, make_tokenizer
-from protocol.errors import BadInputError
-from protocol.run import DataSection, RunConfig
+from protocol.base.errors import BadInputError
+from protocol.run.run import DataSection, RunConfig
 
 Tokens = npt.NDArray[np.int32]
 

@@ -13,8 +13,8 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from protocol.errors import BadInputError
-from protocol.run import DataSection
+from protocol.base.errors import BadInputError
+from protocol.run.run import DataSection
 
 BUILTIN_PYTHON = "builtin:python"
 BUILTIN_GRAMMAR = "builtin:grammar"

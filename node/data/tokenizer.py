@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from protocol.errors import BadInputError
+from protocol.base.errors import BadInputError
 
 if TYPE_CHECKING:
     import tokenizers

@@ -20,6 +20,13 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 @click.option("--data", help="builtin:python, builtin:grammar, or a path [default: builtin:python].")
 @click.option("--config", type=_FILE, help="A RUN.toml to take everything else from.")
 @click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Any key of RUN.toml, as in --set stages.count=4 --set routes.skip=0.25; may be repeated.",
+)
+@click.option(
     "--chaos",
     type=click.IntRange(0),
     default=0,

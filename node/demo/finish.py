@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from protocol.run import RunConfig
+from protocol.run.run import RunConfig
 
 
 def train_without_machinery(config: RunConfig, out: Path, threads: int, on_step: Any) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from protocol.config_file import load_run
-from protocol.errors import BadInputError
-from protocol.run import CheckpointSection, RunConfig
+from protocol.base.errors import BadInputError
+from protocol.run.config_file import change_run, load_run
+from protocol.run.run import CheckpointSection, RunConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,8 @@ class DemoOptions:
     delay: int | None = None
     data: str | None = None
     config: Path | None = None
+    settings: tuple[str, ...] = ()
+    """KEY=VALUE of any key of RUN.toml; the other options count more."""
     chaos: int = 0
     kill_coordinator: int | None = None
     kill_server: int | None = None
@@ -39,6 +41,7 @@ class DemoOptions:
     def run(self) -> RunConfig:
         """The run: the file's or the defaults, changed by what the command line says. Raises `BadInputError`."""
         config = RunConfig() if self.config is None else load_run(self.config)
+        config = change_run(config, self.settings)
         replace = msgspec.structs.replace
         if self.steps is not None:
             config = replace(config, steps=self.steps)

@@ -54,6 +54,9 @@ class Child:
 class Children:
     """All processes of a demo. Use as a context: at its end none of them is left."""
 
+    module = "protocol.cli"
+    """What `python -m` runs."""
+
     def __init__(self) -> None:
         self._children: list[Child] = []
 
@@ -76,7 +79,7 @@ class Children:
         """
         folder.mkdir(parents=True, exist_ok=True)
         log = (folder / "log").open("ab")
-        command = [*within, sys.executable, "-m", "protocol.cli", *arguments]
+        command = [*within, sys.executable, "-m", self.module, *arguments]
         # A session of its own: Ctrl-C in the terminal is for the demo, which then ends its children in order.
         process = subprocess.Popen(  # noqa: S603 - our own command
             command,

@@ -23,6 +23,7 @@ import click
 from rich.console import Console
 
 from node.audit import AuditError, audit
+from node.data.allowed import named_paths
 from node.data.dataset import Dataset
 from node.data.sources import BUILTIN_PYTHON
 from node.demo.chaos import Plan
@@ -33,7 +34,7 @@ from node.demo.status import Tally, fetch_status, held_work
 from node.demo.view import LiveView, PlainView, View
 from protocol.drive.folders import check_writable
 from protocol.drive.process import free_port
-from protocol.run import RunConfig
+from protocol.run.run import RunConfig
 
 LOOK_S = 0.2
 """Seconds between looks at the coordinator's status."""
@@ -189,8 +190,10 @@ class _Demo:
         for index in range(stages.count * (stages.front_servers + stages.back_servers)):
             name = f"server-{index + 1}"
             home = self._state / name
-            arguments = ["server", self._links["server"], "--state", str(home), "--listen", "127.0.0.1:0"]
+            arguments = ["server", str(folder / "server.link"), "--state", str(home), "--listen", "127.0.0.1:0"]
             arguments += ["--checkpoints", str(checkpoints)]
+            for path in named_paths(self._config):  # whoever starts the demo has named them
+                arguments += ["--data", path]
             self._servers.append(self._children.start(name, home, arguments))
         for _ in range(self._options.volunteers):
             self._start_volunteer()
@@ -216,7 +219,8 @@ class _Demo:
         self._volunteer_count += 1
         name = f"volunteer-{self._volunteer_count}"
         home, port = self._state / name, free_port()
-        arguments = ["join", self._links["volunteer"], "--state", str(home), "--yes", "--no-benchmark"]
+        link = self._state / "coordinator" / "volunteer.link"
+        arguments = ["join", str(link), "--state", str(home), "--yes", "--always", "--no-page", "--no-benchmark"]
         arguments += ["--metrics", f"127.0.0.1:{port}"]
         self._volunteers[name] = (self._children.start(name, home, arguments), port)
         return name

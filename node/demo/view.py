@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from protocol.run import RunConfig
+from protocol.run.run import RunConfig
 
 _BARS = "▁▂▃▄▅▆▇█"
 _NEWS_SHOWN = 8

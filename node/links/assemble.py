@@ -9,15 +9,17 @@ import trio
 
 from node.links.callee import Surroundings
 from node.links.connector import Connector
-from node.links.helper_frames import SERVERS_MAX, StunServer, TurnServer
-from node.links.port_mapping import keep_mapping, with_forwarded
-from node.links.punched import IceServers, Puncher, PunchOptions
-from node.links.relay_desk import RelayLimits
-from node.links.relayed import Proof, RelayServer
+from node.links.may_dial import Neighbourhood
+from node.links.punch.helper_frames import SERVERS_MAX, StunServer, TurnServer
+from node.links.punch.punched import IceServers, Puncher, PunchOptions
+from node.links.relay.relay_desk import RelayLimits
+from node.links.relay.relayed import Proof, RelayServer
+from node.links.router.port_mapping import keep_mapping, with_forwarded
+from node.platform.pairs import CAN_PASS_SOCKETS
+from protocol.base.ids import NodeId
 from protocol.drive.transport import Transport
-from protocol.ids import NodeId
-from protocol.membership import JoinLink
-from protocol.reach import host_of, is_local, is_loopback, split
+from protocol.link.reach import host_of, is_local, is_loopback, split
+from protocol.trust.membership import JoinLink
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,10 @@ def assemble(
 
     `forward` counts only where the owner allows it.
     """
+    if role == "volunteer":
+        Neighbourhood(transport, link.coordinator, lan=options.lan)
     puncher = None
-    if options.punch:
+    if options.punch and CAN_PASS_SOCKETS:
         puncher = Puncher(
             nursery,
             identity=proof.identity,

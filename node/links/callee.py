@@ -14,13 +14,13 @@ import trio
 
 from node.links.notes import Answer, AnyNote, Knock, KnockAnswer, Meet, No, Offer, fitting
 from node.links.post import Post
-from node.links.relayed import Proof, open_leg
+from node.links.relay.relayed import Proof, open_leg
+from protocol.base.errors import DialError, LocalProtocolError, RemoteProtocolError
+from protocol.base.ids import NodeId
+from protocol.base.limits import TEXT_MAX
 from protocol.drive.transport import Transport
-from protocol.errors import DialError, LocalProtocolError, RemoteProtocolError
-from protocol.ids import NodeId
-from protocol.limits import TEXT_MAX
-from protocol.reach import same_network, worth_dialling
-from protocol.relay import link_prologue
+from protocol.link.reach import same_network, worth_dialling
+from protocol.link.relay import link_prologue
 
 ANSWERING_MAX = 64
 """Attempts of peers that are answered at once: a server whose volunteers all lost their way at the same moment."""
@@ -46,7 +46,7 @@ class Punched(Protocol):
 
 
 class Punches(Protocol):
-    """Who punches: node.links.punched.Puncher. Raises `DialError`, and `RemoteProtocolError` for what is forged."""
+    """Who punches: node.links.punch.punched.Puncher. Raises `DialError`; `RemoteProtocolError` if forged."""
 
     async def start_helper(self) -> None: ...
 
@@ -168,7 +168,7 @@ class Callee:
         addresses = self._here.relays.get(note.relay, ())
         if not addresses:
             raise DialError("that relay is not known here")
-        stream = await open_leg(addresses, note.relay, note.meeting, self._proof, self._transport.metered)
+        stream = await open_leg(addresses, note.relay, note.meeting, self._proof, self._transport)
         await self._transport.adopt(
             stream,
             peer,

@@ -18,15 +18,15 @@ from node.links.callee import Callee, Punches, Surroundings, adopt_punched
 from node.links.ladder import PUNCH, REVERSE, Figures, GiveUp, Ladder, LadderOrder, Stop, Try, Way
 from node.links.notes import Answer, AnyNote, Knock, KnockAnswer, Meet, No, Offer, fitting, read_note
 from node.links.post import Post
-from node.links.relayed import Proof, open_leg
+from node.links.relay.relayed import Proof, open_leg
+from protocol.base.errors import BadInputError, DialError, LocalProtocolError, RemoteProtocolError
+from protocol.base.ids import NodeId
 from protocol.drive.transport import Link, Transport
-from protocol.errors import BadInputError, DialError, LocalProtocolError, RemoteProtocolError
-from protocol.ids import NodeId
-from protocol.membership import check_address
+from protocol.link.reach import host_of, same_network, worth_dialling
+from protocol.link.relay import MEETING_BYTES, link_prologue
 from protocol.messages import Message, PlanChanged, Reach, Relays, Signal
-from protocol.plan import Plan
-from protocol.reach import same_network, worth_dialling
-from protocol.relay import MEETING_BYTES, link_prologue
+from protocol.run.plan import Plan
+from protocol.trust.membership import check_address
 
 DIAL_BACK_S = 6.0
 """For a peer that was asked to dial us: it has to connect and to prove itself."""
@@ -38,6 +38,8 @@ BUSY_BYTES = 256 << 10
 """A link that has so much waiting at both looks was limited by its line in between, so what it sent is its rate."""
 REPLACED = "replaced by a new link"
 """Why the transport says that a link is down whose successor comes with the same breath."""
+_NOBODY = NodeId("")
+"""For addresses that are no member's: STUN and TURN servers."""
 _PATHS_OF = {"direct": ("tcp",), "reverse": ("tcp",), "punch": ("quic", "channel", "relay"), "relay": ("relay",)}
 """What a way may become. One that came to nothing is counted under the first."""
 
@@ -173,6 +175,8 @@ class Connector:
         for address in addresses:
             try:
                 check_address(address)
+                if not self._transport.may_dial(_NOBODY, host_of(address)):
+                    raise BadInputError(f"{address} lies in a private network, or on this computer")
                 good.append(address)
             except BadInputError as error:
                 self._log.warning("helper left out", reason=str(error))
@@ -370,7 +374,7 @@ class Connector:
         peer, relay = order.peer, order.way.via
         meeting = os.urandom(MEETING_BYTES)
         self._post.tell(peer, Meet(0, relay, meeting))
-        stream = await open_leg(order.addresses, relay, meeting, self._proof, self._transport.metered)
+        stream = await open_leg(order.addresses, relay, meeting, self._proof, self._transport)
         await self._prove(
             order,
             stream,

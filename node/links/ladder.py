@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from protocol.ids import NodeId
+from protocol.base.ids import NodeId
 
 HEAD_START_S = 0.3
 """Of a direct connection over everything that takes signals: most are up by then, and nobody is bothered."""

@@ -11,11 +11,11 @@ from typing import Annotated
 
 import msgspec
 
-from protocol.errors import BadInputError, LocalProtocolError, RemoteProtocolError
-from protocol.ids import NodeId
-from protocol.limits import ADDRESSES_MAX, CREDENTIAL_BYTES_MAX, NUMBER_MAX
-from protocol.membership import check_address
-from protocol.relay import MEETING_BYTES
+from protocol.base.errors import BadInputError, LocalProtocolError, RemoteProtocolError
+from protocol.base.ids import NodeId
+from protocol.base.limits import ADDRESSES_MAX, CREDENTIAL_BYTES_MAX, NUMBER_MAX
+from protocol.link.relay import MEETING_BYTES
+from protocol.trust.membership import check_address
 
 NOTE_BYTES_MAX = CREDENTIAL_BYTES_MAX
 """What `Signal.content` may hold."""

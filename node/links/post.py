@@ -10,8 +10,8 @@ from typing import NamedTuple
 import trio
 
 from node.links.notes import AnyNote, No, write_note
-from protocol.errors import DialError
-from protocol.ids import NodeId
+from protocol.base.errors import DialError
+from protocol.base.ids import NodeId
 
 ANSWER_S = 4.0
 """For a peer's answer: gathering of its candidates included (up to 1.5 s), two trips through the coordinator."""

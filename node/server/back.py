@@ -9,43 +9,53 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from node.server.context import StageContext
+from node.server.context import RUN_SLOTS_MAX, Place, StageContext
 from node.server.front import DEADLINE_SHARE
 from node.server.pool import Entry, Grant, Pool
-from protocol.ids import NodeId, TaskId, TensorRef
-from protocol.messages import Activation, Forget, Gradient, Held, Lease, Output
+from protocol.base.ids import NodeId, TaskId, TensorRef
+from protocol.messages import Activation, Forget, Gradient, Held, Lease, Output, Ready
 
 
 @dataclass(slots=True)
 class _Step:
-    """What this back server has of one open step, by microbatch."""
+    """What this back server has of one open step, by visit."""
 
-    outputs: dict[int, TensorRef] = field(default_factory=dict)
-    delivered: dict[int, None] = field(default_factory=dict)
-    """Outputs that the next stage is known to hold."""
-    output_gradients: dict[int, TensorRef] = field(default_factory=dict)
+    places: dict[Place, None]
+    """The visits whose output it keeps."""
+    outputs: dict[Place, TensorRef] = field(default_factory=dict)
+    delivered: dict[Place, None] = field(default_factory=dict)
+    """Outputs that the next visit is known to hold."""
+    output_gradients: dict[Place, TensorRef] = field(default_factory=dict)
 
 
 class BackRole:
-    """One back server's part of its stage. The last stage's has nothing to relay: its work begins at the front."""
+    """One back server's part of its stage. Where routes end there is nothing to relay: that work is the front's."""
 
     def __init__(self, context: StageContext) -> None:
         self._context = context
         self._out = context.out
         self._steps: dict[int, _Step] = {}
-        self.pool = Pool(context.config.limits.lease_s, context.config.stages.collocated)
+        limits, collocated = context.config.limits, context.config.stages.collocated
+        self.pool = Pool(context.result_s, collocated, limits.lease_s, context.tickets.next_fence)
+
+    @property
+    def all_pools(self) -> tuple[Pool, ...]:
+        return (self.pool,)
+
+    def add_slots(self, node: NodeId, message: Ready) -> None:
+        """A volunteer takes more backwards that it has to recompute."""
+        self.pool.add_slots(node, message.slots, RUN_SLOTS_MAX)
 
     # ---- steps ---------------------------------------------------------------------------------------------------
 
     def open_step(self, step: int) -> None:
-        context = self._context
-        if context.is_last or step in self._steps:
+        if step in self._steps:
             return
-        self._steps[step] = _Step()
-        for microbatch in range(context.config.batch.microbatches):
-            if context.is_back_of(context.stage, microbatch):
-                backward = self._backward(step, microbatch)
-                self.pool.add(Entry((backward,), needs_result=not context.is_first, needs_gradient=True))
+        places = dict.fromkeys(self._context.back_places(step))
+        self._steps[step] = _Step(places)
+        for microbatch, position in places:
+            backward = TaskId(step, microbatch, position, "B")
+            self.pool.add(Entry((backward,), needs_result=position > 0, needs_gradient=True))
 
     def close_step(self, step: int) -> None:
         self.pool.drop_step(step)
@@ -58,16 +68,16 @@ class BackRole:
     def on_output(self, peer: NodeId, message: Output) -> None:
         """A volunteer's forward result. The first that came stays."""
         state = self._steps.get(message.task.step)
-        microbatch = message.task.microbatch
-        if state is None or microbatch in state.outputs:
+        place = message.task.microbatch, message.task.position
+        if state is None or place not in state.places or place in state.outputs:
             self._out.drop(message.tensors)
             self.on_graphs(peer, (message.task,))
             return
-        (state.outputs[microbatch],) = message.tensors
+        (state.outputs[place],) = message.tensors
         self.on_graphs(peer, (message.task,))
-        if microbatch not in state.delivered:
-            self._send_activation(message.task.step, microbatch)
-        self._output_safe(message.task.step, microbatch)
+        if place not in state.delivered:
+            self._send_activation(message.task.step, place)
+        self._output_safe(message.task.step, place)
 
     def on_graphs(self, peer: NodeId, forwards: tuple[TaskId, ...]) -> None:
         """`peer` has the graphs of these forwards. Those that it will not be asked for only fill its memory.
@@ -76,79 +86,83 @@ class BackRole:
         """
         useless = []
         for task in forwards:
-            if self._context.is_back_of(self._context.stage, task.microbatch):
+            place = task.microbatch, task.position
+            if self._context.plan.back_of(task.step, *place) == self._context.node:
                 state = self._steps.get(task.step)
-                done = state is not None and (task.microbatch in state.outputs or task.microbatch in state.delivered)
-                if not done or not self.pool.prefer(self._backward(task.step, task.microbatch), peer):
+                done = state is not None and (place in state.outputs or place in state.delivered)
+                if not done or not self.pool.prefer(TaskId(task.step, *place, "B"), peer):
                     useless.append(task)
         if useless:
             self._out.send(peer, Forget(ledger_generation=self._context.generation, tasks=tuple(useless)))
 
     def on_gradient(self, message: Gradient) -> None:
-        """The next stage's input gradient: the backward can begin."""
+        """The next visit's input gradient: the backward can begin."""
         state = self._steps.get(message.task.step)
-        microbatch = message.task.microbatch
-        if state is None or microbatch in state.output_gradients:
+        place = message.task.microbatch, message.task.position
+        if state is None or place in state.output_gradients:
             self._out.drop(message.tensors)
             return
-        (state.output_gradients[microbatch],) = message.tensors
+        (state.output_gradients[place],) = message.tensors
         self.pool.supply(message.task, message.tensors)
 
     def on_held(self, peer: NodeId, message: Held) -> None:
-        """A neighbour says what it holds: inputs (next stage), input gradients (front of the same stage)."""
-        context = self._context
+        """A neighbour says what it holds: inputs (next visit), input gradients (front of the same visit)."""
+        plan = self._context.plan
         told = dict.fromkeys(message.tasks)
         lost: dict[NodeId, None] = {}
         for step, state in self._steps.items():
-            for microbatch in range(context.config.batch.microbatches):
-                if not context.is_back_of(context.stage, microbatch):
-                    continue
-                if message.kind == "input_gradient" and context.plan.front_of(context.stage, microbatch) == peer:
-                    task = self._backward(step, microbatch)
+            for place in state.places:
+                microbatch, position = place
+                if message.kind == "input_gradient" and plan.front_of(step, microbatch, position) == peer:
+                    task = TaskId(step, microbatch, position, "B")
                     if task in told:
                         self.pool.result_held(task)
-                    elif message.complete and not context.is_first:
+                    elif message.complete and position > 0:
                         self.pool.result_lost(task)
-                elif message.kind == "input" and context.plan.front_of(context.stage + 1, microbatch) == peer:
-                    if TaskId(step, microbatch, context.stage + 1, "F") in told:
-                        state.delivered[microbatch] = None
-                        self._output_safe(step, microbatch)
+                elif message.kind == "input" and plan.front_of(step, microbatch, position + 1) == peer:
+                    if TaskId(step, microbatch, position + 1, "F") in told:
+                        state.delivered[place] = None
+                        self._output_safe(step, place)
                     elif message.complete:
-                        delivered = microbatch in state.delivered
-                        state.delivered.pop(microbatch, None)
-                        if microbatch in state.outputs:
-                            self._send_activation(step, microbatch)
+                        delivered = place in state.delivered
+                        state.delivered.pop(place, None)
+                        if place in state.outputs:
+                            self._send_activation(step, place)
                         elif delivered:
-                            lost[context.plan.front_of(context.stage, microbatch)] = None
+                            lost[plan.front_of(step, microbatch, position)] = None
         for front in lost:
             # We had lost it before, and trusted in that neighbour: now it has to be done again.
             self._tell_safe(front)
 
     def sync(self, peer: NodeId) -> None:
         """A server is ready: say all that it must know about what this role holds."""
-        context = self._context
-        if context.is_last:
-            return
-        if any(server.node == peer for server in context.plan.stages[context.stage].fronts):
+        neighbours = self._context.plan.neighbours_of(self._context.stage)
+        if peer in neighbours.own_fronts:
             self._tell_safe(peer)
-        if any(server.node == peer for server in context.plan.stages[context.stage + 1].fronts):
-            held = [self._backward(step, mb) for step, state in self._steps.items() for mb in state.output_gradients]
+        if peer in neighbours.fronts_after:
+            held = [
+                TaskId(step, microbatch, position, "B")
+                for step, state in self._steps.items()
+                for microbatch, position in state.output_gradients
+            ]
             self._held(peer, "gradient", held)
 
     def _tell_safe(self, front: NodeId) -> None:
         """Which outputs need not be computed again."""
         safe = [
-            TaskId(step, microbatch, self._context.stage, "F")
+            TaskId(step, microbatch, position, "F")
             for step, state in self._steps.items()
-            for microbatch in {**state.outputs, **state.delivered}
+            for microbatch, position in {**state.outputs, **state.delivered}
         ]
         self._held(front, "output", safe)
 
     # ---- leases --------------------------------------------------------------------------------------------------
 
-    def give_leases(self, now: float) -> None:
-        for grant in self.pool.grant(now):
+    def give_leases(self, now: float) -> list[Grant]:
+        grants = self.pool.grant(now) if self._context.tickets.open else []
+        for grant in grants:
             self._lease(grant)
+        return grants
 
     def _lease(self, grant: Grant) -> None:
         context = self._context
@@ -160,33 +174,33 @@ class BackRole:
             Lease(
                 ledger_generation=context.generation,
                 tasks=entry.tasks,
-                fence=entry.fence,
+                ticket=context.tickets.issue(grant.worker, entry.tasks[-1], entry.fence),
                 version=context.config.version_of(task.step),
-                deadline_s=context.config.limits.lease_s * DEADLINE_SHARE,
-                front=context.plan.front_of(context.stage, task.microbatch),
+                deadline_s=context.result_s * DEADLINE_SHARE,
+                front=context.plan.front_of(task.step, task.microbatch, task.position),
                 back=context.node,
                 recompute=not grant.has_graph,
                 need_input_gradient=entry.needs_result,
                 need_weight_gradient=entry.needs_gradient,
-                more=grant.more,
                 tensors=entry.tensors,
             ),
         )
 
     # ---- helpers -------------------------------------------------------------------------------------------------
 
-    def _output_safe(self, step: int, microbatch: int) -> None:
-        front = self._context.plan.front_of(self._context.stage, microbatch)
-        self._held(front, "output", [TaskId(step, microbatch, self._context.stage, "F")], complete=False)
+    def _output_safe(self, step: int, place: Place) -> None:
+        front = self._context.plan.front_of(step, *place)
+        self._held(front, "output", [TaskId(step, *place, "F")], complete=False)
 
-    def _send_activation(self, step: int, microbatch: int) -> None:
+    def _send_activation(self, step: int, place: Place) -> None:
         context = self._context
+        microbatch, position = place
         self._out.send(
-            context.plan.front_of(context.stage + 1, microbatch),
+            context.plan.front_of(step, microbatch, position + 1),
             Activation(
                 ledger_generation=context.generation,
-                task=TaskId(step, microbatch, context.stage + 1, "F"),
-                tensors=(self._steps[step].outputs[microbatch],),
+                task=TaskId(step, microbatch, position + 1, "F"),
+                tensors=(self._steps[step].outputs[place],),
             ),
         )
 
@@ -198,9 +212,6 @@ class BackRole:
             complete=complete,
         )
         self._out.send(peer, message)
-
-    def _backward(self, step: int, microbatch: int) -> TaskId:
-        return TaskId(step, microbatch, self._context.stage, "B")
 
     def check(self) -> None:
         self.pool.check()

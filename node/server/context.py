@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-from node.outbox import Outbox
-from protocol.ids import NodeId
-from protocol.plan import Plan
-from protocol.run import RunConfig
+from node.machine.outbox import Outbox
+from node.server.tickets import TicketOffice
+from protocol.base.forms import TYPICAL_BITS
+from protocol.base.ids import NodeId
+from protocol.run.plan import Plan
+from protocol.run.run import RunConfig
 
+Place = tuple[int, int]
+"""(microbatch, position along its route): one visit of a step."""
+
+RUN_SLOTS_MAX = 2
+"""Backwards, or route ends, that a volunteer asks for ahead: one runs, one is on its way."""
 CLOSED_LAG_STEPS = 2
 """How far this server's `closed` can lag behind the decider's while a neighbour already sends work of a newer step:
 the word that a step is closed comes by another link than the work. A third cannot close without our own commit."""
+
+SLOWEST_LINE_BYTES_PER_S = 1.25e6
+"""10 Mbit/s, half of the line that the project is for: a lease waits behind others of its worker, up and down. At 8 B
+(4,096 wide, 4,096 tokens, fp32) one activation has 67 MB and takes 54 s on it; eight of them 430 s beside the 60 s of
+`lease_s`. At the demo's size this adds less than a second."""
+
+UPLOAD_TIMES = 2.0
+"""A contribution shares its line. At 8 B in 16 stages (0.5 G parameters each, 5 bits) it has 312 MB, which take 250 s
+on the slowest line; at 1.1 B in 8 stages 86 MB and 69 s, where `lease_s` alone has 60."""
 
 
 @dataclass(slots=True)
@@ -24,10 +41,13 @@ class StageContext:
     stage: int
     shard: int
     out: Outbox
+    tickets: TicketOffice
     opened: int = -1
     """Newest step that this server knows open."""
     closed: int = -1
     """Newest step that every stage has committed."""
+    alerts: dict[str, str] = field(default_factory=dict)
+    """What is wrong on this server while training goes on, as a sentence, by what it is about."""
 
     @property
     def generation(self) -> int:
@@ -35,12 +55,17 @@ class StageContext:
         return self.plan.ledger_generation
 
     @property
-    def is_first(self) -> bool:
-        return self.stage == 0
+    def is_front(self) -> bool:
+        return any(server.node == self.node for server in self.plan.stages[self.stage].fronts)
 
     @property
-    def is_last(self) -> bool:
-        return self.stage == len(self.plan.stages) - 1
+    def is_back(self) -> bool:
+        return any(server.node == self.node for server in self.plan.stages[self.stage].backs)
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether routes begin at this stage: its fronts load the data, and send the labels to where routes end."""
+        return self.stage == 0
 
     @property
     def ledger(self) -> NodeId:
@@ -50,13 +75,36 @@ class StageContext:
     def stage_servers(self) -> tuple[NodeId, ...]:
         return tuple(server.node for server in self.plan.stages[self.stage].servers)
 
+    @property
+    def result_s(self) -> float:
+        """Seconds from a grant until the result must be held by a server, transfers both ways included."""
+        batch, model = self.config.batch, self.config.model
+        activation_bytes = 4 * batch.samples * model.context * model.hidden
+        ahead = 2 * self.plan.in_flight_max * activation_bytes / SLOWEST_LINE_BYTES_PER_S
+        return self.config.limits.lease_s + ahead
+
+    def upload_s(self, shard_elements: int) -> float:
+        """Seconds that a contribution may take on a slow line, beside the next step's activations."""
+        stage_bytes = shard_elements * len(self.stage_servers) * TYPICAL_BITS[self.config.wire.gradients] / 8
+        return UPLOAD_TIMES * stage_bytes / SLOWEST_LINE_BYTES_PER_S
+
     def in_window(self, step: int) -> bool:
         """Whether a message about `step` can be of use: not closed, and not further than any step can be open."""
         newest = self.closed + CLOSED_LAG_STEPS + 1 + self.config.batch.delay
         return self.closed < step <= newest and step < self.config.steps
 
-    def is_front_of(self, stage: int, microbatch: int) -> bool:
-        return self.plan.front_of(stage, microbatch) == self.node
+    def front_places(self, step: int) -> Iterator[Place]:
+        """Visits whose input this server keeps, in order."""
+        plan = self.plan
+        for microbatch in range(self.config.batch.microbatches):
+            for position in range(plan.length(step, microbatch)):
+                if plan.front_of(step, microbatch, position) == self.node:
+                    yield microbatch, position
 
-    def is_back_of(self, stage: int, microbatch: int) -> bool:
-        return self.plan.back_of(stage, microbatch) == self.node
+    def back_places(self, step: int) -> Iterator[Place]:
+        """Visits whose output this server keeps, in order: a route's end has none."""
+        plan = self.plan
+        for microbatch in range(self.config.batch.microbatches):
+            for position in range(plan.length(step, microbatch) - 1):
+                if plan.back_of(step, microbatch, position) == self.node:
+                    yield microbatch, position

@@ -13,12 +13,12 @@ from pathlib import PurePath
 
 import msgspec
 
-from node.jobs import WriteManifest
-from node.numbers import clip_factor, learning_rate
-from node.records import CheckpointWritten, Record, StepDecided, StepDone
+from node.machine.jobs import WriteManifest
+from node.machine.numbers import clip_factor, learning_rate
+from node.machine.records import CheckpointWritten, Record, StepDecided, StepDone
+from node.machine.waits import Wait, listed
 from node.server.context import StageContext
-from node.waits import Wait, listed
-from protocol.ids import NodeId
+from protocol.base.ids import NodeId
 from protocol.messages import (
     CheckpointDone,
     CheckpointPart,
@@ -28,6 +28,7 @@ from protocol.messages import (
     StepClosed,
     StepOpened,
     StepReport,
+    Work,
 )
 
 REPORTS_IN_FLIGHT_MAX = 64
@@ -81,8 +82,11 @@ class DeciderRole:
         return self._closed
 
     def unreported(self) -> tuple[StepReport, ...]:
-        """Closed steps that the coordinator has not acknowledged, oldest first."""
-        return tuple(self._reports.values())
+        """Steps that the coordinator has not acknowledged, oldest first: closed ones, and those decided after them,
+        which count if the run goes back to a checkpoint behind them."""
+        decisions = [step.decision for _, step in sorted(self._steps.items()) if step.decision_durable]
+        undone = [self._report(decision, duration_s=0.0) for decision in decisions if decision is not None]
+        return (*self._reports.values(), *undone)
 
     def take_over(self, reports: tuple[StepReport, ...]) -> None:
         """Reports of the ledgers before these: what the run has kept still has to be told."""
@@ -95,14 +99,12 @@ class DeciderRole:
 
     def start(self, records: list[Record], now: float) -> None:
         """Goes on where the durable records end."""
-        decided: dict[int, StepDecided] = {}
         for record in records:
             if record.ledger_generation != self._context.generation:
-                # What earlier ledgers closed and the run has kept: the coordinator may not have heard of it.
-                if isinstance(record, StepDecided):
-                    decided[record.step] = record
-                elif isinstance(record, StepDone) and record.step < self._first_step and record.step in decided:
-                    self._reports[record.step] = self._report(decided[record.step], duration_s=0.0)
+                # What the run has kept of earlier ledgers' steps: the coordinator may not have heard of it. The
+                # checkpoint proves that they ended as decided, also one whose end was not durable here yet.
+                if isinstance(record, StepDecided) and record.step < self._first_step:
+                    self._reports[record.step] = self._report(record, duration_s=0.0)
                 continue
             if isinstance(record, StepDecided):
                 step = self._steps.setdefault(record.step, _Step(now))
@@ -134,6 +136,18 @@ class DeciderRole:
 
     def _opened_message(self, step: int) -> StepOpened:
         return StepOpened(ledger_generation=self._context.generation, step=step, closed=self._closed)
+
+    def handle(self, peer: NodeId, message: Work) -> None:
+        """A message to the decider; the sender's right to it is checked."""
+        match message:
+            case StageFrozen():
+                self.on_stage_frozen(peer, message)
+            case StageCommitted():
+                self.on_stage_committed(message)
+            case CheckpointPart():
+                self.on_checkpoint_part(message)
+            case _:
+                self._out.drop(getattr(message, "tensors", ()))
 
     # ---- decision ------------------------------------------------------------------------------------------------
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from node.jobs import LoadBatch
-from node.server.context import StageContext
+from node.machine.jobs import LoadBatch
+from node.server.context import RUN_SLOTS_MAX, Place, StageContext
 from node.server.pool import Entry, Grant, Pool
-from protocol.ids import NodeId, TaskId, TensorRef
-from protocol.messages import Activation, FetchInput, Gradient, Held, InputAnswer, InputGradient, Labels, Lease
+from protocol.base.ids import NodeId, TaskId, TensorRef
+from protocol.messages import Activation, FetchInput, Gradient, Held, InputAnswer, InputGradient, Labels, Lease, Ready
 
 DEADLINE_SHARE = 0.8
 """A volunteer gives up at this share of a lease, so that it never works beside its successor (state-and-trust 4.5)."""
@@ -20,14 +20,17 @@ DEADLINE_SHARE = 0.8
 
 @dataclass(slots=True)
 class _Step:
-    """What this front server has of one open step, by microbatch."""
+    """What this front server has of one open step, by visit."""
 
-    inputs: dict[int, TensorRef] = field(default_factory=dict)
+    places: dict[Place, None]
+    """The visits whose input it keeps."""
+    inputs: dict[Place, TensorRef] = field(default_factory=dict)
     labels: dict[int, TensorRef] = field(default_factory=dict)
-    input_gradients: dict[int, TensorRef] = field(default_factory=dict)
-    """Of this stage's backwards (or route ends); empty at stage 0, which has none."""
-    delivered: dict[int, None] = field(default_factory=dict)
-    """Input gradients that the stage before is known to hold."""
+    """By microbatch: of routes that begin here, and of those that end here."""
+    input_gradients: dict[Place, TensorRef] = field(default_factory=dict)
+    """Of the visits' backwards (or route ends); a route's beginning has none."""
+    delivered: dict[Place, None] = field(default_factory=dict)
+    """Input gradients that the visit before is known to hold."""
 
 
 class FrontRole:
@@ -37,7 +40,30 @@ class FrontRole:
         self._context = context
         self._out = context.out
         self._steps: dict[int, _Step] = {}
-        self.pool = Pool(context.config.limits.lease_s, context.config.stages.collocated)
+        self._asked: dict[TaskId, dict[NodeId, None]] = {}
+        """Who waits for an input that is not here."""
+        limits, collocated = context.config.limits, context.config.stages.collocated
+        terms = context.result_s, collocated, limits.lease_s, context.tickets.next_fence
+        positions = context.plan.course.graph_positions(context.stage)
+        self.pools = {position: Pool(*terms) for position in reversed(positions)}
+        """Forwards, by position: a slot for one is none for another."""
+        self.ends = Pool(*terms)
+        """Route ends, which leave no graph behind and never wait for one."""
+
+    @property
+    def all_pools(self) -> tuple[Pool, ...]:
+        """What is nearest to a route's end comes first: it makes room."""
+        return (self.ends, *self.pools.values())
+
+    def pool_of(self, task: TaskId) -> Pool:
+        """Where a forward, or the first task of a route's end, waits for somebody who does it."""
+        return self.ends if self._ends_at(task.step, task.microbatch, task.position) else self.pools[task.position]
+
+    def add_slots(self, node: NodeId, message: Ready) -> None:
+        """A volunteer takes more leases."""
+        self.ends.add_slots(node, message.slots, RUN_SLOTS_MAX)
+        for position, slots in message.graph_slots:
+            self.pools[position].add_slots(node, slots, self._context.plan.graphs_max(self._context.stage))
 
     # ---- steps ---------------------------------------------------------------------------------------------------
 
@@ -45,49 +71,55 @@ class FrontRole:
         """The step may begin: its units of work are known, and stage 0 loads their data."""
         if step in self._steps:
             return
-        context = self._context
-        self._steps[step] = _Step()
-        for microbatch in range(context.config.batch.microbatches):
-            if not context.is_front_of(context.stage, microbatch):
-                continue
-            forward = self._forward(step, microbatch)
-            if context.is_last:
-                tasks = (forward, self._loss(step, microbatch), self._backward(step, microbatch))
-                entry = Entry(tasks, needs_result=not context.is_first, needs_gradient=True)
+        places = dict.fromkeys(self._context.front_places(step))
+        self._steps[step] = _Step(places)
+        for microbatch, position in places:
+            forward = TaskId(step, microbatch, position, "F")
+            if self._ends_at(step, microbatch, position):
+                tasks = (forward, self._loss(step, microbatch), TaskId(step, microbatch, position, "B"))
+                entry = Entry(tasks, needs_result=position > 0, needs_gradient=True)
             else:
                 entry = Entry((forward,), needs_result=True, needs_gradient=False)
-            self.pool.add(entry)
-            if context.is_first:
+            self.pool_of(forward).add(entry)
+            if position == 0:
                 self._out.compute(LoadBatch(step, microbatch, tokens=self._out.key(), labels=self._out.key()))
 
     def close_step(self, step: int) -> None:
-        self.pool.drop_step(step)
+        for pool in self.all_pools:
+            pool.drop_step(step)
         for key in [key for key in self._steps if key <= step]:
             state = self._steps.pop(key)
             self._out.drop((*state.inputs.values(), *state.labels.values(), *state.input_gradients.values()))
+        for task in [task for task in self._asked if task.step <= step]:
+            del self._asked[task]
 
     # ---- inputs --------------------------------------------------------------------------------------------------
 
     def batch_loaded(self, job: LoadBatch, tokens: TensorRef, labels: TensorRef) -> None:
         """Stage 0 has read a microbatch."""
         state = self._steps.get(job.step)
-        if state is None or job.microbatch in state.inputs:
+        place = job.microbatch, 0
+        if state is None or place in state.inputs:
             self._out.drop((tokens, labels))
             return
-        state.inputs[job.microbatch] = tokens
+        state.inputs[place] = tokens
         state.labels[job.microbatch] = labels
-        if not self._context.is_last:
+        self._supply(job.step, place)
+        if self._end_of(job.step, job.microbatch) != self._context.node:
             self._send_labels(job.step, job.microbatch)
-        self._supply(job.step, job.microbatch)
+        elif not self._ends_at(job.step, *place):
+            # After a restart the end's input, sent again, may be here before the labels are.
+            self._supply(job.step, (job.microbatch, self._context.plan.length(job.step, job.microbatch) - 1))
 
     def on_activation(self, message: Activation) -> None:
-        """The stage before has computed an input. The first that came stays: everybody downstream saw that one."""
+        """The visit before has computed an input. The first that came stays: everybody downstream saw that one."""
         state = self._steps.get(message.task.step)
-        if state is None or message.task.microbatch in state.inputs:
+        place = message.task.microbatch, message.task.position
+        if state is None or place in state.inputs:
             self._out.drop(message.tensors)
             return
-        (state.inputs[message.task.microbatch],) = message.tensors
-        self._supply(message.task.step, message.task.microbatch)
+        (state.inputs[place],) = message.tensors
+        self._supply(message.task.step, place)
 
     def on_labels(self, message: Labels) -> None:
         state = self._steps.get(message.task.step)
@@ -95,97 +127,121 @@ class FrontRole:
             self._out.drop(message.tensors)
             return
         (state.labels[message.task.microbatch],) = message.tensors
-        self._supply(message.task.step, message.task.microbatch)
+        self._supply(message.task.step, (message.task.microbatch, message.task.position - 1))
 
     def on_fetch_input(self, peer: NodeId, message: FetchInput) -> None:
-        """A volunteer has to recompute a forward of somebody who left."""
+        """A volunteer has to recompute a forward of somebody who left. What we have not (again) it gets when we do."""
         state = self._steps.get(message.task.step)
-        held = state.inputs.get(message.task.microbatch) if state is not None else None
-        self._out.send(
-            peer,
-            InputAnswer(
-                ledger_generation=self._context.generation,
-                task=message.task,
-                tensors=() if held is None else (held,),
-            ),
-        )
+        place = message.task.microbatch, message.task.position
+        held = state.inputs.get(place) if state is not None else None
+        if held is None and self._context.in_window(message.task.step):
+            self._asked.setdefault(message.task, {})[peer] = None
+        self._answer(peer, message.task, held)
+
+    def _answer(self, peer: NodeId, task: TaskId, held: TensorRef | None) -> None:
+        tensors = () if held is None else (held,)
+        self._out.send(peer, InputAnswer(ledger_generation=self._context.generation, task=task, tensors=tensors))
 
     # ---- results -------------------------------------------------------------------------------------------------
 
     def on_input_gradient(self, message: InputGradient) -> None:
         """A backward's input gradient: used at once, whatever becomes of its weight gradient."""
         state = self._steps.get(message.task.step)
-        microbatch = message.task.microbatch
-        if state is None or self._context.is_first or microbatch in state.input_gradients:
+        place = message.task.microbatch, message.task.position
+        if state is None or message.task.position == 0 or place in state.input_gradients:
             self._out.drop(message.tensors)
             return
-        (state.input_gradients[microbatch],) = message.tensors
-        if microbatch not in state.delivered:
-            self._send_gradient(message.task.step, microbatch)
-        self._input_gradient_safe(message.task.step, microbatch)
+        (state.input_gradients[place],) = message.tensors
+        if place not in state.delivered:
+            self._send_gradient(message.task.step, place)
+        self._input_gradient_safe(message.task.step, place)
 
     def on_held(self, peer: NodeId, message: Held) -> None:
-        """A neighbour says what it holds: outputs (same stage), gradients (stage before), labels (last stage)."""
+        """A neighbour says what it holds: outputs (same visit), gradients (the visit before), labels (route's end)."""
         told = dict.fromkeys(message.tasks)
         lost: dict[NodeId, None] = {}
+        plan = self._context.plan
         for step, state in self._steps.items():
             if message.kind == "output":
-                for microbatch in self._microbatches_with(peer, self._context.stage, back=True):
-                    task = self._forward(step, microbatch)
+                for microbatch, position in state.places:
+                    ends = self._ends_at(step, microbatch, position)
+                    if ends or plan.back_of(step, microbatch, position) != peer:
+                        continue
+                    task = TaskId(step, microbatch, position, "F")
                     if task in told:
-                        self.pool.result_held(task)
+                        self.pool_of(task).result_held(task)
                     elif message.complete:
-                        self.pool.result_lost(task)
+                        self.pool_of(task).result_lost(task)
             elif message.kind == "gradient":
-                for microbatch in self._microbatches_with(peer, self._context.stage - 1, back=True):
-                    if self._gradient_task(step, microbatch) in told:
-                        state.delivered[microbatch] = None
-                        self._input_gradient_safe(step, microbatch)
-                    elif message.complete:
-                        delivered = microbatch in state.delivered
-                        state.delivered.pop(microbatch, None)
-                        if microbatch in state.input_gradients:
-                            self._send_gradient(step, microbatch)
-                        elif delivered and self._context.is_last:
-                            self.pool.result_lost(self._forward(step, microbatch))
-                        elif delivered:
-                            lost[self._context.plan.back_of(self._context.stage, microbatch)] = None
+                for place in state.places:
+                    microbatch, position = place
+                    if position > 0 and plan.back_of(step, microbatch, position - 1) == peer:
+                        self._gradient_told(step, state, place, told, message.complete, lost)
             elif message.kind == "labels" and message.complete:
-                last = len(self._context.plan.stages) - 1
                 for microbatch in state.labels:
                     missing = self._loss(step, microbatch) not in told
-                    if missing and self._context.plan.front_of(last, microbatch) == peer:
+                    ours = plan.front_of(step, microbatch, 0) == self._context.node
+                    if missing and ours and self._end_of(step, microbatch) == peer:
                         self._send_labels(step, microbatch)
         for back in lost:
             # We had lost it before, and trusted in that neighbour: now it has to be done again.
             self._tell_safe(back)
 
+    def _gradient_told(
+        self, step: int, state: _Step, place: Place, told: dict[TaskId, None], complete: bool, lost: dict[NodeId, None]
+    ) -> None:
+        """The back server before a visit has, or has not, the visit's input gradient."""
+        microbatch, position = place
+        if TaskId(step, microbatch, position - 1, "B") in told:
+            state.delivered[place] = None
+            self._input_gradient_safe(step, place)
+        elif complete:
+            delivered = place in state.delivered
+            state.delivered.pop(place, None)
+            if place in state.input_gradients:
+                self._send_gradient(step, place)
+            elif delivered and self._ends_at(step, microbatch, position):
+                self.ends.result_lost(TaskId(step, microbatch, position, "F"))
+            elif delivered:
+                lost[self._context.plan.back_of(step, microbatch, position)] = None
+
     def sync(self, peer: NodeId) -> None:
         """A server is ready: say all that it must know about what this role holds."""
         context = self._context
-        if context.stage > 0 and self._is_back(peer, context.stage - 1):
-            held = [self._forward(step, mb) for step, state in self._steps.items() for mb in state.inputs]
+        neighbours = context.plan.neighbours_of(context.stage)
+        if peer in neighbours.backs_before:
+            held = [
+                TaskId(step, microbatch, position, "F")
+                for step, state in self._steps.items()
+                for microbatch, position in state.inputs
+                if position > 0
+            ]
             self._held(peer, "input", held)
-        if self._is_back(peer, context.stage) and not context.is_last:
+        if peer in neighbours.own_backs:
             self._tell_safe(peer)
-        if context.is_last and not context.is_first and any(s.node == peer for s in context.plan.stages[0].fronts):
+        if peer in neighbours.label_sources:
             held = [self._loss(step, mb) for step, state in self._steps.items() for mb in state.labels]
             self._held(peer, "labels", held)
 
     def _tell_safe(self, back: NodeId) -> None:
         """Which input gradients need not be computed again."""
         safe = [
-            self._backward(step, microbatch)
+            TaskId(step, microbatch, position, "B")
             for step, state in self._steps.items()
-            for microbatch in {**state.input_gradients, **state.delivered}
+            for microbatch, position in {**state.input_gradients, **state.delivered}
+            if not self._ends_at(step, microbatch, position)
         ]
         self._held(back, "input_gradient", safe)
 
     # ---- leases --------------------------------------------------------------------------------------------------
 
-    def give_leases(self, now: float) -> None:
-        for grant in self.pool.grant(now):
+    def give_leases(self, now: float) -> list[Grant]:
+        if not self._context.tickets.open:
+            return []
+        grants = [grant for pool in self.all_pools for grant in pool.grant(now)]
+        for grant in grants:
             self._lease(grant)
+        return grants
 
     def _lease(self, grant: Grant) -> None:
         context = self._context
@@ -197,51 +253,55 @@ class FrontRole:
             Lease(
                 ledger_generation=context.generation,
                 tasks=entry.tasks,
-                fence=entry.fence,
+                ticket=context.tickets.issue(grant.worker, entry.tasks[-1], entry.fence),
                 version=context.config.version_of(task.step),
-                deadline_s=context.config.limits.lease_s * DEADLINE_SHARE,
+                deadline_s=context.result_s * DEADLINE_SHARE,
                 front=context.node,
-                back=context.plan.back_of(context.stage, task.microbatch),
+                back=context.plan.back_of(task.step, task.microbatch, task.position),
                 recompute=False,
-                need_input_gradient=context.is_last and entry.needs_result,
+                need_input_gradient=len(entry.tasks) > 1 and entry.needs_result,
                 need_weight_gradient=entry.needs_gradient,
-                more=grant.more,
                 tensors=entry.tensors,
             ),
         )
 
     # ---- helpers -------------------------------------------------------------------------------------------------
 
-    def _supply(self, step: int, microbatch: int) -> None:
+    def _supply(self, step: int, place: Place) -> None:
         state = self._steps[step]
-        task = self._forward(step, microbatch)
-        if not self._context.is_last:
-            self.pool.supply(task, (state.inputs[microbatch],))
-        elif microbatch in state.inputs and microbatch in state.labels:
-            self.pool.supply(task, (state.inputs[microbatch], state.labels[microbatch]))
+        microbatch, position = place
+        task = TaskId(step, microbatch, position, "F")
+        if place in state.inputs:
+            for peer in self._asked.pop(task, {}):
+                self._answer(peer, task, state.inputs[place])
+        if not self._ends_at(step, microbatch, position):
+            self.pool_of(task).supply(task, (state.inputs[place],))
+        elif place in state.inputs and microbatch in state.labels:
+            self.ends.supply(task, (state.inputs[place], state.labels[microbatch]))
 
-    def _input_gradient_safe(self, step: int, microbatch: int) -> None:
-        if self._context.is_last:
-            self.pool.result_held(self._forward(step, microbatch))
+    def _input_gradient_safe(self, step: int, place: Place) -> None:
+        microbatch, position = place
+        if self._ends_at(step, microbatch, position):
+            self.ends.result_held(TaskId(step, microbatch, position, "F"))
         else:
-            back = self._context.plan.back_of(self._context.stage, microbatch)
-            self._held(back, "input_gradient", [self._backward(step, microbatch)], complete=False)
+            back = self._context.plan.back_of(step, microbatch, position)
+            self._held(back, "input_gradient", [TaskId(step, microbatch, position, "B")], complete=False)
 
-    def _send_gradient(self, step: int, microbatch: int) -> None:
-        context = self._context
+    def _send_gradient(self, step: int, place: Place) -> None:
+        """To the visit before, whose output gradient is this visit's input gradient."""
+        microbatch, position = place
         self._out.send(
-            context.plan.back_of(context.stage - 1, microbatch),
+            self._context.plan.back_of(step, microbatch, position - 1),
             Gradient(
-                ledger_generation=context.generation,
-                task=self._gradient_task(step, microbatch),
-                tensors=(self._steps[step].input_gradients[microbatch],),
+                ledger_generation=self._context.generation,
+                task=TaskId(step, microbatch, position - 1, "B"),
+                tensors=(self._steps[step].input_gradients[place],),
             ),
         )
 
     def _send_labels(self, step: int, microbatch: int) -> None:
-        last = len(self._context.plan.stages) - 1
         self._out.send(
-            self._context.plan.front_of(last, microbatch),
+            self._end_of(step, microbatch),
             Labels(
                 ledger_generation=self._context.generation,
                 task=self._loss(step, microbatch),
@@ -258,33 +318,18 @@ class FrontRole:
         )
         self._out.send(peer, message)
 
-    def _is_back(self, peer: NodeId, stage: int) -> bool:
-        return any(server.node == peer for server in self._context.plan.stages[stage].backs)
+    def _ends_at(self, step: int, microbatch: int, position: int) -> bool:
+        return self._context.plan.ends_at(step, microbatch, position)
 
-    def _microbatches_with(self, peer: NodeId, stage: int, back: bool) -> list[int]:
-        """Microbatches that this server handles here and `peer` (a back server) handles at `stage`."""
-        context = self._context
-        if stage < 0:
-            return []
-        return [
-            microbatch
-            for microbatch in range(context.config.batch.microbatches)
-            if context.is_front_of(context.stage, microbatch) and context.plan.back_of(stage, microbatch) == peer
-        ]
-
-    def _forward(self, step: int, microbatch: int) -> TaskId:
-        return TaskId(step, microbatch, self._context.stage, "F")
-
-    def _backward(self, step: int, microbatch: int) -> TaskId:
-        return TaskId(step, microbatch, self._context.stage, "B")
+    def _end_of(self, step: int, microbatch: int) -> NodeId:
+        """The front server where the microbatch's loss is computed."""
+        plan = self._context.plan
+        return plan.front_of(step, microbatch, plan.length(step, microbatch))
 
     def _loss(self, step: int, microbatch: int) -> TaskId:
-        return TaskId(step, microbatch, len(self._context.plan.stages), "L")
-
-    def _gradient_task(self, step: int, microbatch: int) -> TaskId:
-        """The backward of the stage before, whose output gradient is this stage's input gradient."""
-        return TaskId(step, microbatch, self._context.stage - 1, "B")
+        return TaskId(step, microbatch, self._context.plan.length(step, microbatch), "L")
 
     def check(self) -> None:
-        self.pool.check()
+        for pool in self.all_pools:
+            pool.check()
         assert all(step > self._context.closed for step in self._steps), "a closed step is kept (L3)"

@@ -10,10 +10,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from node.records import ContributionAccepted, Record, StepSealed
+import msgspec
+
+from node.machine.numbers import same_losses
+from node.machine.records import ContributionAccepted, Record, StepSealed
+from node.machine.waits import Wait, listed
 from node.server.context import StageContext
-from node.waits import Wait, listed
-from protocol.ids import ContributionId, NodeId, TaskId
+from node.server.doubts import Doubts
+from protocol.base.errors import RemoteProtocolError
+from protocol.base.ids import ContributionId, NodeId, TaskId
 from protocol.messages import (
     Commit,
     Committed,
@@ -37,7 +42,8 @@ class _Pending:
     """A contribution that not all shards have yet."""
 
     first: Stored
-    shards: dict[int, None] = field(default_factory=dict)
+    shards: dict[int, float] = field(default_factory=dict)
+    """Those that have their part, and the square of its norm."""
 
 
 @dataclass(slots=True)
@@ -56,6 +62,8 @@ class _Step:
     """Acceptances on their way to the disk; their tasks are taken already."""
     verdicts: dict[ContributionId, Verdict] = field(default_factory=dict)
     pending: dict[ContributionId, _Pending] = field(default_factory=dict)
+    blamed: dict[ContributionId, tuple[NodeId, ...]] = field(default_factory=dict)
+    """Whom a contribution that is being accepted has shown to have brought something false."""
     loss_sum: float = 0.0
     norms: dict[int, PartialNorm] = field(default_factory=dict)
     decision: Decision | None = None
@@ -64,9 +72,10 @@ class _Step:
 
     @property
     def frozen(self) -> bool:
-        return not self.uncovered and not self.writing
+        return self.opened and not self.uncovered and not self.writing
 
 
+BANNED = "its sender is banned"
 SERVERS_NAMED = 3
 """Servers of the stage that one sentence names; more are counted."""
 
@@ -78,7 +87,10 @@ class LedgerRole:
         self._context = context
         self._out = context.out
         self._steps: dict[int, _Step] = {}
+        batch, model = context.config.batch, context.config.model
+        self._doubts = Doubts(loss_tokens=batch.samples * model.context)
         self._shard_count = len(context.stage_servers)
+        self._banned: frozenset[NodeId] = frozenset()
 
     # ---- start and steps -----------------------------------------------------------------------------------------
 
@@ -112,6 +124,9 @@ class LedgerRole:
                 self._out.send(node, message)
         for pending in list(step.pending.values()):
             self._judge_if_complete(step, pending)
+        if not step.tasks and not step.norms:
+            # No route of the step leads through this stage: it has a gradient of zero, and a version like everybody.
+            self._freeze(message.step, step)
 
     def on_step_closed(self, message: StepClosed) -> None:
         for node in self._context.stage_servers:
@@ -119,6 +134,7 @@ class LedgerRole:
                 self._out.send(node, message)
 
     def close_step(self, step: int) -> None:
+        self._doubts.close_step(step)
         for key in [key for key in self._steps if key <= step]:
             del self._steps[key]
 
@@ -148,17 +164,39 @@ class LedgerRole:
                 self._out.count("barnraise_transport_rejected_messages_total", reason="size")
                 return
             pending = step.pending[message.contribution] = _Pending(message)
-        if (pending.first.tasks, pending.first.losses) != (message.tasks, message.losses):
+        if pending.first.tasks != message.tasks or not same_losses(pending.first.losses, message.losses):
             self._judge(step, pending.first, "its shards name different tasks")
             return
-        pending.shards[message.shard] = None
+        pending.shards[message.shard] = message.square_norm
         self._judge_if_complete(step, pending)
 
     def _judge_if_complete(self, step: _Step, pending: _Pending) -> None:
-        if step.opened and len(pending.shards) == self._shard_count:
-            self._judge(step, pending.first, self._refusal(step, pending.first))
+        if not step.opened or len(pending.shards) < self._shard_count:
+            return
+        message, square_norm = pending.first, sum(pending.shards.values())
+        refusal = self._refusal(step, message)
+        blamed: tuple[NodeId, ...] = ()
+        trusted = message.contribution.node in self._context.stage_servers
+        doubt = "" if refusal else self._doubts.look(message, square_norm, trusted)
+        if doubt:
+            self._out.log("warning", "contribution doubted", contribution=str(message.contribution), reason=doubt)
+        elif not refusal:
+            step.blamed[message.contribution] = blamed = self._doubts.accepted(message, square_norm)
+        for node in blamed:
+            self._out.log("warning", "a false result", blamed=node, tasks=[str(task) for task in message.tasks])
+        self._judge(step, message, doubt or refusal, doubted=bool(doubt))
+
+    def ban(self, nodes: Collection[NodeId]) -> None:
+        """What these nodes brought and is not accepted yet never will be; what was accepted stays and counts once."""
+        self._banned = frozenset(nodes)
+        for step in self._steps.values():
+            for pending in list(step.pending.values()):
+                if pending.first.contribution.node in self._banned:
+                    self._judge(step, pending.first, BANNED)
 
     def _refusal(self, step: _Step, message: Stored) -> str:
+        if message.contribution.node in self._banned:
+            return BANNED
         if message.version != self._context.config.version_of(message.step):
             return "computed on another version"
         if len(set(message.tasks)) != len(message.tasks):
@@ -170,10 +208,10 @@ class LedgerRole:
             return "losses and tasks disagree"
         return ""
 
-    def _judge(self, step: _Step, message: Stored, refusal: str) -> None:
+    def _judge(self, step: _Step, message: Stored, refusal: str, doubted: bool = False) -> None:
         step.pending.pop(message.contribution, None)
         if refusal:
-            self._decide(step, message.contribution, message.step, message.tasks, refusal)
+            self._decide(step, message.contribution, message.step, message.tasks, refusal, doubted)
             return
         step.writing[message.contribution] = None
         for task in message.tasks:
@@ -198,24 +236,37 @@ class LedgerRole:
             self._freeze(record.step, step)
 
     def _accepted(self, step: _Step, record: ContributionAccepted) -> None:
+        number = len(step.accepted)
         step.accepted.append(record.contribution)
         step.loss_sum += sum(record.losses)
-        step.verdicts[record.contribution] = self._verdict(record.contribution, record.step, record.tasks, "")
+        verdict = self._verdict(record.contribution, record.step, record.tasks, number, "")
+        blamed = step.blamed.pop(record.contribution, ())
+        step.verdicts[record.contribution] = msgspec.structs.replace(verdict, blamed=blamed) if blamed else verdict
 
     def _decide(
-        self, step: _Step, contribution: ContributionId, number: int, tasks: tuple[TaskId, ...], refusal: str
+        self,
+        step: _Step,
+        contribution: ContributionId,
+        number: int,
+        tasks: tuple[TaskId, ...],
+        refusal: str,
+        doubted: bool,
     ) -> None:
-        step.verdicts[contribution] = self._verdict(contribution, number, tasks, refusal)
+        verdict = self._verdict(contribution, number, tasks, -1, refusal)
+        step.verdicts[contribution] = msgspec.structs.replace(verdict, doubted=doubted)
         self._tell(step.verdicts[contribution])
         self._out.log("info", "contribution refused", contribution=str(contribution), reason=refusal)
 
-    def _verdict(self, contribution: ContributionId, number: int, tasks: tuple[TaskId, ...], refusal: str) -> Verdict:
+    def _verdict(
+        self, contribution: ContributionId, step: int, tasks: tuple[TaskId, ...], number: int, refusal: str
+    ) -> Verdict:
         return Verdict(
             ledger_generation=self._context.generation,
             contribution=contribution,
-            step=number,
+            step=step,
             tasks=tasks,
             accepted=not refusal,
+            number=number,
             reason=refusal,
         )
 
@@ -259,7 +310,8 @@ class LedgerRole:
         step = self._steps.get(message.step)
         if step is None or step.decision is not None:
             return
-        assert step.frozen, f"step {message.step} was decided before this stage froze it"
+        if not step.frozen:
+            raise RemoteProtocolError("unexpected", f"step {message.step} is decided before this stage froze it")
         step.decision = message
         self._out.persist(
             StepSealed(
@@ -350,9 +402,9 @@ class LedgerRole:
     def _others_to(self, what: str, done: Collection[int]) -> str:
         """The other servers of the stage that have something left to do, or nothing when only this one has."""
         servers = self._context.plan.stages[self._context.stage].servers
-        fronts = sum(server.role == "front" for server in servers)
+        fronts = sum(server.role != "back" for server in servers)
         missing = [
-            f"{server.role} {shard if shard < fronts else shard - fronts}"
+            f"{'server' if server.role == 'both' else server.role} {shard if shard < fronts else shard - fronts}"
             for shard, server in enumerate(servers)
             if shard not in done and shard != self._context.shard
         ]
@@ -382,10 +434,10 @@ def stage_tasks(context: StageContext, step: int) -> list[TaskId]:
     plan = context.plan
     tasks = []
     for microbatch in range(context.config.batch.microbatches):
-        for position in range(len(plan.stages)):
-            if plan.stage_at(microbatch, position) == context.stage:
+        end = plan.length(step, microbatch)
+        for position in range(end):
+            if plan.stage_at(step, microbatch, position) == context.stage:
                 tasks.append(TaskId(step, microbatch, position, "B"))
-        end = len(plan.stages)
-        if plan.stage_at(microbatch, end) == context.stage:
+        if plan.stage_at(step, microbatch, end) == context.stage:
             tasks.append(TaskId(step, microbatch, end, "L"))
     return tasks

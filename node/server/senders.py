@@ -8,8 +8,8 @@ or one whose place went to another) has no say at all.
 from __future__ import annotations
 
 from node.server.context import StageContext
-from protocol.errors import RemoteProtocolError
-from protocol.ids import NodeId
+from protocol.base.errors import RemoteProtocolError
+from protocol.base.ids import NodeId, TaskId
 from protocol.messages import (
     Activation,
     CheckpointDone,
@@ -32,14 +32,17 @@ from protocol.messages import (
     ServerReady,
     StageCommitted,
     StageFrozen,
+    StageKey,
     StepClosed,
     StepOpened,
     Stored,
+    Summed,
+    Tail,
     Verdict,
     Work,
 )
 
-_FROM_WORKERS = (Ready, LeaseReturned, Output, InputGradient, FetchInput, FetchParameters, Contribute)
+_FROM_WORKERS = (Ready, Summed, LeaseReturned, Output, InputGradient, FetchInput, FetchParameters, Contribute)
 
 
 def check_sender(context: StageContext, peer: NodeId, message: Work, *, is_volunteer: bool) -> None:
@@ -52,11 +55,11 @@ def check_sender(context: StageContext, peer: NodeId, message: Work, *, is_volun
 
 
 def _may_say(context: StageContext, peer: NodeId, message: Work, is_volunteer: bool) -> bool:
-    plan, stage = context.plan, context.stage
+    plan = context.plan
     if isinstance(message, _FROM_WORKERS):
         return is_volunteer or peer in context.stage_servers
     match message:
-        case Freeze() | Commit() | Verdict():
+        case Freeze() | Commit() | Verdict() | StageKey():
             return peer == context.ledger
         case Decision() | CheckpointDone():
             return peer == plan.decider
@@ -66,17 +69,24 @@ def _may_say(context: StageContext, peer: NodeId, message: Work, is_volunteer: b
             return peer == plan.decider or peer in context.stage_servers
         case Stored() | PartialNorm() | Committed():
             return peer in context.stage_servers and plan.shard_of(peer) == message.shard
+        case Tail():
+            return peer in context.stage_servers
         case StageFrozen() | StageCommitted():
             return 0 <= message.stage < len(plan.stages) and peer == plan.ledger_of(message.stage)
         case CheckpointPart():
             return (plan.stage_of(peer), plan.shard_of(peer)) == (message.stage, message.shard)
         case Activation():
-            return stage > 0 and peer == plan.back_of(stage - 1, message.task.microbatch)
+            return message.task.position > 0 and peer == plan.back_of(*_visit(message.task, -1))
         case Gradient():
-            return not context.is_last and peer == plan.front_of(stage + 1, message.task.microbatch)
+            return not plan.ends_at(*_visit(message.task)) and peer == plan.front_of(*_visit(message.task, +1))
         case Labels():
-            return peer == plan.front_of(0, message.task.microbatch)
+            return peer == plan.front_of(message.task.step, message.task.microbatch, 0)
         case ServerReady() | Held():
             return plan.stage_of(peer) is not None
         case _:
             return False
+
+
+def _visit(task: TaskId, ahead: int = 0) -> tuple[int, int, int]:
+    """(step, microbatch, position) of a task, or of the visit before or after it."""
+    return task.step, task.microbatch, task.position + ahead

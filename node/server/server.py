@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from node.jobs import (
+from node.machine.jobs import (
     Apply,
+    Fold,
     Job,
     LoadBatch,
     LoadSnapshot,
@@ -23,32 +24,36 @@ from node.jobs import (
     WriteManifest,
     WriteSnapshot,
 )
-from node.outbox import Outbox
-from node.records import (
+from node.machine.outbox import Outbox
+from node.machine.records import (
     CheckpointWritten,
     ContributionAccepted,
     ContributionStored,
     Record,
     SnapshotWritten,
+    StageKeyKnown,
     StepCommitted,
     StepDecided,
     StepDone,
     StepSealed,
 )
+from node.machine.waits import sentence
+from node.server.allowances import tell_allowances
 from node.server.back import BackRole
+from node.server.bounds import check_bounds
 from node.server.context import StageContext
 from node.server.decider import DeciderRole
 from node.server.front import FrontRole
 from node.server.ledger import LedgerRole
 from node.server.senders import check_sender
 from node.server.shard import Phase, ShardRole
-from node.waits import sentence
-from protocol.errors import RemoteProtocolError
-from protocol.ids import NodeId, TaskId, TensorRef
-from protocol.machine import HangUp
+from node.server.tails import TailDesk
+from node.server.tickets import NEED_LEASE, TicketOffice
+from protocol.base.errors import RemoteProtocolError
+from protocol.base.ids import NodeId, TensorRef
+from protocol.base.machine import HangUp
 from protocol.messages import (
     Activation,
-    CheckpointPart,
     Commit,
     Committed,
     Contribute,
@@ -65,20 +70,18 @@ from protocol.messages import (
     PartialNorm,
     Ready,
     ServerReady,
-    StageCommitted,
-    StageFrozen,
+    StageKey,
     StepClosed,
     StepOpened,
     StepReport,
     Stored,
+    Summed,
+    Tail,
     Verdict,
     Work,
 )
-from protocol.plan import Plan
-from protocol.run import RunConfig
-
-SLOTS_MAX = 64
-"""Leases that one volunteer may have asked for ahead; an honest one asks for the plan's `in_flight_max`."""
+from protocol.run.plan import Plan
+from protocol.run.run import RunConfig
 
 
 class ServerMachine:
@@ -87,6 +90,8 @@ class ServerMachine:
     Args:
         records: the durable records of this server, oldest first, with the tensors of unpruned contributions.
         coordinator: where step reports go.
+        secret: drawn for this start of the process; the key of the stage's lease tickets if this server has to make it.
+        incarnation: drawn for this start of the process.
     """
 
     def __init__(
@@ -98,10 +103,16 @@ class ServerMachine:
         out: Outbox,
         records: list[Record],
         coordinator: NodeId,
+        secret: bytes = b"",
+        incarnation: int = 0,
     ) -> None:
         stage, shard = plan.stage_of(node), plan.shard_of(node)
         assert stage is not None and shard is not None, "a server machine without a place in the plan"
-        self.context = StageContext(node=node, config=config, plan=plan, stage=stage, shard=shard, out=out)
+        tickets = TicketOffice(plan.ledger_generation, (incarnation % 2**30) << 32)
+        self.context = StageContext(
+            node=node, config=config, plan=plan, stage=stage, shard=shard, out=out, tickets=tickets
+        )
+        self._secret = secret
         self._out = out
         self._vocabulary = vocabulary
         self._records = records
@@ -110,15 +121,12 @@ class ServerMachine:
         self._volunteers: dict[NodeId, None] = {}
         self._lane_is_ours = False
         """Whether what the server lane ends now was ordered by this machine."""
-        self.front = FrontRole(self.context) if self._is_front else None
-        self.back = BackRole(self.context) if not self._is_front else None
+        self.front = FrontRole(self.context) if self.context.is_front else None
+        self.back = BackRole(self.context) if self.context.is_back else None
         self.shard = ShardRole(self.context)
+        self.tails = TailDesk(self.context)
         self.ledger = LedgerRole(self.context) if self.context.ledger == node else None
         self.decider = DeciderRole(self.context, coordinator) if plan.decider == node else None
-
-    @property
-    def _is_front(self) -> bool:
-        return any(server.node == self.context.node for server in self.context.plan.stages[self.context.stage].fronts)
 
     @property
     def ready(self) -> bool:
@@ -139,6 +147,7 @@ class ServerMachine:
         context.closed = max(first, (commits[-1] if commits else -1) - 1 - context.config.batch.delay)
         context.opened = context.closed
         self._out.compute(SetUpServer(context.config, self._vocabulary, context.plan, context.stage, context.shard))
+        self._begin_tickets(records)
         if self.ledger is not None:
             self.ledger.start(records)
         if self.decider is not None:
@@ -146,6 +155,26 @@ class ServerMachine:
             if self.decider.closed > context.closed:
                 self._close(self.decider.closed)
         self.shard.start(records)
+
+    def _begin_tickets(self, records: list[Record]) -> None:
+        """The stage's key is that of the generation's first start; the ledger's server draws it."""
+        for record in records:
+            if isinstance(record, StageKeyKnown):
+                self.context.tickets.set_key(record.key)
+        if self.ledger is not None and not self.context.tickets.open:
+            self._out.persist(StageKeyKnown(ledger_generation=self.context.generation, step=0, key=self._secret))
+
+    def _key_durable(self, record: StageKeyKnown) -> None:
+        """From here on leases are given and results are taken; fellow servers hear the key from the ledger."""
+        self.context.tickets.set_key(record.key)
+        for peer in self._servers:
+            self._tell_key(peer)
+        self.shard.tell_workers()
+
+    def _tell_key(self, peer: NodeId) -> None:
+        tickets, context = self.context.tickets, self.context
+        if self.ledger is not None and tickets.open and peer in context.stage_servers and peer != context.node:
+            self._out.send(peer, StageKey(ledger_generation=context.generation, key=tickets.key))
 
     def end(self) -> tuple[StepReport, ...]:
         """Lets go of every tensor: other ledgers begin, or this server has no place any more.
@@ -163,6 +192,11 @@ class ServerMachine:
         if self.decider is not None:
             self.decider.take_over(reports)
 
+    def ban(self, nodes: tuple[NodeId, ...]) -> None:
+        """These members count no longer: the ledger accepts nothing more of theirs. Names all that are banned."""
+        if self.ledger is not None:
+            self.ledger.ban(nodes)
+
     def change_plan(self, plan: Plan) -> None:
         """A new generation with the same ledgers: addresses may have changed, work goes on."""
         assert plan.ledger_generation == self.context.generation
@@ -177,7 +211,9 @@ class ServerMachine:
             if role == "volunteer":
                 self._volunteers[peer] = None
             for pool in self._pools():
+                pool.clock(now)
                 pool.worker_here(peer, is_server=role == "server")
+            self.tails.worker_here(peer)
             self._out.send(peer, StepClosed(ledger_generation=self.context.generation, step=self.context.closed))
             self.shard.worker_here(peer)
             self._give_leases(now)
@@ -186,7 +222,8 @@ class ServerMachine:
         self._servers.pop(peer, None)
         self._volunteers.pop(peer, None)
         for pool in self._pools():
-            pool.worker_gone(peer)
+            pool.worker_gone(peer, now)
+        self.tails.worker_gone(peer)
         self.shard.worker_gone(peer)
         self._give_leases(now)
 
@@ -216,7 +253,8 @@ class ServerMachine:
 
     def _sync(self, peer: NodeId) -> None:
         """Tells a ready server all that it must know; what it knows already changes nothing there."""
-        for role in (self.decider, self.ledger, self.shard, self.front, self.back):
+        self._tell_key(peer)
+        for role in (self.decider, self.ledger, self.shard, self.front, self.back, self.tails):
             if role is not None:
                 role.sync(peer)
 
@@ -226,6 +264,8 @@ class ServerMachine:
         """One message about work. A peer that breaks the rules is hung up on, with the reason."""
         context = self.context
         tensors: tuple[TensorRef, ...] = getattr(message, "tensors", ())
+        for pool in self._pools():
+            pool.clock(now)
         if message.ledger_generation > context.generation:
             self._out.drop(tensors)  # our plan is on its way; being ready under it brings everything again
             return
@@ -234,12 +274,19 @@ class ServerMachine:
                 raise RemoteProtocolError(
                     "version", f"generation {message.ledger_generation}, not {context.generation}"
                 )
-            self._check_bounds(message)
+            check_bounds(context, message)
             check_sender(context, peer, message, is_volunteer=peer in self._volunteers)
+            if isinstance(message, NEED_LEASE) and not context.tickets.open:
+                self._out.drop(tensors)  # whoever sent it hears when we take work, and what still counts comes again
+                return
+            context.tickets.check_message(peer, message)
         except RemoteProtocolError as error:
             self._refuse(peer, error, tensors)
             return
-        self._dispatch(peer, message, now)
+        try:
+            self._dispatch(peer, message, now)
+        except RemoteProtocolError as error:
+            self._refuse(peer, error, ())
         self._give_leases(now)
 
     def _refuse(self, peer: NodeId, error: RemoteProtocolError, tensors: tuple[TensorRef, ...]) -> None:
@@ -248,48 +295,6 @@ class ServerMachine:
         self._out.log("warning", "message refused", peer=peer, reason=error.reason, detail=error.detail)
         if peer != self.context.node:
             self._out.add(HangUp(peer, str(error)))
-
-    def _check_bounds(self, message: Work) -> None:
-        """Raises `RemoteProtocolError` for what no honest peer of this stage can say."""
-        context = self.context
-        single = getattr(message, "task", None)
-        tasks: tuple[TaskId, ...] = getattr(message, "tasks", ()) if single is None else (single,)
-        if isinstance(message, Ready):
-            tasks = message.graphs
-        for task in tasks:
-            if not 0 <= task.microbatch < context.config.batch.microbatches or task.segment or task.slice:
-                raise RemoteProtocolError("decode", f"{task} is no task of this run")
-            end = len(context.plan.stages)
-            if not 0 <= task.position <= end or (task.position == end) != (task.op == "L"):
-                raise RemoteProtocolError("decode", f"{task} is no task of this run")
-            if not 0 <= task.step < context.config.steps:
-                raise RemoteProtocolError("decode", f"{task} is no task of this run")
-        if isinstance(message, (Ready, Output, InputGradient, FetchInput, LeaseReturned, Contribute)):
-            for task in tasks:
-                if context.plan.stage_at(task.microbatch, task.position) != context.stage:
-                    raise RemoteProtocolError("role", f"{task} is not of stage {context.stage}")
-        match message:
-            case Output() if not context.is_back_of(context.stage, message.task.microbatch):
-                raise RemoteProtocolError("role", f"{message.task} belongs to another back server")
-            case InputGradient() | FetchInput() if not context.is_front_of(context.stage, message.task.microbatch):
-                raise RemoteProtocolError("role", f"{message.task} belongs to another front server")
-            case _:
-                pass
-        if isinstance(message, (Output, InputGradient, Activation, Gradient)):
-            self._check_shape(message.tensors, self._activation_shape, context.config.wire.activations)
-        elif isinstance(message, Labels):
-            self._check_shape(message.tensors, self._activation_shape[:2], "int32")
-
-    @property
-    def _activation_shape(self) -> tuple[int, ...]:
-        config = self.context.config
-        return (config.batch.samples, config.model.context, config.model.hidden)
-
-    @staticmethod
-    def _check_shape(tensors: tuple[TensorRef, ...], shape: tuple[int, ...], form: str) -> None:
-        if len(tensors) != 1 or tensors[0].shape != shape or tensors[0].form != form:
-            got = [f"{ref.form}{list(ref.shape)}" for ref in tensors]
-            raise RemoteProtocolError("shape", f"expected one {form}{list(shape)}, got {got}")
 
     def _dispatch(self, peer: NodeId, message: Work, now: float) -> None:
         match message:
@@ -304,17 +309,27 @@ class ServerMachine:
                     self.shard.greet(peer)
                 if self.back is not None and self.ready:
                     self.back.on_graphs(peer, message.graphs)
+                for role in (self.front, self.back):
+                    if role is not None:
+                        role.add_slots(peer, message)
+            case Summed():
                 for pool in self._pools():
-                    pool.add_slots(peer, min(message.slots, SLOTS_MAX), SLOTS_MAX)
+                    if message.complete:
+                        tasks = tuple(task for task in message.tasks if self.context.in_window(task.step))
+                        pool.claim(tasks, peer, now)
+                    else:
+                        pool.summed(message.tasks, peer, now)
+            case Tail():
+                self.tails.on_tail(peer, message.step)
             case LeaseReturned():
                 for pool in self._pools():
-                    pool.give_back(message.tasks, peer)
+                    pool.give_back(message.tasks, peer, untried=True)
             case FetchInput() if self.front is not None:
                 self.front.on_fetch_input(peer, message)
             case FetchParameters():
                 self.shard.on_fetch(peer, message)
             case Contribute():
-                self._on_contribute(peer, message)
+                self._on_contribute(peer, message, now)
             case Verdict():
                 self._on_verdict(message)
             case Freeze():
@@ -323,6 +338,11 @@ class ServerMachine:
                 self.shard.on_commit(message)
             case ServerReady():
                 self._on_server_ready(peer)
+            case StageKey():
+                if message.key != self.context.tickets.key:
+                    self._out.persist(
+                        StageKeyKnown(ledger_generation=message.ledger_generation, step=0, key=message.key)
+                    )
             case StepOpened():
                 self._on_step_opened(message)
             case StepClosed():
@@ -330,7 +350,7 @@ class ServerMachine:
             case _ if self.ledger is not None and isinstance(message, (Stored, PartialNorm, Decision, Committed)):
                 self._on_ledger_message(message)
             case _ if self.decider is not None:
-                self._on_decider_message(peer, message)
+                self.decider.handle(peer, message)
             case _:
                 self._out.drop(getattr(message, "tensors", ()))
 
@@ -351,16 +371,17 @@ class ServerMachine:
     def _open_early(self, message: Work) -> bool:
         """Work of a step can come by another link before the word that the step is open: believe the work.
 
-        Only the decider opens steps; whoever computed this has heard of it. Stage 0's front waits for the word.
+        Only the decider opens steps; whoever computed this has heard of it. Where routes begin the word of a volunteer
+        is not enough, since new work would be made of it.
         """
         step = message.task.step  # type: ignore[attr-defined]
         if not self.context.in_window(step):
             return False
-        if not (self.context.is_first and self.front is not None):
+        if not (self.context.reads_data and isinstance(message, (Output, InputGradient))):
             self._open_roles(step)
         return True
 
-    def _on_contribute(self, peer: NodeId, message: Contribute) -> None:
+    def _on_contribute(self, peer: NodeId, message: Contribute, now: float) -> None:
         if message.contribution.node != peer:
             error = RemoteProtocolError("signature", "a contribution in another node's name")
             self._refuse(peer, error, message.tensors)
@@ -369,18 +390,23 @@ class ServerMachine:
             self._out.drop(message.tensors)
             self._out.count("barnraise_server_updates_total", outcome="stale")
             return
+        before = self.shard.part_count
         reason = self.shard.on_contribute(peer, message)
         if reason:
             word, _, detail = reason.partition(": ")
             self._refuse(peer, RemoteProtocolError(word, detail), ())
+        for pool in self._pools() if self.shard.part_count > before else ():  # what comes twice is no progress
+            pool.progress(peer, message.step, now)
 
     def _on_verdict(self, message: Verdict) -> None:
         self.shard.on_verdict(message)
         for pool in self._pools():
             if message.accepted:
-                pool.covered(message.tasks)
+                pool.covered(message.tasks, message.contribution.node)
             else:
-                pool.give_back(message.tasks, message.contribution.node)
+                pool.give_back(message.tasks, message.contribution.node, doubted=message.doubted)
+            for node in message.blamed:
+                pool.blame(node)
 
     def _on_server_ready(self, peer: NodeId) -> None:
         if not self._servers.get(peer, True):
@@ -419,18 +445,6 @@ class ServerMachine:
             case Committed():
                 self.ledger.on_committed(message)
 
-    def _on_decider_message(self, peer: NodeId, message: Work) -> None:
-        assert self.decider is not None
-        match message:
-            case StageFrozen():
-                self.decider.on_stage_frozen(peer, message)
-            case StageCommitted():
-                self.decider.on_stage_committed(message)
-            case CheckpointPart():
-                self.decider.on_checkpoint_part(message)
-            case _:
-                self._out.drop(getattr(message, "tensors", ()))
-
     # ---- jobs and records ----------------------------------------------------------------------------------------
 
     def computed(self, job: Job, result: Any, now: float) -> None:
@@ -445,10 +459,14 @@ class ServerMachine:
         match job:
             case SetUpServer():
                 self.shard.set_elements(result)
+                for pool in self._pools():
+                    pool.allow_upload(self.context.upload_s(result))
             case StartShard() | LoadSnapshot():
                 self.shard.base_loaded(result)
             case LoadBatch() if self.front is not None:
                 self.front.batch_loaded(job, *result)
+            case Fold():
+                self.shard.folded(job)
             case Reduce():
                 self.shard.reduced(job, *result)
             case Apply():
@@ -458,8 +476,9 @@ class ServerMachine:
             case WriteSnapshot():
                 self.shard.snapshot_written(job, result)
             case WriteCheckpoint():
-                self.shard.checkpoint_written(job, *result)
+                self.shard.saves.part_written(job, *result)
             case WriteManifest() if self.decider is not None:
+                self.shard.saves.manifest_written(job)
                 self.decider.manifest_written(job, result)
             case _:
                 pass
@@ -467,12 +486,22 @@ class ServerMachine:
             self._become_ready(now)
         self._give_leases(now)
 
+    def failed(self, job: Job, reason: str, now: float) -> bool:
+        """Whether the server goes on without what a job should have done: with a checkpoint or snapshot less."""
+        if not isinstance(job, WriteCheckpoint | WriteSnapshot | WriteManifest):
+            return False
+        if self._lane_is_ours:  # else it was ordered under earlier ledgers
+            self.shard.saves.failed(job, reason, now)
+        return True
+
     def persisted(self, record: Record, now: float) -> None:
         if record.ledger_generation != self.context.generation:
             return
         match record:
             case ContributionStored():
                 self.shard.stored(record)
+            case StageKeyKnown():
+                self._key_durable(record)
             case StepCommitted():
                 self.shard.committed(record)
             case SnapshotWritten():
@@ -494,14 +523,19 @@ class ServerMachine:
     # ---- time ----------------------------------------------------------------------------------------------------
 
     def wake_at(self) -> float | None:
-        deadlines = [pool.next_deadline() for pool in self._pools()]
+        deadlines = [self.shard.saves.wake_at(), *(pool.next_deadline() for pool in self._pools())]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def wake(self, now: float) -> None:
+        self.shard.saves.wake(now, self.shard.version)
         for pool in self._pools():
             for entry, worker in pool.expire(now):
                 self._out.log("info", "lease over", task=str(entry.tasks[0]), worker=worker)
         self._give_leases(now)
+
+    def alert(self) -> str:
+        """What is wrong here while training goes on, or nothing."""
+        return "; ".join(self.context.alerts.values())
 
     # ---- what an operator asks -----------------------------------------------------------------------------------
 
@@ -513,36 +547,41 @@ class ServerMachine:
         waits += [role.waiting_for() for role in (self.ledger, self.decider) if role is not None]
         return sentence(waits)
 
+    def task_counts(self) -> dict[str, int]:
+        """Unfinished units of all pools by what they wait for: input, free, leased."""
+        counts = [pool.counts() for pool in self._pools()]
+        return {state: sum(count[state] for count in counts) for state in ("input", "free", "leased")}
+
     def counters(self) -> dict[str, float]:
         pools = self._pools()
-        counts = [pool.counts() for pool in pools]
+        counts = self.task_counts()
         return {
             "step": float(self.context.closed),
             "version": float(self.shard.version),
             "volunteers": float(len(self._volunteers)),
             "reissued": float(sum(pool.reissued_count for pool in pools)),
-            "queue": float(sum(count["free"] for count in counts)),
-            "leased": float(sum(count["leased"] for count in counts)),
+            "queue": float(counts["free"]),
+            "leased": float(counts["leased"]),
         }
 
     def check(self) -> None:
-        for role in (self.front, self.back, self.shard, self.ledger, self.decider):
+        for role in (self.front, self.back, self.shard, self.ledger, self.decider, self.tails):
             if role is not None:
                 role.check()
 
     # ---- helpers -------------------------------------------------------------------------------------------------
 
     def _pools(self) -> list[Any]:
-        return [role.pool for role in (self.front, self.back) if role is not None]
+        return [pool for role in (self.front, self.back) if role is not None for pool in role.all_pools]
 
     def _open_roles(self, step: int) -> None:
-        for role in (self.front, self.back):
+        for role in (self.front, self.back, self.tails):
             if role is not None:
                 role.open_step(step)
 
     def _close(self, step: int) -> None:
         self.context.closed = step
-        for role in (self.front, self.back, self.ledger, self.shard):
+        for role in (self.front, self.back, self.ledger, self.shard, self.tails):
             if role is not None:
                 role.close_step(step)
         for peer in self._volunteers:
@@ -553,4 +592,6 @@ class ServerMachine:
     def _give_leases(self, now: float) -> None:
         for role in (self.front, self.back):
             if role is not None:
-                role.give_leases(now)
+                self.tails.granted(role.give_leases(now))
+        self.tails.look(self._pools(), now)
+        tell_allowances(self.context, self._pools())

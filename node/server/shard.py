@@ -3,6 +3,11 @@
 A part of a contribution is acknowledged only after it is durable; a version is served only after its commit is; a
 version grows by exactly one per commit and never changes (T-I2, T-I5, T-I7 of state-and-trust 4.6). After a restart
 the state is made again from a snapshot and the gradients in the journal, and its digests must come out the same.
+
+An accepted part is folded into its step's one sum at once, in the ledger's order, and its bytes are forgotten: memory
+holds the sum and what has no verdict yet. The sum dies with the process and the parts on the disk do not, so after a
+restart each is folded again, once. The disk holds each part once, until a snapshot makes it useless; a snapshot is
+taken as soon as what lies there is several times the state's size.
 """
 
 from __future__ import annotations
@@ -10,30 +15,52 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from node.jobs import Apply, DropVersions, LoadSnapshot, Reduce, ServeParameters, StartShard, WriteCheckpoint
-from node.jobs import WriteSnapshot as WriteSnapshotJob
-from node.records import ContributionStored, Record, ShardStarted, SnapshotWritten, StepCommitted
+from node.machine.jobs import (
+    Apply,
+    DropVersions,
+    Fold,
+    LoadSnapshot,
+    Reduce,
+    ServeParameters,
+    StartShard,
+)
+from node.machine.jobs import WriteSnapshot as WriteSnapshotJob
+from node.machine.numbers import same_losses
+from node.machine.records import ContributionStored, Record, ShardStarted, SnapshotWritten, StepCommitted
 from node.server.context import StageContext
-from protocol.ids import ContributionId, NodeId, TensorRef
+from node.server.recovery import recovery
+from node.server.saves import Saves
+from node.server.serving import Serving
+from protocol.base.errors import RemoteProtocolError
+from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef
 from protocol.messages import (
-    CheckpointPart,
     Commit,
     Committed,
     Contribute,
     FetchParameters,
     Freeze,
-    Parameters,
     PartialNorm,
     Stored,
     Verdict,
     VersionReady,
 )
 
-CONTRIBUTIONS_PER_STEP_MAX = 4096
-"""More parts than this of one step are refused: a step has at most this many tasks in a stage worth uploading."""
-CONTRIBUTIONS_PER_TASK_MAX = 4
-"""Parts of one node and step, for each microbatch: an honest node has one accepted and a few that wait for a verdict.
-So no node can make us hold more than a few times what an honest step weighs."""
+RECORDS_PER_MICROBATCH_MAX = 3
+"""Parts of one node and step that are written to the disk, for each microbatch. A node that does a whole step alone,
+one task a contribution, writes one for each; the others are for what was doubted, or overlapped, and was done again.
+Each costs a lease besides. So no node fills memory or journal without end, and none can take another's room."""
+
+
+_Key = tuple[ContributionId, int]
+"""A contribution and its step: a number means nothing beyond the step that it was used in."""
+
+STATE_BYTES = 16
+"""A parameter's, in a snapshot: fp32 weights, two moments, and with a delayed update the weights before."""
+JOURNAL_PER_STATE = 4
+"""A snapshot is due when the parts on the disk weigh more than this many of it: then writing snapshots costs at most a
+quarter of what writing parts does, and a server with 5 M parameters holds 320 MB of parts, the newest three steps', and
+two snapshots (160 MB): under 1 GB. Eight contributors a step in fp64 (64 bytes) get there every step, in 4.5 bits (4.5
+bytes) every 14."""
 
 
 class Phase(Enum):
@@ -50,6 +77,8 @@ class _Part:
 
     message: Contribute
     durable: bool
+    folded: bool = False
+    """In the step's sum; the tensor is gone."""
 
 
 @dataclass(slots=True)
@@ -57,6 +86,7 @@ class _Reduction:
     """The sum of a step's contributions, once the ledger has frozen them."""
 
     contributions: tuple[ContributionId, ...]
+    ordered: bool = False
     square_norm: float = 0.0
     finite: bool = True
     finished: bool = False
@@ -72,18 +102,28 @@ class ShardRole:
         self.version = -1
         """Newest version whose commit is durable."""
         self._digests: dict[int, bytes] = {}
-        self._parts: dict[ContributionId, _Part] = {}
+        self._parts: dict[_Key, _Part] = {}
+        self._spent: dict[tuple[TaskId, int], ContributionId] = {}
+        """Leases of open steps, by task and fence, and the contribution that brought their gradient."""
+        self._written: dict[tuple[NodeId, int], int] = {}
+        """Parts of one node and step that went to the disk."""
         self._reductions: dict[int, _Reduction] = {}
+        self._accepted: dict[int, dict[int, ContributionId]] = {}
+        """Step -> accepted contributions by their number, which is the order of summation."""
+        self._folded: dict[int, int] = {}
+        """Step -> how many of these are in the sum."""
+        self._folding = False
+        """One at a time: what comes from the disk is in memory only while it is added."""
+        self._journal_bytes = 0
+        """Of parts, since the newest snapshot was ordered."""
         self._commits: dict[int, Commit] = {}
         """Seals that wait for their reduction, or for the version before."""
         self._applying: int | None = None
-        self._served: dict[int, TensorRef] = {}
-        self._serving: dict[int, None] = {}
-        """Versions that the lane is putting into wire form."""
-        self._asked: dict[int, list[NodeId]] = {}
+        self._serving = Serving(context)
         self._oldest_version = 0
-        self._snapshots: list[int] = []
-        self._checkpoint: CheckpointPart | None = None
+        self._durable_version = -1
+        """What the disk gives back, while it is being restored."""
+        self.saves = Saves(context)
         self._replay: list[StepCommitted] = []
         self._elements: int | None = None
         self._workers: dict[NodeId, None] = {}
@@ -107,39 +147,31 @@ class ShardRole:
                     config_hash=self._context.config.config_hash(),
                 )
             )
-        commits = [record for record in mine if isinstance(record, StepCommitted)]
-        newest = commits[-1].step + 1 if commits else self._first_version
-        needed = self._oldest_needed(newest)
-        snapshots = [r for r in mine if isinstance(r, SnapshotWritten) and r.step <= needed]
         for record in mine:
             if isinstance(record, ContributionStored):
-                self._parts[record.contribution] = _Part(_as_message(record, self._context.shard), durable=True)
-        self._snapshots = [record.step for record in mine if isinstance(record, SnapshotWritten)]
-        if snapshots:
-            base = snapshots[-1].step
-            self._out.compute(LoadSnapshot(base, snapshots[-1].file))
+                self._keep(_as_message(record, self._context.shard), durable=True)
+        self.saves.start(mine)
+        known = recovery(records, generation, self._context.config.batch.delay, None)
+        base = self._first_version if known is None else known.base
+        if known is not None and known.snapshot:
+            self._out.compute(LoadSnapshot(base, known.snapshot))
         else:
-            base = self._first_version
-            assert not commits or commits[0].step == base, f"the journal begins at step {commits[0].step}, not {base}"
             self._out.compute(StartShard(self._context.plan.restore_step))
         self.version = base - 1
-        self._oldest_version = base if snapshots else self._context.config.version_of(base)
-        self._replay = [record for record in commits if record.step >= base]
+        self._oldest_version = base if known is not None and known.snapshot else self._context.config.version_of(base)
+        self._replay = [] if known is None else list(known.replay)
+        self._durable_version = base + len(self._replay)
+
+    @property
+    def held_version(self) -> int:
+        """The newest version that is durable here, whether or not it is in memory again already."""
+        return self.version if self.phase is Phase.READY else self._durable_version
 
     def end(self) -> None:
         """Lets go of every tensor; what is on the disk stays there."""
-        for part in self._parts.values():
-            self._out.drop(part.message.tensors)
-        self._out.drop(self._served.values())
-        self._parts, self._served = {}, {}
-
-    def _oldest_needed(self, newest: int) -> int:
-        """The oldest version that somebody may still ask for when `newest` is committed here.
-
-        Step newest - 1 is committed here, so step newest - 1 - delay may still be open elsewhere (T-I8), and a server
-        there may have lost what was computed for it.
-        """
-        return oldest_needed(newest, self._context.config.batch.delay)
+        for contribution in list(self._parts):
+            self._forget(contribution)
+        self._serving.end()
 
     @property
     def _first_version(self) -> int:
@@ -160,32 +192,26 @@ class ShardRole:
             self.phase = Phase.READY
             self.close_step(self._context.closed)
             # A crash may have come between the commit and the checkpoint; writing one twice does no harm.
-            self._checkpoint_if_due()
+            self.saves.checkpoint_if_due(self.version)
             self._out.log("info", "shard ready", version=self.version)
-            for node in self._workers:
-                self._out.send(node, VersionReady(ledger_generation=self._context.generation, version=self.version))
+            self.tell_workers()
             return
         record = self._replay[0]
-        parts = tuple(self._parts[c].message.tensors[0] for c in record.contributions)
-        self._reductions[record.step] = _Reduction(record.contributions)
-        self._out.compute(Reduce(record.step, parts))
+        self._reduce(record.step, record.contributions)
 
     # ---- contributions -------------------------------------------------------------------------------------------
 
     def on_contribute(self, peer: NodeId, message: Contribute) -> str:
         """Takes a part of a contribution. Returns the reason why it is refused, or an empty string."""
         context = self._context
-        known = self._parts.get(message.contribution)
-        if known is not None:
+        known = self._parts.get((message.contribution, message.step))
+        reason = self._refusal(message, known)
+        if reason or known is not None or self.phase is not Phase.READY or message.step < self.version:
             self._out.drop(message.tensors)
-            if known.durable and known.message.tasks == message.tasks:
-                self._announce(message.contribution)
-            return ""
-        reason = self._refusal(message)
-        if reason or self.phase is not Phase.READY or message.step < self.version:
-            self._out.drop(message.tensors)
+            if known is not None and known.durable and not reason:
+                self._announce(known.message)
             return reason
-        self._parts[message.contribution] = _Part(message, durable=False)
+        self._keep(message, durable=False)
         self._out.persist(
             ContributionStored(
                 ledger_generation=context.generation,
@@ -194,13 +220,34 @@ class ShardRole:
                 version=message.version,
                 tasks=message.tasks,
                 losses=message.losses,
+                tickets=message.tickets,
+                square_norm=message.square_norm,
                 tensors=message.tensors,
             )
         )
         return ""
 
-    def _refusal(self, message: Contribute) -> str:
+    def _keep(self, message: Contribute, durable: bool) -> None:
+        self._parts[message.contribution, message.step] = _Part(message, durable)
+        for lease in _leases(message):
+            self._spent[lease] = message.contribution
+        writer = message.contribution.node, message.step
+        self._written[writer] = self._written.get(writer, 0) + 1
+
+    @property
+    def part_count(self) -> int:
+        """Parts of contributions that wait here for their step's commit."""
+        return len(self._parts)
+
+    def _refusal(self, message: Contribute, known: _Part | None) -> str:
         context = self._context
+        if known is not None:
+            before = known.message
+            same = (before.tasks, before.tickets) == (message.tasks, message.tickets)
+            same = same and same_losses(before.losses, message.losses)
+            return "" if same else "replay: another contribution under a number that was used before"
+        if any(contribution == message.contribution for contribution, _ in self._parts):
+            return "replay: a number that was used in another step"
         if message.shard != context.shard:
             return "shape: a part for another shard"
         if len(message.tensors) != 1:
@@ -214,41 +261,72 @@ class ShardRole:
             return "decode: tasks of another step"
         if len(set(message.tasks)) != len(message.tasks):
             return "decode: a task twice"
-        kept = [contribution.node for contribution, part in self._parts.items() if part.message.step == message.step]
-        if len(kept) >= CONTRIBUTIONS_PER_STEP_MAX:
-            return "size: too many contributions of one step"
-        if kept.count(message.contribution.node) >= CONTRIBUTIONS_PER_TASK_MAX * context.config.batch.microbatches:
+        if any(self._spent.get(lease, message.contribution) != message.contribution for lease in _leases(message)):
+            return "replay: a lease whose gradient came with another contribution"
+        written = self._written.get((message.contribution.node, message.step), 0)
+        if written >= RECORDS_PER_MICROBATCH_MAX * context.config.batch.microbatches:
             return "size: too many contributions of one node"
         return ""
 
     def stored(self, record: ContributionStored) -> None:
         """The part is durable: only now the ledger hears of it."""
-        part = self._parts.get(record.contribution)
+        part = self._parts.get((record.contribution, record.step))
         if part is not None:
             part.durable = True
-            self._announce(record.contribution)
+            self._announce(part.message)
 
-    def _announce(self, contribution: ContributionId) -> None:
-        message = self._parts[contribution].message
+    def _announce(self, message: Contribute) -> None:
         self._out.send(
             self._context.ledger,
             Stored(
                 ledger_generation=self._context.generation,
-                contribution=contribution,
+                contribution=message.contribution,
                 step=message.step,
                 version=message.version,
                 tasks=message.tasks,
                 losses=message.losses,
                 shard=self._context.shard,
+                square_norm=message.square_norm,
             ),
         )
 
     def on_verdict(self, message: Verdict) -> None:
-        """A refused contribution is forgotten (its record goes with the next pruning)."""
+        """An accepted contribution is added to the step's sum, a refused one is forgotten (its record goes with the
+        next pruning)."""
         if not message.accepted:
-            part = self._parts.pop(message.contribution, None)
-            if part is not None:
+            self._forget((message.contribution, message.step))
+        elif message.step >= self.version:
+            self._accepted.setdefault(message.step, {})[message.number] = message.contribution
+            self._fold_next()
+
+    def _forget(self, key: _Key) -> None:
+        part = self._parts.pop(key, None)
+        if part is not None and not part.folded:
+            self._out.drop(part.message.tensors)
+
+    def _fold_next(self) -> None:
+        """Adds the next part to its step's sum, or ends a sum that is whole. Older steps first: they are waited for."""
+        if self._folding or self.phase is Phase.NEW:
+            return
+        for step in sorted(self._accepted):
+            number = self._folded.get(step, 0)
+            contribution = self._accepted[step].get(number)
+            part = self._parts.get((contribution, step)) if contribution is not None else None
+            if part is not None and part.durable:
+                self._folding = part.folded = True
+                self._folded[step] = number + 1
+                self._out.compute(Fold(step, part.message.tensors[0]))
                 self._out.drop(part.message.tensors)
+                return
+            reduction = self._reductions.get(step)
+            if reduction is not None and not reduction.ordered and number == len(reduction.contributions):
+                reduction.ordered = True
+                self._out.compute(Reduce(step, number))
+
+    def folded(self, job: Fold) -> None:
+        self._folding = False
+        self._journal_bytes += job.part.byte_count
+        self._fold_next()
 
     # ---- freeze and commit ---------------------------------------------------------------------------------------
 
@@ -263,10 +341,19 @@ class ShardRole:
             self._send_norm(message.step, reduction)
 
     def _reduce(self, step: int, contributions: tuple[ContributionId, ...]) -> None:
-        missing = [c for c in contributions if c not in self._parts or not self._parts[c].durable]
-        assert not missing, f"the ledger froze {missing}, which this shard never acknowledged (T-I2)"
+        parts = [self._parts.get((contribution, step)) for contribution in contributions]
+        missing = sum(part is None or not part.durable for part in parts)
+        if missing:
+            raise RemoteProtocolError(
+                "unexpected", f"step {step} counts {missing} contributions that this shard never acknowledged (T-I2)"
+            )
+        before = self._accepted.get(step, {})
+        now = dict(enumerate(contributions))
+        if before != {n: now.get(n) for n in before}:
+            raise RemoteProtocolError("unexpected", f"step {step} is frozen in another order than it was accepted")
         self._reductions[step] = _Reduction(contributions)
-        self._out.compute(Reduce(step, tuple(self._parts[c].message.tensors[0] for c in contributions)))
+        self._accepted[step] = now
+        self._fold_next()
 
     def reduced(self, job: Reduce, square_norm: float, finite: bool) -> None:
         reduction = self._reductions[job.step]
@@ -298,12 +385,12 @@ class ShardRole:
             if message.step + 1 in self._digests:
                 self._send_committed(message.step)
             return
-        self._commits[message.step] = message
         reduction = self._reductions.get(message.step)
         if reduction is None:
             self._reduce(message.step, message.contributions)
-        else:
-            assert reduction.contributions == message.contributions, "a seal with another list than its freeze (T-I9)"
+        elif reduction.contributions != message.contributions:
+            raise RemoteProtocolError("unexpected", f"step {message.step} is sealed with another list (T-I9)")
+        self._commits[message.step] = message
         self._apply_next()
 
     def _apply_next(self) -> None:
@@ -339,13 +426,10 @@ class ShardRole:
         self._applying = None
         del self._commits[record.step]
         self._finish_version(record.step, record.digest)
-        for node in self._workers:
-            self._out.send(node, VersionReady(ledger_generation=self._context.generation, version=self.version))
-        for peer in self._asked.pop(self.version, []):
-            self._serve(peer, self.version)
+        self.tell_workers()
+        self._serving.new_version(self.version)
         self._send_committed(record.step)
-        self._snapshot_if_due()
-        self._checkpoint_if_due()
+        self._save_if_due()
         self._apply_next()
 
     def _finish_version(self, step: int, digest: bytes) -> None:
@@ -354,7 +438,9 @@ class ShardRole:
         self._digests[self.version] = digest
         self._digests.pop(self.version - 8, None)
         for contribution in self._reductions.pop(step).contributions:
-            self._out.drop(self._parts.pop(contribution).message.tensors)
+            self._forget((contribution, step))
+        self._accepted.pop(step, None)
+        self._folded.pop(step, None)
 
     def _send_committed(self, step: int) -> None:
         self._out.send(
@@ -370,96 +456,25 @@ class ShardRole:
     # ---- serving parameters --------------------------------------------------------------------------------------
 
     def on_fetch(self, peer: NodeId, message: FetchParameters) -> None:
-        """Answers at once, or as soon as the version is there when it is the next one."""
-        if self.phase is not Phase.READY:
-            return  # the volunteer asks again at `VersionReady`
-        if self._oldest_version <= message.version <= self.version:
-            self._serve(peer, message.version)
-        elif self.version < message.version <= self.version + 2:
-            waiting = self._asked.setdefault(message.version, [])
-            if peer not in waiting and len(waiting) < self._context.config.limits.volunteers_max:
-                waiting.append(peer)
-        else:
-            self._out.send(
-                peer,
-                Parameters(
-                    ledger_generation=self._context.generation,
-                    version=message.version,
-                    shard=self._context.shard,
-                    tensors=(),
-                ),
-            )
+        if self.phase is Phase.READY:  # else the volunteer asks again at `VersionReady`
+            self._serving.on_fetch(peer, message, self._oldest_version, self.version)
 
-    def _serve(self, peer: NodeId, version: int) -> None:
-        served = self._served.get(version)
-        if served is None:
-            waiting = self._asked.setdefault(version, [])
-            if peer not in waiting:
-                waiting.append(peer)
-            if version not in self._serving:
-                self._serving[version] = None
-                self._out.compute(ServeParameters(version, self._out.key()))
-            return
-        self._out.send(
-            peer,
-            Parameters(
-                ledger_generation=self._context.generation,
-                version=version,
-                shard=self._context.shard,
-                tensors=(served,),
-            ),
-        )
-
-    def served(self, job: ServeParameters, tensor: TensorRef) -> None:
-        del self._serving[job.version]
-        if job.version < self._oldest_version:
-            self._out.drop((tensor,))
-            return
-        self._served[job.version] = tensor
-        for peer in self._asked.pop(job.version, []):
-            self._serve(peer, job.version)
+    def served(self, job: ServeParameters, tensors: tuple[TensorRef, ...]) -> None:
+        self._serving.served(job, tensors, self._oldest_version)
 
     # ---- snapshots, checkpoints, closing -------------------------------------------------------------------------
 
-    def _snapshot_if_due(self) -> None:
-        if self.version % self._context.config.limits.snapshot_steps == 0:
-            self._out.compute(WriteSnapshotJob(self.version))
+    def _save_if_due(self) -> None:
+        full = self._journal_bytes > JOURNAL_PER_STATE * STATE_BYTES * (self._elements or 0)
+        if self.saves.snapshot_if_due(self.version, full):
+            self._journal_bytes = 0
+        self.saves.checkpoint_if_due(self.version)
 
     def snapshot_written(self, job: WriteSnapshotJob, file: str) -> None:
-        self._out.persist(
-            SnapshotWritten(
-                ledger_generation=self._context.generation,
-                step=job.version,
-                file=file,
-                digest=self._digests.get(job.version, b""),
-            )
-        )
+        self.saves.snapshot_written(job, file, self._digests.get(job.version, b""))
 
     def snapshot_durable(self, record: SnapshotWritten) -> None:
-        """The newest snapshot that a restart could begin from makes everything older useless."""
-        self._snapshots.append(record.step)
-        usable = [version for version in self._snapshots if version <= self._oldest_needed(self.version)]
-        if usable:
-            self._snapshots = [version for version in self._snapshots if version >= usable[-1]]
-            self._out.prune(usable[-1])
-
-    def _checkpoint_if_due(self) -> None:
-        config = self._context.config
-        every = config.checkpoint.every_steps
-        if self.version == config.steps or (every and self.version % every == 0):
-            self._out.compute(WriteCheckpoint(self.version, self.version))
-
-    def checkpoint_written(self, job: WriteCheckpoint, file: str, byte_count: int, digest: bytes) -> None:
-        self._checkpoint = CheckpointPart(
-            ledger_generation=self._context.generation,
-            step=job.step,
-            stage=self._context.stage,
-            shard=self._context.shard,
-            file=file,
-            byte_count=byte_count,
-            digest=digest,
-        )
-        self._out.send(self._context.plan.decider, self._checkpoint)
+        self.saves.snapshot_durable(record, self.version)
 
     def close_step(self, step: int) -> None:
         """Nobody asks for versions older than the oldest open step's any more."""
@@ -469,20 +484,20 @@ class ShardRole:
         if oldest > self._oldest_version:
             self._oldest_version = oldest
             self._out.compute(DropVersions(oldest))
-            for version in [version for version in self._served if version < oldest]:
-                self._out.drop((self._served.pop(version),))
-            for version in [version for version in self._asked if version < oldest]:
-                del self._asked[version]
+            self._serving.drop_below(oldest)
         self._prune_parts()
 
     def _prune_parts(self) -> None:
         """Parts of closed or committed steps were accepted and applied, or nobody wants them."""
         limit = max(self._context.closed + 1, self.version)
-        frozen = {c for reduction in self._reductions.values() for c in reduction.contributions}
-        for contribution in [c for c, p in self._parts.items() if p.message.step < limit and c not in frozen]:
-            part = self._parts[contribution]
-            if part.durable:
-                self._out.drop(self._parts.pop(contribution).message.tensors)
+        frozen = {(c, step): None for step, reduction in self._reductions.items() for c in reduction.contributions}
+        for key in [key for key in self._parts if key[1] < limit and key not in frozen]:
+            if self._parts[key].durable:
+                self._forget(key)
+        for lease in [lease for lease in self._spent if lease[0].step < limit]:
+            del self._spent[lease]
+        for writer in [writer for writer in self._written if writer[1] < limit]:
+            del self._written[writer]
 
     # ---- links ---------------------------------------------------------------------------------------------------
 
@@ -491,23 +506,32 @@ class ShardRole:
 
     def greet(self, peer: NodeId) -> None:
         """A volunteer asks whether this shard serves; when it does not yet, it will hear of it."""
-        if self.phase is Phase.READY:
+        if self._takes_work:
             self._out.send(peer, VersionReady(ledger_generation=self._context.generation, version=self.version))
+
+    def tell_workers(self) -> None:
+        """The shard takes work, or has a new version: everybody who computes for the stage hears of it."""
+        if self._takes_work:
+            for peer in self._workers:
+                self.greet(peer)
+
+    @property
+    def _takes_work(self) -> bool:
+        """A shard that could not yet tell a lease from a lie lets results wait where they are."""
+        return self.phase is Phase.READY and self._context.tickets.open
 
     def worker_gone(self, peer: NodeId) -> None:
         self._workers.pop(peer, None)
-        for waiting in self._asked.values():
-            if peer in waiting:
-                waiting.remove(peer)
+        self._serving.worker_gone(peer)
 
     def sync(self, peer: NodeId) -> None:
         """A server is ready: the ledger hears of every durable part, the decider of the last checkpoint."""
         if peer == self._context.ledger:
-            for contribution, part in self._parts.items():
+            for part in self._parts.values():
                 if part.durable and part.message.step >= self.version:
-                    self._announce(contribution)
-        if peer == self._context.plan.decider and self._checkpoint is not None:
-            self._out.send(peer, self._checkpoint)
+                    self._announce(part.message)
+        if peer == self._context.plan.decider and self.saves.part is not None:
+            self._out.send(peer, self.saves.part)
 
     def check(self) -> None:
         for step, commit in self._commits.items():
@@ -517,13 +541,14 @@ class ShardRole:
         assert pending == 0 or self.phase is not Phase.READY, f"{pending} parts of closed steps are kept (L3)"
 
 
-def oldest_needed(newest: int, delay: int) -> int:
-    """The oldest version that a shard whose newest is `newest` may still be asked for; it restarts from there."""
-    return max(0, newest - 1 - 2 * delay)
-
-
 class ReplayError(RuntimeError):
     """The journal and the optimizer do not agree: the disk is damaged, or the arithmetic has changed."""
+
+
+def _leases(message: Contribute) -> list[tuple[TaskId, int]]:
+    """What a contribution pays for: task and fence of each lease."""
+    backwards = [task for task in message.tasks if task.op == "B"]
+    return [(task, ticket.fence) for task, ticket in zip(backwards, message.tickets, strict=False)]
 
 
 def _as_message(record: ContributionStored, shard: int) -> Contribute:
@@ -534,6 +559,8 @@ def _as_message(record: ContributionStored, shard: int) -> Contribute:
         version=record.version,
         tasks=record.tasks,
         losses=record.losses,
+        tickets=record.tickets,
+        square_norm=record.square_norm,
         shard=shard,
         tensors=record.tensors,
     )

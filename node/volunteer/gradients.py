@@ -6,11 +6,12 @@ whenever it is sent again, so that sending twice does no harm (state-and-trust 4
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from node.jobs import DropAccumulators, TakeGradient
-from node.outbox import Outbox
-from protocol.ids import ContributionId, NodeId, TaskId, TensorRef
+from node.machine.jobs import DropAccumulators, TakeGradient
+from node.machine.outbox import Outbox
+from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef, Ticket
 from protocol.messages import Contribute, Verdict
 
 OUTSTANDING_MAX = 64
@@ -25,6 +26,8 @@ class _Sum:
     version: int
     tasks: list[TaskId] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
+    tickets: list[Ticket] = field(default_factory=list)
+    """One for each backward among the tasks."""
     flush_at: float | None = None
 
 
@@ -35,6 +38,8 @@ class _Upload:
     contribution: ContributionId
     step: int
     total: _Sum
+    begun: float
+    """When it was cut."""
     shards: tuple[TensorRef, ...] | None = None
 
 
@@ -53,6 +58,8 @@ class Gradients:
         self._sums: dict[int, _Sum] = {}
         self._uploads: dict[int, _Upload] = {}
         """By accumulator, which is also the contribution's number."""
+        self._upload_s = 0.0
+        """From the cut to the verdict, of the newest contribution."""
         self._generation = -1
         self._servers: tuple[NodeId, ...] = ()
 
@@ -72,16 +79,19 @@ class Gradients:
         total.flush_at = None
         return total.accumulator
 
-    def added(self, accumulator: int, tasks: tuple[TaskId, ...], losses: tuple[float, ...]) -> None:
-        """The device has added the weight gradients of these tasks."""
+    def added(
+        self, accumulator: int, tasks: tuple[TaskId, ...], losses: tuple[float, ...], ticket: Ticket, now: float
+    ) -> None:
+        """The device has added the weight gradients of these tasks of one lease."""
         total = self._sums.get(tasks[0].step)
         if total is None or total.accumulator != accumulator:
             return  # the step was closed meanwhile
         total.tasks.extend(tasks)
         total.losses.extend(losses)
+        total.tickets.append(ticket)
         total.flush_at = None
         if sum(task.op == "B" for task in total.tasks) >= self._tasks_max:
-            self.flush(tasks[0].step)
+            self.flush(tasks[0].step, now)
 
     def has(self, task: TaskId) -> bool:
         """Whether the task's weight gradient is in a sum or an upload that has no verdict yet."""
@@ -89,16 +99,20 @@ class Gradients:
         sums.extend(upload.total for upload in self._uploads.values() if upload.step == task.step)
         return any(task in total.tasks for total in sums)
 
-    def idle(self, busy_steps: list[int], expect_more: dict[int, bool], now: float) -> None:
-        """Nothing runs: sends the sums of steps for which no more work is queued, at once or after a while."""
+    def idle(self, busy_steps: list[int], tail_has_come: Callable[[int], bool], now: float) -> None:
+        """Nothing runs: sends the sums of steps for which nothing is queued and nothing will come.
+
+        Where more may come, it is waited for, since a contribution costs a whole stage's vector on the way up; but not
+        for ever, because a server that counts on the sum may be unable to say so: twice the time that an upload takes.
+        """
         for step in list(self._sums):
             total = self._sums[step]
             if step in busy_steps or not total.tasks:
                 continue
-            if not expect_more.get(step, True) or self._linger_s == 0:
-                self.flush(step)
+            if tail_has_come(step):
+                self.flush(step, now)
             elif total.flush_at is None:
-                total.flush_at = now + self._linger_s
+                total.flush_at = now + max(self._linger_s, 2 * self._upload_s)
 
     def wake_at(self) -> float | None:
         times = [total.flush_at for total in self._sums.values() if total.flush_at is not None]
@@ -106,11 +120,11 @@ class Gradients:
 
     def wake(self, now: float) -> None:
         for step in [s for s, total in self._sums.items() if total.flush_at is not None and total.flush_at <= now]:
-            self.flush(step)
+            self.flush(step, now)
 
     # ---- uploading -----------------------------------------------------------------------------------------------
 
-    def flush(self, step: int) -> None:
+    def flush(self, step: int, now: float) -> None:
         """Closes the step's sum and has the device cut it into shards."""
         total = self._sums.pop(step, None)
         if total is None:
@@ -119,13 +133,13 @@ class Gradients:
             self._out.compute(DropAccumulators((total.accumulator,)))
             return
         contribution = ContributionId(self._out.node, self._incarnation, total.accumulator)
-        self._uploads[total.accumulator] = _Upload(contribution, step, total)
+        self._uploads[total.accumulator] = _Upload(contribution, step, total, now)
         keys = tuple(self._out.key() for _ in self._servers)
         self._out.compute(TakeGradient(total.accumulator, keys))
 
-    def flush_all(self) -> None:
+    def flush_all(self, now: float) -> None:
         for step in list(self._sums):
-            self.flush(step)
+            self.flush(step, now)
 
     def taken(self, job: TakeGradient, shards: tuple[TensorRef, ...]) -> None:
         upload = self._uploads.get(job.accumulator)
@@ -154,18 +168,20 @@ class Gradients:
                 version=upload.total.version,
                 tasks=tuple(upload.total.tasks),
                 losses=tuple(upload.total.losses),
+                tickets=tuple(upload.total.tickets),
                 shard=shard,
                 tensors=(upload.shards[shard],),
             ),
         )
 
-    def on_verdict(self, message: Verdict) -> bool:
+    def on_verdict(self, message: Verdict, now: float) -> bool:
         """The ledger's word, either way: the upload is over. Returns whether it was one of ours and news."""
         number = message.contribution.number
         upload = self._uploads.get(number)
         if upload is None or upload.contribution != message.contribution:
             return False
         del self._uploads[number]
+        self._upload_s = now - upload.begun
         self._out.drop(upload.shards or ())
         return True
 
@@ -179,6 +195,20 @@ class Gradients:
         self._out.compute(DropAccumulators((total.accumulator,)))
         return tuple(total.tasks)
 
+    def cannot_take(self, job: TakeGradient) -> tuple[TaskId, ...]:
+        """The device could not hand a sum over: it is gone. Returns its tasks."""
+        upload = self._uploads.pop(job.accumulator, None)
+        return () if upload is None else tuple(upload.total.tasks)
+
+    def lose_all(self) -> tuple[TaskId, ...]:
+        """The device is gone: every sum with it, and every upload that it had not cut yet. Returns their tasks."""
+        lost: list[TaskId] = []
+        for step in list(self._sums):
+            lost.extend(self._sums.pop(step).tasks)
+        for number in [number for number, upload in self._uploads.items() if upload.shards is None]:
+            lost.extend(self._uploads.pop(number).total.tasks)
+        return tuple(lost)
+
     def drop_steps(self, step: int | None) -> None:
         """Steps up to `step` (None: all) are closed: what was not accepted was not needed."""
         for key in [key for key in self._sums if step is None or key <= step]:
@@ -187,6 +217,15 @@ class Gradients:
             self._out.drop(self._uploads.pop(number).shards or ())
 
     # ---- what others ask -----------------------------------------------------------------------------------------
+
+    def backwards(self) -> dict[TaskId, Ticket]:
+        """All whose weight gradients are in a sum, or in an upload without a verdict, with their tickets."""
+        totals = (*self._sums.values(), *(upload.total for upload in self._uploads.values()))
+        return {
+            task: ticket
+            for total in totals
+            for task, ticket in zip((t for t in total.tasks if t.op == "B"), total.tickets, strict=True)
+        }
 
     @property
     def unsent_task_count(self) -> int:

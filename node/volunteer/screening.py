@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from protocol.errors import RemoteProtocolError
-from protocol.ids import NodeId, TaskId, TensorRef
+from protocol.base.errors import RemoteProtocolError
+from protocol.base.ids import NodeId, TaskId, TensorRef
 from protocol.messages import InputAnswer, Lease, Parameters, StepClosed, Verdict, Work
-from protocol.plan import Plan
-from protocol.run import RunConfig
+from protocol.run.plan import Plan
+from protocol.run.run import RunConfig
 
 
 def check_from_server(config: RunConfig, plan: Plan, stage: int, peer: NodeId, message: Work) -> None:
@@ -18,12 +18,13 @@ def check_from_server(config: RunConfig, plan: Plan, stage: int, peer: NodeId, m
         case Lease():
             _check_lease(config, plan, stage, peer, message)
         case InputAnswer() if message.tensors:
-            _check_tensors(message.tensors, (_input(config, stage),))
+            _check_tensors(message.tensors, (_input(config, message.task.position),))
         case Parameters() if message.tensors:
             if message.shard != plan.shard_of(peer):
                 raise RemoteProtocolError("role", f"shard {message.shard} from the server of another one")
-            if len(message.tensors) != 1 or len(message.tensors[0].shape) != 1:
-                raise RemoteProtocolError("shape", "a shard of parameters is one vector")
+            forms = [config.wire.parameters] + ["gi"] * (config.wire.gradients == "gi")
+            if [ref.form for ref in message.tensors] != forms or any(len(ref.shape) != 1 for ref in message.tensors):
+                raise RemoteProtocolError("shape", f"a shard of parameters is one vector each in {forms}")
             if message.tensors[0].form != config.wire.parameters:
                 raise RemoteProtocolError("shape", f"parameters in {message.tensors[0].form}")
         case Verdict() if peer != plan.ledger_of(stage):
@@ -39,33 +40,36 @@ def _check_lease(config: RunConfig, plan: Plan, stage: int, peer: NodeId, lease:
     if ops not in ("F", "B", "FLB"):
         raise RemoteProtocolError("decode", f"a lease of {ops or 'nothing'}")
     first = lease.tasks[0]
-    end = len(plan.stages)
+    end = plan.length(first.step, first.microbatch)
     for task in lease.tasks:
         place = TaskId(first.step, first.microbatch, end if task.op == "L" else first.position, task.op)
-        if task != place or plan.stage_at(task.microbatch, task.position) != stage:
+        if task != place or plan.stage_at(task.step, task.microbatch, task.position) != stage:
             raise RemoteProtocolError("role", f"{task} is not of stage {stage}, or not of one lease")
     if first.position >= end or first.microbatch >= config.batch.microbatches or first.step >= config.steps:
         raise RemoteProtocolError("decode", f"{first} is no task of this run")
-    if (ops == "FLB") != (stage == plan.last_position and ops != "B"):
-        raise RemoteProtocolError("decode", f"{ops} at stage {stage}")
+    if (ops == "FLB") != (first.position == end - 1):
+        raise RemoteProtocolError("decode", f"{ops} at position {first.position} of {end}")
     if lease.version != config.version_of(first.step):
         raise RemoteProtocolError("version", f"version {lease.version} for step {first.step}")
-    owners = plan.front_of(stage, first.microbatch), plan.back_of(stage, first.microbatch)
+    visit = first.step, first.microbatch, first.position
+    owners = plan.front_of(*visit), plan.back_of(*visit)
     if (lease.front, lease.back) != owners or peer != owners[ops == "B"]:
         raise RemoteProtocolError("role", f"{first} is not this server's to lease")
-    if lease.need_input_gradient and stage == 0:
+    if lease.need_input_gradient and first.position == 0:
         raise RemoteProtocolError("decode", "an input gradient of tokens")
+    takes = _input(config, first.position)
     labels = (config.batch.samples, config.model.context), "int32"
-    expected = {"F": (_input(config, stage),), "B": (_hidden(config),), "FLB": (_input(config, stage), labels)}
+    expected = {"F": (takes,), "B": (_hidden(config),), "FLB": (takes, labels)}
     _check_tensors(lease.tensors, expected[ops])
 
 
 def _hidden(config: RunConfig) -> tuple[tuple[int, ...], str]:
-    return (config.batch.samples, config.model.context, config.model.hidden), config.wire.activations
+    return (config.batch.samples, config.model.context, config.model.hidden), config.wire.activations_down
 
 
-def _input(config: RunConfig, stage: int) -> tuple[tuple[int, ...], str]:
-    return _hidden(config) if stage > 0 else ((config.batch.samples, config.model.context), "int32")
+def _input(config: RunConfig, position: int) -> tuple[tuple[int, ...], str]:
+    """What comes into a visit: tokens where the route begins."""
+    return _hidden(config) if position > 0 else ((config.batch.samples, config.model.context), "int32")
 
 
 def _check_tensors(tensors: tuple[TensorRef, ...], expected: tuple[tuple[tuple[int, ...], str], ...]) -> None:

@@ -8,13 +8,11 @@ Nothing here decides what counts; a lease that is late, doubled or pointless cos
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
-from node.jobs import (
+from node.machine.jobs import (
     Backward,
     DropGraphs,
-    DropParameters,
     Forward,
     Job,
     LoadParameters,
@@ -22,16 +20,23 @@ from node.jobs import (
     SetUpDevice,
     TakeGradient,
 )
-from node.outbox import Outbox
+from node.machine.outbox import Outbox
+from node.machine.waits import Wait, sentence, work_name
+from node.volunteer.allowances import Allowances
 from node.volunteer.gradients import OUTSTANDING_MAX, Gradients
+from node.volunteer.leases import AskedAgain, Held, backward_of, forward_of, urgency
+from node.volunteer.room import Room, is_out_of_memory
 from node.volunteer.screening import check_from_server
-from node.waits import Wait, sentence, work_name
-from protocol.errors import RemoteProtocolError
-from protocol.ids import NodeId, TaskId, TensorRef
-from protocol.machine import HangUp
+from node.volunteer.slots import Slots
+from node.volunteer.tails import Tails
+from node.volunteer.versions import Versions
+from protocol.base.errors import RemoteProtocolError
+from protocol.base.ids import NodeId, TaskId, TensorRef, Ticket
+from protocol.base.machine import HangUp
 from protocol.messages import (
+    Allowance,
     FetchInput,
-    FetchParameters,
+    Flush,
     Forget,
     InputAnswer,
     InputGradient,
@@ -41,42 +46,16 @@ from protocol.messages import (
     Parameters,
     Ready,
     StepClosed,
+    Summed,
     Verdict,
     VersionReady,
     Work,
 )
-from protocol.plan import Plan
-from protocol.run import RunConfig
+from protocol.run.plan import Plan
+from protocol.run.run import RunConfig
 
-BACK_SLOTS = 2
-"""Backwards of others (to be recomputed) asked for ahead from each back server: one runs, one is on its way."""
 LEASES_MAX = 64
 """Leases held at once; more are given back (a server with that many for us is not ours)."""
-
-
-@dataclass(slots=True)
-class _Held:
-    """A lease that has not run yet."""
-
-    lease: Lease
-    issuer: NodeId
-    received: float
-    input: TensorRef | None
-    """What the forward part needs; None while a recomputation waits for it, or where the graph is kept."""
-    gives_slot: bool
-    """Whether it used up one of the slots that we gave."""
-    wants_gradient: bool
-    place: int
-    """Which of our places (stage and ledgers) it belongs to: work for an earlier one is thrown away."""
-
-
-@dataclass(slots=True)
-class _Version:
-    """Parameters that are being fetched, or are with the device."""
-
-    parts: dict[int, TensorRef] = field(default_factory=dict)
-    loading: LoadParameters | None = None
-    loaded: bool = False
 
 
 class VolunteerMachine:
@@ -94,18 +73,18 @@ class VolunteerMachine:
         """Servers of our stage, in shard order."""
         self._linked: dict[NodeId, bool] = {}
         """Those with a live link, and whether they have said that they are ready."""
-        self._given: dict[NodeId, int] = {}
-        """Slots that we gave to a server and that it has not used."""
+        self._slots: Slots | None = None
         self._closed = -1
-        self._versions: dict[int, _Version] = {}
-        self._leases: dict[TaskId, _Held] = {}
-        self._graphs: dict[TaskId, None] = {}
-        self._running: _Held | None = None
+        self._versions = Versions(out)
+        self._leases: dict[TaskId, Held] = {}
+        self._graphs: dict[TaskId, Ticket] = {}
+        self._running: Held | None = None
         self._device_ready = False
+        self._room = Room()
         self._draining = False
-        self._expect_more: dict[int, bool] = {}
-        self._asked_again: dict[TaskId, tuple[NodeId, tuple[TaskId, ...]]] = {}
-        """Tasks that were leased to us while their weight gradient waits for a verdict: (issuer, the lease's tasks)."""
+        self._tails = Tails()
+        self._allowances = Allowances(self._out)
+        self._asked_again = AskedAgain()
         limits = config.limits
         self.gradients = Gradients(out, incarnation, limits.contribution_tasks, limits.linger_s)
         self.totals = {"microbatches": 0.0, "tokens": 0.0, "accepted": 0.0, "rejected": 0.0}
@@ -127,15 +106,16 @@ class VolunteerMachine:
         if same:
             return False
         self._forget_steps(None)
-        self._drop_versions(None)
         self._closed = -1
         self._place += 1
         self._stage = stage
         self._servers = tuple(server.node for server in plan.stages[stage].servers)
+        self._slots = Slots(plan, stage)
         self._linked = {}
-        self._given = {}
         self.gradients.reset(plan.ledger_generation, self._servers)
+        self._versions.reset(plan.ledger_generation, self._servers)
         self._device_ready = False
+        self._room.reset()
         self._out.compute(SetUpDevice(self._config, self._vocabulary, plan, stage))
         return True
 
@@ -146,18 +126,24 @@ class VolunteerMachine:
     def link_up(self, peer: NodeId) -> None:
         if peer in self._servers:
             self._linked[peer] = False
-            self._given[peer] = 0
+            assert self._slots is not None
+            self._slots.link_up(peer)
             self._greet(peer, hello=True)
 
     def _greet(self, server: NodeId, hello: bool) -> None:
         """Asks whether the shard is ready, and says which graphs are still here."""
-        graphs = tuple(self._graphs)
-        self._out.send(server, Ready(ledger_generation=self._generation, hello=hello, slots=0, graphs=graphs))
+        graphs, tickets = tuple(self._graphs), tuple(self._graphs.values())
+        here = Ready(ledger_generation=self._generation, hello=hello, slots=0, graphs=graphs, tickets=tickets)
+        self._out.send(server, here)
+        self._tell_summed(server, self.gradients.backwards(), complete=True)
 
     def link_down(self, peer: NodeId) -> None:
         """Its leases go on: the work is worth as much as before, and results go to other servers too."""
         self._linked.pop(peer, None)
-        self._given.pop(peer, None)
+        if self._slots is not None:
+            self._slots.link_down(peer)
+        self._tails.link_down(peer)
+        self._allowances.forget(peer)
 
     # ---- messages ------------------------------------------------------------------------------------------------
 
@@ -177,17 +163,22 @@ class VolunteerMachine:
         match message:
             case Lease():
                 self._on_lease(peer, message, now)
+            case Flush():
+                self._tails.told(message.step, peer, message.leases)
+            case Allowance():
+                self._allowances.told(peer, message)
             case Forget():
                 self._on_forget(message)
             case InputAnswer():
                 self._on_input(message)
             case Parameters():
-                self._on_parameters(message)
+                self._versions.on_parameters(message)
             case VersionReady():
                 self._on_version_ready(peer, message)
             case Verdict():
-                if self.gradients.on_verdict(message):
-                    self._settle_asked_again(message)
+                if self.gradients.on_verdict(message, now):
+                    for issuer, returned in self._asked_again.settle(message):
+                        self._give_back(issuer, returned, "refused")
                     outcome = "accepted" if message.accepted else "rejected"
                     self.totals[outcome] += len(message.tasks)
                     self._out.count("barnraise_node_work_results_total", len(message.tasks), outcome=outcome)
@@ -201,11 +192,13 @@ class VolunteerMachine:
         key = lease.tasks[0]
         gives_slot = lease.recompute or key.op == "F"
         if gives_slot:
-            self._given[issuer] = max(0, self._given[issuer] - 1)
+            assert self._slots is not None
+            self._slots.used(issuer, lease)
+        self._tails.leased(key.step, issuer)
         sent = [task for task in lease.tasks if task.op != "F" and self.gradients.has(task)]
         wants = lease.need_weight_gradient and not sent
         if lease.need_weight_gradient:
-            self._asked_again.update((task, (issuer, lease.tasks)) for task in sent)
+            self._asked_again.add(sent, issuer, lease)
         running = self._running is not None and self._running.lease.tasks[0] == key
         if (
             key.step <= self._closed
@@ -215,32 +208,26 @@ class VolunteerMachine:
             or not (wants or lease.need_input_gradient or (lease.tasks == (key,) and key.op == "F"))
         ):
             self._out.drop(lease.tensors)
-            if self._draining or len(self._leases) >= LEASES_MAX:
+            if sent and not self._draining:
+                self._say_summed(issuer, lease)
+            elif self._draining or len(self._leases) >= LEASES_MAX:
                 self._give_back(issuer, lease.tasks, "draining" if self._draining else "too many leases")
             return
         before = self._leases.pop(key, None)
         if before is not None:
             self._drop_held(before)
-        recompute = key.op == "B" and _forward_of(key) not in self._graphs
-        held = _Held(lease, issuer, now, None, gives_slot, wants, self._place)
+        recompute = key.op == "B" and forward_of(key) not in self._graphs
+        held = Held(lease, issuer, now, None, gives_slot, wants, place=self._place)
         if key.op == "F":
             held.input = lease.tensors[0]
         self._leases[key] = held
-        self._expect_more[key.step] = lease.more
         self._want_version(lease.version)
         if recompute:
-            self._out.send(lease.front, FetchInput(ledger_generation=self._generation, task=_forward_of(key)))
+            self._fetch_input(lease)
 
-    def _settle_asked_again(self, verdict: Verdict) -> None:
-        """A refusal and the new lease that follows it come by two links: the lease may have come first, and was taken
-        for one of work that is done. Its issuer counts on us, so it hears that it must ask again."""
-        returned: dict[tuple[NodeId, tuple[TaskId, ...]], None] = {}
-        for task in verdict.tasks:
-            asked = self._asked_again.pop(task, None)
-            if asked is not None and not verdict.accepted:
-                returned[asked] = None
-        for issuer, tasks in returned:
-            self._give_back(issuer, tasks, "refused")
+    def _fetch_input(self, lease: Lease) -> None:
+        fetch = FetchInput(ledger_generation=self._generation, task=forward_of(lease.tasks[0]), ticket=lease.ticket)
+        self._out.send(lease.front, fetch)
 
     def _on_forget(self, message: Forget) -> None:
         """Graphs that nobody will ask for make room, unless a lease for one is here already."""
@@ -248,7 +235,7 @@ class VolunteerMachine:
         tasks = tuple(
             task
             for task in message.tasks
-            if task in self._graphs and task != running and _backward_of(task) not in self._leases
+            if task in self._graphs and task != running and backward_of(task) not in self._leases
         )
         for task in tasks:
             del self._graphs[task]
@@ -256,87 +243,55 @@ class VolunteerMachine:
             self._out.compute(DropGraphs(tasks))
 
     def _on_input(self, message: InputAnswer) -> None:
-        held = self._leases.get(_backward_of(message.task))
+        held = self._leases.get(backward_of(message.task))
         if held is None or held.input is not None:
             self._out.drop(message.tensors)
         elif message.tensors:
             held.input = message.tensors[0]
         else:
-            del self._leases[held.lease.tasks[0]]
-            self._drop_held(held)
-            self._give_back(held.issuer, held.lease.tasks, "the input is gone")
-
-    def _on_parameters(self, message: Parameters) -> None:
-        version = self._versions.get(message.version)
-        known = version is None or version.loading is not None or message.shard in version.parts
-        if version is None or known or not message.tensors or not 0 <= message.shard < len(self._servers):
-            self._out.drop(message.tensors)
-            return
-        version.parts[message.shard] = message.tensors[0]
-        if len(version.parts) == len(self._servers):
-            parts = tuple(version.parts[shard] for shard in range(len(self._servers)))
-            version.parts = {}
-            version.loading = LoadParameters(message.version, parts)
-            self._out.compute(version.loading)
+            held.stalled = True
 
     def _on_version_ready(self, peer: NodeId, message: VersionReady) -> None:
         """The first such word on a link also says that the shard takes work (again)."""
         if not self._linked[peer]:
             self._linked[peer] = True
             self.gradients.resend(peer)
-            shard = self._servers.index(peer)
-            for number, version in self._versions.items():
-                if version.loading is None and shard not in version.parts:
-                    self._fetch(peer, number)
+            self._versions.server_ready(peer)
+            for held in self._leases.values():
+                key = held.lease.tasks[0]
+                if held.lease.front == peer and held.input is None and forward_of(key) not in self._graphs:
+                    self._fetch_input(held.lease)
             self._greet(peer, hello=False)
         if message.version == self._config.version_of(self._closed + 1 + self._config.batch.delay):
             self._want_version(message.version)
 
-    # ---- parameters ----------------------------------------------------------------------------------------------
-
     def _want_version(self, number: int) -> None:
-        if number in self._versions:
-            return
-        self._versions[number] = _Version()
-        for server, ready in self._linked.items():
-            if ready:
-                self._fetch(server, number)
-
-    def _fetch(self, server: NodeId, version: int) -> None:
-        self._out.send(server, FetchParameters(ledger_generation=self._generation, version=version))
-
-    def _drop_versions(self, below: int | None) -> None:
-        for number in [n for n in self._versions if below is None or n < below]:
-            version = self._versions.pop(number)
-            self._out.drop(version.parts.values())
-            if version.loading is not None:
-                self._out.compute(DropParameters(number))
+        self._versions.want(number, [server for server, ready in self._linked.items() if ready])
 
     # ---- the device ----------------------------------------------------------------------------------------------
 
     def _go_on(self, now: float) -> None:
         """Starts the next job if the device is free, sends what is complete if it is not needed, asks for work."""
         self._abandon_late(now)
-        if self._running is None and self._device_ready:
+        if self._running is None and self._device_ready and not self._room.rests(now):
             ready = [held for held in self._leases.values() if self._is_ready(held)]
             if ready:
-                self._run(min(ready, key=_urgency))
+                self._run(min(ready, key=urgency))
         if self._running is None:
             busy = [key.step for key in self._leases if key.op == "B" or len(self._leases[key].lease.tasks) > 1]
             if self._draining:
-                self.gradients.flush_all()
+                self.gradients.flush_all(now)
             else:
-                self.gradients.idle(busy, self._expect_more, now)
-        self._ask_for_work()
+                self.gradients.idle(busy, lambda step: self._tails.has_come(step, self._servers), now)
+        self._ask_for_work(now)
 
-    def _is_ready(self, held: _Held) -> bool:
-        version = self._versions.get(held.lease.version)
-        if version is None or not version.loaded:
+    def _is_ready(self, held: Held) -> bool:
+        if not self._versions.has(held.lease.version):
             return False
         key = held.lease.tasks[0]
-        return held.input is not None or (key.op == "B" and _forward_of(key) in self._graphs)
+        return held.input is not None or (key.op == "B" and forward_of(key) in self._graphs)
 
-    def _run(self, held: _Held) -> None:
+    def _run(self, held: Held) -> None:
         lease = held.lease
         key = lease.tasks[0]
         del self._leases[key]
@@ -353,7 +308,7 @@ class VolunteerMachine:
             self._out.compute(Forward(key, lease.version, held.input, self._out.key()))
         else:
             if held.input is None:
-                del self._graphs[_forward_of(key)]
+                del self._graphs[forward_of(key)]
             self._out.compute(Backward(key, lease.version, lease.tensors[0], held.input, input_gradient, accumulator))
 
     def computed(self, job: Job, result: Any, now: float) -> None:
@@ -361,19 +316,18 @@ class VolunteerMachine:
             case SetUpDevice():
                 here = (self._stage, self._generation)
                 self._device_ready = (job.stage, job.plan.ledger_generation) == here
+                if self._device_ready:
+                    self._room.set_up(result)
             case LoadParameters():
-                self._out.drop(job.shards)
-                version = self._versions.get(job.version)
-                if version is not None and version.loading == job:
-                    version.loaded = True
+                self._versions.loaded(job)
             case Forward():
                 self._forward_done(job, result)
             case Backward():
-                self._backward_done(job.task, (job.task,), (), result, job.accumulator)
+                self._backward_done(job.task, (job.task,), (), result, job.accumulator, now)
             case RouteEnd():
                 loss_sum, input_gradient = result
                 covered = (job.tasks[1], job.tasks[2])
-                self._backward_done(job.tasks[2], covered, (loss_sum,), input_gradient, job.accumulator)
+                self._backward_done(job.tasks[2], covered, (loss_sum,), input_gradient, job.accumulator, now)
             case TakeGradient():
                 self.gradients.taken(job, result)
             case _:
@@ -388,11 +342,12 @@ class VolunteerMachine:
             self._out.drop((output,))
             self._out.compute(DropGraphs((job.task,)))
             return
-        self._graphs[job.task] = None
+        self._graphs[job.task] = held.lease.ticket
+        self._room.succeeded()
         self._count(job.task)
         self._out.send(
             held.lease.back,
-            Output(ledger_generation=self._generation, task=job.task, fence=held.lease.fence, tensors=(output,)),
+            Output(ledger_generation=self._generation, task=job.task, ticket=held.lease.ticket, tensors=(output,)),
         )
         self._out.drop((output,))
 
@@ -403,10 +358,12 @@ class VolunteerMachine:
         losses: tuple[float, ...],
         input_gradient: TensorRef | None,
         accumulator: int | None,
+        now: float,
     ) -> None:
         held, self._running = self._running, None
         assert held is not None
         self._drop_held(held)
+        self._room.succeeded()
         alive = task.step > self._closed and held.place == self._place
         if input_gradient is not None:
             if alive:
@@ -415,7 +372,7 @@ class VolunteerMachine:
                     InputGradient(
                         ledger_generation=self._generation,
                         task=task,
-                        fence=held.lease.fence,
+                        ticket=held.lease.ticket,
                         tensors=(input_gradient,),
                     ),
                 )
@@ -423,7 +380,9 @@ class VolunteerMachine:
         if alive:
             self._count(task)
             if accumulator is not None:
-                self.gradients.added(accumulator, covered, losses)
+                self.gradients.added(accumulator, covered, losses, held.lease.ticket, now)
+            if held.lease.need_weight_gradient:
+                self._say_summed(held.issuer, held.lease)
 
     def failed(self, job: Job, reason: str, now: float) -> None:
         """The device could not: what it may have left half added is thrown away, and the work goes back."""
@@ -433,47 +392,54 @@ class VolunteerMachine:
             self._drop_held(held)
             step = held.lease.tasks[0].step
             lost = self.gradients.lose(step) if held.wants_gradient else ()
-            self._out.log("error", "device failed", job=type(job).__name__, reason=reason)
-            self._out.count("barnraise_errors_total", component="compute")
+            self._device_failed(job, reason, now)
             for server in self._linked:
                 self._give_back(server, (*held.lease.tasks, *lost), "device failed")
         elif isinstance(job, LoadParameters):
-            self._out.drop(job.shards)
-            self._out.log("error", "parameters cannot be used", version=job.version, reason=reason)
-            self._out.count("barnraise_errors_total", component="compute")
-            version = self._versions.get(job.version)
-            if version is not None and version.loading == job:
-                del self._versions[job.version]  # asked for again with the next lease that needs it
+            self._device_failed(job, reason, now)
+            self._versions.failed(job)
+        elif isinstance(job, TakeGradient):
+            self._device_failed(job, reason, now)
+            lost = self.gradients.cannot_take(job)
+            for server in self._linked:
+                self._give_back(server, lost, "device failed")
+        elif isinstance(job, SetUpDevice) and (job.stage, job.plan.ledger_generation) == (
+            self._stage,
+            self._generation,
+        ):
+            self._device_failed(job, reason, now)
         self._go_on(now)
+
+    def _device_failed(self, job: Job, reason: str, now: float) -> None:
+        """One line for the owner. Without memory all graphs go, and the device rests before it is asked for more."""
+        self._out.count("barnraise_errors_total", component="compute")
+        held, rest_s = len(self._graphs), 0.0
+        if is_out_of_memory(reason) or isinstance(job, SetUpDevice):
+            rest_s = self._room.failed(reason, held, now)
+        if is_out_of_memory(reason) and held:
+            forwards = tuple(self._graphs)
+            self._graphs = {}
+            self._out.compute(DropGraphs(forwards))
+            for key in [key for key, lease in self._leases.items() if key.op == "B" and lease.input is None]:
+                if forward_of(key) in forwards:
+                    self._fetch_input(self._leases[key].lease)
+        self._out.log(
+            "error", "device failed", job=type(job).__name__, reason=reason, dropped_graphs=held, rests_s=rest_s
+        )
 
     # ---- asking, giving back, forgetting -------------------------------------------------------------------------
 
-    def _ask_for_work(self) -> None:
-        """Gives slots: so many forwards that graphs and queue stay within the plan's limit, two recomputations."""
-        if self._draining or self._plan is None or not self._device_ready:
+    def _ask_for_work(self, now: float) -> None:
+        """Gives slots: as many forwards as the plan's room for graphs allows at each position, and a few runs ahead."""
+        if self._draining or self._plan is None or not self._device_ready or self._room.rests(now):
             return
         if self.gradients.outstanding >= OUTSTANDING_MAX:
             return
-        fronts = [server.node for server in self._plan.stages[self._stage].fronts if self._linked.get(server.node)]
-        backs = [server.node for server in self._plan.stages[self._stage].backs if self._linked.get(server.node)]
-        from_front = sum(held.lease.tasks[0].op == "F" for held in self._leases.values())
-        if self._running is not None and self._running.lease.tasks[0].op == "F":
-            from_front += 1
-        ends_here = self._stage == self._plan.last_position
-        room_max = BACK_SLOTS if ends_here else self._plan.in_flight_max
-        room = room_max - len(self._graphs) - from_front
-        for node in fronts:
-            # Each may fill the room alone: slots that lie with a front server without work would starve the others.
-            self._give_slots(node, room - self._given[node])
-        if not ends_here:
-            for node in backs:
-                held_count = sum(h.issuer == node and h.gives_slot for h in self._leases.values())
-                self._give_slots(node, BACK_SLOTS - held_count - self._given[node])
-
-    def _give_slots(self, node: NodeId, slots: int) -> None:
-        if slots > 0:
-            self._given[node] += slots
-            self._out.send(node, Ready(ledger_generation=self._generation, hello=False, slots=slots))
+        assert self._slots is not None
+        held = [*self._leases.values(), *(() if self._running is None else (self._running,))]
+        servers = [node for node in self._servers if self._linked.get(node)]
+        for server, ready in self._slots.give(servers, held, self._graphs, self._room.graphs_max):
+            self._out.send(server, ready)
 
     def _abandon_late(self, now: float) -> None:
         """A lease that is over on our side never runs: its successor may be at work (state-and-trust 4.5)."""
@@ -487,7 +453,18 @@ class VolunteerMachine:
         if tasks and server in self._linked:
             self._out.send(server, LeaseReturned(ledger_generation=self._generation, tasks=tasks, reason=reason))
 
-    def _drop_held(self, held: _Held) -> None:
+    def _say_summed(self, issuer: NodeId, lease: Lease) -> None:
+        """The lease's result clock may stop: what it waits for from here on is our contribution."""
+        summed = {task: lease.ticket for task in lease.tasks if task.op == "B" and self.gradients.has(task)}
+        if summed and issuer in self._linked:
+            self._tell_summed(issuer, summed, complete=False)
+
+    def _tell_summed(self, server: NodeId, summed: dict[TaskId, Ticket], complete: bool) -> None:
+        tasks, tickets = tuple(summed), tuple(summed.values())
+        words = Summed(ledger_generation=self._generation, tasks=tasks, tickets=tickets, complete=complete)
+        self._out.send(server, words)
+
+    def _drop_held(self, held: Held) -> None:
         own = () if held.input is None or held.input in held.lease.tensors else (held.input,)
         self._out.drop((*held.lease.tensors, *own))
 
@@ -495,7 +472,7 @@ class VolunteerMachine:
         if step > self._closed:
             self._closed = step
             self._forget_steps(step)
-            self._drop_versions(self._config.version_of(step + 1))
+            self._versions.drop_below(self._config.version_of(step + 1))
 
     def _forget_steps(self, step: int | None) -> None:
         for key in [key for key in self._leases if step is None or key.step <= step]:
@@ -505,15 +482,13 @@ class VolunteerMachine:
             self._out.compute(DropGraphs(graphs))
             for task in graphs:
                 del self._graphs[task]
-        for key_step in [s for s in self._expect_more if step is None or s <= step]:
-            del self._expect_more[key_step]
-        for task in [task for task in self._asked_again if step is None or task.step <= step]:
-            del self._asked_again[task]
+        self._tails.forget(step)
+        self._asked_again.forget(step)
         self.gradients.drop_steps(step)
 
     # ---- leaving -------------------------------------------------------------------------------------------------
 
-    def drain(self) -> None:
+    def drain(self, now: float) -> None:
         """Takes no more work, gives back what has not begun, sends what is summed up."""
         self._draining = True
         for key in list(self._leases):
@@ -521,7 +496,28 @@ class VolunteerMachine:
             self._drop_held(held)
             self._give_back(held.issuer, held.lease.tasks, "draining")
         if self._running is None:
-            self.gradients.flush_all()
+            self.gradients.flush_all(now)
+
+    def hand_back(self, reason: str) -> None:
+        """The device is gone, now: everything that it had goes back to the servers at once, sums too."""
+        self._draining = True
+        held, lost = [*self._leases.values(), *([self._running] if self._running else [])], self.gradients.lose_all()
+        self._leases, self._running, self._graphs = {}, None, {}
+        for one in held:
+            self._drop_held(one)
+            self._give_back(one.issuer, one.lease.tasks, reason)
+        for server in self._linked:
+            self._give_back(server, lost, reason)
+
+    def device_lost(self, reason: str) -> None:
+        """A fresh process has the device. Servers count on graphs and slots that are gone: links begin anew, too."""
+        assert self._plan is not None, "a device is set up for a plan"
+        draining, stage = self._draining, self._stage
+        self.hand_back(reason)
+        self._draining, self._stage = draining, -1
+        for server in self._linked:
+            self._out.add(HangUp(server, f"device lost: {reason}"))
+        self.set_plan(self._plan, stage)
 
     @property
     def drained(self) -> bool:
@@ -534,15 +530,23 @@ class VolunteerMachine:
         flush = self.gradients.wake_at()
         if flush is not None:
             times.append(flush)
+        if self._room.reason and self._room.rest_until:
+            times.append(self._room.rest_until)
         return min(times, default=None)
 
     def wake(self, now: float) -> None:
         self.gradients.wake(now)
+        if self._room.rest_until and not self._room.rests(now):
+            self._room.rest_until = 0.0
+            if not self._device_ready and self._plan is not None:
+                self._out.compute(SetUpDevice(self._config, self._vocabulary, self._plan, self._stage))
         self._go_on(now)
 
     def waiting_for(self) -> str:
         if self._plan is None:
             return "a stage"
+        if self._room.reason and self._room.rest_until:
+            return f"the device, which rests: {self._room.reason}"
         if not all(self._linked.get(node) for node in self._servers):
             missing = [node[:8] for node in self._servers if not self._linked.get(node)]
             return f"servers {', '.join(missing)} of stage {self._stage}"
@@ -550,7 +554,7 @@ class VolunteerMachine:
             held = next(iter(self._leases.values()))
             step = held.lease.tasks[0].step
             return sentence([Wait(step, f"parameters or inputs for the {work_name(held.lease.tasks)}")])
-        return "" if self._running is not None else f"work of stage {self._stage}"
+        return self._allowances.sentence() or ("" if self._running is not None else f"work of stage {self._stage}")
 
     def counters(self) -> dict[str, float]:
         leases = len(self._leases) + (self._running is not None)
@@ -558,6 +562,7 @@ class VolunteerMachine:
 
     def check(self) -> None:
         self.gradients.check()
+        self._room.check()
         for key in self._leases:
             assert key.step > self._closed, f"a lease of closed step {key.step} is kept"
         for task in self._graphs:
@@ -574,17 +579,3 @@ class VolunteerMachine:
             tokens = self._config.batch.samples * self._config.model.context
             self.totals["tokens"] += tokens
             self._out.count("barnraise_node_tokens_total", tokens)
-
-
-def _urgency(held: _Held) -> tuple[int, bool, TaskId]:
-    """Older steps first; within a step backwards and route ends before forwards; then by number."""
-    key = held.lease.tasks[0]
-    return key.step, key.op == "F" and len(held.lease.tasks) == 1, key
-
-
-def _forward_of(task: TaskId) -> TaskId:
-    return TaskId(task.step, task.microbatch, task.position, "F", task.segment, task.slice)
-
-
-def _backward_of(task: TaskId) -> TaskId:
-    return TaskId(task.step, task.microbatch, task.position, "B", task.segment, task.slice)

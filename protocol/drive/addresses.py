@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import click
 import psutil
 
-from protocol.errors import BadInputError
-from protocol.limits import ADDRESSES_MAX
-from protocol.membership import check_address
+from protocol.base.errors import BadInputError
+from protocol.base.limits import ADDRESSES_MAX
+from protocol.trust.membership import check_address
 
 ANY_HOST = "*"
 """As a host to listen at: every interface, both families where there are two."""

@@ -7,7 +7,7 @@ import itertools
 import tempfile
 from pathlib import Path
 
-from protocol.errors import BadInputError
+from protocol.base.errors import BadInputError
 
 
 def check_writable(option: str, given: Path, folder: Path) -> None:

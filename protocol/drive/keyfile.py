@@ -7,8 +7,9 @@ import secrets
 import stat
 from pathlib import Path
 
-from protocol.errors import BadInputError
-from protocol.identity import SEED_BYTES, Identity, base32, unbase32
+from protocol.base.errors import BadInputError
+from protocol.drive.file_lock import sync_folder
+from protocol.trust.identity import SEED_BYTES, Identity, base32, unbase32
 
 _PREFIX = "barnraise-key-1:"
 
@@ -27,14 +28,16 @@ def load_or_create_identity(path: Path) -> Identity:
 def load_identity(path: Path) -> Identity:
     """The identity of an existing key file. Raises `BadInputError`."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(
+            path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        )
     except OSError as error:
         raise BadInputError(f"key file {path}: cannot be read: {error.strerror}") from None
     try:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
             raise BadInputError(f"key file {path.name}: not a regular file")
-        if mode & 0o077:
+        if os.name == "posix" and mode & 0o077:  # elsewhere the mode says nothing: the user's profile is private
             raise BadInputError(f"key file {path.name}: mode {mode & 0o777:04o} lets others read it; run chmod 600")
         content = os.read(descriptor, 256)
     finally:
@@ -56,7 +59,7 @@ def _create(path: Path) -> None:
     """Write to a name of our own, then link: the first of two starters wins, and nobody sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(f"{_PREFIX}{base32(secrets.token_bytes(SEED_BYTES))}\n".encode("ascii"))
@@ -68,8 +71,4 @@ def _create(path: Path) -> None:
             return
     finally:
         draft.unlink()
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)

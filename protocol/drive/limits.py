@@ -1,9 +1,10 @@
 """What the owner of a computer lends of the line: bytes a second up and down, and bytes a month (experience.md).
 
 Every way pays here before it moves anything: TCP streams by `Metered`, QUIC for each datagram, a data channel for the
-bytes of its stream (for what its helper process adds to them, right afterwards: node/links/helper.py). Counted is what
-is handed to sockets and taken from them: payload, records, handshakes, keep-alive, measurements, what is sent again,
-and what the kernel's TCP sent again. Not visible from here are the headers of TCP and IP, about three percent more.
+bytes of its stream (for what its helper process adds to them, right afterwards: node/links/punch/helper.py). Counted is
+what is handed to sockets and taken from them: payload, records, handshakes, keep-alive, measurements, what is sent
+again, and what the kernel's TCP sent again. Not visible from here are the headers of TCP and IP, about three percent
+more.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from pathlib import Path
 import structlog
 import trio
 
-from protocol.errors import BadInputError
-from protocol.limits import READ_BYTES, WRITE_BYTES
+from protocol.base.errors import BadInputError
+from protocol.base.limits import READ_BYTES, WRITE_BYTES
 
 BURST_S = 0.05
 """A line that was idle may run ahead by so much of its rate: 0.2 % of half a minute."""
@@ -44,6 +45,8 @@ WAIT_FOR_BYTES_MAX = 8 << 10
 """A read waits for no more than this: a line of 20 kbit/s brings it before a link counts as silent."""
 CLOCK_S = 30.0
 """How often somebody who waits for the month to turn looks at the clock: it may be set at any time."""
+QUOTA_FILE = "transfers.json"
+"""In the state folder: what this month has moved."""
 _AHEAD_PART = 0.001
 _AHEAD_BYTES = 1 << 20
 
@@ -198,6 +201,32 @@ class Limits:
     def remaining_bytes(self) -> int | None:
         """What is left of the quota this month; None without a quota."""
         return None if self._quota is None else self._quota.remaining_bytes
+
+    # ---- the owner changes them ----------------------------------------------------------------------------------
+
+    def set_rates(self, up_bytes_per_s: float | None, down_bytes_per_s: float | None) -> None:
+        """From now on; what waits for its turn by the old rate does so once more at most."""
+        self.up_bytes_per_s = self._up.bytes_per_s = up_bytes_per_s
+        self.down_bytes_per_s = self._down.bytes_per_s = down_bytes_per_s
+
+    def set_quota(self, byte_count: float | None, folder: Path) -> None:
+        """Another quota for the month; what was moved while one was set counts. Raises `BadInputError`."""
+        wanted_bytes = None if byte_count is None else int(byte_count)
+        if wanted_bytes == (None if self._quota is None else self._quota.byte_count):
+            return
+        self.close()
+        self._quota = None if wanted_bytes is None else Quota(wanted_bytes, folder / QUOTA_FILE)
+        self.renew()
+
+    @property
+    def quota_left_ratio(self) -> float | None:
+        """The part of the month's quota that is left; None without one."""
+        return None if self._quota is None else self._quota.remaining_bytes / self._quota.byte_count
+
+    def renew(self) -> None:
+        """Nobody waits for the events: they begin anew where there is quota (again)."""
+        if self._quota is None or self._is_fresh():
+            self.low, self.used_up = trio.Event(), trio.Event()
 
     # ---- for streams -------------------------------------------------------------------------------------------
 
@@ -386,7 +415,7 @@ class LineLimits:
         quota = None
         if self.quota_gb is not None:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            quota = Quota(int(self.quota_gb * 1e9), folder / "transfers.json")
+            quota = Quota(int(self.quota_gb * 1e9), folder / QUOTA_FILE)
         return Limits(_bytes_per_s(self.up_mbit_per_s), _bytes_per_s(self.down_mbit_per_s), quota)
 
 

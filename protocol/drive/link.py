@@ -1,9 +1,9 @@
 """One open link to a proven peer: messages both ways over an ordered reliable stream, and over the next one after it.
 
-A link can leave its path for another one that the same two processes have proven: `protocol.framing` then repeats what
-was lost, and nobody above notices. That happens when it is asked for, and when a path has gone quiet or a carrier of
-ours has failed and another path comes within GRACE_S. A TCP connection that breaks is the end of the link at once: then
-the peer's process has most likely ended, and its work should go to others.
+A link can leave its path for another one that the same two processes have proven: `protocol.link.framing` then repeats
+what was lost, and nobody above notices. That happens when it is asked for, and when a path has gone quiet or a carrier
+of ours has failed and another path comes within GRACE_S. A TCP connection that breaks is the end of the link at once:
+then the peer's process has most likely ended, and its work should go to others.
 
 Each side says something every KEEP_ALIVE_S, so a path that carries nothing any more is found within SILENT_S; the
 transport's owner is told and may bring another path. Whether a silent *peer* is given up is not decided here: machines
@@ -24,13 +24,9 @@ from typing import Protocol
 
 import trio
 
-from protocol.drive.limits import Limits, Metered, QuotaUsedUpError
-from protocol.errors import RemoteProtocolError
-from protocol.frames import NO_LINK, TOKEN_BYTES, Hello
-from protocol.framing import Buffer, Event, Framing, MessageArrived, PeerClosed, PongArrived
-from protocol.handshake import Session
-from protocol.ids import NodeId
-from protocol.limits import (
+from protocol.base.errors import RemoteProtocolError
+from protocol.base.ids import NodeId
+from protocol.base.limits import (
     AHEAD_BYTES_MIN,
     AHEAD_S,
     CLOSE_S,
@@ -49,8 +45,12 @@ from protocol.limits import (
     WINDOW_BYTES,
     WRITE_BYTES,
 )
+from protocol.drive.limits import Limits, Metered, QuotaUsedUpError
+from protocol.link.frames import NO_LINK, TOKEN_BYTES, Hello
+from protocol.link.framing import Buffer, Event, Framing, MessageArrived, PeerClosed, PongArrived
+from protocol.link.paths import Path
 from protocol.messages import Message
-from protocol.paths import Path
+from protocol.trust.handshake import Session
 
 PATHS = ("tcp", "quic", "channel", "relay")
 """The ways that a link may take: what `Link.path` says."""

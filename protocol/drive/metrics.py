@@ -20,14 +20,15 @@ from prometheus_client import (
     Histogram,
     ProcessCollector,
     disable_created_metrics,
-    start_http_server,
 )
 
-from protocol.codec import PROTOCOL_MINOR
+from protocol.base.forms import FORMS
+from protocol.base.limits import REJECT_REASONS
+from protocol.base.machine import Count
 from protocol.drive.link import PATHS
-from protocol.handshake import VERSION
-from protocol.limits import FORM_ITEM_BYTES, REJECT_REASONS
-from protocol.machine import Count
+from protocol.drive.metrics_http import serve_metrics
+from protocol.link.codec import PROTOCOL_MINOR
+from protocol.trust.handshake import VERSION
 
 TRAFFIC_KINDS = ("activation", "gradient", "weights", "control", "checkpoint", "data")
 DIRECTIONS = ("rx", "tx")
@@ -65,7 +66,11 @@ DAEMON_FAMILIES = (
         "Delay between when a task was runnable and when it ran.",
         buckets=_FAST_S,
     ),
-    Family("barnraise_clock_offset_seconds", "gauge", "Local clock minus coordinator clock."),
+    Family(
+        "barnraise_clock_offset_seconds",
+        "gauge",
+        "Local clock minus coordinator clock, to a second, at the newest membership.",
+    ),
     Family("barnraise_transport_connections", "gauge", "Open peer connections.", {"path": PATHS}),
     Family(
         "barnraise_transport_connects_total",
@@ -101,14 +106,14 @@ DAEMON_FAMILIES = (
     Family(
         "barnraise_codec_input_bytes_total",
         "counter",
-        "Bytes before compression.",
-        {"codec": tuple(FORM_ITEM_BYTES)},
+        "Bytes of sent tensors, had they travelled as fp32.",
+        {"codec": FORMS},
     ),
     Family(
         "barnraise_codec_output_bytes_total",
         "counter",
-        "Bytes after compression.",
-        {"codec": tuple(FORM_ITEM_BYTES)},
+        "Bytes of sent tensors in the form that they travel in.",
+        {"codec": FORMS},
     ),
 )
 
@@ -157,8 +162,7 @@ class Metrics:
 
         Only loopback by default: whoever opens it to others puts something with a password before it.
         """
-        server, _ = start_http_server(port, addr=host, registry=self.registry)
-        return int(server.server_port)
+        return serve_metrics(self.registry, host, port)
 
     def _add(self, family: Family) -> None:
         kinds: dict[str, type[Counter] | type[Gauge]] = {"counter": Counter, "gauge": Gauge}

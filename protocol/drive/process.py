@@ -9,14 +9,15 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import structlog
 import trio
 from structlog.typing import EventDict
 
+from protocol.base.machine import Log, Told
+from protocol.base.printable import all_printable
 from protocol.drive.metrics import LEVELS, Metrics
-from protocol.machine import Log, Told
 
 _SECRET_FIELDS = frozenset({"seed", "secret", "key", "invite", "credential", "link", "password", "token"})
 _SHOWN_BYTES = 4
@@ -58,7 +59,7 @@ def set_up_logging(
             if now < shown_at.get(name, float("-inf")) + every_s:
                 raise structlog.DropEvent
             shown_at[name] = now
-        return {field: _rounded(value) for field, value in event.items()}
+        return {field: all_printable(_rounded(value)) for field, value in event.items()}
 
     structlog.configure(
         processors=[
@@ -71,11 +72,33 @@ def set_up_logging(
             structlog.processors.format_exc_info,
             renderer,
         ],
-        logger_factory=structlog.PrintLoggerFactory(stream),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, LastingStream(stream))),
         wrapper_class=structlog.make_filtering_bound_logger(0),
         cache_logger_on_first_use=False,
     )
     return structlog.get_logger(**bound)
+
+
+class LastingStream:
+    """A stream of text that may lose its reader: a terminal that was closed must not end the process by an error."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream: TextIO | None = stream
+
+    def write(self, text: str) -> int:
+        return self._try(lambda stream: stream.write(text)) or len(text)
+
+    def flush(self) -> None:
+        self._try(lambda stream: stream.flush())
+
+    def _try(self, act: Callable[[TextIO], int | None]) -> int | None:
+        if self._stream is None:
+            return None
+        try:
+            return act(self._stream)
+        except (OSError, ValueError):  # EIO, EPIPE, or closed: nobody reads any more
+            self._stream = None
+            return None
 
 
 def write_log(logger: Any, effect: Log) -> None:
@@ -119,9 +142,16 @@ def keep_what_is_loaded() -> None:
     gc.freeze()
 
 
+ENDING_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGBREAK") if hasattr(signal, name)
+)
+"""Whoever sends one of these wants the process to end: a service manager, Ctrl-C, a terminal that closes."""
+
+
 async def watch_signals(tell: Callable[[Told], None]) -> None:
-    """Turn SIGTERM and Ctrl-C into facts: the first asks to `drain` (finish and leave), any further one to `stop`."""
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    """Turn SIGTERM, Ctrl-C and a hang-up into facts: the first asks to `drain` (finish and leave), any further one to
+    `stop`."""
+    with trio.open_signal_receiver(*ENDING_SIGNALS) as signals:
         what = "drain"
         async for _ in signals:
             tell(Told(what))

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import trio
 
-from protocol.limits import INBOX_MAX
-from protocol.machine import (
+from protocol.base.limits import INBOX_MAX
+from protocol.base.machine import (
     Compute,
     Count,
     Dial,

@@ -15,11 +15,16 @@ from typing import cast
 
 import trio
 
-from protocol import stun
+from protocol.link import stun
+from protocol.link.networks import NetworkRates, network_of
 
 ANSWERS_PER_S = 100.0
 """Of one responder: a node that joins asks about five times, so twenty can join in a second."""
 ANSWERS_BURST = 500.0
+NETWORK_ANSWERS_PER_S = 5.0
+"""Of these to one network: a computer that joins each second …"""
+NETWORK_ANSWERS_BURST = 60.0
+"""… or twelve at once behind one NAT."""
 ASK_S = (0.2, 0.4, 0.9)
 """How long each repetition of a question waits for its answer: 1.5 s together, far beyond any round trip."""
 _IP_PKTINFO = 8
@@ -47,6 +52,7 @@ class StunResponder:
 
     def __init__(self) -> None:
         self._left = ANSWERS_BURST
+        self._networks = NetworkRates(NETWORK_ANSWERS_PER_S, NETWORK_ANSWERS_BURST)
         self._at = 0.0
         self.answered = 0
 
@@ -72,19 +78,22 @@ class StunResponder:
             except OSError:  # an answer to one of ours that found nobody
                 await trio.lowlevel.checkpoint()
                 continue
-            if not self._may():
-                continue
             data, ancillary, _, sender = received
             host, port, *_ = cast("tuple[str, int]", sender)
+            if not self._may(host):
+                continue
             made = stun.answer(data, host, port)
             if made is not None:
                 self.answered += 1
                 with suppress(OSError):
                     await (other if made[1] else main).sendmsg([made[0]], ancillary, 0, sender)
 
-    def _may(self) -> bool:
-        """One bucket for everybody: to keep account of askers would be state that strangers can fill."""
+    def _may(self, host: str) -> bool:
+        """A bucket for each network, so that nobody starves the others, and one for all together. The sender of a
+        datagram can be forged: then the network that is named gets no answers, and nobody else notices."""
         now = trio.current_time()
+        if not self._networks.may(network_of(host), now):
+            return False
         self._left = min(ANSWERS_BURST, self._left + (now - self._at) * ANSWERS_PER_S)
         self._at = now
         if self._left < 1:

@@ -9,16 +9,16 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import trio
 
+from protocol.base.errors import BadInputError
+from protocol.base.limits import CONNECT_CANDIDATES_MAX, CONNECT_S, CONNECT_STAGGER_S, UNSENT_BYTES
 from protocol.drive.addresses import ANY_HOST, host_port
-from protocol.errors import BadInputError
-from protocol.limits import CONNECT_CANDIDATES_MAX, CONNECT_S, CONNECT_STAGGER_S, UNSENT_BYTES
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,9 @@ class Candidate:
 class Race:
     """Connects to several addresses side by side; the next winner is to be had when one turns out to be useless."""
 
-    def __init__(self) -> None:
+    def __init__(self, may: Callable[[str], bool]) -> None:
         """Made by `racing`."""
+        self._may = may
         self.failures: list[str] = []
         """What became of each address that led nowhere."""
         self._untried: list[Candidate] = []
@@ -96,7 +97,10 @@ class Race:
         except (OSError, ValueError) as error:
             self.failures.append(f"{address}: no connection: {error}")
         else:
-            self._untried += [Candidate(rank, address, int(family), target) for family, _, _, _, target in found]
+            allowed = [entry for entry in found if self._may(str(entry[4][0]))]
+            if not allowed:
+                self.failures.append(f"{address}: not dialled: it lies in a private network, or on this computer")
+            self._untried += [Candidate(rank, address, int(family), target) for family, _, _, _, target in allowed]
             self._untried.sort(key=lambda candidate: candidate.rank)
             self._untried = interleaved(self._untried)[:CONNECT_CANDIDATES_MAX]
         self._resolving -= 1
@@ -107,10 +111,18 @@ class Race:
         self._changed = trio.Event()
 
 
+def anywhere(host: str) -> bool:
+    """For peers that our own side names."""
+    return True
+
+
 @asynccontextmanager
-async def racing(addresses: Sequence[str]) -> AsyncIterator[Race]:
-    """A race between HOST:PORT addresses of one peer, best first; what it has begun ends with the block."""
-    race = Race()
+async def racing(addresses: Sequence[str], may: Callable[[str], bool] = anywhere) -> AsyncIterator[Race]:
+    """A race between HOST:PORT addresses of one peer, best first; what it has begun ends with the block.
+
+    `may`: whether to connect to an IP address; a name counts by what it stands for.
+    """
+    race = Race(may)
     async with trio.open_nursery() as nursery:
         race._resolving = len(addresses)
         for rank, address in enumerate(addresses):

@@ -13,15 +13,21 @@ from typing import Protocol
 
 import trio
 
-from protocol.codec import PROTOCOL_MINOR
+from protocol.base.errors import DialError, RemoteProtocolError
+from protocol.base.ids import NodeId
+from protocol.base.limits import CALLS_BURST, CALLS_PER_S, HANDSHAKE_S, LINKS_PREFIX_MAX
 from protocol.drive import tcp
-from protocol.drive.half_open import HalfOpenPlaces
+from protocol.drive.descriptors import links_max
+from protocol.drive.half_open import HalfOpenPlaces, Place
 from protocol.drive.limits import Limits, Metered, QuotaUsedUpError
 from protocol.drive.link import PATHS, Carrier, Link, LinkEvents, LinkOptions, name_link
-from protocol.errors import DialError, RemoteProtocolError
-from protocol.frames import NO_LINK, TOKEN_BYTES, FramingLimits, Hello
-from protocol.framing import Framing
-from protocol.handshake import (
+from protocol.link.codec import PROTOCOL_MINOR
+from protocol.link.frames import NO_LINK, TOKEN_BYTES, FramingLimits, Hello
+from protocol.link.framing import Framing
+from protocol.link.networks import NetworkRates, network_of
+from protocol.link.paths import Path, take_hello
+from protocol.link.reach import host_of
+from protocol.trust.handshake import (
     ENTROPY_BYTES,
     NO_COOKIE,
     TCP_PROLOGUE,
@@ -31,11 +37,8 @@ from protocol.handshake import (
     Responder,
     Session,
 )
-from protocol.identity import Identity
-from protocol.ids import NodeId
-from protocol.limits import HANDSHAKE_S
-from protocol.paths import Path, take_hello
-from protocol.records import STREAM_HEADER_BYTES
+from protocol.trust.identity import Identity
+from protocol.trust.records import STREAM_HEADER_BYTES
 
 __all__ = ["PATHS", "DialError", "Link", "LinkEvents", "LinkOptions", "Transport"]
 
@@ -90,7 +93,7 @@ class Transport:
         later and then hold for new links; `limits` are the owner's, for every way of the process together.
 
         `admit(public_key, credential)` gives the peer's role or raises `RemoteProtocolError`
-        (`protocol.membership.Trust.admit` with the time filled in).
+        (`protocol.trust.membership.Trust.admit` with the time filled in).
         """
         self.events = events
         self.options = options or LinkOptions()
@@ -104,11 +107,15 @@ class Transport:
         self._links: dict[NodeId, Link] = {}
         self.on_path_failed: Callable[[Link, str], None] | None = None
         """Told when a link's path carries nothing at present: dial or adopt another one, if you can."""
+        self.may_dial: Callable[[NodeId, str], bool] = lambda peer, host: True
+        """Whether to connect to an IP address for a peer: others name addresses, the owner of this computer suffers."""
         self.guests: Guests | None = None
         """Who takes the callers that want no link; they are refused while there is nobody."""
         self.on_moved: Callable[[Link], None] | None = None
         """Told when a link has left its path for another one, whichever side brought it."""
         self._half_open = HalfOpenPlaces()
+        self._calls = NetworkRates(CALLS_PER_S, CALLS_BURST)
+        self._links_max = links_max()
         self._jar = CookieJar(os.urandom(32))
 
     @property
@@ -120,6 +127,10 @@ class Transport:
         """The link to `peer`, if there is one that takes messages."""
         link = self._links.get(peer)
         return None if link is None or link.closing else link
+
+    def admit(self, public_key: bytes, credential: bytes) -> str:
+        """The role of who owns the key and shows this now; raises `RemoteProtocolError`."""
+        return self._admit(public_key, credential)
 
     def forget(self, link: Link) -> None:
         """For `Link`: it has ended."""
@@ -148,7 +159,7 @@ class Transport:
         """
         if self.limits.used_up.is_set():
             raise DialError("this month's transfer quota is used up")
-        async with tcp.racing(addresses) as race:
+        async with tcp.racing(addresses, lambda host: self.may_dial(peer, host)) as race:
             link = await self._first(race, peer, switch)
         if link is None:
             raise DialError("; ".join(race.failures) or "no address is known")
@@ -309,12 +320,17 @@ class Transport:
             host, address = tcp.caller_of(raw)
         except OSError:
             return
+        if not self._calls.may(network_of(host), trio.current_time()):
+            # Nothing is said and little is done: this is what a flood costs.
+            self.events.on_rejected(address, "busy", f"more than {CALLS_PER_S:g} calls a second from its network")
+            await trio.aclose_forcefully(raw)
+            return
         tcp.tune(raw.socket)
         way = _Way(self.metered(raw), "tcp", address)
         link: Link | None = None
         guest: Callable[[], Awaitable[None]] | None = None
         reason, detail = "busy", "gave way to a newer caller before its handshake was over"
-        with self._half_open.place(host):
+        with self._half_open.place(host) as place:
             now = trio.current_time()
             cookies = self._jar.cookies(host, now) if self._half_open.crowded else ()
             try:
@@ -323,7 +339,7 @@ class Transport:
                     if self.guests is not None and self.guests.expects(first):
                         guest = await self.guests.prove(way.stream, first, address, cookies)
                     else:
-                        session, trailing = await self._greet(way, first=first, cookies=cookies)
+                        session, trailing = await self._greet(way, first=first, cookies=cookies, place=place)
                         link = await self._open_as_responder(way, session, trailing)
                     reason = ""
             except RemoteProtocolError as error:
@@ -340,11 +356,18 @@ class Transport:
             await link.leaves(way.stream)
 
     async def _greet(
-        self, way: _Way, *, first: bytes = b"", cookies: tuple[bytes, ...] = (), peer: NodeId | None = None
+        self,
+        way: _Way,
+        *,
+        first: bytes = b"",
+        cookies: tuple[bytes, ...] = (),
+        peer: NodeId | None = None,
+        place: Place | None = None,
     ) -> tuple[Session, bytes]:
         """The responder's part of the handshake, and what came behind it.
 
-        `first`: bytes that were read already; `peer`: who it must be, if known.
+        `first`: bytes that were read already; `peer`: who it must be, if known; `place`: the caller's, which a good
+        cookie makes safe.
 
         Raises `RemoteProtocolError`, `_CookieSentError`, `trio.TooSlowError` and what a stream raises that ends.
         """
@@ -366,6 +389,8 @@ class Transport:
                     await way.stream.send_all(answer)
                 if handshake.cookie_sent:
                     raise _CookieSentError
+                if place is not None and handshake.cookie_shown and not place.proven:
+                    place.prove()
         if peer is not None and session.peer != peer:
             raise RemoteProtocolError("identity", f"expected {peer}, came {session.peer}")
         return session, handshake.trailing
@@ -393,7 +418,12 @@ class Transport:
     async def _open(
         self, way: _Way, session: Session, records: Path, ours: Hello, theirs: Hello, rest: Frames, *, dialled: bool
     ) -> Link:
-        """The link that there is now to this peer: a new one, running here, unless an older one stays."""
+        """The link that there is now to this peer: a new one, running here, unless an older one stays.
+
+        Raises `RemoteProtocolError` ("busy") when the peer's network, or all callers together, have enough links.
+        """
+        if not dialled:
+            self._check_room(way, session)
         framing = Framing(
             session,
             role=self._role,
@@ -412,6 +442,17 @@ class Transport:
         survivor = self.link_to(link.peer)
         assert survivor is not None, "a link that was preferred is there"
         return survivor
+
+    def _check_room(self, way: _Way, session: Session) -> None:
+        """Volunteers are strangers; servers came by an invite that is handed to few, and often share a network."""
+        if session.role != "volunteer" or session.peer in self._links:
+            return
+        if len(self._links) >= self._links_max:
+            raise RemoteProtocolError("busy", f"{self._links_max} links are open, as many as there are descriptors for")
+        network = network_of(host_of(way.address)) if way.path != "relay" else ""  # the relay's, not the caller's
+        same = [link for link in self._links.values() if link.role == "volunteer" and link.path != "relay"]
+        if network and sum(network_of(host_of(link.address)) == network for link in same) >= LINKS_PREFIX_MAX:
+            raise RemoteProtocolError("busy", f"{LINKS_PREFIX_MAX} links from {network} are open already")
 
     def _register(self, link: Link) -> bool:
         """Make `link` the one to its peer and report it; False when an older one stays.

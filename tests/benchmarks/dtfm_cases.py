@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from coordinator.placement.arrange import Arrangement, arrange
-from coordinator.placement.bound import arrangement_bound
-from protocol.profile import Floats
+from coordinator.planning.placement.arrange import Arrangement, arrange
+from coordinator.planning.placement.bound import arrangement_bound
+from protocol.schedule.profile import Floats
 
-DATA = Path(__file__).parent.parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 STAGES, REPLICAS = 8, 8
 # A stage of 3 of 24 layers of GPT-3 XL (1.3e9 parameters of 4 bytes); 125,000 tokens of 2,024 (sic) values of 2 bytes.
 # The published rule divides the activation by 2^30 and then counts 10^9 bits per Gbit, so that is its size here.

@@ -27,7 +27,7 @@ from typing import Any
 
 import trio
 
-from node.links.measuring import Measuring
+from node.measure.measuring import Measuring
 from protocol.drive.limits import Limits
 from protocol.drive.tcp import open_listeners
 from protocol.drive.transport import Link

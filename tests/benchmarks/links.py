@@ -30,13 +30,13 @@ from typing import Any
 
 import trio
 
+from protocol.base.ids import TaskId, TensorRef
 from protocol.drive import tcp
 from protocol.drive.process import keep_what_is_loaded
 from protocol.drive.tcp import open_listeners
 from protocol.drive.transport import Link, LinkOptions, Transport
-from protocol.identity import Identity
-from protocol.ids import TaskId, TensorRef
 from protocol.messages import Activation, Message, Ping, Pong
+from protocol.trust.identity import Identity
 from tests.benchmarks.pair import LOOP_HELD_S, TENSOR_BYTES, StepWatch, held, pause_s
 from tests.protocol.samples import RUN_ID
 

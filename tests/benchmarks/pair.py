@@ -19,16 +19,16 @@ from typing import Any
 import psutil
 import trio
 
-from node.links.punched import IceServers, Punched, Puncher, PunchOptions
-from node.links.relay_desk import RelayLimits
-from node.links.relayed import Proof, RelayServer, open_leg
+from node.links.punch.punched import IceServers, Punched, Puncher, PunchOptions
+from node.links.relay.relay_desk import RelayLimits
+from node.links.relay.relayed import Proof, RelayServer, open_leg
+from protocol.base.ids import TaskId, TensorRef
 from protocol.drive.limits import Limits
 from protocol.drive.tcp import open_listeners
 from protocol.drive.transport import Link, LinkOptions, Transport
-from protocol.identity import Identity
-from protocol.ids import TaskId, TensorRef
+from protocol.link.relay import link_prologue
 from protocol.messages import Activation, Message, Ping, Pong
-from protocol.relay import link_prologue
+from protocol.trust.identity import Identity
 from tests.protocol.samples import RUN_ID
 
 TENSOR_BYTES = 8 << 20

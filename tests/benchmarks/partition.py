@@ -12,18 +12,18 @@ import time
 from collections.abc import Callable
 from itertools import combinations
 
-from coordinator.bounds import pipeline_bound
-from coordinator.costs import BlockCost, PartitionCosts, StagePower
-from coordinator.model_costs import CostRules, block_costs
-from coordinator.one_f_one_b import makespan_s
-from coordinator.partition import partition
-from coordinator.partition_bounds import BoundTable
-from coordinator.partition_search import BalanceTable
-from coordinator.slicer import choose_slices
-from protocol.model_spec import ModelSpec
-from tests.oracle_cpsat import solve_pipeline
-from tests.random_partitions import exhaustive_s, random_parts
-from tests.random_problems import random_pipeline
+from coordinator.planning.order.bounds import pipeline_bound
+from coordinator.planning.partition.bounds import BoundTable
+from coordinator.planning.partition.costs import BlockCost, PartitionCosts, StagePower
+from coordinator.planning.partition.model_costs import CostRules, block_costs
+from coordinator.planning.partition.one_f_one_b import makespan_s
+from coordinator.planning.partition.planner import partition
+from coordinator.planning.partition.search import BalanceTable
+from coordinator.planning.partition.slicer import choose_slices
+from protocol.run.model_spec import ModelSpec
+from tests.oracles.cpsat import solve_pipeline
+from tests.strategies.partitions import exhaustive_s, random_parts
+from tests.strategies.problems import random_pipeline
 
 failures = 0
 

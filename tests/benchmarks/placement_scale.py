@@ -13,12 +13,12 @@ import resource
 import sys
 import time
 
-from coordinator.placement.change import StateBytes, as_it_is, drop
-from coordinator.placement.live import LiveSwarm
-from coordinator.placement.problem import World
-from coordinator.placement.search import PlacementAnswer, search_placement
-from coordinator.placement.swarm import member_model, world_of
-from coordinator.routes.search import search_routes
+from coordinator.planning.placement.change import StateBytes, as_it_is, drop
+from coordinator.planning.placement.live import LiveSwarm
+from coordinator.planning.placement.problem import World
+from coordinator.planning.placement.search import PlacementAnswer, search_placement
+from coordinator.planning.placement.swarm import member_model, world_of
+from coordinator.planning.routes.search import search_routes
 from tests.benchmarks.swarms import LAYER_PARAMETERS, seven_billion, swarm
 
 STATE = StateBytes.adamw(LAYER_PARAMETERS, seven_billion().activation_bytes)

@@ -29,13 +29,13 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator.placement.cost import Costs, Placement, Stage
-from coordinator.placement.problem import World
-from coordinator.placement.run_plan import plan_run, simulated_step, sizes_of
-from coordinator.placement.search import PlacementAnswer
-from coordinator.placement.swarm import ModelSizes, world_of
-from protocol.profile import Link, Machine, Network, NetworkFile, SiteLink, build_network
-from protocol.run import BatchSection, DataSection, ModelSection, RunConfig, WireSection
+from coordinator.planning.placement.cost import Costs, Placement, Stage
+from coordinator.planning.placement.problem import World
+from coordinator.planning.placement.run_plan import plan_run, simulated_step, sizes_of
+from coordinator.planning.placement.search import PlacementAnswer
+from coordinator.planning.placement.swarm import ModelSizes, world_of
+from protocol.run.run import BatchSection, DataSection, ModelSection, RunConfig, WireSection
+from protocol.schedule.profile import Link, Machine, Network, NetworkFile, SiteLink, build_network
 
 STRONG_FLOPS, WEAK_FLOPS = 6e13, 2.5e13
 HOMES, HOMES_RELIABLE = 6, 2
@@ -100,7 +100,7 @@ def run_config(microbatches: int, samples: int) -> RunConfig:
         model=ModelSection(layers=60, hidden=6656, heads=52, kv_heads=52, feed_forward=17_920, context=512),
         data=DataSection(tokenizer="bpe:32000"),
         batch=BatchSection(microbatches=microbatches, samples=samples),
-        wire=WireSection(activations="bf16", gradients="bf16", parameters="bf16"),
+        wire=WireSection(activations_up="bf16", activations_down="bf16", gradients="bf16", parameters="bf16"),
     )
 
 

@@ -12,21 +12,21 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from coordinator.costs import BlockCost
-from coordinator.pipeline_problem import PipelineProblem
-from coordinator.policy_grid import PolicyGrid, grid
-from coordinator.problems import load_problem
-from coordinator.schedule_search import latency_warmup, search
-from coordinator.schedules import known_design
-from coordinator.schedules.design import Design
-from coordinator.schedules.interleaved import design as interleaved
-from coordinator.simulator.graph import Costs
-from coordinator.simulator.links import Network
-from coordinator.simulator.pipeline import simulate
-from coordinator.split_search import Line, search_split
-from coordinator.tune_case import Node, Workload
-from coordinator.tuner import Space, tune
-from protocol.schedule_check import check
+from coordinator.planning.order.pipeline_problem import PipelineProblem
+from coordinator.planning.order.policy_grid import PolicyGrid, grid
+from coordinator.planning.order.search import latency_warmup, search
+from coordinator.planning.order.split_search import Line, search_split
+from coordinator.planning.partition.costs import BlockCost
+from coordinator.planning.problems import load_problem
+from coordinator.planning.schedules import known_design
+from coordinator.planning.schedules.design import Design
+from coordinator.planning.schedules.interleaved import design as interleaved
+from coordinator.planning.simulator.graph import Costs
+from coordinator.planning.simulator.links import Network
+from coordinator.planning.simulator.pipeline import simulate
+from coordinator.planning.tune.case import Node, Workload
+from coordinator.planning.tune.tuner import Space, tune
+from protocol.schedule.check import check
 
 PROBLEMS = sorted((Path(__file__).parents[1] / "data/problems").glob("schedule_*.json"))
 

@@ -6,7 +6,7 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
-DATA = Path(__file__).parent.parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 LOCATIONS = [
     "Sofia",
     "Singapore",

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from coordinator.placement.arrange import Arrangement, arrange
-from coordinator.routes.baselines import (
+from coordinator.planning.placement.arrange import Arrangement, arrange
+from coordinator.planning.routes.baselines import (
     delay_blind,
     fixed_chains,
     full_length,
@@ -24,12 +24,12 @@ from coordinator.routes.baselines import (
     no_collisions,
     online_router,
 )
-from coordinator.routes.evaluate import Evaluator
-from coordinator.routes.joint import arrange_and_route
-from coordinator.routes.model import RouteModel, even_visits, violations
-from coordinator.routes.search import RoutesAnswer, search_routes
-from coordinator.routes.shared import SharedEvaluator, Sharing
-from coordinator.simulator.links import Network
+from coordinator.planning.routes.evaluate import Evaluator
+from coordinator.planning.routes.joint import arrange_and_route
+from coordinator.planning.routes.model import RouteModel, even_visits, violations
+from coordinator.planning.routes.search import RoutesAnswer, search_routes
+from coordinator.planning.routes.shared import SharedEvaluator, Sharing
+from coordinator.planning.simulator.links import Network
 from tests.benchmarks import section6
 from tests.benchmarks.section6 import Setting
 

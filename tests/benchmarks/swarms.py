@@ -7,8 +7,8 @@ from __future__ import annotations
 import math
 import random
 
-from coordinator.placement.swarm import ModelSizes
-from protocol.profile import Link, Machine, Network, NetworkFile, SiteLink, build_network
+from coordinator.planning.placement.swarm import ModelSizes
+from protocol.schedule.profile import Link, Machine, Network, NetworkFile, SiteLink, build_network
 
 SITES = 20
 LAYER_PARAMETERS = 202_383_360

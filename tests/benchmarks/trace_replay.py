@@ -15,9 +15,9 @@ import random
 import sys
 from pathlib import Path
 
-from coordinator.placement.moves import Member, choose_stage, plan_moves
+from coordinator.planning.placement.moves import Member, choose_stage, plan_moves
 
-TRACE = Path(__file__).parent.parent / "data" / "bamboo_p3-trace.csv"
+TRACE = Path(__file__).parents[1] / "data" / "bamboo_p3-trace.csv"
 RELOAD_S = 20.0
 HORIZON_S = 1_200.0
 NEVER = float("inf")

@@ -1,6 +1,6 @@
 """A peer that obeys no rule: a real identity with real papers, real keys after the handshake, and then anything at all.
 
-It is made of the protocol's own pieces, but sends what `protocol.framing` would never let an honest node send.
+It is made of the protocol's own pieces, but sends what `protocol.link.framing` would never let an honest node send.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from typing import Any, TypeVar
 import msgspec
 import trio
 
-from protocol.codec import PROTOCOL_MINOR
-from protocol.framing import Frame, Framing, MessageArrived
-from protocol.handshake import ENTROPY_BYTES, NO_COOKIE, CookieDemanded, Initiator, Session
-from protocol.identity import Identity
-from protocol.ids import NodeId, TensorRef
-from protocol.limits import FORM_ITEM_BYTES, RECORD_BYTES_MAX, WINDOW_BYTES
-from protocol.membership import JoinLink
+from protocol.base.forms import FORM_ITEM_BYTES
+from protocol.base.ids import NodeId, TensorRef
+from protocol.base.limits import RECORD_BYTES_MAX, WINDOW_BYTES
+from protocol.link.codec import PROTOCOL_MINOR
+from protocol.link.framing import Frame, Framing, MessageArrived
 from protocol.messages import Join, Message, PlanChanged, Welcome
-from protocol.plan import Plan
-from protocol.records import STREAM_HEADER_BYTES, RecordWriter
+from protocol.run.plan import Plan
+from protocol.trust.handshake import ENTROPY_BYTES, NO_COOKIE, CookieDemanded, Initiator, Session
+from protocol.trust.identity import Identity
+from protocol.trust.membership import JoinLink
+from protocol.trust.records import STREAM_HEADER_BYTES, RecordWriter
 
 T = TypeVar("T")
 PATIENCE_S = 60.0

@@ -115,7 +115,9 @@ class World:
         return links
 
     def _start(self, command: str, place: str) -> Member:
-        role, options = ("server", self._server_options) if command == "server" else ("volunteer", ())
+        role, options = (
+            ("server", self._server_options) if command == "server" else ("volunteer", ("--yes", "--always"))
+        )
         more = (*options, *self._options.get(place, ()))
         return Member(place, self.bed.start(f"{command}-{place}", place, command, self.links[role], *more))
 

@@ -15,7 +15,7 @@ import psutil
 
 from node.demo.processes import Child, Children
 from protocol.drive.process import free_port
-from protocol.membership import JoinLink
+from protocol.trust.membership import JoinLink
 
 PATIENCE_S = 60.0
 """What takes longer than this on a busy machine hangs; the tests never wait for it when all is well."""
@@ -100,7 +100,7 @@ class Swarm:
     """
 
     def __init__(self, folder: Path, run: str = RUN, server_count: int = 4) -> None:
-        self._folder = folder
+        self.folder = folder
         self._server_count = server_count
         self._children = Children()
         toml = folder / "RUN.toml"
@@ -132,13 +132,17 @@ class Swarm:
     def node(self, name: str, *arguments: str) -> Daemon:
         """Starts `barnraise ARGUMENTS` with its metrics and a state folder of its own."""
         port = free_port()
-        home = self._folder / name
+        home = self.folder / name
         options = ["--state", str(home), "--metrics", f"127.0.0.1:{port}"]
         return Daemon(self._children.start(name, home, [*arguments, *options]), f"http://127.0.0.1:{port}/metrics")
 
     def kill(self, daemon: Daemon) -> None:
         """No last word, no clean-up."""
         self._children.kill(daemon.child)
+
+    def stop(self, daemon: Daemon) -> None:
+        """SIGTERM, and waits for its end."""
+        self._children.end([daemon.child])
 
     def again(self, daemon: Daemon) -> None:
         """Starts the same command on the same state."""

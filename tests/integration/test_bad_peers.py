@@ -1,7 +1,7 @@
 """Bad peers against real daemons that train: each is refused by name, counted and closed, and nobody else notices.
 
 One run of real processes for the whole file; every case is an attacker with real papers and real keys where it needs
-them (`attacker.py`). The reasons are those of `protocol.limits.REJECT_REASONS`.
+them (`attacker.py`). The reasons are those of `protocol.base.limits.REJECT_REASONS`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import math
 import os
 import re
 import shutil
-import struct
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -20,15 +19,13 @@ import msgspec
 import pytest
 import trio
 
-from node.compute.layout import StageLayout, shard_range
-from node.server.shard import CONTRIBUTIONS_PER_TASK_MAX
+from node.compute.lanes import chunks_of
+from node.compute.layout import StageLayout
+from protocol.base.forms import byte_bounds
+from protocol.base.ids import TICKET_BYTES, ContributionId, TaskId, TensorRef, Ticket
+from protocol.base.limits import HALF_OPEN_MAX, MESSAGE_BYTES_MAX, OPEN_BULK_MAX, RECORD_BYTES_MAX
 from protocol.drive.keyfile import load_or_create_identity
-from protocol.framing import Frame
-from protocol.handshake import ENTROPY_BYTES, VERSION
-from protocol.identity import Identity
-from protocol.ids import ContributionId, TaskId, TensorRef
-from protocol.limits import HALF_OPEN_MAX, MESSAGE_BYTES_MAX, OPEN_BULK_MAX, RECORD_BYTES_MAX
-from protocol.membership import Invite, JoinLink, Membership, sign_statement
+from protocol.link.framing import Frame
 from protocol.messages import (
     Activation,
     Commit,
@@ -52,14 +49,18 @@ from protocol.messages import (
     Stored,
     Verdict,
 )
+from protocol.trust.handshake import ENTROPY_BYTES, VERSION
+from protocol.trust.identity import Identity
+from protocol.trust.membership import Invite, JoinLink, Membership, sign_statement
 from tests.integration.attacker import PATIENCE_S, Papers, RawLink, attack, join, join_message, tensor
-from tests.integration.swarm import REJECTED, Daemon, Swarm, eventually
+from tests.integration.swarm import REJECTED, RUN, Daemon, Swarm, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("bad_peers")]
 
 ACTIVATION = (2, 16, 32)
 """Shape of the run's activations: samples, context, hidden."""
-NAN = struct.pack("<f", math.nan)
+TICKET = Ticket(1, bytes(TICKET_BYTES))
+"""Of a lease that nobody was given."""
 STEPS_AHEAD = 6
 """The run goes on while an attacker aims at its newest step: it says the same about so many steps."""
 
@@ -111,7 +112,7 @@ class Fixture:
 
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fixture]:
-    with Swarm(tmp_path_factory.mktemp("attacked")) as swarm:
+    with Swarm(tmp_path_factory.mktemp("attacked"), RUN + PLAIN_FORMS) as swarm:
         eventually(lambda: swarm.step() >= 0, "the first step")
         yield Fixture(swarm)
 
@@ -248,7 +249,7 @@ def says_encoded(data: bytes) -> Strike:
 
 def output(ref: TensorRef, **task: int) -> Callable[[Target, int], Message]:
     return lambda target, step: Output(
-        ledger_generation=target.volunteer.generation, task=forward(step, **task), fence=1, tensors=(ref,)
+        ledger_generation=target.volunteer.generation, task=forward(step, **task), ticket=TICKET, tensors=(ref,)
     )
 
 
@@ -256,7 +257,7 @@ def input_gradient(ref: TensorRef, **task: int) -> Callable[[Target, int], Messa
     return lambda target, step: InputGradient(
         ledger_generation=target.volunteer.generation,
         task=TaskId(step, task.get("microbatch", 0), task.get("position", 1), "B"),
-        fence=1,
+        ticket=TICKET,
         tensors=(ref,),
     )
 
@@ -274,6 +275,7 @@ def contribute(ref: TensorRef, **changes: object) -> Callable[[Target, int], Mes
             version=max(0, step - 1),
             tasks=(TaskId(step, 0, 0, "B"),),
             losses=(),
+            tickets=(TICKET,),
             shard=1,
             tensors=(ref,),
         )
@@ -282,16 +284,8 @@ def contribute(ref: TensorRef, **changes: object) -> Callable[[Target, int], Mes
     return message
 
 
-async def more_than_one_node_has(target: Target) -> RawLink:
-    """Contributions without end, each for its own number, to one shard only: none ever gets a verdict."""
-    link = await target.open()
-    part, number = whole_part(target), 0
-    for step in range(target.step + 1, target.step + 1 + STEPS_AHEAD):
-        for _ in range(CONTRIBUTIONS_PER_TASK_MAX * 2 + 1):
-            number += 1
-            name = ContributionId(target.volunteer.identity.node, 2, number)  # type: ignore[arg-type]
-            await link.say(contribute(part, contribution=name)(target, step), (bytes(part.byte_count),))
-    return link
+def ready(slots: int) -> Callable[[Target, int], Message]:
+    return lambda target, step: Ready(ledger_generation=target.volunteer.generation, hello=False, slots=slots)
 
 
 def whole_part(target: Target) -> TensorRef:
@@ -299,8 +293,8 @@ def whole_part(target: Target) -> TensorRef:
     assert target.volunteer.welcome is not None and target.volunteer.plan is not None
     stage = target.volunteer.plan.stages[0]
     welcome = target.volunteer.welcome
-    layout = StageLayout(welcome.config, welcome.vocabulary, stage.first_block, stage.end_block)
-    begin, end = shard_range(layout.parameter_count, 1, len(stage.servers))
+    layout = StageLayout(welcome.config, welcome.vocabulary, *chunks_of(target.volunteer.plan, 0)[0])
+    begin, end = layout.shard_range(1, len(stage.servers))
     return tensor((end - begin,), welcome.config.wire.gradients)
 
 
@@ -334,14 +328,22 @@ BACK = ("back 0",)
 FRONT = ("front 1",)
 GOOD = tensor(ACTIVATION)
 ZEROS = bytes(GOOD.byte_count)
+SMALL = TensorRef(0, ACTIVATION, "q8", byte_bounds(ACTIVATION, "q8")[0])
+"""With a head of 64 and 1 its values were not finite; with one of zeros it is nothing."""
 PART = tensor((4,), "fp64")
-NAN_PART = struct.pack("<d", math.nan) * 4
 G = "ledger_generation"
 
+PLAIN_FORMS = """
+[wire]
+activations_up = "fp32"
+activations_down = "fp32"
+gradients = "fp64"
+"""
+"""Tensors that an attacker can write by hand, so that something else must be what is wrong."""
 CASES = (
     # The handshake.
     Case("random bytes", "size", EVERYBODY, bytes_at_once(b"\xf7" + os.urandom(4096))),
-    Case("a web browser", "size", EVERYBODY, bytes_at_once(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")),
+    Case("a web browser", "decode", EVERYBODY, bytes_at_once(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")),
     Case("an empty first message", "version", EVERYBODY, bytes_at_once(bytes(4))),
     Case("a short first message", "size", EVERYBODY, first_message(cookie=b"")),
     Case("another protocol version", "version", EVERYBODY, first_message(version=bytes((VERSION + 1,)))),
@@ -411,7 +413,7 @@ CASES = (
                             1), step=s, version=s, tasks=(TaskId(s, 0, 1, "B"),), losses=(), shard=0), spare=True)),
     Case("a verdict from a spare", "role", BACK, says(
         lambda t, s: Verdict(ledger_generation=t.spare.generation, contribution=ContributionId(t.spare.identity.node, 1,
-                             1), step=s, tasks=(TaskId(s, 0, 0, "B"),), accepted=True, reason=""), spare=True)),
+                             1), step=s, tasks=(), accepted=True, number=0, reason=""), spare=True)),
     Case("a new step from a spare", "role", FRONT, says(
         lambda t, s: StepOpened(ledger_generation=t.spare.generation, step=s, closed=s - 1), spare=True)),
     Case("an activation from a spare", "role", FRONT, says(
@@ -432,31 +434,28 @@ CASES = (
     Case("a tensor whose size overflows", "shape", BACK, says(output(tensor((2**62, 2**62), byte_count=0)), (b"x",))),
     Case("too many tensors at once", "size", BACK, frames(*[
         (Frame.BULK, number.to_bytes(4, "big") + msgspec.msgpack.encode(
-            Output(ledger_generation=1, task=forward(1), fence=1, tensors=(GOOD,))))
+            Output(ledger_generation=1, task=forward(1), ticket=TICKET, tensors=(GOOD,))))
         for number in range(OPEN_BULK_MAX + 1)])),
-    Case("a NaN in an output", "not_finite", BACK, says(output(GOOD), (NAN + ZEROS[4:],))),
-    Case("an infinity in bf16", "not_finite", BACK,
-         says(output(tensor(ACTIVATION, "bf16")), (b"\x80\x7f" + bytes(GOOD.byte_count // 2 - 2),))),
-    Case("a NaN in an input gradient", "not_finite", FRONT, says(input_gradient(GOOD), (ZEROS[4:] + NAN,))),
-    Case("a NaN in a contribution", "not_finite", BACK, says(contribute(PART), (NAN_PART,))),
-    Case("a sum beyond all numbers", "not_finite", BACK,
-         says(contribute(PART), (struct.pack("<4d", 1e308, 1e308, 1e308, 1e308),))),
-    Case("a NaN for a loss", "not_finite", BACK, says(contribute(PART, losses=(math.nan,)), (bytes(32),))),
+    Case("an overflow without a lease", "signature", BACK,
+         says(output(SMALL), (bytes((64, 1)) + bytes(SMALL.byte_count - 2),))),
+    Case("a small form that nobody can decode", "decode", BACK, says(output(SMALL), (bytes(SMALL.byte_count),))),
     Case("a contribution in another's name", "signature", BACK, says(in_anothers_name, (bytes(32),))),
-    Case("a contribution of another size", "shape", BACK, says(contribute(PART), (bytes(32),))),
-    Case("a contribution for another shard", "shape", BACK, says(contribute(PART, shard=0), (bytes(32),))),
+    Case("a contribution without a lease", "signature", BACK, with_whole_part()),
+    Case("a contribution with too few tickets", "decode", BACK, with_whole_part(tickets=())),
     Case("a contribution without tasks", "decode", BACK, with_whole_part(tasks=())),
-    Case("a contribution of another version", "version", BACK, with_whole_part(version=10**9)),
-    Case("contributions without end", "size", BACK, more_than_one_node_has),
+    Case("an output without a lease", "signature", BACK, says(output(GOOD), (ZEROS,))),
+    Case("an input gradient without a lease", "signature", FRONT, says(input_gradient(GOOD), (ZEROS,))),
+    Case("more slots than anybody has", "decode", BACK, says(ready(64))),
+    Case("slots below nothing", "decode", BACK, says(ready(-1))),
     Case("a huge microbatch", "decode", BACK, says(output(GOOD, microbatch=2**31), (ZEROS,))),
     Case("a huge position", "decode", BACK, says(output(GOOD, position=2**31), (ZEROS,))),
     Case("a segment that is not cut", "decode", BACK, says(output(GOOD, segment=1), (ZEROS,))),
     Case("a step after the last", "decode", BACK, says(
-        lambda t, s: Output(ledger_generation=t.volunteer.generation, task=forward(10**7), fence=1, tensors=(GOOD,)),
+        lambda t, s: msgspec.structs.replace(output(GOOD)(t, s), task=forward(10**7)),
         (ZEROS,))),
     Case("a task of another stage", "role", BACK, says(output(GOOD, position=1), (ZEROS,))),
     Case("an input of another stage", "role", FRONT,
-         says(lambda t, s: FetchInput(ledger_generation=t.volunteer.generation, task=forward(s)))),
+         says(lambda t, s: FetchInput(ledger_generation=t.volunteer.generation, task=forward(s), ticket=TICKET))),
     Case("graphs of nothing", "decode", BACK, says(
         lambda t, s: Ready(ledger_generation=t.volunteer.generation, hello=False, slots=0,
                            graphs=(forward(s, microbatch=2**31),)))),
@@ -580,7 +579,7 @@ def test_nothing_was_logged_as_an_error(attacked: Fixture) -> None:
 def test_a_volunteer_joins_after_all_that_and_promtool_likes_every_daemon(attacked: Fixture) -> None:
     """An honest volunteer gets work; `promtool check metrics` has no complaint about any of the six processes."""
     swarm = attacked.swarm
-    volunteer = swarm.node("volunteer", "join", swarm.links["volunteer"], "--yes", "--no-benchmark")
+    volunteer = swarm.node("volunteer", "join", swarm.links["volunteer"], "--yes", "--always", "--no-benchmark")
     eventually(lambda: any(line["event"] == "plan" for line in volunteer.log()), "the volunteer's plan")
 
     def accepted() -> bool:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from protocol.identity import Identity
-from protocol.membership import Invite, JoinLink, JoinRole, sign_statement
+from protocol.trust.identity import Identity
+from protocol.trust.membership import Invite, JoinLink, JoinRole, sign_statement
 
 
 def barnraise(*arguments: str) -> subprocess.CompletedProcess[str]:

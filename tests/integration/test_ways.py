@@ -38,7 +38,7 @@ def test_servers_that_nobody_can_dial_punch_and_train(tmp_path: Path) -> None:
     with Swarm(tmp_path, RUN, server_count=0) as swarm:
         for number in range(4):
             server(swarm, number, *NOWHERE)
-        volunteer = swarm.node("volunteer", "join", swarm.links["volunteer"], "--yes", "--no-benchmark")
+        volunteer = swarm.node("volunteer", "join", swarm.links["volunteer"], "--yes", "--always", "--no-benchmark")
         swarm.moves_on()
         for daemon in swarm.servers:
             eventually(lambda daemon=daemon: connections(daemon).get("quic", 0) >= 3, f"{daemon.name} punched")

@@ -5,13 +5,15 @@ from __future__ import annotations
 from itertools import count
 from typing import Any, TypeVar
 
-from node.outbox import Outbox
+from node.machine.outbox import Outbox
 from node.server.context import StageContext
-from protocol.ids import ContributionId, NodeId, TaskId, TensorRef
-from protocol.machine import Compute, DropTensors, Effect, Persist, Send
+from node.server.tickets import KEY_BYTES, TicketOffice
+from protocol.base.ids import TICKET_BYTES, ContributionId, NodeId, TaskId, TensorRef, Ticket
+from protocol.base.machine import Compute, DropTensors, Effect, Persist, Send
 from protocol.messages import Contribute, Stored
-from protocol.plan import Plan, ServerPlan, StagePlan
-from protocol.run import (
+from protocol.run.course import line
+from protocol.run.plan import Plan, ServerPlan, StagePlan
+from protocol.run.run import (
     BatchSection,
     CheckpointSection,
     LimitsSection,
@@ -24,6 +26,8 @@ from protocol.run import (
 T = TypeVar("T")
 VOLUNTEER = NodeId("v1")
 ELEMENTS = 3
+TICKET = Ticket(1, bytes(TICKET_BYTES))
+"""For those who do not look at it."""
 
 
 def make_config(**changes: Any) -> RunConfig:
@@ -43,7 +47,7 @@ def make_config(**changes: Any) -> RunConfig:
         batch=BatchSection(**batch),  # type: ignore[arg-type]
         stages=StagesSection(**stages),  # type: ignore[arg-type]
         checkpoint=CheckpointSection(**checkpoint),  # type: ignore[arg-type]
-        wire=WireSection(activations="fp32", gradients="fp32", parameters="fp32"),
+        wire=WireSection(activations_up="fp32", activations_down="fp32", gradients="fp32", parameters="fp32"),
         limits=LimitsSection(**limits),  # type: ignore[arg-type]
     )
     config.validate()
@@ -56,8 +60,8 @@ def make_plan(stages: int = 2, generation: int = 1, ledgers: int = 1, restore_st
     for stage in range(stages):
         servers = [ServerPlan(NodeId(f"{'fgh'[i]}{stage}"), "front", (f"f{stage}:1",)) for i in range(fronts)]
         servers.append(ServerPlan(NodeId(f"b{stage}"), "back", (f"b{stage}:1",)))
-        placed.append(StagePlan(stage * 5, stage * 5 + 5, tuple(servers)))
-    return Plan(generation, ledgers, restore_step, tuple(placed))
+        placed.append(StagePlan(tuple(servers)))
+    return Plan(generation, ledgers, restore_step, tuple(placed), line(10, stages))
 
 
 def make_context(node: str, config: RunConfig | None = None, plan: Plan | None = None) -> StageContext:
@@ -66,7 +70,9 @@ def make_context(node: str, config: RunConfig | None = None, plan: Plan | None =
     stage, shard = plan.stage_of(NodeId(node)), plan.shard_of(NodeId(node))
     assert stage is not None and shard is not None
     out = Outbox(NodeId(node), count(1000))
-    return StageContext(NodeId(node), config or make_config(), plan, stage, shard, out)
+    tickets = TicketOffice(plan.ledger_generation)
+    tickets.set_key(bytes(KEY_BYTES))
+    return StageContext(NodeId(node), config or make_config(), plan, stage, shard, out, tickets)
 
 
 def contribution(number: int, node: NodeId = VOLUNTEER) -> ContributionId:
@@ -95,6 +101,7 @@ def part(number: int, step: int, tasks: tuple[TaskId, ...], shard: int, key: int
         version=version,
         tasks=tasks,
         losses=tuple(1.0 for task in tasks if task.op == "L"),
+        tickets=tuple(Ticket(number, TICKET.mac) for task in tasks if task.op == "B"),
         shard=shard,
         tensors=(shard_tensor(key),),
     )

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from node.audit import AuditError, audit, main
-from node.journal import Append, Journal
-from node.records import ContributionAccepted, Record, ShardStarted, StepDecided, StepDone, StepSealed
-from protocol.ids import ContributionId, NodeId, TaskId
-from protocol.run import BatchSection, RunConfig
+from node.machine.records import ContributionAccepted, Record, ShardStarted, StepDecided, StepDone, StepSealed
+from node.process.journal import Append, Journal
+from protocol.base.ids import ContributionId, NodeId, TaskId
+from protocol.run.run import BatchSection, RunConfig
 
 CONFIG = RunConfig(batch=BatchSection(microbatches=4, samples=3))
 STEPS = 3
@@ -81,6 +81,25 @@ def test_a_true_history_is_clean(folders: list[Path], capsys: pytest.CaptureFixt
     assert verdict.clean and verdict.steps == STEPS and verdict.stages == 2
     assert main(map(str, folders)) == 0
     assert capsys.readouterr().out == "steps 0 to 2, 2 stages: 0 samples lost, 0 doubled\n"
+
+
+def test_a_deciders_folder_that_was_deleted_or_rolled_back_is_no_loss(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run went on from checkpoint 2: what the folder had of the steps before is not on record, and not lost."""
+    whole = write(tmp_path / "one", history(1, 1, range(3)), history(1, 5, range(2, 4), restored=2))
+    deleted = write(tmp_path / "new", history(0, 5, range(2, 4), restored=2))
+    verdict = audit([deleted, whole])
+    assert verdict.clean and verdict.unrecorded == {0: [0, 1]}
+    rolled_back = write(tmp_path / "old", history(0, 1, range(1)), history(0, 5, range(2, 4), restored=2))
+    verdict = audit([rolled_back, whole])
+    assert verdict.clean and verdict.unrecorded == {0: [1]}
+    assert main(map(str, [rolled_back, whole])) == 0
+    assert (
+        "stage 0: 1 steps from 1 to 1 are in no journal; a checkpoint after step 1 has them" in capsys.readouterr().out
+    )
+    gap = write(tmp_path / "gap", history(0, 5, range(3, 4), restored=2))
+    assert not audit([gap, whole]).clean  # step 2 came after the checkpoint: that is a loss
 
 
 def ledger_rows(folder: Path) -> list[tuple[int, str]]:

@@ -8,10 +8,18 @@ from typing import Any
 import pytest
 
 from node.core import NodeFacts, NodeMachine
-from node.jobs import LoadBatch, PrepareData, SetUpDevice, SetUpServer, StartShard
-from node.records import ContributionStored, Record, ShardStarted, SnapshotWritten, StepCommitted
-from protocol.ids import NodeId
-from protocol.machine import (
+from node.machine.jobs import (
+    FindCheckpoints,
+    LoadBatch,
+    PrepareData,
+    SetUpDevice,
+    SetUpServer,
+    StartShard,
+    WriteCheckpoint,
+)
+from node.machine.records import ContributionStored, Record, ShardStarted, SnapshotWritten, StageKeyKnown, StepCommitted
+from protocol.base.ids import NodeId
+from protocol.base.machine import (
     AddressesChanged,
     CheckpointsFound,
     Compute,
@@ -25,17 +33,21 @@ from protocol.machine import (
     LinkDown,
     LinkUp,
     Log,
+    Persist,
+    Persisted,
     Received,
     Send,
     Told,
 )
 from protocol.messages import (
     Bye,
+    CheckpointDone,
     DataReady,
     Join,
     Lease,
     Leave,
     Message,
+    NodeReport,
     Ping,
     PlanChanged,
     Pong,
@@ -43,8 +55,11 @@ from protocol.messages import (
     RunFinished,
     Welcome,
 )
-from protocol.plan import Plan
+from protocol.run.plan import Plan
+from protocol.trust.membership import Trust
 from tests.node.setting import activation, backward, contribution, make_config, make_plan, shard_tensor
+from tests.protocol.samples import COORDINATOR as SAMPLE_COORDINATOR
+from tests.protocol.samples import RUN_ID as SAMPLE_RUN_ID
 
 COORDINATOR = NodeId("c")
 CONFIG = make_config()
@@ -56,8 +71,10 @@ class Desk:
     def __init__(self, node: str, role: str = "server", **facts: Any) -> None:
         addresses = (f"{node}:1",) if role == "server" else ()
         self.machine = NodeMachine(
-            NodeId(node), NodeFacts(role=role, addresses=addresses, **facts), COORDINATOR, ("c:1",), count(1)
-        )
+            NodeId(node), NodeFacts(role=role, addresses=addresses, secret=bytes(range(32)), **facts), COORDINATOR,
+            ("c:1",), count(1),
+            Trust(SAMPLE_RUN_ID, SAMPLE_COORDINATOR.public_key),
+        )  # fmt: skip
         self.effects: list[Effect] = list(self.machine.start(0.0))
 
     def feed(self, fact: Any, now: float = 0.0) -> list[Effect]:
@@ -283,12 +300,14 @@ def test_leases_are_given_again_when_a_link_drops_and_nothing_else_happens() -> 
     (prepare,) = desk.jobs(PrepareData)
     desk.feed(Computed(prepare, (259, "hash", 1000)))
     (set_up,), (start,) = desk.jobs(SetUpServer), desk.jobs(StartShard)
+    (key,) = [effect.record_number for effect in desk.of(Persist) if isinstance(effect.record, StageKeyKnown)]
     desk.feed(Computed(set_up, 3))
     desk.feed(Computed(start, b"digest"))
     loads = desk.jobs(LoadBatch)
+    desk.feed(Persisted(key))
     for volunteer in ("v1", "v2"):
         desk.feed(LinkUp(NodeId(volunteer), "volunteer"))
-        desk.hear(Ready(ledger_generation=1, hello=False, slots=4), NodeId(volunteer))
+        desk.hear(Ready(ledger_generation=1, hello=False, slots=0, graph_slots=((0, 4),)), NodeId(volunteer))
     for load in loads:
         desk.feed(Computed(load, (activation(load.tokens, CONFIG), activation(load.labels, CONFIG))))
         holders = [effect.peer for effect in desk.of(Send) if isinstance(effect.message, Lease)]
@@ -303,6 +322,66 @@ def test_a_ping_is_answered_whoever_asks() -> None:
     desk.feed(LinkUp(NodeId("f0"), "server"))
     desk.hear(Ping(number=8), NodeId("f0"))
     assert desk.sent(Pong) == [Pong(number=8)]
+
+
+def test_a_coordinator_that_asks_hears_of_checkpoints_that_nobody_told_this_spare_of() -> None:
+    """A spare is told of no checkpoint: it looks, says what it found, and answers after that, however often asked."""
+    desk = Desk("s9")
+    desk.join()
+    desk.plan(make_plan(), stage=-1)
+    desk.hear(Ping(number=3, look=True))
+    assert desk.sent(Pong) == [] and len(desk.jobs(FindCheckpoints)) == 1
+    desk.hear(Ping(number=4, look=True))
+    desk.hear(Ping(number=5))
+    assert desk.sent(Pong) == [Pong(number=5)] and not desk.jobs(FindCheckpoints)
+    desk.feed(Computed(FindCheckpoints(CONFIG), (4, 2)))
+    said = [effect.message for effect in desk.of(Send)]
+    assert [type(message) for message in said] == [Join, Pong, Pong] and said[0].checkpoints == (4, 2)
+    assert [message.number for message in said[1:]] == [3, 4]
+
+
+def test_a_checkpoint_that_is_gone_is_not_named_any_more() -> None:
+    """What it knew from its start does not count against what lies there now; what was told meanwhile does."""
+    desk = Desk("b1", checkpoints=(8, 4))
+    desk.feed(LinkUp(COORDINATOR, "coordinator"))
+    config = make_config(folder="/shared")
+    desk.hear(Welcome(membership=b"m", config=config, config_hash=config.config_hash(), vocabulary=259))
+    desk.plan(make_plan(), stage=1)
+    desk.feed(LinkUp(NodeId("f0"), "server"))
+    desk.hear(Ping(number=1, look=True))
+    desk.hear(CheckpointDone(ledger_generation=1, step=12), NodeId("f0"))
+    desk.feed(Computed(FindCheckpoints(config), (4,)))
+    assert desk.sent(Join)[-1].checkpoints == (12, 4)
+
+
+def test_checkpoints_that_cannot_be_looked_for_hold_nobody_up() -> None:
+    """The folder cannot be read: the answer goes out without news."""
+    desk = Desk("s9")
+    desk.join()
+    desk.hear(Ping(number=3, look=True))
+    desk.feed(ComputeFailed(FindCheckpoints(CONFIG), "permission denied"))
+    assert desk.sent(Pong) == [Pong(number=3)] and not desk.of(Exit)
+
+
+def test_a_full_checkpoint_folder_is_an_alert_and_training_goes_on() -> None:
+    """No exit: the next report says what is wrong, and the same version is tried again until there is room."""
+    desk = Desk("b1")
+    desk.join()
+    desk.plan(make_plan(), stage=1)
+    desk.feed(Computed(desk.jobs(SetUpServer)[0], 3))
+    desk.feed(Computed(StartShard(-1), b"digest"))
+    job = WriteCheckpoint(0, 0)
+    desk.feed(ComputeFailed(job, "No space left on device: /checkpoints"), now=1.0)
+    assert not desk.of(Exit)
+    desk.effects = list(desk.machine.wake(2.0))
+    assert (
+        desk.sent(NodeReport)[0].alert == "checkpoint part 0 cannot be written: No space left on device: /checkpoints"
+    )
+    desk.effects = list(desk.machine.wake(17.0))
+    assert desk.jobs(WriteCheckpoint) == [job]
+    desk.feed(Computed(job, ("file", 8, b"d")), now=18.0)
+    desk.effects = list(desk.machine.wake(20.0))
+    assert desk.sent(NodeReport)[0].alert == ""
 
 
 def test_a_shard_that_cannot_do_its_arithmetic_stops() -> None:

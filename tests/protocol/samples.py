@@ -8,13 +8,14 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import msgspec
 
-from protocol.codec import tensors_of
-from protocol.framing import Framing, FramingLimits
-from protocol.handshake import Session
-from protocol.identity import Identity, node_id
-from protocol.ids import NodeId, TensorRef
-from protocol.limits import REPORT_COUNTERS
-from protocol.messages import MAY_SEND, MESSAGES, Message
+from protocol.base.ids import TICKET_BYTES, NodeId, TensorRef, Ticket
+from protocol.base.limits import REPORT_COUNTERS
+from protocol.link.codec import tensors_of
+from protocol.link.framing import Framing, FramingLimits
+from protocol.messages import MESSAGES, Message
+from protocol.speakers import MAY_SEND
+from protocol.trust.handshake import Session
+from protocol.trust.identity import Identity, node_id
 
 ALICE = Identity(b"\x01" * 32)
 BOB = Identity(b"\x02" * 32)
@@ -65,6 +66,8 @@ def _value(hint: Any, name: str) -> Any:
         return node_id(name.encode())
     if hint is TensorRef:
         return TensorRef(0, (2, 3), "fp32", 24)
+    if hint is Ticket:
+        return Ticket(len(name), bytes(range(TICKET_BYTES)))
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         hints = get_type_hints(hint, include_extras=True)
         return hint(**{field: _value(hints[field], field) for field in hint.__struct_fields__})

@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from node.numbers import clip_factor
-from protocol.run import RunConfig
+from node.machine.numbers import clip_factor
+from protocol.run.course import course_of
+from protocol.run.run import RunConfig
 
 PRIME = 2**61 - 1
 SHARD_ELEMENTS = 3
@@ -30,21 +31,22 @@ def sample(seed: int, step: int, microbatch: int) -> tuple[int, int]:
     return _draw(seed, "tokens", step, microbatch), _draw(seed, "labels", step, microbatch)
 
 
-def forward(weights: Vector, x: int) -> int:
-    return (sum(w * (x + i + 1) for i, w in enumerate(weights)) + x * x) % PRIME
+def forward(weights: Vector, x: int, chunk: int) -> int:
+    """What leaves a chunk. Every chunk of a stage uses all of its weights, each in its own way."""
+    return (sum(w * (x + i + 1 + 7 * chunk) for i, w in enumerate(weights)) + x * x) % PRIME
 
 
-def backward(weights: Vector, x: int, dy: int) -> tuple[int, Vector]:
+def backward(weights: Vector, x: int, dy: int, chunk: int) -> tuple[int, Vector]:
     """(input gradient, weight gradients)."""
     dx = dy * (sum(weights) + 2 * x) % PRIME
-    return dx, tuple(dy * (x + i + 1) % PRIME for i in range(len(weights)))
+    return dx, tuple(dy * (x + i + 1 + 7 * chunk) % PRIME for i in range(len(weights)))
 
 
-def route_end(weights: Vector, x: int, label: int) -> tuple[float, int, Vector]:
-    """(loss, input gradient, weight gradients) of the last stage; losses are small whole numbers, so they add up."""
-    y = forward(weights, x)
-    dx, dw = backward(weights, x, 2 * (y - label) % PRIME)
-    return float((y - label) % 1_000_003), dx, dw
+def route_end(weights: Vector, x: int, label: int, chunk: int) -> tuple[float, int, Vector]:
+    """(loss, input gradient, weight gradients) of a route's end; losses are whole numbers of one size."""
+    y = forward(weights, x, chunk)
+    dx, dw = backward(weights, x, 2 * (y - label) % PRIME, chunk)
+    return float(1_000 + (y - label) % 1_009), dx, dw
 
 
 def add(left: Vector, right: Vector) -> Vector:
@@ -53,7 +55,7 @@ def add(left: Vector, right: Vector) -> Vector:
 
 def norm(total: Vector) -> tuple[float, bool]:
     """(square norm, finite): one sum in 29 counts as not finite, so that skipped steps happen."""
-    return float(sum(total) % 1000), sum(total) % 29 != 0
+    return float(sum(total) % 1000), not any(total) or sum(total) % 29 != 0
 
 
 def update(weights: Vector, moments: Vector, total: Vector, clip: float) -> tuple[Vector, Vector]:
@@ -76,8 +78,8 @@ class Reference:
     """[version][stage]."""
     digests: list[list[list[bytes]]]
     """[version][stage][shard]."""
-    gradients: list[list[list[Vector]]]
-    """[step][stage][microbatch]: weight gradients."""
+    gradients: list[list[dict[tuple[int, int], Vector]]]
+    """[step][stage][microbatch, position]: weight gradients."""
     losses: list[float]
     skipped: list[bool]
     clips: list[float]
@@ -87,26 +89,29 @@ class Reference:
 def reference(config: RunConfig, shard_counts: list[int]) -> Reference:
     """Trains the run in one process, with the delayed update of design section 3."""
     stages = range(len(shard_counts))
+    course = course_of(config)
     versions = [[start_vector(config.seed, s, shard_counts[s] * SHARD_ELEMENTS) for s in stages]]
     moments = [[tuple(0 for _ in vector) for vector in versions[0]]]
-    gradients: list[list[list[Vector]]] = []
+    gradients: list[list[dict[tuple[int, int], Vector]]] = []
     losses, skips, clips = [], [], []
     for step in range(config.steps):
         weights = versions[config.version_of(step)]
-        gradients.append([[] for _ in stages])
+        gradients.append([{} for _ in stages])
         loss_sum = 0.0
         for microbatch in range(config.batch.microbatches):
             x, label = sample(config.seed, step, microbatch)
+            *visits, end = course.route(step, microbatch)
             inputs = [x]
-            for s in stages[:-1]:
-                inputs.append(forward(weights[s], inputs[-1]))
-            loss, dx, dw = route_end(weights[-1], inputs[-1], label)
+            for chunk in visits:
+                inputs.append(forward(weights[course.chunks[chunk].stage], inputs[-1], chunk))
+            loss, dx, dw = route_end(weights[course.chunks[end].stage], inputs.pop(), label, end)
             loss_sum += loss
-            gradients[step][-1].append(dw)
-            for s in reversed(stages[:-1]):
-                dx, dw = backward(weights[s], inputs[s], dx)
-                gradients[step][s].append(dw)
-        totals = [sum_up(gradients[step][s], len(weights[s])) for s in stages]
+            gradients[step][course.chunks[end].stage][microbatch, len(visits)] = dw
+            for position, chunk in reversed(list(enumerate(visits))):
+                stage = course.chunks[chunk].stage
+                dx, dw = backward(weights[stage], inputs[position], dx, chunk)
+                gradients[step][stage][microbatch, position] = dw
+        totals = [sum_up(list(gradients[step][s].values()), len(weights[s])) for s in stages]
         norms = [[norm(part) for part in shards(total)] for total in totals]
         skipped = not all(finite for parts in norms for _, finite in parts)
         clip = clip_factor([sum(square for square, _ in parts) for parts in norms], config.optimizer.clip_norm)

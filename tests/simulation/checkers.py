@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator.records import PlanRow, StepRow
-from node.records import (
+from coordinator.live.records import PlanRow, StepRow
+from node.machine.records import (
     CheckpointWritten,
     ContributionAccepted,
     ContributionStored,
@@ -20,16 +20,21 @@ from node.records import (
     StepDone,
     StepSealed,
 )
-from protocol.ids import ContributionId, NodeId, TaskId
-from protocol.machine import Effect, Send
-from protocol.messages import Parameters, StepOpened
-from protocol.plan import Plan
-from protocol.run import RunConfig
+from protocol.base.ids import ContributionId, NodeId, TaskId
+from protocol.base.machine import Effect, Exit, Send
+from protocol.messages import Parameters, Ping, StepOpened
+from protocol.run.course import course_of
+from protocol.run.plan import Plan
+from protocol.run.run import RunConfig
 from tests.simulation.arithmetic import reference, shards, sum_up
 from tests.simulation.leaks import Leaks
 from tests.simulation.promises import Promises
 from tests.simulation.violation import expect
 from tests.simulation.world import Host, Watcher, World
+
+COORDINATOR = NodeId("coordinator")
+SURELY_LINKED_S = 12.0
+"""A server that runs for so long, on links that are as old, has been in its fellows' reports several times."""
 
 
 class Checker(Watcher):
@@ -66,6 +71,10 @@ class Checker(Watcher):
         """The coordinator's present history."""
         self._next_row = 0
         self._reports_were_lost = False
+        self._readable: tuple[int, ...] | None = None
+        """Checkpoints that verified when the coordinator first asked for them, since the last plan."""
+        self._verified: dict[int, None] = {}
+        """Checkpoints whose manifest was written; only the weather may make one of them unreadable."""
         self.done_at: list[float] = []
         """When steps were closed, in the world's time."""
         self.sealed_count = 0
@@ -94,6 +103,8 @@ class Checker(Watcher):
             case CheckpointWritten():
                 self._on_checkpoint(world, record)
             case PlanRow():
+                self._on_going_back(world, record)
+                self._on_replaced(world, record.plan)
                 self._on_plan(record)
             case StepRow():
                 self._on_row(record)
@@ -106,7 +117,8 @@ class Checker(Watcher):
         expect(record.version == version, "T-I4", f"step {record.step} on version {record.version}")
         self._stored[record.ledger_generation, place.stage, place.shard, record.contribution] = record
         gradients = self.reference.gradients[record.step][place.stage]
-        total = sum_up([gradients[t.microbatch] for t in record.tasks if t.op == "B"], len(gradients[0]))
+        elements = len(self.reference.versions[0][place.stage])
+        total = sum_up([gradients[t.microbatch, t.position] for t in record.tasks if t.op == "B"], elements)
         (value,) = tensors.values()
         right = value == shards(total)[place.shard] or world.hosts[record.contribution.node].lies
         expect(right, "T-I4", f"{record.contribution} is not the sum over {record.tasks}")
@@ -183,12 +195,13 @@ class Checker(Watcher):
     def _on_checkpoint(self, world: World, record: CheckpointWritten) -> None:
         """The parts are the reference's state, so that whoever starts from them goes on as if nothing had happened."""
         runs_on = self._config.version_of(record.step)
-        listed = [(part[0], part[1]) for part in world.shared[record.manifest]]
+        parts = {part[:2]: part[2] for part in world.shared[record.manifest]}
+        listed = list(parts)
         all_parts = [(stage, shard) for stage, count in enumerate(self._shard_counts) for shard in range(count)]
         expect(listed == all_parts, "T-I12", f"the manifest of checkpoint {record.step} lists {listed}")
         for stage, count in enumerate(self._shard_counts):
             for shard in range(count):
-                part = world.shared.get(f"{record.step}/{stage}/{shard}")
+                part = world.shared.get(parts[stage, shard])
                 if part is None:
                     continue  # the weather has taken it
                 weights, moments, previous = part
@@ -198,6 +211,34 @@ class Checker(Watcher):
                 expect(moments == shards(right.moments[record.step][stage])[shard], "T-I12", f"{name}: moments")
                 before = shards(right.versions[runs_on][stage])[shard] if runs_on < record.step else ()
                 expect(previous == before, "T-I12", f"{name}: parameters of version {runs_on}")
+
+    def _on_going_back(self, world: World, record: PlanRow) -> None:
+        """To the newest checkpoint that verifies: every server could read it, whatever it was told before."""
+        if record.goes_back:
+            expect(self._readable is not None, "T-I12", "the run goes back, and nobody was asked where it could go")
+            complete = world.shared.complete()
+            best = max((step for step in self._readable or () if step in complete), default=-1)
+            goes_to = record.plan.restore_step
+            expect(goes_to >= best, "T-I12", f"the run goes back to {goes_to}, not {best}")
+        self._readable = None
+
+    def _on_replaced(self, world: World, plan: Plan) -> None:
+        """Nobody loses a place who is well and whom the others reach, whatever became of the coordinator's link."""
+        before = self._plans[-1].server_nodes() if self._plans else ()
+        for host in [world.hosts[node] for node in before if node not in plan.server_nodes()]:
+            if host.machine is None or host.paused or world.now - host.started_at < SURELY_LINKED_S:
+                continue
+            steady = all(world.steady(host.node, node) for node in before if node != host.node)
+            told = all(world.steady(node, COORDINATOR) for node in before if node != host.node)
+            expect(not (steady and told), "L1", f"{host.node} is given up, though its fellows reach it")
+
+    def _on_written_again(self, world: World) -> None:
+        """What verifies stays readable, whoever writes what."""
+        complete = world.shared.complete()
+        for step in [step for step in self._verified if step not in complete]:
+            expect(world.shared.harmed, "T-I12", f"checkpoint {step} does not verify any more")
+            del self._verified[step]
+        self._verified.update(dict.fromkeys(complete))
 
     # ---- what the coordinator keeps ------------------------------------------------------------------------------
 
@@ -237,9 +278,14 @@ class Checker(Watcher):
 
     def stepped(self, world: World, host: Host, effects: list[Effect]) -> None:
         for effect in effects:
+            if isinstance(effect, Exit):
+                needless = effect.reason.startswith("failed: Write")
+                expect(not needless, "L1", f"{host.node} ends over a file that training does not need: {effect.reason}")
             if not isinstance(effect, Send) or host.lies:
                 continue
             message = effect.message
+            if isinstance(message, Ping) and message.look and self._readable is None:
+                self._readable = world.shared.complete()
             self.promises.said(host, effect.peer, message)
             if isinstance(message, Parameters) and message.tensors:
                 self._on_parameters(host, message)
@@ -247,6 +293,7 @@ class Checker(Watcher):
                 self._on_opened(host, message)
 
     def performed(self, world: World, host: Host) -> None:
+        self._on_written_again(world)
         self.leaks.performed(host)
 
     def _on_parameters(self, host: Host, message: Parameters) -> None:
@@ -279,6 +326,11 @@ class Checker(Watcher):
             self._reports_were_lost = True
         self.promises.disk_lost(host)
 
+    @property
+    def newest_plan(self) -> Plan:
+        """The plan that was durable last."""
+        return self._plans[-1]
+
     # ---- the end -------------------------------------------------------------------------------------------------
 
     def finish(self, world: World) -> None:
@@ -295,8 +347,10 @@ class Checker(Watcher):
 
     def _stage_tasks(self, stage: int, step: int) -> list[TaskId]:
         """Written anew here, so that a mistake of the ledger's own list shows."""
-        last = len(self._shard_counts) - 1
-        tasks = [TaskId(step, microbatch, stage, "B") for microbatch in range(self._config.batch.microbatches)]
-        if stage == last:
-            tasks += [TaskId(step, mb, last + 1, "L") for mb in range(self._config.batch.microbatches)]
+        course = course_of(self._config)
+        tasks = []
+        for microbatch in range(self._config.batch.microbatches):
+            owners = [course.chunks[chunk].stage for chunk in course.route(step, microbatch)]
+            tasks += [TaskId(step, microbatch, place, "B") for place, owner in enumerate(owners) if owner == stage]
+            tasks += [TaskId(step, microbatch, len(owners), "L")] * (owners[-1] == stage)
         return sorted(tasks)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocol.machine import Effect, Persist
+from protocol.base.machine import Effect, Persist
 from tests.simulation.checkers import Checker
 from tests.simulation.swarm import Shape, Swarm
 from tests.simulation.world import Host
@@ -77,7 +77,7 @@ def run_with_kills(point: str, nth: int, seed: int) -> int:
         AssertionError: an invariant broke, or the run did not end.
     """
     config = SHAPE.config(seed)
-    checker = Checker(config, [SHAPE.fronts + SHAPE.backs] * SHAPE.stages)
+    checker = Checker(config, [SHAPE.shards] * SHAPE.stages)
     swarm = Swarm(seed, SHAPE, checker)
     killer = Killer(swarm, point, nth)
     swarm.world.run(RUN_S, stop=lambda: swarm.finished)

@@ -1,12 +1,12 @@
-"""Does `node.jobs` with whole numbers: what `node/compute/lanes.py` is to torch, this is to the simulated world."""
+"""Does `node.machine.jobs` with whole numbers: as `node/compute/lanes.py` does them with torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from node import jobs
-from protocol.ids import TaskId, TensorRef
+from node.machine import jobs
+from protocol.base.ids import TaskId, TensorRef
 from tests.simulation.arithmetic import (
     SHARD_ELEMENTS,
     Vector,
@@ -21,9 +21,40 @@ from tests.simulation.arithmetic import (
     update,
 )
 
+ANNOUNCED_ELEMENTS = 100_000
+"""What a shard says that it holds, in place of `SHARD_ELEMENTS`: transfers take the time of so many."""
+
 
 class FileLostError(Exception):
-    """A file that a job needs is gone: the lane reports that it cannot."""
+    """A file that a job needs is gone, or has no room: the lane reports that it cannot."""
+
+
+class SharedFolder(dict[str, Any]):
+    """The folder that all servers share: checkpoint parts and manifests by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.full = False
+        """No room for anything new."""
+        self.salted = False
+        """Whether every write of the same state gives other bytes, as if the format were not canonical."""
+        self.write_count = 0
+        self.harmed = False
+        """Whether the weather has taken a file."""
+
+    def complete(self) -> tuple[int, ...]:
+        """Steps of the checkpoints that verify, newest first."""
+        steps = [
+            int(name.removeprefix("manifest-"))
+            for name, parts in self.items()
+            if name.startswith("manifest-") and all(part[2] in self for part in parts)
+        ]
+        return tuple(sorted(steps, reverse=True)[:16])
+
+    def put(self, name: str, value: Any) -> None:
+        if self.full:
+            raise FileLostError("no space left on device")
+        self[name] = value
 
 
 @dataclass
@@ -35,11 +66,12 @@ class Lanes:
 
     store: dict[int, Any]
     files: dict[str, Any]
-    shared: dict[str, Any]
+    shared: SharedFolder
     versions: dict[int, Vector] = field(default_factory=dict)
     graphs: dict[TaskId, tuple[Vector, int]] = field(default_factory=dict)
     sums: dict[int, Vector] = field(default_factory=dict)
     shard: dict[int, tuple[Vector, Vector]] = field(default_factory=dict)
+    folds: dict[int, Vector] = field(default_factory=dict)
     totals: dict[int, Vector] = field(default_factory=dict)
     inputs: dict[int, Any] = field(default_factory=dict)
     device: jobs.SetUpDevice | None = None
@@ -52,6 +84,7 @@ class Lanes:
             case jobs.SetUpDevice():
                 self.device = job
                 self.versions, self.graphs, self.sums = {}, {}, {}
+                return 1 << 20
             case jobs.LoadParameters():
                 self.versions[job.version] = tuple(n for ref in job.shards for n in self.inputs[ref.key])
             case jobs.DropParameters():
@@ -60,19 +93,20 @@ class Lanes:
                 x = self.inputs[job.input.key]
                 weights = self.versions[job.version]
                 self.graphs[job.task] = (weights, x)
-                return self._activation(job.output, forward(weights, x))
+                return self._activation(job.output, forward(weights, x, self._chunk(job.task)))
             case jobs.Backward():
                 weights, x = (
                     self.graphs.pop(forward_of(job.task))
                     if job.input is None
                     else (self.versions[job.version], self.inputs[job.input.key])
                 )
-                dx, dw = backward(weights, x, self.inputs[job.output_gradient.key])
+                dx, dw = backward(weights, x, self.inputs[job.output_gradient.key], self._chunk(job.task))
                 self._add(job.accumulator, dw)
                 return None if job.input_gradient is None else self._activation(job.input_gradient, dx)
             case jobs.RouteEnd():
                 weights = self.versions[job.version]
-                loss, dx, dw = route_end(weights, self.inputs[job.input.key], self.inputs[job.labels.key])
+                x, label = self.inputs[job.input.key], self.inputs[job.labels.key]
+                loss, dx, dw = route_end(weights, x, label, self._chunk(job.tasks[0]))
                 self._add(job.accumulator, dw)
                 return loss, None if job.input_gradient is None else self._activation(job.input_gradient, dx)
             case jobs.TakeGradient():
@@ -95,8 +129,10 @@ class Lanes:
         if isinstance(job, jobs.PrepareData):
             return 259, "whole numbers", 10**6
         if isinstance(job, jobs.SetUpServer):
-            self.place, self.shard, self.totals = job, {}, {}
-            return SHARD_ELEMENTS
+            self.place, self.shard, self.folds, self.totals = job, {}, {}, {}
+            return ANNOUNCED_ELEMENTS
+        if isinstance(job, jobs.FindCheckpoints):
+            return self.shared.complete()
         assert self.place is not None
         seed, stage, shard = self.place.config.seed, self.place.stage, self.place.shard
         count = len(self.place.plan.stages[stage].servers)
@@ -106,10 +142,11 @@ class Lanes:
                 return self._tokens(job.tokens, tokens), self._tokens(job.labels, labels)
             case jobs.StartShard():
                 if job.checkpoint_step >= 0:
-                    name = f"{job.checkpoint_step}/{stage}/{shard}"
-                    if name not in self.shared:
-                        raise FileLostError(f"checkpoint file {name} is not there")
-                    weights, moments, previous = self.shared[name]
+                    parts = self.shared.get(f"manifest-{job.checkpoint_step}", ())
+                    file = next((part[2] for part in parts if part[:2] == (stage, shard)), "")
+                    if file not in self.shared:
+                        raise FileLostError(f"checkpoint {job.checkpoint_step}/{stage}/{shard} is not there")
+                    weights, moments, previous = self.shared[file]
                     self.shard[job.checkpoint_step - 1] = previous, ()
                 else:
                     whole = start_vector(seed, stage, count * SHARD_ELEMENTS)
@@ -120,11 +157,11 @@ class Lanes:
             case jobs.LoadSnapshot():
                 self.shard[job.version] = self.files[job.file]
                 return digest(*self.shard[job.version])
+            case jobs.Fold():
+                total = self.folds.get(job.step, tuple(0 for _ in range(SHARD_ELEMENTS)))
+                self.folds[job.step] = add(total, self.inputs[job.part.key])
             case jobs.Reduce():
-                total = tuple(0 for _ in range(SHARD_ELEMENTS))
-                for part in job.parts:
-                    total = add(total, self.inputs[part.key])
-                self.totals[job.step] = total
+                total = self.totals[job.step] = self.folds.pop(job.step, tuple(0 for _ in range(SHARD_ELEMENTS)))
                 return norm(total)
             case jobs.Apply():
                 assert job.step in self.shard, f"version {job.step} was dropped before step {job.step} was applied"
@@ -135,24 +172,33 @@ class Lanes:
                 self.shard[job.step + 1] = weights, moments
                 return digest(weights, moments)
             case jobs.ServeParameters():
-                return self._shard(job.key, self.shard[job.version][0])
+                return (self._shard(job.key, self.shard[job.version][0]),)
             case jobs.DropVersions():
                 self.shard = {v: state for v, state in self.shard.items() if v >= job.version}
             case jobs.WriteSnapshot():
                 self.files[f"snapshot-{job.version}"] = self.shard[job.version]
                 return f"snapshot-{job.version}"
             case jobs.WriteCheckpoint():
-                name = f"{job.step}/{stage}/{shard}"
+                state = digest(*self.shard[job.version])
+                self.shared.write_count += 1
+                salt = f"-{self.shared.write_count}" if self.shared.salted else ""
+                name = f"{job.step}/{stage}/{shard}/{state.hex()[:8]}{salt}"
                 delayed = self.place.config.version_of(job.version) < job.version
                 previous = self.shard[job.version - 1][0] if delayed else ()
-                self.shared[name] = (*self.shard[job.version], previous)
-                return name, 8 * SHARD_ELEMENTS, digest(*self.shard[job.version])
+                if name not in self.shared:
+                    self.shared.put(name, (*self.shard[job.version], previous))
+                return name, 8 * SHARD_ELEMENTS, state
             case jobs.WriteManifest():
-                self.shared[f"manifest-{job.step}"] = job.parts
+                if job.step not in self.shared.complete():  # one that verifies is never touched again
+                    self.shared.put(f"manifest-{job.step}", job.parts)
                 return f"manifest-{job.step}"
             case _:
                 raise AssertionError(f"no lane knows {job}")
         return None
+
+    def _chunk(self, task: TaskId) -> int:
+        assert self.device is not None
+        return self.device.plan.chunk_at(task.step, task.microbatch, task.position)
 
     def _add(self, accumulator: int | None, dw: Vector) -> None:
         if accumulator is not None:
@@ -171,7 +217,8 @@ class Lanes:
         return self._keep(key, value, shape, "int32", 4 * shape[0] * shape[1])
 
     def _shard(self, key: int, value: Vector) -> TensorRef:
-        return self._keep(key, value, (SHARD_ELEMENTS,), "fp32", 400_000)
+        """A few whole numbers that pass for a shard of the size that they say."""
+        return self._keep(key, value, (ANNOUNCED_ELEMENTS,), "fp32", 4 * ANNOUNCED_ELEMENTS)
 
     def _keep(self, key: int, value: Any, shape: tuple[int, ...], form: Any, byte_count: int) -> TensorRef:
         self.store[key] = value

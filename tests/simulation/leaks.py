@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
-from protocol.ids import NodeId, TensorRef
-from protocol.run import RunConfig
+from protocol.base.ids import NodeId, TensorRef
+from protocol.run.course import course_of
+from protocol.run.run import RunConfig
 from tests.simulation.violation import expect
 from tests.simulation.world import Host, World
 
@@ -33,11 +34,18 @@ class Leaks:
     def __init__(self, config: RunConfig, shard_count: int) -> None:
         batch = config.batch
         open_steps = 1 + batch.delay
+        course = course_of(config)
+        visits = max(
+            sum(stage == visited for visited in course.stages_of(route))
+            for route in course.routes
+            for stage in range(config.stages.count)
+        )
         # Inputs, labels, outputs, both gradients, and copies on their way to oneself, of every open microbatch; parts
         # of contributions (a microbatch may be summed up alone, and be doubled by a volunteer that was thought dead).
-        self.server_tensors_max = (open_steps + 2) * batch.microbatches * 12 + 16 * shard_count
+        self.server_tensors_max = (open_steps + 2) * batch.microbatches * 12 * visits + 16 * shard_count
         # Versions, leases with their inputs, uploads.
-        self.volunteer_tensors_max = 4 * shard_count + 3 * (open_steps + 1) * batch.microbatches * (1 + shard_count)
+        open_visits = (open_steps + 1) * batch.microbatches * visits
+        self.volunteer_tensors_max = 4 * shard_count + 3 * open_visits * (1 + shard_count)
         self.most: dict[str, int] = {"server": 0, "volunteer": 0}
         """The most tensors that any host of a role ever held."""
         self._inputs: dict[NodeId, int] = {}

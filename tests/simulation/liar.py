@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from node.core import NodeMachine
-from protocol.ids import ContributionId, NodeId, TaskId, TensorRef
-from protocol.machine import DropTensors, Effect, Input, LinkUp, Send
+from protocol.base.ids import TICKET_BYTES, ContributionId, NodeId, TaskId, TensorRef, Ticket
+from protocol.base.machine import DropTensors, Effect, Input, LinkUp, Send
 from protocol.messages import (
     Commit,
     Contribute,
@@ -28,27 +28,33 @@ from protocol.messages import (
     StepClosed,
     Verdict,
 )
-from protocol.run import RunConfig
+from protocol.run.run import RunConfig
 from tests.simulation.world import Host
 
 LIE_SHARE = 0.15
 """Lies for each input."""
 
 
+HUGE_SHARE = 0.3
+"""Absurd ones among its contributions."""
+
+
 class Liar:
-    """Wraps an honest node's machine. See `protocol.machine` for the doors."""
+    """Wraps an honest node's machine. See `protocol.base.machine` for the doors."""
 
     def __init__(self, inner: NodeMachine, host: Host, rng: random.Random) -> None:
         self._inner = inner
         self._host = host
         self._rng = rng
         self._number = 0
+        self._huge: dict[ContributionId, bool] = {}
+        self._spoilt: dict[TaskId, None] = {}
 
     def start(self, now: float) -> Sequence[Effect]:
         return self._inner.start(now)
 
     def handle(self, fact: Input, now: float) -> Sequence[Effect]:
-        effects = list(self._inner.handle(fact, now))
+        effects = [self._absurd(effect) for effect in self._inner.handle(fact, now)]
         if self._rng.random() < LIE_SHARE or (isinstance(fact, LinkUp) and self._rng.random() < 0.5):
             effects += self._lie()
         return effects
@@ -64,6 +70,21 @@ class Liar:
 
     def waiting_for(self) -> str:
         return self._inner.waiting_for()
+
+    def _absurd(self, effect: Effect) -> Effect:
+        """Some contributions are false and huge, which a receiver's driver measures; done again, they are honest."""
+        if not isinstance(effect, Send) or not isinstance(effect.message, Contribute):
+            return effect
+        message = effect.message
+        if message.contribution not in self._huge:
+            first = not any(task in self._spoilt for task in message.tasks)
+            self._huge[message.contribution] = first and self._rng.random() < HUGE_SHARE
+            self._spoilt.update(dict.fromkeys(message.tasks))
+        if not self._huge[message.contribution]:
+            return effect
+        value = self._host.store[message.tensors[0].key]
+        self._host.store[message.tensors[0].key] = tuple(number + 1 for number in value)
+        return Send(effect.peer, msgspec.structs.replace(message, square_norm=float("inf")))
 
     def _lie(self) -> list[Effect]:
         inner = self._inner
@@ -98,8 +119,16 @@ class Liar:
         assert self._inner.volunteer is not None
         return max(0, self._inner.volunteer._closed + self._rng.randint(1, 3))
 
+    @property
+    def forged(self) -> Ticket:
+        """A ticket that no server made."""
+        return Ticket(self._rng.randint(1, 5), self._rng.randbytes(TICKET_BYTES))
+
     def task(self, op: Any, **changes: int) -> TaskId:
         return msgspec.structs.replace(TaskId(self.step, 0, self.stage, op), **changes)
+
+    def output(self, task: TaskId, tensors: tuple[TensorRef, ...]) -> Output:
+        return Output(ledger_generation=self.generation, task=task, ticket=self.forged, tensors=tensors)
 
     def contribution(self, config: RunConfig, **changes: Any) -> Contribute:
         task = self.task("B")
@@ -111,6 +140,7 @@ class Liar:
             version=config.version_of(task.step),
             tasks=(task,),
             losses=(),
+            tickets=(self.forged,),
             shard=0,
             tensors=self.tensor((3,), value=(0, 0, 0)),
         )
@@ -125,30 +155,44 @@ def _foreign_stage(liar: Liar, config: RunConfig) -> Message:
     task = liar.task("F", position=liar.stage + 1)
     if task.position >= config.stages.count:
         task = msgspec.structs.replace(task, position=10**6)
-    return Output(ledger_generation=liar.generation, task=task, fence=1, tensors=liar.tensor(_activation_shape(config)))
+    return Output(
+        ledger_generation=liar.generation, task=task, ticket=liar.forged, tensors=liar.tensor(_activation_shape(config))
+    )
+
+
+def _stolen_output(liar: Liar, config: RunConfig) -> Message:
+    """Looks like the result of a lease that the liar never had."""
+    task = liar.task("F", microbatch=liar._rng.randrange(config.batch.microbatches))
+    return liar.output(task, liar.tensor(_activation_shape(config), config.wire.activations_up, 7))
 
 
 def _wrong_shape(liar: Liar, config: RunConfig) -> Message:
-    return Output(ledger_generation=liar.generation, task=liar.task("F"), fence=1, tensors=liar.tensor((1, 1)))
+    return Output(
+        ledger_generation=liar.generation, task=liar.task("F"), ticket=liar.forged, tensors=liar.tensor((1, 1))
+    )
 
 
 def _wrong_form(liar: Liar, config: RunConfig) -> Message:
     tensors = liar.tensor(_activation_shape(config), "int32")
-    return InputGradient(ledger_generation=liar.generation, task=liar.task("B"), fence=1, tensors=tensors)
+    return InputGradient(ledger_generation=liar.generation, task=liar.task("B"), ticket=liar.forged, tensors=tensors)
 
 
 def _no_tensor(liar: Liar, config: RunConfig) -> Message:
-    return Output(ledger_generation=liar.generation, task=liar.task("F"), fence=1, tensors=())
+    return liar.output(liar.task("F"), ())
 
 
 def _huge_microbatch(liar: Liar, config: RunConfig) -> Message:
     task = liar.task("F", microbatch=2**31)
-    return Output(ledger_generation=liar.generation, task=task, fence=1, tensors=liar.tensor(_activation_shape(config)))
+    return Output(
+        ledger_generation=liar.generation, task=task, ticket=liar.forged, tensors=liar.tensor(_activation_shape(config))
+    )
 
 
 def _far_step(liar: Liar, config: RunConfig) -> Message:
     task = liar.task("F", step=2**40)
-    return Output(ledger_generation=liar.generation, task=task, fence=1, tensors=liar.tensor(_activation_shape(config)))
+    return Output(
+        ledger_generation=liar.generation, task=task, ticket=liar.forged, tensors=liar.tensor(_activation_shape(config))
+    )
 
 
 def _closed_step(liar: Liar, config: RunConfig) -> Message:
@@ -156,15 +200,17 @@ def _closed_step(liar: Liar, config: RunConfig) -> Message:
     if liar._inner.volunteer._closed < 0:
         return _far_step(liar, config)
     task = liar.task("F", step=liar._inner.volunteer._closed)
-    return Output(ledger_generation=liar.generation, task=task, fence=1, tensors=liar.tensor(_activation_shape(config)))
+    return Output(
+        ledger_generation=liar.generation, task=task, ticket=liar.forged, tensors=liar.tensor(_activation_shape(config))
+    )
 
 
 def _sliced(liar: Liar, config: RunConfig) -> Message:
-    return FetchInput(ledger_generation=liar.generation, task=liar.task("F", slice=7))
+    return FetchInput(ledger_generation=liar.generation, task=liar.task("F", slice=7), ticket=liar.forged)
 
 
 def _input_of_nothing(liar: Liar, config: RunConfig) -> Message:
-    return FetchInput(ledger_generation=liar.generation, task=liar.task("L"))
+    return FetchInput(ledger_generation=liar.generation, task=liar.task("L"), ticket=liar.forged)
 
 
 def _foreign_name(liar: Liar, config: RunConfig) -> Message:
@@ -247,6 +293,7 @@ def _ledgers_word(liar: Liar, config: RunConfig) -> Message:
         step=liar.step,
         tasks=(),
         accepted=False,
+        number=0,
         reason="",
     )
 
@@ -256,9 +303,9 @@ def _deciders_word(liar: Liar, config: RunConfig) -> Message:
 
 
 LIES: tuple[Callable[[Liar, RunConfig], Message], ...] = (
-    _foreign_stage, _wrong_shape, _wrong_form, _no_tensor, _huge_microbatch, _far_step, _closed_step, _sliced,
-    _input_of_nothing, _foreign_name, _wrong_shard, _wrong_elements, _two_tensors, _wrong_version,
-    _tasks_of_two_steps, _no_tasks,
+    _foreign_stage, _stolen_output, _wrong_shape, _wrong_form, _no_tensor, _huge_microbatch, _far_step,
+    _closed_step, _sliced, _input_of_nothing, _foreign_name, _wrong_shard, _wrong_elements, _two_tensors,
+    _wrong_version, _tasks_of_two_steps, _no_tasks,
     _tasks_of_another_stage, _huge_contribution_step, _only_half, _a_task_twice, _old_generation, _coming_generation,
     _greedy, _foreign_lease, _any_version, _servers_word, _ledgers_word, _deciders_word,
 )  # fmt: skip

@@ -15,20 +15,27 @@ from typing import Any
 
 import msgspec
 
+from coordinator.live.seating import Placement
 from node.core import NodeMachine
-from node.jobs import ServeParameters
-from node.records import SnapshotWritten
+from node.machine.jobs import DEVICE_JOBS, ServeParameters, WriteCheckpoint
+from node.machine.records import ShardStarted, SnapshotWritten, StepCommitted
+from node.server import server
 from node.server.back import BackRole
 from node.server.context import StageContext
 from node.server.decider import DeciderRole
+from node.server.doubts import Doubts
 from node.server.front import FrontRole
 from node.server.ledger import LedgerRole
 from node.server.pool import Pool
 from node.server.server import ServerMachine
+from node.server.serving import Serving
 from node.server.shard import Phase, ShardRole
+from node.server.tickets import TicketOffice
 from node.volunteer.gradients import Gradients
 from node.volunteer.volunteer import VolunteerMachine
-from protocol.messages import Commit, Parameters
+from protocol.base.machine import Exit
+from protocol.messages import Commit
+from tests.simulation.lanes import Lanes
 from tests.simulation.run_seed import SeedFailedError, run_seed
 
 SEEDS = range(1, 21)
@@ -49,7 +56,7 @@ MUTANTS: dict[str, Mutant] = {}
 EQUIVALENT: dict[str, tuple[Patch, str]] = {}
 
 
-def _replaces(owner: type, name: str, make: Callable[[Any], Any]) -> Patch:
+def _replaces(owner: object, name: str, make: Callable[[Any], Any]) -> Patch:
     @contextmanager
     def patch() -> Iterator[None]:
         original = getattr(owner, name)
@@ -62,7 +69,7 @@ def _replaces(owner: type, name: str, make: Callable[[Any], Any]) -> Patch:
     return patch
 
 
-def mutant(owner: type, name: str, *weather: str) -> Callable[[Callable[[Any], Any]], None]:
+def mutant(owner: object, name: str, *weather: str) -> Callable[[Callable[[Any], Any]], None]:
     """Registers a function `original -> changed` as the mutant of `owner.name`, under the function's own name."""
 
     def register(make: Callable[[Any], Any]) -> None:
@@ -71,7 +78,7 @@ def mutant(owner: type, name: str, *weather: str) -> Callable[[Callable[[Any], A
     return register
 
 
-def equivalent(owner: type, name: str, reason: str) -> Callable[[Callable[[Any], Any]], None]:
+def equivalent(owner: object, name: str, reason: str) -> Callable[[Callable[[Any], Any]], None]:
     def register(make: Callable[[Any], Any]) -> None:
         EQUIVALENT[make.__name__] = (_replaces(owner, name, make), reason)
 
@@ -83,9 +90,9 @@ def equivalent(owner: type, name: str, reason: str) -> Callable[[Callable[[Any],
 
 @mutant(LedgerRole, "_judge", "volunteer_kill", "link_silent")
 def covered_tasks_are_accepted_again(original: Any) -> Any:
-    def judge(self: Any, step: Any, message: Any, refusal: str) -> None:
+    def judge(self: Any, step: Any, message: Any, refusal: str, doubted: bool = False) -> None:
         if "covered already" not in refusal:
-            return original(self, step, message, refusal)
+            return original(self, step, message, refusal, doubted)
         for task in message.tasks:
             step.uncovered.setdefault(task)
         original(self, step, message, "")
@@ -93,13 +100,13 @@ def covered_tasks_are_accepted_again(original: Any) -> Any:
     return judge
 
 
-@mutant(LedgerRole, "_judge", "volunteer_kill", "link_silent")
+@mutant(LedgerRole, "_judge", "volunteer_kill", "link_silent", "pause", "slow_host", "link_cut")
 def only_the_new_tasks_of_an_overlap_are_counted(original: Any) -> Any:
-    def judge(self: Any, step: Any, message: Any, refusal: str) -> None:
+    def judge(self: Any, step: Any, message: Any, refusal: str, doubted: bool = False) -> None:
         new = tuple(task for task in message.tasks if task in step.uncovered)
         if "covered already" in refusal and new and not any(task.op == "L" for task in message.tasks):
             return original(self, step, msgspec.structs.replace(message, tasks=new), "")
-        original(self, step, message, refusal)
+        original(self, step, message, refusal, doubted)
 
     return judge
 
@@ -115,10 +122,10 @@ def one_shard_is_enough_to_accept(original: Any) -> Any:
 
 @mutant(LedgerRole, "_judge", "server_kill")
 def a_verdict_is_told_before_it_is_durable(original: Any) -> Any:
-    def judge(self: Any, step: Any, message: Any, refusal: str) -> None:
+    def judge(self: Any, step: Any, message: Any, refusal: str, doubted: bool = False) -> None:
         if not refusal:
-            self._tell(self._verdict(message.contribution, message.step, message.tasks, ""))
-        original(self, step, message, refusal)
+            self._tell(self._verdict(message.contribution, message.step, message.tasks, 0, ""))
+        original(self, step, message, refusal, doubted)
 
     return judge
 
@@ -154,7 +161,12 @@ def a_seal_is_told_before_it_is_durable(original: Any) -> Any:
 @mutant(LedgerRole, "on_decision")
 def one_stage_ignores_the_skip_flag(original: Any) -> Any:
     def on_decision(self: Any, message: Any) -> None:
-        original(self, msgspec.structs.replace(message, skipped=False) if self._context.is_last else message)
+        original(
+            self,
+            msgspec.structs.replace(message, skipped=False)
+            if self._context.stage == len(self._context.plan.stages) - 1
+            else message,
+        )
 
     return on_decision
 
@@ -162,7 +174,12 @@ def one_stage_ignores_the_skip_flag(original: Any) -> Any:
 @mutant(LedgerRole, "on_decision")
 def one_stage_ignores_the_clip_factor(original: Any) -> Any:
     def on_decision(self: Any, message: Any) -> None:
-        original(self, msgspec.structs.replace(message, clip_factor=1.0) if self._context.is_last else message)
+        original(
+            self,
+            msgspec.structs.replace(message, clip_factor=1.0)
+            if self._context.stage == len(self._context.plan.stages) - 1
+            else message,
+        )
 
     return on_decision
 
@@ -182,12 +199,17 @@ def a_loss_is_forgotten(original: Any) -> Any:
     " order of arrival is the order of durability.",
 )
 def acceptances_count_in_the_order_of_arrival(original: Any) -> Any:
-    def judge(self: Any, step: Any, message: Any, refusal: str) -> None:
+    def judge(self: Any, step: Any, message: Any, refusal: str, doubted: bool = False) -> None:
         before = list(step.accepted)
-        original(self, step, message, refusal)
+        original(self, step, message, refusal, doubted)
         step.accepted[:] = before
 
     return judge
+
+
+@mutant(Doubts, "look", "liar")
+def absurd_contributions_are_taken_at_their_word(original: Any) -> Any:
+    return lambda self, message, square_norm, trusted: ""
 
 
 # ---- shards --------------------------------------------------------------------------------------------------------
@@ -197,21 +219,20 @@ def acceptances_count_in_the_order_of_arrival(original: Any) -> Any:
 def a_part_is_acknowledged_before_it_is_durable(original: Any) -> Any:
     def on_contribute(self: Any, peer: Any, message: Any) -> str:
         refusal = original(self, peer, message)
-        if message.contribution in self._parts:
-            self._announce(message.contribution)
+        if (message.contribution, message.step) in self._parts:
+            self._announce(message)
         return str(refusal)
 
     return on_contribute
 
 
-@mutant(ShardRole, "_serve", "volunteer_kill")
+@mutant(Serving, "_serve", "volunteer_kill")
 def the_latest_version_is_served_for_any(original: Any) -> Any:
     def serve(self: Any, peer: Any, version: int) -> None:
-        newest = self._served.get(self.version)
+        newest = self._served.get(max(self._served, default=version))
         if newest is None:
             return original(self, peer, version)
-        generation, shard = self._context.generation, self._context.shard
-        self._out.send(peer, Parameters(ledger_generation=generation, version=version, shard=shard, tensors=(newest,)))
+        self._send(peer, version, newest)
 
     return serve
 
@@ -255,11 +276,32 @@ def a_contribution_is_summed_up_twice(original: Any) -> Any:
     return reduced
 
 
+@mutant(ShardRole, "on_verdict", "server_kill", "link_cut")
+def a_verdict_that_comes_again_folds_its_part_again(original: Any) -> Any:
+    def on_verdict(self: Any, message: Any) -> None:
+        if message.accepted:
+            message = msgspec.structs.replace(message, number=len(self._accepted.get(message.step, ())))
+        original(self, message)
+
+    return on_verdict
+
+
+@mutant(ShardRole, "on_freeze", "server_kill", "power_cut")
+def a_restarted_shard_leaves_out_what_it_had_folded_before(original: Any) -> Any:
+    def on_freeze(self: Any, message: Any) -> None:
+        if any(part.durable and not part.folded for part in self._parts.values()) and message.step == 3:
+            self._folded[message.step] = len(message.contributions)
+        original(self, message)
+
+    return on_freeze
+
+
 @mutant(ShardRole, "served")
 def a_served_version_is_kept_for_good(original: Any) -> Any:
-    def served(self: Any, job: ServeParameters, tensor: Any) -> None:
-        self._out.share(tensor)
-        original(self, job, tensor)
+    def served(self: Any, job: ServeParameters, tensors: Any, **rest: Any) -> None:
+        for tensor in tensors:
+            self._out.share(tensor)
+        original(self, job, tensors, **rest)
 
     return served
 
@@ -333,7 +375,7 @@ class _OneStage:
 # ---- fences --------------------------------------------------------------------------------------------------------
 
 
-@mutant(StageContext, "in_window", "liar", "link_slow", "pause")
+@mutant(StageContext, "in_window", "liar", "link_slow", "pause", "link_silent")
 def no_fence_around_steps(original: Any) -> Any:
     return lambda self, step: 0 <= step < self.config.steps
 
@@ -355,9 +397,14 @@ def an_old_plan_is_followed(original: Any) -> Any:
     return plan_changed
 
 
-@mutant(ServerMachine, "_check_bounds", "liar")
+@mutant(server, "check_bounds", "liar")
 def bounds_are_not_checked(original: Any) -> Any:
-    return lambda self, *message: None
+    return lambda context, message: None
+
+
+@mutant(TicketOffice, "check", "liar")
+def tickets_are_never_verified(original: Any) -> Any:
+    return lambda self, node, task, ticket: None
 
 
 @mutant(ServerMachine, "_on_contribute", "liar")
@@ -373,17 +420,17 @@ def anybody_contributes_in_anybodys_name(original: Any) -> Any:
 
 @mutant(Pool, "worker_gone", "volunteer_kill")
 def leases_of_the_dead_are_kept(original: Any) -> Any:
-    return lambda self, node: self._workers.pop(node, None) and None
+    return lambda self, node, now: self._workers.pop(node, None) and None
 
 
-@mutant(Pool, "result_lost", "server_kill")
+@mutant(Pool, "result_lost", "server_kill", "power_cut")
 def a_lost_result_is_never_asked_for_again(original: Any) -> Any:
     return lambda self, task: None
 
 
 @equivalent(Pool, "give_back", "A lease that is not given back ends with its time: that costs time and nothing else.")
 def no_lease_is_given_back_early(original: Any) -> Any:
-    return lambda self, tasks, node: None
+    return lambda self, tasks, node, **why: None
 
 
 @mutant(ServerMachine, "_sync", "server_kill")
@@ -409,15 +456,74 @@ def a_back_server_keeps_closed_steps(original: Any) -> Any:
 def the_last_activation_stays(original: Any) -> Any:
     def on_activation(self: Any, message: Any) -> None:
         state = self._steps.get(message.task.step)
-        held = state.inputs.get(message.task.microbatch) if state is not None else None
-        entry = self.pool._of_task.get(message.task)
+        place = message.task.microbatch, message.task.position
+        held = state.inputs.get(place) if state is not None else None
+        entry = self.pool_of(message.task)._of_task.get(message.task)
         if state is None or held is None or entry is None or entry.tensors is None:
             return original(self, message)
-        state.inputs[message.task.microbatch] = message.tensors[0]
+        state.inputs[place] = message.tensors[0]
         entry.tensors = (message.tensors[0], *entry.tensors[1:])
         self._out.drop((held,))
 
     return on_activation
+
+
+# ---- nodes and coordinator -----------------------------------------------------------------------------------------
+
+
+@mutant(NodeMachine, "_computed", "server_disk_loss", "server_lost")
+def a_server_drops_what_its_device_made(original: Any) -> Any:
+    def computed(self: Any, job: Any, result: Any, now: float) -> None:
+        if isinstance(job, DEVICE_JOBS) and self.server is not None:
+            self.server.computed(job, result, now)
+        original(self, job, result, now)
+
+    return computed
+
+
+@mutant(NodeMachine, "_failed", "folder_full")
+def a_full_checkpoint_folder_ends_the_process(original: Any) -> Any:
+    def failed(self: Any, job: Any, reason: str, now: float) -> None:
+        self._out.add(Exit(f"failed: {type(job).__name__}: {reason}"))
+
+    return failed
+
+
+@mutant(Placement, "_ask_first", "server_lost")
+def nobody_looks_before_the_run_goes_back(original: Any) -> Any:
+    return lambda self, verdict, linked, now: verdict
+
+
+@mutant(NodeMachine, "_looked", "server_lost")
+def a_spare_says_nothing_of_what_it_found(original: Any) -> Any:
+    return lambda self, found: original(self, None)
+
+
+@mutant(Lanes, "perform", "bytes_differ", "server_kill", "server_disk_loss")
+def a_checkpoint_part_is_written_in_place(original: Any) -> Any:
+    """Under one name, whatever its bytes: those that a manifest has the digest of are gone."""
+
+    def perform(self: Any, job: Any, inputs: Any) -> Any:
+        result = original(self, job, inputs)
+        if isinstance(job, WriteCheckpoint):
+            for name in [name for name in self.shared if name.startswith(result[0].rpartition("/")[0] + "/")]:
+                if name != result[0]:
+                    del self.shared[name]
+        return result
+
+    return perform
+
+
+@mutant(NodeMachine, "_held", "snapshot_lost")
+def a_disk_without_its_snapshot_counts_as_whole(original: Any) -> Any:
+    def held(self: Any) -> Any:
+        starts = [record for record in self._facts.records if isinstance(record, ShardStarted)]
+        commits = [record.step + 1 for record in self._facts.records if isinstance(record, StepCommitted)]
+        if self.server is not None or not commits:
+            return original(self)
+        return starts[-1].stage, starts[-1].shard, commits[-1], starts[-1].ledger_generation
+
+    return held
 
 
 # ---- volunteers ------------------------------------------------------------------------------------------------------
@@ -438,7 +544,8 @@ def a_sum_is_cut_while_a_job_adds_to_it(original: Any) -> Any:
 @mutant(VolunteerMachine, "_run")
 def some_tasks_run_on_stale_parameters(original: Any) -> Any:
     def run(self: Any, held: Any) -> None:
-        older = [n for n, v in self._versions.items() if v.loaded and n < held.lease.version]
+        held_versions = self._versions._versions.items()
+        older = [n for n, v in held_versions if v.loaded and n < held.lease.version]
         graph = held.lease.tasks[0].op == "B" and held.input is None
         if older and not graph and held.lease.tasks[0].microbatch % 2:
             key = held.lease.tasks[0]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator.records import PlanRow, StepRow
-from node.records import (
+from coordinator.live.records import PlanRow, StepRow
+from node.machine.records import (
     ContributionAccepted,
     ContributionStored,
     StepCommitted,
@@ -17,7 +17,7 @@ from node.records import (
     StepDone,
     StepSealed,
 )
-from protocol.ids import NodeId
+from protocol.base.ids import NodeId
 from protocol.messages import (
     Commit,
     Committed,
@@ -62,6 +62,7 @@ class Promises:
                 proofs["version", record.ledger_generation, record.step + 1] = None
                 proofs["committed", record.ledger_generation, record.step, record.digest] = None
             case StepDecided():
+                proofs["decided", record.ledger_generation, record.step] = None
                 proofs["decided", record.ledger_generation, record.step, record.clip_factor, record.skipped] = None
             case StepDone():
                 proofs["done", record.ledger_generation, record.step] = None
@@ -102,10 +103,10 @@ class Promises:
                 decision = message.clip_factor, message.skipped
                 needed = "decided", message.ledger_generation, message.step, *decision
             case StepReport():
-                # What earlier ledgers closed and the run has kept is told under the present ones.
+                # What earlier ledgers decided and a checkpoint has kept is told under the present ones.
                 kept = message.step < self._base.get(message.ledger_generation, 0)
-                done = any(("done", generation, message.step) in proofs for generation in self._closed)
-                needed = None if kept and done else ("done", message.ledger_generation, message.step)
+                decided = any(("decided", generation, message.step) in proofs for generation in self._closed)
+                needed = None if kept and decided else ("done", message.ledger_generation, message.step)
             case StepClosed() | StepOpened():
                 closed = message.step if isinstance(message, StepClosed) else message.closed
                 newest = self._closed.get(message.ledger_generation, -1)

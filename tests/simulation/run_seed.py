@@ -46,7 +46,7 @@ def run_seed(seed: int, aloud: bool = False, always: tuple[str, ...] = ()) -> Ou
         SeedFailedError: with the broken invariant and the line that replays it.
     """
     shape = Shape.draw(random.Random(seed))
-    checker = Checker(shape.config(seed), [shape.fronts + shape.backs] * shape.stages)
+    checker = Checker(shape.config(seed), [shape.shards] * shape.stages)
     swarm = Swarm(seed, shape, checker)
     world = swarm.world
     try:
@@ -67,7 +67,8 @@ def run_seed(seed: int, aloud: bool = False, always: tuple[str, ...] = ()) -> Ou
             traceback.print_exc()
             print(*world.log, sep="\n")
             for host in world.hosts.values():
-                waiting = getattr(host.machine, "waiting_for", lambda: "")()
+                waiting = getattr(host.machine, "waiting_for", "")
+                waiting = waiting if isinstance(waiting, str) else waiting()
                 print(f"{host.node}: {'down' if host.machine is None else 'up'} {host.exited} {waiting}")
         raise SeedFailedError(
             f"seed {seed} at {world.now:.3f} s: {type(error).__name__}: {error}\n"

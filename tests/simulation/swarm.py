@@ -2,33 +2,62 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
-from coordinator.core import CoordinatorMachine
-from coordinator.history import first_step_after
-from coordinator.records import Banned, DataRow, InviteSpent, MemberRow, PlanRow, StepRow, StoredState
+from coordinator.live.core import CoordinatorMachine
+from coordinator.live.history import first_step_after
+from coordinator.live.records import Banned, DataRow, InviteSpent, MemberRow, PlanRow, StepRow, StoredState
 from node.core import NodeFacts, NodeMachine
-from protocol.ids import NodeId
-from protocol.membership import Invite
-from protocol.run import (
+from node.machine.kept_plan import KeptPlan
+from node.machine.records import SnapshotWritten
+from node.server.tickets import KEY_BYTES
+from protocol.base.ids import NodeId
+from protocol.base.machine import Received
+from protocol.messages import PlanChanged, Welcome
+from protocol.run.run import (
     BatchSection,
     CheckpointSection,
     LimitsSection,
     ModelSection,
+    RoutesSection,
     RunConfig,
     StagesSection,
     WireSection,
 )
+from protocol.trust.membership import Invite, Trust
 from tests.simulation.liar import Liar
 from tests.simulation.world import Host, Watcher, World
 
 COORDINATOR = NodeId("coordinator")
+PLAN, WELCOME = "plan", "welcome"
+"""Files on a node's disk: what it keeps of the coordinator's words."""
 INVITE = Invite(issuer=b"c" * 32, run_id=b"world", role="volunteer", uses=10**6, not_after=2**40, nonce=b"i" * 16)
 """What every node of the world shows; the world has no handshake, so its signature is taken for granted."""
+SPARES_COME_S = 0.6
+"""Servers start within half a second; a spare that is there before the last of them would take its place."""
+SERVER_GONE_S = 10.0
+"""After this a spare takes a place: longer than most pauses of the weather, shorter than its longest."""
+
+
+COURSES: tuple[dict[str, Any], ...] = (
+    {"stages": 2, "tied": True},
+    {"stages": 3, "tied": True},
+    {"stages": 4, "skip": 0.25},
+    {"stages": 4, "skip": 0.5},
+    {"stages": 3, "swaps": 1},
+    {"stages": 4, "skip": 0.25, "swaps": 1},
+    {"stages": 2, "chunks": 2, "placement": "interleaved"},
+    {"stages": 1, "chunks": 3, "placement": "interleaved"},
+    {"stages": 2, "chunks": 2, "placement": "v"},
+    {"stages": 3, "chunks": 2, "placement": "v", "swaps": 2, "tied": True},
+    {"stages": 3, "chunks": 2, "placement": "interleaved", "skip": 0.34},
+)
+"""Runs whose routes are no plain line through the stages."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +75,33 @@ class Shape:
     collocated: str = "when_empty"
     snapshot_steps: int = 3
     checkpoint_every: int = 4
+    linger_s: float = 10.0
+    spares: int = 0
+    """Servers that find no place."""
+    chunks: int = 1
+    placement: str = "line"
+    tied: bool = False
+    skip: float = 0.0
+    swaps: int = 0
+
+    @property
+    def shards(self) -> int:
+        """Servers of a stage."""
+        return self.fronts + self.backs
 
     @staticmethod
     def draw(rng: random.Random) -> Shape:
+        """A line, as most runs are; every third run has another course, and some have servers that are both."""
+        shape = Shape._line(rng)
+        if rng.random() < 1 / 3:
+            shape = replace(shape, **rng.choice(COURSES))
+        if shape.collocated == "never":  # a stage that nobody computes for would wait for ever, and rightly so
+            shape = replace(shape, volunteers=max(shape.volunteers, shape.stages))
+        # Two at the least: of a contribution that a liar made, one shard alone would never see the rest missing.
+        return replace(shape, fronts=2, backs=0) if rng.random() < 0.15 else shape
+
+    @staticmethod
+    def _line(rng: random.Random) -> Shape:
         fronts, backs = rng.choice([(1, 1), (1, 1), (1, 1), (2, 1), (1, 2), (2, 2)])
         return Shape(
             stages=rng.choice([1, 2, 2, 2, 3]),
@@ -62,6 +115,8 @@ class Shape:
             collocated=rng.choice(["when_empty", "when_empty", "always", "never"]),
             snapshot_steps=rng.randint(2, 4),
             checkpoint_every=rng.choice([0, 2, 3]),
+            linger_s=rng.choice([0.05, 0.25, 10.0]),
+            spares=rng.choice([0, 1, 1, 2]),
         )
 
     def config(self, seed: int) -> RunConfig:
@@ -69,18 +124,33 @@ class Shape:
             name="world",
             seed=seed,
             steps=self.steps,
-            model=ModelSection(layers=max(4, self.stages), hidden=64, heads=4, kv_heads=2, feed_forward=64, context=16),
+            model=ModelSection(
+                layers=max(4, self.stages),
+                hidden=64,
+                heads=4,
+                kv_heads=2,
+                feed_forward=64,
+                context=16,
+                tied_embeddings=self.tied,
+            ),
             batch=BatchSection(microbatches=self.microbatches, samples=2, delay=self.delay),  # type: ignore[arg-type]
             stages=StagesSection(
                 count=self.stages,
                 front_servers=self.fronts,
                 back_servers=self.backs,
                 collocated=self.collocated,  # type: ignore[arg-type]
+                chunks=self.chunks,
+                placement=self.placement,  # type: ignore[arg-type]
             ),
-            wire=WireSection(gradients="fp32"),
+            routes=RoutesSection(skip=self.skip, swaps=self.swaps),
+            wire=WireSection(activations_up="fp32", activations_down="fp32", gradients="fp32"),
             checkpoint=CheckpointSection(every_steps=self.checkpoint_every),
             limits=LimitsSection(
-                lease_s=8.0, contribution_tasks=self.contribution_tasks, snapshot_steps=self.snapshot_steps
+                lease_s=8.0,
+                contribution_tasks=self.contribution_tasks,
+                snapshot_steps=self.snapshot_steps,
+                linger_s=self.linger_s,
+                server_gone_s=SERVER_GONE_S,
             ),
         )
         config.validate()
@@ -99,9 +169,12 @@ class Swarm:
         self.volunteers: list[Host] = []
         self._made = 0
         self.world.on_exit = self._look_after
+        self.world.before_received = keep_plan
         self.world.start(self.coordinator)
-        for _ in range(shape.stages * (shape.fronts + shape.backs)):
+        for _ in range(shape.stages * shape.shards):
             self.add_server()
+        for _ in range(shape.spares):
+            self.world.at(SPARES_COME_S, self._add_spare)
         for _ in range(shape.volunteers):
             self.add_volunteer()
 
@@ -109,6 +182,9 @@ class Swarm:
         host = self._add("server")
         self.servers.append(host)
         return host
+
+    def _add_spare(self) -> None:
+        self.add_server()
 
     def add_volunteer(self) -> Host:
         host = self._add("volunteer")
@@ -144,6 +220,8 @@ class Swarm:
     def _build_node(self, host: Host, rng: random.Random) -> NodeMachine:
         records = []
         for record, tensors in host.records:
+            if isinstance(record, SnapshotWritten) and record.file not in host.files:
+                continue  # a journal does not read it either
             if tensors:
                 refs = []
                 for ref in record.tensors:
@@ -158,19 +236,14 @@ class Swarm:
             build="world",
             tokens_per_s=100.0 * host.speed,
             memory_bytes=2**30,
-            checkpoints=self._checkpoints() if host.role == "server" else (),
+            checkpoints=self.world.shared.complete() if host.role == "server" else (),
             incarnation=rng.getrandbits(48),
+            secret=_secret(f"{self.world.seed} {host.node} {host.life}"),
+            kept=host.files.get(PLAN),
             records=records,
         )
-        return NodeMachine(host.node, facts, COORDINATOR, (self.coordinator.address,), host.keys)
-
-    def _checkpoints(self) -> tuple[int, ...]:
-        steps = [
-            int(name.split("-")[1])
-            for name, parts in self.world.shared.items()
-            if name.startswith("manifest-") and all(part[2] in self.world.shared for part in parts)
-        ]
-        return tuple(sorted(steps, reverse=True)[:16])
+        trust = Trust(b"world", INVITE.issuer)
+        return NodeMachine(host.node, facts, COORDINATOR, (self.coordinator.address,), host.keys, trust)
 
     def _build_coordinator(self, host: Host, rng: random.Random) -> CoordinatorMachine:
         stored = stored_state([record for record, _ in host.records])
@@ -183,6 +256,7 @@ class Swarm:
             generation,
             stored,
             sign_membership=lambda terms: f"{terms.node}/{terms.serial}".encode(),
+            sign_revocations=lambda revocations: b"",  # no operator of the world bans anybody
             read_invite=lambda credential: INVITE,
         )
 
@@ -190,6 +264,32 @@ class Swarm:
     def finished(self) -> bool:
         machine = self.coordinator.machine
         return isinstance(machine, CoordinatorMachine) and machine.finished
+
+
+def _secret(words: str) -> bytes:
+    """Like random bytes, without drawing from the world's generator."""
+    return hashlib.blake2b(words.encode(), digest_size=KEY_BYTES).digest()
+
+
+def keep_plan(host: Host, fact: Received) -> None:
+    """As the state folder of a real node does it."""
+    news = fact.message
+    if fact.peer != COORDINATOR or not isinstance(news, Welcome | PlanChanged):
+        return
+    kept: KeptPlan | None = host.files.get(PLAN)
+    if isinstance(news, Welcome):
+        host.files[WELCOME] = news
+    if kept is not None:
+        host.files[PLAN] = kept.after(news)
+    elif isinstance(news, PlanChanged) and WELCOME in host.files:
+        welcome: Welcome = host.files[WELCOME]
+        host.files[PLAN] = KeptPlan(
+            config=welcome.config,
+            vocabulary=welcome.vocabulary,
+            plan=news.plan,
+            stage=news.stage,
+            reason=news.reason,
+        )
 
 
 def stored_state(records: list[Any]) -> StoredState:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
-from coordinator.records import PlanRow
-from protocol.machine import Received
+from coordinator.live.core import CoordinatorMachine
+from coordinator.live.records import PlanRow
+from protocol.base.machine import Received
 from protocol.messages import PlanChanged
 from tests.simulation.swarm import COORDINATOR, Swarm
 from tests.simulation.world import Host
@@ -33,7 +35,18 @@ KINDS = (
     "checkpoint_loss",
     "old_coordinator",
     "liar",
+    "server_lost",
+    "folder_full",
+    "bytes_differ",
+    "snapshot_lost",
+    "coordinator_away",
+    "coordinator_cut",
 )
+
+
+def snapshots_of(host: Host) -> list[str]:
+    """Snapshot files on a disk."""
+    return sorted(name for name in host.files if name.startswith("snapshot-"))
 
 
 class Weather:
@@ -63,12 +76,14 @@ class Weather:
         self.until_s = 0.0
         world = self._world
         world.latency_s = 0.02
+        world.shared.full = False
+        world.blocked.clear()
         for host in world.hosts.values():
             host.slowness = host.disk_slowness = 1.0
             world.resume(host)
             if host.lies:
                 world.crash(host)
-            else:
+            elif not host.gone:
                 self._start_soon(host, 0.1)
         for link in list(world.links.values()):
             link.slow_s.clear()
@@ -190,6 +205,7 @@ class Weather:
         files = sorted(name for name in self._world.shared if not name.startswith("manifest"))
         if files:
             del self._world.shared[rng.choice(files)]
+            self._world.shared.harmed = True
         return bool(files)
 
     def _old_coordinator(self, rng: random.Random) -> bool:
@@ -218,6 +234,72 @@ class Weather:
         self._swarm.add_liar()
         return True
 
+    def _server_lost(self, rng: random.Random) -> bool:
+        """A server and its disk are gone for good, where a spare waits."""
+        here = [host for host in self._swarm.servers if not host.gone]
+        place_count = self._swarm.shape.stages * (self._swarm.shape.fronts + self._swarm.shape.backs)
+        if len(here) <= place_count:
+            return False
+        host = rng.choice(here)
+        host.gone = True
+        self._world.crash(host, lose_disk=True)
+        return True
+
+    def _folder_full(self, rng: random.Random) -> bool:
+        """No checkpoint can be written for a while."""
+        if self._world.shared.full:
+            return False
+        self._world.shared.full = True
+        self._world.at(rng.uniform(0.5, 8.0), lambda: setattr(self._world.shared, "full", False))
+        return True
+
+    def _bytes_differ(self, rng: random.Random) -> bool:
+        """From here on no file is written twice with the same bytes."""
+        salted = self._world.shared.salted
+        self._world.shared.salted = True
+        return not salted
+
+    def _snapshot_lost(self, rng: random.Random) -> bool:
+        """A server dies, and somebody tidies up its folder before it is back."""
+        here = [host for host in self._swarm.servers if host.machine is not None and snapshots_of(host)]
+        if not here or self._disk_losses >= 2:
+            return False
+        self._disk_losses += 1
+        host = rng.choice(here)
+        self._world.crash(host)
+        for name in snapshots_of(host):
+            if rng.random() < 0.7:
+                del host.files[name]
+        self._start_soon(host, rng.uniform(0.1, 2.0))
+        return True
+
+    def _coordinator_away(self, rng: random.Random) -> bool:
+        """For half a minute or more, while servers and volunteers restart; the run must go on."""
+        host = self._swarm.coordinator
+        machine = host.machine
+        if not isinstance(machine, CoordinatorMachine) or machine.placement.plan is None:
+            return False
+        self._world.crash(host)
+        away_s = rng.uniform(20.0, 60.0)
+        self._start_soon(host, away_s)
+        for number in range(rng.randint(1, 4)):
+            hosts = self._swarm.servers if number % 2 == 0 else self._swarm.volunteers
+            self._world.at(rng.uniform(0.0, away_s / 2), partial(self._kill, rng, hosts, rng.uniform(0.1, 2.0)))
+        return True
+
+    def _coordinator_cut(self, rng: random.Random) -> bool:
+        """No way between the coordinator and one server, often the decider; the server and its fellows are well."""
+        if self._world.blocked:
+            return False
+        host = rng.choice([*self._swarm.servers, *self._swarm.servers[:1] * 3])
+        pair = frozenset((host.node, COORDINATOR))
+        self._world.blocked[pair] = None
+        for link in list(self._world.links.values()):
+            if {link.a, link.b} == pair:
+                self._world.cut(link)
+        self._world.at(rng.uniform(15.0, 40.0), lambda: self._world.blocked.pop(pair, None))
+        return True
+
     def _slow_host(self, rng: random.Random) -> bool:
         host = rng.choice([*self._swarm.volunteers, *self._swarm.servers])
         host.slowness = 10.0
@@ -240,7 +322,8 @@ class Weather:
 
     def _start_soon(self, host: Host, delay_s: float) -> None:
         def start() -> None:
-            if host.machine is None and host.exited != "finished" and not (host.lies and self.until_s == 0.0):
+            wanted = not host.gone and host.exited != "finished" and not (host.lies and self.until_s == 0.0)
+            if host.machine is None and wanted:
                 self._world.start(host)
 
         self._world.at(delay_s, start)

@@ -18,11 +18,11 @@ from typing import Any, Union
 
 import msgspec
 
-from coordinator.simulator.kernel import EventHeap
-from node import jobs
-from node.records import ContributionStored, SnapshotWritten, StepCommitted
-from protocol.ids import NodeId, TensorRef
-from protocol.machine import (
+from coordinator.planning.simulator.kernel import EventHeap
+from node.machine import jobs
+from node.machine.records import ContributionStored, SnapshotWritten, StepCommitted
+from protocol.base.ids import NodeId, TensorRef
+from protocol.base.machine import (
     Compute,
     Computed,
     ComputeFailed,
@@ -44,8 +44,9 @@ from protocol.machine import (
     Send,
     ShareTensor,
 )
-from protocol.messages import MAY_SEND, MESSAGES, Message
-from tests.simulation.lanes import FileLostError, Lanes
+from protocol.messages import MESSAGES, Message
+from protocol.speakers import MAY_SEND
+from tests.simulation.lanes import FileLostError, Lanes, SharedFolder
 
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Union[MESSAGES])  # type: ignore[arg-type]  # noqa: UP007
 DIAL_TIMEOUT_S = 5.0
@@ -70,6 +71,7 @@ class Link:
     b: NodeId
     latency_s: float
     bytes_per_s: float
+    opened_at: float = 0.0
     alive: bool = True
     silent: bool = False
     """Half open: nothing arrives any more and nobody is told."""
@@ -107,6 +109,9 @@ class Host:
     clock_stands: bool = False
     """Whether its clock stands with it."""
     inbox: deque[Input] = field(default_factory=deque)
+    started_at: float = 0.0
+    gone: bool = False
+    """Whether it has left for good, with its disk."""
     lies: bool = False
     """Whether it may break the protocol (see `liar.py`); everybody else is held to it."""
     machine: Machine | None = None
@@ -161,7 +166,7 @@ class World:
         self.now = 0.0
         self.hosts: dict[NodeId, Host] = {}
         self.links: dict[tuple[NodeId, NodeId], Link] = {}
-        self.shared: dict[str, Any] = {}
+        self.shared = SharedFolder()
         self.latency_s = 0.02
         self.bytes_per_s = 2e7
         self.disk_s = 0.004
@@ -172,6 +177,10 @@ class World:
         """A process has ended by itself: whoever looks after it may start it again."""
         self.kill_at: Callable[[Host, str, Effect], bool] = lambda host, moment, effect: False
         """Asked `before` and `after` every send and durable write: whether the process dies at this very point."""
+        self.blocked: dict[frozenset[NodeId], None] = {}
+        """Pairs between which no link comes about."""
+        self.before_received: Callable[[Host, Received], None] = lambda host, fact: None
+        """What a driver keeps on the disk of a message before its machine hears of it."""
         self._untold: dict[tuple[NodeId, NodeId], tuple[str, int, Link]] = {}
         """(host, peer) whose link is gone without the host having noticed: why, and in which life of the host."""
         self._heap: EventHeap[Callable[[], None]] = EventHeap()
@@ -205,7 +214,10 @@ class World:
     def start(self, host: Host) -> None:
         """A process starts; its disk is as it was."""
         assert host.machine is None
+        if host.gone:
+            return
         host.life += 1
+        host.started_at = self.now
         host.exited = ""
         host.store = {}
         host.keys = count(1)
@@ -279,6 +291,8 @@ class World:
         if host.paused:
             host.inbox.append(fact)
             return
+        if isinstance(fact, Received):
+            self.before_received(host, fact)
         self._hash.update(f"{self.now:.9f} {host.node} {fact!r}\n".encode())
         self._perform(host, list(host.machine.handle(fact, host.clock(self.now))))
 
@@ -372,7 +386,7 @@ class World:
         def arrive() -> None:
             if host.life != life or host.machine is None:
                 return
-            if target is None or target.machine is None:
+            if target is None or target.machine is None or frozenset((host.node, peer)) in self.blocked:
                 self.feed(host, LinkDown(peer, "refused"))
                 return
             if target.paused or host.paused:
@@ -389,6 +403,7 @@ class World:
                 max(host.node, peer),
                 self.latency_s * self.rng.uniform(0.3, 2.0),
                 self.bytes_per_s,
+                opened_at=self.now,
             )
             self.links[link.a, link.b] = link
             self.feed(target, LinkUp(host.node, host.role))
@@ -400,6 +415,12 @@ class World:
                 self.feed(host, LinkDown(peer, "timeout"))
 
         self.at(self.latency_s * self.rng.uniform(1.0, 3.0), arrive)
+
+    def steady(self, a: NodeId, b: NodeId) -> bool:
+        """Whether a link between the two has carried everything for a while."""
+        link = self._link(a, b)
+        well = link is not None and link.alive and not link.silent and not link.slow_s
+        return well and link is not None and self.now - link.opened_at >= 12.0
 
     def _close(self, link: Link, reason: str, told: NodeId | None, last_words_of: NodeId | None = None) -> None:
         if not link.alive:
@@ -543,8 +564,10 @@ def _duration_s(job: jobs.Job) -> float:
             return 0.05
         case jobs.Backward() | jobs.RouteEnd():
             return 0.12
-        case jobs.Reduce() | jobs.Apply() | jobs.LoadParameters() | jobs.TakeGradient():
+        case jobs.Fold() | jobs.Reduce() | jobs.Apply() | jobs.LoadParameters() | jobs.TakeGradient():
             return 0.01
+        case jobs.SetUpServer():
+            return 0.05
         case jobs.PrepareData() | jobs.WriteCheckpoint() | jobs.WriteSnapshot():
             return 0.1
         case _:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protocol.run import BatchSection, ModelSection, OptimizerSection, RunConfig
+from protocol.run.run import BatchSection, ModelSection, OptimizerSection, RunConfig, WireSection
 
 VOCABULARY = 37
 
@@ -19,6 +19,7 @@ def small_run(**sections: Any) -> RunConfig:
         "model": ModelSection(layers=3, hidden=32, heads=4, kv_heads=2, feed_forward=48, context=16),
         "optimizer": OptimizerSection(warmup_steps=4, learning_rate=1e-2),
         "batch": BatchSection(microbatches=3, samples=2, delay=1),
+        "wire": WireSection(gradients="fp64"),
     }
     return RunConfig(**(values | sections))
 

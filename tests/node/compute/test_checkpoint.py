@@ -15,8 +15,8 @@ import torch
 
 from node.compute import checkpoint
 from node.compute.checkpoint import CheckpointError, Manifest, PartEntry
-from protocol.errors import BadInputError
-from protocol.run import CheckpointSection, RunConfig
+from protocol.base.errors import BadInputError
+from protocol.run.run import CheckpointSection, RunConfig
 
 CONFIG = RunConfig(checkpoint=CheckpointSection(keep=2))
 PARTITION = ((0, 5, 2), (5, 10, 1))
@@ -33,10 +33,8 @@ def write(folder: Path, step: int, shared: bool = True) -> Path:
     home = checkpoint.step_folder(folder, step)
     parts = []
     for stage, shard in SHARDS:
-        path = home / checkpoint.part_name(stage, shard)
         state = {name: torch.full((5,), float(step + shard)) for name in ("params", "m", "v")}
-        checkpoint.write_part(path, state, about(step))
-        parts.append(PartEntry(stage, shard, path.name, *checkpoint.file_digest(path)))
+        parts.append(checkpoint.write_checkpoint_part(home, stage, shard, state, about(step)))
     checkpoint.write_manifest(folder, manifest(step, tuple(parts)), shared)
     return home
 
@@ -54,6 +52,75 @@ def manifest(step: int, parts: tuple[PartEntry, ...]) -> Manifest:
         partition=PARTITION,
         parts=parts,
     )
+
+
+def part_of(home: Path, stage: int, shard: int) -> Path:
+    """The file of one shard in a checkpoint."""
+    return checkpoint.find_part(home, stage, shard)
+
+
+def contents(home: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file of a checkpoint: which file it is, and what is in it."""
+    return {path.name: (path.stat().st_ino, path.read_bytes()) for path in home.iterdir()}
+
+
+def test_the_same_state_is_the_same_file_and_is_not_written_twice(tmp_path: Path) -> None:
+    """Twenty restarts at a checkpoint's version: one file for each shard, and never touched again."""
+    home = write(tmp_path, 100)
+    before = contents(home)
+    for _ in range(20):
+        assert write(tmp_path, 100) == home
+    assert contents(home) == before and len(before) == len(SHARDS) + 1
+
+
+def test_a_shard_with_another_state_writes_beside_what_a_manifest_names(tmp_path: Path) -> None:
+    """A twin, or a shard that came out differently, harms nothing: the checkpoint keeps what it named first."""
+    home = write(tmp_path, 100)
+    before = contents(home)
+    other = {name: torch.full((5,), 7.0) for name in ("params", "m", "v")}
+    parts = [checkpoint.write_checkpoint_part(home, *place, other, about(100)) for place in SHARDS]
+    checkpoint.write_manifest(tmp_path, manifest(100, tuple(parts)), shared=True)
+    after = contents(home)
+    assert {name: after[name] for name in before} == before
+    assert checkpoint.complete_checkpoints(tmp_path) == checkpoint.present_checkpoints(tmp_path) == (100,)
+
+
+def test_a_checkpoint_that_does_not_verify_any_more_is_made_anew(tmp_path: Path) -> None:
+    """A flipped bit: the next write of the same state mends it, and what nobody names is gone."""
+    home = write(tmp_path, 100)
+    damage_bit(home)
+    (home / "stage-0-shard-0.0011223344556677.tmp").write_bytes(b"half a file of a killed writer")
+    assert checkpoint.complete_checkpoints(tmp_path) == ()
+    write(tmp_path, 100)
+    assert checkpoint.complete_checkpoints(tmp_path) == (100,) and len(contents(home)) == len(SHARDS) + 1
+
+
+def test_a_quick_look_sees_what_is_missing_or_cut(tmp_path: Path) -> None:
+    """It reads no part: a missing or shortened file is seen, newest first."""
+    for step in (100, 200, 300):
+        write(tmp_path, step)
+    assert checkpoint.present_checkpoints(tmp_path) == (300, 200)  # two are kept
+    path = part_of(checkpoint.step_folder(tmp_path, 300), 0, 0)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert checkpoint.present_checkpoints(tmp_path) == (200,)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
+def test_a_full_folder_leaves_nothing_of_the_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the reason, and no torn file stays to fill the disk further."""
+    home = write(tmp_path, 100)
+    before = contents(home)
+    real = checkpoint.save_file
+
+    def full(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
+        real(tensors, path, metadata)
+        with open("/dev/full", "wb", buffering=0) as device:
+            device.write(b"x")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        checkpoint.write_checkpoint_part(home, 0, 0, {"params": torch.ones(5)}, about(100))
+    assert contents(home) == before
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
@@ -80,14 +147,14 @@ def test_older_ones_go_only_beyond_keep(tmp_path: Path) -> None:
 
 
 def damage_bit(home: Path) -> None:
-    path = home / "stage-1-shard-0.safetensors"
+    path = part_of(home, 1, 0)
     data = bytearray(path.read_bytes())
     data[-3] ^= 1
     path.write_bytes(data)
 
 
 def remove_part(home: Path) -> None:
-    (home / "stage-0-shard-1.safetensors").unlink()
+    part_of(home, 0, 1).unlink()
 
 
 def tear_manifest(home: Path) -> None:
@@ -111,8 +178,8 @@ def escape_folder(home: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "sentence"),
     [
-        (damage_bit, r"stage-1-shard-0\.safetensors is damaged"),
-        (remove_part, r"stage-0-shard-1\.safetensors: No such file"),
+        (damage_bit, r"stage-1-shard-0-[0-9a-f]{16}\.safetensors is damaged"),
+        (remove_part, r"stage-0-shard-1-[0-9a-f]{16}\.safetensors: No such file"),
         (tear_manifest, r"manifest\.json is torn or damaged"),
         (edit_manifest, r"manifest\.json is damaged: its sum does not fit"),
         (escape_folder, r"is not the name of a file in its folder"),
@@ -134,13 +201,11 @@ def test_nothing_old_goes_for_a_new_one_that_does_not_verify(tmp_path: Path) -> 
     write(tmp_path, 100)
     write(tmp_path, 200)
     home = checkpoint.step_folder(tmp_path, 300)
-    path = home / checkpoint.part_name(0, 0)
-    checkpoint.write_part(path, {"params": torch.zeros(5)}, about(300))
-    byte_count, digest = checkpoint.file_digest(path)
-    wrong = PartEntry(0, 0, path.name, byte_count, digest[::-1])
+    part = checkpoint.write_checkpoint_part(home, 0, 0, {"params": torch.zeros(5)}, about(300))
+    wrong = PartEntry(0, 0, part.file, part.byte_count, part.digest[::-1])
     with pytest.raises(CheckpointError, match=r"is damaged"):
         checkpoint.write_manifest(tmp_path, manifest(300, (wrong,)), shared=True)
-    elsewhere = PartEntry(0, 1, checkpoint.part_name(0, 1), byte_count, digest)
+    elsewhere = PartEntry(0, 1, checkpoint.part_name(0, 1, part.digest), part.byte_count, part.digest)
     with pytest.raises(CheckpointError, match=r"checkpoint\.folder must be a folder that every server shares"):
         checkpoint.write_manifest(tmp_path, manifest(300, (elsewhere,)), shared=True)
     assert checkpoint.complete_checkpoints(tmp_path) == (200, 100)
@@ -152,7 +217,7 @@ def test_parts_that_lie_elsewhere_wait_to_be_brought(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     part = checkpoint.step_folder(mine, 100)
     part.mkdir(parents=True)
-    shutil.copy(home / "stage-0-shard-0.safetensors", part)
+    shutil.copy(part_of(home, 0, 0), part)
     checkpoint.write_manifest(mine, checkpoint.read_manifest(home), shared=False)
     assert checkpoint.complete_checkpoints(mine) == ()
     for file in home.glob("*.safetensors"):
@@ -176,7 +241,7 @@ def test_another_cut_or_run_is_refused_with_a_sentence(tmp_path: Path) -> None:
         checkpoint.check_layout(found, CONFIG, ((0, 10, 3),))
     with pytest.raises(BadInputError, match="another configuration of run 'demo'"):
         checkpoint.check_layout(found, RunConfig(seed=2), PARTITION)
-    path = checkpoint.step_folder(tmp_path, 100) / "stage-0-shard-0.safetensors"
+    path = part_of(checkpoint.step_folder(tmp_path, 100), 0, 0)
     with pytest.raises(CheckpointError, match="version is '100', this run's is '101'"):
         checkpoint.read_part(path, about(101))
 

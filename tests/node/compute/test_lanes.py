@@ -7,27 +7,39 @@ import queue
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
-from node import jobs
 from node.compute import checkpoint
 from node.compute.lanes import DevicePerformer, Lane, Outcome, ServerPerformer, input_refs, partition_of
 from node.compute.layout import StageLayout
 from node.compute.shard import ShardWorker
+from node.compute.wire import encode
 from node.compute.worker import StageWorker
+from node.data.allowed import Allowed
 from node.data.dataset import Dataset
-from node.numbers import clip_factor
-from node.store import TensorStore
-from protocol.ids import NodeId, TaskId, TensorRef
-from protocol.machine import Computed, ComputeFailed
-from protocol.plan import Plan, ServerPlan, StagePlan
-from protocol.run import BatchSection, CheckpointSection, DataSection, ModelSection, OptimizerSection, RunConfig
+from node.machine import jobs
+from node.machine.numbers import clip_factor
+from node.process.store import TensorStore
+from protocol.base.ids import NodeId, TaskId, TensorRef
+from protocol.base.machine import Computed, ComputeFailed
+from protocol.run.course import Chunk, Course
+from protocol.run.plan import Plan, ServerPlan, StagePlan
+from protocol.run.run import (
+    BatchSection,
+    CheckpointSection,
+    DataSection,
+    ModelSection,
+    OptimizerSection,
+    RunConfig,
+    WireSection,
+)
 
 STAGES = ((0, 4), (4, 8))
 
 
-def small_run(delay: int, folder: str = "checkpoints") -> RunConfig:
+def small_run(delay: int, folder: str = "checkpoints", gradients: str = "fp64") -> RunConfig:
     """Three layers of width 16 on the grammar."""
     return RunConfig(
         steps=20,
@@ -35,6 +47,7 @@ def small_run(delay: int, folder: str = "checkpoints") -> RunConfig:
         data=DataSection(source="builtin:grammar"),
         optimizer=OptimizerSection(warmup_steps=2, learning_rate=1e-2),
         batch=BatchSection(microbatches=3, samples=2, delay=delay),  # type: ignore[arg-type]
+        wire=WireSection(activations_up="fp32", activations_down="fp32", gradients=gradients),  # type: ignore[arg-type]
         checkpoint=CheckpointSection(folder=folder),
     )
 
@@ -45,15 +58,14 @@ PLAN = Plan(
     restore_step=-1,
     stages=tuple(
         StagePlan(
-            first_block=first,
-            end_block=end,
             servers=tuple(
                 ServerPlan(node=NodeId(f"{role}{first}"), role=role, addresses=())  # type: ignore[arg-type]
                 for role in ("front", "back")
             ),
         )
-        for first, end in STAGES
+        for first, _ in STAGES
     ),
+    course=Course(tuple(Chunk(first, end, stage) for stage, (first, end) in enumerate(STAGES)), ((0, 1),)),
 )
 
 
@@ -64,7 +76,10 @@ class Bench:
         self.config = config
         self.store = TensorStore()
         self.key = 1000
-        self.servers = [[ServerPerformer(folder / f"{stage}{shard}") for shard in range(2)] for stage in range(2)]
+        allowed = Allowed(checkpoints=(folder,))
+        self.servers = [
+            [ServerPerformer(folder / f"{stage}{shard}", allowed=allowed) for shard in range(2)] for stage in range(2)
+        ]
         self.devices = [DevicePerformer() for _ in range(2)]
         vocabulary, self.data_hash, _ = self.do(self.servers[0][0], jobs.PrepareData(config))
         for stage in range(2):
@@ -89,10 +104,12 @@ class Bench:
     def fetch(self, version: int) -> None:
         """Both devices get a version from their shards."""
         for stage, device in enumerate(self.devices):
-            parts = tuple(
-                self.do(server, jobs.ServeParameters(version, self.fresh())) for server in self.servers[stage]
-            )
-            self.do(device, jobs.LoadParameters(version, parts))
+            served = []
+            for server in self.servers[stage]:
+                grid = self.fresh() if self.config.wire.gradients == "gi" else None
+                served.append(self.do(server, jobs.ServeParameters(version, self.fresh(), grid)))
+            shards = tuple(refs[0] for refs in served)
+            self.do(device, jobs.LoadParameters(version, shards, tuple(refs[1] for refs in served if len(refs) > 1)))
 
     def step(self, step: int, recompute: bool = False) -> tuple[float, list[list[bytes]]]:
         """One step as volunteers and servers do it: (mean loss, digests)."""
@@ -115,7 +132,8 @@ class Bench:
         for stage, device in enumerate(self.devices):
             parts = self.do(device, jobs.TakeGradient(7 + (stage == 0), (self.fresh(), self.fresh())))
             for server, part in zip(self.servers[stage], parts, strict=True):
-                square_norm, finite = self.do(server, jobs.Reduce(step, (part,)))
+                self.do(server, jobs.Fold(step, part))
+                square_norm, finite = self.do(server, jobs.Reduce(step, 1))
                 assert finite
                 norms.append(square_norm)
         factor = clip_factor([math.fsum(norms[:2]), math.fsum(norms[2:])], self.config.optimizer.clip_norm)
@@ -137,7 +155,8 @@ def in_one_process(config: RunConfig, steps: int) -> tuple[list[float], torch.Te
         for microbatch in range(config.batch.microbatches):
             tokens, labels = (torch.from_numpy(part).long() for part in data.batch(step, microbatch))
             total += worker.tail(version, tokens, labels, "sum")[0]
-        gradient, square_norm, _ = shard.reduce([worker.take_gradient("sum")])
+        shard.fold(step, worker.take_gradient("sum"))
+        gradient, square_norm, _ = shard.reduce(step)
         shard.apply(step, gradient, step, clip_factor([square_norm], config.optimizer.clip_norm))
         losses.append(total / config.step_tokens)
     return losses, shard.params(steps)
@@ -148,7 +167,7 @@ def weights(bench: Bench, version: int) -> torch.Tensor:
     parts = []
     for stage in bench.servers:
         for server in stage:
-            ref: TensorRef = bench.do(server, jobs.ServeParameters(version, bench.fresh()))
+            (ref,) = bench.do(server, jobs.ServeParameters(version, bench.fresh()))
             parts.append(torch.frombuffer(bytearray(bench.store.get(ref.key)), dtype=torch.float32))
     return torch.cat(parts)
 
@@ -170,13 +189,46 @@ def test_two_stages_of_two_shards_are_one_process(tmp_path: Path, delay: int) ->
     assert float((found - flat).norm() / flat.norm()) < 1e-6
 
 
-@pytest.mark.parametrize(("delay", "shared"), [(0, True), (1, True), (1, False)])
-def test_a_restart_from_snapshot_or_checkpoint_goes_on_bit_by_bit(tmp_path: Path, delay: int, shared: bool) -> None:
+@pytest.mark.parametrize("gradients", ["gi", "fp64"])
+def test_an_activation_that_overflows_makes_a_step_that_is_skipped(tmp_path: Path, gradients: str) -> None:
+    """No job fails of it: the next stage computes NaN from what was marked, as does the one that gets its gradient, and
+    every shard of both says that its sum is not finite. The step leaves the weights as they are."""
+    config = small_run(0, gradients=gradients)
+    wire = WireSection(activations_up="q8", activations_down="q8", gradients=gradients)  # type: ignore[arg-type]
+    bench = Bench(msgspec.structs.replace(config, wire=wire), tmp_path)
+    before = bench.start()
+    bench.fetch(0)
+    front, back, loss = (TaskId(0, 0, position, "F") for position in range(3))
+    tokens, labels = bench.do(bench.servers[0][0], jobs.LoadBatch(0, 0, bench.fresh(), bench.fresh()))
+    hidden = bench.do(bench.devices[0], jobs.Forward(front, 0, tokens, bench.fresh()))
+    overflown = torch.zeros(hidden.shape)
+    overflown.view(-1)[3] = torch.inf
+    data = encode(overflown, "q8")
+    hidden = TensorRef(bench.fresh(), hidden.shape, "q8", len(data))
+    bench.store.put(hidden.key, data, hidden.shape, "q8")
+    end = jobs.RouteEnd((back, loss, back), 0, hidden, labels, bench.fresh(), accumulator=7)
+    loss_sum, gradient = bench.do(bench.devices[1], end)
+    assert math.isnan(loss_sum)
+    bench.do(bench.devices[0], jobs.Backward(TaskId(0, 0, 0, "B"), 0, gradient, None, None, accumulator=8))
+    for stage, device in enumerate(bench.devices):
+        parts = bench.do(device, jobs.TakeGradient(7 + (stage == 0), (bench.fresh(), bench.fresh())))
+        for server, part, digest in zip(bench.servers[stage], parts, before[stage], strict=True):
+            bench.do(server, jobs.Fold(0, part))
+            assert bench.do(server, jobs.Reduce(0, 1))[1] is False
+            assert bench.do(server, jobs.Apply(0, 0.0, True)) == digest
+
+
+@pytest.mark.parametrize(
+    ("delay", "shared", "gradients"), [(0, True, "fp64"), (0, True, "gi"), (1, True, "gi"), (1, False, "fp64")]
+)
+def test_a_restart_from_snapshot_or_checkpoint_goes_on_bit_by_bit(
+    tmp_path: Path, delay: int, shared: bool, gradients: str
+) -> None:
     """Fresh processes that take the state from disk produce the digests of those that never stopped.
 
     Also where the servers share no folder and each has only its own part.
     """
-    config = small_run(delay, folder=str(tmp_path / "shared") if shared else "mine")
+    config = small_run(delay, str(tmp_path / "shared") if shared else "mine", gradients)
     bench = Bench(config, tmp_path)
     digests = bench.start()
     for step in range(3):
@@ -219,10 +271,30 @@ def test_a_skipped_step_keeps_the_weights(tmp_path: Path) -> None:
     server = bench.servers[1][1]
     elements = int(weights(bench, 0).numel())
     assert elements > 0
-    size = bench.do(server, jobs.ServeParameters(0, bench.fresh())).shape[0]
+    size = bench.do(server, jobs.ServeParameters(0, bench.fresh()))[0].shape[0]
     bad = bench.store.add(torch.full((size,), math.inf).numpy().tobytes(), (size,), "fp32")
-    assert bench.do(server, jobs.Reduce(0, (bad,)))[1] is False
+    bench.do(server, jobs.Fold(0, bad))
+    assert bench.do(server, jobs.Reduce(0, 1))[1] is False
     assert bench.do(server, jobs.Apply(0, 0.0, True)) == digests[1][1]
+
+
+def test_a_skipped_step_can_be_kept_on_disk(tmp_path: Path) -> None:
+    """With delayed updates the file holds this version's weights and the last one's, which are the same after a skip:
+    snapshot and checkpoint are written all the same, and a restart from either goes on with equal digests."""
+    config = small_run(1, folder=str(tmp_path / "shared"))
+    bench = Bench(config, tmp_path)
+    bench.start()
+    server = bench.servers[1][1]
+    size = bench.do(server, jobs.ServeParameters(0, bench.fresh()))[0].shape[0]
+    bad = bench.store.add(torch.full((size,), math.inf).numpy().tobytes(), (size,), "fp32")
+    bench.do(server, jobs.Fold(0, bad))
+    bench.do(server, jobs.Reduce(0, 1))
+    digest = bench.do(server, jobs.Apply(0, 0.0, True))
+    file = bench.do(server, jobs.WriteSnapshot(1))
+    assert bench.do(server, jobs.WriteCheckpoint(1, 1))[1] > 0
+    resumed = Bench(config, tmp_path)
+    resumed.start()
+    assert bench.do(resumed.servers[1][1], jobs.LoadSnapshot(1, file)) == digest
 
 
 def test_a_failing_job_is_an_answer_and_the_lane_goes_on(tmp_path: Path) -> None:
@@ -234,7 +306,7 @@ def test_a_failing_job_is_an_answer_and_the_lane_goes_on(tmp_path: Path) -> None
     lane.submit(jobs.PrepareData(config), {})
     lane.submit(jobs.SetUpServer(config, 259, PLAN, 0, 0), {})
     lane.submit(jobs.LoadSnapshot(1, "snapshot-00000001.safetensors"), {})
-    lane.submit(jobs.Reduce(0, (TensorRef(1, (2,), "fp32", 8),)), {1: bytes(8)})
+    lane.submit(jobs.Fold(0, TensorRef(1, (2,), "fp32", 8)), {1: bytes(8)})
     lane.submit(jobs.StartShard(-1), {})
     facts = [outcomes.get(timeout=30).fact for _ in range(6)]
     lane.close()

@@ -8,9 +8,10 @@ import math
 import pytest
 import torch
 
-from node.compute.layout import StageLayout, block_weights, shard_range
-from protocol.model_spec import ModelSpec, blocks_of
-from protocol.run import ModelSection, RunConfig
+from node.compute.layout import StageLayout, block_weights
+from protocol.base.forms import GRID_BLOCK
+from protocol.run.model_spec import ModelSpec, blocks_of
+from protocol.run.run import ModelSection, RunConfig
 from tests.node.compute.small import VOCABULARY, small_run
 
 
@@ -89,16 +90,21 @@ def test_ranges_outside_of_the_model_are_refused(first: int, end: int) -> None:
         StageLayout(small_run(), VOCABULARY, first, end)
 
 
-def test_shards_cut_evenly_and_whole() -> None:
-    """Shards follow each other, cover everything, and differ by at most one element."""
-    for count, shards in [(10, 3), (7, 7), (1, 2), (804224, 5)]:
-        ranges = [shard_range(count, index, shards) for index in range(shards)]
-        assert ranges[0][0] == 0 and ranges[-1][1] == count
+def test_shards_cut_evenly_and_whole_and_at_the_edges_of_the_grid() -> None:
+    """Shards follow each other, cover everything, differ by at most a grid block and begin where one does."""
+    layout = StageLayout(small_run(), VOCABULARY, 1, 6)
+    edges = {place for _, begin, end in layout.block_ranges() for place in range(begin, end, GRID_BLOCK)}
+    for shards in (1, 2, 3, 7):
+        ranges = [layout.shard_range(index, shards) for index in range(shards)]
+        assert ranges[0][0] == 0 and ranges[-1][1] == layout.parameter_count
         assert all(before[1] == after[0] for before, after in itertools.pairwise(ranges))
+        assert all(begin in edges for begin, _ in ranges)
         sizes = [end - begin for begin, end in ranges]
-        assert max(sizes) - min(sizes) <= 1
+        assert max(sizes) - min(sizes) <= 2 * GRID_BLOCK
     with pytest.raises(ValueError, match="shard 3 of 3"):
-        shard_range(10, 3, 3)
+        layout.shard_range(3, 3)
+    with pytest.raises(ValueError, match="too small for"):
+        [layout.shard_range(index, 5000) for index in range(5000)]
 
 
 def test_every_block_of_the_default_run_has_weights() -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional
 from node.compute.blocks import rotary_table, rotate
 from node.compute.layout import StageLayout
 from node.compute.model import StageModel
-from protocol.run import ModelSection, RunConfig, WireSection
+from protocol.run.run import ModelSection, RunConfig, WireSection
 from tests.node.compute.small import VOCABULARY, random_batch, small_run
 
 SCALE = 1 / 96

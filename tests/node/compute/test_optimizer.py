@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from node.compute.optimizer import AdamWShard, partial_square_norm
-from node.numbers import learning_rate
+from node.machine.numbers import learning_rate
 from tests.node.compute.small import small_run
 
 SIZE = 200_003

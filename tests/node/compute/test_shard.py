@@ -8,7 +8,7 @@ import torch
 from node.compute.layout import StageLayout
 from node.compute.optimizer import AdamWShard
 from node.compute.shard import ShardWorker
-from protocol.run import BatchSection
+from protocol.run.run import BatchSection
 from tests.node.compute.small import VOCABULARY, small_run
 
 CONFIG = small_run()
@@ -26,14 +26,21 @@ def shards(count: int) -> list[ShardWorker]:
     return made
 
 
+def summed(shard: ShardWorker, parts: list[torch.Tensor], step: int = 0) -> tuple[torch.Tensor, float, bool]:
+    """What `reduce` says of parts that were folded one after the other."""
+    for each in parts:
+        shard.fold(step, each)
+    return shard.reduce(step)
+
+
 def test_three_shards_update_as_one() -> None:
     """Sum, norm, weights and moments over three steps do not depend on how many shards there are."""
     (one,), three = shards(1), shards(3)
     for step in range(3):
         parts = [random_gradient(10 * step + index) for index in range(4)]
-        total, square_norm, finite = one.reduce(parts)
+        total, square_norm, finite = summed(one, parts, step)
         one.apply(step, total, step, 0.5)
-        reduced = [shard.reduce([part[shard.begin : shard.end] for part in parts]) for shard in three]
+        reduced = [summed(shard, [part[shard.begin : shard.end] for part in parts], step) for shard in three]
         assert finite and all(each[2] for each in reduced)
         assert sum(each[1] for each in reduced) == pytest.approx(square_norm, rel=1e-12)
         for shard, (part, _, _) in zip(three, reduced, strict=True):
@@ -47,7 +54,7 @@ def test_sum_does_not_depend_on_the_order_and_keeps_its_inputs() -> None:
     (shard,) = shards(1)
     parts = [torch.full((LAYOUT.parameter_count,), value) for value in (1e8, 1.0, -1e8)]
     for order in ((0, 1, 2), (0, 2, 1), (1, 0, 2)):
-        assert bool((shard.reduce([parts[index] for index in order])[0] == 1.0).all())
+        assert bool((summed(shard, [parts[index] for index in order])[0] == 1.0).all())
     assert parts[0][0] == 1e8
 
 
@@ -55,10 +62,10 @@ def test_gradients_that_are_not_finite_are_reported() -> None:
     """A NaN or an overflow of the sum shows in the flag."""
     (shard,) = shards(1)
     huge = torch.full((LAYOUT.parameter_count,), 3e38)
-    assert shard.reduce([huge])[2]
-    assert not shard.reduce([huge, huge])[2]
+    assert summed(shard, [huge])[2]
+    assert not summed(shard, [huge, huge])[2]
     huge[5] = torch.nan
-    assert not shard.reduce([huge])[2]
+    assert not summed(shard, [huge])[2]
 
 
 def test_versions_never_change() -> None:
@@ -119,7 +126,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     """Gradients and snapshots of another length are refused by name."""
     (shard,) = shards(1)
     with pytest.raises(ValueError, match="gradient of shape"):
-        shard.reduce([torch.zeros(3)])
+        shard.fold(0, torch.zeros(3))
     state = shard.snapshot(0)
     with pytest.raises(ValueError, match=r"^m: "):
         shard.load(0, state["params"], torch.zeros(3), state["v"])

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.compute.wire import byte_count, check_finite, check_tokens, decode, encode
-from protocol.errors import RemoteProtocolError
+from node.compute.wire import check_finite, check_shape, check_tokens, decode, encode
+from protocol.base.errors import RemoteProtocolError
 
 
 @given(st.lists(st.integers(0, 5), max_size=4), st.sampled_from(["fp32", "bf16", "int32"]), st.booleans())
@@ -22,7 +22,7 @@ def test_what_was_encoded_is_decoded(sizes: list[int], form: str, writable: bool
     if form != "int32":
         tensor = tensor * math.pi - 9
     data = encode(tensor, form)
-    assert data.nbytes == byte_count(shape, form)
+    assert check_shape(shape, form) == (data.nbytes, data.nbytes)
     back = decode(bytearray(data) if writable else bytes(data), shape, form)
     assert back.shape == shape
     expected = tensor.bfloat16().float() if form == "bf16" else tensor

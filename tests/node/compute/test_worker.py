@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from node.compute.layout import StageLayout, shard_range
+from node.compute.layout import StageLayout
 from node.compute.model import StageModel
 from node.compute.worker import StageWorker
 from tests.node.compute.small import VOCABULARY, random_batch, small_run
@@ -18,7 +18,7 @@ def worker(first: int, end: int) -> StageWorker:
     """A worker of a stage that holds version 0, put together from three shards."""
     made = StageWorker(CONFIG, VOCABULARY, first, end)
     flat = made.layout.initial(CONFIG.seed)
-    edges = [shard_range(flat.numel(), index, 3) for index in range(3)]
+    edges = [made.layout.shard_range(index, 3) for index in range(3)]
     made.set_params(0, [flat[begin:finish].clone() for begin, finish in edges])
     return made
 

@@ -9,8 +9,8 @@ import pytest
 
 from node.data.dataset import Dataset, tokenize
 from node.data.grammar import sentences
-from protocol.errors import BadInputError
-from protocol.run import BatchSection, DataSection, ModelSection, RunConfig
+from protocol.base.errors import BadInputError
+from protocol.run.run import BatchSection, DataSection, ModelSection, RunConfig
 
 CONTEXT = 8
 

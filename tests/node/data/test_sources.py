@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from node.data.sources import normalise, python_documents, read_documents
-from protocol.errors import BadInputError
-from protocol.run import DataSection
+from protocol.base.errors import BadInputError
+from protocol.run.run import DataSection
 
 
 @pytest.fixture

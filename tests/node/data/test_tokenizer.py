@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from node.data.tokenizer import END_MARK, make_tokenizer
-from protocol.errors import BadInputError
+from protocol.base.errors import BadInputError
 
 TEXTS = [f"The number {number} is followed by {number + 1}, naturally: ünïcode → 数.\n" for number in range(300)]
 

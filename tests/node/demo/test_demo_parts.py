@@ -19,8 +19,8 @@ from node.demo.options import DemoOptions, to_toml, with_checkpoints
 from node.demo.processes import Children
 from node.demo.status import Tally
 from node.demo.view import PlainView, clock, sparkline, time_left
-from protocol.config_file import load_run
-from protocol.run import RunConfig
+from protocol.run.config_file import load_run
+from protocol.run.run import RunConfig
 
 
 def test_the_run_file_reads_back_as_the_same_run(tmp_path: Path) -> None:

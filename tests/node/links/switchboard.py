@@ -12,13 +12,14 @@ import trio.testing
 
 from node.links.callee import Surroundings
 from node.links.connector import Connector
-from node.links.relay_desk import RelayLimits
-from node.links.relayed import Proof, RelayServer
+from node.links.relay.relay_desk import RelayLimits
+from node.links.relay.relayed import Proof, RelayServer
+from protocol.base.errors import DialError
+from protocol.base.ids import NodeId
 from protocol.drive.transport import Link
-from protocol.errors import DialError
-from protocol.ids import NodeId
 from protocol.messages import Message, Signal
-from protocol.plan import Plan, ServerPlan, StagePlan
+from protocol.run.course import line
+from protocol.run.plan import Plan, ServerPlan, StagePlan
 from tests.protocol.drive.harness import PATIENCE_S, Recorder, Station, admit_all, stations
 from tests.protocol.samples import RUN_ID
 
@@ -210,5 +211,5 @@ def plan_of(servers: list[Node]) -> Plan:
         ServerPlan(node=server.node, role="front", addresses=(server.station.address,) if server.relay else ())
         for server in servers
     )
-    stage = StagePlan(first_block=0, end_block=1, servers=placed)
-    return Plan(generation=1, ledger_generation=1, restore_step=-1, stages=(stage,))
+    stage = StagePlan(servers=placed)
+    return Plan(generation=1, ledger_generation=1, restore_step=-1, stages=(stage,), course=line(1, 1))

@@ -12,9 +12,9 @@ import trio.testing
 from node.links import assemble as assembling
 from node.links.assemble import Forward, WayOptions, assemble, ice_servers, punch_options
 from node.links.callee import Surroundings
-from node.links.helper_frames import SERVERS_MAX, StunServer, TurnServer
-from node.links.relayed import Proof
-from protocol.membership import Invite, JoinLink, sign_statement
+from node.links.punch.helper_frames import SERVERS_MAX, StunServer, TurnServer
+from node.links.relay.relayed import Proof
+from protocol.trust.membership import Invite, JoinLink, sign_statement
 from tests.protocol.drive.harness import admit_all, stations
 from tests.protocol.samples import ALICE, BOB, RUN_ID
 

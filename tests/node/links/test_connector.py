@@ -9,8 +9,8 @@ import trio.testing
 
 from node.links.ladder import DIRECT, EXPLORE_S
 from node.links.notes import Knock, Meet, Offer, write_note
-from node.links.relay_desk import RelayLimits
-from protocol.ids import NodeId
+from node.links.relay.relay_desk import RelayLimits
+from protocol.base.ids import NodeId
 from protocol.messages import Ping, Reach, Relay, Relays, Signal
 from tests.node.links.switchboard import FakePunched, Node, plan_of, switchboard
 from tests.protocol.drive.harness import PATIENCE_S

@@ -27,7 +27,7 @@ from node.links.ladder import (
     Try,
     Way,
 )
-from protocol.ids import NodeId
+from protocol.base.ids import NodeId
 
 P, X, Y = NodeId("p"), NodeId("x"), NodeId("y")
 BY_X, BY_Y = Way("relay", X), Way("relay", Y)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from node.jobs import WriteManifest
-from node.records import CheckpointWritten, Record, StepDecided, StepDone
+from node.machine.jobs import WriteManifest
+from node.machine.records import CheckpointWritten, Record, StepDecided, StepDone
 from node.server.decider import DeciderRole
-from protocol.ids import NodeId
-from protocol.machine import Log
+from protocol.base.ids import NodeId
+from protocol.base.machine import Log
 from protocol.messages import (
     CheckpointDone,
     CheckpointPart,
@@ -64,6 +64,29 @@ class Desk:
         (record,) = self.commit(step).records(StepDone)
         self.decider.done(record, 5.0)
         return self.take()
+
+
+def decided(step: int, generation: int = 0) -> StepDecided:
+    return StepDecided(
+        ledger_generation=generation, step=step, clip_factor=1.0, skipped=False, loss=2.0, gradient_norm=1.0,
+        data_cursor=make_config().sample_range(step),
+    )  # fmt: skip
+
+
+def test_a_step_that_a_checkpoint_kept_is_reported_though_its_end_was_never_durable() -> None:
+    """The manifest of checkpoint 2 was durable before StepDone of step 1, and then the power went: nobody else can
+    report step 1."""
+    desk = Desk([decided(0), StepDone(ledger_generation=0, step=0), decided(1), decided(2)], restore_step=2)
+    desk.decider.coordinator_here()
+    assert [report.step for report in desk.take().sent(StepReport)] == [0, 1]
+
+
+def test_a_step_decided_but_not_closed_is_handed_on_when_other_ledgers_begin() -> None:
+    """The same without a restart: the run goes back to a checkpoint that has the step."""
+    desk = Desk()
+    desk.close(0)
+    desk.decide(1)
+    assert [report.step for report in desk.decider.unreported()] == [0, 1]
 
 
 @pytest.mark.parametrize(("delay", "opened"), [(0, [0]), (1, [0, 1])])

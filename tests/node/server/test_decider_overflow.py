@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from itertools import count
 
-from node.outbox import Outbox
-from node.records import StepDecided
+from node.machine.outbox import Outbox
+from node.machine.records import StepDecided
 from node.server.context import StageContext
 from node.server.decider import DeciderRole
-from protocol.ids import NodeId
-from protocol.machine import Persist
+from node.server.tickets import TicketOffice
+from protocol.base.ids import NodeId
+from protocol.base.machine import Persist
 from protocol.messages import StageFrozen
-from protocol.plan import Plan, ServerPlan, StagePlan
-from protocol.run import RunConfig
+from protocol.run.course import line
+from protocol.run.plan import Plan, ServerPlan, StagePlan
+from protocol.run.run import RunConfig
 
 NODES = tuple(NodeId(letter * 52) for letter in "abcd")
 
@@ -20,11 +22,18 @@ NODES = tuple(NodeId(letter * 52) for letter in "abcd")
 def decider() -> tuple[DeciderRole, Outbox]:
     """The decider of a run of two stages, with step 0 open."""
     stages = tuple(
-        StagePlan(5 * i, 5 * i + 5, (ServerPlan(NODES[2 * i], "front", ()), ServerPlan(NODES[2 * i + 1], "back", ())))
-        for i in range(2)
+        StagePlan((ServerPlan(NODES[2 * i], "front", ()), ServerPlan(NODES[2 * i + 1], "back", ()))) for i in range(2)
     )
     out = Outbox(NODES[0], count(1))
-    context = StageContext(node=NODES[0], config=RunConfig(), plan=Plan(1, 1, -1, stages), stage=0, shard=0, out=out)
+    context = StageContext(
+        node=NODES[0],
+        config=RunConfig(),
+        plan=Plan(1, 1, -1, stages, line(10, 2)),
+        stage=0,
+        shard=0,
+        out=out,
+        tickets=TicketOffice(1),
+    )
     role = DeciderRole(context, NodeId("z" * 52))
     role.begin(0.0)
     return role, out

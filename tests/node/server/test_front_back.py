@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from node.jobs import LoadBatch
+import msgspec
+
+from node.machine.jobs import LoadBatch
 from node.server.back import BackRole
 from node.server.front import FrontRole
-from protocol.ids import NodeId, TaskId, TensorRef
+from protocol.base.ids import NodeId, TaskId, TensorRef
 from protocol.messages import (
     Activation,
     FetchInput,
@@ -20,9 +22,11 @@ from protocol.messages import (
     Lease,
     Output,
 )
-from tests.node.setting import VOLUNTEER, Effects, activation, backward, make_config, make_context
+from protocol.run.course import Chunk, Course
+from tests.node.setting import TICKET, VOLUNTEER, Effects, activation, backward, make_config, make_context, make_plan
 
 CONFIG = make_config()
+CLOSED = Course((Chunk(0, 4, 0), Chunk(4, 9, 1), Chunk(9, 10, 0)), ((0, 1, 2),))
 
 
 def forward(step: int, microbatch: int, stage: int = 0) -> TaskId:
@@ -36,8 +40,9 @@ class Desk:
         self.context = make_context(node, CONFIG)
         self.role = (role or (FrontRole if node.startswith("f") else BackRole))(self.context)
         self.role.open_step(0)
-        self.role.pool.worker_here(VOLUNTEER, is_server=False)
-        self.role.pool.add_slots(VOLUNTEER, slots, 64)
+        for pool in self.role.all_pools:
+            pool.worker_here(VOLUNTEER, is_server=False)
+            pool.add_slots(VOLUNTEER, slots, 64)
         self.opened = self.take()
 
     def take(self) -> Effects:
@@ -91,7 +96,7 @@ def test_an_input_gradient_goes_on_at_once_and_is_kept() -> None:
     """The stage before gets it; when that one comes back without it, it gets it again."""
     desk = Desk("f1")
     task = backward(0, 0, 1)
-    desk.role.on_input_gradient(InputGradient(ledger_generation=1, task=task, fence=1, tensors=tensors(1)))
+    desk.role.on_input_gradient(InputGradient(ledger_generation=1, task=task, ticket=TICKET, tensors=tensors(1)))
     assert desk.take().peers(Gradient) == ["b0"]
     assert desk.held("b0", "gradient", (backward(0, 0),)).sent(Gradient) == []
     assert desk.held("b0", "gradient", ()).peers(Gradient) == ["b0"]
@@ -114,7 +119,7 @@ def test_who_has_to_recompute_gets_the_input_or_hears_that_it_is_gone() -> None:
     desk = Desk("f1")
     desk.role.on_activation(Activation(ledger_generation=1, task=forward(0, 0, 1), tensors=tensors(1)))
     for task in (forward(0, 0, 1), forward(0, 1, 1), forward(7, 0, 1)):
-        desk.role.on_fetch_input(VOLUNTEER, FetchInput(ledger_generation=1, task=task))
+        desk.role.on_fetch_input(VOLUNTEER, FetchInput(ledger_generation=1, task=task, ticket=TICKET))
     assert [len(answer.tensors) for answer in desk.take().sent(InputAnswer)] == [1, 0, 0]
 
 
@@ -123,14 +128,16 @@ def test_a_closed_step_lets_go_of_every_tensor() -> None:
     desk = Desk("f1")
     desk.role.on_activation(Activation(ledger_generation=1, task=forward(0, 0, 1), tensors=tensors(1)))
     desk.role.on_labels(Labels(ledger_generation=1, task=TaskId(0, 0, 2, "L"), tensors=tensors(2)))
-    desk.role.on_input_gradient(InputGradient(ledger_generation=1, task=backward(0, 0, 1), fence=1, tensors=tensors(3)))
+    desk.role.on_input_gradient(
+        InputGradient(ledger_generation=1, task=backward(0, 0, 1), ticket=TICKET, tensors=tensors(3))
+    )
     desk.context.closed = 0
     desk.role.close_step(0)
     assert sorted(desk.take().dropped) == [1, 2, 3]
 
 
 def output(microbatch: int, key: int) -> Output:
-    return Output(ledger_generation=1, task=forward(0, microbatch), fence=1, tensors=tensors(key))
+    return Output(ledger_generation=1, task=forward(0, microbatch), ticket=TICKET, tensors=tensors(key))
 
 
 def gradient(microbatch: int, key: int) -> Gradient:
@@ -153,7 +160,7 @@ def test_if_the_maker_is_gone_another_one_recomputes() -> None:
     desk = Desk("b0")
     other = NodeId("v2")
     desk.role.on_output(VOLUNTEER, output(0, 1))
-    desk.role.pool.worker_gone(VOLUNTEER)
+    desk.role.pool.worker_gone(VOLUNTEER, 0.0)
     desk.role.pool.worker_here(other, is_server=False)
     desk.role.pool.add_slots(other, 1, 64)
     desk.role.on_gradient(gradient(0, 2))
@@ -190,7 +197,7 @@ def test_what_two_neighbours_have_lost_one_after_the_other_is_done_again() -> No
     front = Desk("f1")
     front.role.on_activation(Activation(ledger_generation=1, task=forward(0, 0, 1), tensors=tensors(1)))
     front.role.on_labels(Labels(ledger_generation=1, task=TaskId(0, 0, 2, "L"), tensors=tensors(2)))
-    front.role.pool.covered((TaskId(0, 0, 2, "L"), backward(0, 0, 1)))
+    front.role.ends.covered((TaskId(0, 0, 2, "L"), backward(0, 0, 1)), VOLUNTEER)
     assert front.held("b0", "gradient", (backward(0, 0),), complete=False).sent(Lease) == []
     (lease,) = front.held("b0", "gradient", ()).sent(Lease)
     assert lease.need_input_gradient and not lease.need_weight_gradient
@@ -210,3 +217,56 @@ def test_a_ready_neighbour_is_told_all_that_is_held() -> None:
     desk.role.sync(NodeId("f1"))
     told = [(message.kind, message.tasks, message.complete) for message in desk.take().sent(Held)]
     assert told == [("output", (forward(0, 0),), True), ("gradient", (backward(0, 0),), True)]
+
+
+def closed_desk() -> Desk:
+    """The front of stage 0, where the routes of a run with tied embeddings begin and end."""
+    desk = Desk.__new__(Desk)
+    plan = msgspec.structs.replace(make_plan(), course=CLOSED)
+    desk.context = make_context("f0", CONFIG, plan)
+    desk.role = FrontRole(desk.context)
+    desk.role.open_step(0)
+    for pool in desk.role.all_pools:
+        pool.worker_here(VOLUNTEER, is_server=False)
+        pool.add_slots(VOLUNTEER, 4, 64)
+    return desk
+
+
+def test_a_route_that_ends_where_it_began_needs_its_labels_from_nobody() -> None:
+    """Whether the end's input or the data comes first (after a restart: the input), the end becomes work."""
+    for data_first in (True, False):
+        desk = closed_desk()
+        job = desk.take().jobs(LoadBatch)[0]
+        end = Activation(ledger_generation=1, task=forward(0, 0, 2), tensors=tensors(5))
+        for data in (data_first, not data_first):
+            if data:
+                desk.role.batch_loaded(job, *tensors(1), *tensors(2))
+            else:
+                desk.role.on_activation(end)
+        effects = desk.take()
+        assert effects.sent(Labels) == []
+        leased = {lease.tasks for lease in effects.sent(Lease)}
+        assert leased == {(forward(0, 0),), (forward(0, 0, 2), TaskId(0, 0, 3, "L"), backward(0, 0, 2))}
+
+
+def test_ends_and_forwards_do_not_share_slots() -> None:
+    """With all slots for forwards spent the end of a route is still given away: it is what frees their graphs."""
+    desk = closed_desk()
+    for pool in desk.role.pools.values():
+        pool.worker_gone(VOLUNTEER, 0.0)
+        pool.worker_here(VOLUNTEER, is_server=False)
+    job = desk.take().jobs(LoadBatch)[0]
+    desk.role.batch_loaded(job, *tensors(1), *tensors(2))
+    desk.role.on_activation(Activation(ledger_generation=1, task=forward(0, 0, 2), tensors=tensors(5)))
+    assert [lease.tasks[0] for lease in desk.take().sent(Lease)] == [forward(0, 0, 2)]
+
+
+def test_who_asks_for_an_input_that_is_still_to_come_gets_it_then() -> None:
+    """The answer says that it is not here; the input follows, once, to everybody who asked."""
+    desk = Desk("f1")
+    for _ in range(2):
+        fetch = FetchInput(ledger_generation=1, task=forward(0, 0, 1), ticket=TICKET)
+        desk.role.on_fetch_input(VOLUNTEER, fetch)
+    assert [answer.tensors for answer in desk.take().sent(InputAnswer)] == [(), ()]
+    desk.role.on_activation(Activation(ledger_generation=1, task=forward(0, 0, 1), tensors=tensors(5)))
+    assert [answer.tensors for answer in desk.take().sent(InputAnswer, "v1")] == [tensors(5)]

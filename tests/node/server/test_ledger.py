@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from node.records import ContributionAccepted, StepSealed
+from node.machine.records import ContributionAccepted, StepSealed
 from node.server.ledger import LedgerRole
-from protocol.ids import TaskId
+from protocol.base.ids import TaskId
 from protocol.messages import (
     Commit,
     Committed,
@@ -100,6 +100,19 @@ def test_what_cannot_count_is_refused(tasks: tuple[TaskId, ...], version: int, r
         desk.ledger.on_stored(stored(1, 0, tasks, shard, version))
     (verdict, *_) = desk.take().sent(Verdict)
     assert not verdict.accepted and reason in verdict.reason
+
+
+def test_shards_agree_on_a_loss_that_is_not_a_number() -> None:
+    """One NaN is as good as another: what two nodes say of a run that diverges counts, and its step is skipped."""
+    desk = Desk("f1")
+    for number, node in ((1, "v1"), (2, "v2")):
+        for shard in (0, 1):
+            brought = contribution(number, node)
+            desk.ledger.on_stored(stored(number, 0, LOSS, shard, contribution=brought, losses=(float("nan"),)))
+        effects = desk.take()
+        if number == 1:
+            assert effects.sent(Verdict)[0].doubted
+    assert len(effects.records(ContributionAccepted)) == 1
 
 
 def test_losses_must_fit_the_tasks() -> None:

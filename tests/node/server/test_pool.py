@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import count as fences
+
 from node.server.pool import Entry, Pool
-from protocol.ids import NodeId, TaskId
+from protocol.base.ids import NodeId, TaskId
 from tests.node.setting import shard_tensor
 
 A, B, SERVER = NodeId("a"), NodeId("b"), NodeId("s")
@@ -16,7 +18,7 @@ def forward(step: int, microbatch: int) -> TaskId:
 
 def make_pool(*workers: NodeId, tasks: int = 2, slots: int = 1, collocated: str = "when_empty") -> Pool:
     """A pool with supplied forwards of step 0 and workers with slots."""
-    pool = Pool(8.0, collocated)
+    pool = Pool(8.0, collocated, 20.0, fences(1).__next__)
     for number in range(tasks):
         pool.add(Entry((forward(0, number),), needs_result=True, needs_gradient=False, tensors=TENSORS))
     for worker in workers:
@@ -63,7 +65,7 @@ def test_a_link_that_drops_frees_the_leases_at_once_and_nothing_else_need_happen
     pool.worker_here(B, is_server=False)
     pool.add_slots(B, 1, 64)
     assert given(pool) == []
-    pool.worker_gone(A)
+    pool.worker_gone(A, 0.0)
     assert given(pool) == [("b", 0)]
     assert pool.reissued_count == 1
 
@@ -81,7 +83,7 @@ def test_a_lease_ends_with_its_time() -> None:
 
 def test_who_has_the_graph_is_asked_first_and_without_a_slot() -> None:
     """A preferred worker gets its backward without a slot; when it goes, anybody with a slot does."""
-    pool = Pool(8.0, "when_empty")
+    pool = Pool(8.0, "when_empty", 20.0, fences(1).__next__)
     task = TaskId(0, 0, 0, "B")
     pool.add(Entry((task,), needs_result=True, needs_gradient=True))
     pool.worker_here(A, is_server=False)
@@ -91,21 +93,21 @@ def test_who_has_the_graph_is_asked_first_and_without_a_slot() -> None:
     pool.supply(task, TENSORS)
     (grant,) = pool.grant(0.0)
     assert (grant.worker, grant.has_graph) == (A, True)
-    pool.worker_gone(A)
+    pool.worker_gone(A, 0.0)
     (grant,) = pool.grant(1.0)
     assert (grant.worker, grant.has_graph) == (B, False)
 
 
 def test_a_task_is_finished_when_result_and_gradient_are_there_and_each_can_be_lost_alone() -> None:
     """A lost result is asked for again without its weight gradient, which is covered."""
-    pool = Pool(8.0, "when_empty")
+    pool = Pool(8.0, "when_empty", 20.0, fences(1).__next__)
     task = TaskId(0, 0, 0, "B")
     pool.add(Entry((task,), needs_result=True, needs_gradient=True, tensors=TENSORS))
     pool.worker_here(A, is_server=False)
     pool.add_slots(A, 2, 64)
     assert len(pool.grant(0.0)) == 1
     pool.result_held(task)
-    pool.covered((task,))
+    pool.covered((task,), A)
     assert pool.counts() == {"input": 0, "free": 0, "leased": 0}
     pool.result_lost(task)
     (grant,) = pool.grant(1.0)
@@ -126,7 +128,7 @@ def test_servers_compute_only_while_there_is_no_volunteer() -> None:
     """`when_empty`: the server waits while a volunteer is linked; `always` and `never` mean it."""
     pool = make_pool(SERVER, A, tasks=2)
     assert given(pool) == [("a", 0)]
-    pool.worker_gone(A)
+    pool.worker_gone(A, 0.0)
     assert given(pool) == [("s", 0)]
     assert given(make_pool(SERVER, collocated="never")) == []
     assert given(make_pool(SERVER, collocated="always")) == [("s", 0)]
@@ -138,13 +140,13 @@ def test_a_closed_step_leaves_nothing() -> None:
     given(pool)
     pool.drop_step(0)
     pool.result_lost(forward(0, 0))
-    pool.covered((forward(0, 1),))
+    pool.covered((forward(0, 1),), A)
     assert given(pool) == [] and pool.next_deadline() is None and pool.waiting_for(B) is None
 
 
 def test_it_says_what_it_waits_for() -> None:
     """In plain words: the input, a volunteer, a slot, somebody's result or its own, or a weight gradient."""
-    pool = Pool(8.0, "never")
+    pool = Pool(8.0, "never", 20.0, fences(1).__next__)
     pool.add(Entry((forward(0, 0),), needs_result=True, needs_gradient=False))
     assert pool.waiting_for(B) == (0, "input for the forward of microbatch 0")
     pool.supply(forward(0, 0), TENSORS)
@@ -155,3 +157,139 @@ def test_it_says_what_it_waits_for() -> None:
     pool.grant(0.0)
     assert pool.waiting_for(B) == (0, "forward of microbatch 0 by a")
     assert pool.waiting_for(A) == (0, "its own forward of microbatch 0")
+
+
+def backward_pool(count: int = 2) -> tuple[Pool, list[TaskId]]:
+    """A pool of backwards that A has got, all at time 0."""
+    pool = Pool(8.0, "when_empty", 20.0, fences(1).__next__)
+    tasks = [TaskId(0, number, 0, "B") for number in range(count)]
+    for task in tasks:
+        pool.add(Entry((task,), needs_result=True, needs_gradient=True, tensors=TENSORS))
+    pool.worker_here(A, is_server=False)
+    pool.add_slots(A, count, 64)
+    assert len(pool.grant(0.0)) == count
+    return pool, tasks
+
+
+def test_a_weight_gradient_has_no_clock_before_the_tail_of_its_step() -> None:
+    """What is computed and waits in a sum does not expire, however long the step takes; what is not computed does."""
+    pool, (first, second) = backward_pool()
+    pool.result_held(first)
+    pool.summed((first,), A, 1.0)
+    assert [entry.tasks[0] for entry, _ in pool.expire(8.0)] == [second]
+    pool.check()
+    assert pool.next_deadline() is None and pool.expire(1e6) == []
+
+
+def test_in_the_tail_a_sum_without_progress_is_given_up() -> None:
+    """The clock runs from the tail on, for what is summed up before and after it."""
+    pool, (first, second) = backward_pool()
+    pool.result_held(first)
+    pool.result_held(second)
+    pool.summed((first,), A, 1.0)
+    pool.tail(0, 5.0)
+    pool.summed((second,), A, 6.0)
+    assert pool.next_deadline() == 25.0 and pool.expire(24.9) == []
+    assert {entry.tasks[0] for entry, _ in pool.expire(25.0)} == {first, second}
+
+
+def test_bytes_that_arrive_renew_the_clock_and_nothing_else_does() -> None:
+    """A second word about the tail, or that a task is summed up, buys no time."""
+    pool, (first, second) = backward_pool()
+    for task in (first, second):
+        pool.result_held(task)
+    pool.summed((first, second), A, 1.0)
+    pool.tail(0, 5.0)
+    pool.progress(A, 0, 15.0)
+    pool.tail(0, 20.0)
+    pool.summed((first,), A, 30.0)
+    pool.claim((first, second), A, 34.0)
+    pool.progress(A, 1, 34.0)
+    pool.progress(B, 0, 34.0)
+    assert pool.next_deadline() == 35.0
+    assert len(pool.expire(35.0)) == 2
+
+
+def test_a_worker_that_comes_back_keeps_what_it_has_summed_up() -> None:
+    """Its link drops: unfinished tasks are free at once; sums wait a little, and stay its own if it claims them."""
+    pool, (first, second) = backward_pool()
+    pool.result_held(first)
+    pool.summed((first,), A, 1.0)
+    pool.worker_gone(A, 2.0)
+    pool.worker_here(B, is_server=False)
+    pool.add_slots(B, 2, 64)
+    assert [grant.entry.tasks[0] for grant in pool.grant(2.0)] == [second]
+    pool.worker_here(A, is_server=False)
+    pool.claim((first,), A, 4.0)
+    assert pool.expire(100.0)[0][0].tasks[0] == second  # B never computed it
+    assert pool.grant(100.0) == []  # first A has a moment to ask for it
+    pool.expire(103.0)
+    assert [grant.entry.tasks[0] for grant in pool.grant(103.0)] == [second]
+
+
+def test_a_worker_that_comes_back_without_its_sums_loses_them_at_once() -> None:
+    """A process that was started again claims nothing: what its earlier life had summed up is free."""
+    pool, (first, _) = backward_pool()
+    pool.result_held(first)
+    pool.summed((first,), A, 1.0)
+    pool.worker_gone(A, 2.0)
+    pool.worker_here(A, is_server=False)
+    pool.claim((), A, 2.5)
+    pool.add_slots(A, 2, 64)
+    assert len(pool.grant(3.0)) == 2
+
+
+def test_a_worker_that_stays_away_loses_its_sums() -> None:
+    """A few seconds, then others do the work again."""
+    pool, (first, _) = backward_pool()
+    pool.result_held(first)
+    pool.summed((first,), A, 1.0)
+    pool.worker_gone(A, 2.0)
+    assert pool.next_deadline() == 7.0
+    assert [entry.tasks[0] for entry, _ in pool.expire(7.0)] == [first]
+    pool.check()
+
+
+def test_what_was_summed_up_before_a_server_restarted_is_not_given_to_others() -> None:
+    """The claim comes before the step is open here, and holds as soon as it is; but a result must be held somewhere."""
+    pool = Pool(8.0, "when_empty", 20.0, fences(1).__next__)
+    task, other = TaskId(0, 0, 0, "B"), TaskId(0, 1, 0, "B")
+    pool.worker_here(A, is_server=False)
+    pool.add_slots(A, 2, 64)
+    pool.claim((task, other), A, 0.0)
+    pool.add(Entry((task,), needs_result=False, needs_gradient=True, tensors=TENSORS))
+    pool.add(Entry((other,), needs_result=True, needs_gradient=True, tensors=TENSORS))
+    assert [grant.entry.tasks[0] for grant in pool.grant(0.0)] == [other]
+
+
+def test_a_grant_looks_at_no_other_entries() -> None:
+    """Heaps and counts answer: with 4,096 open entries a grant compares a few, not all of them."""
+    pool = Pool(8.0, "when_empty", 20.0, fences(1).__next__)
+    looked = 0
+
+    class Counted(Entry):
+        @property
+        def free(self) -> bool:
+            nonlocal looked
+            looked += 1
+            return super().open and self.tensors is not None
+
+    for number in range(4096):
+        pool.add(Counted((forward(0, number),), needs_result=True, needs_gradient=False, tensors=TENSORS))
+    pool.worker_here(A, is_server=False)
+    looked = 0
+    for _ in range(100):
+        pool.add_slots(A, 1, 64)
+        assert len(pool.grant(0.0)) == 1
+    assert looked < 1000
+
+
+def test_the_clock_of_weight_gradients_leaves_time_for_an_upload() -> None:
+    """A contribution that takes minutes on a slow line does not expire while it is on its way."""
+    pool, (first, second) = backward_pool()
+    pool.allow_upload(250.0)
+    pool.result_held(first)
+    pool.summed((first,), A, 1.0)
+    pool.tail(0, 5.0)
+    assert [entry.tasks[0] for entry, _ in pool.expire(274.9)] == [second]
+    assert [entry.tasks[0] for entry, _ in pool.expire(275.0)] == [first]

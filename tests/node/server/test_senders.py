@@ -7,37 +7,40 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from node.outbox import Outbox
+from node.machine.outbox import Outbox
 from node.server.context import StageContext
 from node.server.senders import check_sender
-from protocol.errors import RemoteProtocolError
-from protocol.ids import ContributionId, NodeId, TaskId
-from protocol.messages import MAY_SEND, MESSAGES, Work
-from protocol.plan import Plan, ServerPlan, StagePlan
-from protocol.run import RunConfig
+from node.server.tickets import TicketOffice
+from protocol.base.errors import RemoteProtocolError
+from protocol.base.ids import ContributionId, NodeId, TaskId
+from protocol.messages import MESSAGES, Work
+from protocol.run.course import line
+from protocol.run.plan import Plan, ServerPlan, StagePlan
+from protocol.run.run import RunConfig
+from protocol.speakers import MAY_SEND
 
 SERVERS = {name: NodeId(name.replace(" ", "-").ljust(52, "x")) for name in
            ("front 0", "back 0", "front 1", "back 1", "front 2", "back 2")}  # fmt: skip
 VOLUNTEER, SPARE = NodeId("v" * 52), NodeId("s" * 52)
 TO_SERVERS = [kind for kind in MESSAGES if issubclass(kind, Work) and any(to == "server" for _, to in MAY_SEND[kind])]
 """Kinds about work that a server may hear at all, by the role table."""
-ONLY_TO_THE_DEVICE = {"Lease", "Forget", "InputAnswer", "Parameters", "VersionReady"}
+ONLY_TO_THE_DEVICE = {"Allowance", "Flush", "Lease", "Forget", "InputAnswer", "Parameters", "VersionReady"}
 """Kinds that a server hears only as a volunteer: `node.volunteer.screening` looks at those."""
 
 
 def context(name: str) -> StageContext:
     """A server of a run of three stages."""
     stages = tuple(
-        StagePlan(3 * i, 3 * i + 3, (
+        StagePlan((
             ServerPlan(SERVERS[f"front {i}"], "front", ()), ServerPlan(SERVERS[f"back {i}"], "back", ()),
         ))
         for i in range(3)
     )  # fmt: skip
-    plan = Plan(1, 1, -1, stages)
+    plan = Plan(1, 1, -1, stages, line(9, 3))
     node = SERVERS[name]
     stage, shard = plan.stage_of(node), plan.shard_of(node)
     assert stage is not None and shard is not None
-    return StageContext(node, RunConfig(), plan, stage, shard, Outbox(node, count(1)))
+    return StageContext(node, RunConfig(), plan, stage, shard, Outbox(node, count(1)), TicketOffice(1))
 
 
 def message(kind: type[Any], **facts: Any) -> Work:
@@ -64,7 +67,7 @@ def test_every_kind_has_a_sender_and_a_spare_is_never_one(kind: type[Work]) -> N
     senders = set()
     for receiver in SERVERS:
         for name, node in SERVERS.items():
-            place = {"stage": int(name[-1]), "shard": int(name.startswith("back"))}
+            place = {"stage": int(name[-1]), "shard": int(name.startswith("back")), "task": TaskId(0, 0, 1, "F")}
             if may(receiver, node, message(kind, **place)):
                 senders.add(name)
         assert not may(receiver, SPARE, message(kind))

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from node.jobs import Apply, DropVersions, LoadSnapshot, Reduce, ServeParameters, StartShard, WriteCheckpoint
-from node.jobs import WriteSnapshot as WriteSnapshotJob
-from node.records import ContributionStored, Record, ShardStarted, SnapshotWritten, StepCommitted
+from node.machine.jobs import (
+    Apply,
+    DropVersions,
+    Fold,
+    LoadSnapshot,
+    Reduce,
+    ServeParameters,
+    StartShard,
+    WriteCheckpoint,
+)
+from node.machine.jobs import WriteSnapshot as WriteSnapshotJob
+from node.machine.records import ContributionStored, Record, ShardStarted, SnapshotWritten, StepCommitted
 from node.server.shard import Phase, ReplayError, ShardRole
-from protocol.ids import NodeId
-from protocol.machine import Prune
+from protocol.base.errors import RemoteProtocolError
+from protocol.base.ids import NodeId, Ticket
+from protocol.base.machine import Prune
 from protocol.messages import (
     Commit,
     Committed,
@@ -26,6 +37,7 @@ from protocol.messages import (
 )
 from tests.node.setting import (
     ELEMENTS,
+    TICKET,
     VOLUNTEER,
     Effects,
     backward,
@@ -64,13 +76,26 @@ class Desk:
         self.shard.on_contribute(VOLUNTEER, part(number, step, tasks, 1, key or 100 + number, version))
         return self.take()
 
+    def sum_up(self) -> tuple[list[int], list[Reduce]]:
+        """The lane folds what it is given: the tensors' keys in order, and the sums that are then to be ended."""
+        folded, reduces = [], []
+        effects = self.take()
+        while effects.jobs(Fold) or effects.jobs(Reduce):
+            reduces += effects.jobs(Reduce)
+            for job in effects.jobs(Fold):
+                folded.append(job.part.key)
+                assert job.part.key in effects.dropped
+                self.shard.folded(job)
+            effects = self.take()
+        return folded, reduces
+
     def commit(self, step: int) -> StepCommitted:
         """One whole step, until its record is about to be written."""
         (record,) = self.contribute(step, step).records(ContributionStored)
         self.shard.stored(record)
         contributions = (contribution(step),)
         self.shard.on_freeze(Freeze(ledger_generation=1, step=step, contributions=contributions))
-        (reduce,) = self.take().jobs(Reduce)
+        _, (reduce,) = self.sum_up()
         self.shard.reduced(reduce, 1.0, True)
         self.take()
         commit = Commit(ledger_generation=1, step=step, contributions=contributions, clip_factor=1.0, skipped=False)
@@ -98,6 +123,15 @@ def test_a_part_that_comes_again_is_not_stored_again() -> None:
     again = desk.contribute(1, key=200)
     assert again.records(ContributionStored) == [] and again.dropped == [200]
     assert len(again.sent(Stored)) == 1
+
+
+def test_a_part_of_a_run_that_diverges_may_come_again_too() -> None:
+    """Its loss is not a number, which equals nothing, not even itself; another loss is another contribution."""
+    desk = Desk()
+    for key, loss, reason in ((100, "nan", ""), (200, "nan", ""), (300, "1", "replay: another contribution")):
+        first = part(1, 0, (backward(0, 0), backward(0, 1)), 1, key)
+        found = desk.shard.on_contribute(VOLUNTEER, msgspec.structs.replace(first, losses=(float(loss),)))
+        assert found.startswith(reason) and bool(found) is bool(reason)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +163,7 @@ def test_a_refused_contribution_lets_go_of_its_tensor() -> None:
     desk = Desk()
     desk.contribute(1)
     verdict = Verdict(
-        ledger_generation=1, contribution=contribution(1), step=0, tasks=BOTH, accepted=False, reason="late"
+        ledger_generation=1, contribution=contribution(1), step=0, tasks=BOTH, accepted=False, number=-1, reason="late"
     )
     desk.shard.on_verdict(verdict)
     assert desk.take().dropped == [101]
@@ -143,8 +177,8 @@ def test_a_freeze_is_summed_up_once_in_the_ledgers_order() -> None:
     desk.take()
     freeze = Freeze(ledger_generation=1, step=0, contributions=(contribution(2), contribution(1)))
     desk.shard.on_freeze(freeze)
-    (reduce,) = desk.take().jobs(Reduce)
-    assert [ref.key for ref in reduce.parts] == [102, 101]
+    folded, (reduce,) = desk.sum_up()
+    assert folded == [102, 101]
     desk.shard.reduced(reduce, 9.0, True)
     assert desk.take().sent(PartialNorm)[0].square_norm == 9.0
     desk.shard.on_freeze(freeze)
@@ -152,12 +186,154 @@ def test_a_freeze_is_summed_up_once_in_the_ledgers_order() -> None:
     assert again.jobs(Reduce) == [] and len(again.sent(PartialNorm)) == 1
 
 
-def test_a_freeze_of_what_was_never_acknowledged_stops_the_process() -> None:
-    """T-I2 is broken somewhere: nothing is guessed."""
+def test_a_freeze_of_what_was_never_acknowledged_is_refused() -> None:
+    """T-I2 is broken somewhere: nothing is guessed, and whoever says it is the one who hears of it."""
     desk = Desk()
     desk.contribute(1)
-    with pytest.raises(AssertionError, match="T-I2"):
+    with pytest.raises(RemoteProtocolError, match="T-I2"):
         desk.shard.on_freeze(Freeze(ledger_generation=1, step=0, contributions=(contribution(1),)))
+    assert desk.take().jobs(Reduce) == []
+
+
+def test_a_seal_with_another_list_than_its_freeze_is_refused() -> None:
+    """The sum that was reported is not the one that would be applied: nothing is applied (T-I9)."""
+    desk = Desk()
+    for number in (1, 2):
+        desk.shard.stored(desk.contribute(number).records(ContributionStored)[0])
+    desk.shard.on_freeze(Freeze(ledger_generation=1, step=0, contributions=(contribution(1),)))
+    desk.take()
+    seal = Commit(ledger_generation=1, step=0, contributions=(contribution(2),), clip_factor=1.0, skipped=False)
+    with pytest.raises(RemoteProtocolError, match="T-I9"):
+        desk.shard.on_commit(seal)
+    assert desk.take().jobs(Apply) == []
+
+
+def reused(number: int, *, step: int, fence: int, key: int) -> Contribute:
+    """A contribution of one task, whose lease had a fence of its own."""
+    contribute = part(number, step, (backward(step, 0),), 1, key, step)
+    return msgspec.structs.replace(contribute, tickets=(Ticket(fence, TICKET.mac),))
+
+
+def test_a_number_that_is_used_in_two_steps_is_refused() -> None:
+    """Its second part would take the place of the first after a restart, and the version would come out otherwise."""
+    desk = Desk(delay=0, steps=8)
+    assert desk.shard.on_contribute(VOLUNTEER, reused(1, step=0, fence=1, key=100)) == ""
+    desk.take()
+    assert desk.shard.on_contribute(VOLUNTEER, reused(1, step=1, fence=2, key=101)).startswith("replay")
+    assert desk.take().dropped == [101]
+
+
+def test_a_number_that_was_used_before_a_restart_changes_no_version() -> None:
+    """The journal may hold a refused part of an earlier step under a number that counted in a later one."""
+    counted = _record(0)
+    committed = StepCommitted(
+        ledger_generation=1, step=0, contributions=(counted.contribution,), clip_factor=1.0, skipped=False, digest=b""
+    )
+    later = msgspec.structs.replace(counted, step=1, version=1, tensors=(shard_tensor(77),))
+    again = Desk([_started(), counted, committed, later], delay=0, steps=8)
+    again.shard.base_loaded(b"digest 0")
+    (fold,) = again.take().jobs(Fold)
+    assert (fold.step, fold.part) == (0, counted.tensors[0])
+
+
+def test_a_lease_pays_for_one_contribution() -> None:
+    """A second one with the same ticket is refused, also after a restart: refused parts cannot swell the journal."""
+    desk = Desk()
+    desk.shard.on_contribute(VOLUNTEER, reused(1, step=0, fence=5, key=100))
+    (record,) = desk.take().records(ContributionStored)
+    assert desk.shard.on_contribute(VOLUNTEER, reused(2, step=0, fence=5, key=101)).startswith("replay")
+    again = Desk([_started(), record])
+    again.shard.base_loaded(b"digest 0")
+    again.take()
+    assert again.shard.on_contribute(VOLUNTEER, reused(2, step=0, fence=5, key=102)).startswith("replay")
+    assert again.shard.on_contribute(VOLUNTEER, reused(2, step=0, fence=6, key=103)) == ""
+
+
+def test_a_node_fills_its_own_share_and_nobody_elses() -> None:
+    """After three times the parts of an honest step it is refused by name, whether they still count or not; nobody
+    else is touched by it."""
+    desk = Desk()
+    for number in range(6):
+        assert desk.shard.on_contribute(VOLUNTEER, reused(number, step=0, fence=number, key=100 + number)) == ""
+        desk.shard.on_verdict(
+            Verdict(
+                ledger_generation=1,
+                contribution=contribution(number),
+                step=0,
+                tasks=(),
+                accepted=False,
+                reason="late",
+                number=-1,
+            )
+        )
+    assert desk.shard.on_contribute(VOLUNTEER, reused(9, step=0, fence=9, key=109)).startswith("size")
+    other = msgspec.structs.replace(reused(10, step=0, fence=10, key=110), contribution=contribution(10, NodeId("v2")))
+    assert desk.shard.on_contribute(NodeId("v2"), other) == ""
+
+
+def accepted(number: int, place: int, step: int = 0) -> Verdict:
+    """The ledger's yes to a contribution, as the one with this place among the accepted."""
+    return Verdict(
+        ledger_generation=1,
+        contribution=contribution(number),
+        step=step,
+        tasks=(backward(step, 0), backward(step, 1)),
+        accepted=True,
+        number=place,
+        reason="",
+    )
+
+
+def test_accepted_parts_are_folded_at_once_in_the_ledgers_order_and_forgotten() -> None:
+    """The second's verdict comes first, by another link: it waits for the first. Nothing is left for the freeze."""
+    desk = Desk()
+    for number in (1, 2):
+        desk.shard.stored(desk.contribute(number).records(ContributionStored)[0])
+    desk.take()
+    desk.shard.on_verdict(accepted(1, 1))
+    assert desk.sum_up() == ([], [])
+    desk.shard.on_verdict(accepted(2, 0))
+    assert desk.sum_up() == ([102, 101], [])
+    desk.shard.on_freeze(Freeze(ledger_generation=1, step=0, contributions=(contribution(2), contribution(1))))
+    folded, (reduce,) = desk.sum_up()
+    assert (folded, reduce.contribution_count) == ([], 2)
+
+
+def test_a_verdict_that_comes_again_folds_nothing_again() -> None:
+    """The ledger repeats its verdicts to a server whose link was down (C10)."""
+    desk = Desk()
+    desk.shard.stored(desk.contribute(1).records(ContributionStored)[0])
+    desk.take()
+    desk.shard.on_verdict(accepted(1, 0))
+    assert desk.sum_up()[0] == [101]
+    desk.shard.on_verdict(accepted(1, 0))
+    assert desk.contribute(1, key=201).dropped == [201]
+    desk.shard.on_freeze(Freeze(ledger_generation=1, step=0, contributions=(contribution(1),)))
+    assert desk.sum_up()[0] == []
+
+
+def test_what_was_folded_before_a_restart_is_folded_once_after_it() -> None:
+    """The sum died with the process, the part did not: the repeated verdict, or the freeze alone, folds it anew."""
+    for heard in (True, False):
+        desk = Desk([_started(), _record(0)])
+        desk.shard.base_loaded(b"digest 0")
+        desk.take()
+        if heard:
+            desk.shard.on_verdict(accepted(0, 0))
+            assert desk.sum_up()[0] == [100]
+        desk.shard.on_freeze(Freeze(ledger_generation=1, step=0, contributions=(contribution(0),)))
+        folded, reduces = desk.sum_up()
+        assert (folded, len(reduces)) == ([] if heard else [100], 1)
+
+
+def test_a_snapshot_is_due_when_the_parts_on_the_disk_outweigh_the_state() -> None:
+    """However rarely the run takes snapshots: what the journal holds is bounded by bytes, not by steps."""
+    desk = Desk(snapshot_steps=1000, steps=200)
+    due = []
+    for step in range(70):  # parts of 4 bytes an element; 4 states of 16
+        desk.shard.committed(desk.commit(step))
+        due += [job.version for job in desk.take().jobs(WriteSnapshotJob)]
+    assert due == [17, 34, 51, 68]
 
 
 def test_a_version_is_served_and_told_when_its_commit_is_durable() -> None:
@@ -172,7 +348,7 @@ def test_a_version_is_served_and_told_when_its_commit_is_durable() -> None:
     assert effects.sent(Committed)[0].digest == b"digest 1"
     assert effects.peers(VersionReady) == ["v1"]
     assert [job.version for job in effects.jobs(ServeParameters)] == [1]
-    assert effects.dropped == [100]
+    assert effects.dropped == []  # folded long ago
 
 
 def test_a_commit_that_comes_again_changes_nothing() -> None:
@@ -198,7 +374,7 @@ def test_a_version_is_put_into_wire_form_once_whoever_asks() -> None:
     for node in nodes[1:]:
         desk.shard.on_fetch(node, fetch)
     (job,) = desk.take().jobs(ServeParameters)
-    desk.shard.served(job, shard_tensor(job.key))
+    desk.shard.served(job, (shard_tensor(job.key),))
     assert desk.take().peers(Parameters) == ["v2", "v3"]
 
 
@@ -224,8 +400,8 @@ def test_a_restart_makes_the_same_versions_again() -> None:
     assert len(again.begun.jobs(StartShard)) == 1 and again.begun.records(ShardStarted) == []
     again.shard.base_loaded(b"digest 0")
     for step in (0, 1):
-        (reduce,) = again.take().jobs(Reduce)
-        assert [ref.key for ref in reduce.parts] == [100 + step]
+        folded, (reduce,) = again.sum_up()
+        assert folded == [100 + step]
         assert again.shard.phase is Phase.RESTORING
         again.shard.reduced(reduce, 1.0, True)
         (apply,) = again.take().jobs(Apply)
@@ -240,7 +416,7 @@ def test_another_digest_than_before_the_restart_stops_the_process() -> None:
     )
     desk = Desk([_started(), _record(0), record])
     desk.shard.base_loaded(b"digest 0")
-    (reduce,) = desk.take().jobs(Reduce)
+    _, (reduce,) = desk.sum_up()
     desk.shard.reduced(reduce, 1.0, True)
     (apply,) = desk.take().jobs(Apply)
     with pytest.raises(ReplayError):
@@ -325,13 +501,13 @@ def test_the_last_checkpoint_is_written_after_a_crash_between_commit_and_checkpo
     desk.shard.base_loaded(b"digest 0")
     jobs: list[WriteCheckpoint] = []
     for _ in range(2):
-        (reduce,) = desk.take().jobs(Reduce)
+        _, (reduce,) = desk.sum_up()
         desk.shard.reduced(reduce, 1.0, True)
         (apply,) = desk.take().jobs(Apply)
         desk.shard.applied(apply, b"")
         jobs += (effects := desk.take()).jobs(WriteCheckpoint)
-        if effects.jobs(Reduce):
-            desk.shard._out.compute(effects.jobs(Reduce)[0])
+        for job in effects.jobs(Fold):
+            desk.shard.folded(job)
     assert [job.step for job in jobs] == [2]
 
 
@@ -341,7 +517,7 @@ def test_the_end_lets_go_of_every_tensor() -> None:
     desk.contribute(1)
     desk.shard.on_fetch(VOLUNTEER, FetchParameters(ledger_generation=1, version=0))
     (job,) = desk.take().jobs(ServeParameters)
-    desk.shard.served(job, shard_tensor(job.key))
+    desk.shard.served(job, (shard_tensor(job.key),))
     desk.take()
     desk.shard.end()
     assert sorted(desk.take().dropped) == sorted([101, job.key])

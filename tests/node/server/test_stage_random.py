@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from node.jobs import Apply, DropVersions, Reduce, StartShard
-from node.records import ContributionAccepted, ContributionStored, Record, StepCommitted, StepSealed
+from node.machine.jobs import Apply, DropVersions, Fold, Reduce, StartShard
+from node.machine.records import ContributionAccepted, ContributionStored, Record, StepCommitted, StepSealed
 from node.server.context import StageContext
 from node.server.ledger import LedgerRole, stage_tasks
 from node.server.shard import Phase, ShardRole
-from protocol.ids import ContributionId, NodeId, TaskId
-from protocol.machine import Compute, Persist, Send
+from protocol.base.ids import ContributionId, NodeId, TaskId
+from protocol.base.machine import Compute, Persist, Send
 from protocol.messages import (
     Commit,
     Committed,
@@ -33,10 +34,11 @@ from protocol.messages import (
     Stored,
     Verdict,
 )
-from tests.node.setting import ELEMENTS, VOLUNTEER, backward, make_config, make_context, part
+from tests.node.setting import ELEMENTS, VOLUNTEER, backward, contribution, make_config, make_context, part
 
 CONFIG = make_config(delay=0, steps=6)
 NODES = (NodeId("f0"), NodeId("b0"))
+OTHER = NodeId("v2")
 SOME = st.sampled_from([(0,), (1,), (0, 1)])
 """Microbatches, or shards."""
 
@@ -174,6 +176,8 @@ class Stage(RuleBasedStateMachine):
             match job := server.jobs.popleft():
                 case StartShard():
                     server.shard.base_loaded(b"0")
+                case Fold():
+                    server.shard.folded(job)
                 case Reduce():
                     server.shard.reduced(job, 1.0, True)
                 case Apply():
@@ -315,9 +319,10 @@ class Stage(RuleBasedStateMachine):
                 for shard in (0, 1):
                     self.key += 1
                     number = 1000 + 10 * step + microbatch
-                    self.servers[NODES[shard]].shard.on_contribute(
-                        VOLUNTEER, part(number, step, (backward(step, microbatch),), shard, 10**6 + self.key, step)
-                    )
+                    # By somebody who has not used up what one node may have written.
+                    whole = part(number, step, (backward(step, microbatch),), shard, 10**6 + self.key, step)
+                    whole = msgspec.structs.replace(whole, contribution=contribution(number, OTHER))
+                    self.servers[NODES[shard]].shard.on_contribute(OTHER, whole)
                     self.collect(self.servers[NODES[shard]])
             while self.wire or any(server.jobs or server.writing for server in self.servers.values()):
                 for node in NODES:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from itertools import count
 
-from node.jobs import DropAccumulators, TakeGradient
-from node.outbox import Outbox
+from node.machine.jobs import DropAccumulators, TakeGradient
+from node.machine.outbox import Outbox
 from node.volunteer.gradients import Gradients
-from protocol.ids import NodeId, TaskId
+from protocol.base.ids import NodeId, TaskId
 from protocol.messages import Contribute, Verdict
-from tests.node.setting import VOLUNTEER, Effects, backward, shard_tensor
+from tests.node.setting import TICKET, VOLUNTEER, Effects, backward, shard_tensor
 
 SERVERS = (NodeId("f0"), NodeId("b0"))
 
@@ -27,12 +27,12 @@ class Desk:
     def add(self, *tasks: TaskId) -> None:
         for task in tasks:
             accumulator = self.gradients.accumulator_for(task.step, 0)
-            self.gradients.added(accumulator, (task,), ())
+            self.gradients.added(accumulator, (task,), (), TICKET, 0.0)
 
     def upload(self, *tasks: TaskId) -> list[Contribute]:
         """The parts that go out for these tasks."""
         self.add(*tasks)
-        self.gradients.flush(tasks[0].step)
+        self.gradients.flush(tasks[0].step, 0.0)
         (job,) = self.take().jobs(TakeGradient)
         self.gradients.taken(job, tuple(shard_tensor(key) for key in job.shards))
         return self.take().sent(Contribute)
@@ -45,6 +45,7 @@ def verdict(contribute: Contribute, accepted: bool = True) -> Verdict:
         step=contribute.step,
         tasks=contribute.tasks,
         accepted=accepted,
+        number=0,
         reason="",
     )
 
@@ -53,14 +54,14 @@ def test_a_sum_is_not_cut_while_a_job_adds_to_it() -> None:
     """The linger timer runs, work comes after all and the device adds: the timer is off until the job has ended."""
     desk = Desk()
     desk.add(backward(0, 0))
-    desk.gradients.idle([], {}, now=1.0)
+    desk.gradients.idle([], lambda step: False, now=1.0)
     assert desk.gradients.wake_at() == 1.25
     accumulator = desk.gradients.accumulator_for(0, 0)
     assert desk.gradients.wake_at() is None
     desk.gradients.wake(2.0)
     assert desk.take().jobs(TakeGradient) == []
-    desk.gradients.added(accumulator, (backward(0, 1),), ())
-    desk.gradients.flush(0)
+    desk.gradients.added(accumulator, (backward(0, 1),), (), TICKET, 2.0)
+    desk.gradients.flush(0, 0.0)
     (job,) = desk.take().jobs(TakeGradient)
     desk.gradients.taken(job, tuple(shard_tensor(key) for key in job.shards))
     assert desk.take().sent(Contribute)[0].tasks == (backward(0, 0), backward(0, 1))
@@ -81,7 +82,7 @@ def test_it_lingers_only_if_more_may_come() -> None:
     desk.add(backward(0, 0))
     desk.add(backward(1, 0))
     desk.add(backward(2, 0))
-    desk.gradients.idle([2], {0: False, 1: True}, now=1.0)
+    desk.gradients.idle([2], lambda step: step == 0, now=1.0)
     assert len(desk.take().jobs(TakeGradient)) == 1
     desk.gradients.wake(1.25)
     assert len(desk.take().jobs(TakeGradient)) == 1
@@ -101,9 +102,9 @@ def test_a_verdict_ends_an_upload_once() -> None:
     """Its tensors are dropped; the same word again, or one on somebody else's, changes nothing."""
     desk = Desk()
     parts = desk.upload(backward(0, 0))
-    assert desk.gradients.on_verdict(verdict(parts[0]))
+    assert desk.gradients.on_verdict(verdict(parts[0]), 1.0)
     assert sorted(desk.take().dropped) == [parts[0].tensors[0].key, parts[1].tensors[0].key]
-    assert not desk.gradients.on_verdict(verdict(parts[0]))
+    assert not desk.gradients.on_verdict(verdict(parts[0]), 1.0)
     assert desk.take().all == [] and desk.gradients.empty
 
 
@@ -113,7 +114,7 @@ def test_a_restart_never_reuses_a_number() -> None:
     desk = Desk(incarnation=2)
     new = desk.upload(backward(0, 0))[0]
     assert old.contribution.number == new.contribution.number and old.contribution != new.contribution
-    assert not desk.gradients.on_verdict(verdict(old))
+    assert not desk.gradients.on_verdict(verdict(old), 1.0)
 
 
 def test_it_knows_what_it_has() -> None:
@@ -123,7 +124,7 @@ def test_it_knows_what_it_has() -> None:
     assert desk.gradients.has(backward(0, 0)) and not desk.gradients.has(backward(0, 1))
     (part, _) = desk.upload(backward(0, 1))
     assert desk.gradients.has(backward(0, 0))
-    desk.gradients.on_verdict(verdict(part))
+    desk.gradients.on_verdict(verdict(part), 1.0)
     assert not desk.gradients.has(backward(0, 0))
 
 
@@ -133,7 +134,7 @@ def test_a_closed_step_leaves_nothing() -> None:
     parts = desk.upload(backward(0, 0))
     desk.add(backward(1, 0))
     desk.add(backward(2, 0))
-    desk.gradients.flush(2)
+    desk.gradients.flush(2, 0.0)
     (job,) = desk.take().jobs(TakeGradient)
     desk.gradients.drop_steps(2)
     effects = desk.take()
@@ -150,3 +151,13 @@ def test_a_failed_addition_makes_the_sum_worthless() -> None:
     desk.gradients.accumulator_for(0, 0)
     assert desk.gradients.lose(0) == (backward(0, 0),)
     assert len(desk.take().jobs(DropAccumulators)) == 1 and desk.gradients.empty
+
+
+def test_it_waits_twice_as_long_as_an_upload_takes() -> None:
+    """On a slow line a sum that is not known to be the last is worth waiting for."""
+    desk = Desk()
+    (part, _) = desk.upload(backward(0, 0))
+    desk.gradients.on_verdict(verdict(part), 30.0)
+    desk.add(backward(1, 0))
+    desk.gradients.idle([], lambda step: False, now=31.0)
+    assert desk.gradients.wake_at() == 91.0

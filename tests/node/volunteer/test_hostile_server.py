@@ -11,12 +11,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.jobs import Backward, Forward, RouteEnd, SetUpDevice, TakeGradient
+from node.machine.jobs import Backward, Forward, RouteEnd, SetUpDevice, TakeGradient
 from node.volunteer.volunteer import LEASES_MAX
-from protocol.ids import ContributionId, NodeId, TaskId, TensorRef
-from protocol.machine import Compute, DropTensors
-from protocol.messages import Forget, InputAnswer, Lease, Parameters, StepClosed, Verdict, VersionReady
-from tests.node.setting import VOLUNTEER, make_plan, shard_tensor
+from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef, Ticket
+from protocol.base.machine import Compute, DropTensors
+from protocol.messages import Flush, Forget, InputAnswer, Lease, Parameters, StepClosed, Verdict, VersionReady
+from tests.node.setting import TICKET, VOLUNTEER, make_plan, shard_tensor
 from tests.node.volunteer.test_volunteer import CONFIG, Desk
 
 TASKS = st.builds(TaskId, st.integers(0, 4), st.integers(0, 2), st.integers(0, 2), st.sampled_from("FBL"))
@@ -25,8 +25,8 @@ HONEST_FORWARDS = st.builds(TaskId, st.integers(0, CONFIG.steps - 1), st.integer
 SERVERS = st.sampled_from([NodeId("f0"), NodeId("b0"), NodeId("f1")])
 VERSIONS = st.integers(0, CONFIG.steps + 1)
 EVENTS = (
-    "honest lease", "lease", "forget", "input", "parameters", "version", "verdict", "closed", "done", "done", "failed",
-    "link",
+    "honest lease", "lease", "flush", "forget", "input", "parameters", "version", "verdict", "closed", "done", "done",
+    "failed", "link",
 )  # fmt: skip
 
 
@@ -117,12 +117,15 @@ class Siege:
                     "recompute": self.draw(st.booleans()),
                     "need_input_gradient": self.draw(st.booleans()),
                     "need_weight_gradient": self.draw(st.booleans()),
-                    "fence": self.draw(st.integers(0, 3)),
+                    "ticket": Ticket(self.draw(st.integers(0, 3)), TICKET.mac),
                 }
                 fields = {
-                    "ledger_generation": generation, "front": desk.servers[0], "back": desk.servers[1], "more": False,
+                    "ledger_generation": generation, "front": desk.servers[0], "back": desk.servers[1],
                 }  # fmt: skip
                 self.say(Lease(tasks=tasks, tensors=self.tensors(*right), **fields, **changes), server)
+            case "flush":
+                step, leases = self.draw(st.integers(0, 10**9)), self.draw(st.integers(0, 3))
+                self.say(Flush(ledger_generation=generation, step=step, leases=leases), server)
             case "forget":
                 self.say(Forget(ledger_generation=generation, tasks=tuple(self.draw(st.lists(TASKS, max_size=3)))))
             case "input":
@@ -139,7 +142,12 @@ class Siege:
             case "verdict":
                 contribution = ContributionId(VOLUNTEER, 7, self.draw(st.integers(0, 3)))
                 tasks = tuple(self.draw(st.lists(TASKS, max_size=2)))
-                fields = {"step": self.draw(st.integers(0, 4)), "accepted": self.draw(st.booleans()), "reason": ""}
+                fields = {
+                    "step": self.draw(st.integers(0, 4)),
+                    "accepted": self.draw(st.booleans()),
+                    "number": 0,
+                    "reason": "",
+                }
                 self.say(Verdict(ledger_generation=generation, contribution=contribution, tasks=tasks, **fields))
             case "closed":
                 self.say(StepClosed(ledger_generation=generation, step=self.draw(st.integers(0, 5))))

@@ -8,32 +8,34 @@ import msgspec
 import pytest
 
 from node.volunteer.screening import check_from_server
-from protocol.errors import RemoteProtocolError
-from protocol.ids import ContributionId, NodeId, TaskId, TensorRef
+from protocol.base.errors import RemoteProtocolError
+from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef
 from protocol.messages import InputAnswer, Lease, Parameters, StepClosed, Verdict, Work
-from protocol.plan import Plan, ServerPlan, StagePlan
-from protocol.run import RunConfig
+from protocol.run.course import line
+from protocol.run.plan import Plan, ServerPlan, StagePlan
+from protocol.run.run import RunConfig, WireSection
+from tests.node.setting import TICKET
 
-CONFIG = RunConfig()
+CONFIG = RunConfig(wire=WireSection(gradients="fp64"))
 FRONT, BACK = NodeId("f" * 52), NodeId("b" * 52)
 OTHERS = NodeId("g" * 52), NodeId("c" * 52)
 PLAN = Plan(1, 1, -1, tuple(
-    StagePlan(5 * i, 5 * i + 5, (ServerPlan(front, "front", ()), ServerPlan(back, "back", ())))
+    StagePlan((ServerPlan(front, "front", ()), ServerPlan(back, "back", ())))
     for i, (front, back) in enumerate([OTHERS, (FRONT, BACK)])
-))  # fmt: skip
-HIDDEN = TensorRef(1, (2, 128, 128), "fp32", 131072)
+), line(10, 2))  # fmt: skip
+HIDDEN = TensorRef(1, (2, 128, 128), "q8", 33_288)
 LABELS = TensorRef(2, (2, 128), "int32", 1024)
 END = (TaskId(3, 1, 1, "F"), TaskId(3, 1, 2, "L"), TaskId(3, 1, 1, "B"))
 LEASE = Lease(
-    ledger_generation=1, tasks=END, fence=1, version=2, deadline_s=1.0, front=FRONT, back=BACK, recompute=False,
-    need_input_gradient=True, need_weight_gradient=True, more=False, tensors=(HIDDEN, LABELS),
+    ledger_generation=1, tasks=END, ticket=TICKET, version=2, deadline_s=1.0, front=FRONT, back=BACK, recompute=False,
+    need_input_gradient=True, need_weight_gradient=True, tensors=(HIDDEN, LABELS),
 )  # fmt: skip
 
 
-def reason(message: Work, peer: NodeId = FRONT, stage: int = 1) -> str:
+def reason(message: Work, peer: NodeId = FRONT, config: RunConfig = CONFIG, stage: int = 1) -> str:
     """The word that the message is refused with, or nothing."""
     try:
-        check_from_server(CONFIG, PLAN, stage, peer, message)
+        check_from_server(config, PLAN, stage, peer, message)
     except RemoteProtocolError as error:
         return error.reason
     return ""
@@ -89,10 +91,15 @@ def test_other_words_of_servers_are_looked_at_too() -> None:
     assert reason(parameters, BACK) == "" and reason(parameters, FRONT) == "role"
     for wrong in ((vector, vector), (TensorRef(1, (2, 5), "fp32", 40),), (TensorRef(1, (10,), "fp64", 80),)):
         assert reason(msgspec.structs.replace(parameters, tensors=wrong), BACK) == "shape"
+    config = msgspec.structs.replace(CONFIG, wire=WireSection(parameters="fp32", gradients="gi"))
+    grid = TensorRef(2, (1,), "gi", 9)
+    for tensors, named in (((vector, grid), ""), ((vector,), "shape"), ((vector, vector), "shape")):
+        with_grid = msgspec.structs.replace(parameters, tensors=tensors)
+        assert reason(with_grid, BACK, config) == named
     answer = InputAnswer(ledger_generation=1, task=END[0], tensors=(HIDDEN,))
     assert reason(answer) == "" and reason(msgspec.structs.replace(answer, tensors=(LABELS,))) == "shape"
     name = ContributionId(BACK, 1, 1)
-    verdict = Verdict(ledger_generation=1, contribution=name, step=3, tasks=END[1:], accepted=True, reason="")
+    verdict = Verdict(ledger_generation=1, contribution=name, step=3, tasks=END[1:], accepted=True, number=0, reason="")
     assert reason(verdict) == "" and reason(verdict, BACK) == "role"
     assert reason(StepClosed(ledger_generation=1, step=CONFIG.steps - 1)) == ""
     assert reason(StepClosed(ledger_generation=1, step=CONFIG.steps)) == "decode"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from node.jobs import (
+from node.machine.jobs import (
     Backward,
     DropGraphs,
     DropParameters,
@@ -17,13 +17,15 @@ from node.jobs import (
     SetUpDevice,
     TakeGradient,
 )
-from node.outbox import Outbox
+from node.machine.outbox import Outbox
 from node.volunteer.volunteer import VolunteerMachine
-from protocol.ids import NodeId, TaskId, TensorRef
+from protocol.base.ids import NodeId, TaskId, TensorRef, Ticket
+from protocol.base.machine import HangUp
 from protocol.messages import (
     Contribute,
     FetchInput,
     FetchParameters,
+    Flush,
     Forget,
     InputAnswer,
     InputGradient,
@@ -33,11 +35,12 @@ from protocol.messages import (
     Parameters,
     Ready,
     StepClosed,
+    Summed,
     Verdict,
     VersionReady,
 )
-from protocol.plan import Plan
-from tests.node.setting import VOLUNTEER, Effects, activation, backward, make_config, make_plan, shard_tensor
+from protocol.run.plan import Plan
+from tests.node.setting import TICKET, VOLUNTEER, Effects, activation, backward, make_config, make_plan, shard_tensor
 
 CONFIG = make_config()
 FRONT, BACK = NodeId("f0"), NodeId("b0")
@@ -92,7 +95,7 @@ class Desk:
         fields = {
             "ledger_generation": self.plan.ledger_generation,
             "tasks": tasks,
-            "fence": 1,
+            "ticket": TICKET,
             "version": CONFIG.version_of(tasks[0].step),
             "deadline_s": 6.4,
             "front": self.servers[0],
@@ -100,11 +103,17 @@ class Desk:
             "recompute": False,
             "need_input_gradient": False,
             "need_weight_gradient": tasks[-1].op == "B",
-            "more": True,
             "tensors": by_op[len(tasks)],
             **changes,
         }
         return Lease(**fields)  # type: ignore[arg-type]
+
+    def flush(self, step: int, leases: dict[NodeId, int]) -> Effects:
+        """Every server says that nothing of the step is left; `leases` that it gave are 0 where they are not named."""
+        for server in self.servers:
+            word = Flush(ledger_generation=self.plan.ledger_generation, step=step, leases=leases.get(server, 0))
+            effects = self.say(server, word)
+        return effects
 
     def load(self, version: int = 0) -> Effects:
         """Both shards of a version arrive, and the device loads it."""
@@ -140,8 +149,9 @@ def test_it_asks_for_as_many_forwards_as_the_plan_lets_it_hold() -> None:
     slots = {}
     for server in desk.servers:
         machine.handle(server, VersionReady(ledger_generation=1, version=0), 0.0)
-        slots[server] = [ready.slots for ready in Effects(out).sent(Ready, server) if ready.slots]
-    assert slots == {"f0": [4], "b0": [2]}
+        readies = Effects(out).sent(Ready, server)
+        slots[server] = [(r.slots, r.graph_slots) for r in readies if r.slots or r.graph_slots]
+    assert slots == {"f0": [(0, ((0, 4),))], "b0": [(2, ())]}
 
 
 def test_slots_that_lie_idle_at_one_front_do_not_starve_another() -> None:
@@ -155,7 +165,8 @@ def test_slots_that_lie_idle_at_one_front_do_not_starve_another() -> None:
         machine.link_up(NodeId(server))
         machine.handle(NodeId(server), VersionReady(ledger_generation=1, version=0), 0.0)
     effects = Effects(out)
-    assert [sum(ready.slots for ready in effects.sent(Ready, server)) for server in ("f0", "g0")] == [4, 4]
+    for server in ("f0", "g0"):
+        assert [ready.graph_slots for ready in effects.sent(Ready, server) if ready.graph_slots] == [((0, 4),)]
 
 
 def test_a_forward_waits_for_its_version_and_its_output_goes_out_at_once() -> None:
@@ -180,7 +191,8 @@ def test_a_backward_uses_the_graph_that_is_kept() -> None:
 
 
 def test_a_backward_without_a_graph_fetches_the_input_first() -> None:
-    """The front answers, the device recomputes; without an answer the lease goes back."""
+    """The front answers, the device recomputes. If the front has to wait for the input itself, the lease holds no slot
+    meanwhile: others may be what makes the input."""
     desk = Desk()
     desk.compute_forward()
     effects = desk.say(BACK, desk.lease(backward(0, 1), recompute=True))
@@ -189,9 +201,12 @@ def test_a_backward_without_a_graph_fetches_the_input_first() -> None:
         Backward
     )
     assert job.input is not None
+    desk.done(job, None)
     desk.say(BACK, desk.lease(backward(1, 1), recompute=True))
-    gone = desk.say(FRONT, InputAnswer(ledger_generation=1, task=forward(1, 1), tensors=()))
-    assert gone.sent(LeaseReturned)[0].tasks == (backward(1, 1),)
+    waits = desk.say(FRONT, InputAnswer(ledger_generation=1, task=forward(1, 1), tensors=()))
+    assert waits.sent(LeaseReturned) == [] and [ready.slots for ready in waits.sent(Ready, "b0")] == [1]
+    again = desk.say(FRONT, InputAnswer(ledger_generation=1, task=forward(1, 1), tensors=(desk.tokens(),)))
+    assert [job.task for job in again.jobs(Backward)] == [backward(1, 1)]
 
 
 def test_a_backward_goes_before_a_forward_and_an_older_step_before_both() -> None:
@@ -210,7 +225,8 @@ def test_the_end_of_a_route_covers_its_loss_too() -> None:
     """The contribution lists L and B, with the loss."""
     desk = Desk(stage=1)
     tasks = (forward(0, 0, 1), TaskId(0, 0, 2, "L"), backward(0, 0, 1))
-    desk.say(desk.servers[0], desk.lease(*tasks, need_input_gradient=True, more=False))
+    desk.say(desk.servers[0], desk.lease(*tasks, need_input_gradient=True))
+    desk.flush(0, {desk.servers[0]: 1})
     (job,) = desk.load().jobs(RouteEnd)
     effects = desk.done(job, (3.5, desk.tensor()))
     assert effects.peers(InputGradient) == ["f1"]
@@ -224,6 +240,7 @@ def test_a_weight_gradient_that_it_has_is_not_computed_again() -> None:
     desk = Desk(stage=1)
     tasks = (forward(0, 0, 1), TaskId(0, 0, 2, "L"), backward(0, 0, 1))
     desk.say(desk.servers[0], desk.lease(*tasks, need_input_gradient=True))
+    desk.flush(0, {desk.servers[0]: 1})
     (job,) = desk.load().jobs(RouteEnd)
     assert job.accumulator is not None
     desk.done(job, (3.5, desk.tensor()))
@@ -291,22 +308,25 @@ def test_a_lease_that_overtakes_the_refusal_which_caused_it_is_given_back(accept
     desk = Desk(stage=1)
     front = desk.servers[0]
     tasks = (forward(0, 0, 1), TaskId(0, 0, 2, "L"), backward(0, 0, 1))
-    desk.say(front, desk.lease(*tasks, more=False))
+    desk.say(front, desk.lease(*tasks))
+    desk.flush(0, {front: 1})
     (job,) = desk.load().jobs(RouteEnd)
     (cut,) = desk.done(job, (3.5, None)).jobs(TakeGradient)
     (sent, _) = desk.done(cut, tuple(shard_tensor(key) for key in cut.shards)).sent(Contribute)
-    assert desk.say(front, desk.lease(*tasks, fence=2)).sent(LeaseReturned) == []  # it may still be accepted
+    second, third = (desk.lease(*tasks, ticket=Ticket(fence, TICKET.mac)) for fence in (2, 3))
+    assert desk.say(front, second).sent(LeaseReturned) == []  # it may still be accepted
     word = Verdict(
         ledger_generation=1,
         contribution=sent.contribution,
         step=0,
         tasks=sent.tasks,
         accepted=accepted,
+        number=0,
         reason="" if accepted else "another task of it is covered already",
     )
     returned = desk.say(desk.plan.ledger_of(1), word).sent(LeaseReturned, front)
     assert [message.tasks for message in returned] == ([] if accepted else [tasks])
-    assert len(desk.say(front, desk.lease(*tasks, fence=3)).jobs(RouteEnd)) == 1  # now it is work again
+    assert len(desk.say(front, third).jobs(RouteEnd)) == 1  # now it is work again
 
 
 def test_draining_gives_back_what_has_not_begun_and_sends_what_is_summed_up() -> None:
@@ -315,7 +335,7 @@ def test_draining_gives_back_what_has_not_begun_and_sends_what_is_summed_up() ->
     desk.compute_forward()
     (job,) = desk.say(BACK, desk.lease(backward(0, 0))).jobs(Backward)
     desk.say(FRONT, desk.lease(forward(0, 1)))
-    desk.machine.drain()
+    desk.machine.drain(desk.now)
     assert [returned.tasks for returned in desk.take().sent(LeaseReturned)] == [(forward(0, 1),)]
     effects = desk.done(job)
     assert len(effects.jobs(TakeGradient)) == 1 and effects.sent(Ready) == []
@@ -334,3 +354,90 @@ def test_a_failed_device_gives_its_work_back() -> None:
     effects = desk.take()
     assert effects.peers(LeaseReturned) == ["f0", "b0"]
     assert effects.sent(LeaseReturned)[0].tasks == (backward(0, 1), backward(0, 0))
+
+
+def run_backward(desk: Desk, microbatch: int, step: int = 0) -> Effects:
+    """A backward whose graph is with us is leased, computed, and added to the step's sum."""
+    effects = desk.say(BACK, desk.lease(backward(step, microbatch), need_input_gradient=False))
+    (job,) = effects.jobs(Backward)
+    return desk.done(job, None)
+
+
+def test_a_sum_is_sent_when_all_servers_of_the_stage_have_nothing_left() -> None:
+    """An idle device is no reason: tasks come seconds apart and make one contribution, not one each."""
+    desk = Desk()
+    desk.load()
+    for microbatch in (0, 1):
+        desk.compute_forward(microbatch)
+    for microbatch in (0, 1):
+        desk.now += 3.0
+        assert run_backward(desk, microbatch).jobs(TakeGradient) == []
+    desk.say(FRONT, Flush(ledger_generation=1, step=0, leases=2))
+    assert desk.take().jobs(TakeGradient) == []
+    effects = desk.say(BACK, Flush(ledger_generation=1, step=0, leases=2))
+    assert len(effects.jobs(TakeGradient)) == 1
+
+
+def test_the_word_about_the_tail_may_overtake_the_last_leases() -> None:
+    """They carry tensors and it does not: the sum stays open until as many have come as were given."""
+    desk = Desk()
+    desk.load()
+    desk.compute_forward(0)
+    desk.flush(0, {FRONT: 1, BACK: 1})
+    effects = run_backward(desk, 0)
+    assert len(effects.jobs(TakeGradient)) == 1
+    desk = Desk()
+    desk.load()
+    for microbatch in (0, 1):
+        desk.compute_forward(microbatch)
+    desk.flush(0, {FRONT: 2, BACK: 2})
+    assert run_backward(desk, 0).jobs(TakeGradient) == []
+    assert len(run_backward(desk, 1).jobs(TakeGradient)) == 1
+
+
+def test_a_server_hears_what_is_summed_up() -> None:
+    """At once for each lease, so that its clock stops; and all of it on a new link, so that nobody else gets it."""
+    desk = Desk()
+    desk.load()
+    desk.compute_forward(0)
+    effects = run_backward(desk, 0)
+    assert effects.sent(Summed, BACK) == [
+        Summed(ledger_generation=1, tasks=(backward(0, 0),), tickets=(TICKET,), complete=False)
+    ]
+    desk.machine.link_down(BACK)
+    desk.machine.link_up(BACK)
+    (claim,) = desk.take().sent(Summed, BACK)
+    assert claim.complete and claim.tasks == (backward(0, 0),)
+
+
+def test_a_device_that_is_gone_gives_everything_back_at_once() -> None:
+    """A game starts: leases that wait, the one that ran and every task that was summed up go back; nothing more is
+    asked for."""
+    desk = Desk()
+    for microbatch in (0, 1):
+        desk.compute_forward(microbatch)
+    (first,) = desk.say(BACK, desk.lease(backward(0, 0))).jobs(Backward)
+    desk.done(first)
+    desk.say(BACK, desk.lease(backward(0, 1)))
+    desk.say(FRONT, desk.lease(forward(1, 0)))
+    desk.machine.hand_back("program")
+    effects = desk.take()
+    returned = {task for message in effects.sent(LeaseReturned) for task in message.tasks}
+    assert returned == {backward(0, 0), backward(0, 1), forward(1, 0)}
+    assert effects.sent(Ready) == [] and desk.machine.gradients.empty
+
+
+def test_a_device_that_was_lost_begins_as_at_first() -> None:
+    """Its process died: all goes back, links begin anew (servers count on graphs that are gone), and the fresh one is
+    set up."""
+    desk = Desk()
+    desk.compute_forward()
+    (running,) = desk.say(BACK, desk.lease(backward(0, 0))).jobs(Backward)
+    desk.machine.failed(running, "the device's process was killed", desk.now)
+    desk.take()
+    desk.machine.device_lost("killed")
+    effects = desk.take()
+    assert len(effects.jobs(SetUpDevice)) == 1
+    assert [effect.peer for effect in effects.all if isinstance(effect, HangUp)] == list(desk.servers)
+    desk.machine.link_up(FRONT)
+    assert [ready.hello for ready in desk.take().sent(Ready)] == [True]

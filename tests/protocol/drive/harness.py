@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import trio
 
+from protocol.base.errors import RemoteProtocolError
+from protocol.base.ids import TaskId, TensorRef
 from protocol.drive.tcp import open_listeners
 from protocol.drive.transport import Link, LinkOptions, Transport
-from protocol.errors import RemoteProtocolError
-from protocol.identity import Identity
-from protocol.ids import TaskId, TensorRef
 from protocol.messages import Activation, Message
+from protocol.trust.identity import Identity
 from tests.protocol.samples import RUN_ID
 
 PATIENCE_S = 30.0

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from protocol.base.errors import BadInputError
 from protocol.drive.keyfile import load_identity, load_or_create_identity
-from protocol.errors import BadInputError
 
 
 def test_made_once(tmp_path: Path) -> None:

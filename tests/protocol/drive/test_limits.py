@@ -14,6 +14,7 @@ import pytest
 import trio
 import trio.testing
 
+from protocol.base.errors import BadInputError
 from protocol.drive.limits import (
     BURST_S,
     CLOCK_S,
@@ -26,7 +27,6 @@ from protocol.drive.limits import (
     QuotaUsedUpError,
 )
 from protocol.drive.transport import DialError
-from protocol.errors import BadInputError
 from protocol.messages import Ping
 from tests.protocol.drive.harness import activation, stations
 

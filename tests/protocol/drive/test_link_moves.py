@@ -11,9 +11,9 @@ import pytest
 import trio
 import trio.testing
 
+from protocol.base.limits import GRACE_S, KEEP_ALIVE_S, SILENT_S
 from protocol.drive import link as link_module
 from protocol.drive.transport import DialError, Link, Transport
-from protocol.limits import GRACE_S, KEEP_ALIVE_S, SILENT_S
 from protocol.messages import Activation, Ping
 from tests.protocol.drive.harness import PATIENCE_S, Recorder, Station, activation, admit_all, stations
 from tests.protocol.samples import RUN_ID

@@ -16,10 +16,10 @@ import structlog
 import trio
 import trio.testing
 
+from protocol.base.limits import REJECT_REASONS
+from protocol.base.machine import Count, LinkUp, Log, Told
 from protocol.drive.metrics import DAEMON_FAMILIES, Family, Metrics
-from protocol.drive.process import free_port, set_up_logging, watch_loop, watch_signals, write_log
-from protocol.limits import REJECT_REASONS
-from protocol.machine import Count, LinkUp, Log, Told
+from protocol.drive.process import LastingStream, free_port, set_up_logging, watch_loop, watch_signals, write_log
 from tests.protocol.samples import ALICE
 
 
@@ -130,7 +130,7 @@ async def test_signals_become_facts() -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch_signals, told.append)
         await trio.testing.wait_all_tasks_blocked()
-        for count, number in enumerate((signal.SIGTERM, signal.SIGINT, signal.SIGTERM), start=1):
+        for count, number in enumerate((signal.SIGHUP, signal.SIGTERM, signal.SIGINT), start=1):
             os.kill(os.getpid(), number)
             with trio.fail_after(30):
                 while len(told) < count:
@@ -156,3 +156,19 @@ def test_free_ports() -> None:
     """A port that is called free can be bound."""
     with socket.create_server(("127.0.0.1", free_port())):
         pass
+
+
+def test_a_terminal_that_was_closed_does_not_end_the_process() -> None:
+    """After a hang-up a line cannot be written: that is no error, and nobody tries again."""
+    tries: list[str] = []
+
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            tries.append(text)
+            raise OSError(5, "Input/output error")
+
+    stream = LastingStream(Gone())
+    assert stream.write("draining\n") == 9
+    stream.flush()
+    assert stream.write("ended\n") == 6
+    assert tries == ["draining\n"]

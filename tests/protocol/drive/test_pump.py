@@ -8,10 +8,9 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.drive.pump import Pump
-from protocol.ids import NodeId
-from protocol.limits import INBOX_MAX
-from protocol.machine import (
+from protocol.base.ids import NodeId
+from protocol.base.limits import INBOX_MAX
+from protocol.base.machine import (
     Compute,
     Count,
     Dial,
@@ -29,6 +28,7 @@ from protocol.machine import (
     ShareTensor,
     Told,
 )  # fmt: skip
+from protocol.drive.pump import Pump
 from protocol.messages import Ping
 
 _PEER = NodeId("p")

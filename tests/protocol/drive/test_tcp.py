@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import trio
 
+from protocol.base.errors import BadInputError
 from protocol.drive import tcp
 from protocol.drive.tcp import Candidate, interleaved, open_all_listeners, open_listeners, racing
 from protocol.drive.transport import DialError
-from protocol.errors import BadInputError
 from tests.protocol.drive.harness import PATIENCE_S, stations
 
 

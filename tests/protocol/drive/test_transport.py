@@ -14,17 +14,17 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.codec import encode
+from protocol.base.limits import AHEAD_BYTES_MIN, AHEAD_S, COOKIE_ABOVE, HALF_OPEN_MAX, UNSENT_BYTES, WRITE_BYTES
 from protocol.drive import link as link_module
 from protocol.drive import transport as transport_module
 from protocol.drive.limits import Metered
 from protocol.drive.transport import DialError, Link, LinkOptions
-from protocol.framing import Frame, Hello
-from protocol.handshake import CookieDemanded, Initiator, Session
-from protocol.identity import Identity
-from protocol.limits import AHEAD_BYTES_MIN, AHEAD_S, COOKIE_ABOVE, HALF_OPEN_MAX, UNSENT_BYTES, WRITE_BYTES
+from protocol.link.codec import encode
+from protocol.link.framing import Frame, Hello
 from protocol.messages import Freeze, Ping
-from protocol.records import RecordWriter
+from protocol.trust.handshake import CookieDemanded, Initiator, Session
+from protocol.trust.identity import Identity
+from protocol.trust.records import RecordWriter
 from tests.protocol.drive.harness import PATIENCE_S, Station, activation, stations
 from tests.protocol.samples import ALICE, RUN_ID
 

@@ -1,0 +1,56 @@
+"""`barnraise monitoring write DIR`: everything that Prometheus and Grafana need to watch a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from coordinator.commands.status import DEFAULT_URL
+from coordinator.monitoring.files import check_url, monitoring_files
+from protocol.base.errors import BadInputError
+
+
+@click.group()
+def monitoring() -> None:
+    """Watch runs with Prometheus and Grafana."""
+
+
+@monitoring.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIR")
+@click.argument("coordinators", nargs=-1, metavar="[URL]...")
+@click.option(
+    "--here",
+    multiple=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="STATE",
+    help="A daemon's state folder on this machine, to be scraped too; may be repeated, and hold * for a name. For "
+    "owners of lent computers, whose coordinator is elsewhere.",
+)
+def write(folder: Path, coordinators: tuple[str, ...], here: tuple[Path, ...]) -> None:
+    """Write prometheus.yml, rules, dashboards, a console, a runbook and a compose file into DIR.
+
+    URL is a coordinator's status API, by default the one of a coordinator on this computer; it is asked (at /api/sd)
+    whom to scrape. Files of an earlier version are replaced.
+    """
+    urls = coordinators or (() if here else (DEFAULT_URL,))
+    for url in urls:
+        if not check_url(url):
+            raise BadInputError(f"{url}: not an address of a coordinator's status API (http://HOST:PORT)")
+    files = monitoring_files(urls, [str(place.absolute()) for place in here])
+    try:
+        for name, text in files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    except OSError as error:
+        raise BadInputError(f"{error.filename or folder}: cannot be written: {error.strerror}") from error
+    click.echo(
+        f"{folder}: {len(files)} files\n"
+        f"  check      promtool check config {folder / 'prometheus.yml'}\n"
+        f"  start      prometheus --config.file={folder / 'prometheus.yml'}"
+        f" --web.console.templates={folder / 'consoles'}\n"
+        "  look       http://127.0.0.1:9090/consoles/barnraise.html\n"
+        f"  Grafana    import {folder / 'dashboards'}/*.json, or docker compose up -d in {folder}\n"
+        f"  an alert?  {folder / 'RUNBOOK.md'}"
+    )

@@ -1,0 +1,167 @@
+"""`barnraise run ban|unban|invite|invites|uninvite`: what an operator orders of a running coordinator, by its API."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import click
+
+from coordinator.commands.status import ANSWER_S, DEFAULT_URL, fetch, opener
+from protocol.base.errors import BadInputError
+from protocol.trust.identity import base32, is_node_id
+from protocol.trust.membership import JoinLink
+
+PREFIX_MIN = 6
+"""Letters of an id that may stand for it, as `barnraise status` shows eight: two of 10,000 members share six by chance
+once in 20 runs, and then more are asked for."""
+ANSWER_BYTES_MAX = 64 << 20
+
+
+@click.group()
+def run() -> None:
+    """Order something of a running coordinator: who may come, and who must go.
+
+    On the coordinator's own computer these find its admin token by themselves; elsewhere name a copy of links.json.
+    """
+
+
+def _asking(command: Any) -> Any:
+    """The options of every order: where the coordinator is, and the file that proves the operator."""
+    command = click.option(
+        "--links", type=click.Path(path_type=Path, dir_okay=False),
+        help="The coordinator's links.json, which holds the admin token. [default: asked of a local coordinator]",
+    )(command)  # fmt: skip
+    return click.option(
+        "--url", default=DEFAULT_URL, show_default=True, metavar="URL", help="The coordinator's status API."
+    )(command)
+
+
+@run.command()
+@click.argument("node")
+@click.option("--reason", default="", help="What the banned computer's owner is told.")
+@click.option("--lineage", is_flag=True, help="Also ban all who came by the same invite, and close that invite.")
+@_asking
+def ban(node: str, reason: str, lineage: bool, url: str, links: Path | None) -> None:
+    """Ban NODE (an id, or its first letters as `barnraise status` shows them).
+
+    Its links end everywhere within seconds, and what it is computing does not count. With a link that works more than
+    once it can come again under a new name: `--lineage` ends that too, for all who came by it.
+    """
+    base = _base(url)
+    order = {"node": _whole(base, node), "reason": reason, "lineage": lineage}
+    banned = _post(base, links, "ban", order)["banned"]
+    click.echo(f"banned: {', '.join(banned)}")
+    if not lineage:
+        click.echo("(whoever has a link that works more than once can come again: barnraise run invites)")
+
+
+@run.command()
+@click.argument("node")
+@_asking
+def unban(node: str, url: str, links: Path | None) -> None:
+    """Let NODE (its whole id) come again, by an invite that has a use left for it."""
+    if not is_node_id(node):
+        raise BadInputError(f"NODE: {node!r} is no node id (52 letters and digits)")
+    _post(_base(url), links, "unban", {"node": node})
+    click.echo(f"may come again: {node}")
+
+
+@run.command()
+@click.option("--uses", type=click.IntRange(1, 100_000), default=1, show_default=True, help="Computers it lets in.")
+@click.option("--role", type=click.Choice(["volunteer", "server"]), default="volunteer", show_default=True)
+@click.option("--days", type=click.FloatRange(0, 3660, min_open=True), default=7.0, show_default=True)
+@_asking
+def invite(uses: int, role: str, days: float, url: str, links: Path | None) -> None:
+    """Print a new join link. It lets in one computer, which may come again with it; --uses makes it one for several.
+
+    A link for several computers cannot tell them apart: somebody who was banned may come again by it.
+    """
+    made = _post(_base(url), links, "invite", {"role": role, "uses": uses, "days": days})
+    click.echo(made["link"])
+
+
+@run.command()
+@_asking
+def invites(url: str, links: Path | None) -> None:
+    """Show the invites: how many have come by each, until when it counts, and whether it is closed."""
+    rows = _ask(_base(url), links, "invites", None)["invites"]
+    click.echo(f"{'invite':26}  {'role':9} {'used':>11}  {'until':16}")
+    for row in rows:
+        until = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["not_after"]))
+        state = "closed" if row["closed"] else "over" if row["not_after"] < time.time() else ""
+        used = f"{row['used']} of {row['uses']}"
+        click.echo(f"{row['invite']:26}  {row['role']:9} {used:>11}  {until:16} {state}".rstrip())
+
+
+@run.command()
+@click.argument("invite")
+@_asking
+def uninvite(invite: str, url: str, links: Path | None) -> None:
+    """Close INVITE (as `barnraise run invites` shows it, or a whole join link): nobody joins by it any more."""
+    if invite.startswith("barnraise://"):
+        invite = base32(JoinLink.parse(invite).statement.nonce)
+    _post(_base(url), links, "uninvite", {"invite": invite})
+    click.echo("closed; who has come by it stays")
+
+
+def _base(url: str) -> str:
+    return url.rstrip("/").removesuffix("/api/status")
+
+
+def _whole(base: str, node: str) -> str:
+    """The one member whose id begins so. Raises `BadInputError`."""
+    if is_node_id(node):
+        return node
+    status = fetch(f"{base}/api/status")
+    known = {str(member["id"]) for member in [*status["members"], *status.get("away", [])]}
+    found = sorted(one for one in known if one.startswith(node)) if len(node) >= PREFIX_MIN else []
+    if len(found) != 1:
+        which = f"{len(found)} members have ids that begin so" if found else "no member's id begins so"
+        raise BadInputError(f"NODE: {node!r}: {which}; give at least {PREFIX_MIN} letters, or the whole id")
+    return found[0]
+
+
+def _token(base: str, links: Path | None) -> str:
+    """The admin token, from the file that the coordinator wrote for its owner. Raises `BadInputError`."""
+    status = fetch(f"{base}/api/status")  # also says what is wrong with the address
+    if links is None:
+        named = status.get("links_file")
+        if not named:
+            raise BadInputError(f"{base}: this coordinator is not on this computer; name its links.json with --links")
+        links = Path(named)
+    try:
+        token = str(json.loads(links.read_text())["admin_token"])
+    except OSError as error:
+        raise BadInputError(f"{links}: {error.strerror or error}; the coordinator's owner can read it") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInputError(f"{links}: not a coordinator's links.json") from error
+    return token
+
+
+def _post(base: str, links: Path | None, what: str, order: dict[str, Any]) -> dict[str, Any]:
+    return _ask(base, links, what, json.dumps(order).encode())
+
+
+def _ask(base: str, links: Path | None, what: str, body: bytes | None) -> dict[str, Any]:
+    """The API's answer to an order (with `body`) or a question. Raises `BadInputError` with what it says."""
+    url = f"{base}/api/{what}"
+    headers = {"Authorization": f"Bearer {_token(base, links)}"}
+    request = urllib.request.Request(url, data=body, headers=headers)  # noqa: S310 - `fetch` checked the scheme
+    try:
+        with opener.open(request, timeout=ANSWER_S) as answer:
+            found: dict[str, Any] = json.loads(answer.read(ANSWER_BYTES_MAX))
+    except urllib.error.HTTPError as error:
+        with error:
+            try:
+                reason = json.loads(error.read(4096))["error"]
+            except (ValueError, KeyError, TypeError):
+                reason = f"the answer is {error.code}"
+        raise BadInputError(f"{url}: {reason}") from error
+    except (OSError, ValueError) as error:
+        raise BadInputError(f"{url}: nobody answers there: {getattr(error, 'reason', error)}") from error
+    return found

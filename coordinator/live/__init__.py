@@ -1,0 +1,1 @@
+"""What runs while a run runs: the coordinator's machine and its parts. Pure, and imports no planning."""

@@ -1,0 +1,99 @@
+"""Bans: durable first, then told to everybody as one signed list, which servers pass on (`node.machine.revocation`).
+
+A ban is in force at the coordinator at once, at everybody who is linked to it after one message, at everybody who is
+linked to one of those after two; nobody believes the member longer than its membership lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from coordinator.live.admission import Admission
+from coordinator.live.orders import Ban, CloseInvite, Unban
+from coordinator.live.outbox import Outbox
+from coordinator.live.roster import Member, Roster
+from protocol.base.ids import NodeId
+from protocol.base.limits import ITEMS_MAX
+from protocol.messages import Revoked
+from protocol.trust.membership import LISTED_S, Revocations
+
+
+class Bans:
+    """The operator's part of admission: what was ordered, and who has been told."""
+
+    def __init__(
+        self,
+        run_id: bytes,
+        admission: Admission,
+        roster: Roster,
+        outbox: Outbox,
+        sign: Callable[[Revocations], bytes],
+        expel: Callable[[NodeId, str, float], None],
+        wall_offset_s: float,
+    ) -> None:
+        """
+        Args:
+            sign: the coordinator's signature of a list.
+            expel: ends what a banned node has here: its link and its place.
+            wall_offset_s: seconds since 1970 minus the machine's `now`.
+        """
+        self._run_id = run_id
+        self._admission = admission
+        self._roster = roster
+        self._outbox = outbox
+        self._sign = sign
+        self._expel = expel
+        self._wall_offset_s = wall_offset_s
+        self._told: dict[NodeId, int] = {}
+        """The newest list that each linked node was sent."""
+
+    def order(self, order: Ban | Unban | CloseInvite, now: float) -> None:
+        """Does what an operator asks."""
+        match order:
+            case Ban():
+                nodes = self._admission.lineage(order.node) if order.lineage else (order.node,)
+                for node in nodes:
+                    self._ban(node, order.reason, now)
+                closed = self._admission.close_invites_of(order.node) if order.lineage else ()
+                for record in closed:
+                    self._outbox.persist(record)
+            case Unban():
+                lifted = self._admission.unban(order.node)
+                if lifted is not None:
+                    self._outbox.log("info", "ban lifted", node=order.node)
+                    self._outbox.persist(lifted, lambda now: self._durable(lifted.number, now))
+            case CloseInvite():
+                closing = self._admission.close_invite(order.nonce)
+                if closing is not None:
+                    self._outbox.log("info", "invite closed", nonce=order.nonce)
+                    self._outbox.persist(closing)
+
+    def _ban(self, node: NodeId, reason: str, now: float) -> None:
+        record = self._admission.ban(node, reason, now + self._wall_offset_s)
+        if record is None:
+            return
+        self._outbox.persist(record, lambda now: self._durable(record.number, now))
+        self._outbox.log("warning", "node banned", node=node, reason=reason)
+        self._expel(node, reason, now)
+
+    def left(self, peer: NodeId) -> None:
+        """A link is gone: its node is told again when it comes back."""
+        self._told.pop(peer, None)
+
+    def tell(self, member: Member, now: float) -> None:
+        """The newest list, unless there is none or the member has it."""
+        number = self._admission.number
+        durable = number == self._admission.durable_number  # else everybody is told in a moment
+        if member.welcomed and durable and number > self._told.get(member.peer, 0):
+            self._told[member.peer] = number
+            self._outbox.send(member.peer, self._list(number, now))
+
+    def _durable(self, number: int, now: float) -> None:
+        """A change survives a crash; of several on their way to the disk only the last is told, with all of them."""
+        self._admission.durable_number = number
+        for member in self._roster.all():
+            self.tell(member, now)
+
+    def _list(self, number: int, now: float) -> Revoked:
+        nodes = self._admission.banned_since(now + self._wall_offset_s - LISTED_S)[:ITEMS_MAX]
+        return Revoked(number=number, nodes=nodes, signature=self._sign(Revocations(self._run_id, number, nodes)))

@@ -1,0 +1,488 @@
+"""The coordinator's machine: admits nodes, keeps the plan in force, stores what the run reports.
+
+Training needs it only to begin and to change: while it is away, steps are decided, sealed and committed by the servers
+alone (state-and-trust 4.3, 4.5). Nothing is said to a node before it is durable: a generation, a spent invite, a
+membership's serial, the vocabulary, the acknowledgement of a step.
+
+This file routes inputs; the parts it is made of are `membership` (links), `admission` (invites and bans), `servers`
+(places and plan), `volunteers` (stages), `history` (steps), `signals` (what nodes say to each other). They write
+their effects into one `Outbox`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from coordinator.live.admission import Admission
+from coordinator.live.bans import Bans
+from coordinator.live.crew import Crew
+from coordinator.live.history import History
+from coordinator.live.join_rates import JoinRates
+from coordinator.live.measured_links import NetworkBook
+from coordinator.live.outbox import Outbox
+from coordinator.live.plan_builder import block_work
+from coordinator.live.records import DataRow, MemberRow, StepRow, StoredState
+from coordinator.live.reported import Reported
+from coordinator.live.roster import MEMBERS_MAX, LeaveReason, Member, Roster
+from coordinator.live.seating import Placement
+from coordinator.live.signals import Helpers, Signalling
+from coordinator.live.status import build_status, run_state
+from protocol.base.ids import NodeId
+from protocol.base.limits import ADDRESSES_MAX
+from protocol.base.machine import Effect, Input, LinkDown, LinkUp, Ordered, Persisted, Received, Told
+from protocol.link.reach import host_of
+from protocol.messages import (
+    Bye,
+    DataReady,
+    Join,
+    Leave,
+    LinkReport,
+    Message,
+    NodeReport,
+    Ping,
+    Pong,
+    RunFinished,
+    Signal,
+    StepReport,
+    StepReportStored,
+    Welcome,
+)
+from protocol.run.run import RunConfig
+from protocol.schedule.profile import NetworkFile
+from protocol.trust.membership import MEMBERSHIP_S, Invite, JoinRole, Membership, Revocations
+
+
+class CoordinatorMachine:
+    """See the module. `status()` may be called at any time between two inputs."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run_id: bytes,
+        generation: int,
+        stored: StoredState,
+        sign_membership: Callable[[Membership], bytes],
+        sign_revocations: Callable[[Revocations], bytes],
+        wall_offset_s: float = 0.0,
+        read_invite: Callable[[bytes], Invite | None] = lambda credential: None,
+        helpers: Helpers | None = None,
+    ) -> None:
+        """
+        Args:
+            generation: newly opened by the database, used by no plan yet.
+            stored: what the database knows; `StoredState()` for a new run.
+            sign_membership: the statement with the coordinator's signature behind it.
+            sign_revocations: the coordinator's signature of a list of bans, alone.
+            wall_offset_s: seconds since 1970 minus the machine's `now`.
+            read_invite: what a credential says if it is an invite (its signature is checked), None for a membership.
+            helpers: servers that help nodes behind NATs.
+        """
+        self.config = config
+        self.run_id = run_id
+        self.outbox = Outbox(wall_offset_s)
+        self.roster = Roster()
+        self.admission = Admission(stored.spent, stored.banned, stored.closed_invites, stored.ban_number)
+        self.history = History(config, stored, self.outbox)
+        self.placement = Placement(config, generation, stored, self.roster, self.history, self.outbox)
+        self.network = NetworkBook(over=self.finished)
+        self.crew = Crew(config, self.roster, self.placement, self.outbox)
+        self.signalling = Signalling(self.roster, self.outbox, helpers or Helpers(), wall_offset_s)
+        self._bans = Bans(
+            run_id, self.admission, self.roster, self.outbox, sign_revocations, self._expel_banned, wall_offset_s
+        )
+        self._joins = JoinRates()
+        self.data = stored.data
+        self.reported = Reported(config, self.outbox)
+        self._config_hash = config.config_hash()
+        self.wall_offset_s = wall_offset_s
+        self._sign_membership = sign_membership
+        self._read_invite = read_invite
+        self._next_serial = stored.next_serial
+        self._data_on_its_way: DataRow | None = None
+        self._next_sweep: float | None = None
+        self._end_told = self.finished
+        self.waiting_for = ""
+        """What the run waited for at the last input, as a sentence, or nothing."""
+        self.waiting_since = 0.0
+        """When the run began to wait for what it waits for now."""
+
+    # ---- the machine's doors -----------------------------------------------------------------------------------
+
+    def start(self, now: float) -> Sequence[Effect]:
+        """After a restart, puts the placement of the database in force again under a new generation."""
+        self.outbox.begin(now)
+        self.outbox.log(
+            "info", "coordinator started", generation=self.placement.generation, newest_step=self.history.newest_step
+        )
+        self.placement.start(now)
+        return self._end(now)
+
+    def handle(self, fact: Input, now: float) -> Sequence[Effect]:
+        self.outbox.begin(now)
+        match fact:
+            case LinkUp():
+                self._link_up(fact, now)
+            case LinkDown():
+                member = self.roster.get(fact.peer)
+                if member is not None:
+                    self._gone(member, "timeout", fact.reason, now)
+            case Received():
+                member = self.roster.get(fact.peer)
+                if member is not None:  # else it was sent before the peer knew that we had hung up
+                    self._received(member, fact.message, now)
+            case Persisted():
+                self.outbox.persisted(fact.record_number, now)
+            case Told():
+                self._told(fact.what, now)
+            case Ordered():
+                self._bans.order(fact.order, now)
+            case _:
+                raise AssertionError(f"a coordinator has no use for {fact!r}")
+        if len(self.roster) and self._next_sweep is None:
+            self._next_sweep = now + self._sweep_s
+        return self._end(now)
+
+    def _end(self, now: float) -> Sequence[Effect]:
+        """The effects of an input; notes since when the run waits for the same thing."""
+        if self.finished and not self._end_told:
+            self._end_told = True
+            hint = self.config.checkpoint.export_hint()
+            self.outbox.log("info", "run finished", newest_step=self.history.newest_step, detail=hint)
+            for member in self.roster.all():
+                if member.welcomed:
+                    self.outbox.send(member.peer, RunFinished())
+        _, waiting_for = run_state(self, now)
+        if waiting_for != self.waiting_for:
+            self.waiting_for, self.waiting_since = waiting_for, now
+            if waiting_for:
+                self.outbox.log("info", "run waits", detail=waiting_for)
+        return self.outbox.take()
+
+    def wake_at(self) -> float | None:
+        return self._next_sweep
+
+    def wake(self, now: float) -> Sequence[Effect]:
+        """Looks after the links, then after places that nobody fills and stages that nobody serves."""
+        self.outbox.begin(now)
+        for member in self.roster.all():
+            self._look_after(member, now)
+        self.placement.look(now)
+        if self.data is not None:
+            self.crew.even_out(self.data.vocabulary, now)
+        self._next_sweep = now + self._sweep_s if len(self.roster) else None
+        return self._end(now)
+
+    def check(self) -> None:
+        """Raises if an invariant is broken."""
+        self.roster.check()
+        self.history.check()
+        self.placement.check()
+        assert self.data is None or self.data.vocabulary > 0
+        assert self.data is not None or not self.roster.volunteers(), "a volunteer was welcomed without a vocabulary"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run's last step is stored."""
+        return self.history.finished
+
+    def status(self, now: float) -> dict[str, Any]:
+        """Everything that the API shows, as plain values."""
+        return build_status(self, now)
+
+    def network_file(self, now: float) -> NetworkFile:
+        """What is measured, in the planner's form. Raises `BadInputError` when nothing is."""
+        vocabulary = self.data.vocabulary if self.data is not None else 0
+        work = sum(block_work(self.config, block, vocabulary) for block in range(self.config.block_count))
+
+        def flops_per_s(member: Member) -> float:
+            # The benchmark's tokens went through an even share of the blocks: a multiply and an add for each of the
+            # forward's, and the same twice for the backward.
+            tokens_per_s = member.join.tokens_per_s if member.join is not None else 0.0
+            return tokens_per_s * 6 * work / self.config.stages.count
+
+        working = [*self.roster.servers(), *self.roster.volunteers()]
+        return self.network.to_network(working, flops_per_s, now)
+
+    # ---- links -------------------------------------------------------------------------------------------------
+
+    @property
+    def _sweep_s(self) -> float:
+        """Time between two looks at all links: fine enough that silence is seen within a sixth of its limit."""
+        return min(self.config.limits.ping_s / 2, self.config.limits.silent_s / 6)
+
+    def _link_up(self, fact: LinkUp, now: float) -> None:
+        earlier = self.roster.get(fact.peer)
+        if earlier is not None:
+            self._gone(earlier, "timeout", "replaced by a new link", now)
+        ban = self.admission.ban_reason(fact.peer)
+        if ban is not None:
+            self.outbox.refuse(fact.peer, "banned", f"banned: {ban}")
+        elif fact.role == "coordinator":
+            self._reject(fact.peer, "role", "a coordinator has no business here")
+        elif len(self.roster) >= MEMBERS_MAX:
+            self.outbox.refuse(fact.peer, "busy", f"{MEMBERS_MAX} nodes are linked already")
+        else:
+            role: JoinRole = "server" if fact.role == "server" else "volunteer"
+            self.roster.add(fact.peer, role, fact.public_key, fact.credential, now, fact.address)
+
+    def _look_after(self, member: Member, now: float) -> None:
+        """Pings a quiet link, closes a silent one, renews a membership at half of its life."""
+        limits = self.config.limits
+        quiet_s = now - member.heard_at
+        if quiet_s >= limits.silent_s:
+            self.outbox.log("warning", "link silent", node=member.peer, quiet_s=round(quiet_s, 3))
+            self.outbox.hang_up(member.peer, "silent")
+            self._gone(member, "timeout", "silent", now)
+        elif quiet_s >= limits.ping_s and now - member.pinged_at >= limits.ping_s:
+            self.outbox.send(member.peer, member.next_ping(now))
+        elif member.membership and now >= member.renew_at:
+            self._give_membership(member, now)
+        elif member.welcomed and now >= member.help_again_at:
+            self.signalling.help(member, now)
+
+    def _gone(self, member: Member, leave: LeaveReason, detail: str, now: float) -> None:
+        """The end of a link, whoever ended it: the member leaves at once."""
+        self.roster.remove(member)
+        self.network.left(member.peer)
+        self.reported.left(member.peer)
+        self._bans.left(member.peer)
+        if not member.welcomed:
+            return
+        self.outbox.count("barnraise_coordinator_node_leaves_total", reason=leave)
+        self.outbox.count("barnraise_coordinator_node_session_seconds", now - member.linked_at)
+        self.outbox.log("info", "node left", node=member.peer, role=member.role, reason=leave, detail=detail)
+        if member.role == "server":
+            self.placement.depart(member.peer, now, for_good=leave == "banned")
+
+    def _expel(self, member: Member, reason: str, detail: str, now: float) -> None:
+        """Closes a link for the peer's fault."""
+        self._reject(member.peer, reason, detail)
+        self._gone(member, "evicted", reason, now)
+
+    def _reject(self, peer: NodeId, reason: str, detail: str) -> None:
+        self.outbox.count("barnraise_transport_rejected_messages_total", reason=reason)
+        self.outbox.log("warning", "message refused", node=peer, reason=reason, detail=detail)
+        self.outbox.hang_up(peer, reason)
+
+    def _told(self, what: str, now: float) -> None:
+        """`drain` or `stop`: a coordinator has nothing to finish."""
+        if what in ("drain", "stop"):
+            for member in self.roster.all():
+                self.outbox.send(member.peer, Bye(reason="the coordinator stops"))
+            self.outbox.log("info", "coordinator stops")
+            self.outbox.exit("stopped")
+        else:
+            raise AssertionError(f"nobody knows how to {what!r}")
+
+    def _expel_banned(self, node: NodeId, reason: str, now: float) -> None:
+        member = self.roster.get(node)
+        if member is not None:
+            self.outbox.farewell(node, "banned", f"banned: {reason}")
+            self._gone(member, "banned", reason, now)
+        self.placement.depart(node, now, for_good=True)
+
+    # ---- messages ----------------------------------------------------------------------------------------------
+
+    def _received(self, member: Member, message: Message, now: float) -> None:
+        member.heard_at = now
+        match message:
+            case Ping():
+                self.outbox.send(member.peer, Pong(number=message.number))
+            case Pong():
+                if message.number == member.ping_number:
+                    self.outbox.count("barnraise_coordinator_heartbeat_delay_seconds", now - member.pinged_at)
+                member.answer(message.number)
+                self.placement.answered(now)
+            case Bye() | Leave():
+                self.outbox.hang_up(member.peer, "left")
+                self._gone(member, "graceful", message.reason, now)
+            case Join():
+                self._join(member, message, now)
+            case _ if member.join is None:
+                self._expel(member, "unexpected", f"{type(message).__name__} before Join", now)
+            case NodeReport():
+                if message.alert and (member.report is None or member.report.alert != message.alert):
+                    self.outbox.log("warning", "alert", node=member.peer, detail=message.alert)
+                self.reported.take(member, self._stage_of(member), message, now)
+                member.report, member.report_at = message, now
+            case LinkReport():
+                self._link_report(member, message, now)
+            case Signal():
+                self.signalling.carry(member, message, now)
+            case DataReady():
+                self._data_ready(member, message, now)
+            case StepReport():
+                self._step_report(member, message, now)
+            case _:
+                self._expel(member, "unexpected", f"a coordinator takes no {type(message).__name__}", now)
+
+    def _stage_of(self, member: Member) -> int:
+        """Where a member stands, or -1."""
+        slot = self.placement.table.slot_of(member.peer) if member.role == "server" else None
+        return member.stage if slot is None else slot[0]
+
+    def _join(self, member: Member, join: Join, now: float) -> None:
+        fault = _fault_of(member, join)
+        if fault:
+            self._expel(member, "unexpected", fault, now)
+        elif member.join is not None:
+            member.join = join  # the same node with news: a checkpoint, an address, a speed
+            if member.role == "server" and member.welcomed:
+                self.placement.look(now)
+        else:
+            invite = self._read_invite(member.credential)
+            refusal = self._refusal_of(member, join, invite)
+            if refusal is None and invite is not None and self._comes_too_fast(member, invite, now):
+                return
+            if refusal is not None:
+                self.roster.remove(member)
+                self.outbox.refuse(member.peer, *refusal)
+                return
+            member.join = join
+            spent = self.admission.spend(invite, member.peer) if invite is not None else None
+            if spent is not None:
+                self.outbox.persist(spent)
+            self._give_membership(member, now)
+
+    def _comes_too_fast(self, member: Member, invite: Invite, now: float) -> bool:
+        """New members of one network are let in slowly; it is told when to come again, and does so by itself."""
+        if self.admission.has_used(invite, member.peer) or self._joins.may(host_of(member.address), now):
+            return False
+        self.outbox.send(member.peer, Bye(reason="many computers of this network have just joined: trying again soon"))
+        self._expel(member, "busy", "more new members from its network than may come at once", now)
+        return True
+
+    def _refusal_of(self, member: Member, join: Join, invite: Invite | None) -> tuple[str, str] | None:
+        """(reason, sentence) why an honest node cannot take part, or None."""
+        if invite is not None and self.admission.is_closed(invite):
+            return "credential", "this invite was closed by the run's operator: ask for another"
+        if invite is not None and self.admission.is_spent(invite, member.peer):
+            return "credential", f"this invite was for {invite.uses} node(s), and all have come: ask for another"
+        plan = self.placement.plan
+        if join.held_generation > (-1 if plan is None else plan.ledger_generation):
+            return "version", (
+                f"this server holds state of generation {join.held_generation}, which the coordinator's database does"
+                " not know: give the coordinator its newest state folder, or the server an empty one"
+            )
+        return None
+
+    def _give_membership(self, member: Member, now: float) -> None:
+        """A new serial, durable first so that it is never reused; then the membership, and the welcome with it."""
+        serial, self._next_serial = self._next_serial, self._next_serial + 1
+        member.renew_at = now + MEMBERSHIP_S / 2
+        membership = Membership(
+            node=member.peer,
+            role=member.role,
+            run_id=self.run_id,
+            generation=self.placement.generation,
+            serial=serial,
+            not_after=int(now + self.wall_offset_s + MEMBERSHIP_S),
+        )
+
+        def durable(now: float) -> None:
+            if self.roster.is_current(member):
+                member.membership = self._sign_membership(membership)
+                self._welcome(member, now)
+
+        row = MemberRow(node=member.peer, public_key=member.public_key, role=member.role, serial=serial)
+        self.outbox.persist(row, durable)
+
+    def _welcome(self, member: Member, now: float) -> None:
+        """Says welcome, for the first time or with news; a volunteer waits for the vocabulary."""
+        vocabulary = self.data.vocabulary if self.data is not None else 0
+        if member.role == "volunteer" and not vocabulary:
+            return
+        self.outbox.send(
+            member.peer,
+            Welcome(
+                membership=member.membership,
+                config=self.config,
+                config_hash=self._config_hash,
+                vocabulary=vocabulary,
+            ),
+        )
+        if member.welcomed:
+            return
+        assert member.join is not None
+        member.welcomed = True
+        self._bans.tell(member, now)
+        self.signalling.help(member, now)
+        self.outbox.count("barnraise_coordinator_node_joins_total", outcome="accepted")
+        self.outbox.log("info", "node joined", node=member.peer, role=member.role, build=member.join.build)
+        if member.role == "server":
+            self.placement.arrive(member, now)
+        elif member.join.visit:
+            member.stage_reason = "only looks"
+        else:
+            self.crew.arrive(member, vocabulary, now)
+        if self.finished:
+            self.outbox.send(member.peer, RunFinished())
+        if member.join.visit:
+            self.placement.tell(member)  # last: it waits for nothing after that
+
+    # ---- what the run reports ----------------------------------------------------------------------------------
+
+    def _link_report(self, member: Member, report: LinkReport, now: float) -> None:
+        fault = self.network.take(member.peer, report, now)
+        if fault:
+            self._expel(member, "unexpected", fault, now)
+
+    def _data_ready(self, member: Member, message: DataReady, now: float) -> None:
+        slot = self.placement.table.slot_of(member.peer)
+        if slot is None or slot[0] != 0 or message.vocabulary < 1:
+            self._expel(member, "unexpected", "DataReady from a server that is not of stage 0", now)
+            return
+        row = DataRow(vocabulary=message.vocabulary, data_hash=message.data_hash, token_count=message.token_count)
+        known = self.data or self._data_on_its_way
+        if known is None:
+            self._data_on_its_way = row
+            self.outbox.persist(row, lambda now: self._data_known(row, now))
+        elif known != row:
+            sentence = (
+                f"this server reads other data than the run: {row.token_count} tokens with hash {row.data_hash[:16]},"
+                f" not {known.token_count} with {known.data_hash[:16]}; stage 0 needs the same files and Python"
+            )
+            self.outbox.refuse(member.peer, "data", sentence)
+            self._gone(member, "evicted", "data", now)
+            self.placement.depart(member.peer, now, for_good=True)
+
+    def _data_known(self, row: DataRow, now: float) -> None:
+        self.data, self._data_on_its_way = row, None
+        self.outbox.log("info", "data ready", vocabulary=row.vocabulary, tokens=row.token_count, hash=row.data_hash)
+        for member in self.roster.all():
+            if member.membership:
+                self._welcome(member, now)
+
+    def _step_report(self, member: Member, report: StepReport, now: float) -> None:
+        plan = self.placement.plan
+        if plan is None or report.ledger_generation != plan.ledger_generation or self.placement.going_back:
+            self.outbox.log("info", "old step report", node=member.peer, step=report.step)
+            return
+        if member.peer != plan.decider:
+            self._expel(member, "unexpected", "StepReport from a server that does not decide", now)
+            return
+        if not 0 <= report.step < self.config.steps:
+            self._expel(member, "unexpected", f"StepReport of step {report.step}", now)
+            return
+        row = self.history.take(member.peer, report, now + self.wall_offset_s)
+        if row is not None:
+            self.outbox.persist(row, lambda now: self._step_stored(member, row, now))
+
+    def _step_stored(self, member: Member, row: StepRow, now: float) -> None:
+        self.history.store(row)
+        self.reported.accepted(self.config.batch.microbatches)
+        self.placement.step_stored(now)
+        self.outbox.send(member.peer, StepReportStored(step=row.step))
+
+
+def _fault_of(member: Member, join: Join) -> str:
+    """What no honest node says, or an empty string."""
+    if join.role != member.role:
+        return f"asked to be a {join.role} with the credential of a {member.role}"
+    if not (math.isfinite(join.tokens_per_s) and 0 <= join.tokens_per_s <= 1e12):
+        return f"tokens_per_s {join.tokens_per_s} cannot be"
+    if len(join.addresses) > ADDRESSES_MAX or len(join.local_addresses) > ADDRESSES_MAX or len(join.checkpoints) > 16:
+        return "more addresses or checkpoints than allowed"
+    return ""

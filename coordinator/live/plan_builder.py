@@ -1,0 +1,91 @@
+"""From servers in their slots to the plan of a generation: pure, and with a sentence that explains it.
+
+The door that planners come in by: what partitions or routes better gives another course here, and nothing else of the
+coordinator changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from protocol.run.course import Course, course_of
+from protocol.run.plan import Plan, ServerPlan, StagePlan
+from protocol.run.run import RunConfig
+
+ROUTES_NAMED = 8
+"""Routes that the plan's sentence names; more are counted."""
+
+
+def block_work(config: RunConfig, block: int, vocabulary: int) -> float:
+    """Multiply-adds per token of one sub-layer block's forward: its matrices, and attention's scores and mixing.
+
+    Blocks count as `RunConfig.block_count` says: embedding, (attention, feed-forward) a layer, head.
+    """
+    model = config.model
+    if block == 0:
+        return float(model.hidden)
+    if block == config.block_count - 1:
+        return float(model.hidden * vocabulary)
+    if block % 2:
+        kv_width = model.hidden // model.heads * model.kv_heads
+        projections = model.hidden * (2 * model.hidden + 2 * kv_width)
+        return float(projections + model.context * model.hidden)
+    return float(3 * model.hidden * model.feed_forward)
+
+
+def stage_work(config: RunConfig, course: Course, stage: int, vocabulary: int) -> float:
+    """Multiply-adds per token of the batch of a stage's forwards: each chunk by the share of routes that visit it."""
+    work = 0.0
+    for number in course.chunks_of(stage):
+        chunk = course.chunks[number]
+        blocks = range(chunk.first_block, chunk.end_block)
+        work += course.share(number) * sum(block_work(config, block, vocabulary) for block in blocks)
+    return work
+
+
+def stage_blocks(config: RunConfig, course: Course, stage: int) -> str:
+    """The blocks of a stage as people say it, chunk by chunk: `embed, 0a-1f + head`."""
+    chunks = [course.chunks[number] for number in course.chunks_of(stage)]
+    return " + ".join(block_names(config, chunk.first_block, chunk.end_block) for chunk in chunks)
+
+
+def block_names(config: RunConfig, first: int, end: int) -> str:
+    """A range of blocks as people say it: `embed, 0a-1f, head` (layer number, a attention half, f feed-forward)."""
+    names = []
+    low, high = max(first, 1), min(end, config.block_count - 1)
+    if first == 0:
+        names.append("embed")
+    if low < high:
+        halves = [f"{(block - 1) // 2}{'a' if block % 2 else 'f'}" for block in (low, high - 1)]
+        names.append(halves[0] if low == high - 1 else "-".join(halves))
+    if end == config.block_count:
+        names.append("head")
+    return ", ".join(names)
+
+
+def build_plan(
+    config: RunConfig,
+    servers: Sequence[Sequence[ServerPlan]],
+    *,
+    generation: int,
+    ledger_generation: int,
+    restore_step: int,
+) -> tuple[Plan, str]:
+    """The plan with these servers (a sequence per stage, in shard order), and why it cuts the model as it does."""
+    assert len(servers) == config.stages.count, "one list of servers per stage"
+    course = course_of(config)
+    plan = Plan(
+        generation=generation,
+        ledger_generation=ledger_generation,
+        restore_step=restore_step,
+        stages=tuple(StagePlan(servers=tuple(placed)) for placed in servers),
+        course=course,
+    )
+    parts = "stages" if len(course.chunks) == len(servers) else f"chunks on {len(servers)} stages"
+    cut = "; ".join(f"stage {stage}: {stage_blocks(config, course, stage)}" for stage in range(len(servers)))
+    sentence = f"{config.block_count} sub-layer blocks cut evenly into {len(course.chunks)} {parts} ({cut})"
+    if len(course.routes) > 1 or course.routes[0] != tuple(range(len(course.chunks))):
+        shown = ", ".join("-".join(map(str, course.stages_of(route))) for route in course.routes[:ROUTES_NAMED])
+        more = f" and {len(course.routes) - ROUTES_NAMED} more" if len(course.routes) > ROUTES_NAMED else ""
+        sentence += f"; routes by stage, in turns: {shown}{more}"
+    return plan, sentence

@@ -1,0 +1,131 @@
+"""Durable records of the coordinator: what must survive a crash for the run to go on as it was.
+
+The machine writes them with `Persist` and acts on them only after `Persisted`; `coordinator.process.store` keeps them
+in SQLite and gives them back as one `StoredState` when the coordinator starts again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from protocol.base.ids import NodeId
+from protocol.run.plan import Plan
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """The base of all records."""
+
+
+class PlanRow(Record, frozen=True, kw_only=True):
+    """A plan is in force from here on. Durable before any node hears of it, so a generation is never used twice."""
+
+    plan: Plan
+    sentence: str
+    """Why it looks as it does, for people."""
+    goes_back: bool
+    """Whether its ledgers begin anew from a checkpoint or the seed, after others had begun."""
+    lost_steps: int
+    """Closed steps that this throws away."""
+
+
+class MemberRow(Record, frozen=True, kw_only=True):
+    """A node was given a membership with this serial."""
+
+    node: NodeId
+    public_key: bytes
+    role: str
+    serial: int
+
+
+class InviteSpent(Record, frozen=True, kw_only=True):
+    """A node used an invite; a second Join of the same node with it is free."""
+
+    nonce: bytes
+    node: NodeId
+
+
+class Banned(Record, frozen=True, kw_only=True):
+    """A node is refused from here on."""
+
+    node: NodeId
+    reason: str
+    number: int = 0
+    """Of the list of bans that first names it."""
+    wall_s: float = 0.0
+    """Seconds since 1970 by the coordinator's clock."""
+
+
+class Unbanned(Record, frozen=True, kw_only=True):
+    """A ban is lifted."""
+
+    node: NodeId
+    number: int
+    """Of the list of bans that no longer names it."""
+
+
+class InviteClosed(Record, frozen=True, kw_only=True):
+    """Nobody joins by this invite from here on."""
+
+    nonce: bytes
+
+
+class DataRow(Record, frozen=True, kw_only=True):
+    """What the first server of stage 0 found in the data; all others must find the same."""
+
+    vocabulary: int
+    data_hash: str
+    token_count: int
+
+
+class StepRow(Record, frozen=True, kw_only=True):
+    """A closed step as the decider reported it. After going back, a step has one row for each ledger generation."""
+
+    ledger_generation: int
+    step: int
+    loss: float
+    tokens: int
+    gradient_norm: float
+    clip_factor: float
+    skipped: bool
+    learning_rate: float
+    duration_s: float
+    wall_s: float
+    """Seconds since 1970 by the coordinator's clock when the report came; only shown, never compared."""
+
+
+RECORDS: tuple[type[Record], ...] = (
+    PlanRow, MemberRow, InviteSpent, InviteClosed, Banned, Unbanned, DataRow, StepRow,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """Everything that a coordinator knows when it starts; empty for a new run."""
+
+    plan: Plan | None = None
+    plan_sentence: str = ""
+    rollback_count: int = 0
+    lost_steps: int = 0
+    """Closed steps thrown away by all rollbacks together."""
+    data: DataRow | None = None
+    steps: tuple[StepRow, ...] = ()
+    """The newest closed steps that count, oldest first (at most `TAIL_STEPS`); those before a checkpoint that the run
+    went back to are of earlier ledgers."""
+    thrown: tuple[StepRow, ...] = ()
+    """The newest rows of steps whose newest row was thrown away, oldest step first (at most `TAIL_STEPS`)."""
+    tokens: int = 0
+    """Tokens of the present history: every step counted once, thrown-away ones not."""
+    spent: tuple[InviteSpent, ...] = ()
+    banned: tuple[Banned, ...] = ()
+    ban_number: int = 0
+    """Of the newest change of the bans."""
+    closed_invites: tuple[bytes, ...] = ()
+    """Nonces."""
+    next_serial: int = 1
+    """Above every membership serial ever given."""
+
+
+TAIL_STEPS = 512
+"""Rows kept in memory for the status page; the rest is in the database."""

@@ -1,0 +1,321 @@
+"""Puts servers in their places and keeps the plan in force: issues it, tells it, goes back to a checkpoint.
+
+Generations only grow. The generation of the ledgers changes only when the run begins or goes back, because a change
+throws away what the open steps have gathered; a plan that merely moves an address keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from coordinator.live.history import History, first_step_after
+from coordinator.live.outbox import Outbox
+from coordinator.live.plan_builder import build_plan
+from coordinator.live.records import PlanRow, StoredState
+from coordinator.live.relays import RelayBook
+from coordinator.live.roster import Member, Roster
+from coordinator.live.slots import Review, Slot, SlotTable, holds_state, review
+from protocol.base.ids import NodeId
+from protocol.messages import Join, PlanChanged
+from protocol.run.plan import Plan, ServerPlan
+from protocol.run.run import RunConfig
+
+REPORT_FRESH_S = 10.0
+"""A server reports every two seconds and notices a dead link within `limits.silent_s` (6 s): older words prove
+nothing."""
+
+
+class Placement:
+    """The servers' side of the coordinator."""
+
+    def __init__(
+        self, config: RunConfig, generation: int, stored: StoredState, roster: Roster, history: History, outbox: Outbox
+    ) -> None:
+        self.plan: Plan | None = stored.plan
+        """The plan in force: durable, so told to everybody."""
+        self.sentence = stored.plan_sentence
+        """Why the plan looks as it does."""
+        self.generation = generation
+        """The newest generation opened."""
+        self.table = SlotTable(config.stages, stored.plan)
+        self.review = Review("wait", "the coordinator has just started")
+        self._config = config
+        self._roster = roster
+        self._history = history
+        self._outbox = outbox
+        self._relays = RelayBook(roster, outbox)
+        self._generation_used = False
+        self._on_its_way: PlanRow | None = None
+        self.step_stored_at = float("-inf")
+        """When the newest step was stored by this process."""
+        self._seen_at: dict[Slot, float] = {}
+        """When somebody was last linked with a holder that has no link to us."""
+        self._asked_at: float | None = None
+        """Since when everybody is asked what it holds, because the run must go back."""
+        self._given: dict[Slot, bool] = dict.fromkeys(self.table.slots, stored.plan is not None)
+        """Slots whose holder may have begun the present ledgers; after a restart nobody knows, so all."""
+
+    def start(self, now: float) -> None:
+        """After a restart: the placement of the database again, under a new generation and the same ledgers."""
+        if self.plan is None:
+            self.look(now)
+            return
+        for slot in self.table.slots:
+            self.table.gone_since[slot] = now
+        if not self._history.finished:
+            stages = tuple(stage.servers for stage in self.plan.stages)
+            self._issue(stages, self.plan.ledger_generation, self.plan.restore_step, "the coordinator came back")
+
+    # ---- servers come and go -----------------------------------------------------------------------------------
+
+    def arrive(self, member: Member, now: float) -> None:
+        """A welcomed server: its own slot, else the one whose state it holds, else the first empty one, else none."""
+        assert member.join is not None
+        slot = self.table.slot_of(member.peer)
+        if slot is None:
+            slot = self._slot_by_disk(member.join)
+        if slot is None:
+            slot = next(iter(self.table.empty()), None)
+        if slot is None:
+            self._count_assignment("spare")
+            self._outbox.log("info", "server waits as a spare", node=member.peer)
+        else:
+            self.table.bind(slot, member.peer)
+            self._count_assignment("slot")
+            self._outbox.log("info", "server placed", node=member.peer, slot=self.table.name(slot))
+        self.look(now)
+        self.tell(member)
+        self._name_relays()
+
+    def depart(self, node: NodeId, now: float, *, for_good: bool = False) -> None:
+        """A server's link is gone. Its place stays its own unless it has nothing of this run, or is unwanted."""
+        slot = self.table.slot_of(node)
+        if slot is None:
+            self._name_relays()
+            return
+        if self._in_plan(slot) and not for_good:
+            self.table.gone_since[slot] = now
+        else:
+            self.table.release(slot)
+        self.look(now)
+
+    @property
+    def going_back(self) -> bool:
+        """Whether a plan is being written that throws steps away: reports of the present ledgers come too late."""
+        return self._on_its_way is not None and self._on_its_way.goes_back
+
+    def step_stored(self, now: float) -> None:
+        """The run makes progress, so servers without a link to us are not gone."""
+        self.step_stored_at = now
+
+    def _slot_by_disk(self, join: Join) -> Slot | None:
+        """The slot whose shard lies on the server's disk, unless somebody with as good a claim has it."""
+        slot = (join.stage, join.shard)
+        if join.held_generation < 0 or slot not in self.table.slots:
+            return None
+        if slot not in self.table.holder:
+            return slot
+        if self.plan is None or not holds_state(join, slot, self.plan.ledger_generation, self._newest_of_ledgers):
+            return None
+        holder = self._roster.get(self.table.holder[slot])
+        if holder is not None and holder.welcomed and slot not in self.review.lost:
+            return None
+        self._outbox.log("warning", "another server brings the disk of a shard", slot=self.table.name(slot))
+        return slot
+
+    def _in_plan(self, slot: Slot) -> bool:
+        """Whether the holder of a slot holds it in the plan in force too."""
+        return self.plan is not None and self.plan.stages[slot[0]].servers[slot[1]].node == self.table.holder[slot]
+
+    @property
+    def _newest_of_ledgers(self) -> int:
+        return -1 if self.plan is None else self._history.newest_of(self.plan.ledger_generation)
+
+    # ---- the plan ----------------------------------------------------------------------------------------------
+
+    def look(self, now: float) -> None:
+        """Compares places and plan, and does what is due."""
+        if self._on_its_way is not None:
+            return
+        if not self._history.finished:
+            self._call_spares(now)
+        linked = {member.peer: member for member in self._roster.servers()}
+        verdict = review(self.table, linked, self.plan, self._given, self._newest_of_ledgers)
+        if verdict.kind == "go_back":
+            verdict = self._ask_first(verdict, linked, now)
+        else:
+            self._asked_at = None
+        found = [slot for slot in self.review.lost if slot not in verdict.lost]
+        self.review = verdict
+        if self._history.finished:
+            return  # nothing is undone after the end
+        if verdict.kind == "keep":
+            for slot in found:  # it was taken for lost, and has what it needs after all
+                if self.table.holder.get(slot) in linked:
+                    self.tell(linked[self.table.holder[slot]])
+        if verdict.kind == "issue":
+            servers = self.table.servers(linked, self.plan)
+            if self.plan is None:
+                self._issue(servers, None, -1, verdict.sentence)
+            else:
+                self._issue(servers, self.plan.ledger_generation, self.plan.restore_step, verdict.sentence)
+        elif verdict.kind == "go_back":
+            self._issue(self.table.servers(linked, self.plan), None, verdict.restore_step, verdict.sentence)
+
+    def answered(self, now: float) -> None:
+        """A pong has come: if it was the last one that going back waits for, the run goes back."""
+        if self._asked_at is not None:
+            self.look(now)
+
+    def _ask_first(self, verdict: Review, linked: Mapping[NodeId, Member], now: float) -> Review:
+        """Waits until every server has looked for checkpoints after the loss was known, and has answered.
+
+        Going back throws steps away, as far as the newest checkpoint that all have named. A server that waited as a
+        spare was told of none, and one whose link is cut without a sign may have named a newer one that never
+        arrived; the answer comes after all that it said, or its link ends and it joins anew.
+        """
+        holders = [linked[self.table.holder[slot]] for slot in self.table.slots]
+        if self._asked_at is None:
+            self._asked_at = now
+        for member in holders:
+            if member.look_sent_at < self._asked_at:
+                self._outbox.send(member.peer, member.next_look(now))
+        silent = sum(member.looked_at < self._asked_at for member in holders)
+        if not silent:
+            self._asked_at = None
+            return verdict
+        sentence = f"{verdict.sentence}; asking all servers which checkpoints they can read"
+        return Review("wait", sentence, lost=verdict.lost)
+
+    def seen_by_fellows(self, node: NodeId, now: float) -> bool:
+        """Whether a server that has no link to us is linked with one that has: then only the way to us is broken."""
+        return any(
+            node in member.report.linked and now - member.report_at <= REPORT_FRESH_S
+            for member in self._roster.servers()
+            if member.report is not None
+        )
+
+    def _unreported(self, restore_step: int) -> int:
+        """Closed steps after a checkpoint, as the servers of the present ledgers count them: also those whose reports
+        never came, because the decider's link to us was broken."""
+        generation = -1 if self.plan is None else self.plan.ledger_generation
+        reports = [member.report for member in self._roster.servers() if member.report is not None]
+        counted = [r.counters.get("step", -1.0) for r in reports if r.ledger_generation == generation]
+        return int(max(counted, default=-1.0)) + 1 - first_step_after(restore_step)
+
+    def _call_spares(self, now: float) -> None:
+        """Fills empty places, and those whose holder is gone for too long, with servers that wait."""
+        spares = [member.peer for member in self._roster.servers() if self.table.slot_of(member.peer) is None]
+        for slot in self.table.slots:
+            if not spares:
+                return
+            gone_since = self.table.gone_since.get(slot)
+            if gone_since is not None and self.seen_by_fellows(self.table.holder[slot], now):
+                self._seen_at[slot] = now
+            # While steps close, the holder works, and only its link to us is down.
+            alive_at = max(self.step_stored_at, self._seen_at.get(slot, float("-inf")))
+            if gone_since is not None and now - max(gone_since, alive_at) >= self._config.limits.server_gone_s:
+                node, gone_s = self.table.holder[slot], round(now - gone_since, 1)
+                self._outbox.log("warning", "server given up", node=node, slot=self.table.name(slot), gone_s=gone_s)
+                self.table.release(slot)
+            if slot not in self.table.holder:
+                self.table.bind(slot, spares[0])
+                self._count_assignment("slot")
+                self._outbox.log("info", "spare takes a place", node=spares.pop(0), slot=self.table.name(slot))
+
+    def _issue(
+        self, servers: Sequence[Sequence[ServerPlan]], ledger_generation: int | None, restore_step: int, cause: str
+    ) -> None:
+        """Makes a plan and writes it; it is in force once it is durable. No ledger generation: new ledgers."""
+        if self._generation_used:
+            self.generation += 1
+        self._generation_used = True
+        goes_back = ledger_generation is None and self.plan is not None
+        plan, sentence = build_plan(
+            self._config,
+            servers,
+            generation=self.generation,
+            ledger_generation=self.generation if ledger_generation is None else ledger_generation,
+            restore_step=restore_step,
+        )
+        lost_steps = max(self._history.lost_by(restore_step), self._unreported(restore_step)) if goes_back else 0
+        row = PlanRow(plan=plan, sentence=sentence, goes_back=goes_back, lost_steps=lost_steps)
+        self._on_its_way = row
+
+        def durable(now: float) -> None:
+            self._on_its_way = None
+            new_ledgers = self.plan is None or self.plan.ledger_generation != plan.ledger_generation
+            self.plan, self.sentence = plan, sentence
+            if new_ledgers:
+                self._given = dict.fromkeys(self.table.slots, False)
+            if goes_back:
+                self._went_back(restore_step, lost_steps, cause)
+            self._outbox.log(
+                "info", "plan in force", generation=plan.generation, ledger_generation=plan.ledger_generation,
+                cause=cause, detail=sentence,
+            )  # fmt: skip
+            self.look(now)  # what happened while it was written
+            self._name_relays()
+            for member in self._roster.all():
+                self.tell(member)
+
+        self._outbox.persist(row, durable)
+
+    def _went_back(self, restore_step: int, lost_steps: int, cause: str) -> None:
+        last = self._history.newest_step
+        self._history.go_back(restore_step, lost_steps)
+        if lost_steps:
+            self._outbox.count("barnraise_run_bad_steps_total", lost_steps, run=self._config.name, reason="rolled_back")
+        self._outbox.log(
+            "warning", "run goes back", cause=cause, restore_step=restore_step, lost_steps=lost_steps,
+            first_lost=self._history.newest_step + 1, last_lost=last,
+        )  # fmt: skip
+
+    def _name_relays(self) -> None:
+        """Servers that wait have nothing to lose: they relay before others do."""
+        self._relays.set(member for member in self._roster.servers() if self.table.slot_of(member.peer) is None)
+
+    def tell(self, member: Member) -> None:
+        """Sends the plan to a welcomed node that has not had it, unless it has to wait for the next one.
+
+        The relays too: they need no plan.
+        """
+        self._relays.tell(member)
+        plan = self.plan
+        if plan is None or self._on_its_way is not None:
+            return  # everybody is told when it is durable
+        if not member.welcomed or member.told_generation >= plan.generation:
+            return
+        if member.role == "volunteer":
+            stage, reason = member.stage, member.stage_reason
+        else:
+            slot = self.table.slot_of(member.peer)
+            if slot is None:
+                stage, reason = -1, "all places are taken: this server is a spare"
+            elif slot in self.review.lost:
+                return  # it would begin ledgers of which the others have more; it is told when all go back
+            elif not self._in_plan(slot):
+                return  # a plan with it is on its way
+            else:
+                stage, reason = slot[0], self.table.name(slot)
+                member.told_ledger = plan.ledger_generation
+                self._given[slot] = True
+        member.told_generation = plan.generation
+        self._outbox.send(member.peer, PlanChanged(plan=plan, stage=stage, reason=reason))
+
+    def _count_assignment(self, reason: str) -> None:
+        self._outbox.count("barnraise_coordinator_assignments_total", run=self._config.name, reason=reason)
+
+    def check(self) -> None:
+        """Raises if an invariant is broken."""
+        self.table.check()
+        plan = self.plan
+        if plan is None:
+            return
+        assert plan.ledger_generation <= plan.generation <= self.generation, "a plan of an unopened generation"
+        nodes = plan.server_nodes()
+        assert len(set(nodes)) == len(nodes) == len(self.table.slots), "a plan with doubled or missing servers"
+        plan.course.check(self._config.block_count, len(plan.stages))
+        for member in self._roster.all():
+            assert member.told_generation <= plan.generation, f"{member.peer} was told a plan that is not durable"
+            assert -1 <= member.stage < len(plan.stages)

@@ -1,0 +1,185 @@
+"""The places of servers: which node answers for which shard, and when a run must go back to a checkpoint.
+
+A slot is (stage, shard); a node keeps its slot across broken links and restarts, because the shard's parameters and
+moments lie on its disk. Everything here is pure bookkeeping: no messages, no clock of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from coordinator.live.roster import Member
+from protocol.base.ids import NodeId
+from protocol.messages import Join
+from protocol.run.plan import Plan, ServerPlan
+from protocol.run.run import StagesSection
+
+Slot = tuple[int, int]
+"""(stage, shard); shards of a stage are its front servers first, then its back servers."""
+
+
+def slot_name(slot: Slot, stages: StagesSection) -> str:
+    """`stage 1 back 0`, for people."""
+    stage, shard = slot
+    if stages.back_servers == 0:
+        return f"stage {stage} server {shard}"
+    if shard < stages.front_servers:
+        return f"stage {stage} front {shard}"
+    return f"stage {stage} back {shard - stages.front_servers}"
+
+
+def holds_state(join: Join, slot: Slot, ledger_generation: int, newest_step: int) -> bool:
+    """Whether a server's disk has the shard of `slot` as the present ledgers left it.
+
+    A step is reported only after every shard has made version step + 1 durable, so an older one is a disk that lost
+    something or was restored from a copy.
+    """
+    return (
+        (join.stage, join.shard) == slot
+        and join.held_generation == ledger_generation
+        and join.version >= max(0, newest_step + 1)
+    )
+
+
+class SlotTable:
+    """Which node each slot belongs to, whether or not it is linked at the moment."""
+
+    def __init__(self, stages: StagesSection, plan: Plan | None = None) -> None:
+        self.stages = stages
+        shard_count = stages.front_servers + stages.back_servers
+        self.slots: tuple[Slot, ...] = tuple(
+            (stage, shard) for stage in range(stages.count) for shard in range(shard_count)
+        )
+        self.holder: dict[Slot, NodeId] = {}
+        self.gone_since: dict[Slot, float] = {}
+        """Slots in the plan whose holder has no link, and since when."""
+        if plan is not None:
+            for slot in self.slots:
+                self.holder[slot] = plan.stages[slot[0]].servers[slot[1]].node
+
+    def slot_of(self, node: NodeId) -> Slot | None:
+        """The slot that belongs to `node`."""
+        for slot, holder in self.holder.items():
+            if holder == node:
+                return slot
+        return None
+
+    def bind(self, slot: Slot, node: NodeId) -> None:
+        self.holder[slot] = node
+        self.gone_since.pop(slot, None)
+
+    def release(self, slot: Slot) -> None:
+        self.holder.pop(slot, None)
+        self.gone_since.pop(slot, None)
+
+    def empty(self) -> list[Slot]:
+        """Slots that belong to nobody, in order."""
+        return [slot for slot in self.slots if slot not in self.holder]
+
+    def name(self, slot: Slot) -> str:
+        return slot_name(slot, self.stages)
+
+    def servers(self, linked: Mapping[NodeId, Member], plan: Plan | None) -> tuple[tuple[ServerPlan, ...], ...]:
+        """What the plan's stages would be now; a holder without a link keeps the addresses of the plan."""
+        placed: list[list[ServerPlan]] = [[] for _ in range(self.stages.count)]
+        for stage, shard in self.slots:
+            node = self.holder[(stage, shard)]
+            member = linked.get(node)
+            if member is not None and member.join is not None:
+                addresses = member.addresses
+            else:
+                assert plan is not None, "a plan needs every first holder linked"
+                addresses = plan.addresses_of(node)
+            role: Literal["front", "back", "both"] = "front" if shard < self.stages.front_servers else "back"
+            if self.stages.back_servers == 0:
+                role = "both"
+            placed[stage].append(ServerPlan(node=node, role=role, addresses=addresses))
+        return tuple(tuple(servers) for servers in placed)
+
+    def check(self) -> None:
+        """Raises if an invariant is broken."""
+        holders = list(self.holder.values())
+        assert len(set(holders)) == len(holders), "a node holds two slots"
+        assert all(slot in self.slots for slot in self.holder), "a slot outside the run is held"
+        assert all(slot in self.holder for slot in self.gone_since), "an empty slot is waited for"
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """What the servers' places ask for now."""
+
+    kind: Literal["wait", "keep", "issue", "go_back"]
+    sentence: str
+    restore_step: int = -1
+    """For `go_back`: the checkpoint that every server can read, or -1 for the seed."""
+    lost: tuple[Slot, ...] = ()
+    """Slots whose holder is linked but has no usable state; they must not be sent the present plan."""
+
+
+def review(
+    table: SlotTable,
+    linked: Mapping[NodeId, Member],
+    plan: Plan | None,
+    given: Mapping[Slot, bool],
+    newest_step: int,
+) -> Review:
+    """Compares the slots with the plan in force.
+
+    Args:
+        linked: welcomed servers by node.
+        given: slots whose holder was ever sent the present ledger generation; if it was not, it cannot have lost
+            anything and starts where the plan says.
+        newest_step: newest closed step of the present ledger generation, -1 for none.
+    """
+    empty = table.empty()
+    absent = [slot for slot, node in table.holder.items() if node not in linked]
+    if empty:
+        names = ", ".join(table.name(slot) for slot in empty)
+        return Review("wait", f"waiting for {_count(len(empty), 'more server')}: {names}", lost=())
+    lost = () if plan is None else _lost_slots(table, linked, plan, given, newest_step)
+    if plan is None or lost:
+        if absent:
+            names = ", ".join(table.name(slot) for slot in sorted(absent))
+            return Review("wait", f"waiting for {_count(len(absent), 'server')} to come back: {names}", lost=lost)
+        if plan is None:
+            return Review("issue", "all servers are here")
+        restore_step = common_checkpoint([_join_of(linked[table.holder[slot]]) for slot in table.slots])
+        names = ", ".join(table.name(slot) for slot in lost)
+        return Review("go_back", f"the state of {names} is lost", restore_step=restore_step, lost=lost)
+    if table.servers(linked, plan) != tuple(stage.servers for stage in plan.stages):
+        return Review("issue", "a server changed its address or took over a disk")
+    if absent:
+        names = ", ".join(table.name(slot) for slot in sorted(absent))
+        return Review("keep", f"no link to {names}")
+    return Review("keep", "")
+
+
+def _lost_slots(
+    table: SlotTable, linked: Mapping[NodeId, Member], plan: Plan, given: Mapping[Slot, bool], newest_step: int
+) -> tuple[Slot, ...]:
+    lost = []
+    for slot in table.slots:
+        member = linked.get(table.holder[slot])
+        if member is None or member.told_ledger == plan.ledger_generation:
+            continue
+        join = _join_of(member)
+        starts_fresh = not given.get(slot, False) and (plan.restore_step == -1 or plan.restore_step in join.checkpoints)
+        if not starts_fresh and not holds_state(join, slot, plan.ledger_generation, newest_step):
+            lost.append(slot)
+    return tuple(lost)
+
+
+def common_checkpoint(joins: Sequence[Join]) -> int:
+    """The newest checkpoint step that every server names as readable, or -1."""
+    return max((step for step in joins[0].checkpoints if all(step in join.checkpoints for join in joins)), default=-1)
+
+
+def _join_of(member: Member) -> Join:
+    assert member.join is not None, "a welcomed member has joined"
+    return member.join
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,233 @@
+"""The coordinator's state as plain values, for `/api/status`, the live view and the gauges. Reads, never changes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from coordinator.live.plan_builder import stage_blocks
+from coordinator.live.roster import Member
+
+if TYPE_CHECKING:
+    from coordinator.live.core import CoordinatorMachine
+
+LOSSES_SHOWN = 100
+QUIET_S = 5.0
+"""For so long without a closed step a run counts as going on; longer where its steps take longer (`STEPS_QUIET`)."""
+STEPS_QUIET = 3
+AWAY_NAMED = 4
+"""Servers that one sentence names; after a restart of the coordinator all are away for a moment."""
+
+
+def build_status(machine: CoordinatorMachine, now: float) -> dict[str, Any]:
+    """Everything but the address book of volunteers; ids are whole, the reader shortens them."""
+    config, history, placement, data = machine.config, machine.history, machine.placement, machine.data
+    plan = placement.plan
+    newest = history.tail[-1] if history.tail else None
+    state, waiting_for = run_state(machine, now)
+    waiting_since = machine.waiting_since if waiting_for == machine.waiting_for else now
+    return {
+        "run": {
+            "id": machine.run_id.hex(),
+            "name": config.name,
+            "state": state,
+            "waiting_for": waiting_for,
+            "waiting_s": round(now - waiting_since, 3) if waiting_for else 0.0,
+            # The number of the newest closed step, counted from 0; -1 before the first. People are told how many.
+            "step": history.newest_step,
+            "target_steps": config.steps,
+            "tokens": history.tokens,
+            "loss": newest.loss if newest else None,
+            "learning_rate": newest.learning_rate if newest else None,
+            "gradient_norm": newest.gradient_norm if newest else None,
+            "tokens_per_s": tokens_per_s(machine, now),
+            "last_step_wall_s": newest.wall_s if newest else None,
+            "rollbacks": history.rollback_count,
+            "lost_steps": history.lost_steps,
+            "vocabulary": data.vocabulary if data else 0,
+            "data_hash": data.data_hash if data else "",
+            "data_tokens": data.token_count if data else 0,
+            "alerts": _alerts(machine),
+        },
+        "generation": plan.generation if plan else 0,
+        "ledger_generation": plan.ledger_generation if plan else 0,
+        "restore_step": plan.restore_step if plan else -1,
+        "plan": placement.sentence,
+        "losses": [{"step": row.step, "loss": row.loss} for row in list(history.tail)[-LOSSES_SHOWN:]],
+        "stages": build_stages(machine),
+        "members": [_member(machine, member, now) for member in machine.roster.all()],
+        "away": _away(machine, now),
+        "banned": machine.admission.banned_count,
+        "events": list(machine.outbox.events),
+    }
+
+
+def _alerts(machine: CoordinatorMachine) -> list[str]:
+    """What is wrong on nodes that go on working, each with the node's place: for the operator."""
+    table = machine.placement.table
+    found = []
+    for member in machine.roster.all():
+        if member.report is not None and member.report.alert:
+            slot = table.slot_of(member.peer)
+            place = table.name(slot) if slot is not None else member.role
+            found.append(f"{place} ({member.peer[:8]}): {member.report.alert}")
+    return found
+
+
+def run_state(machine: CoordinatorMachine, now: float) -> tuple[str, str]:
+    """(waiting, training or finished; what it waits for, as a sentence)."""
+    placement = machine.placement
+    if machine.finished:
+        return "finished", ""
+    if placement.plan is None or placement.review.kind != "keep":
+        return "waiting", placement.review.sentence
+    if waiting_for := _missed_servers(machine, now):
+        return "waiting", waiting_for
+    if machine.data is None:
+        return "waiting", "waiting for the servers of stage 0 to read the data"
+    waiting_for = _lonely_stages(machine)
+    return ("waiting", waiting_for) if waiting_for else ("training", "")
+
+
+def _missed_servers(machine: CoordinatorMachine, now: float) -> str:
+    """A sentence when servers have left their places and no step closes any more.
+
+    A step needs every server, so one that closes shows that all work and only a link to the coordinator is down.
+    """
+    placement = machine.placement
+    holder = placement.table.holder
+    gone = [slot for slot in sorted(placement.table.gone_since) if not placement.seen_by_fellows(holder[slot], now)]
+    if not gone:
+        return ""
+    alone_since = max(placement.table.gone_since.values())
+    if placement.step_stored_at > alone_since and now - placement.step_stored_at < _quiet_max_s(machine):
+        return ""
+    names = [f"{placement.table.name(slot)} ({placement.table.holder[slot][:8]})" for slot in gone[:AWAY_NAMED]]
+    if len(gone) > AWAY_NAMED:
+        names.append(f"{len(gone) - AWAY_NAMED} more")
+    return f"waiting for {', '.join(names[:-1])}{' and ' if len(names) > 1 else ''}{names[-1]} to come back"
+
+
+def _lonely_stages(machine: CoordinatorMachine) -> str:
+    """A sentence when stages have nobody who computes for them, which only `stages.collocated = "never"` allows."""
+    stages = machine.config.stages
+    if stages.collocated != "never":
+        return ""
+    served = [member.stage for member in machine.roster.volunteers()]
+    lonely = [str(stage) for stage in range(stages.count) if stage not in served]
+    if not lonely:
+        return ""
+    return f"waiting for volunteers for stage {', '.join(lonely)}: servers do not compute (stages.collocated)"
+
+
+def _quiet_max_s(machine: CoordinatorMachine) -> float:
+    """How long no step may close before the run stands still, going by how far apart the newest ones closed."""
+    rows = machine.history.tail
+    if len(rows) < 2:
+        return max(QUIET_S, STEPS_QUIET * sum(row.duration_s for row in rows))
+    return max(QUIET_S, STEPS_QUIET * step_interval_s(machine))
+
+
+def step_interval_s(machine: CoordinatorMachine) -> float:
+    """From the end of one step to the next, the mean of the newest ten; 0 before the second."""
+    rows = list(machine.history.tail)[-10:]
+    return (rows[-1].wall_s - rows[0].wall_s) / (len(rows) - 1) if len(rows) > 1 else 0.0
+
+
+def tokens_per_s(machine: CoordinatorMachine, now: float) -> float:
+    """Over the newest steps, at most ten: tokens by the time between their ends where known, else by duration.
+
+    Nothing when the newest is so long ago that the run stands still.
+    """
+    rows = list(machine.history.tail)[-10:]
+    if rows and now + machine.wall_offset_s - rows[-1].wall_s > _quiet_max_s(machine):
+        return 0.0
+    duration_s = sum(row.duration_s for row in rows)
+    if len(rows) > 1 and rows[-1].wall_s > rows[0].wall_s:
+        # With delayed updates steps overlap, so durations would count time twice.
+        return round(sum(row.tokens for row in rows[1:]) / (rows[-1].wall_s - rows[0].wall_s), 3)
+    return round(sum(row.tokens for row in rows) / duration_s, 3) if duration_s > 0 else 0.0
+
+
+def build_stages(machine: CoordinatorMachine) -> list[dict[str, Any]]:
+    plan = machine.placement.plan
+    if plan is None:
+        return []
+    volunteers = machine.roster.volunteers()
+    shown = []
+    for index, stage in enumerate(plan.stages):
+        crew = [member for member in volunteers if member.stage == index]
+        shown.append(
+            {
+                "stage": index,
+                "first_block": min(chunk.first_block for chunk in plan.course.chunks if chunk.stage == index),
+                "end_block": max(chunk.end_block for chunk in plan.course.chunks if chunk.stage == index),
+                "chunks": [
+                    [plan.course.chunks[number].first_block, plan.course.chunks[number].end_block]
+                    for number in plan.course.chunks_of(index)
+                ],
+                "blocks": stage_blocks(machine.config, plan.course, index),
+                "servers": [
+                    {
+                        "id": server.node,
+                        "role": server.role,
+                        "shard": shard,
+                        "addresses": list(server.addresses),
+                        "linked": server.node in machine.roster,
+                    }
+                    for shard, server in enumerate(stage.servers)
+                ],
+                "volunteers": len(crew),
+                "tokens_per_s": sum(member.join.tokens_per_s for member in crew if member.join is not None),
+            }
+        )
+    return shown
+
+
+def _away(machine: CoordinatorMachine, now: float) -> list[dict[str, Any]]:
+    """Servers of the plan without a link: their places are kept for them until the run is finished."""
+    table = machine.placement.table
+    if machine.finished:
+        return []
+    return [
+        {
+            "id": table.holder[slot],
+            "role": "server",
+            "stage": slot[0],
+            "shard": slot[1],
+            "place": table.name(slot),
+            "away_s": round(now - since, 3),
+        }
+        for slot, since in sorted(table.gone_since.items())
+    ]
+
+
+def _member(machine: CoordinatorMachine, member: Member, now: float) -> dict[str, Any]:
+    slot = machine.placement.table.slot_of(member.peer) if member.role == "server" else None
+    report = member.report
+    return {
+        "id": member.peer,
+        "role": member.role,
+        "stage": slot[0] if slot else member.stage,
+        "shard": slot[1] if slot else -1,
+        "place": machine.placement.table.name(slot) if slot else member.stage_reason,
+        "state": member.state,
+        "waiting_for": report.waiting_for if report else "",
+        "alert": report.alert if report else "",
+        "counters": dict(report.counters) if report else {},
+        "report_age_s": round(now - member.report_at, 3) if report else None,
+        "tokens_per_s": member.join.tokens_per_s if member.join else 0.0,
+        "since_s": round(now - member.linked_at, 3),
+        "links": [
+            {
+                "peer": peer,
+                "path": heard.figures.path,
+                "round_trip_s": heard.figures.round_trip_s if heard.figures.round_trip_s >= 0 else None,
+                "loss": heard.figures.loss if heard.figures.loss >= 0 else None,
+                "sent_bytes_per_s": heard.figures.sent_bytes_per_s,
+                "received_bytes_per_s": heard.figures.received_bytes_per_s,
+                "age_s": round(heard.age_s(now), 3),
+                "spread": heard.figures.spread,
+            }
+            for peer, heard in machine.network.links_of(member.peer).items()
+        ],
+    }

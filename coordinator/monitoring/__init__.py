@@ -1,0 +1,1 @@
+"""What an operator's Prometheus and Grafana need: rules, dashboards, a console, the runbook; all made from data."""

@@ -1,0 +1,1 @@
+"""The planners: partition, order, placement, routes, schedules, simulator, tuner."""

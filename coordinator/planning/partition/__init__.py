@@ -1,0 +1,1 @@
+"""Which blocks does each stage hold? AutoPipe's planner, with bounds."""

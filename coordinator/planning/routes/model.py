@@ -1,0 +1,261 @@
+"""What a route search is given: nodes with one stage each, links, heads, and the rules a set of routes obeys.
+
+SkipPipe's rules, cleaned up (Blagoev et al., section 3): a route starts on its head in stage 0, visits
+`route_stages` - 1 other stages once each, in ascending order up to `swaps_max` exchanges of two neighbours in
+the route whose stage numbers differ by one (two exchanges can then never overlap), returns to the head for
+the loss, and runs backward over the same nodes (CC1, CC2). Every other stage is on exactly its `visits`
+routes (CC3), a node is on at most `memory` routes (TC1) and does one thing at a time (TC2). Compute and
+memory differ from node to node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import combinations, pairwise
+
+from coordinator.planning.problems import Problem
+from protocol.base.errors import BadInputError
+from protocol.schedule.profile import Floats
+
+Route = tuple[int, ...]
+"""Nodes in the order of the forward pass, the head first."""
+
+NODES_MAX = 20_000
+ROUTES_MAX = 100_000
+
+
+class RoutesProblem(Problem, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A `routes` problem file; lists by node, `heads` by microbatch."""
+
+    stage_of_node: tuple[int, ...]
+    forward_s: tuple[float, ...]
+    backward_factor: float
+    loss_factor: float
+    link_s: tuple[tuple[float, ...], ...]
+    heads: tuple[int, ...]
+    route_stages: int
+    swaps_max: int
+    memory: tuple[int, ...]
+    visits_per_stage: int
+
+    def validate(self) -> None:
+        nodes = len(self.stage_of_node)
+        if not 1 <= nodes <= NODES_MAX:
+            raise BadInputError(f"stage_of_node: {nodes} nodes, must be 1 to {NODES_MAX}")
+        for key, length in (("forward_s", len(self.forward_s)), ("memory", len(self.memory))):
+            if length != nodes:
+                raise BadInputError(f"{key}: {length} entries for {nodes} nodes")
+        if len(self.link_s) != nodes or any(len(row) != nodes for row in self.link_s):
+            raise BadInputError(f"link_s: must have {nodes} rows of {nodes} numbers")
+        if not 1 <= len(self.heads) <= ROUTES_MAX:
+            raise BadInputError(f"heads: {len(self.heads)} microbatches, must be 1 to {ROUTES_MAX}")
+        self.model().check()
+
+    def model(self) -> RouteModel:
+        stages = max(self.stage_of_node) + 1
+        return RouteModel(
+            stage_of_node=self.stage_of_node,
+            forward_s=self.forward_s,
+            backward_s=tuple(self.backward_factor * work for work in self.forward_s),
+            loss_s=tuple(self.loss_factor * work for work in self.forward_s),
+            link_s=self.link_s,
+            heads=self.heads,
+            route_stages=self.route_stages,
+            swaps_max=self.swaps_max,
+            memory=self.memory,
+            visits=(len(self.heads),) + (self.visits_per_stage,) * (stages - 1),
+        )
+
+
+@dataclass(frozen=True)
+class RouteModel:
+    """One wave of routes to find; `repeats[a]` microbatches follow route a, each when the one before is done.
+
+    All times in seconds; `link_s[i][j]` is from node i to node j. `rest_forward_s` and `rest_backward_s` keep
+    a node busy after an operation whose result is already on its way.
+    """
+
+    stage_of_node: tuple[int, ...]
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    loss_s: tuple[float, ...]
+    link_s: Sequence[Sequence[float]] | Floats
+    heads: tuple[int, ...]
+    route_stages: int
+    swaps_max: int
+    memory: tuple[int, ...]
+    visits: tuple[int, ...]
+    repeats: tuple[int, ...] = ()
+    rest_forward_s: float = 0.0
+    rest_backward_s: float = 0.0
+    gone: frozenset[int] = field(default=frozenset())
+
+    @property
+    def nodes(self) -> int:
+        return len(self.stage_of_node)
+
+    @property
+    def stages(self) -> int:
+        return len(self.visits)
+
+    @cached_property
+    def sends(self) -> tuple[int, ...]:
+        """Microbatches per route."""
+        return self.repeats or (1,) * len(self.heads)
+
+    @cached_property
+    def nodes_of_stage(self) -> tuple[tuple[int, ...], ...]:
+        """The nodes of each stage that are there, ascending."""
+        members: list[list[int]] = [[] for _ in range(self.stages)]
+        for node, stage in enumerate(self.stage_of_node):
+            if node not in self.gone:
+                members[stage].append(node)
+        return tuple(tuple(nodes) for nodes in members)
+
+    def check(self) -> None:
+        """Raises `BadInputError` with what is missing when no set of routes can obey the rules."""
+        if min(self.stage_of_node) < 0 or set(self.stage_of_node) != set(range(self.stages)):
+            raise BadInputError("stage_of_node: every stage from 0 to the highest needs a node")
+        for head in self.heads:
+            if not 0 <= head < self.nodes or self.stage_of_node[head] != 0 or head in self.gone:
+                raise BadInputError(f"heads: node {head} is not a present node of stage 0")
+        if not 1 <= self.route_stages <= self.stages:
+            raise BadInputError(f"route_stages: {self.route_stages}, must be 1 to {self.stages} stages")
+        if self.swaps_max < 0:
+            raise BadInputError("swaps_max: must be at least 0")
+        if sum(self.visits[1:]) != len(self.heads) * (self.route_stages - 1):
+            raise BadInputError(
+                f"visits_per_stage: {sum(self.visits[1:])} visits in all, but {len(self.heads)} routes of "
+                f"{self.route_stages} stages make {len(self.heads) * (self.route_stages - 1)}"
+            )
+        sent = [0] * self.nodes
+        for head in self.heads:
+            sent[head] += 1
+            if sent[head] > self.memory[head]:
+                raise BadInputError(f"memory: head {head} starts {sent[head]} routes and holds {self.memory[head]}")
+        for stage in range(1, self.stages):
+            if self.visits[stage] > len(self.heads):
+                raise BadInputError(f"visits_per_stage: more visits to stage {stage} than routes")
+            room = sum(self.memory[node] for node in self.nodes_of_stage[stage])
+            if room < self.visits[stage]:
+                raise BadInputError(
+                    f"memory: stage {stage} holds {room} routes and needs {self.visits[stage]}: "
+                    f"{self.visits[stage] - room} more places are missing"
+                )
+
+    def without(self, gone: frozenset[int]) -> RouteModel:
+        """The same model after the nodes `gone` left."""
+        return replace(self, gone=self.gone | gone)
+
+
+def even_visits(routes: int, stages: int, route_stages: int) -> tuple[int, ...]:
+    """Visits per stage, stage 0 first: equal, or as equal as whole numbers allow (the surplus goes low)."""
+    if stages == 1:
+        return (routes,)
+    share, surplus = divmod(routes * (route_stages - 1), stages - 1)
+    return (routes, *(share + (stage < surplus) for stage in range(stages - 1)))
+
+
+def stage_sizes(nodes: int, stages: int, skip_stages: int) -> tuple[int, ...]:
+    """How many of `nodes` go to each stage when every route skips `skip_stages` of `stages` (SkipPipe Eq. 1).
+
+    |S_i| = |S_0| (1 - s/(s-1) · k) with the rational k = skip_stages/s, so |S_i| = |S_0| (s-1-skip)/(s-1).
+    Eq. 1 gives fractions; stage 0 gets the smallest whole number that is at least its share, the rest is
+    spread evenly.
+    """
+    if not 0 <= skip_stages < stages:
+        raise BadInputError(f"skip: {skip_stages} of {stages} stages cannot be skipped")
+    if nodes < stages:
+        raise BadInputError(f"stages: {nodes} nodes cannot fill {stages} stages")
+    if stages == 1:
+        return (nodes,)
+    others = stages - 1 - skip_stages  # visits to stages beyond 0 on each route
+    first = -(-nodes // (1 + others))
+    first = min(max(first, 1), nodes - (stages - 1))
+    share, surplus = divmod(nodes - first, stages - 1)
+    return (first, *(share + (stage < surplus) for stage in range(stages - 1)))
+
+
+def next_stages(
+    model: RouteModel, last: int, pending: int, left: int, swaps: int
+) -> Iterator[tuple[int, int, int, int]]:
+    """The legal next steps of a partial route as (stage, its new highest, pending, swaps left).
+
+    `last` is the highest stage visited, `pending` the stage that an exchange still owes (-1: none), `left`
+    how many stages are to come and `swaps` how many exchanges are left.
+    """
+    if pending >= 0:
+        yield pending, pending + 1, -1, swaps
+        return
+    for stage in range(last + 1, model.stages - left + 1):
+        yield stage, stage, -1, swaps
+    if swaps and left >= 2:
+        for stage in range(last + 2, model.stages - left + 2):
+            yield stage, stage, stage - 1, swaps - 1
+
+
+def legal_orders(stages: int, route_stages: int, swaps_max: int) -> list[tuple[int, ...]]:
+    """Every legal order of the stages after stage 0, plain ones first."""
+    orders: list[tuple[int, ...]] = []
+    for chosen in combinations(range(1, stages), route_stages - 1):
+        orders.extend(swapped_orders(chosen, swaps_max))
+    return orders
+
+
+def swapped_orders(chosen: tuple[int, ...], swaps_max: int) -> Iterator[tuple[int, ...]]:
+    """The legal orders of an ascending set of stages: as it is, then with disjoint neighbours exchanged."""
+    places = [i for i in range(len(chosen) - 1) if chosen[i + 1] == chosen[i] + 1]
+    for count in range(min(swaps_max, len(places)) + 1):
+        for picked in combinations(places, count):
+            if any(b - a < 2 for a, b in pairwise(picked)):
+                continue
+            order = list(chosen)
+            for place in picked:
+                order[place], order[place + 1] = order[place + 1], order[place]
+            yield tuple(order)
+
+
+def violations(model: RouteModel, routes: Sequence[Route]) -> list[str]:
+    """What is wrong with a set of routes, one sentence each; empty when every rule is obeyed."""
+    wrong: list[str] = []
+    if len(routes) != len(model.heads):
+        wrong.append(f"{len(routes)} routes for {len(model.heads)} heads")
+    used = [0] * model.nodes
+    visits = [0] * model.stages
+    for number, (route, head) in enumerate(zip(routes, model.heads, strict=False)):
+        order = tuple(model.stage_of_node[node] for node in route)
+        if route[0] != head:
+            wrong.append(f"route {number} starts on node {route[0]}, not on its head {head}")
+        if len(route) != model.route_stages or not is_legal_order(order, model.swaps_max):
+            wrong.append(f"route {number} visits the stages {order}")
+        for node in route:
+            used[node] += 1
+            visits[model.stage_of_node[node]] += 1
+            if node in model.gone:
+                wrong.append(f"route {number} uses node {node}, which is gone")
+    for node, count in enumerate(used):
+        if count > model.memory[node]:
+            wrong.append(f"node {node} is on {count} routes and holds {model.memory[node]}")
+    for stage in range(1, model.stages):
+        if visits[stage] != model.visits[stage]:
+            wrong.append(f"stage {stage} is on {visits[stage]} routes, not {model.visits[stage]}")
+    return wrong
+
+
+def is_legal_order(order: Sequence[int], swaps_max: int) -> bool:
+    """Whether the stages of a route, stage 0 included, are in a legal order (CC1, CC2)."""
+    if not order or order[0] != 0:
+        return False
+    highest, place, swaps = 0, 1, 0
+    while place < len(order):
+        stage = order[place]
+        if stage <= highest:
+            return False
+        if place + 1 < len(order) and order[place + 1] == stage - 1 > highest:
+            swaps += 1
+            place += 1
+        highest = stage
+        place += 1
+    return swaps <= swaps_max

@@ -1,0 +1,166 @@
+"""What only the operator may ask of the API: bans and invites. Each request shows the admin token of links.json."""
+
+from __future__ import annotations
+
+import hmac
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Any, Protocol, TypeVar
+
+import msgspec
+import trio
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from coordinator.live.orders import Ban, CloseInvite, Unban
+from coordinator.process.store import StoredInvite
+from protocol.base.ids import NodeId
+from protocol.base.limits import TEXT_MAX
+from protocol.trust.identity import base32, is_node_id
+from protocol.trust.membership import JoinLink, JoinRole
+
+BODY_BYTES_MAX = 4096
+"""An order is an id and a sentence."""
+USES_MAX = 100_000
+DAYS_MAX = 3660.0
+WRONG_MAX = 10
+"""Wrong tokens within `WRONG_S` after which further ones are sent away unread."""
+WRONG_S = 60.0
+HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+class AdminApi(Protocol):
+    """What the daemon lends to these routes. Called on trio's thread."""
+
+    def order(self, order: Ban | Unban | CloseInvite) -> None: ...
+
+    def lineage(self, node: NodeId) -> tuple[NodeId, ...]: ...
+
+    async def invites(self) -> Sequence[StoredInvite]: ...
+
+    async def invite(self, role: JoinRole, uses: int, days: float) -> tuple[StoredInvite, JoinLink]: ...
+
+
+class _Ban(msgspec.Struct, forbid_unknown_fields=True):
+    node: str
+    reason: Annotated[str, msgspec.Meta(max_length=TEXT_MAX)] = ""
+    lineage: bool = False
+
+
+class _Unban(msgspec.Struct, forbid_unknown_fields=True):
+    node: str
+
+
+class _Invite(msgspec.Struct, forbid_unknown_fields=True):
+    role: JoinRole = "volunteer"
+    uses: Annotated[int, msgspec.Meta(ge=1, le=USES_MAX)] = 1
+    days: Annotated[float, msgspec.Meta(gt=0, le=DAYS_MAX)] = 7.0
+
+
+class _Uninvite(msgspec.Struct, forbid_unknown_fields=True):
+    invite: str
+
+
+_Order = TypeVar("_Order", _Ban, _Unban, _Invite, _Uninvite)
+
+
+def answer(content: Any, code: int = 200) -> Response:
+    """JSON; msgspec writes NaN and infinity as null, which is what a reader of JSON can take."""
+    return Response(msgspec.json.encode(content), code, HEADERS, "application/json")
+
+
+class Guard:
+    """Knows the token, compares in constant time, and reads no more of those who guess.
+
+    The token has 128 random bits: the limit keeps guessing cheap for us, and visible. The right token always counts,
+    so nobody can lock the operator out.
+    """
+
+    def __init__(self, token: str, refused: Callable[[], None]) -> None:
+        self._expected = f"Bearer {token}".encode()
+        self._refused = refused
+        self._wrong: deque[float] = deque(maxlen=WRONG_MAX)
+
+    def refusal(self, request: Request) -> Response | None:
+        """The answer to who may not; None for the operator."""
+        given = request.headers.get("authorization", "")
+        if hmac.compare_digest(given.encode(), self._expected):
+            return None
+        self._refused()
+        now = trio.current_time()
+        if len(self._wrong) == WRONG_MAX and now - self._wrong[0] < WRONG_S:
+            return answer({"error": "too many wrong tokens; try again in a minute"}, 429)
+        self._wrong.append(now)
+        return answer({"error": "the admin token of links.json is needed"}, 401)
+
+
+def admin_routes(api: AdminApi, admin_token: str, refused: Callable[[], None]) -> list[Route]:
+    """Routes that answer 401 without the token (`refused` counts it), 400 with a sentence to what they cannot read."""
+
+    guard = Guard(admin_token, refused)
+
+    def taking(kind: type[_Order], do: Callable[[_Order], Awaitable[Response]]) -> Any:
+        async def route(request: Request) -> Response:
+            if no := guard.refusal(request):
+                return no
+            body = b""
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > BODY_BYTES_MAX:
+                    return answer({"error": f"more than {BODY_BYTES_MAX} bytes"}, 400)
+            try:
+                order = msgspec.json.decode(body, type=kind)
+            except msgspec.DecodeError as error:
+                return answer({"error": str(error)}, 400)
+            if isinstance(order, _Ban | _Unban) and not is_node_id(order.node):
+                return answer({"error": "node is no node id"}, 400)
+            return await do(order)
+
+        return route
+
+    async def ban(order: _Ban) -> Response:
+        node, reason = NodeId(order.node), " ".join(order.reason.split()) or "by the operator"
+        nodes = api.lineage(node) if order.lineage else (node,)
+        api.order(Ban(node, reason, order.lineage))
+        return answer({"banned": nodes})
+
+    async def unban(order: _Unban) -> Response:
+        api.order(Unban(NodeId(order.node)))
+        return answer({"unbanned": order.node})
+
+    async def invites(request: Request) -> Response:
+        if no := guard.refusal(request):
+            return no
+        return answer({"invites": [_shown(invite) for invite in await api.invites()]})
+
+    async def invite(order: _Invite) -> Response:
+        made, link = await api.invite(order.role, order.uses, order.days)
+        return answer({**_shown(made), "link": str(link)})
+
+    async def uninvite(order: _Uninvite) -> Response:
+        found = [one for one in await api.invites() if base32(one.nonce) == order.invite]
+        if not found:
+            return answer({"error": "there is no such invite"}, 404)
+        api.order(CloseInvite(found[0].nonce))
+        return answer({"closed": order.invite})
+
+    return [
+        Route("/api/ban", taking(_Ban, ban), methods=["POST"]),
+        Route("/api/unban", taking(_Unban, unban), methods=["POST"]),
+        Route("/api/invites", invites, methods=["GET"]),
+        Route("/api/invite", taking(_Invite, invite), methods=["POST"]),
+        Route("/api/uninvite", taking(_Uninvite, uninvite), methods=["POST"]),
+    ]
+
+
+def _shown(invite: StoredInvite) -> dict[str, Any]:
+    """An invite as the API shows it; without the link, which is a secret until somebody has come by it."""
+    return {
+        "invite": base32(invite.nonce),
+        "role": invite.role,
+        "uses": invite.uses,
+        "used": invite.spent,
+        "not_after": invite.not_after,
+        "closed": invite.closed,
+    }

@@ -1,0 +1,497 @@
+"""One coordinator as a process: the state folder, sockets, metrics, the API, and the machine in the middle.
+
+    barnraise coordinator RUN.toml ─▶ run_coordinator ─▶ Pump(CoordinatorMachine) ◀─▶ links, database, /api, /metrics
+
+It ends when it is told to (SIGTERM, Ctrl-C) or when its database fails: then it could promise nothing any more.
+Whatever it had promised is on disk, so SIGKILL at any moment is no worse than a clean stop.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+import socket
+import sys
+import time
+import urllib.parse
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+import hypercorn
+import hypercorn.trio
+import structlog
+import trio
+
+from coordinator.live.core import CoordinatorMachine
+from coordinator.live.orders import Ban, CloseInvite, Unban
+from coordinator.live.outbox import EVERYDAY_EVENTS
+from coordinator.live.records import Record, StepRow
+from coordinator.live.signals import Helpers
+from coordinator.live.view import members, overview
+from coordinator.process.discovery import Discovery
+from coordinator.process.http import build_app, build_public_app
+from coordinator.process.invites import join_links, new_invite
+from coordinator.process.metrics import coordinator_families, first_values, refresh
+from coordinator.process.page import READ_S
+from coordinator.process.store import Event, StateBrokenError, Store, StoredInvite
+from protocol.base.errors import BadInputError
+from protocol.base.ids import NodeId
+from protocol.base.limits import CLOSE_S
+from protocol.base.machine import (
+    Compute,
+    Count,
+    Dial,
+    DropTensors,
+    HangUp,
+    LinkDown,
+    LinkUp,
+    Log,
+    Ordered,
+    Persist,
+    Persisted,
+    Prune,
+    Received,
+    Send,
+    ShareTensor,
+)
+from protocol.drive.addresses import ANY_HOST, host_port, is_loopback, reachable_addresses
+from protocol.drive.keyfile import load_or_create_identity
+from protocol.drive.metrics import Metrics
+from protocol.drive.process import keep_what_is_loaded, set_up_logging, watch_loop, watch_signals, write_log
+from protocol.drive.pump import Pump
+from protocol.drive.scrape import COORDINATOR_PORTS, open_metrics
+from protocol.drive.stun import StunResponder
+from protocol.drive.tcp import open_all_listeners
+from protocol.drive.transport import PATHS, Link, Transport
+from protocol.link.reach import split
+from protocol.messages import Message
+from protocol.run.run import RunConfig
+from protocol.schedule.profile import NetworkFile
+from protocol.trust.identity import SIGNATURE_BYTES, Identity
+from protocol.trust.membership import (
+    Invite,
+    JoinLink,
+    JoinRole,
+    Membership,
+    Revocations,
+    Trust,
+    open_credential,
+    sign_statement,
+)
+
+IDENTITY = "identity"
+LINKS = "links.json"
+LINK_FILE = "{role}.link"
+"""A file with the one link of a role: what `barnraise server FILE` takes, so that no process list shows the link."""
+DEFAULT_LISTEN = (("*", 8469),)
+"""What the command line's default stands for."""
+DEFAULT_HTTP = ("127.0.0.1", 8470)
+REFRESH_S = 1.0
+"""Between two settings of the gauges; Prometheus asks every 15 s or so."""
+STEP_LINES_S = 5.0
+"""Between two lines about steps on a terminal: what has to be copied from there must not scroll away."""
+WRITE_BATCH_MAX = 1024
+"""Records of one transaction: a burst of joins is one fsync, and still well under a tenth of a second."""
+
+
+@dataclass(frozen=True)
+class CoordinatorOptions:
+    """What the command line says. Addresses are (host, port); port 0 lets the system choose."""
+
+    state: Path
+    listen: tuple[tuple[str, int], ...]
+    announce: tuple[str, ...] = ()
+    http: tuple[str, int] | None = None
+    """None: the default port, or any free one when it is taken."""
+    metrics: tuple[str, int] | None = None
+    """Where `/metrics` answers, or `OFF`; None: on loopback, at the default port or any free one."""
+    page: tuple[str, int] | None = None
+    """Where everybody may read the live page; None: only where the API is."""
+    json: bool = False
+    helpers: Helpers = field(default_factory=Helpers)
+
+
+def run_coordinator(config: RunConfig, options: CoordinatorOptions) -> str:
+    """Runs until it is told to stop; returns the reason.
+
+    Raises:
+        BadInputError: an address or the state folder does not fit.
+        StateLockedError: another coordinator has the state folder.
+        StateBrokenError: the database failed.
+    """
+    metrics = Metrics(*coordinator_families(config))
+    started = time.perf_counter()
+    store = Store(options.state, config)
+    try:
+        metrics.record(
+            "barnraise_coordinator_db_query_duration_seconds", time.perf_counter() - started, operation="open"
+        )
+        seldom = {"step": STEP_LINES_S}
+        as_json = True if options.json else None
+        set_up_logging(metrics, json=as_json, seldom=seldom, role="coordinator", run=config.name)
+        if store.adopted:
+            structlog.get_logger().warning(
+                "configuration changed", detail=f"no server had joined the run yet: {'; '.join(store.adopted)}"
+            )
+        keep_what_is_loaded()
+        return trio.run(_run, config, options, store, metrics)
+    except BaseExceptionGroup as group:
+        _raise_first(group)
+    finally:
+        store.close()
+
+
+def _raise_first(group: BaseExceptionGroup[BaseException]) -> NoReturn:
+    """A nursery wraps what failed in groups; the one failure that has a sentence comes out alone."""
+    named = group.subgroup((BadInputError, StateBrokenError))
+    error: BaseException = group if named is None else named
+    while named is not None and isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    raise error
+
+
+async def _run(config: RunConfig, options: CoordinatorOptions, store: Store, metrics: Metrics) -> str:
+    identity = load_or_create_identity(store.folder / IDENTITY)
+    listeners, ports = await _listen(options.listen)
+    sockets = [(host, port) for (host, _), port in zip(options.listen, ports, strict=True)]
+    addresses = reachable_addresses(sockets, options.announce)
+    places = config.stages.count * (config.stages.front_servers + config.stages.back_servers)
+    links = join_links(store, identity, addresses, places, time.time())
+    async with trio.open_nursery() as nursery:
+        helpers = options.helpers
+        if not helpers.stun:
+            helpers = replace(helpers, stun=split(addresses)[0])  # we answer there ourselves
+        daemon = Daemon(nursery, config, store, identity, metrics, helpers, addresses)
+        nursery.start_soon(watch_signals, daemon.pump.put)
+        nursery.start_soon(watch_loop, metrics)
+        admin_token = secrets.token_hex(16)
+        web = await _serve_http(nursery, daemon, metrics, options.http, admin_token)
+        public = await _serve_page(nursery, daemon, metrics, options.page) if options.page is not None else ""
+        scrape = open_metrics(metrics, store.folder, options.metrics, COORDINATOR_PORTS, {"role": "coordinator"})
+        local = all(is_loopback(host) for host, _ in options.listen)
+        daemon.discovery = Discovery(daemon.machine, scrape.target if scrape is not None else "", local=local)
+        papers = {
+            "run": config.name,
+            "run_id": store.run_id.hex(),
+            "server": str(links["server"]),
+            "volunteer": str(links["volunteer"]),
+            "listen": host_port(*sockets[0]),
+            "http": web,
+            "page": public or web,
+            "metrics": scrape.url if scrape is not None else "",
+            "state": str(store.folder.resolve()),
+            "pid": os.getpid(),
+            "admin_token": admin_token,
+        }
+        for role, join_link in links.items():
+            _write_private(store.folder / LINK_FILE.format(role=role), f"{join_link}\n")
+        _write_private(store.folder / LINKS, json.dumps(papers, indent=2) + "\n")
+        if is_loopback(urllib.parse.urlsplit(web).hostname or ""):
+            daemon.links_file = str((store.folder / LINKS).resolve())
+        _announce(papers, options, daemon.machine)
+        nursery.start_soon(daemon.write_records)
+        nursery.start_soon(daemon.refresh_gauges)
+        nursery.start_soon(daemon.transport.serve, listeners)
+        nursery.start_soon(StunResponder().serve, listeners)
+        reason = await daemon.pump.run()
+        await daemon.say_goodbye()
+        nursery.cancel_scope.cancel()
+        if scrape is not None:
+            scrape.close()
+    return reason
+
+
+class Daemon:
+    """Performs the machine's effects, and tells it what happens on the links and the disk."""
+
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        config: RunConfig,
+        store: Store,
+        identity: Identity,
+        metrics: Metrics,
+        helpers: Helpers,
+        addresses: Sequence[str],
+    ) -> None:
+        """`addresses`: where others reach this coordinator, for the links of new invites."""
+        self._identity = identity
+        self._addresses = tuple(addresses)
+        self.links_file = ""
+        """Where the join links lie, for the status; only set where the API is open to this computer alone. The links
+        themselves are secrets: whoever may read the file has them."""
+        self.discovery: Discovery
+        """Whom Prometheus should ask; set once it is known where our own metrics answer."""
+        self._store = store
+        self._metrics = metrics
+        self._logger = structlog.get_logger()
+        self._disk = trio.CapacityLimiter(1)
+        self._unwritten: list[tuple[int, Record | Event]] = []
+        """Records and events in their order; an event has the number -1 and is acknowledged to nobody."""
+        self._to_write = trio.Event()
+        wall_offset_s = time.time() - trio.current_time()
+        trust = Trust(store.run_id, identity.public_key, issuer=True)
+
+        def read_invite(credential: bytes) -> Invite | None:
+            statement = open_credential(credential, identity.public_key)
+            return statement if isinstance(statement, Invite) else None
+
+        def sign(membership: Membership) -> bytes:
+            return sign_statement(membership, identity)
+
+        def sign_list(revocations: Revocations) -> bytes:
+            return sign_statement(revocations, identity)[-SIGNATURE_BYTES:]
+
+        self.machine = CoordinatorMachine(
+            config, store.run_id, store.generation, store.load(), sign, sign_list, wall_offset_s, read_invite, helpers
+        )
+        self.pump = Pump(self.machine, self)
+        self.transport = Transport(
+            nursery,
+            identity=identity,
+            role="coordinator",
+            run_id=store.run_id,
+            credential=lambda: b"",
+            admit=lambda public_key, credential: trust.admit(public_key, credential, time.time()),
+            events=self,
+        )
+        first_values(metrics, self.machine)
+        refresh(metrics, self.machine, trio.current_time())
+
+    # ---- effects -----------------------------------------------------------------------------------------------
+
+    def send(self, effect: Send) -> None:
+        link = self.transport.link_to(effect.peer)
+        if link is not None:
+            link.send(effect.message)
+
+    def hang_up(self, effect: HangUp) -> None:
+        link = self.transport.link_to(effect.peer)
+        if link is not None:
+            link.close(effect.reason)
+
+    def persist(self, effect: Persist) -> None:
+        self._unwritten.append((effect.record_number, effect.record))
+        self._to_write.set()
+
+    def log(self, effect: Log) -> None:
+        write_log(self._logger, effect)
+        if effect.event not in EVERYDAY_EVENTS:
+            event = Event(round(time.time(), 3), effect.level, effect.event, effect.fields)
+            self._unwritten.append((-1, event))
+            self._to_write.set()
+
+    def count(self, effect: Count) -> None:
+        self._metrics.apply(effect)
+
+    def _never(self, effect: Dial | Compute | Prune | DropTensors | ShareTensor) -> None:
+        raise AssertionError(f"a coordinator does not order {effect!r}")
+
+    dial = compute = prune = drop_tensors = share_tensor = _never
+
+    async def write_records(self) -> None:
+        """Writes what waits, in order; all that gathers during one write shares the next. Raises `StateBrokenError`."""
+        while True:
+            await self._to_write.wait()
+            self._to_write = trio.Event()
+            while self._unwritten:
+                batch = self._unwritten[:WRITE_BATCH_MAX]
+                del self._unwritten[:WRITE_BATCH_MAX]
+                await self._in_thread("write", partial(self._store.write, [item for _, item in batch]))
+                for number, _ in batch:
+                    if number >= 0:
+                        self.pump.put(Persisted(number))
+
+    async def _in_thread(self, operation: str, work: Any) -> Any:
+        """Blocking work on the database, one at a time."""
+        started = trio.current_time()
+        result = await trio.to_thread.run_sync(work, limiter=self._disk)
+        self._metrics.record(
+            "barnraise_coordinator_db_query_duration_seconds", trio.current_time() - started, operation=operation
+        )
+        return result
+
+    # ---- links -------------------------------------------------------------------------------------------------
+
+    def on_up(self, link: Link) -> None:
+        self._metrics.record("barnraise_transport_connects_total", path=link.path, outcome="ok")
+        self.pump.put(LinkUp(link.peer, link.role, link.public_key, link.credential, link.address))
+
+    async def on_message(self, link: Link, message: Message, buffers: tuple[memoryview, ...]) -> None:
+        await self.pump.room()
+        if not link.closing:
+            self.pump.put(Received(link.peer, message))
+
+    def on_down(self, link: Link, reason: str) -> None:
+        self.pump.put(LinkDown(link.peer, reason))
+
+    def on_rejected(self, address: str, reason: str, detail: str) -> None:
+        self._metrics.record("barnraise_transport_rejected_messages_total", reason=reason)
+        self._logger.warning("peer refused", address=address, reason=reason, detail=detail)
+
+    def on_bytes(self, direction: str, kind: str, byte_count: int, message_count: int) -> None:
+        self._metrics.record("barnraise_transport_bytes_total", byte_count, direction=direction, kind=kind)
+        self._metrics.record("barnraise_transport_messages_total", message_count, direction=direction, kind=kind)
+
+    async def say_goodbye(self) -> None:
+        """Lets the last words leave, then ends every link."""
+        for link in self.transport.links:
+            link.close("the coordinator stops")
+        with trio.move_on_after(CLOSE_S):
+            while self.transport.links:
+                await trio.sleep(0.01)
+
+    # ---- what others ask for -----------------------------------------------------------------------------------
+
+    async def refresh_gauges(self) -> None:
+        while True:
+            refresh(self._metrics, self.machine, trio.current_time())
+            self.discovery.look()
+            paths = [link.path for link in self.transport.links]
+            for path in PATHS:
+                self._metrics.record("barnraise_transport_connections", paths.count(path), path=path)
+            await trio.sleep(REFRESH_S)
+
+    def status(self) -> dict[str, Any]:
+        return {**self.machine.status(trio.current_time()), "links_file": self.links_file}
+
+    def scrape_targets(self) -> list[dict[str, Any]]:
+        return self.discovery.targets()
+
+    def overview(self) -> dict[str, Any]:
+        return overview(self.machine, trio.current_time())
+
+    def members(self, *, whole_ids: bool) -> list[dict[str, Any]]:
+        return members(self.machine, trio.current_time(), whole_ids=whole_ids)
+
+    async def curve(self, points: int) -> list[Any]:
+        found: list[Any] = await self._in_thread("read", partial(self._store.curve, points))
+        return found
+
+    def network(self) -> NetworkFile:
+        return self.machine.network_file(trio.current_time())
+
+    async def steps(self, first: int, count_max: int) -> Sequence[StepRow]:
+        rows: list[StepRow] = await self._in_thread("read", partial(self._store.steps_from, first, count_max))
+        return rows
+
+    def order(self, order: Ban | Unban | CloseInvite) -> None:
+        self.pump.put(Ordered(order))
+
+    def lineage(self, node: NodeId) -> tuple[NodeId, ...]:
+        return self.machine.admission.lineage(node)
+
+    async def invites(self) -> Sequence[StoredInvite]:
+        rows: list[StoredInvite] = await self._in_thread("read", self._store.invites)
+        return rows
+
+    async def invite(self, role: JoinRole, uses: int, days: float) -> tuple[StoredInvite, JoinLink]:
+        invite = new_invite(self._store.run_id, self._identity, role, uses, time.time(), days * 86400)
+        await self._in_thread("write", partial(self._store.add_invite, invite))
+        return invite, JoinLink(self._addresses, invite.signed)
+
+
+# ---- sockets and files ---------------------------------------------------------------------------------------------
+
+
+async def _listen(where: tuple[tuple[str, int], ...]) -> tuple[list[trio.SocketListener], list[int]]:
+    """Listens; of a taken port that nobody has asked for it says how to get another."""
+    try:
+        return await open_all_listeners(where)
+    except BadInputError as error:
+        cause = error.__cause__
+        if where != DEFAULT_LISTEN or not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
+            raise
+        raise BadInputError(
+            f"port {DEFAULT_LISTEN[0][1]} is in use by another program, perhaps another coordinator;"
+            " `--listen HOST:PORT` chooses another"
+        ) from cause
+
+
+async def _serve_http(
+    nursery: trio.Nursery, daemon: Daemon, metrics: Metrics, asked: tuple[str, int] | None, admin_token: str
+) -> str:
+    """Starts the API; returns its address as a URL."""
+    host, port = asked or DEFAULT_HTTP
+    app = build_app(daemon, metrics, host=host, admin_token=admin_token)
+    return await _serve(nursery, app, "--http", host, _free_or_any(host, port) if asked is None else port)
+
+
+async def _serve_page(nursery: trio.Nursery, daemon: Daemon, metrics: Metrics, asked: tuple[str, int]) -> str:
+    """Starts the page that everybody may read; returns its address as a URL."""
+    return await _serve(nursery, build_public_app(daemon, metrics), "--page", *asked)
+
+
+async def _serve(nursery: trio.Nursery, app: Any, option: str, host: str, port: int) -> str:
+    settings = hypercorn.Config()
+    host = "0.0.0.0" if host == ANY_HOST else host  # noqa: S104 - the operator's wish
+    settings.bind = [host_port(host, port)]
+    settings.errorlog = None
+    settings.include_server_header = False
+    settings.read_timeout = int(READ_S)
+    settings.graceful_timeout = 1.0
+    try:
+        await trio.socket.getaddrinfo(host, port)  # an unknown name comes out of hypercorn in nested groups
+        bound = await nursery.start(partial(hypercorn.trio.serve, app, settings))
+    except OSError as error:
+        raise BadInputError(f"{option}: {host_port(host, port)}: {error.strerror or error}") from error
+    url: str = bound[0]
+    return url
+
+
+def _free_or_any(host: str, port: int) -> int:
+    """`port` when nobody has it, else 0: a second coordinator on one computer needs no options."""
+    try:
+        with socket.create_server((host, port)):
+            return port
+    except OSError:
+        return 0
+
+
+def _write_private(path: Path, text: str) -> None:
+    """A file that only its owner may read, whole or not at all."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def _announce(papers: dict[str, Any], options: CoordinatorOptions, machine: CoordinatorMachine) -> None:
+    """What an operator needs, on standard output: one JSON line, or some lines for people."""
+    if options.json:
+        shown = {name: value for name, value in papers.items() if name != "admin_token"}
+        click.echo(json.dumps(shown))
+    else:
+        config = machine.config
+        done = machine.history.newest_step + 1
+        past = f", {done} of them done" if done else ""
+        click.echo(f"run {config.name}: {config.steps} steps of {config.step_tokens} tokens{past}")
+        click.echo(f"  state    {papers['state']}")
+        click.echo(f"  page     {papers['page']}")
+        click.echo(f"  status   {papers['http']}/api/status")
+        click.echo(f"  metrics  {papers['metrics'] or 'off'}")
+        click.echo(f"  links    {papers['state']}{os.sep}{LINKS} (barnraise status --links prints them again)")
+        click.echo(f"\non each reliable machine:\n  barnraise server {papers['server']}")
+        click.echo("  (or copy server.link there from the state folder, and name that: no process list shows it then)")
+        click.echo(f"\nfor everybody who lends a computer:\n  barnraise join {papers['volunteer']}\n")
+        if all(is_loopback(address.rpartition(":")[0].strip("[]")) for address in _addresses_of(papers["server"])):
+            click.echo("  (these links work on this computer only; --listen and --announce say otherwise)\n")
+        if not config.checkpoint.shared:
+            click.echo(
+                "  (every server keeps its part of a checkpoint to itself; to replace a lost disk, name a folder that"
+                " all\n  servers share as checkpoint.folder in RUN.toml, by its absolute path)\n"
+            )
+    sys.stdout.flush()
+
+
+def _addresses_of(link: str) -> list[str]:
+    return link.partition("://")[2].partition("/")[0].split(",")

@@ -1,0 +1,87 @@
+"""Tables of the coordinator's database, as numbered migrations: what stands here is never edited, only added to.
+
+`PRAGMA user_version` is the number of migrations that a file has had; each runs in one transaction.
+"""
+
+from __future__ import annotations
+
+MIGRATIONS: tuple[str, ...] = (
+    """
+    -- The run itself: one row.
+    CREATE TABLE run (
+        id INTEGER PRIMARY KEY CHECK (id = 1),
+        run_id BLOB NOT NULL,
+        config TEXT NOT NULL,            -- JSON; a start with another configuration is refused
+        generation INTEGER NOT NULL      -- newest opened by a start; plans may have gone beyond
+    );
+    -- Every plan that ever was in force.
+    CREATE TABLE plans (
+        generation INTEGER PRIMARY KEY,
+        ledger_generation INTEGER NOT NULL,
+        restore_step INTEGER NOT NULL,
+        goes_back INTEGER NOT NULL,
+        lost_steps INTEGER NOT NULL,
+        sentence TEXT NOT NULL,
+        plan TEXT NOT NULL               -- JSON
+    );
+    CREATE TABLE members (
+        serial INTEGER PRIMARY KEY,
+        node TEXT NOT NULL,
+        public_key BLOB NOT NULL,
+        role TEXT NOT NULL
+    );
+    CREATE TABLE invites (
+        nonce BLOB PRIMARY KEY,
+        role TEXT NOT NULL,
+        uses INTEGER NOT NULL,
+        not_after INTEGER NOT NULL,      -- seconds since 1970
+        signed BLOB NOT NULL
+    );
+    CREATE TABLE invites_spent (
+        nonce BLOB NOT NULL,
+        node TEXT NOT NULL,
+        PRIMARY KEY (nonce, node)
+    );
+    CREATE TABLE bans (
+        node TEXT PRIMARY KEY,
+        reason TEXT NOT NULL
+    );
+    -- What stage 0 found in the data: one row.
+    CREATE TABLE data (
+        id INTEGER PRIMARY KEY CHECK (id = 1),
+        vocabulary INTEGER NOT NULL,
+        data_hash TEXT NOT NULL,
+        token_count INTEGER NOT NULL
+    );
+    -- Closed steps. Going back to a checkpoint marks the steps after it; they come again under new ledgers.
+    CREATE TABLE steps (
+        step INTEGER NOT NULL,
+        ledger_generation INTEGER NOT NULL,
+        loss REAL NOT NULL,
+        tokens INTEGER NOT NULL,
+        gradient_norm REAL NOT NULL,
+        clip_factor REAL NOT NULL,
+        skipped INTEGER NOT NULL,
+        learning_rate REAL NOT NULL,
+        duration_s REAL NOT NULL,
+        wall_s REAL NOT NULL,
+        thrown_away INTEGER NOT NULL DEFAULT 0,
+        PRIMARY KEY (step, ledger_generation)
+    );
+    CREATE TABLE events (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        wall_s REAL NOT NULL,
+        level TEXT NOT NULL,
+        event TEXT NOT NULL,
+        fields TEXT NOT NULL             -- JSON
+    );
+    """,
+    """
+    -- A ban has a number in the list that is told to everybody; a lifted one keeps its row, so that numbers grow.
+    ALTER TABLE bans ADD COLUMN number INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE bans ADD COLUMN wall_s REAL NOT NULL DEFAULT 0;
+    ALTER TABLE bans ADD COLUMN lifted INTEGER NOT NULL DEFAULT 0;   -- number of the list without it; 0: in force
+    UPDATE bans SET number = rowid, wall_s = CAST(strftime('%s', 'now') AS REAL);
+    ALTER TABLE invites ADD COLUMN closed INTEGER NOT NULL DEFAULT 0;
+    """,
+)

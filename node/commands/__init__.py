@@ -1,0 +1,1 @@
+"""The command line: `barnraise server`, `join`, `netcheck`, `export`."""

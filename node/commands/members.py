@@ -1,0 +1,398 @@
+"""`barnraise server LINK` and `barnraise join LINK`. What needs torch is imported only when a command runs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from platformdirs import user_state_path
+
+from node.commands.link_argument import link_argument, parse_link
+from node.compute.devices.choice import HELP as DEVICE_HELP
+from node.compute.devices.choice import DeviceChoice
+from node.owner.consent import Consent, keep_consent, read_consents
+from node.owner.limits import KEYS, OwnerLimits, key_named, read_limits, with_value, with_values, write_limits
+from node.platform.places import limits_file, settings_folder
+from protocol.base.errors import BadInputError
+from protocol.base.printable import printable
+from protocol.drive.addresses import HostPort
+from protocol.drive.limits import LineLimits
+from protocol.drive.scrape import MetricsPlace
+from protocol.trust.membership import JoinLink
+
+if TYPE_CHECKING:
+    from node.visit.enquiry import Offer
+
+NOBODY_TO_ASK = (
+    "nobody can be asked here, since this is no terminal: add --yes if the owner of this computer agrees, or start it "
+    "in a terminal once; the yes is kept"
+)
+ALWAYS = {"idle": "off", "while-not": "off", "battery": "work", "metered": "work"}
+"""What --always means."""
+ANYWHERE = (("*", 0),)
+"""Listen on every interface, at a port that the system chooses."""
+RATE_MBIT_MIN = 1.0
+"""Slower than this a record of 64 KiB takes longer than half a second, and links would time out in each other's way."""
+
+
+def state_folder(given: Path | None, link: JoinLink) -> Path:
+    """Where a node keeps its state unless told otherwise: one folder for each run and role."""
+    return given or user_state_path("barnraise") / link.run_id.hex() / link.role
+
+
+def _state_option(role: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return click.option(
+        "--state",
+        type=click.Path(path_type=Path, file_okay=False),
+        help=f"Folder for identity and state; one a process. [default: {user_state_path('barnraise')}/RUN-ID/{role}]",
+    )
+
+
+_NO_PUNCH = click.option(
+    "--no-punch", is_flag=True, help="Use TCP only: open no way through NATs and firewalls by UDP."
+)
+_LAN = click.option(
+    "--lan", is_flag=True, help="Peers with private addresses are in this network: try to reach them there, by UDP."
+)
+_MAP_PORT = click.option(
+    "--map-port",
+    is_flag=True,
+    help="Ask the home router to forward a port to this computer while it runs, so that others can dial it directly.",
+)
+_METRICS = click.option(
+    "--metrics",
+    type=MetricsPlace(),
+    metavar="HOST:PORT|off",
+    help="Where /metrics answers Prometheus. [default: a port of 127.0.0.1, from 8472 on, kept in STATE/metrics.json]",
+)
+
+_ANNOUNCE = click.option(
+    "--announce", multiple=True, metavar="HOST:PORT", help="An address to tell others instead; may be repeated."
+)
+
+
+class _Device(click.ParamType[DeviceChoice]):
+    """The value of --device."""
+
+    name = "device"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> DeviceChoice:
+        if isinstance(value, DeviceChoice):
+            return value
+        try:
+            return DeviceChoice.parse(value)
+        except BadInputError as error:
+            self.fail(str(error), param, ctx)
+
+
+_DEVICE = click.option("--device", type=_Device(), default="auto", show_default=True, help=DEVICE_HELP)
+
+
+def _line_options(command: Any) -> Any:
+    """The owner's limits of the line, the same for both commands."""
+    rate = click.FloatRange(RATE_MBIT_MIN)
+    for option in (
+        click.option(
+            "--quota", type=click.FloatRange(0.1), metavar="GB", help="Gigabytes a month, up and down together."
+        ),
+        click.option("--limit-down", type=rate, metavar="MBIT/S", help="The most that this node receives, in Mbit/s."),
+        click.option("--limit-up", type=rate, metavar="MBIT/S", help="The most that this node sends, in Mbit/s."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@link_argument
+@_state_option("server")
+@click.option(
+    "--listen",
+    type=HostPort(),
+    multiple=True,
+    metavar="HOST:PORT",
+    default=("*:0",),
+    show_default=True,
+    help="Where other nodes reach this server; * is every interface. May be repeated, say with port 443, which most "
+    "firewalls let pass. A port chosen by the system is kept for the next start.",
+)
+@_ANNOUNCE
+@_METRICS
+@_line_options
+@_NO_PUNCH
+@_LAN
+@_MAP_PORT
+@click.option("--stage", type=int, default=-1, metavar="N", help="The stage this server would like to hold.")
+@click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Threads of torch.")
+@_DEVICE
+@click.option(
+    "--checkpoints",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The folder that servers share for checkpoints, if RUN.toml names one: the only place outside --state where"
+    " the run may write, and where a server with an empty state finds checkpoints to start from.",
+)
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="PATH",
+    help="A folder or file of this computer that the run may read (text, a tokenizer, weights to start from); may be"
+    " repeated. Without it the run reads only what comes with Barnraise and Python.",
+)
+@click.option("--no-compute", is_flag=True, help="Never compute tasks here, even when no volunteer is left.")
+@click.option("--no-relay", is_flag=True, help="Carry no links between other members of the run.")
+@click.option(
+    "--relay-limit",
+    type=click.FloatRange(RATE_MBIT_MIN),
+    default=200.0,
+    show_default=True,
+    metavar="MBIT/S",
+    help="The most that it carries for other members, all together and both ways.",
+)
+@click.option(
+    "--relay-quota",
+    type=click.FloatRange(0.0),
+    default=1000.0,
+    show_default=True,
+    metavar="GB",
+    help="Gigabytes that it carries for them until it is started again.",
+)
+def server(
+    link: str | None,
+    state: Path | None,
+    listen: tuple[tuple[str, int], ...],
+    announce: tuple[str, ...],
+    metrics: tuple[str, int] | None,
+    limit_up: float | None,
+    limit_down: float | None,
+    quota: float | None,
+    no_punch: bool,
+    lan: bool,
+    map_port: bool,
+    stage: int,
+    threads: int,
+    device: DeviceChoice,
+    checkpoints: Path | None,
+    data: tuple[Path, ...],
+    no_compute: bool,
+    no_relay: bool,
+    relay_limit: float,
+    relay_quota: float,
+) -> None:
+    """Serve a stage of the run behind LINK: on a machine that stays up.
+
+    Keeps parameters, optimizer state and the journal in its state folder. Start the same command again after any
+    crash; Ctrl-C stops it.
+
+    LINK is a secret: whoever has it can serve. It may also be a file that holds it (the coordinator keeps one:
+    server.link), or `-` for standard input; without it BARNRAISE_LINK is read, or you are asked.
+    """
+    parsed = parse_link(link, "server")
+    from node.data.allowed import Allowed
+    from node.links.assemble import WayOptions
+    from node.links.relay.relay_desk import RelayLimits
+    from node.process.daemon import NodeOptions, run_node
+
+    relay = RelayLimits(bytes_per_s=relay_limit * 1e6 / 8, total_bytes=relay_quota * 1e9)
+    sys.exit(
+        run_node(
+            NodeOptions(
+                link=parsed,
+                state=state_folder(state, parsed),
+                listen=listen,
+                announce=announce,
+                metrics=metrics,
+                limits=LineLimits(limit_up, limit_down, quota),
+                ways=WayOptions(punch=not no_punch, lan=lan, relay=None if no_relay else relay, map_port=map_port),
+                threads=threads,
+                device=device,
+                stage=stage,
+                computes=not no_compute,
+                checkpoints=checkpoints,
+                allowed=Allowed(data, () if checkpoints is None else (checkpoints,)),
+            )
+        )
+    )
+
+
+@click.command()
+@link_argument
+@_state_option("volunteer")
+@click.option(
+    "--listen",
+    type=HostPort(),
+    multiple=True,
+    metavar="HOST:PORT",
+    help="Where servers may dial this computer, if its router lets them; may be repeated. Not needed.",
+)
+@_ANNOUNCE
+@_METRICS
+@_line_options
+@_NO_PUNCH
+@_LAN
+@_MAP_PORT
+@click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Threads of torch.")
+@_DEVICE
+@click.option(
+    "--limit",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A limit for this start alone, as in 'hours=sat,sun 00:00-24:00'; see `barnraise limits`. May be repeated.",
+)
+@click.option("--while-not", metavar="PROGRAMS", help="Pause while one of these runs: names with commas, or @games.")
+@click.option("--always", is_flag=True, help="Work also while somebody uses the computer, on battery, beside games.")
+@click.option("--no-page", is_flag=True, help="Serve no page for its owner on this computer.")
+@click.option("--yes", is_flag=True, help="You agree: do not ask. Needed where nobody can be asked.")
+@click.option("--no-benchmark", is_flag=True, help="Do not measure this machine first.")
+def join(
+    link: str | None,
+    state: Path | None,
+    listen: tuple[tuple[str, int], ...],
+    announce: tuple[str, ...],
+    metrics: tuple[str, int] | None,
+    limit_up: float | None,
+    limit_down: float | None,
+    quota: float | None,
+    no_punch: bool,
+    lan: bool,
+    map_port: bool,
+    threads: int,
+    device: DeviceChoice,
+    limit: tuple[str, ...],
+    while_not: str | None,
+    always: bool,
+    no_page: bool,
+    yes: bool,
+    no_benchmark: bool,
+) -> None:
+    """Lend this computer to the run behind LINK.
+
+    Measures the machine, says what the run is and what it costs you, and asks; the yes is kept for this run. It works
+    only when the computer is not in use (`barnraise limits` says when, and how fast). Ctrl-C finishes what is being
+    computed and leaves; a second Ctrl-C leaves at once. Nothing that is received is ever run as code.
+
+    LINK may also be a file that holds it, or `-` for standard input; without it BARNRAISE_LINK is read, or you are
+    asked.
+    """
+    parsed = parse_link(link, "volunteer")
+    folder = state_folder(state, parsed)
+    given = chosen_limits(limit, while_not, always, limit_up, limit_down, quota)
+    chosen = with_values(read_limits(limits_file()), given)
+    agreed = read_consents(settings_folder()).get(parsed.run_id.hex())
+    if not yes and agreed is None and not is_terminal():
+        raise BadInputError(NOBODY_TO_ASK)
+    from node.links.assemble import WayOptions
+    from node.process.daemon import NodeOptions, run_node
+
+    ways = WayOptions(punch=not no_punch, lan=lan, map_port=map_port)
+    offer = None
+    if not (yes and no_benchmark):
+        from node.visit.enquiry import enquire
+
+        offer = enquire(parsed, folder, threads, not no_benchmark, line_limits(chosen), ways, device)
+        click.echo(printable(offer.text, keep="\n"))
+        if offer.finished:
+            return
+        click.echo(f"Limits: {chosen.describe()}.")
+        if not yes and not is_agreed(parsed, agreed, offer):
+            click.echo("Nothing was started.")
+            sys.exit(1)
+    sys.exit(
+        run_node(
+            NodeOptions(
+                link=parsed,
+                state=folder,
+                listen=listen or (ANYWHERE if map_port else ()),
+                announce=announce,
+                metrics=metrics,
+                overrides=tuple(given.items()),
+                page=not no_page,
+                ways=ways,
+                threads=threads,
+                device=device,
+                tokens_per_s=offer.tokens_per_s if offer is not None else 0.0,
+                measured=offer.measured if offer is not None else (),
+                stage=offer.stage if offer is not None else -1,
+            )
+        )
+    )
+
+
+def is_agreed(link: JoinLink, agreed: Consent | None, offer: Offer) -> bool:
+    """Whether the owner says yes, or has said it before to these very terms; a fresh yes is kept.
+
+    Raises `BadInputError` where nobody can be asked.
+    """
+    if agreed is not None and agreed.config_hash == offer.config_hash:
+        when = datetime.fromtimestamp(agreed.since_unix_s).strftime("%Y-%m-%d")
+        click.echo(f"You said yes to this run on {when}; `barnraise consent withdraw {agreed.run}` takes it back.")
+        return True
+    if not is_terminal():
+        raise BadInputError(f"the run has changed since you said yes to it; {NOBODY_TO_ASK}")
+    try:
+        answer = click.prompt("Start? [Y/n/limits]", default="y", show_default=False).strip().lower()
+        while answer.startswith("l"):
+            change_limits()
+            answer = click.prompt("Start? [Y/n/limits]", default="y", show_default=False).strip().lower()
+    except click.Abort:
+        click.echo("")
+        return False
+    if not answer.startswith("y"):
+        return False
+    consent = Consent(run=offer.run, since_unix_s=time.time(), config_hash=offer.config_hash)
+    keep_consent(settings_folder(), link.run_id.hex(), consent)
+    return True
+
+
+def is_terminal() -> bool:
+    """Whether somebody can be asked."""
+    return sys.stdin.isatty()
+
+
+def change_limits() -> None:
+    """Asks for limits until an empty line; what is wrong is said, and asked again."""
+    now = read_limits(limits_file())
+    for key in KEYS:
+        click.echo(f"  {key.name:12} {key.show(getattr(now, key.field)):14} {key.meaning}")
+    while text := click.prompt("limit and value, as in: up 5 Mbit/s (empty: done)", default="", show_default=False):
+        name, _, value = text.strip().partition(" ")
+        try:
+            write_limits(limits_file(), with_value(read_limits(limits_file()), name, value))
+        except BadInputError as error:
+            click.echo(str(error))
+
+
+def chosen_limits(
+    limit: tuple[str, ...],
+    while_not: str | None,
+    always: bool,
+    up: float | None,
+    down: float | None,
+    quota: float | None,
+) -> dict[str, str]:
+    """What the command line says of limits, by name. Raises `BadInputError`."""
+    given = dict(ALWAYS) if always else {}
+    for name, rate in (("up", up), ("down", down)):
+        if rate is not None:
+            given[name] = f"{rate:g} Mbit/s"
+    if quota is not None:
+        given["quota"] = f"{quota:g} GB"
+    if while_not is not None:
+        given["while-not"] = while_not
+    for text in limit:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise BadInputError(f"--limit: {text!r} is not NAME=VALUE, as in --limit 'hours=mon-fri 18:00-24:00'")
+        given[key_named(name).name] = value
+    with_values(OwnerLimits(), given)
+    return given
+
+
+def line_limits(limits: OwnerLimits) -> LineLimits:
+    """The part that the line's forecast is made with."""
+    mbit = [None if rate is None else rate * 8e-6 for rate in (limits.up_bytes_per_s, limits.down_bytes_per_s)]
+    return LineLimits(mbit[0], mbit[1], None if limits.quota_bytes is None else limits.quota_bytes / 1e9)

@@ -1,0 +1,201 @@
+"""What the owner of a lent computer says to it from another terminal: pause, resume, finish, limits, top, leave.
+
+Exit codes: 0 fine, 1 an error, 2 a wrong word, 3 no daemon runs here, 4 one runs and does not answer as it should.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from node.owner.consent import read_consents, withdraw_consent
+from node.owner.limits import KEYS, key_named, read_limits, shown, with_value, write_limits
+from node.owner.units import duration
+from node.owner.words import describe, headline
+from node.platform.local_socket import NotRunningError, NotWellError, ask
+from node.platform.places import limits_file, noted_folders, settings_folder
+from protocol.base.errors import BadInputError
+
+NOT_RUNNING, NOT_WELL = 3, 4
+TOP_S = 1.0
+_STATE = click.option(
+    "--state", type=click.Path(path_type=Path, file_okay=False), help="The state folder of the one that is meant."
+)
+
+
+def answers(state: Path | None, order: dict[str, Any]) -> list[tuple[Path, dict[str, Any]]]:
+    """What every daemon here (or the one of `state`) answers to an order. Ends the command where none does."""
+    found, unwell = [], ""
+    for folder in [state] if state is not None else noted_folders():
+        try:
+            answer = ask(folder, order)
+        except NotRunningError:
+            continue
+        except NotWellError as error:
+            unwell = str(error)
+            continue
+        if "error" in answer:
+            raise BadInputError(answer["error"])
+        found.append((folder, answer))
+    if unwell:
+        click.echo(unwell, err=True)
+        sys.exit(NOT_WELL)
+    if not found:
+        where = f"from {state}" if state is not None else "here"
+        click.echo(f"No lent computer runs {where}: is `barnraise join` running?", err=True)
+        sys.exit(NOT_RUNNING)
+    return found
+
+
+def _tell(state: Path | None, order: dict[str, Any]) -> None:
+    for _, answer in answers(state, order):
+        click.echo(headline(answer))
+
+
+@click.command()
+@click.option("--for", "for_text", metavar="TIME", help="Only so long, as in 10min or 2h; then it goes on by itself.")
+@_STATE
+def pause(for_text: str | None, state: Path | None) -> None:
+    """Stop working for the run, at once; the device's memory is free within a second, and no work is lost."""
+    for_s = None if for_text is None else duration("--for", for_text)
+    _tell(state, {"verb": "pause", "for_s": for_s})
+
+
+@click.command()
+@_STATE
+def resume(state: Path | None) -> None:
+    """Go on after `pause` or `finish`."""
+    _tell(state, {"verb": "resume"})
+
+
+@click.command()
+@_STATE
+def finish(state: Path | None) -> None:
+    """Finish what was begun, then pause."""
+    _tell(state, {"verb": "finish"})
+
+
+@click.command()
+@click.option("--for-good", is_flag=True, help="Take back the yes to the run, too: the next start asks again.")
+@_STATE
+def leave(for_good: bool, state: Path | None) -> None:
+    """Finish what was begun and end the program."""
+    for _, answer in answers(state, {"verb": "leave", "for_good": for_good}):
+        click.echo(answer.get("thanks", "") or headline(answer))
+
+
+@click.group(invoke_without_command=True)
+@click.pass_context
+def limits(context: click.Context) -> None:
+    """Show or change what may be used of this computer, when, and how fast. Holds for every run on it."""
+    if context.invoked_subcommand is None:
+        now = shown(read_limits(limits_file()))
+        for key in KEYS:
+            click.echo(f"{key.name:12} {now[key.name]:22} {key.meaning}"[:150])
+        click.echo(f"\nIn {limits_file()}; change one with: barnraise limits set up '5 Mbit/s'")
+
+
+@limits.command("get")
+@click.argument("name")
+def get_limit(name: str) -> None:
+    """Print one limit."""
+    key = key_named(name)
+    click.echo(shown(read_limits(limits_file()))[key.name])
+
+
+@limits.command("set")
+@click.argument("name")
+@click.argument("value", nargs=-1, required=True)
+def set_limit(name: str, value: tuple[str, ...]) -> None:
+    """Change one limit: `barnraise limits set up 5 Mbit/s`. A daemon that runs follows within a second."""
+    changed = with_value(read_limits(limits_file()), name, " ".join(value))
+    write_limits(limits_file(), changed)
+    key = key_named(name)
+    click.echo(f"{key.name} = {key.show(getattr(changed, key.field))}")
+
+
+@click.group(invoke_without_command=True)
+@click.pass_context
+def consent(context: click.Context) -> None:
+    """Show the runs to which you said yes."""
+    if context.invoked_subcommand is not None:
+        return
+    consents = read_consents(settings_folder())
+    for run_id, one in consents.items():
+        when = datetime.fromtimestamp(one.since_unix_s).strftime("%Y-%m-%d")
+        click.echo(f"{one.run:24} {run_id}  since {when}")
+    if not consents:
+        click.echo("You have not said yes to a run, or only with --yes, which is not kept.")
+
+
+@consent.command("withdraw")
+@click.argument("run")
+def withdraw(run: str) -> None:
+    """Take back the yes to RUN (its name or id): it asks again before its next start."""
+    known = read_consents(settings_folder())
+    found = [run_id for run_id, one in known.items() if run in (one.run, run_id)]
+    if not found:
+        raise BadInputError(f"consent: there is no yes to {run!r} that could be taken back")
+    for run_id in found:
+        withdraw_consent(settings_folder(), run_id)
+    click.echo("Taken back. One that runs now goes on until `barnraise leave`.")
+
+
+@click.command()
+@_STATE
+def top(state: Path | None) -> None:
+    """Watch a lent computer until Ctrl-C: what it does, why not more, what it gives."""
+    show(state, TOP_S)
+
+
+def show(state: Path | None, every_s: float) -> None:
+    """Redraws the status in place, on a terminal; elsewhere it is printed once."""
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        click.echo(text_of(answers(state, {"verb": "status"})))
+        return
+    with contextlib.suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
+        while True:
+            text = text_of(answers(state, {"verb": "status"}))
+            live.update(Text(text + "\n\npause, resume, finish, limits, leave: in another terminal"), refresh=True)
+            time.sleep(every_s)
+
+
+def text_of(found: list[tuple[Path, dict[str, Any]]]) -> str:
+    return "\n\n".join(describe(answer) + _page(folder) for folder, answer in found)
+
+
+def _page(folder: Path) -> str:
+    with contextlib.suppress(OSError, ValueError):
+        url = json.loads((folder / "control.json").read_text()).get("page")
+        return f"\npage    {url}" if url else ""
+    return ""
+
+
+def status_here(as_json: bool) -> str | None:
+    """For `barnraise status`: the lent computers that run here, or None where there is none. May end the command."""
+    running = []
+    for folder in noted_folders():
+        with contextlib.suppress(NotRunningError):
+            try:
+                running.append((folder, ask(folder, {"verb": "status"})))
+            except NotWellError as error:
+                click.echo(str(error), err=True)
+                sys.exit(NOT_WELL)
+    if not running:
+        return None
+    return json.dumps([answer for _, answer in running], indent=1) if as_json else text_of(running)
+
+
+StatusHere = Callable[[bool], str | None]

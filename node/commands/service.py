@@ -1,0 +1,188 @@
+"""`barnraise service`, `doctor`, `bugreport`: start with the session, look whether all is well, tell what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import sys
+import time
+import zipfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import click
+
+from node.commands.link_argument import link_argument, parse_link
+from node.commands.members import state_folder
+from node.owner.consent import read_consents
+from node.owner.limits import read_limits, shown
+from node.platform.local_socket import NotRunningError, NotWellError, ask
+from node.platform.places import limits_file, noted_folders, settings_folder
+from node.platform.sensors import sensors_here
+from node.platform.service import Service
+from protocol.base.errors import BadInputError
+from protocol.run.run import RunConfig
+
+PACKAGES = ("barnraise", "torch", "numpy", "trio", "aiortc", "aioquic", "msgspec", "pynacl", "psutil", "starlette")
+DISK_BYTES_MIN = 2e9
+LOG_LINES = 2000
+LINES_BYTES_MAX = 4 << 20
+_SECRET = re.compile(
+    r"barnraise[:+][^\s\"']{16,}|barnraise-key-\S+|(?<=/enter/)[\w-]+|"
+    r"(?i:(?<=token\": \")[^\"]+|(?<=invite\": \")[^\"]+|(?<=credential\": \")[^\"]+)|[A-Za-z0-9+/_=-]{60,}"
+)
+"""Join links, keys, tokens of the page and of the local socket, and any long run of letters that could be one."""
+
+
+@click.group()
+def service() -> None:
+    """Start with the session of this computer's owner, and end with it."""
+
+
+@service.command()
+@link_argument
+@click.option("--state", type=click.Path(path_type=Path, file_okay=False), help="As for `barnraise join`.")
+def install(link: str | None, state: Path | None) -> None:
+    """Lend this computer to the run behind LINK whenever its owner is logged in.
+
+    You must have said yes to the run before, in a terminal: barnraise join LINK.
+    """
+    parsed = parse_link(link, "volunteer")
+    run_id = parsed.run_id.hex()
+    if run_id not in read_consents(settings_folder()):
+        raise BadInputError("service: you have not said yes to this run yet; start `barnraise join` in a terminal once")
+    file = settings_folder() / "links" / run_id
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w") as out:
+        out.write(str(parsed) + "\n")
+    home = state_folder(state, parsed)
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    command = [sys.executable, "-m", "protocol.cli", "join", str(file), "--state", str(home.absolute())]
+    here = Service()
+    here.install(command, [home.absolute(), settings_folder().absolute()])
+    click.echo(f"Installed: {here.file}\nIts log: {here.log}\nTo undo: barnraise service remove")
+
+
+@service.command()
+def remove() -> None:
+    """Stop it and start it no more. Your yes is kept; `barnraise consent` shows it."""
+    Service().remove()
+    click.echo("Removed.")
+
+
+@service.command("status")
+def service_status() -> None:
+    """What the system says of it."""
+    click.echo(Service().status())
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def doctor(as_json: bool) -> None:
+    """Look at everything that lending this computer needs, and say what is wrong. Exit code 1 when something is."""
+    rows = examine()
+    if as_json:
+        click.echo(json.dumps([{"what": what, "well": well, "says": says} for what, well, says in rows], indent=1))
+    else:
+        for what, well, says in rows:
+            click.echo(f"{'ok  ' if well else 'BAD '} {what:12} {says}")
+    sys.exit(0 if all(well for _, well, _ in rows) else 1)
+
+
+def examine() -> list[tuple[str, bool, str]]:
+    """(what, is it well, what was found) in the order of the questions that people ask."""
+    rows = [("computer", True, f"{platform.platform()}, Python {platform.python_version()}")]
+    rows += [(f"{name}", found != "missing", found) for name, found in versions().items()]
+    rows.append(_tried("limits", lambda: f"{limits_file()}: {read_limits(limits_file()).describe()}"))
+    rows.append(
+        _tried("consents", lambda: ", ".join(c.run for c in read_consents(settings_folder()).values()) or "none")
+    )
+    home = settings_folder()
+    home = home if home.exists() else Path.home()
+    free_bytes = shutil.disk_usage(home).free
+    rows.append(("disk", free_bytes > DISK_BYTES_MIN, f"{free_bytes / 1e9:.1f} GB free at {home}"))
+    rows.append(_tried("device", _device))
+    sensors = sensors_here(home, lambda: [os.getpid()], uses_gpu=True)
+    rows += [(f"  {name}", True, says) for name, says in sensors.describe().items()]
+    year_ok = 2025 <= time.gmtime().tm_year <= 2100
+    rows.append(("clock", year_ok, time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())))
+    for folder in noted_folders():
+        try:
+            status = ask(folder, {"verb": "status"})
+            rows.append(("daemon", True, f"{status['run']} {status['state']} {status['sentence']} ({folder})"))
+        except NotRunningError:
+            continue
+        except NotWellError as error:
+            rows.append(("daemon", False, str(error)))
+    return rows
+
+
+def _tried(what: str, find: Any) -> tuple[str, bool, str]:
+    try:
+        return what, True, find()
+    except BadInputError as error:
+        return what, False, str(error)
+
+
+def _device() -> str:
+    from node.visit.device_facts import Question, ask_device
+
+    facts = ask_device(Question(RunConfig(), 257, 1, "auto", False))
+    return facts.label + (f" ({facts.why_no_accelerator})" if facts.why_no_accelerator else "")
+
+
+def versions() -> dict[str, str]:
+    """Of what matters, by name."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "missing"
+    return found
+
+
+@click.command()
+@click.argument("out", type=click.Path(path_type=Path, dir_okay=False), default=Path("barnraise-bugreport.zip"))
+@click.option("--log", "logs", type=click.Path(path_type=Path, dir_okay=False, exists=True), multiple=True,
+              help="A log file to take along; may be repeated.")  # fmt: skip
+def bugreport(out: Path, logs: tuple[Path, ...]) -> None:
+    """Write what helps to find a fault into a zip file: versions, limits, states, logs. No keys, links or tokens."""
+    parts = {
+        "doctor.txt": "\n".join(f"{'ok' if well else 'BAD'} {what}: {says}" for what, well, says in examine()),
+        "limits.json": json.dumps(_limits(), indent=1),
+    }
+    for number, folder in enumerate(noted_folders()):
+        try:
+            parts[f"status-{number}.json"] = json.dumps(ask(folder, {"verb": "status"}), indent=1)
+        except (NotRunningError, NotWellError) as error:
+            parts[f"status-{number}.json"] = json.dumps({"error": str(error)})
+    for path in logs:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - LINES_BYTES_MAX))
+            lines = file.read().decode(errors="replace").splitlines()
+        parts[f"log-{path.name}"] = "\n".join(lines[-LOG_LINES:])
+    try:
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, text in parts.items():
+                archive.writestr(name, scrubbed(text))
+    except OSError as error:
+        raise BadInputError(f"{out}: cannot be written: {error.strerror or error}") from None
+    click.echo(f"{out}: {', '.join(parts)}. Look into it before you give it away.")
+
+
+def _limits() -> dict[str, str]:
+    try:
+        return shown(read_limits(limits_file()))
+    except BadInputError as error:
+        return {"error": str(error)}
+
+
+def scrubbed(text: str) -> str:
+    """Without what could open a door, and without the owner's folder names."""
+    return _SECRET.sub("(hidden)", text).replace(str(Path.home()), "~")

@@ -1,0 +1,49 @@
+"""What `--device` says, as a value. Needs no torch, so that a wrong word is refused at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+from protocol.base.errors import BadInputError
+
+Kind = Literal["auto", "cpu", "cuda", "xpu", "mps", "small"]
+SMALL_BYTES = 256 << 20
+"""What `small` has without a number: a stage of some million parameters and a few graphs."""
+HELP = (
+    "What computes: auto (the first accelerator that works, else the processor), cpu, cuda, cuda:1, xpu or mps. For"
+    " trying things, small:MB is a processor that runs out of memory at so many megabytes."
+)
+
+
+@dataclass(frozen=True)
+class DeviceChoice:
+    """A kind of device and, where there are several, which; or how much memory a small one pretends to have."""
+
+    kind: Kind = "auto"
+    index: int = 0
+    memory_bytes: int = SMALL_BYTES
+
+    @classmethod
+    def parse(cls, text: str) -> DeviceChoice:
+        """Raises `BadInputError` with a sentence that names the option."""
+        word, colon, number = text.strip().lower().partition(":")
+        if word not in get_args(Kind):
+            raise BadInputError(f"--device {text}: not one of {', '.join(get_args(Kind))}")
+        kind = cast(Kind, word)
+        if not colon:
+            return cls(kind)
+        if not number.isdigit() or kind in ("auto", "cpu", "mps") or len(number) > 7:
+            raise BadInputError(f"--device {text}: {word} takes {_after_colon(kind)} after it")
+        return cls(kind, memory_bytes=int(number) << 20) if kind == "small" else cls(kind, int(number))
+
+    def __str__(self) -> str:
+        if self.kind == "small":
+            return f"small:{self.memory_bytes >> 20}"
+        return f"{self.kind}:{self.index}" if self.kind in ("cuda", "xpu") else self.kind
+
+
+def _after_colon(kind: Kind) -> str:
+    if kind == "small":
+        return "a number of megabytes"
+    return "the device's number" if kind in ("cuda", "xpu") else "nothing"

@@ -1,0 +1,182 @@
+"""`gi`: weight gradients as integers on a grid that everybody shares, so that sums are exact in any grouping and order.
+
+A block of 256 parameters has one step, a power of two, made from what the gradient there was lately. Each task's
+gradient is rounded to whole steps, up or down at random with the right mean, where "random" is a hash of the task and
+of the parameter's place: whoever does the task, and the reference, gets the same integers. Sums are sums of int32.
+
+(Stochastic rounding: Gupta et al., arXiv:1502.02551. The hash's mixing is C. Wellons' "lowbias32".)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor
+
+from protocol.base.forms import GRID_BLOCK, NOT_FINITE
+
+FIRST_NORM = 0.1
+"""Before any step was sealed, the gradient counts as one of this norm, spread evenly: the first steps' gradients are
+larger, and only take some bits more."""
+FLOOR = 1e-3
+"""Blocks whose gradient was smaller than this share of `FIRST_NORM`'s count as that: an embedding's row that is seen
+again after a long time then takes ten bits, and not thirty."""
+MEMORY = 0.8
+"""What is kept of the average when a step is sealed."""
+COARSE = 1.0
+"""Steps in units of the average over the root of twice the number of tasks (1 cost no loss, 2 cost 0.037 nats)."""
+EXPONENT_LEAST, EXPONENT_MOST = -100, 27
+"""Of a step; one byte holds it."""
+_PAGE = 1 << 16
+"""Parameters that share a key of the hash, so that places below it are enough to mix."""
+_DEVICE_PAGES = 256
+"""Pages worked on at a time on a device, where launches cost more than memory."""
+
+
+def first_averages(count: int, model_parameters: int) -> Tensor:
+    """[blocks] fp64: the averages that version 0 of a chunk with `count` of the model's parameters has."""
+    return torch.full((block_count(count),), FIRST_NORM / math.sqrt(model_parameters), dtype=torch.float64)
+
+
+def block_count(count: int) -> int:
+    """Grid blocks of a vector; the last one may be shorter."""
+    return -(-count // GRID_BLOCK)
+
+
+def exponents(averages: Tensor, tasks: int) -> Tensor:
+    """[blocks] int8: the steps, as powers of two, on which a step of `tasks` microbatches is summed."""
+    steps = averages * (COARSE / math.sqrt(2 * tasks))
+    fraction, power = torch.frexp(steps)
+    # the next power of two from above; an exact one stays
+    return torch.where(fraction == 0.5, power - 1, power).clamp(EXPONENT_LEAST, EXPONENT_MOST).to(torch.int8)
+
+
+def next_averages(averages: Tensor, total: Tensor, used: Tensor, model_parameters: int) -> Tensor:
+    """[blocks] fp64: the averages after a step was sealed with the sum `total` (int32) on the steps `used` (int8).
+
+    Sums of squares of whole numbers below 2^53 are exact in fp64, hence the same in every order.
+    """
+    blocks = _padded(total).double()
+    counts = torch.full((blocks.shape[0],), float(GRID_BLOCK), dtype=torch.float64)
+    counts[-1] = total.numel() - GRID_BLOCK * (blocks.shape[0] - 1)
+    size = torch.sqrt(blocks.square().sum(1) / counts) * _power(used).double()
+    floor = FLOOR * FIRST_NORM / math.sqrt(model_parameters)
+    return (averages * MEMORY + size * (1 - MEMORY)).clamp(min=floor)
+
+
+def task_key(seed: int, step: int, microbatch: int) -> bytes:
+    """32 bytes that stand for a task's gradient in the hash."""
+    text = b"".join(number.to_bytes(8, "little") for number in (seed, step, microbatch))
+    return hashlib.blake2b(text, digest_size=32, person=b"br-round").digest()
+
+
+def most(tasks: int) -> int:
+    """The largest integer of one task: sums of `tasks` of them stay within int32."""
+    return (2**31 - 1) // tasks
+
+
+def spoil(total: Tensor) -> None:
+    """Makes a sum, in place, one that stands for NaN: every part of it says so, however it is cut."""
+    total.fill_(NOT_FINITE)
+
+
+def is_spoilt(total: Tensor) -> bool:
+    """Whether a sum, or a part of one, stands for NaN: it begins with a number that no sum of tasks reaches."""
+    return total.numel() > 0 and int(total[0]) == NOT_FINITE
+
+
+def short(part: Tensor) -> Tensor:
+    """What is sent of a part of a sum: it, or as few bytes as say that it stands for NaN."""
+    if not is_spoilt(part):
+        return part
+    found = torch.zeros_like(part)
+    found[0] = NOT_FINITE
+    return found
+
+
+def add_to_grid(total: Tensor, gradient: Tensor, steps: Tensor, key: bytes, begin: int, tasks: int) -> bool:
+    """Adds a task's gradient, in whole steps, to `total` in place; whether all of it was finite.
+
+    Args:
+        total: [n] int32, the sum so far.
+        gradient: [n] floats on the same device; stays as it is.
+        steps: [blocks] int8 of `exponents`, for blocks that begin with the vector.
+        key: the task's, of `task_key`.
+        begin: the model's number of the first parameter: the hash depends on the place in the model, not in the vector.
+        tasks: of the whole step, as for `exponents`.
+
+    A gradient that is not finite adds nothing.
+    """
+    if not bool(torch.isfinite(gradient.sum(dtype=torch.float64))):
+        return False
+    limit = float(most(tasks) & ~0xFF)  # a number that fp32 has
+    inverse = _power(-steps.to(gradient.device))
+    pages = 4 if gradient.device.type == "cpu" else _DEVICE_PAGES
+    # Chunks begin where blocks and pages do, as far as the vector's own beginning lets them.
+    for first in range(0, gradient.numel(), pages * _PAGE):
+        part = gradient[first : first + pages * _PAGE]
+        blocks = inverse[first // GRID_BLOCK : block_count(first + part.numel())]
+        scaled = _times_blocks(part, blocks)
+        scaled.add_(uniform(key, begin + first, part.numel(), part.device)).floor_().clamp_(-limit, limit)
+        total[first : first + part.numel()] += scaled.to(torch.int32)
+    return True
+
+
+def from_grid(total: Tensor, steps: Tensor) -> Tensor:
+    """[n] fp32: the sum in its own unit. Exact for sums below 2^24 steps."""
+    return _times_blocks(total.float(), _power(steps))
+
+
+def uniform(key: bytes, begin: int, count: int, device: torch.device) -> Tensor:
+    """[count] fp32 in [0, 1), multiples of 2^-24: the hash of the key and the places `begin` and after."""
+    head = begin % _PAGE
+    first_page, page_count = begin // _PAGE, -(-(head + count) // _PAGE)
+    keys = [_page_key(key, page) for page in range(first_page, first_page + page_count)]
+    table = torch.tensor(keys, dtype=torch.int32, device=device)
+    mixed = _places(device) ^ table[:, :1]
+    mixed ^= (mixed >> 16) & 0xFFFF
+    mixed *= 0x7FEB352D
+    mixed += table[:, 1:]
+    mixed ^= (mixed >> 15) & 0x1FFFF
+    mixed *= -0x7B935975  # 0x846CA68B as a signed number
+    mixed ^= (mixed >> 16) & 0xFFFF
+    return ((mixed >> 8) & 0xFFFFFF).view(-1)[head : head + count].float().mul_(2.0**-24)
+
+
+def _page_key(key: bytes, page: int) -> tuple[int, int]:
+    found = hashlib.blake2b(page.to_bytes(8, "little"), digest_size=8, key=key, person=b"br-page").digest()
+    return int.from_bytes(found[:4], "little", signed=True), int.from_bytes(found[4:], "little", signed=True)
+
+
+_PLACES: dict[torch.device, Tensor] = {}
+
+
+def _places(device: torch.device) -> Tensor:
+    """[1, page] int32: places below a page, spread over 32 bits; made once for each device."""
+    if device not in _PLACES:
+        places = torch.arange(_PAGE, dtype=torch.int64) * 0x9E3779B1
+        _PLACES[device] = places.to(torch.int32).view(1, -1).to(device)
+    return _PLACES[device]
+
+
+def _power(steps: Tensor) -> Tensor:
+    """fp32 powers of two, exact on every device: `exp2` need not be."""
+    return ((steps.to(torch.int32) + 127) << 23).view(torch.float32)
+
+
+def _padded(vector: Tensor) -> Tensor:
+    missing = -vector.numel() % GRID_BLOCK
+    return torch.nn.functional.pad(vector, (0, missing)).view(-1, GRID_BLOCK)
+
+
+def _times_blocks(vector: Tensor, factors: Tensor) -> Tensor:
+    """A new vector in fp32: each block of `vector` times its factor."""
+    whole = vector.numel() // GRID_BLOCK
+    out = torch.empty(vector.numel(), dtype=torch.float32, device=vector.device)
+    edge = whole * GRID_BLOCK
+    torch.mul(vector[:edge].view(-1, GRID_BLOCK), factors[:whole, None], out=out[:edge].view(-1, GRID_BLOCK))
+    if edge < vector.numel():
+        torch.mul(vector[edge:], factors[whole], out=out[edge:])
+    return out

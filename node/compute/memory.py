@@ -1,0 +1,96 @@
+"""What a stage takes of a device's memory: counted from the model's shapes, and checked against measurement by tests.
+
+D hidden width, H query heads, K key/value heads times head width, F feed-forward width, V vocabulary; b bytes of the
+run's dtype. Per token, autograd keeps for the backward of
+
+    attention half:      x, normed x, query turned, output of attention                                       4 D b
+                         query, key and value before they are turned (value is part of it)                 (D + 2 K) b
+                         key turned                                                                            K b
+                         the norm's root mean square, and attention's logarithms                          4 + 4 H bytes
+    feed-forward half:   x, normed x                                                                          2 D b
+                         gate and up, silu of the gate, their product                                         4 F b
+                         the norm's root mean square                                                         4 bytes
+
+and for the loss, which is never kept, x, normed x and twice the scores in fp32. Where the norm is no kernel of its own
+(on the processor) it keeps its value before the gain too, in fp32, and with bf16 the input as fp32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from node.compute.layout import StageLayout
+
+SUM_BYTES = {"gi": 4}
+"""A parameter's part of a sum of weight gradients, by the form that it travels in: int32 on the grid, else fp64."""
+VERSIONS = 2
+"""Versions of the parameters on the device at once: the one that works, and the next one while it arrives."""
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Bytes on a device, for one microbatch where it depends on that."""
+
+    parameter_bytes: int
+    """One version."""
+    sum_bytes: int
+    """The sum of weight gradients, and the vector that a task's are put together in."""
+    gradient_bytes: int
+    """Gradients of all weights, as autograd hands them over at the end of a backward."""
+    graph_bytes: int
+    """A kept graph: inputs of layer halves, and what lies inside them."""
+    light_graph_bytes: int
+    """A graph that keeps inputs of halves only."""
+    half_bytes: int
+    """The largest half, twice: what a forward or backward has at once beyond the graph."""
+    boundary_bytes: int
+    """Input, output and their gradients."""
+    loss_bytes: int
+    """What the head's half takes while a microbatch is at the route's end; 0 without a head."""
+
+    @property
+    def fixed_bytes(self) -> int:
+        """What lies there whatever the number of graphs, at the moment when most does."""
+        working = self.half_bytes + self.boundary_bytes + self.loss_bytes
+        return VERSIONS * self.parameter_bytes + self.sum_bytes + self.gradient_bytes + working
+
+    def graphs(self, usable_bytes: int, light: bool = False) -> int:
+        """How many graphs fit beside everything else; below 0 when not even that fits."""
+        left = usable_bytes - self.fixed_bytes
+        if left < 0:
+            return -1
+        each = self.light_graph_bytes if light else self.graph_bytes
+        return left // max(1, each)
+
+
+def stage_memory(layout: StageLayout, fused_norm: bool = False) -> StageMemory:
+    """What a stage of `layout` takes, for the run's microbatches, where the norm is a kernel of its own or not."""
+    config, model = layout.config, layout.config.model
+    value_bytes = 2 if config.compute.dtype == "bf16" else 4
+    tokens = config.batch.samples * model.context
+    hidden, wide = model.hidden, model.feed_forward
+    kv_width = hidden // model.heads * model.kv_heads
+    # A norm keeps its input, but where it is made of parts and the input is bf16: then a copy in fp32 instead.
+    copies = not fused_norm and value_bytes == 2
+    norm = 4 + (8 * hidden if copies else value_bytes * hidden + (0 if fused_norm else 4 * hidden))
+    attention = tokens * (value_bytes * (4 * hidden + 3 * kv_width) + norm + 4 * model.heads)
+    feed_forward = tokens * (value_bytes * (hidden + 4 * wide) + norm)
+    # Of a stage with several chunks, the graph of its largest.
+    halves = max((range(max(a, 1), min(b, config.block_count - 1)) for a, b in layout.chunks), key=len)
+    graph = sum(attention if block % 2 else feed_forward for block in halves)
+    boundary = tokens * hidden * value_bytes
+    ends = 2 if copies and not layout.has_embedding else 1  # the output, and the input where no norm keeps it
+    count = layout.parameter_count
+    sum_bytes = count * (value_bytes + SUM_BYTES.get(config.wire.gradients, 8))
+    return StageMemory(
+        parameter_bytes=count * value_bytes,
+        sum_bytes=sum_bytes,
+        gradient_bytes=count * value_bytes,
+        graph_bytes=graph + ends * boundary + (tokens * 8 if layout.has_embedding else 0),
+        light_graph_bytes=boundary * (len(halves) + 1) + (tokens * 8 if layout.has_embedding else 0),
+        half_bytes=2 * max(attention, feed_forward) if len(halves) else 0,
+        boundary_bytes=4 * boundary,
+        loss_bytes=tokens * (layout.vocabulary * (2 * 4 + 2 * value_bytes) + 2 * hidden * value_bytes)
+        if layout.has_head
+        else 0,
+    )

@@ -1,0 +1,34 @@
+"""Measures the device in a process of its own, so that none of its memory stays with the daemon that comes after.
+
+python -m node.compute.probe_process < msgpack of (configuration, vocabulary, threads, device, measure) > JSON
+"""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from node.compute.devices.choice import DeviceChoice
+from node.compute.devices.device import open_device, why_no_accelerator
+from node.compute.probe import probe
+from node.visit.device_facts import DeviceFacts, Question
+from protocol.base.errors import BadInputError
+
+
+def answer(question: Question) -> DeviceFacts:
+    """Tokens a second through a stage's share of the layers, forward and backward; 0 when not asked to measure."""
+    config = question.config
+    try:
+        device = open_device(DeviceChoice.parse(question.device))
+    except BadInputError as error:
+        return DeviceFacts("", False, "", 0.0, str(error))
+    layers = max(1, round(config.model.layers / config.stages.count))
+    speed = 0.0
+    if question.measure:
+        speed = probe(config, question.vocabulary, 1, 1 + 2 * layers, question.threads, device).tokens_per_s
+    return DeviceFacts(device.label, device.is_accelerator, why_no_accelerator(), speed)
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(msgspec.json.encode(answer(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Question))))

@@ -1,0 +1,131 @@
+"""The grid of `gi` over a stage's vector: where its blocks begin, and sums of tasks' gradients on it.
+
+Blocks of 256 parameters begin anew with every sub-layer block of the model, so they are the same however the model is
+cut into stages; and shards are cut where blocks begin, so a block is never shared. Everything here is a pure function
+of (gradient, task, averages): a volunteer, a shard and the reference get the same integers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from node.compute.forms import grid
+from node.compute.layout import StageLayout, block_weights
+from protocol.base.forms import GRID_BLOCK
+from protocol.run.run import RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Elements `begin` to `end` (exclusive) of a vector, which belong to one sub-layer block of the model."""
+
+    begin: int
+    end: int
+    place: int
+    """The model's number of the first of them: rounding depends on it."""
+    block: int
+    """The number of the first grid block among the vector's."""
+
+    @property
+    def blocks(self) -> slice:
+        return slice(self.block, self.block + grid.block_count(self.end - self.begin))
+
+
+class StageGrid:
+    """The grid blocks of a stage's vector, or of a shard of it.
+
+    Args:
+        parameters: of the whole model.
+        tasks: of a step, each of which may add up to `grid.most(tasks)` without an overflow of int32.
+    """
+
+    def __init__(self, parts: tuple[_Part, ...], parameters: int, tasks: int, seed: int) -> None:
+        self._parts = parts
+        self._parameters = parameters
+        self._tasks = tasks
+        self._seed = seed
+        self.element_count = parts[-1].end if parts else 0
+        self.block_count = parts[-1].blocks.stop if parts else 0
+
+    @classmethod
+    def of(cls, layout: StageLayout) -> StageGrid:
+        config = layout.config
+        places = _places(config, layout.vocabulary)
+        parts: list[_Part] = []
+        for number, begin, end in layout.block_ranges():
+            block = parts[-1].blocks.stop if parts else 0
+            parts.append(_Part(begin, end, places[number], block))
+        return cls(tuple(parts), places[-1], config.batch.microbatches, config.seed)
+
+    def cut(self, begin: int, end: int) -> StageGrid:
+        """The grid of elements `begin` to `end` (exclusive), which must be edges."""
+        parts: list[_Part] = []
+        for part in self._parts:
+            first, last = max(part.begin, begin), min(part.end, end)
+            if first < last:
+                assert (first - part.begin) % GRID_BLOCK == 0, "a shard is cut inside a grid block"
+                block = parts[-1].blocks.stop if parts else 0
+                parts.append(_Part(first - begin, last - begin, part.place + first - part.begin, block))
+        return StageGrid(tuple(parts), self._parameters, self._tasks, self._seed)
+
+    # ---- steps of the grid ----
+
+    def first_averages(self) -> Tensor:
+        """[block_count] fp64: of version 0."""
+        return torch.cat([grid.first_averages(part.end - part.begin, self._parameters) for part in self._parts])
+
+    def steps(self, averages: Tensor) -> Tensor:
+        """[block_count] int8: the grid of the steps that run on a version with these averages."""
+        return grid.exponents(averages, self._tasks)
+
+    def next_averages(self, averages: Tensor, total: Tensor, used: Tensor) -> Tensor:
+        """Of the version after one with `averages`, made from the sum `total` (int32) on the grid `used`."""
+        return torch.cat(
+            [
+                grid.next_averages(
+                    averages[part.blocks], total[part.begin : part.end], used[part.blocks], self._parameters
+                )
+                for part in self._parts
+            ]
+        )
+
+    # ---- sums ----
+
+    def add(self, total: Tensor, gradient: Tensor, steps: Tensor, step: int, microbatch: int) -> None:
+        """Rounds one task's gradient to the grid and adds it to `total` [element_count] int32, in place.
+
+        A gradient that is not finite makes the sum one that stands for NaN, whatever else comes to it.
+        """
+        if grid.is_spoilt(total):
+            return
+        if not bool(torch.isfinite(gradient.sum(dtype=torch.float64))):
+            grid.spoil(total)
+            return
+        key = grid.task_key(self._seed, step, microbatch)
+        for part in self._parts:
+            inside = slice(part.begin, part.end)
+            grid.add_to_grid(total[inside], gradient[inside], steps[part.blocks], key, part.place, self._tasks)
+
+    def value(self, total: Tensor, steps: Tensor) -> Tensor:
+        """[element_count] fp32: a sum in its own unit; NaN throughout if a gradient in it was not finite."""
+        if grid.is_spoilt(total):
+            return torch.full((self.element_count,), torch.nan, device=total.device)
+        return torch.cat([grid.from_grid(total[p.begin : p.end], steps[p.blocks]) for p in self._parts])
+
+
+def _places(config: RunConfig, vocabulary: int) -> list[int]:
+    """The model's number of the first parameter of each sub-layer block; last, how many parameters there are."""
+    return list(_sums(config, vocabulary))
+
+
+def _sums(config: RunConfig, vocabulary: int) -> Iterator[int]:
+    total = 0
+    for block in range(config.block_count):
+        yield total
+        total += sum(math.prod(shape) for _, shape, _ in block_weights(config.model, vocabulary, block))
+    yield total

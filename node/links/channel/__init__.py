@@ -1,0 +1,1 @@
+"""Links over DTLS and SCTP data channels, fenced."""

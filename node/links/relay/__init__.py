@@ -1,0 +1,1 @@
+"""Links through a server that carries bytes for two members."""

@@ -1,0 +1,1 @@
+"""A port forwarded by the home router, where the owner allows it."""

@@ -1,0 +1,1 @@
+"""What the parts of one node's machine share: effects, jobs, records, waits, numbers."""

@@ -1,0 +1,56 @@
+"""What a node knows of itself before it joins: drawn or measured by its driver, once for each start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from node.machine.kept_plan import KeptPlan
+from node.machine.records import Record
+from protocol.messages import Join
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What a node knows of itself before it joins."""
+
+    role: str
+    """server or volunteer"""
+    addresses: tuple[str, ...] = ()
+    """Where anybody can dial it."""
+    local_addresses: tuple[str, ...] = ()
+    """Where only its own network can."""
+    build: str = ""
+    tokens_per_s: float = 0.0
+    memory_bytes: int = 0
+    wished_stage: int = -1
+    checkpoints: tuple[int, ...] = ()
+    computes: bool = True
+    """Whether a server hosts a volunteer too; a volunteer always does."""
+    incarnation: int = 0
+    """Drawn anew at every start."""
+    secret: bytes = field(default=b"", repr=False)
+    """32 bytes, drawn anew at every start: for keys that this node makes."""
+    kept: KeptPlan | None = None
+    """The plan that it went by before, with the run."""
+    records: list[Record] = field(default_factory=list)
+    """A server's durable records, oldest first."""
+
+
+def join_message(
+    facts: NodeFacts, addresses: tuple[str, ...], held: tuple[int, int, int, int], checkpoints: tuple[int, ...]
+) -> Join:
+    """What a node says of itself: `held` is (stage, shard, version, ledger generation) of what its disk gives back."""
+    stage, shard, version, generation = held
+    return Join(
+        role="server" if facts.role == "server" else "volunteer",
+        addresses=addresses,
+        local_addresses=facts.local_addresses,
+        build=facts.build,
+        tokens_per_s=facts.tokens_per_s,
+        memory_bytes=facts.memory_bytes,
+        stage=stage,
+        shard=shard,
+        version=version,
+        held_generation=generation,
+        checkpoints=checkpoints,
+    )

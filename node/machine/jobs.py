@@ -1,0 +1,292 @@
+"""Jobs: what a node's machines ask the compute lanes to do. Tensors are keys of the driver's store.
+
+Each job names its lane; a lane runs its jobs one after the other, in order. The docstring says what the result is.
+`node/compute/lanes.py` does them with torch; the simulated world does them with integers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.base.ids import TaskId, TensorRef
+from protocol.run.plan import Plan
+from protocol.run.run import RunConfig
+
+# ---- lane "device": a volunteer, or a server that computes too ----------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SetUpDevice:
+    """The first job of the lane, and again when the stage changes: forgets everything before.
+
+    Result: how many graphs fit into the device's memory.
+    """
+
+    config: RunConfig
+    vocabulary: int
+    plan: Plan
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadParameters:
+    """Put a version together from its shards (in shard order) and keep it. Result: None."""
+
+    version: int
+    shards: tuple[TensorRef, ...]
+    grids: tuple[TensorRef, ...] = ()
+    """With `gradients = "gi"`, each shard's part of the grid on which the version's steps are summed."""
+
+
+@dataclass(frozen=True, slots=True)
+class DropParameters:
+    """Forget a version. Result: None."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Run the stage forward, keep the graph under `task`. Result: TensorRef of the output, stored as `output`."""
+
+    task: TaskId
+    version: int
+    input: TensorRef
+    output: int
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """Backward through the kept graph (which ends with it), or recompute from `input` when that is given.
+
+    Adds weight gradients to `accumulator` (None: throws them away). Result: TensorRef stored as `input_gradient`, or
+    None where that is None.
+    """
+
+    task: TaskId
+    version: int
+    output_gradient: TensorRef
+    input: TensorRef | None
+    input_gradient: int | None
+    accumulator: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RouteEnd:
+    """Forward, loss and backward of a route's last stage at once.
+
+    `tasks` are its F, L and B. Result: (loss sum in nats, TensorRef stored as `input_gradient` or None).
+    """
+
+    tasks: tuple[TaskId, ...]
+    version: int
+    input: TensorRef
+    labels: TensorRef
+    input_gradient: int | None
+    accumulator: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TakeGradient:
+    """Cut the sum in `accumulator` into shards. Result: tuple of TensorRefs, stored as `shards`, in shard order."""
+
+    accumulator: int
+    shards: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropGraphs:
+    """Forget the graphs of these forwards. Result: None."""
+
+    tasks: tuple[TaskId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropAccumulators:
+    """Forget these sums. Result: None."""
+
+    accumulators: tuple[int, ...]
+
+
+# ---- lane "server": data, shards, optimizer ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareData:
+    """Stage 0, before anything else: read and tokenize. Result: (vocabulary, data hash, token count)."""
+
+    config: RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class SetUpServer:
+    """Says which shard this is; forgets everything before but the data. Result: elements of the shard."""
+
+    config: RunConfig
+    vocabulary: int
+    plan: Plan
+    stage: int
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadBatch:
+    """Stage 0: a microbatch. Result: (TensorRef of tokens as `tokens`, TensorRef of labels as `labels`)."""
+
+    step: int
+    microbatch: int
+    tokens: int
+    labels: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartShard:
+    """Version 0 from the run's seed, or a checkpoint's version and the parameters it has of the one before.
+
+    Result: digest of that version.
+    """
+
+    checkpoint_step: int
+    """-1: from the seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSnapshot:
+    """Take the shard's state from a snapshot on its disk. Result: digest."""
+
+    version: int
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Add a contribution's tensor to the step's sum. Result: None."""
+
+    step: int
+    part: TensorRef
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """End the step's sum: everything is folded into it. Result: (square norm, all finite)."""
+
+    step: int
+    contribution_count: int
+    """How many were folded (for the metrics)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Make version step + 1 out of version step and the sum that `Reduce` left for the step. Result: digest.
+
+    A skipped step keeps the weights and moments; its version has the same content under the next number.
+    """
+
+    step: int
+    clip_factor: float
+    skipped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ServeParameters:
+    """The shard's part of a version in wire form, and of its grid. Result: TensorRefs stored as `key` and `grid`."""
+
+    version: int
+    key: int
+    grid: int | None = None
+    """Set with `gradients = "gi"`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DropVersions:
+    """Forget versions below `version`. Result: None."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteSnapshot:
+    """Write the shard's state of a version durably. Result: the file's name."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteCheckpoint:
+    """Write the shard's part of a checkpoint durably. Result: (file, bytes, digest).
+
+    With a delayed update the next step runs on the version before, so its parameters go with it.
+    """
+
+    step: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteManifest:
+    """Decider: all parts of a checkpoint are durable; write its manifest, last. Result: the manifest's name."""
+
+    step: int
+    parts: tuple[tuple[int, int, str, int, bytes], ...]
+    """(stage, shard, file, bytes, digest), in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class FindCheckpoints:
+    """Look which checkpoints lie where the run keeps them. Result: their steps, newest first."""
+
+    config: RunConfig
+
+
+DEVICE_JOBS = (
+    SetUpDevice,
+    LoadParameters,
+    DropParameters,
+    Forward,
+    Backward,
+    RouteEnd,
+    TakeGradient,
+    DropGraphs,
+    DropAccumulators,
+)
+SERVER_JOBS = (
+    PrepareData,
+    SetUpServer,
+    LoadBatch,
+    StartShard,
+    LoadSnapshot,
+    Fold,
+    Reduce,
+    Apply,
+    ServeParameters,
+    DropVersions,
+    WriteSnapshot,
+    WriteCheckpoint,
+    WriteManifest,
+    FindCheckpoints,
+)
+Job = (
+    SetUpDevice
+    | LoadParameters
+    | DropParameters
+    | Forward
+    | Backward
+    | RouteEnd
+    | TakeGradient
+    | DropGraphs
+    | DropAccumulators
+    | PrepareData
+    | SetUpServer
+    | LoadBatch
+    | StartShard
+    | LoadSnapshot
+    | Fold
+    | Reduce
+    | Apply
+    | ServeParameters
+    | DropVersions
+    | WriteSnapshot
+    | WriteCheckpoint
+    | WriteManifest
+    | FindCheckpoints
+)

@@ -1,0 +1,72 @@
+"""The plan on a node's own disk: training goes on without the coordinator, also through a restart.
+
+Whatever the coordinator says is durable before the machine hears of it, so no restart goes back to an older plan than
+one that it has acted on. A node that starts gives the coordinator a few seconds; if no link to it comes about, it goes
+by what it kept. While the coordinator is linked, its word alone counts: it may know that this disk has lost something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from node.machine.records import Record
+from node.server.recovery import newest_start, recovery
+from protocol.messages import PlanChanged, Welcome
+from protocol.run.plan import Plan
+from protocol.run.run import RunConfig
+
+COORDINATOR_S = 5.0
+"""A coordinator that is there is linked within this time: a dial and a handshake take less than a second, and a second
+attempt follows after one."""
+
+
+class KeptPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a node needs to go on by itself."""
+
+    config: RunConfig
+    vocabulary: int
+    plan: Plan
+    stage: int
+    reason: str
+
+    def after(self, news: PlanChanged | Welcome) -> KeptPlan:
+        """With what the coordinator says now; an older plan changes nothing."""
+        if isinstance(news, Welcome):
+            return msgspec.structs.replace(self, vocabulary=news.vocabulary)
+        if news.plan.generation < self.plan.generation:
+            return self
+        return msgspec.structs.replace(self, plan=news.plan, stage=news.stage, reason=news.reason)
+
+
+class Resumption:
+    """When a node that has started goes by its kept plan."""
+
+    def __init__(self, kept: KeptPlan | None, records: Sequence[Record]) -> None:
+        self._kept = kept
+        self._records = records
+        self.at: float | None = None
+
+    def without_coordinator(self, now: float) -> None:
+        """There is no link to the coordinator (any more)."""
+        if self._kept is not None:
+            self.at = now + COORDINATOR_S
+
+    def coordinator_here(self) -> None:
+        self.at = None
+
+    def take(self, serves: bool) -> KeptPlan | None:
+        """The plan to go by now. A server that never began its ledgers there waits for the coordinator, which knows
+        what the others have."""
+        kept, self._kept, self.at = self._kept, None, None
+        if kept is None or not serves:
+            return kept
+        generation, delay = kept.plan.ledger_generation, kept.config.batch.delay
+        newest = newest_start(self._records)
+        began = newest is not None and newest.ledger_generation == generation
+        return kept if began and recovery(self._records, generation, delay, None) is not None else None
+
+    def forget(self) -> None:
+        """The coordinator has told its plan."""
+        self._kept, self.at = None, None

@@ -1,0 +1,114 @@
+"""Durable records of a server: what must survive a crash for nothing to be lost (state-and-trust 4.3, 4.4).
+
+A server's journal is the list of these, in the order written. The machines write them with `Persist`, read them back
+at start, and derive everything else. `step` decides when a record may be pruned.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from protocol.base.ids import ContributionId, TaskId, TensorRef, Ticket
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """The base of all records; the class name is the tag on disk."""
+
+    ledger_generation: int
+    step: int
+
+
+class ContributionStored(Record, frozen=True, kw_only=True):
+    """Shard: its part of a contribution, with the tensor."""
+
+    contribution: ContributionId
+    version: int
+    tasks: tuple[TaskId, ...]
+    losses: tuple[float, ...]
+    tickets: tuple[Ticket, ...] = ()
+    """Of the leases that it pays for; a journal from before there were tickets has none."""
+    square_norm: float = 0.0
+    tensors: tuple[TensorRef, ...]
+
+
+class StepCommitted(Record, frozen=True, kw_only=True):
+    """Shard: version step + 1 was made from these contributions, and has this digest."""
+
+    contributions: tuple[ContributionId, ...]
+    clip_factor: float
+    skipped: bool
+    digest: bytes
+
+
+class SnapshotWritten(Record, frozen=True, kw_only=True):
+    """Shard: the state of version `step` lies in a file."""
+
+    file: str
+    digest: bytes
+
+
+class ShardStarted(Record, frozen=True, kw_only=True):
+    """Shard: the ledger generation began here, from a checkpoint (its step) or from the seed (-1)."""
+
+    stage: int
+    shard: int
+    shard_count: int
+    checkpoint_step: int
+    config_hash: bytes
+
+
+class StageKeyKnown(Record, frozen=True, kw_only=True):
+    """Every server of a stage: the key of its lease tickets in this generation. The ledger drew it."""
+
+    key: bytes
+
+
+class ContributionAccepted(Record, frozen=True, kw_only=True):
+    """Ledger: the contribution counts. The order of these records is the order of summation."""
+
+    contribution: ContributionId
+    tasks: tuple[TaskId, ...]
+    losses: tuple[float, ...]
+
+
+class StepSealed(Record, frozen=True, kw_only=True):
+    """Ledger: the step happens, with these contributions in this order and the decision of stage 0."""
+
+    contributions: tuple[ContributionId, ...]
+    clip_factor: float
+    skipped: bool
+
+
+class StepDecided(Record, frozen=True, kw_only=True):
+    """Decider: every stage is frozen; how the step ends, and what is reported of it."""
+
+    clip_factor: float
+    skipped: bool
+    loss: float
+    gradient_norm: float
+    data_cursor: tuple[int, int]
+    """First and one past the last sample number that the step trained on."""
+
+
+class StepDone(Record, frozen=True, kw_only=True):
+    """Decider: every stage has committed the step."""
+
+
+class CheckpointWritten(Record, frozen=True, kw_only=True):
+    """Decider: the manifest of the checkpoint of version `step` is on disk."""
+
+    manifest: str
+
+
+RECORDS: tuple[type[Record], ...] = (
+    ContributionStored,
+    StepCommitted,
+    SnapshotWritten,
+    ShardStarted,
+    StageKeyKnown,
+    ContributionAccepted,
+    StepSealed,
+    StepDecided,
+    StepDone,
+    CheckpointWritten,
+)

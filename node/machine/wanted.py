@@ -1,0 +1,146 @@
+"""Which links a node should have: whom it dials, when again, and when a silent one counts as gone.
+
+Of two servers the one with the smaller id dials; a volunteer dials every server of its stage; everybody dials the
+coordinator. Whoever is quiet for `ping_s` is asked, whoever is silent for `silent_s` is hung up on. Silent *paths* are
+the transport's affair (`protocol.drive.link`): it knows sooner, and may mend the link before this gives up the peer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from node.machine.outbox import Outbox
+from protocol.base.ids import NodeId
+from protocol.base.machine import Dial, HangUp
+from protocol.messages import Ping
+
+BACKOFF_S = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0)
+"""Wait before each further attempt; the last one repeats. A server that restarts is back within seconds."""
+LIVED_S = 10.0
+"""A link that was up for less counts as one more failed attempt: a peer that takes calls and hangs up is no better than
+one that does not answer."""
+DIAL_TIMEOUT_S = 10.0
+"""An attempt without an outcome for so long is made again: the driver's own limit (9 s) has failed."""
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """A peer that this node keeps a link to."""
+
+    addresses: tuple[str, ...]
+    we_dial: bool
+    attempts: int = 0
+    dial_at: float | None = None
+    dialling_since: float | None = None
+    up_since: float | None = None
+
+
+class Links:
+    """The part of a node that decides about links. Facts in, `Dial` and `HangUp` out."""
+
+    def __init__(self, out: Outbox, ping_s: float, silent_s: float) -> None:
+        self._out = out
+        self._ping_s = ping_s
+        self._silent_s = silent_s
+        self._wanted: dict[NodeId, _Wanted] = {}
+        self._heard: dict[NodeId, float] = {}
+        """When something last came, for every live link."""
+        self._pinged: dict[NodeId, float] = {}
+        self._ping_number = 0
+        self._due: float | None = None
+        """When something is to be done at the earliest; it may be too early, never too late."""
+        self._due_known = True
+
+    def set_limits(self, ping_s: float, silent_s: float) -> None:
+        self._ping_s, self._silent_s = ping_s, silent_s
+        self._due_known = False
+
+    def want(self, peers: dict[NodeId, tuple[tuple[str, ...], bool]], now: float) -> None:
+        """Keeps links to exactly these: peer -> (addresses, whether we dial). Others are hung up on."""
+        self._due_known = False
+        for peer in [peer for peer in self._wanted if peer not in peers]:
+            del self._wanted[peer]
+            if peer in self._heard:
+                self._out.add(HangUp(peer, "not needed any more"))
+        for peer, (addresses, we_dial) in peers.items():
+            known = self._wanted.get(peer)
+            if known is None:
+                self._wanted[peer] = _Wanted(addresses, we_dial)
+                if we_dial and peer not in self._heard:
+                    self._dial(peer, now)
+            else:
+                known.addresses, known.we_dial = addresses, we_dial
+                if we_dial and peer not in self._heard and known.dial_at is None and known.dialling_since is None:
+                    self._dial(peer, now)
+
+    def up(self, peer: NodeId, now: float) -> None:
+        self._due_known = False
+        self._heard[peer] = now
+        self._pinged.pop(peer, None)
+        wanted = self._wanted.get(peer)
+        if wanted is not None:
+            wanted.dial_at, wanted.dialling_since, wanted.up_since = None, None, now
+
+    def down(self, peer: NodeId, now: float) -> None:
+        """A link is gone, or an attempt has failed: try again after a while."""
+        self._due_known = False
+        self._heard.pop(peer, None)
+        self._pinged.pop(peer, None)
+        wanted = self._wanted.get(peer)
+        if wanted is not None and wanted.up_since is not None:
+            if now - wanted.up_since >= LIVED_S:
+                wanted.attempts = 0
+            wanted.up_since = None
+        if wanted is not None and wanted.we_dial:
+            wanted.dialling_since = None
+            wanted.dial_at = now + BACKOFF_S[min(wanted.attempts, len(BACKOFF_S) - 1)]
+            wanted.attempts += 1
+
+    def heard(self, peer: NodeId, now: float) -> None:
+        if peer in self._heard:
+            self._heard[peer] = now
+            if self._pinged.pop(peer, None) is not None and self._due is not None:
+                self._due = min(self._due, now + self._ping_s)
+
+    def is_up(self, peer: NodeId) -> bool:
+        return peer in self._heard
+
+    @property
+    def live(self) -> tuple[NodeId, ...]:
+        return tuple(self._heard)
+
+    def wake_at(self) -> float | None:
+        """Asked after every input, so what was found last time is kept until something could come before it."""
+        if not self._due_known:
+            self._due, self._due_known = self.next_due(), True
+        return self._due
+
+    def next_due(self) -> float | None:
+        """When the next attempt, question or end of patience is due, looked up link by link."""
+        times = [wanted.dial_at for wanted in self._wanted.values() if wanted.dial_at is not None]
+        times += [w.dialling_since + DIAL_TIMEOUT_S for w in self._wanted.values() if w.dialling_since is not None]
+        for peer, heard in self._heard.items():
+            times.append(heard + (self._silent_s if peer in self._pinged else self._ping_s))
+        return min(times, default=None)
+
+    def wake(self, now: float) -> None:
+        self._due_known = False
+        for peer, wanted in self._wanted.items():
+            late = wanted.dialling_since is not None and now >= wanted.dialling_since + DIAL_TIMEOUT_S
+            if peer not in self._heard and (late or (wanted.dial_at is not None and now >= wanted.dial_at)):
+                self._dial(peer, now)
+        for peer, heard in list(self._heard.items()):
+            if now >= heard + self._silent_s:
+                self._out.add(HangUp(peer, f"silent for {self._silent_s:g} s"))
+                # Until `LinkDown` comes there is nothing more to say on it.
+                self._heard[peer] = now
+            elif now >= heard + self._ping_s and peer not in self._pinged:
+                self._ping_number += 1
+                self._pinged[peer] = now
+                self._out.send(peer, Ping(number=self._ping_number))
+
+    def _dial(self, peer: NodeId, now: float) -> None:
+        wanted = self._wanted[peer]
+        wanted.dial_at, wanted.dialling_since = None, now
+        self._due_known = False
+        self._out.add(Dial(peer, wanted.addresses))

@@ -1,0 +1,45 @@
+"""Whether a node takes part in the run that it is welcomed to: what can be seen of a run is looked at, not believed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from node.machine.records import Record, ShardStarted
+from protocol.base.errors import BadInputError
+from protocol.messages import Welcome
+from protocol.run.model_spec import ModelSpec
+from protocol.run.run import RunConfig
+
+STAGE_BYTES_PER_PARAMETER = 8
+"""fp32 weights and fp32 gradients: the least that anybody of a stage holds. An average stage of four of a model of one
+billion parameters takes 2 GB, of seven billion 14 GB; activations and optimizer state come on top."""
+
+
+def why_not(message: Welcome, known: RunConfig | None, records: Sequence[Record], memory_bytes: int) -> str:
+    """A sentence why this node refuses, or nothing.
+
+    Args:
+        known: the run as this process knows it already.
+        records: what the state folder holds.
+        memory_bytes: free on this computer; 0: not known.
+    """
+    config = message.config
+    if config.config_hash() != message.config_hash:
+        return "the run's configuration does not have the hash that came with it"
+    try:
+        config.validate()
+    except BadInputError as error:
+        return f"the run cannot be: {error}"
+    if known is not None and known != config:
+        return "the run's configuration changed while this node was away"
+    starts = [record for record in records if isinstance(record, ShardStarted)]
+    if starts and starts[-1].config_hash != message.config_hash:
+        return "this state folder belongs to another configuration of the run"
+    parameters = ModelSpec.of_run(config.model, max(1, message.vocabulary)).parameters
+    needed = STAGE_BYTES_PER_PARAMETER * parameters // config.stages.count
+    if 0 < memory_bytes < needed:
+        return (
+            f"one of the run's {config.stages.count} stages takes {needed / 1e9:.1f} GB of memory at least, and this"
+            f" computer has {memory_bytes / 1e9:.1f} GB free"
+        )
+    return ""

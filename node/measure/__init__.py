@@ -1,0 +1,1 @@
+"""Measures links, and says what a computer's line and gateway are like."""

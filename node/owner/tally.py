@@ -1,0 +1,87 @@
+"""What this computer has given: tokens, accepted tasks and hours, for this visit, by day, and for ever."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+DAYS_KEPT = 400
+"""A year, and then some: 400 rows of 60 bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An amount of help."""
+
+    tokens: float = 0.0
+    tasks: float = 0.0
+    """Accepted by the run's ledgers; a result that nobody wanted is none."""
+    working_s: float = 0.0
+
+    def __add__(self, other: Given) -> Given:
+        return Given(self.tokens + other.tokens, self.tasks + other.tasks, self.working_s + other.working_s)
+
+
+class _Kept(msgspec.Struct):
+    ever: Given = Given()
+    days: dict[str, Given] = {}
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts on from what was kept. `visit`: since this process began."""
+
+    ever: Given = Given()
+    days: dict[str, Given] = field(default_factory=dict)
+    visit: Given = Given()
+    _seen: Given = Given()
+    """Of the present life of the node, whose counters begin at 0."""
+
+    def begin_life(self) -> None:
+        self._seen = Given()
+
+    def count(self, totals: dict[str, float], working_s: float, day: str) -> None:
+        """`totals`: tokens and accepted tasks of the present life; `working_s` since the last call."""
+        now = Given(totals.get("tokens", 0.0), totals.get("accepted", 0.0))
+        if now.tokens < self._seen.tokens or now.tasks < self._seen.tasks:
+            self._seen = Given()  # the role began anew
+        more = Given(now.tokens - self._seen.tokens, now.tasks - self._seen.tasks, working_s)
+        self._seen = now
+        self.visit, self.ever = self.visit + more, self.ever + more
+        if more != Given():
+            self.days[day] = self.days.get(day, Given()) + more
+            for old in sorted(self.days)[:-DAYS_KEPT]:
+                del self.days[old]
+
+    def today(self, day: str) -> Given:
+        return self.days.get(day, Given())
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode(_Kept(self.ever, self.days))
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Tally:
+        """What `to_json` wrote. Raises `ValueError` when it is something else."""
+        try:
+            kept = msgspec.json.decode(data, type=_Kept)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ValueError(str(error)) from None
+        return cls(ever=kept.ever, days=kept.days)
+
+
+def plural(count: float, one: str, many: str) -> str:
+    return f"{count:,.0f} {one if round(count) == 1 else many}"
+
+
+def in_words(given: Given) -> str:
+    """As people read it: 318 tasks, 1.2 M tokens, 3.5 hours."""
+    tokens, hours = given.tokens, given.working_s / 3600
+    amount = f"{tokens / 1e6:,.1f} M tokens" if tokens >= 1e6 else plural(tokens, "token", "tokens")
+    time = f"{hours:,.1f} hours" if hours >= 1 else plural(given.working_s / 60, "minute", "minutes")
+    return f"{plural(given.tasks, 'task', 'tasks')} accepted, {amount}, {time} of work"
+
+
+def as_dict(given: Given) -> dict[str, Any]:
+    return {"tokens": given.tokens, "tasks": given.tasks, "working_s": given.working_s}

@@ -1,0 +1,75 @@
+"""A daemon's status in words: what it does, and if it does nothing, why. For 80 columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from node.owner.tally import Given, in_words
+from node.owner.units import show_rate
+
+STATES = {
+    "working": "WORKING",
+    "waiting": "WAITING",
+    "paused": "PAUSED",
+    "finishing": "FINISHING",
+    "leaving": "LEAVING",
+}
+WIDTH = 80
+
+
+def headline(status: dict[str, Any]) -> str:
+    """One line: the run, the state, and the one reason for it."""
+    name = status["run"] or "a run that has not answered yet"
+    text = f"{name}  {STATES[status['state']]}"
+    if status["state"] == "leaving":
+        return f"{text}  finishing what was begun, then it ends"
+    if status["state"] == "working":
+        text += f"  stage {status['stage'] + 1} of {status['stages']}" if status["stage"] >= 0 else ""
+    elif status["sentence"]:
+        text += f"  {status['sentence']}"
+    if status["state"] == "paused" and status["device"]["free"]:
+        text += ". Nothing runs here; the device's memory is free."
+    return text
+
+
+def describe(status: dict[str, Any]) -> str:
+    """All lines that `barnraise status` prints for a lent computer."""
+    device, line = status["device"], status["line"]
+    lines = _wrap(headline(status))
+    others = [sentence for reason, sentence in status["holds"] if reason != status["reason"]]
+    if others:
+        lines += _wrap(f"  also: {'; '.join(others)}")
+    if status["complaint"]:
+        lines += _wrap(f"  limits file: {status['complaint']}")
+    parts = [device["name"]]
+    if device["temperature_c"] is not None:
+        limit = device["temperature_limit_c"]
+        parts.append(f"{device['temperature_c']:.0f} C" + ("" if limit is None else f" of {limit:g}"))
+    if device["power_w"] is not None:
+        parts.append(f"{device['power_w']:.0f} W")
+    if device["memory_bytes"]:
+        parts.append(f"{device['memory_bytes'] / 1e9:.1f} GB of memory")
+    if device["share"] < 1:
+        parts.append(f"{100 * device['share']:.0f} % of the time")
+    lines += _wrap("device  " + ", ".join(parts))
+    ways = ", ".join(f"{count} {way}" for way, count in line["paths"].items()) or "none"
+    moved = f"{8e-6 * line['bytes_per_s']:.1f} Mbit/s now, {line['moved_bytes'] / 1e9:.2f} GB this visit"
+    limits = f"limits up {show_rate(line['up_limit_bytes_per_s'])}, down {show_rate(line['down_limit_bytes_per_s'])}"
+    lines += _wrap(f"line    {moved}; {limits}; links: {ways}")
+    if line["quota_left_bytes"] is not None:
+        lines.append(f"        {line['quota_left_bytes'] / 1e9:.1f} GB left of this month's quota")
+    lines += _wrap(f"today   {in_words(Given(**status['today']))}")
+    lines += _wrap(f"in all  {in_words(Given(**status['ever']))}")
+    return "\n".join(lines)
+
+
+def _wrap(text: str) -> list[str]:
+    """Lines of at most `WIDTH`; what follows is indented."""
+    lines, line = [], ""
+    for word in text.split(" "):
+        if line.strip() and len(line) + 1 + len(word) > WIDTH:
+            lines.append(line)
+            line = f"        {word}"
+        else:
+            line = f"{line} {word}" if line else word
+    return [*lines, line]

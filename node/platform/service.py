@@ -1,0 +1,209 @@
+"""A lent computer that starts with its owner's session: a systemd user unit, a LaunchAgent, or a scheduled task.
+
+Never a system service: in session 0 Windows sees neither the owner's idle time nor the GPU, and nobody else's account
+should lend a computer. The join link lies in a file of mode 0600 and is not part of the command. The texts are made
+by pure functions; `Service` writes them and tells the system's own tool.
+"""
+
+from __future__ import annotations
+
+import os
+import plistlib
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+from platformdirs import user_config_path, user_log_path
+
+from node.platform.places import settings_folder
+from protocol.base.errors import BadInputError
+
+NAME = "barnraise"
+WATCHDOG_S = 60
+"""The daemon says that it lives at every look of its keeper, three times a second; one that hangs is restarted."""
+STOP_S = 90
+"""Draining takes a minute at most; then it is killed."""
+
+
+def systemd_unit(command: Sequence[str], writable: Sequence[Path]) -> str:
+    """The user unit. Hardened by what user managers can do; torch needs memory that it writes and runs."""
+    paths = " ".join('"' + str(path).replace("%", "%%") + '"' for path in writable)
+    return f"""[Unit]
+Description=Barnraise: lends this computer to a training run, within its owner's limits
+Documentation=man:systemd.service(5)
+StartLimitIntervalSec=1h
+StartLimitBurst=10
+
+[Service]
+Type=notify
+NotifyAccess=main
+ExecStart={" ".join(_quoted(word) for word in command)}
+WatchdogSec={WATCHDOG_S}
+Restart=on-failure
+RestartSec=30
+RestartPreventExitStatus=2
+KillMode=mixed
+TimeoutStartSec=300
+TimeoutStopSec={STOP_S}
+Nice=5
+CPUWeight=idle
+IOSchedulingClass=idle
+NoNewPrivileges=yes
+LockPersonality=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+SystemCallArchitectures=native
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
+UMask=0077
+ProtectSystem=strict
+ReadWritePaths={paths}
+PrivateTmp=yes
+ProtectKernelTunables=yes
+ProtectControlGroups=yes
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def _quoted(word: str) -> str:
+    return '"' + word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$") + '"'
+
+
+def launch_agent(command: Sequence[str], log: Path) -> bytes:
+    """The property list of macOS. Unverified: nobody has run this on a Mac yet."""
+    return plistlib.dumps(
+        {
+            "Label": NAME,
+            "ProgramArguments": list(command),
+            "RunAtLoad": True,
+            "KeepAlive": {"SuccessfulExit": False},
+            "ProcessType": "Background",
+            "LowPriorityIO": True,
+            "Nice": 5,
+            "ExitTimeOut": STOP_S,
+            "StandardOutPath": str(log),
+            "StandardErrorPath": str(log),
+        }
+    )
+
+
+def scheduled_task(command: Sequence[str], log: Path) -> str:
+    """The task of Windows, at logon, with the owner's own rights. Unverified: nobody has run this on Windows yet."""
+    line = subprocess.list2cmdline(list(command)) + f' >> "{log}" 2>&1'
+    return f"""<?xml version="1.0" encoding="UTF-16"?>
+<Task version="1.2" xmlns="http://schemas.microsoft.com/windows/2004/02/mit/task">
+  <Triggers><LogonTrigger><Enabled>true</Enabled></LogonTrigger></Triggers>
+  <Principals><Principal id="owner"><LogonType>InteractiveToken</LogonType><RunLevel>LeastPrivilege</RunLevel>
+  </Principal></Principals>
+  <Settings>
+    <MultipleInstancesPolicy>IgnoreNew</MultipleInstancesPolicy>
+    <DisallowStartIfOnBatteries>false</DisallowStartIfOnBatteries>
+    <StopIfGoingOnBatteries>false</StopIfGoingOnBatteries>
+    <ExecutionTimeLimit>PT0S</ExecutionTimeLimit>
+    <Priority>7</Priority>
+    <RestartOnFailure><Interval>PT1M</Interval><Count>10</Count></RestartOnFailure>
+  </Settings>
+  <Actions Context="owner"><Exec><Command>cmd.exe</Command><Arguments>/c {escape(line)}</Arguments></Exec></Actions>
+</Task>
+"""
+
+
+@dataclass(frozen=True)
+class Service:
+    """How this system does it. `platform`: as `sys.platform` says."""
+
+    platform: str = sys.platform
+
+    @property
+    def file(self) -> Path:
+        """Where the description lies."""
+        if self.platform == "win32":
+            return settings_folder() / f"{NAME}.xml"
+        if self.platform == "darwin":
+            return Path.home() / "Library" / "LaunchAgents" / f"{NAME}.plist"
+        return user_config_path("systemd") / "user" / f"{NAME}.service"
+
+    @property
+    def log(self) -> str:
+        """Where its words go, for people."""
+        return str(self._log_file) if self.platform in ("win32", "darwin") else f"journalctl --user -u {NAME}"
+
+    @property
+    def _log_file(self) -> Path:
+        return user_log_path(NAME) / "barnraise.log"
+
+    def text(self, command: Sequence[str], writable: Sequence[Path]) -> bytes:
+        """What `install` writes."""
+        if self.platform == "win32":
+            return scheduled_task(command, self._log_file).encode("utf-16")
+        if self.platform == "darwin":
+            return launch_agent(command, self._log_file)
+        return systemd_unit(command, writable).encode()
+
+    def orders(self, what: str) -> list[list[str]]:
+        """The commands that make the system take notice: `install`, `remove`, or `status`."""
+        file = str(self.file)
+        if self.platform == "win32":
+            return {
+                "install": [
+                    ["schtasks", "/Create", "/TN", NAME, "/XML", file, "/F"],
+                    ["schtasks", "/Run", "/TN", NAME],
+                ],
+                "remove": [["schtasks", "/End", "/TN", NAME], ["schtasks", "/Delete", "/TN", NAME, "/F"]],
+                "status": [["schtasks", "/Query", "/TN", NAME]],
+            }[what]
+        if self.platform == "darwin":
+            domain = f"gui/{os.getuid()}"
+            return {
+                "install": [["launchctl", "bootstrap", domain, file]],
+                "remove": [["launchctl", "bootout", f"{domain}/{NAME}"]],
+                "status": [["launchctl", "print", f"{domain}/{NAME}"]],
+            }[what]
+        unit = f"{NAME}.service"
+        return {
+            "install": [["systemctl", "--user", "daemon-reload"], ["systemctl", "--user", "enable", "--now", unit]],
+            "remove": [["systemctl", "--user", "disable", "--now", unit]],
+            "status": [["systemctl", "--user", "--no-pager", "status", unit]],
+        }[what]
+
+    def install(self, command: Sequence[str], writable: Sequence[Path]) -> None:
+        """Writes it and has the system start it. Raises `BadInputError` with what the system said."""
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            self._log_file.parent.mkdir(parents=True, exist_ok=True)
+            self.file.write_bytes(self.text(command, writable))
+        except OSError as error:
+            raise BadInputError(f"{self.file}: cannot be written: {error.strerror or error}") from None
+        self._tell("install")
+
+    def remove(self) -> None:
+        if not self.file.exists():
+            raise BadInputError("service: none is installed")
+        try:
+            self._tell("remove")
+        finally:
+            self.file.unlink(missing_ok=True)
+
+    def status(self) -> str:
+        """What the system says of it."""
+        if not self.file.exists():
+            return "no service is installed; `barnraise service install LINK` does"
+        try:
+            done = subprocess.run(self.orders("status")[0], capture_output=True, text=True, timeout=20, check=False)  # noqa: S603
+        except (OSError, subprocess.SubprocessError) as error:
+            return f"{self.file} is there, but the system does not answer: {error}"
+        return (done.stdout or done.stderr).strip()
+
+    def _tell(self, what: str) -> None:
+        for order in self.orders(what):
+            try:
+                done = subprocess.run(order, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+            except (OSError, subprocess.SubprocessError) as error:
+                raise BadInputError(f"service: `{' '.join(order)}` does not work here: {error}") from None
+            if done.returncode:
+                said = (done.stderr or done.stdout).strip().splitlines()
+                raise BadInputError(f"service: `{' '.join(order)}` says: {said[0] if said else done.returncode}")

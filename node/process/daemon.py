@@ -1,0 +1,600 @@
+"""One node as a process: identity, membership, sockets, lanes, journal, counters, and the machine in the middle.
+
+    barnraise server LINK / barnraise join LINK ─▶ run_node ─▶ Pump(NodeMachine) ◀─▶ Driver ◀─▶ links, lanes, disk
+
+It ends when the machine says `Exit`: the run is finished, the owner asked for it, or something is wrong that has a
+name. Whatever happens, every child task and every link ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import version
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import structlog
+import trio
+
+from node.compute.checkpoint import run_folder, scan_checkpoints
+from node.compute.devices.choice import DeviceChoice
+from node.compute.devices.device import find_device, why_no_accelerator
+from node.compute.lanes import DevicePerformer, Lane, ServerPerformer
+from node.core import NodeFacts, NodeMachine
+from node.data.allowed import Allowed
+from node.links.assemble import Forward, WayOptions, assemble
+from node.links.callee import Surroundings
+from node.links.relay.relayed import Proof
+from node.links.router.port_mapping import forwardable_port
+from node.machine.kept_plan import KeptPlan
+from node.machine.records import Record
+from node.measure.meter import Figures
+from node.owner.limits import OwnerLimits
+from node.process.device_lane import DeviceOptions
+from node.process.driver import Driver
+from node.process.journal import Journal, JournalError, JournalWriter
+from node.process.lend import lend
+from node.process.metrics import NodeMetrics
+from node.process.store import StoreFullError, TensorStore
+from node.server.tickets import KEY_BYTES
+from protocol.base.errors import BadInputError, ProtocolError, RemoteProtocolError
+from protocol.base.ids import NodeId
+from protocol.base.limits import TENSOR_BYTES_MAX, WINDOW_BYTES
+from protocol.base.machine import AddressesChanged, CheckpointsFound, Told
+from protocol.drive.addresses import reachable_addresses
+from protocol.drive.keyfile import load_or_create_identity
+from protocol.drive.limits import Limits, LineLimits
+from protocol.drive.process import keep_what_is_loaded, set_up_logging, watch_loop, watch_signals
+from protocol.drive.pump import Pump
+from protocol.drive.scrape import NODE_PORTS, Scrape, open_metrics
+from protocol.drive.stun import StunResponder
+from protocol.drive.tcp import open_all_listeners
+from protocol.drive.transport import LinkOptions, Transport
+from protocol.link.reach import split
+from protocol.messages import PlanChanged, Welcome
+from protocol.run.run import RunConfig
+from protocol.trust.identity import Identity
+from protocol.trust.membership import MEMBERSHIP_S, JoinLink, Membership, Trust, check_not_over, open_credential
+
+BUILD = f"barnraise-{version('barnraise')}"
+CLOSE_LINKS_S = 2.0
+"""How long a node that ends waits for its last words to leave."""
+PAUSE_TICK_S = 5.0
+SUSPENDED_BY_QUOTA = "suspended: quota"
+"""How a life ends that goes on when the month turns."""
+GOOD_ENDS = ("finished", "drained", "stopped", "left", "drain time is over")
+"""Reasons of `Exit` that are no failure."""
+
+
+@dataclass(frozen=True)
+class NodeOptions:
+    """What the command line says. Addresses are (host, port); port 0 lets the system choose."""
+
+    link: JoinLink
+    state: Path
+    listen: tuple[tuple[str, int], ...] = ()
+    """Where others may dial this node: a server is there to be reached, a volunteer usually cannot be."""
+    announce: tuple[str, ...] = ()
+    """Addresses to tell others instead of those of this machine's interfaces."""
+    metrics: tuple[str, int] | None = None
+    """Where `/metrics` answers, or `OFF`; None: on loopback, at a port that is found in the state folder."""
+    threads: int = 1
+    device: DeviceChoice = field(default_factory=DeviceChoice)
+    stage: int = -1
+    computes: bool = True
+    tokens_per_s: float = 0.0
+    measured: tuple[tuple[NodeId, str, Figures], ...] = ()
+    """(server, path, figures) of the links that were measured before the owner was asked."""
+    allowed: Allowed = field(default_factory=Allowed)
+    """What the run may read and write of a server's machine."""
+    checkpoints: Path | None = None
+    """Where a fresh server finds the checkpoints of a run that it does not know yet."""
+    limits: LineLimits = field(default_factory=LineLimits)
+    page: bool = True
+    """Whether a volunteer serves its owner's page on loopback."""
+    overrides: tuple[tuple[str, str], ...] = ()
+    """(limit, value) of a volunteer's command line, for this process alone."""
+    ways: WayOptions = field(default_factory=WayOptions)
+
+
+VOCABULARY_GUESS = 262_144
+"""Rows of the largest published vocabularies, for the bound on tensors before the run's own is known."""
+
+
+class NodeState:
+    """The state folder: the identity, the membership, a server's journal; locked while the process lives."""
+
+    def __init__(self, folder: Path, link: JoinLink, journal: Journal) -> None:
+        self.folder = folder
+        self.identity: Identity = load_or_create_identity(folder / "identity")
+        self.journal = journal
+        self._link = link
+        known = journal.meta("run_id")
+        if known is not None and known != link.run_id:
+            raise BadInputError(f"{folder}: this state folder belongs to another run; name another with --state")
+        if known is None:
+            journal.set_meta("run_id", link.run_id)
+        config = journal.meta("config")
+        self.config = None if config is None else msgspec.msgpack.decode(config, type=RunConfig)
+        self.membership = journal.meta("membership")
+        if self.membership is None:
+            check_not_over(link.statement, time.time())
+        kept = journal.meta("plan")
+        self.kept = None if kept is None else msgspec.msgpack.decode(kept, type=KeptPlan)
+        """The plan that this node went by last."""
+        self._vocabulary = 0 if self.kept is None else self.kept.vocabulary
+
+    def credential(self) -> bytes:
+        """What to show now: the membership once there is one, before that the link's invite."""
+        return self._link.invite if self.membership is None else self.membership
+
+    def keep(self, welcome: Welcome) -> None:
+        """Keeps what the coordinator said, durably: the next start shows the membership and knows the run."""
+        if welcome.membership != self.membership:
+            self.membership = welcome.membership
+            self.journal.set_meta("membership", welcome.membership)
+        if self.config is None:
+            self.config = welcome.config
+            self.journal.set_meta("config", msgspec.msgpack.encode(welcome.config))
+
+    def recall_bans(self, trust: Trust) -> None:
+        """What was known of bans when the process ended; a coordinator that is away cannot tell it anew."""
+        signed = self._bans = self.journal.meta("bans") or b""
+        with contextlib.suppress(RemoteProtocolError):  # from before a change of its form: it comes again
+            trust.revoke(signed)
+
+    def keep_bans(self, trust: Trust) -> None:
+        """Keeps the newest list for the next start."""
+        if trust.revocations_signed and trust.revocations_signed != self._bans:
+            self._bans = trust.revocations_signed
+            self.journal.set_meta("bans", self._bans)
+
+    def keep_plan(self, news: PlanChanged | Welcome) -> None:
+        """Keeps the plan, durably, before the machine goes by it: no restart goes back to an older one."""
+        if isinstance(news, Welcome):
+            self._vocabulary = news.vocabulary
+        if self.config is None or (self.kept is None and isinstance(news, Welcome)):
+            return
+        if self.kept is not None:
+            kept = self.kept.after(news)
+        else:
+            assert isinstance(news, PlanChanged)
+            kept = KeptPlan(
+                config=self.config, vocabulary=self._vocabulary, plan=news.plan, stage=news.stage, reason=news.reason
+            )
+        if kept != self.kept:
+            self.kept = kept
+            self.journal.set_meta("plan", msgspec.msgpack.encode(kept))
+
+    def checkpoints(self, folder: Path | None, allowed: Allowed) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Complete checkpoints that this node can read, and sentences on those that are not complete.
+
+        Where depends on the run. A node that has never been welcome does not know it: it looks into `folder`.
+        """
+        if self.config is not None:
+            if not allowed.may_write(self.config):
+                return (), ()  # the lane says so, and ends
+            return scan_checkpoints(run_folder(self.folder / self.config.checkpoint.folder, self.config))
+        return ((), ()) if folder is None else scan_checkpoints(only_run(folder))
+
+
+def run_node(options: NodeOptions) -> int:
+    """Runs until the machine ends; returns the exit code: 0 for an end in peace, 1 with a reason in the log.
+
+    Raises:
+        BadInputError: the state folder, an address, the link or the device cannot be used.
+    """
+    log = structlog.get_logger("node")
+    if options.computes:
+        find_device(options.device)
+    keep_what_is_loaded()
+    try:
+        reason = trio.run(_run, options)
+    except (JournalError, StoreFullError) as error:
+        return _stopped(error)
+    except BaseExceptionGroup as group:
+        named = group.subgroup((JournalError, StoreFullError))
+        if named is None:
+            raise
+        first: BaseException = named
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        return _stopped(first)
+    log.info("ended", reason=reason)
+    return 0 if reason in GOOD_ENDS else 1
+
+
+def _stopped(error: BaseException) -> int:
+    """Nothing may go on without a journal or without memory; the journal has everything for the next start."""
+    if isinstance(error, JournalError) and error.reason == "locked":
+        raise BadInputError(f"{error}; name another with --state") from error
+    reason = error.reason if isinstance(error, JournalError) else "memory"
+    structlog.get_logger("node").critical("stopped", reason=reason, detail=str(error))
+    return 1
+
+
+async def _run(options: NodeOptions) -> str:
+    """One life of the process. The state folder is locked from the first to the last moment."""
+    metrics = NodeMetrics(options.link.role)
+    set_up_logging(metrics, role=options.link.role)
+    if options.link.role == "server":
+        journal = Journal(options.state, partial(metrics.record, "barnraise_server_journal_sync_duration_seconds"))
+    else:
+        journal = Journal(options.state)
+    try:
+        state = NodeState(options.state, options.link, journal)
+        structlog.get_logger("node").info("state", folder=str(options.state.absolute()))
+        limits = options.limits.open(options.state)
+        try:
+            scrape = open_metrics(metrics, options.state, options.metrics, NODE_PORTS, {"role": options.link.role})
+            if scrape is not None:
+                structlog.get_logger("node").info("metrics", address=scrape.url)
+
+            def make(owner: OwnerLimits | None = None) -> _Node:
+                return _Node(options, state, metrics, limits, scrape, owner)
+
+            try:
+                if options.link.role == "server":
+                    return await live(lambda: make().run(), limits, metrics)
+                return await lend(
+                    make,
+                    state=options.state,
+                    run_id=options.link.run_id.hex(),
+                    run_name=lambda: "" if state.config is None else state.config.name,
+                    overrides=dict(options.overrides),
+                    metrics=metrics,
+                    line=limits,
+                    page=options.page,
+                )
+            finally:
+                if scrape is not None:
+                    scrape.close()
+        finally:
+            limits.close()
+    finally:
+        journal.close()
+
+
+async def live(life: Callable[[], Awaitable[str]], limits: Limits, metrics: NodeMetrics) -> str:
+    """Lives of the machine, with pauses while the quota is used up; returns the last one's reason."""
+    while True:
+        limits.check_quota()
+        if not limits.low.is_set():
+            reason = await life()
+            if reason != SUSPENDED_BY_QUOTA:
+                return reason
+        if not await _pause(limits, metrics):
+            return "stopped"
+
+
+async def _pause(limits: Limits, metrics: NodeMetrics) -> bool:
+    """Until the month turns; False when the owner ends it before. Not a byte is moved meanwhile."""
+    log = structlog.get_logger("node")
+    log.warning(
+        "suspended", reason="quota", detail="this month's transfer quota is used up; the node waits for the next"
+    )
+    told: list[Told] = []
+    async with trio.open_nursery() as nursery:
+
+        def stop(fact: Told) -> None:
+            told.append(fact)
+            nursery.cancel_scope.cancel()
+
+        async def count_time() -> None:
+            while True:
+                metrics.suspended("quota", PAUSE_TICK_S)
+                await trio.sleep(PAUSE_TICK_S)
+
+        nursery.start_soon(watch_signals, stop)
+        nursery.start_soon(count_time)
+        await limits.wait_for_the_month()
+        nursery.cancel_scope.cancel()
+    metrics.resumed("quota")
+    if not told:
+        log.info("resumed", detail="a new month, a new quota")
+    return not told
+
+
+class _Node:
+    """Everything of one life, put together."""
+
+    def __init__(
+        self,
+        options: NodeOptions,
+        state: NodeState,
+        metrics: NodeMetrics,
+        limits: Limits,
+        scrape: Scrape | None = None,
+        owner: OwnerLimits | None = None,
+    ) -> None:
+        self._options = options
+        self._owner = owner or OwnerLimits()
+        self._scrape = scrape
+        self._limits = limits
+        self._state = state
+        self._metrics = metrics
+        self._role = options.link.role
+        self._log = structlog.get_logger("node")
+        self._keys = count(1)
+        self._pump: Pump
+        self._driver: Driver
+        self._machine: NodeMachine | None = None
+        self._told_early: list[Told] = []
+        self._share = 1.0
+        self._store = TensorStore(self._keys)
+
+    # ---- what the owner's keeper may do --------------------------------------------------------------------------
+
+    def tell(self, fact: Told) -> None:
+        """Asks the machine; what comes before there is one is kept for it."""
+        if self._machine is None:
+            self._told_early.append(fact)
+        else:
+            self._pump.put(fact)
+
+    def end_device(self) -> None:
+        """The device's memory is free when this returns; what the device had to do is handed back by `yield`."""
+        if self._machine is not None and self._driver.device is not None:
+            self._log.info("device given back", seconds=round(self._driver.device.kill(), 3))
+
+    def _device_options(self) -> DeviceOptions:
+        owner = self._owner
+        return DeviceOptions(self._options.threads, self._options.device, owner.low_priority, owner.gpu_memory_bytes)
+
+    def set_share(self, share: float) -> None:
+        """The part of the time in which the device works."""
+        self._share = share
+        if self._machine is not None and self._driver.device is not None:
+            self._driver.device.set_share(share)
+
+    def facts(self) -> dict[str, Any]:
+        """What screens show of this life."""
+        machine = self._machine
+        if machine is None:
+            return {}
+        volunteer = machine.volunteer
+        return {
+            "stage": machine.stage,
+            "stages": 0 if machine.plan is None else len(machine.plan.stages),
+            "waiting_for": machine.waiting_for(),
+            "busy": volunteer is not None and volunteer.counters()["leases"] > 0,
+            "totals": {} if volunteer is None else dict(volunteer.totals),
+            "paths": self._driver.paths(),
+            "device": "" if self._driver.device is None else self._driver.device.label,
+            "coordinator": machine.has_coordinator,
+        }
+
+    async def run(self) -> str:
+        """Until the machine says `Exit`; returns the reason."""
+        listeners, addresses = await self._listen()
+        try:
+            return await self._run(listeners, addresses)
+        finally:
+            for listener in listeners:
+                await listener.aclose()
+
+    async def _run(self, listeners: list[trio.SocketListener], addresses: tuple[str, ...]) -> str:
+        link, state = self._options.link, self._state
+        mapped_port = forwardable_port(listeners) if self._options.ways.map_port else 0
+        trust = self._trust = Trust(link.run_id, link.coordinator_key)
+        state.recall_bans(trust)
+        machine = self._make_machine(addresses)
+
+        def admit(key: bytes, credential: bytes) -> str:
+            return trust.admit(key, credential, time.time())
+
+        driver = self._driver = Driver(
+            self._store, self._metrics, self._role, on_welcome=self._on_welcome, measured=self._options.measured
+        )
+        if self._scrape is not None:
+            driver.also_reported = self._scrape.counters()
+        driver.pump = self._pump = Pump(machine, driver)
+        self._machine = machine
+        for fact in self._told_early:
+            self._pump.put(fact)
+        async with trio.open_nursery() as nursery:
+            driver.nursery = nursery
+            driver.transport = Transport(
+                nursery,
+                identity=state.identity,
+                role=self._role,
+                run_id=link.run_id,
+                credential=state.credential,
+                admit=admit,
+                events=driver,
+                limits=self._limits,
+            )
+            driver.connector = assemble(
+                nursery,
+                transport=driver.transport,
+                proof=Proof(state.identity, link.run_id, state.credential, admit),
+                link=link,
+                role=self._role,
+                options=self._options.ways,
+                surroundings=Surroundings(*self._split(addresses)),
+                give_up=driver.no_way,
+                record=self._metrics.record,
+                rejected=driver.on_rejected,
+                count_relayed=driver.on_relay,
+                forward=Forward(mapped_port, lambda now: self._pump.put(AddressesChanged(now))),
+            )
+            if self._role == "server":
+                allowed = self._options.allowed
+                driver.journal = JournalWriter(state.journal, self._pump.put)
+                nursery.start_soon(driver.journal.run)
+                driver.add_lane(
+                    "server",
+                    lambda deliver: Lane(
+                        "server", lambda: ServerPerformer(state.folder.absolute(), allowed=allowed), deliver
+                    ),
+                )
+            if listeners:
+                nursery.start_soon(driver.transport.serve, listeners)
+                nursery.start_soon(StunResponder().serve, listeners)
+            if self._role == "volunteer":
+                driver.add_device(self._device_options()).set_share(self._share)
+            elif self._options.computes:
+                where = find_device(self._options.device)
+                self._log.info("computes on", device=str(where), detail=why_no_accelerator())
+                performer = partial(DevicePerformer, self._options.threads, self._options.device)
+                driver.add_lane("device", lambda deliver: Lane("device", performer, deliver))
+            if self._role == "server":
+                nursery.start_soon(watch_signals, self._pump.put)
+            nursery.start_soon(watch_loop, self._metrics)
+            nursery.start_soon(self._watch_machine, machine)
+            nursery.start_soon(driver.measuring.run)
+            self._metrics.ask_volunteer(machine)
+            nursery.start_soon(self._watch_quota)
+            if state.config is not None:
+                self._know(state.config)
+            reason = await self._pump.run()
+            await driver.close_links(CLOSE_LINKS_S)
+            await trio.to_thread.run_sync(driver.close_lanes)
+            nursery.cancel_scope.cancel()
+        return reason
+
+    def _split(self, addresses: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """(where anybody can dial us, where our own network can). What the owner announced is taken at its word."""
+        return (addresses, ()) if self._options.announce else split(addresses)
+
+    def _make_machine(self, addresses: tuple[str, ...]) -> NodeMachine:
+        options, state = self._options, self._state
+        everybody, local = self._split(addresses)
+        records: list[Record] = []
+        checkpoints: tuple[int, ...] = ()
+        if self._role == "server":
+            records = state.journal.read(self._store)
+            checkpoints, incomplete = state.checkpoints(options.checkpoints, options.allowed)
+            for sentence in incomplete:
+                self._log.warning("checkpoint cannot be used", detail=sentence)
+        facts = NodeFacts(
+            role=self._role,
+            addresses=everybody,
+            local_addresses=local,
+            build=BUILD,
+            tokens_per_s=options.tokens_per_s,
+            memory_bytes=psutil.virtual_memory().available,
+            wished_stage=options.stage,
+            checkpoints=checkpoints,
+            computes=options.computes,
+            incarnation=secrets.randbits(62),
+            secret=secrets.token_bytes(KEY_BYTES),
+            kept=state.kept,
+            records=records,
+        )
+        return NodeMachine(
+            state.identity.node, facts, options.link.coordinator, options.link.addresses, self._keys, self._trust
+        )
+
+    # ---- addresses -----------------------------------------------------------------------------------------------
+
+    async def _listen(self) -> tuple[list[trio.SocketListener], tuple[str, ...]]:
+        """Listens where the options say; a port that the system chose once is taken again, so that others find us.
+
+        Returns the sockets, and where others can dial this node, best first.
+        """
+        wanted, journal = self._options.listen, self._state.journal
+        if not wanted:
+            return [], ()
+        keys = ["port" if place == 0 else f"port{place}" for place in range(len(wanted))]
+        remembered = [
+            (host, int(journal.meta(key) or 0) if port == 0 else port)
+            for key, (host, port) in zip(keys, wanted, strict=True)
+        ]
+        try:
+            listeners, ports = await open_all_listeners(remembered)
+        except BadInputError:
+            if remembered == list(wanted):
+                raise
+            listeners, ports = await open_all_listeners(wanted)
+        for key, (_, asked), port in zip(keys, wanted, ports, strict=True):
+            if asked == 0:
+                journal.set_meta(key, str(port).encode())
+        sockets = [(host, port) for (host, _), port in zip(wanted, ports, strict=True)]
+        return listeners, reachable_addresses(sockets, self._options.announce)
+
+    # ---- what comes meanwhile ------------------------------------------------------------------------------------
+
+    async def _on_welcome(self, welcome: Welcome | PlanChanged) -> None:
+        """Keeps membership and run. A server that did not know the run looks for its checkpoints at once.
+
+        The link is not read meanwhile, so what was found is said before any answer to what comes behind the welcome:
+        a coordinator that asks before it sends the run back hears of them.
+        """
+        if isinstance(welcome, PlanChanged):
+            self._state.keep_plan(welcome)
+            return
+        first = self._state.config is None
+        self._note_clock(welcome)
+        self._state.keep(welcome)
+        self._state.keep_plan(welcome)
+        self._know(welcome.config)
+        if first and self._role == "server":
+            found, incomplete = await trio.to_thread.run_sync(
+                self._state.checkpoints, self._options.checkpoints, self._options.allowed
+            )
+            for sentence in incomplete:
+                self._log.warning("checkpoint cannot be used", detail=sentence)
+            if found:
+                self._pump.put(CheckpointsFound(found))
+
+    def _note_clock(self, welcome: Welcome) -> None:
+        """A new membership holds good for a known time from the coordinator's clock on: that clock, to a second."""
+        try:
+            statement = open_credential(welcome.membership, self._options.link.coordinator_key)
+        except ProtocolError:
+            return
+        if isinstance(statement, Membership) and welcome.membership != self._state.membership:
+            self._metrics.record("barnraise_clock_offset_seconds", time.time() - (statement.not_after - MEMBERSHIP_S))
+
+    def _know(self, config: RunConfig) -> None:
+        """The run is known: the series of its name, and the largest tensor that can honestly occur."""
+        self._metrics.set_run(config.name)
+        self._driver.transport.options = link_options(config)
+
+    async def _watch_quota(self) -> None:
+        """Little is left: finish and leave. Nothing is left: leave, with links that carry no more bytes."""
+        await self._limits.low.wait()
+        self._log.warning("transfer quota", detail="almost used up: finishing what is under way")
+        self._pump.put(Told("suspend quota"))
+        await self._limits.used_up.wait()
+        self._pump.put(Told("stop quota"))
+
+    async def _watch_machine(self, machine: NodeMachine) -> None:
+        """Every second: the gauges that only the machine knows, and the phases."""
+        while True:
+            self._driver.count_links()
+            self._metrics.show(machine, self._state.journal.byte_count, self._state.folder)
+            self._metrics.show_limits(self._limits)
+            self._state.keep_bans(self._trust)
+            self._driver.look_at_memberships()
+            await trio.sleep(1.0)
+
+
+def only_run(folder: Path) -> Path:
+    """The one run whose checkpoints lie in `folder` or below it. Raises `BadInputError` when there are several."""
+    if not folder.is_dir():
+        raise BadInputError(f"--checkpoints: {folder} is no folder")
+    runs = sorted({home.parent for pattern in ("step-*", "*/step-*") for home in folder.glob(pattern)})
+    if len(runs) > 1:
+        raise BadInputError(f"--checkpoints: {folder} holds {len(runs)} runs; name one: {runs[0]}, …")
+    return runs[0] if runs else folder
+
+
+def link_options(config: RunConfig) -> LinkOptions:
+    """Bounds of links from the run's sizes: the largest tensor is a stage's vector or a microbatch of hidden states."""
+    model = config.model
+    hidden = config.batch.samples * model.context * model.hidden * 4
+    layer = model.hidden * (2 * model.hidden + 2 * model.hidden + 3 * model.feed_forward + 2)
+    # Gradients travel in fp64. The tokenizer's size is not known yet, so a large one is assumed.
+    vectors = 8 * (model.layers * layer + 2 * model.hidden * VOCABULARY_GUESS)
+    largest = max(TENSOR_BYTES_MAX, hidden, vectors)
+    return LinkOptions(tensor_bytes_max=largest, window_bytes=max(WINDOW_BYTES, 2 * largest))

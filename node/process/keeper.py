@@ -1,0 +1,397 @@
+"""Keeps to the owner's limits: looks at the sensors, asks the governor, and lets the node live only while it may work.
+
+    sensors ─▶ Governor ─▶ Decision ─┬─▶ the node's life: yield (the device ends now), suspend (finish first)
+    control socket, page, signals ───┘   metrics, status, the page
+
+A life is one membership of the node's machine in the run. A pause ends it, and the device's process with it, so that
+nothing of the run is left on the computer but this loop; a resume begins another.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import structlog
+import trio
+
+from node.owner.governor import Decision, Governor, Moment, Readings, UserPause, until_words
+from node.owner.limits import OwnerLimits, read_limits, shown, with_values, write_limits
+from node.owner.tally import Tally, as_dict, in_words
+from node.platform.notify import notify
+from node.platform.sensors import Sensors
+from node.process.metrics import NodeMetrics
+from protocol.base.errors import BadInputError
+from protocol.base.machine import Told
+from protocol.drive.limits import Limits
+
+LOOK_S = 0.3
+"""Between two looks at the sensors: a game is seen within this, and has the device within a second."""
+SAVE_S = 60.0
+OWNER_FILE = "owner.json"
+TALLY_FILE = "given.json"
+COORDINATOR_GONE_S = 10.0
+PAUSE_IN_WORK_S = 5.0
+"""Between two tasks a device often has a moment to breathe: that is not called waiting."""
+
+
+class Life(Protocol):
+    """What the keeper may do to the node while it lives."""
+
+    def tell(self, fact: Told) -> None: ...
+
+    def end_device(self) -> None: ...
+
+    def set_share(self, share: float) -> None: ...
+
+    def facts(self) -> dict[str, Any]: ...
+
+    async def run(self) -> str: ...
+
+
+class Keeper:
+    """One for each volunteer's process.
+
+    Args:
+        settings: the owner's file of limits, read again whenever it changes.
+        overrides: limits of the command line, for this process alone.
+    """
+
+    def __init__(
+        self,
+        *,
+        state: Path,
+        settings: Path,
+        overrides: dict[str, str],
+        sensors: Sensors,
+        line: Limits,
+        metrics: NodeMetrics,
+        run_name: Callable[[], str],
+    ) -> None:
+        self._state = state
+        self._settings = settings
+        self._overrides = overrides
+        self._sensors = sensors
+        self._line = line
+        self._metrics = metrics
+        self._run_name = run_name
+        self._log = structlog.get_logger("owner")
+        self._settings_seen: tuple[int, int] | None = None
+        self._read_once = False
+        self.complaint = ""
+        """What is wrong with the owner's file, which therefore does not count."""
+        self._governor = Governor(OwnerLimits(), sensors.gpu, self._kept_pause())
+        self.tally = self._kept_tally()
+        self.decision = Decision(works=False, reason="user", sentence="starting")
+        self.readings = Readings()
+        self._moment = sensors.moment()
+        self._coordinator_at_s = self._moment.now_s
+        self._worked_at_s = float("-inf")
+        self._life: Life | None = None
+        self._ending = ""
+        """The owner wants the process to end: drained, stopped or left."""
+        self._changed = trio.Event()
+        self._saved_s = float("-inf")
+        self._reason_shown = ""
+        self._moved = (0, 0.0)
+        self.bytes_per_s = 0.0
+        self._leaving_for_good = False
+        self._read_settings()
+
+    # ---- lives ---------------------------------------------------------------------------------------------------
+
+    async def live(self, make: Callable[[OwnerLimits], Life]) -> str:
+        """Lives of the node with pauses in between; returns why it ended."""
+        self._look(self._sensors.read(), self._sensors.moment())
+        while True:
+            while not self.decision.works and not self._ending:
+                await self._next_change()
+            if self._ending:
+                return self._ending
+            self._line.renew()
+            self.tally.begin_life()
+            self._life = make(self.limits)
+            self._life.set_share(self.decision.share)
+            try:
+                reason = await self._life.run()
+            finally:
+                self._life = None
+            if not reason.startswith("suspended: "):
+                return "left" if self._leaving_for_good and reason in ("drained", "stopped") else reason
+            self._log.warning("paused", reason=self.decision.reason or reason.removeprefix("suspended: "))
+            if self.decision.works:
+                await trio.sleep(LOOK_S)  # a quota that the line knows of before the governor does
+
+    async def watch(self) -> None:
+        """Looks at the sensors until cancelled. What takes time is done in a thread."""
+        while True:
+            self._read_settings()
+            readings = await trio.to_thread.run_sync(self._sensors.read)
+            self._look(replace(readings, quota_left_ratio=self._line.quota_left_ratio), self._sensors.moment())
+            await trio.sleep(LOOK_S)
+
+    def _look(self, readings: Readings, moment: Moment) -> None:
+        before, passed_s = self.decision, max(0.0, min(moment.now_s - self._moment.now_s, 5.0))
+        self.readings, self._moment = readings, moment
+        decision = self.decision = self._governor.look(readings, moment)
+        if self._governor.slept_s:
+            self._log.warning("woke up", slept_s=round(self._governor.slept_s))
+        self._line.set_rates(decision.up_bytes_per_s, decision.down_bytes_per_s)
+        self._act(before, decision)
+        self._count(passed_s, moment)
+        self._show(passed_s)
+        if (before.works, before.reason) != (decision.works, decision.reason):
+            self._tell_change(before, decision)
+        notify("WATCHDOG=1", f"STATUS={self.why()[1] or 'working'}")
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def _next_change(self) -> None:
+        await self._changed.wait()
+
+    def _act(self, before: Decision, decision: Decision) -> None:
+        """The present life hears what it must do; said again only when it becomes more urgent."""
+        life = self._life
+        if life is None:
+            return
+        if decision.works:
+            life.set_share(decision.share)
+            return
+        if decision.at_once and (before.works or not before.at_once):
+            life.end_device()
+            life.tell(Told(f"yield {decision.reason}"))
+        elif before.works:
+            life.tell(Told(f"suspend {decision.reason}"))
+
+    def _tell_change(self, before: Decision, decision: Decision) -> None:
+        if decision.works:
+            self._log.info("resumed", after=before.reason)
+        else:
+            self._log.warning("holding back", reason=decision.reason, detail=self.sentence())
+
+    # ---- the owner -----------------------------------------------------------------------------------------------
+
+    def told(self, fact: Told) -> None:
+        """A signal: the first ends the process when what was begun is finished, the next ends it at once."""
+        self._ending = self._ending or ("drained" if fact.what == "drain" else "stopped")
+        if self._life is not None:
+            if fact.what == "stop":
+                self._life.end_device()
+            self._life.tell(fact)
+        self._changed.set()
+
+    def order(self, order: dict[str, Any]) -> dict[str, Any]:
+        """One order of the control socket or the page, and the answer. Raises `BadInputError`."""
+        verb = order.get("verb")
+        if verb == "pause":
+            for_s = order.get("for_s")
+            if for_s is not None and not (isinstance(for_s, int | float) and 0 < for_s < 366 * 86400):
+                raise BadInputError("pause: the time must be more than nothing and less than a year")
+            self._governor.pause(self._moment, for_s)
+        elif verb == "finish":
+            self._governor.pause(self._moment, finish=True)
+        elif verb == "resume":
+            self._governor.resume()
+        elif verb == "leave":
+            self._leaving_for_good = bool(order.get("for_good"))
+            self.told(Told("drain"))
+            return {**self.status(), "thanks": self.thanks()}
+        elif verb == "limits":
+            self._set_limits(order.get("values") or {})
+        elif verb != "status":
+            raise BadInputError(f"there is no order {verb!r}")
+        if verb in ("pause", "finish", "resume"):
+            self._keep_pause()
+        if verb != "status":
+            moment = self._sensors.moment()
+            self._look(self.readings, moment)
+        return self.status()
+
+    def _set_limits(self, values: object) -> None:
+        if not isinstance(values, dict) or not all(isinstance(text, str) for text in values.values()):
+            raise BadInputError("limits: a name and a text for each")
+        write_limits(self._settings, with_values(read_limits(self._settings), values))
+        for name in values:
+            self._overrides.pop(str(name).lower().replace("_", "-"), None)
+        self._read_settings()
+
+    def _read_settings(self) -> None:
+        """The owner's file, when it has changed. One that cannot be used counts for nothing, and is named."""
+        try:
+            about = self._settings.stat()
+            seen: tuple[int, int] | None = (about.st_mtime_ns, about.st_size)
+        except OSError:
+            seen = None
+        if seen == self._settings_seen and self._read_once:
+            return
+        self._settings_seen, self._read_once = seen, True
+        try:
+            limits = with_values(read_limits(self._settings), self._overrides)
+            self._line.set_quota(limits.quota_bytes, self._state)
+        except BadInputError as error:
+            self.complaint = str(error)
+            self._log.error("limits cannot be used; those from before hold", detail=self.complaint)
+            return
+        self.complaint = ""
+        self._governor.limits = limits
+
+    @property
+    def limits(self) -> OwnerLimits:
+        return self._governor.limits
+
+    # ---- what is kept --------------------------------------------------------------------------------------------
+
+    def _kept_pause(self) -> UserPause | None:
+        try:
+            return msgspec.json.decode((self._state / OWNER_FILE).read_bytes(), type=UserPause | None)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def _keep_pause(self) -> None:
+        user = self._governor.user
+        if user is not None:
+            user = replace(user, until_now_s=None)  # that clock begins anew with the computer
+        self._write(OWNER_FILE, msgspec.json.encode(user))
+
+    def _kept_tally(self) -> Tally:
+        path = self._state / TALLY_FILE
+        try:
+            return Tally.from_json(path.read_bytes())
+        except FileNotFoundError:
+            return Tally()
+        except (OSError, ValueError) as error:
+            self._log.warning("the record of what you gave cannot be read", detail=str(error))
+            with suppress(OSError):
+                path.rename(path.with_suffix(".damaged"))
+            return Tally()
+
+    def save(self) -> None:
+        self._write(TALLY_FILE, self.tally.to_json())
+
+    def _write(self, name: str, data: bytes) -> None:
+        """A full disk costs the count of a minute, and nothing else."""
+        draft = self._state / f"{name}.new"
+        try:
+            draft.write_bytes(data)
+            os.replace(draft, self._state / name)
+        except OSError as error:
+            self._log.warning("cannot be kept", file=name, reason=error.strerror)
+
+    # ---- what is shown -------------------------------------------------------------------------------------------
+
+    def _day(self) -> str:
+        return datetime.fromtimestamp(self._moment.unix_s).strftime("%Y-%m-%d")
+
+    def _count(self, passed_s: float, moment: Moment) -> None:
+        facts = self._life.facts() if self._life is not None else {}
+        if self._life is None or facts.get("coordinator"):
+            self._coordinator_at_s = moment.now_s
+        given = self.tally.visit
+        working = self.decision.works and facts.get("stage", -1) >= 0
+        self.tally.count(facts.get("totals", {}), passed_s if working else 0.0, self._day())
+        if self.tally.visit.tokens > given.tokens:
+            self._worked_at_s = moment.now_s
+        if passed_s:
+            moved = self._line.moved_bytes
+            rate = (moved - self._moved[0]) / passed_s
+            self.bytes_per_s += (1 - math.exp(-passed_s / 5.0)) * (rate - self.bytes_per_s)
+            self._moved = (moved, moment.now_s)
+        if moment.now_s >= self._saved_s + SAVE_S:
+            self._saved_s = moment.now_s
+            self.save()
+
+    def why(self) -> tuple[str, str]:
+        """(reason, sentence) why it does not work, or empty words: the owner's limits, or the run itself."""
+        if not self.decision.works:
+            return self.decision.reason, self.sentence()
+        facts = self._life.facts() if self._life is not None else {}
+        gone_s = self._moment.now_s - self._coordinator_at_s
+        if self._life is not None and gone_s > COORDINATOR_GONE_S and not facts.get("busy"):
+            return "coordinator", f"no link to the coordinator for {gone_s:.0f} s; trying again"
+        worked_s = self._moment.now_s - self._worked_at_s
+        if facts.get("waiting_for") and not facts.get("busy") and worked_s > PAUSE_IN_WORK_S:
+            return "no_work", f"waiting for {facts['waiting_for']}"
+        return "", ""
+
+    def sentence(self) -> str:
+        until = self.decision.until_unix_s
+        if until is None:
+            return self.decision.sentence
+        when = datetime.fromtimestamp(until)
+        same_day = when.strftime("%Y-%m-%d") == self._day()
+        return until_words(self.decision, when.strftime("%H:%M" if same_day else "%a %H:%M"))
+
+    def _show(self, passed_s: float) -> None:
+        """The metrics. Within a life the machine's own state is shown; a pause is shown here."""
+        reason, _ = self.why()
+        if reason != self._reason_shown:
+            if self._reason_shown:
+                self._metrics.resumed(self._reason_shown)
+            self._reason_shown = reason
+        if reason:
+            self._metrics.held_back(reason, passed_s, paused=not self.decision.works)
+        self._metrics.show_device(self.readings.temperature_c, self.limits.temperature_c, self.readings.power_w)
+
+    def status(self) -> dict[str, Any]:
+        """Everything that a screen may show."""
+        facts = self._life.facts() if self._life is not None else {}
+        reason, sentence = self.why()
+        state = "working" if not reason else ("waiting" if reason in ("no_work", "coordinator") else "paused")
+        if state == "paused" and self._life is not None:
+            state = "finishing" if not self.decision.at_once else "paused"
+        if self._ending:
+            state = "leaving"
+        limits, now = self.limits, self.readings
+        return {
+            "run": self._run_name(),
+            "state": state,
+            "reason": reason,
+            "sentence": sentence or ("computing" if state == "working" else ""),
+            "until_unix_s": self.decision.until_unix_s,
+            "holds": [list(pair) for pair in self.decision.holds],
+            "complaint": self.complaint,
+            "stage": facts.get("stage", -1),
+            "stages": facts.get("stages", 0),
+            "device": {
+                "name": facts.get("device") or "device",
+                "free": self._life is None,
+                "temperature_c": now.temperature_c,
+                "temperature_limit_c": limits.temperature_c,
+                "power_w": now.power_w,
+                "power_limit_w": limits.power_w,
+                "memory_bytes": now.own_memory_bytes,
+                "memory_limit_bytes": limits.memory_bytes,
+                "share": self.decision.share,
+            },
+            "line": {
+                "bytes_per_s": self.bytes_per_s,
+                "up_limit_bytes_per_s": self.decision.up_bytes_per_s,
+                "down_limit_bytes_per_s": self.decision.down_bytes_per_s,
+                "moved_bytes": self._line.moved_bytes,
+                "quota_bytes": limits.quota_bytes,
+                "quota_left_bytes": self._line.remaining_bytes,
+                "paths": facts.get("paths", {}),
+            },
+            "visit": as_dict(self.tally.visit),
+            "today": as_dict(self.tally.today(self._day())),
+            "ever": as_dict(self.tally.ever),
+            "limits": shown(limits),
+            "name": limits.name,
+            "pid": os.getpid(),
+            "unix_s": time.time(),
+        }
+
+    def thanks(self) -> str:
+        """What is said when it ends."""
+        text = f"Thank you. This visit: {in_words(self.tally.visit)}."
+        if self.tally.ever != self.tally.visit:
+            text += f" In all: {in_words(self.tally.ever)}."
+        return text

@@ -1,0 +1,82 @@
+"""A volunteer's process: lives of the node as its owner's limits allow, the owner's door, and thanks at the end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import structlog
+import trio
+
+from node.owner.consent import withdraw_consent
+from node.owner.limits import OwnerLimits
+from node.platform.local_socket import open_door, tell_more
+from node.platform.notify import notify
+from node.platform.places import limits_file, settings_folder
+from node.platform.priority import stand_back
+from node.platform.sensors import sensors_here
+from node.process.control import serve_orders
+from node.process.keeper import Keeper, Life
+from node.process.metrics import NodeMetrics
+from protocol.drive.limits import Limits
+from protocol.drive.process import watch_signals
+
+
+async def lend(
+    make: Callable[[OwnerLimits], Life],
+    *,
+    state: Path,
+    run_id: str,
+    run_name: Callable[[], str],
+    overrides: dict[str, str],
+    metrics: NodeMetrics,
+    line: Limits,
+    page: bool = True,
+) -> str:
+    """Until the run is finished or the owner has enough; returns why it ended.
+
+    Args:
+        make: a new life of the node.
+        overrides: limits of the command line, by name.
+    """
+    keeper = Keeper(
+        state=state,
+        settings=limits_file(),
+        overrides=overrides,
+        sensors=sensors_here(state, own_pids),
+        line=line,
+        metrics=metrics,
+        run_name=run_name,
+    )
+    if keeper.limits.low_priority:
+        stand_back()
+    door = await open_door(state, role="volunteer", run_id=run_id)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_orders, door, keeper)
+            nursery.start_soon(watch_signals, keeper.told)
+            nursery.start_soon(keeper.watch)
+            if page:
+                from node.process.page import serve_page  # a demo's volunteers need no web server
+
+                address = await serve_page(nursery, keeper)
+                tell_more(state, page=address)
+                structlog.get_logger("owner").info("page", address=address)
+            notify("READY=1", "STATUS=ready")
+            reason = await keeper.live(make)
+            notify("STOPPING=1")
+            nursery.cancel_scope.cancel()
+    finally:
+        door.close()
+        keeper.save()
+    structlog.get_logger("owner").info("thanks", text=keeper.thanks())
+    if reason == "left":
+        withdraw_consent(settings_folder(), run_id)
+    return reason
+
+
+def own_pids() -> list[int]:
+    """This process and those that it has started."""
+    return [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]

@@ -1,0 +1,96 @@
+"""What no honest peer of a stage can say: tasks that are not of this run or stage, shapes that cannot be, absurd slots.
+
+The codec has checked types and lengths, `check_sender` checks places; this needs the run and the plan. What passes here
+may still be late, doubled or a lie.
+"""
+
+from __future__ import annotations
+
+from node.server.context import RUN_SLOTS_MAX, StageContext
+from node.server.tickets import KEY_BYTES
+from protocol.base.errors import RemoteProtocolError
+from protocol.base.ids import TaskId, TensorRef
+from protocol.messages import (
+    Activation,
+    Commit,
+    Contribute,
+    Decision,
+    FetchInput,
+    Gradient,
+    InputGradient,
+    Labels,
+    LeaseReturned,
+    Output,
+    Ready,
+    StageKey,
+    Summed,
+    Work,
+)
+
+_OP_OF: dict[type[Work], str] = {
+    Output: "F", FetchInput: "F", Activation: "F", InputGradient: "B", Gradient: "B", Labels: "L",
+}  # fmt: skip
+"""Messages to a server about one task, and what sort of task it is."""
+
+
+def _check_slots(context: StageContext, message: Ready) -> None:
+    """What an honest worker asks for: what it can hold in memory at once, at positions that the stage is visited at."""
+    graphs_max = context.plan.graphs_max(context.stage)
+    positions = context.plan.course.graph_positions(context.stage)
+    if not 0 <= message.slots <= RUN_SLOTS_MAX:
+        raise RemoteProtocolError("decode", f"{message.slots} slots, where 0 to {RUN_SLOTS_MAX} are possible")
+    for position, slots in message.graph_slots:
+        if position not in positions:
+            raise RemoteProtocolError("decode", f"slots for position {position}, where no forward of this stage is")
+        if not 0 <= slots <= graphs_max:
+            raise RemoteProtocolError("decode", f"{slots} slots, where 0 to {graphs_max} are possible")
+
+
+def check_bounds(context: StageContext, message: Work) -> None:
+    """Raises `RemoteProtocolError` ("decode", "role" or "shape") for what no honest peer of this stage can say."""
+    single = getattr(message, "task", None)
+    tasks: tuple[TaskId, ...] = getattr(message, "tasks", ()) if single is None else (single,)
+    if isinstance(message, Ready):
+        tasks = message.graphs
+        _check_slots(context, message)
+    for task in tasks:
+        if not 0 <= task.microbatch < context.config.batch.microbatches or task.segment or task.slice:
+            raise RemoteProtocolError("decode", f"{task} is no task of this run")
+        if not 0 <= task.step < context.config.steps:
+            raise RemoteProtocolError("decode", f"{task} is no task of this run")
+        end = context.plan.length(task.step, task.microbatch)
+        if not 0 <= task.position <= end or (task.position == end) != (task.op == "L"):
+            raise RemoteProtocolError("decode", f"{task} is no task of this run")
+    if isinstance(message, (Ready, Summed, Output, InputGradient, FetchInput, LeaseReturned, Contribute)):
+        for task in tasks:
+            if context.plan.stage_at(task.step, task.microbatch, task.position) != context.stage:
+                raise RemoteProtocolError("role", f"{task} is not of stage {context.stage}")
+    if single is not None:
+        _check_owner(context, message, single)
+    if isinstance(message, StageKey) and len(message.key) != KEY_BYTES:
+        raise RemoteProtocolError("decode", f"a stage's key of {len(message.key)} bytes")
+    if isinstance(message, (Decision, Commit)) and not 0.0 <= message.clip_factor <= 1.0:
+        raise RemoteProtocolError("decode", f"a clip factor of {message.clip_factor}: clipping only makes smaller")
+    config = context.config
+    shape = (config.batch.samples, config.model.context, config.model.hidden)
+    if isinstance(message, (Output, InputGradient)):
+        _check_shape(message.tensors, shape, config.wire.activations_up)
+    elif isinstance(message, (Activation, Gradient)):
+        _check_shape(message.tensors, shape, config.wire.activations_down)
+    elif isinstance(message, Labels):
+        _check_shape(message.tensors, shape[:2], "int32")
+
+
+def _check_owner(context: StageContext, message: Work, task: TaskId) -> None:
+    if task.op != _OP_OF[type(message)]:
+        raise RemoteProtocolError("decode", f"{type(message).__name__} of {task}")
+    to_back = isinstance(message, (Output, Gradient))
+    owner = context.plan.back_of if to_back else context.plan.front_of
+    if owner(task.step, task.microbatch, task.position) != context.node:
+        raise RemoteProtocolError("role", f"{task} belongs to another {'back' if to_back else 'front'} server")
+
+
+def _check_shape(tensors: tuple[TensorRef, ...], shape: tuple[int, ...], form: str) -> None:
+    if len(tensors) != 1 or tensors[0].shape != shape or tensors[0].form != form:
+        got = [f"{ref.form}{list(ref.shape)}" for ref in tensors]
+        raise RemoteProtocolError("shape", f"expected one {form}{list(shape)}, got {got}")

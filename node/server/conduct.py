@@ -1,0 +1,163 @@
+"""What a server remembers of those who compute for it: how long they take, and whose leases others had to finish.
+
+A lease that has run out goes to somebody else long before the run's longest time (`limits.lease_s`), since the others
+show how long such work takes here. Whoever lost a lease that way and did not have it finished first is *overtaken*.
+That is no crime: a link hangs, a computer is busy. But until it has finished something again it gets one lease at a
+time, and after three in a row nothing for ten minutes, so that a member that hangs, hoards, gives everything back, or
+has a line that is too slow for the stage costs a few leases and not the run. Its owner is told why.
+
+Nobody is overtaken while nothing moves: it takes somebody else who finished the same work. And nobody is by leaving:
+an owner pauses a computer or pulls its plug as often as he likes, which frees its leases at once and costs the run
+nothing. What came back just before a link closed belongs to that. Who does nothing but take leases and leave, time
+after time within minutes and without one result, gets nothing for ten minutes all the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from protocol.base.ids import NodeId
+
+PATIENCE = 6.0
+"""Times what such work takes the others: graphics cards of one stage differ by a factor of four or so, and a lease
+waits behind those before it."""
+PATIENCE_MIN_S = 2.0
+"""Never less: a write to a slow disk, or a busy computer, costs this much now and then."""
+SAMPLES_MIN = 3
+"""Answers, of all workers together, before anybody is measured by them."""
+OVERTAKEN_MAX = 3
+"""In a row, each with a lease that was given after the one before ran out: then it gets nothing …"""
+OUT_S = 600.0
+"""… for so long: it costs at most one lease in ten minutes, and a home line that was busy may be free again."""
+LEFT_MAX = 16
+"""Times in a row that somebody may leave with unfinished leases: an owner who needs the computer now and then has
+results in between, or more than `OUT_S`."""
+REMEMBERED_MAX = 4096
+"""Nodes that are remembered, also after their links are gone: sixteen times what one server links to."""
+
+Kind = Literal["result", "gradient"]
+
+
+@dataclass(slots=True)
+class _Record:
+    """What is known of one node."""
+
+    typical_s: dict[Kind, float] = field(default_factory=dict)
+    """Moving averages of how long it takes."""
+    samples: dict[Kind, int] = field(default_factory=dict)
+    overtaken: int = 0
+    """In a row."""
+    overtaken_at: float = float("-inf")
+    out_until: float = float("-inf")
+    left: int = 0
+    """In a row, too: links that ended with leases unfinished."""
+    left_at: float = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """What a node gets from here on, and why: for itself and for the log."""
+
+    node: NodeId
+    leases_max: int
+    """At once; -1: as many as it asks for."""
+    seconds: float
+    """How long, or 0: until it has finished a lease."""
+    reason: str
+
+
+class Conduct:
+    """The memory of one pool."""
+
+    def __init__(self) -> None:
+        self._records: dict[NodeId, _Record] = {}
+
+    def answered(self, node: NodeId, kind: Kind, seconds: float) -> None:
+        """It took so long."""
+        record = self._of(node)
+        before = record.typical_s.get(kind, seconds)
+        record.typical_s[kind] = before + 0.25 * (seconds - before)
+        record.samples[kind] = record.samples.get(kind, 0) + 1
+
+    def finished(self, node: NodeId) -> Ruling | None:
+        """It finished a lease: what was before is forgotten. Returns what changes for it, if anything."""
+        record = self._records.get(node)
+        if record is None:
+            return None
+        record.left = 0
+        if not record.overtaken:
+            return None
+        record.overtaken, record.out_until = 0, float("-inf")
+        return Ruling(node, -1, 0.0, "")
+
+    def overtaken_by_others(self, node: NodeId, granted_at: float, now: float) -> Ruling | None:
+        """Somebody else had to finish a lease that it was given at `granted_at`. Leases that ran out together count
+        once. Returns what changes for it, if anything."""
+        record = self._of(node)
+        if granted_at < record.overtaken_at:
+            return None
+        record.overtaken += 1
+        record.overtaken_at = now
+        count = record.overtaken
+        others = "others had to finish its lease" if count == 1 else f"others had to finish {count} leases in a row"
+        if count < OVERTAKEN_MAX:
+            return Ruling(node, 1, 0.0, others)
+        record.out_until = now + OUT_S
+        return Ruling(node, 0, OUT_S, others)
+
+    def left(self, node: NodeId, now: float) -> Ruling | None:
+        """Its link has ended, and it had leases that it did not finish. Returns what changes for it, if anything."""
+        record = self._of(node)
+        record.left = record.left + 1 if now - record.left_at < OUT_S else 1
+        record.left_at = now
+        if record.left < LEFT_MAX:
+            return None
+        return self._out(node, now, f"it left {record.left} times in a row with leases, and finished none")
+
+    def blamed(self, node: NodeId, now: float) -> Ruling:
+        """A result of its was false."""
+        return self._out(node, now, "its result for a task was not what others computed")
+
+    def leases_max(self, node: NodeId, now: float) -> int | None:
+        """Leases that it may hold without a result; None: as many as it asks for."""
+        record = self._records.get(node)
+        if record is None or not record.overtaken:
+            return None
+        return 0 if now < record.out_until else 1
+
+    def back_at(self, now: float) -> float | None:
+        """When the first of those who get nothing may have a lease again."""
+        return min((r.out_until for r in self._records.values() if r.out_until > now), default=None)
+
+    def is_slow(self, node: NodeId) -> bool:
+        """Whether it takes more than twice what is usual here: others come first."""
+        usual = self._usual_s("result")
+        typical = self._records[node].typical_s.get("result") if node in self._records else None
+        return usual is not None and typical is not None and typical > 2 * usual
+
+    def patience_s(self, kind: Kind, most_s: float) -> float:
+        """Seconds until a lease, or a sum of gradients, goes to somebody else."""
+        usual = self._usual_s(kind)
+        return most_s if usual is None else min(most_s, max(PATIENCE_MIN_S, PATIENCE * usual))
+
+    def _out(self, node: NodeId, now: float, reason: str) -> Ruling:
+        record = self._of(node)
+        record.overtaken, record.overtaken_at, record.out_until = OVERTAKEN_MAX, now, now + OUT_S
+        return Ruling(node, 0, OUT_S, reason)
+
+    def _usual_s(self, kind: Kind) -> float | None:
+        """The median over nodes, the lower one of two: half of the nodes may be as slow as they like."""
+        known = [record for record in self._records.values() if kind in record.typical_s]
+        if sum(record.samples[kind] for record in known) < SAMPLES_MIN:
+            return None
+        times = sorted(record.typical_s[kind] for record in known)
+        return times[(len(times) - 1) // 2]
+
+    def _of(self, node: NodeId) -> _Record:
+        record = self._records.get(node)
+        if record is None:
+            if len(self._records) >= REMEMBERED_MAX:
+                del self._records[next(iter(self._records))]
+            record = self._records[node] = _Record()
+        return record

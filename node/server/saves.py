@@ -1,0 +1,118 @@
+"""What a server writes beside its journal: snapshots on its own disk, its part of checkpoints, and on one a manifest.
+
+Training needs none of them at the moment that they are written: a disk that is full is an alert for the operator, and
+the journal keeps what a snapshot would have made useless. What failed is tried again while it is still the newest,
+because a run ends by its last checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from node.machine.jobs import Job, WriteCheckpoint, WriteManifest, WriteSnapshot
+from node.machine.records import Record, SnapshotWritten
+from node.server.context import StageContext
+from node.server.recovery import oldest_needed
+from protocol.messages import CheckpointPart
+
+TRY_AGAIN_S = 15.0
+"""Between two attempts to write a checkpoint: an operator who frees a disk waits no longer for the last one."""
+Saved = WriteCheckpoint | WriteManifest | WriteSnapshot
+_SUBJECTS = {WriteCheckpoint: "checkpoint part", WriteManifest: "checkpoint", WriteSnapshot: "snapshot"}
+
+
+class Saves:
+    """Of one server under one ledger generation."""
+
+    def __init__(self, context: StageContext) -> None:
+        self._context = context
+        self._out = context.out
+        self._snapshots: list[int] = []
+        self.part: CheckpointPart | None = None
+        """This shard's part of the newest checkpoint."""
+        self._failed: dict[type[Job], WriteCheckpoint | WriteManifest] = {}
+        self._try_again_at: float | None = None
+
+    def start(self, records: Sequence[Record]) -> None:
+        """Snapshots that the disk has of these ledgers."""
+        self._snapshots = [record.step for record in records if isinstance(record, SnapshotWritten)]
+
+    # ---- orders --------------------------------------------------------------------------------------------------
+
+    def snapshot_if_due(self, version: int, journal_is_full: bool) -> bool:
+        """Whether a snapshot of the version that was just committed is ordered."""
+        due = journal_is_full or version % self._context.config.limits.snapshot_steps == 0
+        if due:
+            self._out.compute(WriteSnapshot(version))
+        return due
+
+    def checkpoint_if_due(self, version: int) -> None:
+        config = self._context.config
+        every = config.checkpoint.every_steps
+        if version == config.steps or (every and version % every == 0):
+            self._out.compute(WriteCheckpoint(version, version))
+
+    # ---- results -------------------------------------------------------------------------------------------------
+
+    def snapshot_written(self, job: WriteSnapshot, file: str, digest: bytes) -> None:
+        self._done(job)
+        self._out.persist(
+            SnapshotWritten(
+                ledger_generation=self._context.generation,
+                step=job.version,
+                file=file,
+                digest=digest,
+            )
+        )
+
+    def snapshot_durable(self, record: SnapshotWritten, version: int) -> None:
+        """The newest snapshot that a restart could begin from makes everything older useless."""
+        self._snapshots.append(record.step)
+        needed = oldest_needed(version, self._context.config.batch.delay)
+        usable = [version for version in self._snapshots if version <= needed]
+        if usable:
+            self._snapshots = [version for version in self._snapshots if version >= usable[-1]]
+            self._out.prune(usable[-1])
+
+    def part_written(self, job: WriteCheckpoint, file: str, byte_count: int, digest: bytes) -> None:
+        self._done(job)
+        self.part = CheckpointPart(
+            ledger_generation=self._context.generation,
+            step=job.step,
+            stage=self._context.stage,
+            shard=self._context.shard,
+            file=file,
+            byte_count=byte_count,
+            digest=digest,
+        )
+        self._out.send(self._context.plan.decider, self.part)
+
+    def manifest_written(self, job: WriteManifest) -> None:
+        self._done(job)
+
+    def _done(self, job: Saved) -> None:
+        self._context.alerts.pop(_SUBJECTS[type(job)], None)
+
+    # ---- failures ------------------------------------------------------------------------------------------------
+
+    def failed(self, job: Saved, reason: str, now: float) -> None:
+        """Nothing was written, and nothing is lost."""
+        subject, version = _SUBJECTS[type(job)], job.version if isinstance(job, WriteSnapshot) else job.step
+        self._context.alerts[subject] = f"{subject} {version} cannot be written: {reason}"
+        self._out.log("error", "write failed", what=subject, version=version, reason=reason)
+        if not isinstance(job, WriteSnapshot):
+            self._failed[type(job)] = job
+            self._try_again_at = now + TRY_AGAIN_S
+
+    def wake_at(self) -> float | None:
+        return self._try_again_at
+
+    def wake(self, now: float, version: int) -> None:
+        """Tries again; a part only while its version is the newest, which alone is in memory for sure."""
+        if self._try_again_at is None or now < self._try_again_at:
+            return
+        self._try_again_at = None
+        failed, self._failed = self._failed, {}
+        for job in failed.values():
+            if isinstance(job, WriteManifest) or job.version == version:
+                self._out.compute(job)

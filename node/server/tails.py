@@ -1,0 +1,104 @@
+"""The tail of a step: when a server has no more work of it, its workers hear so, and send what they have summed up.
+
+A sum of weight gradients is a whole stage's vector, however few tasks are in it; so a volunteer sends one a step, and
+must know when its last task has come. Each server tells each worker when nothing of the step is left for it (`Flush`),
+and its fellow servers when nothing is left for anybody (`Tail`). Once the whole stage has nothing left, every worker
+ought to upload: from then on the pools' clocks of weight gradients run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from node.server.context import StageContext
+from node.server.pool import Grant, Pool
+from protocol.base.ids import NodeId
+from protocol.messages import Flush, Tail
+
+
+@dataclass(slots=True)
+class _Step:
+    """What is known of one open step."""
+
+    given: dict[NodeId, int] = field(default_factory=dict)
+    """Leases that each worker was given on its present link."""
+    told: dict[NodeId, int] = field(default_factory=dict)
+    """Workers that know of their tail, and how many leases they had by then."""
+    servers: dict[NodeId, None] = field(default_factory=dict)
+    """Servers of the stage that have nothing left to give."""
+
+
+class TailDesk:
+    """Watches the pools of one server. `workers` are those with a live link, oldest first."""
+
+    def __init__(self, context: StageContext) -> None:
+        self._context = context
+        self._steps: dict[int, _Step] = {}
+        self._workers: dict[NodeId, None] = {}
+
+    def open_step(self, step: int) -> None:
+        self._steps.setdefault(step, _Step())
+
+    def close_step(self, step: int) -> None:
+        for key in [key for key in self._steps if key <= step]:
+            del self._steps[key]
+
+    def worker_here(self, node: NodeId) -> None:
+        """A new link: whatever was counted on an earlier one is void, on the other side too."""
+        self.worker_gone(node)
+        self._workers[node] = None
+
+    def worker_gone(self, node: NodeId) -> None:
+        self._workers.pop(node, None)
+        for step in self._steps.values():
+            step.given.pop(node, None)
+            step.told.pop(node, None)
+
+    def granted(self, grants: Iterable[Grant]) -> None:
+        for grant in grants:
+            step = self._steps.get(grant.entry.step)
+            if step is not None:
+                step.given[grant.worker] = step.given.get(grant.worker, 0) + 1
+
+    def look(self, pools: list[Pool], now: float) -> None:
+        """After every change: tells those whose tail has come, or has come again after more work."""
+        for number, step in self._steps.items():
+            if any(pool.open_to_all(number) for pool in pools):
+                continue
+            for node in self._workers:
+                given = step.given.get(node, 0)
+                if step.told.get(node) != given and not any(pool.has_more_for(node, number) for pool in pools):
+                    step.told[node] = given
+                    self._out_flush(node, number, given)
+            if self._context.node not in step.servers and not any(pool.open_count(number) for pool in pools):
+                for server in self._context.stage_servers:
+                    if server != self._context.node:
+                        self._context.out.send(server, self._tail(number))
+                self.on_tail(self._context.node, number)
+            if len(step.servers) == len(self._context.stage_servers):
+                for pool in pools:
+                    pool.tail(number, now)
+
+    def on_tail(self, server: NodeId, number: int) -> None:
+        """A server of the stage has given all that it had. If a lease comes back to it, this stays: the others' sums
+        are on their way by then."""
+        step = self._steps.get(number)
+        if step is not None:
+            step.servers[server] = None
+
+    def sync(self, peer: NodeId) -> None:
+        """A fellow server is ready: it hears of the tails that it may have missed."""
+        if peer in self._context.stage_servers and peer != self._context.node:
+            for number, step in self._steps.items():
+                if self._context.node in step.servers:
+                    self._context.out.send(peer, self._tail(number))
+
+    def _tail(self, step: int) -> Tail:
+        return Tail(ledger_generation=self._context.generation, step=step)
+
+    def _out_flush(self, node: NodeId, step: int, leases: int) -> None:
+        self._context.out.send(node, Flush(ledger_generation=self._context.generation, step=step, leases=leases))
+
+    def check(self) -> None:
+        assert all(step > self._context.closed for step in self._steps), "a closed step is kept (L3)"

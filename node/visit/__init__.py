@@ -1,0 +1,1 @@
+"""What a volunteer learns before it says yes."""

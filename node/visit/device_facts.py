@@ -1,0 +1,48 @@
+"""What is asked of the device before its owner is: what it is, and how fast for a stage of this run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import msgspec
+
+from protocol.base.errors import BadInputError
+from protocol.run.run import RunConfig
+
+ANSWER_S = 120.0
+"""Loading torch on a slow disk takes half a minute."""
+
+
+class Question(msgspec.Struct, frozen=True):
+    """See `node.compute.probe_process`."""
+
+    config: RunConfig
+    vocabulary: int
+    threads: int
+    device: str
+    measure: bool
+
+
+class DeviceFacts(msgspec.Struct, frozen=True):
+    """The answer."""
+
+    label: str
+    is_accelerator: bool
+    why_no_accelerator: str
+    tokens_per_s: float
+    problem: str = ""
+
+
+def ask_device(question: Question) -> DeviceFacts:
+    """Asks a process that ends before this returns. Raises `BadInputError` when the device cannot be used."""
+    command = [sys.executable, "-P", "-m", "node.compute.probe_process"]
+    asked = msgspec.msgpack.encode(question)
+    try:
+        done = subprocess.run(command, input=asked, stdout=subprocess.PIPE, timeout=ANSWER_S, check=True)  # noqa: S603
+        facts = msgspec.json.decode(done.stdout, type=DeviceFacts)
+    except (subprocess.SubprocessError, msgspec.MsgspecError) as error:
+        raise BadInputError(f"the device could not be measured: {error}; --no-benchmark joins without") from error
+    if facts.problem:
+        raise BadInputError(facts.problem)
+    return facts

@@ -1,0 +1,223 @@
+"""What a volunteer is told before it says yes: this machine, the run, and what taking part costs an hour.
+
+The run is asked of its coordinator by a visit (`node.visit.survey`), which also measures the line to the servers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import psutil
+import trio
+
+from node.compute.devices.choice import DeviceChoice
+from node.compute.layout import StageLayout
+from node.links.assemble import WayOptions
+from node.measure.meter import Figures
+from node.process.daemon import NodeState
+from node.process.journal import open_journal
+from node.visit.device_facts import DeviceFacts, Question, ask_device
+from node.visit.survey import WAYS, Reached, Survey, best_stage, survey
+from protocol.base.forms import TYPICAL_BITS
+from protocol.base.ids import NodeId
+from protocol.drive.limits import LineLimits
+from protocol.run.run import RunConfig
+from protocol.trust.membership import JoinLink
+
+GUESSED_VOCABULARY = 257
+"""The byte tokenizer's, while no server has read the data."""
+
+
+DEVICE_BYTES_PER_PARAMETER = 28
+"""Two versions of the weights, a task's gradient and its sum in fp64, and what is on its way: 4+4+4+8+8."""
+DISK_GB = 0.1
+"""A volunteer keeps its identity, its membership and logs; no weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What the person is asked about, and what was found out for it."""
+
+    text: str
+    tokens_per_s: float
+    """0 when it was not measured."""
+    measured: tuple[tuple[NodeId, str, Figures], ...] = ()
+    """(server, path, figures) of the links."""
+    stage: int = -1
+    """The stage to whose servers the line is best, or -1."""
+    finished: bool = False
+    """There is nothing left to do."""
+    run: str = ""
+    config_hash: str = ""
+    """Of the configuration that the text is about, hex: a yes is to this one."""
+
+
+def enquire(
+    link: JoinLink,
+    folder: Path,
+    threads: int,
+    measure: bool,
+    line: LineLimits,
+    ways: WayOptions | None = None,
+    choice: DeviceChoice | None = None,
+) -> Offer:
+    """Visits the run and measures the device that `choice` names and the line (seconds).
+
+    Raises `BadInputError` when nobody answers, or there is no such device.
+    """
+    journal = open_journal(folder)
+    try:
+        state = NodeState(folder, link, journal)
+        found = trio.run(_survey, link, state, line, ways or WayOptions(), measure)
+    finally:
+        journal.close()
+    if found.finished:
+        return Offer(
+            f"The run {found.welcome.config.name} is finished: there is nothing left to do.", 0.0, finished=True
+        )
+    config, vocabulary = found.welcome.config, found.welcome.vocabulary or GUESSED_VOCABULARY
+    device = ask_device(Question(config, vocabulary, threads, str(choice or DeviceChoice()), measure))
+    tokens_per_s = device.tokens_per_s
+    text = describe(config, vocabulary, threads, tokens_per_s, found.servers, line, device)
+    return Offer(
+        text,
+        tokens_per_s,
+        found.measured,
+        best_stage(found.servers),
+        run=config.name,
+        config_hash=config.config_hash().hex(),
+    )
+
+
+async def _survey(link: JoinLink, state: NodeState, line: LineLimits, ways: WayOptions, measure: bool) -> Survey:
+    return await survey(link, state, line, ways, tell=click.echo, measure=measure)
+
+
+def describe(
+    config: RunConfig,
+    vocabulary: int,
+    threads: int,
+    tokens_per_s: float,
+    servers: Sequence[Reached] = (),
+    line: LineLimits | None = None,
+    device: DeviceFacts | None = None,
+) -> str:
+    """The lines that the person reads. All figures are measured, or follow from the run's own numbers."""
+    parameters = StageLayout.whole(config, vocabulary).parameter_count
+    free_gib = psutil.virtual_memory().available / 2**30
+    lines = [
+        "This machine",
+        f"  processor  {psutil.cpu_count()} threads, {threads} lent",
+        f"  memory     {free_gib:.1f} GB free",
+    ]
+    if device is not None:
+        lines.append(f"  computes on {device.label}")
+        if not device.is_accelerator and device.why_no_accelerator:
+            lines.append(f"             ({device.why_no_accelerator})")
+    if tokens_per_s:
+        lines.append(f"  speed      {tokens_per_s:,.0f} tokens/s on one stage of this run")
+    if servers:
+        lines.append(f"  line       {describe_line(servers)}")
+    lines += [
+        f"The run: {config.name}, a LLaMA of {parameters / 1e6:.1f} M parameters in {config.stages.count} stages, "
+        f"{config.steps} steps of {config.step_tokens:,} tokens.",
+        "It will send you weights and activations, never code.",
+    ]
+    if tokens_per_s:
+        lines += describe_traffic(config, parameters, tokens_per_s, servers, line or LineLimits())
+    memory_gb = parameters / config.stages.count * DEVICE_BYTES_PER_PARAMETER / 1e9
+    lines += [
+        f"  memory {memory_gb:.1f} GB while it works, disk under {DISK_GB:g} GB, device: {threads} processor threads",
+        "To stop: Ctrl-C (finishes what is being computed), `barnraise pause` or `finish` from another terminal.",
+    ]
+    return "\n".join(lines)
+
+
+def describe_line(servers: Sequence[Reached]) -> str:
+    """How many servers are reached, by which ways, and how fast."""
+    linked = [server for server in servers if server.path]
+    ways = ", ".join(f"{count} {WAYS[path]}" for path, count in Counter(server.path for server in linked).items())
+    text = f"{len(linked)} of {len(servers)} servers reached" + (f" ({ways})" if linked else "")
+    figures = [server.figures for server in linked if server.figures is not None]
+    if figures:
+        up, down = max(f.sent_bytes_per_s for f in figures), max(f.received_bytes_per_s for f in figures)
+        trips = sorted(f.round_trip_s for f in figures)
+        text += f", {8e-6 * up:.1f} Mbit/s up" if up else ", up not measured"
+        text += f", {8e-6 * down:.1f}{'' if up else ' Mbit/s'} down" if down else ", down not measured"
+        text += f", round trip {1000 * trips[len(trips) // 2]:.0f} ms"
+    if len(linked) < len(servers):
+        text += "; `barnraise netcheck` tells more"
+    return text
+
+
+def describe_traffic(
+    config: RunConfig, parameters: int, tokens_per_s: float, servers: Sequence[Reached], line: LineLimits
+) -> list[str]:
+    """What an hour costs at most, what it consists of, what holds it down, and how to hold it lower."""
+    traffic = bytes_per_token(config, parameters)
+    hour = tokens_per_s * 3600 / 1e9
+    parts_up = {f"weight gradients in {config.wire.gradients}": traffic.gradients * hour}
+    parts_down = {"parameters": traffic.parameters * hour}
+    parts_up["activations"] = 2 * traffic.activations_up * hour
+    parts_down["activations"] = 2 * traffic.activations_down * hour
+    figures = [server.figures for server in servers if server.figures is not None]
+    lines = []
+    for word, parts, measured, limit in (
+        ("up", parts_up, [f.sent_bytes_per_s for f in figures], line.up_mbit_per_s),
+        ("down", parts_down, [f.received_bytes_per_s for f in figures], line.down_mbit_per_s),
+    ):
+        wanted = sum(parts.values())
+        bounds = [(wanted, "this machine's speed, alone in its stage")]
+        if any(measured):
+            bounds.append((max(measured) * 3.6e-6, "your line"))
+        if limit is not None:
+            bounds.append((limit * 0.45, f"your --limit-{word}"))
+        most, why = min(bounds)
+        main, share = max(((name, part / wanted) for name, part in parts.items()), key=lambda pair: pair[1])
+        lines.append(f"  {word:5} at most {most:.1f} GB an hour, set by {why}; {100 * share:.0f} % of it {main}")
+    lines.insert(0, "What it moves")
+    if line.quota_gb is not None:
+        lines.append(f"  Your --quota stops it for the month after {line.quota_gb:g} GB, both ways together.")
+    if line == LineLimits():
+        lines.append("  To lend less of the line: --limit-up 5 --limit-down 20 (Mbit/s), --quota 200 (GB a month).")
+    return lines
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes for each token that a volunteer works on without a pause, alone in its stage."""
+
+    activations_up: float
+    """And once more: the gradient of an activation has its size."""
+    activations_down: float
+    """The same on the way from the servers."""
+    gradients: float
+    """Up: a stage's gradient for each contribution."""
+    parameters: float
+    """Down: a stage's parameters for each step."""
+
+
+def bytes_per_token(config: RunConfig, parameters: int) -> Traffic:
+    """What the run's own numbers say of a volunteer's transfers."""
+    wire = config.wire
+    stage = parameters / config.stages.count
+    contribution_tasks = min(config.limits.contribution_tasks, config.batch.microbatches)
+    contribution_tokens = contribution_tasks * config.batch.samples * config.model.context
+    return Traffic(
+        activations_up=config.model.hidden * TYPICAL_BITS[wire.activations_up] / 8,
+        activations_down=config.model.hidden * TYPICAL_BITS[wire.activations_down] / 8,
+        gradients=stage * TYPICAL_BITS[wire.gradients] / 8 / contribution_tokens,
+        parameters=stage * TYPICAL_BITS[wire.parameters] / 8 / config.step_tokens,
+    )
+
+
+def gigabytes_per_hour(config: RunConfig, parameters: int, tokens_per_s: float) -> tuple[float, float]:
+    """(up, down) of a volunteer that works without a pause, alone in its stage, on a line without end."""
+    traffic = bytes_per_token(config, parameters)
+    up = 2 * traffic.activations_up + traffic.gradients
+    down = 2 * traffic.activations_down + traffic.parameters
+    return up * tokens_per_s * 3600 / 1e9, down * tokens_per_s * 3600 / 1e9

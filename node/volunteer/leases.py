@@ -1,0 +1,80 @@
+"""What a volunteer holds of others' leases, and which of them is the most urgent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from protocol.base.ids import NodeId, TaskId, TensorRef
+from protocol.messages import Lease, Verdict
+
+
+@dataclass(slots=True)
+class Held:
+    """A lease that has not run yet."""
+
+    lease: Lease
+    issuer: NodeId
+    received: float
+    input: TensorRef | None
+    """What the forward part needs; None while a recomputation waits for it, or where the graph is kept."""
+    gives_slot: bool
+    """Whether it used up one of the slots that we gave."""
+    wants_gradient: bool
+    place: int
+    """Which of our places (stage and ledgers) it belongs to: work for an earlier one is thrown away."""
+    stalled: bool = False
+    """The front has not the input that it needs: it comes when it is made again, and meanwhile this holds no slot."""
+
+    @property
+    def takes_slot(self) -> bool:
+        """Whether no other lease should come in its place yet."""
+        return self.gives_slot and not (self.stalled and self.input is None)
+
+
+def urgency(held: Held) -> tuple[int, bool, TaskId]:
+    """Older steps first; within a step backwards and route ends before forwards; then by number."""
+    key = held.lease.tasks[0]
+    return key.step, key.op == "F" and len(held.lease.tasks) == 1, key
+
+
+def leaves_graph(lease: Lease) -> bool:
+    """Whether it is a forward of a route that goes on: its graph stays here until the backward."""
+    return len(lease.tasks) == 1 and lease.tasks[0].op == "F"
+
+
+def forward_of(task: TaskId) -> TaskId:
+    return TaskId(task.step, task.microbatch, task.position, "F", task.segment, task.slice)
+
+
+def backward_of(task: TaskId) -> TaskId:
+    return TaskId(task.step, task.microbatch, task.position, "B", task.segment, task.slice)
+
+
+class AskedAgain:
+    """Tasks that were leased to us while their weight gradient waits for a verdict."""
+
+    def __init__(self) -> None:
+        self._leases: dict[TaskId, tuple[NodeId, tuple[TaskId, ...]]] = {}
+        """(issuer, the lease's tasks)"""
+
+    def add(self, tasks: Iterable[TaskId], issuer: NodeId, lease: Lease) -> None:
+        self._leases.update((task, (issuer, lease.tasks)) for task in tasks)
+
+    def settle(self, verdict: Verdict) -> tuple[tuple[NodeId, tuple[TaskId, ...]], ...]:
+        """What must go back to whom now: (issuer, the lease's tasks).
+
+        A refusal and the new lease that follows it come by two links: the lease may have come first, and was taken
+        for one of work that is done. Its issuer counts on us, so it hears that it must ask again.
+        """
+        returned: dict[tuple[NodeId, tuple[TaskId, ...]], None] = {}
+        for task in verdict.tasks:
+            asked = self._leases.pop(task, None)
+            if asked is not None and not verdict.accepted:
+                returned[asked] = None
+        return tuple(returned)
+
+    def forget(self, step: int | None) -> None:
+        """Steps up to `step` are closed; None: all."""
+        for task in [task for task in self._leases if step is None or task.step <= step]:
+            del self._leases[task]

@@ -1,0 +1,88 @@
+"""The leases that a volunteer asks for ahead: how many more, of what sort, from which server.
+
+A forward leaves a graph in memory until its backward, so there is room for so many *at each position* of the stage
+(`Plan.graphs_max`). Whatever else (route ends, backwards of others) leaves nothing behind and needs no room, but should
+not be hoarded. The two never share a slot: route ends are what frees graphs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from node.volunteer.leases import Held, leaves_graph
+from protocol.base.ids import NodeId, TaskId
+from protocol.messages import Lease, Ready
+from protocol.run.plan import Plan
+
+AHEAD = 2
+"""Work without a graph asked for ahead from each server: one runs, one is on its way."""
+RUN = -1
+"""Stands where a position stands for forwards."""
+
+
+class Slots:
+    """What was given to the linked servers of one stage and not used yet, and what more may be given."""
+
+    def __init__(self, plan: Plan, stage: int) -> None:
+        self._generation = plan.ledger_generation
+        self._fronts = tuple(server.node for server in plan.stages[stage].fronts)
+        self._backs = tuple(server.node for server in plan.stages[stage].backs)
+        self._positions = plan.course.graph_positions(stage)
+        self._graphs_max = plan.graphs_max(stage)
+        self._ends_here = plan.course.ends_at(stage)
+        self._given: dict[NodeId, Counter[int]] = {}
+        """By position of a forward, or `RUN`."""
+
+    def link_up(self, server: NodeId) -> None:
+        """A new link starts with none."""
+        self._given[server] = Counter()
+
+    def link_down(self, server: NodeId) -> None:
+        self._given.pop(server, None)
+
+    def used(self, issuer: NodeId, lease: Lease) -> None:
+        """A lease has come that needed one."""
+        place = lease.tasks[0].position if leaves_graph(lease) else RUN
+        self._given[issuer][place] = max(0, self._given[issuer][place] - 1)
+
+    def give(
+        self,
+        servers: Iterable[NodeId],
+        held: list[Held],
+        graphs: Iterable[TaskId],
+        fits: int | None = None,
+    ) -> Iterator[tuple[NodeId, Ready]]:
+        """What to say to whom now.
+
+        Args:
+            servers: those that take work.
+            held: leases that wait or run here.
+            graphs: forwards whose graph is kept.
+            fits: how many fit into the device, at all positions together; None where that is not known.
+        """
+        forwards = Counter(each.lease.tasks[0].position for each in held if leaves_graph(each.lease))
+        kept = Counter(task.position for task in graphs)
+        room = self._graphs_max
+        if fits is not None and self._positions:
+            room = min(room, max(1, fits // len(self._positions)))
+        ends = sum(len(each.lease.tasks) > 1 for each in held)
+        for server in servers:
+            wanted = {}
+            if server in self._fronts:  # each may fill the room alone: slots idle at one front would starve the others
+                wanted = {p: room - kept[p] - forwards[p] for p in self._positions}
+            if (server in self._fronts and self._ends_here) or (server in self._backs and self._positions):
+                again = sum(
+                    each.issuer == server and each.lease.tasks[0].op == "B" and each.takes_slot for each in held
+                )
+                wanted[RUN] = AHEAD - ends - again
+            given = self._given[server]
+            more = {place: count - given[place] for place, count in wanted.items() if count > given[place]}
+            if more:
+                given.update(more)
+                runs = more.pop(RUN, 0)
+                graph_slots = tuple(more.items())
+                yield (
+                    server,
+                    Ready(ledger_generation=self._generation, hello=False, slots=runs, graph_slots=graph_slots),
+                )

@@ -1,0 +1,1 @@
+"""What everything stands on: ids, errors, limits, and what a machine is."""

@@ -1,0 +1,213 @@
+"""Every bound of the wire, each with its reason. What goes beyond one is refused before it costs anything.
+
+Bounds that a run decides (largest tensor, window) are handed to `protocol.link.framing.FramingLimits`; here are the
+fixed ones, on which two implementations must agree.
+"""
+
+from __future__ import annotations
+
+# ---- handshake --------------------------------------------------------------------------------------------------
+
+CREDENTIAL_BYTES_MAX = 2048
+"""A membership takes about 180 bytes; what a stranger may make us check a signature over stays small."""
+HANDSHAKE_S = 5.0
+"""A handshake takes two round trips and a millisecond; who needs longer holds a half-open place for nothing."""
+HALF_OPEN_MAX = 64
+"""Handshakes going on at once; each costs about 4 KiB and, at its end, half a millisecond of processor."""
+HALF_OPEN_PREFIX_MAX = 4
+"""Of these from one address prefix (IPv4 /24, IPv6 /48), so that one network cannot take all places."""
+HALF_OPEN_PROVEN_MAX = 256
+"""The same for callers that have shown a cookie: 64 networks' share, 1 MiB in all. A flood from so many networks at
+300 calls a second leaves a handshake its place for as long as it takes, since a crowded network gives way first."""
+CALLS_PER_S = 10.0
+"""Calls that one network may make: answering one costs 0.66 ms of processor, so a network takes 0.7 % at most …"""
+CALLS_BURST = 40.0
+"""… and a household of eight computers that starts up makes about 16 at once: two for each handshake when crowded."""
+LINKS_PREFIX_MAX = 8
+"""Links of volunteers from one network that one daemon holds: with it a /24 is no crowd of a thousand identities. A
+private address counts alone, so a laboratory may have any number of computers."""
+JOINS_PER_S = 0.1
+"""New members that may come from one network, six a minute …"""
+JOINS_BURST = 6.0
+"""… and so many at once."""
+LOCAL_JOINS_PER_S = 1.0
+"""The same from this computer or a private address, where a demo or a laboratory starts twenty at once …"""
+LOCAL_JOINS_BURST = 64.0
+"""… as against the 600 in 5.5 s that were once possible."""
+COOKIE_ABOVE = 32
+"""Half-open handshakes above which a caller must first show that it hears us at its address."""
+COOKIE_S = 120.0
+"""A cookie is good for one to two of these periods: long enough for any redial."""
+
+# ---- records and frames -------------------------------------------------------------------------------------------
+
+RECORD_BYTES_MAX = 65536
+"""Plain bytes of one record: a control message waits for at most one of them (0.12 s at 20 Mbit/s, all queues
+included, against 0.33 s for 1 MiB; transport.md section 1)."""
+MESSAGE_BYTES_MAX = 640 << 10
+"""A whole encoded message: the largest real one, 8,192 contributions, fits; decoding takes under 10 ms of the loop."""
+HEADER_BYTES_MAX = 65000
+"""An encoded message that has tensors: it travels in one record, before its chunks."""
+REKEY_BYTES = 1 << 30
+"""Bytes under one key of a direction: far below any bound of the cipher, often enough to limit what a leak shows."""
+REKEY_S = 3600.0
+"""Or this long, whichever comes first."""
+KEPT_BYTES_MAX = 64 << 20
+"""Sent and not acknowledged, kept in case the path breaks: a gigabit over half a second. Mostly parts of tensors that
+are kept anyway; beyond it a sender waits for the receiver's ACK."""
+KEPT_FRAMES_MAX = 16384
+"""The same for small frames: of 200 bytes each these are 3 MB."""
+ACK_FRAMES = 64
+"""The receiver acknowledges after so many frames …"""
+ACK_BYTES = 512 << 10
+"""… or after so many bytes, or with its next PING: an ACK costs 30 bytes."""
+OPEN_BULK_MAX = 8
+"""Messages with tensors that may be under way on one link at once: enough to share a line, few enough to finish."""
+TENSORS_MAX = 64
+"""Tensors of one message."""
+DIMENSIONS_MAX = 8
+"""Dimensions of one tensor."""
+WINDOW_BYTES = 64 << 20
+"""Tensor bytes that a peer may have under way or undigested, unless one tensor of the run needs more."""
+TENSOR_BYTES_MAX = 64 << 20
+"""One tensor, unless the run says otherwise."""
+
+# ---- messages -----------------------------------------------------------------------------------------------------
+
+TASKS_MAX = 16384
+"""Tasks in one list (`Held` of all open steps): four open steps of 4,096 microbatches."""
+CONTRIBUTIONS_MAX = 8192
+"""Contributions in one list: one for each microbatch of the largest step, twice."""
+ITEMS_MAX = 4096
+"""Items of any other list."""
+TEXT_MAX = 256
+"""Characters of a text: reasons, addresses, digests, build ids."""
+PATH_MAX = 4096
+"""Characters of a path in the run's configuration (PATH_MAX of Linux)."""
+BYTES_MAX = CREDENTIAL_BYTES_MAX
+"""A byte string inside a message: digests (32) and memberships."""
+NUMBER_MAX = 2**63 - 1
+"""Largest whole number: what SQLite and a signed 64-bit tensor hold."""
+ADDRESSES_MAX = 8
+"""Addresses of one node: host interfaces, a name, a relay."""
+RELAYS_MAX = 8
+"""Spare servers named to one node as relays: an attempt tries four, and some of them may be full."""
+
+# ---- measuring ----------------------------------------------------------------------------------------------------
+
+MEASURE_PIECE_BYTES = 32 << 10
+"""One piece: a third of a second on a line of 0.8 Mbit/s, so that even a slow line sees a few within the time."""
+MEASURE_BYTES = 2 << 20
+"""Each way and link: fills 100 Mbit/s for 170 ms, which is past the start of a connection at 50 ms round trip."""
+MEASURE_S = 3.0
+"""A whole measurement of a link, both ways."""
+MEASURE_PEER_BYTES = 4 * MEASURE_BYTES
+"""What one peer may move at once by measuring; grows back by …"""
+MEASURE_PEER_BYTES_PER_S = 32 << 10
+"""… so much, which is a measurement each way every two minutes."""
+MEASURE_TOTAL_BYTES = 64 << 20
+"""The same for all peers of a node together: a burst of sixteen that join …"""
+MEASURE_TOTAL_BYTES_PER_S = 1 << 20
+"""… and then one in four seconds: 8 Mbit/s at most of a server's line."""
+SIGNALS_PER_S = 20.0
+"""Signals of one node that the coordinator carries: reaching a peer takes about four …"""
+SIGNALS_BURST = 200.0
+"""… and a node that starts reaches for every server of its stage at once."""
+
+# ---- drivers ------------------------------------------------------------------------------------------------------
+
+READ_BYTES = 256 << 10
+"""One read of a socket; deciphering it takes under a millisecond of the loop."""
+WRITE_BYTES = 128 << 10
+"""Records handed to a socket at once: what a control message may find before itself in our own process."""
+UNSENT_BYTES = 128 << 10
+"""Bytes in the kernel that were not sent yet, above which the socket takes no more (TCP_NOTSENT_LOWAT)."""
+AHEAD_S = 0.015
+"""Both of these shrink on a slow line to so much of its measured rate: what a control message waits for is time."""
+AHEAD_BYTES_MIN = 16 << 10
+"""… but not below this: the kernel has to have something to send while we are asleep."""
+SEND_QUEUE_BYTES = 1 << 30
+"""Messages and tensors that wait for one peer; above it the peer is too slow and its link is closed."""
+PROGRESS_BYTES = 16 << 10
+"""A peer in the middle of a frame or a tensor must bring at least this much …"""
+PROGRESS_S = 10.0
+"""… in this time; slower ones hold memory for nothing."""
+SEND_STALL_S = 30.0
+"""WRITE_BYTES not taken by a peer in this time: 4 KB/s is no link to train on."""
+CONNECT_S = 5.0
+"""To reach one address of a peer, and to look up a name."""
+CONNECT_STAGGER_S = 0.25
+"""The start that one address has over the next one (RFC 8305, section 5)."""
+CONNECT_CANDIDATES_MAX = 16
+"""Addresses tried for one peer: ADDRESSES_MAX of both families; a name may stand for any number."""
+KEEP_ALIVE_S = 1.0
+"""Nothing said for so long: a PING. Two packets a second and link, 150 bytes with all headers."""
+ROUND_TRIP_S = 5.0
+"""A busy link measures its round trip so often."""
+SILENT_S = 3.5
+"""Nothing heard for so long, where something comes every KEEP_ALIVE_S: three were lost in a row, so look for another
+path. A path with 1 % loss does this by chance once in a million seconds and more."""
+GRACE_S = 3.0
+"""A link whose carrier has failed lives so long without a path: to find another takes one or two seconds."""
+CLOSE_S = 2.0
+"""For the last messages and the clean end of a link, after that it is cut."""
+INBOX_MAX = 1024
+"""Facts waiting for a machine, above which the network is read no further."""
+
+# ---- words --------------------------------------------------------------------------------------------------------
+
+REJECT_REASONS = (
+    "signature",  # a signature, a tag of the cipher or the order of records is wrong
+    "size",  # longer, shorter or more than a bound of this file
+    "version",  # another protocol version, or work of another ledger generation
+    "replay",  # our own messages or key sent back to us, or a number used twice
+    "decode",  # not a message, or not in its one canonical form
+    "role",  # a message that this role may not send to that one
+    "unexpected",  # a message that this role may send, but not now or not with this content
+    "run",  # another run
+    "identity",  # not the node that was dialled
+    "credential",  # no invite or membership, or an expired, revoked or spent one
+    "shape",  # a tensor whose shape, form or byte count cannot be
+    "not_finite",  # NaN or infinity where a number is needed
+    "timeout",  # too slow in the handshake or within a frame
+    "busy",  # too many half-open handshakes, or too many links
+)
+"""Values of the label `reason` of barnraise_transport_rejected_messages_total."""
+
+REPORT_COUNTERS = (
+    # A server's machine: where it stands.
+    "step",
+    "version",
+    "volunteers",
+    "queue",
+    "leased",
+    "reissued",
+    # A volunteer's machine: what it did.
+    "microbatches",
+    "tokens",
+    "accepted",
+    "rejected",
+    "leases",
+    "unsent_tasks",
+    # The driver: where the time went, and what crossed the wire.
+    "tasks_forward",
+    "tasks_backward",
+    "tasks_recomputed",
+    "compute_s",
+    "codec_s",
+    "optimizer_s",
+    "input_wait_s",
+    "transfer_wait_s",
+    "rejected_messages",
+    "relay_sessions",
+    "relay_bytes",
+    # Where it answers /metrics: at the address that its link comes from, or to its own machine only.
+    "metrics_port",
+    "metrics_loopback_port",
+    *(
+        f"bytes_{direction}_{kind}"
+        for direction in ("rx", "tx")
+        for kind in ("activation", "gradient", "weights", "control", "checkpoint", "data")
+    ),
+)
+"""Keys of `NodeReport.counters`; a report may leave some out, and holds no others."""

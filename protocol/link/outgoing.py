@@ -1,0 +1,160 @@
+"""The sending half of a link: messages wait here, and leave as frames, the most urgent one first."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protocol.base.errors import LocalProtocolError, RemoteProtocolError
+from protocol.base.limits import HEADER_BYTES_MAX, OPEN_BULK_MAX, RECORD_BYTES_MAX
+from protocol.link.codec import check_allowed, check_tensors, encode, tensors_of, traffic_kind
+from protocol.link.frames import (
+    CHUNK_BYTES,
+    COUNT_BYTES,
+    NUMBER_BYTES,
+    Buffer,
+    CountBytes,
+    Frame,
+    FramingLimits,
+    OutFrame,
+)
+from protocol.messages import Message
+
+
+@dataclass(slots=True)
+class _Bulk:
+    """A message with tensors on its way out."""
+
+    header: bytes
+    kind: str
+    byte_count: int
+    buffers: deque[memoryview]
+    number: int = 0
+    offset: int = 0
+
+
+class Outgoing:
+    """Control messages first, then tensors in turns, within the peer's window."""
+
+    def __init__(self, role: str, peer_role: str, limits: FramingLimits, count: CountBytes) -> None:
+        self._role = role
+        self._peer_role = peer_role
+        self._limits = limits
+        self._count = count
+        self._parts: deque[OutFrame] = deque()
+        """The rest of a message that has begun: parts of two messages may not mix."""
+        self._control: deque[bytes] = deque()
+        self._waiting: deque[_Bulk] = deque()
+        self._open: deque[_Bulk] = deque()
+        self.queued_bytes = 0
+        """Bytes of messages and tensors that wait here to be sent."""
+        self.closing = False
+        self._next_number = 0
+        self._window_bytes: int | None = None
+        self._undigested_bytes = 0
+        self._credit_due_bytes = 0
+
+    def open_window(self, window_bytes: int) -> None:
+        """What the peer takes in; before this, no tensor leaves."""
+        self._window_bytes = window_bytes
+
+    def send(self, message: Message, buffers: Sequence[Buffer] = ()) -> None:
+        """Queue a message. `buffers[i]` is the wire form of `message.tensors[i]`; it is not copied: leave it as it is.
+
+        Does nothing after `close`. Raises `LocalProtocolError` for a message that the peer would refuse.
+        """
+        if self.closing:
+            return
+        try:
+            check_allowed(type(message), self._role, self._peer_role)
+            byte_count = check_tensors(tensors_of(message), self._limits.tensor_bytes_max)
+        except RemoteProtocolError as error:
+            raise LocalProtocolError(f"{type(message).__name__} cannot be sent: {error}") from error
+        encoded = encode(message)
+        views = deque(memoryview(buffer).cast("B") for buffer in buffers)
+        if [view.nbytes for view in views] != [tensor.byte_count for tensor in tensors_of(message)]:
+            raise LocalProtocolError(f"{type(message).__name__}: the buffers are not those of its tensors")
+        self.queued_bytes += len(encoded) + byte_count
+        if not views:
+            self._control.append(encoded)
+        elif len(encoded) > HEADER_BYTES_MAX:
+            raise LocalProtocolError(f"{type(message).__name__}: {len(encoded)} bytes beside its tensors")
+        else:
+            self._waiting.append(_Bulk(encoded, traffic_kind(message), byte_count, views))
+
+    def give_back(self, byte_count: int) -> None:
+        """Tell the peer that it may send so many tensor bytes more."""
+        self._credit_due_bytes += byte_count
+
+    def take_credit(self, plain: bytes) -> None:
+        """The peer's CREDIT. Raises `RemoteProtocolError`."""
+        if len(plain) != COUNT_BYTES:
+            raise RemoteProtocolError("size", f"a CREDIT of {len(plain)} bytes")
+        byte_count = int.from_bytes(plain, "big")
+        if not 0 < byte_count <= self._undigested_bytes:
+            raise RemoteProtocolError("size", f"credit of {byte_count} bytes for what was not sent")
+        self._undigested_bytes -= byte_count
+
+    def close(self) -> None:
+        """Nothing new is taken; control messages that wait still leave, tensors under way are given up."""
+        self.closing = True
+        self._waiting.clear()
+        self._open.clear()
+        self.queued_bytes = sum(len(encoded) for encoded in self._control)
+
+    def next_frame(self) -> OutFrame | None:
+        """The most urgent frame; each is given once. None: there is nothing that may leave now.
+
+        Raises `RemoteProtocolError` when the peer's window can never take a message.
+        """
+        if self._parts:
+            return self._parts.popleft()
+        if self._credit_due_bytes:
+            credit = OutFrame(Frame.CREDIT, self._credit_due_bytes.to_bytes(COUNT_BYTES, "big"))
+            self._credit_due_bytes = 0
+            return credit
+        if self._control:
+            return self._message(self._control.popleft())
+        if self._waiting and len(self._open) < OPEN_BULK_MAX and self._window_allows(self._waiting[0]):
+            return self._header(self._waiting.popleft())
+        if self._open:
+            return self._chunk(self._open.popleft())
+        return None
+
+    def _message(self, encoded: bytes) -> OutFrame:
+        parts = [encoded[start : start + RECORD_BYTES_MAX] for start in range(0, len(encoded), RECORD_BYTES_MAX)]
+        self._parts += [OutFrame(Frame.PART, part) for part in parts[:-1]] + [OutFrame(Frame.MESSAGE, parts[-1])]
+        self.queued_bytes -= len(encoded)
+        self._count("tx", "control", len(encoded), 1)
+        return self._parts.popleft()
+
+    def _window_allows(self, bulk: _Bulk) -> bool:
+        if self._window_bytes is None:
+            return False
+        if bulk.byte_count > self._window_bytes:
+            detail = f"a window of {self._window_bytes} bytes, where one message needs {bulk.byte_count}"
+            raise RemoteProtocolError("size", detail)
+        return self._undigested_bytes + bulk.byte_count <= self._window_bytes
+
+    def _header(self, bulk: _Bulk) -> OutFrame:
+        bulk.number = self._next_number
+        self._next_number = (self._next_number + 1) % 2**32
+        self._undigested_bytes += bulk.byte_count
+        self.queued_bytes -= len(bulk.header)
+        self._open.append(bulk)
+        return OutFrame(Frame.BULK, bulk.number.to_bytes(NUMBER_BYTES, "big"), bulk.header)
+
+    def _chunk(self, bulk: _Bulk) -> OutFrame:
+        buffer = bulk.buffers[0]
+        chunk = buffer[bulk.offset : bulk.offset + CHUNK_BYTES]
+        self.queued_bytes -= len(chunk)
+        bulk.offset += len(chunk)
+        if bulk.offset == len(buffer):
+            bulk.buffers.popleft()
+            bulk.offset = 0
+        if bulk.buffers:
+            self._open.append(bulk)
+        else:
+            self._count("tx", bulk.kind, len(bulk.header) + bulk.byte_count, 1)
+        return OutFrame(Frame.CHUNK, bulk.number.to_bytes(NUMBER_BYTES, "big"), chunk)

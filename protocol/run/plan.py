@@ -1,0 +1,158 @@
+"""The plan of one generation: who holds what, and which way each microbatch goes (design section 5)."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Literal
+
+import msgspec
+
+from protocol.base.ids import NodeId
+from protocol.run.course import Course
+
+
+class ServerPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One server of a stage; its place in `StagePlan.servers` is its shard index."""
+
+    node: NodeId
+    role: Literal["front", "back", "both"]
+    addresses: tuple[str, ...]
+    """host:port, best first."""
+
+
+class StagePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The servers that answer for one parameter group, in shard order: fronts first, then backs."""
+
+    servers: tuple[ServerPlan, ...]
+
+    @property
+    def fronts(self) -> tuple[ServerPlan, ...]:
+        return tuple(server for server in self.servers if server.role != "back")
+
+    @property
+    def backs(self) -> tuple[ServerPlan, ...]:
+        return tuple(server for server in self.servers if server.role != "front")
+
+
+class Neighbours(msgspec.Struct, frozen=True):
+    """With whom the servers of a stage keep each other's word on what they hold."""
+
+    backs_before: tuple[NodeId, ...]
+    """Back servers of the stages that any route visits right before this one."""
+    fronts_after: tuple[NodeId, ...]
+    """Front servers of the stages that any route visits right after this one."""
+    own_fronts: tuple[NodeId, ...]
+    """The stage's own, if any route goes on from here; so are …"""
+    own_backs: tuple[NodeId, ...]
+    """… these."""
+    label_sources: tuple[NodeId, ...]
+    """Front servers of where routes begin, if any route ends in this stage that began in another."""
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Placement, partition and routes of one generation.
+
+    The roles ask by (step, microbatch, position) and never count stages themselves: a microbatch visits one stage
+    after the other along its *route*, and the loss stands at the route's length, where the last visit is. A front
+    server keeps what comes into a position, a back server what leaves it.
+    """
+
+    generation: int
+    """Grows with every plan; a node refuses a lower one."""
+    ledger_generation: int
+    """The generation at which the present ledgers began; work of another one is refused."""
+    restore_step: int
+    """The checkpoint that the ledgers began from, or -1 when they began from the seeded weights."""
+    stages: tuple[StagePlan, ...]
+    course: Course
+    """What is computed: the chunks of each stage, and the routes through them."""
+    in_flight_max: int = 4
+    """Forwards of whole stages that one volunteer may hold without their backward; chunks count as their share."""
+
+    def length(self, step: int, microbatch: int) -> int:
+        """Visits of a microbatch's route: its loss has this position, and its last visit the one before."""
+        return len(self.course.route(step, microbatch))
+
+    def chunk_at(self, step: int, microbatch: int, position: int) -> int:
+        """The chunk that a microbatch visits at `position` (the loss's position: the head's)."""
+        route = self.course.route(step, microbatch)
+        return route[min(position, len(route) - 1)]
+
+    def stage_at(self, step: int, microbatch: int, position: int) -> int:
+        """The stage that holds the chunk at `position`."""
+        return self.course.chunks[self.chunk_at(step, microbatch, position)].stage
+
+    def front_of(self, step: int, microbatch: int, position: int) -> NodeId:
+        """Who keeps what comes into the position (of a loss: the labels)."""
+        fronts = self.stages[self.stage_at(step, microbatch, position)].fronts
+        return fronts[microbatch % len(fronts)].node
+
+    def back_of(self, step: int, microbatch: int, position: int) -> NodeId:
+        """Who keeps what leaves the position; nothing leaves a route's end."""
+        backs = self.stages[self.stage_at(step, microbatch, position)].backs
+        return backs[microbatch % len(backs)].node
+
+    def ends_at(self, step: int, microbatch: int, position: int) -> bool:
+        """Whether the position is the last visit of the route, where the loss is computed."""
+        return position == self.length(step, microbatch) - 1
+
+    def neighbours_of(self, stage: int) -> Neighbours:
+        """Whom a stage's servers sync with: by every route that the plan has."""
+        routes = [self.course.stages_of(route) for route in self.course.routes]
+        before = sorted({a for route in routes for a, b in pairwise(route) if b == stage})
+        after = sorted({b for route in routes for a, b in pairwise(route) if a == stage})
+        ends = any(route[-1] == stage and route[0] != stage for route in routes)
+        own = self.stages[stage]
+        return Neighbours(
+            backs_before=tuple(server.node for index in before for server in self.stages[index].backs),
+            fronts_after=tuple(server.node for index in after for server in self.stages[index].fronts),
+            own_fronts=tuple(server.node for server in own.fronts) if after else (),
+            own_backs=tuple(server.node for server in own.backs) if after else (),
+            label_sources=tuple(server.node for server in self.stages[0].fronts) if ends else (),
+        )
+
+    def graphs_max(self, stage: int) -> int:
+        """Graphs that a volunteer of the stage may hold *for each position* that the stage is visited at.
+
+        Room is given by position, never in common: a forward at one position waits only for work at later ones, so
+        whatever the routes are, no two volunteers can wait for room in a circle.
+        """
+        positions = self.course.graph_positions(stage)
+        chunks = sum(self.course.share(chunk) > 0 for chunk in self.course.chunks_of(stage))
+        ends = self.course.ends_at(stage) and chunks > 1
+        return max(1, self.in_flight_max * (chunks - ends) // max(1, len(positions)))
+
+    def ledger_of(self, stage: int) -> NodeId:
+        """The server that holds the stage's ledger: its first front server."""
+        return self.stages[stage].fronts[0].node
+
+    @property
+    def decider(self) -> NodeId:
+        """The ledger of stage 0, which owns each step's decision (state-and-trust 4.3)."""
+        return self.ledger_of(0)
+
+    def stage_of(self, node: NodeId) -> int | None:
+        """The stage whose server `node` is, or None."""
+        for index, stage in enumerate(self.stages):
+            if any(server.node == node for server in stage.servers):
+                return index
+        return None
+
+    def shard_of(self, node: NodeId) -> int | None:
+        """The shard that `node` holds in its stage, or None."""
+        for stage in self.stages:
+            for index, server in enumerate(stage.servers):
+                if server.node == node:
+                    return index
+        return None
+
+    def server_nodes(self) -> tuple[NodeId, ...]:
+        """Every server, stage by stage."""
+        return tuple(server.node for stage in self.stages for server in stage.servers)
+
+    def addresses_of(self, node: NodeId) -> tuple[str, ...]:
+        for stage in self.stages:
+            for server in stage.servers:
+                if server.node == node:
+                    return server.addresses
+        return ()

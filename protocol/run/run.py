@@ -1,0 +1,310 @@
+"""A run: one training job. The same frozen structs are read from `RUN.toml` and sent to every node.
+
+The coordinator owns the file; nodes receive the struct and compare `config_hash`, so two nodes that disagree
+about the arithmetic never train together. `protocol.run.config_file` reads TOML into such structs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import PurePath
+from typing import Literal
+
+import msgspec
+
+from protocol.base.errors import BadInputError
+from protocol.base.printable import is_printable
+from protocol.run.course import check_course_keys
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the file. Defaults are the demo's."""
+
+
+class ModelSection(_Section, frozen=True, kw_only=True):
+    """A LLaMA: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
+
+    layers: int = 4
+    """Transformer layers; each is two sub-layer blocks (attention, feed-forward)."""
+    hidden: int = 128
+    """Width of the residual stream."""
+    heads: int = 4
+    """Query heads; `hidden / heads` is the head width and must be even (rotary pairs)."""
+    kv_heads: int = 2
+    """Key/value heads; divides `heads`."""
+    feed_forward: int = 352
+    """Width of the SwiGLU."""
+    context: int = 128
+    """Tokens of one sample (sequence length)."""
+    rope_theta: float = 10000.0
+    """Base of the rotary frequencies."""
+    norm_eps: float = 1e-5
+    """Added to the mean square in RMSNorm."""
+    tied_embeddings: bool = False
+    """Head shares the embedding's matrix; then routes end on stage 0, where they begin."""
+    start_from: str = ""
+    """A Hugging Face folder (LlamaForCausalLM) whose weights the run starts from; empty: seeded."""
+
+
+class DataSection(_Section, frozen=True, kw_only=True):
+    """Where tokens come from. Only the servers of stage 0 read it."""
+
+    source: str = "builtin:python"
+    """`builtin:python`, `builtin:grammar`, or a path to .txt, .md or .jsonl files (folder or glob)."""
+    text_field: str = "text"
+    """The field of a jsonl line that holds the text."""
+    tokenizer: str = "bytes"
+    """`bytes` (256 values and an end mark), `bpe:SIZE` trained on the data, or a path to a tokenizer.json."""
+
+
+class OptimizerSection(_Section, frozen=True, kw_only=True):
+    """AdamW on the servers' CPUs, with the global gradient norm clipped."""
+
+    learning_rate: float = 1.5e-3
+    """Peak learning rate."""
+    beta1: float = 0.9
+    """Decay of the first moment."""
+    beta2: float = 0.95
+    """Decay of the second moment."""
+    eps: float = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.1
+    """Decoupled decay of matrices; the gains of norms do not decay."""
+    clip_norm: float = 1.0
+    """Global norm above which gradients are scaled down; 0 switches clipping off."""
+    warmup_steps: int = 20
+    """Steps of linear warm-up."""
+    decay: Literal["cosine", "linear", "constant"] = "cosine"
+    """How the rate falls after the warm-up, until the last step."""
+    final_ratio: float = 0.1
+    """Share of the peak that is left at the last step."""
+
+
+class BatchSection(_Section, frozen=True, kw_only=True):
+    """What one step holds."""
+
+    microbatches: int = 8
+    """Microbatches of a step: the unit of a task."""
+    samples: int = 2
+    """Samples of one microbatch."""
+    delay: Literal[0, 1] = 1
+    """Delayed parameter update: step t runs on version max(0, t - delay)."""
+
+
+class StagesSection(_Section, frozen=True, kw_only=True):
+    """How the model is cut. The planner fills in what stands open."""
+
+    count: int = 2
+    """Pipeline stages."""
+    front_servers: int = 1
+    """Front servers of each stage."""
+    back_servers: int = 1
+    """Back servers of each stage; 0: its front servers are its back servers too."""
+    chunks: int = 1
+    """Parts of the model that each stage holds, apart from each other; more than one needs another placement."""
+    placement: Literal["line", "interleaved", "v"] = "line"
+    """Where chunks lie: one a stage; dealt out in turns; or down the stages and up again."""
+    collocated: Literal["when_empty", "always", "never"] = "when_empty"
+    """Whether servers compute too: only while no volunteer serves their stage, always, or never."""
+
+
+class RoutesSection(_Section, frozen=True, kw_only=True):
+    """Which way microbatches go. What is skipped or exchanged is trained less: a route is part of the result."""
+
+    skip: float = 0.0
+    """Share of the stages that each route leaves out, in turns, rounded to whole stages; stage 0 never is."""
+    swaps: int = 0
+    """Pairs of neighbouring visits that each route exchanges, in turns."""
+
+
+class WireSection(_Section, frozen=True, kw_only=True):
+    """Forms of tensors between nodes; part of the arithmetic, so part of the config hash."""
+
+    activations_up: Literal["fp32", "bf16", "q8"] = "q8"
+    """Form of activations and of their gradients from a volunteer to a server. `q8`: 8.13 bits a value, at no loss that
+    could be measured."""
+    activations_down: Literal["fp32", "bf16", "q8"] = "q8"
+    """The same from a server to a volunteer or to the next server; as `activations_up`."""
+    gradients: Literal["gi", "fp64", "fp32", "bf16"] = "gi"
+    """Form of summed weight gradients. `gi`: whole steps of a grid that follows the gradient's size, 4 to 5 bits each;
+    a task's gradient is rounded once, the same wherever it is computed, and sums are exact, so the weights do not
+    depend on who summed what. fp64 does not round and loses next to nothing of a sum, at 14 times the bytes; the others
+    halve or quarter that, and what they round depends on who summed what."""
+    parameters: Literal["fp32", "bf16"] = "fp32"
+    """Form of parameters sent to volunteers."""
+    gradient_grid_bits: int = 0
+    """With `gradients = "fp32"`, half the upload, and weights that still do not depend on who summed what: a task's
+    gradients are rounded to multiples of 2^-bits, so that fp32 sums below 2^(24 - bits) are exact. 0: not rounded."""
+
+
+class ComputeSection(_Section, frozen=True, kw_only=True):
+    """How volunteers compute: the class of numerics that the run's results belong to."""
+
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """Numbers of weights, activations and gradients while a stage is computed; servers keep weights and moments in fp32
+    in any case. bf16 halves a volunteer's memory, and graphics cards are many times as fast in it. Results are the same
+    to the last bit on equal devices and versions of torch; other devices round elsewhere."""
+
+
+class CheckpointSection(_Section, frozen=True, kw_only=True):
+    """When all stages write a checkpoint that a fresh set of servers can start from."""
+
+    every_steps: int = 100
+    """Steps between checkpoints; 0 writes only the last."""
+    keep: int = 3
+    """Newest complete checkpoints that are kept."""
+    folder: str = "checkpoints"
+    """A folder that every server can write; relative means below the server's state folder."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether all servers write to one folder."""
+        return PurePath(self.folder).is_absolute()
+
+    def export_hint(self, run_folder: str = "") -> str:
+        """For people, at the end of a run: where the checkpoint lies, and how a model is made of it."""
+        where = run_folder or self.folder
+        if self.shared:
+            return f"it lies in {where}; `barnraise export OUT {where}` writes the model"
+        return (
+            "each server has its part in its --state folder; `barnraise export OUT STATE...`, naming all of them,"
+            " writes the model"
+        )
+
+
+class LimitsSection(_Section, frozen=True, kw_only=True):
+    """Bounds of the run's protocol; each has the reason beside it."""
+
+    lease_s: float = 60.0
+    """A task unfinished for so long goes to somebody else; the issuer's clock counts."""
+    contribution_tasks: int = 512
+    """Most tasks whose weight gradients travel as one contribution. A volunteer sends one a step when it can, since
+    each costs a whole stage's vector on the way up; this bounds its list of tasks, and what a drop can lose."""
+    silent_s: float = 6.0
+    """A link on which nothing came for so long is down (two missed pings and a half)."""
+    ping_s: float = 2.0
+    """Quiet time after which a ping is sent."""
+    snapshot_steps: int = 20
+    """Versions between a shard's snapshots on its own disk; between them its journal holds the gradients."""
+    linger_s: float = 10.0
+    """A volunteer that has waited so long for more work of a step, and twice as long as an upload takes, sends what it
+    has summed up; normally it is told that no more will come."""
+    server_gone_s: float = 120.0
+    """A server away for so long, with no step closed meanwhile, loses its place to a spare; the run goes back to the
+    newest checkpoint, so shorter is not better."""
+    volunteers_max: int = 256
+    """Volunteers that one server holds links to."""
+
+
+class RunConfig(_Section, frozen=True, kw_only=True):
+    """`RUN.toml`, whole."""
+
+    name: str = "demo"
+    """The run's name: lower-case letters, digits and dashes; names folders and metrics."""
+    seed: int = 1
+    """Decides the weights' start and the order of the data."""
+    steps: int = 600
+    """Optimizer updates of the run."""
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    optimizer: OptimizerSection = OptimizerSection()
+    batch: BatchSection = BatchSection()
+    stages: StagesSection = StagesSection()
+    routes: RoutesSection = RoutesSection()
+    wire: WireSection = WireSection()
+    compute: ComputeSection = ComputeSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    limits: LimitsSection = LimitsSection()
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens that one step trains on: every label counts."""
+        return self.batch.microbatches * self.batch.samples * self.model.context
+
+    def sample_range(self, step: int) -> tuple[int, int]:
+        """The samples of a step by number in the data's order: the first, and one past the last."""
+        step_samples = self.batch.microbatches * self.batch.samples
+        return step * step_samples, (step + 1) * step_samples
+
+    @property
+    def block_count(self) -> int:
+        """Sub-layer blocks: embedding, two a layer, head (with the final norm)."""
+        return 2 * self.model.layers + 2
+
+    def version_of(self, step: int) -> int:
+        """The parameter version that step `step` runs on (design section 3)."""
+        return max(0, step - self.batch.delay)
+
+    def config_hash(self) -> bytes:
+        """32 bytes that two nodes compare before they train together."""
+        return config_hash(self)
+
+    def validate(self) -> None:
+        """Raises `BadInputError` naming the first field whose value cannot be."""
+        for field, value, least, most in (
+            ("seed", self.seed, 0, 2**63 - 1),
+            ("steps", self.steps, 1, 10**9),
+            ("model.layers", self.model.layers, 1, 1024),
+            ("model.hidden", self.model.hidden, 2, 65536),
+            ("model.heads", self.model.heads, 1, 1024),
+            ("model.kv_heads", self.model.kv_heads, 1, self.model.heads),
+            ("model.feed_forward", self.model.feed_forward, 1, 2**20),
+            ("model.context", self.model.context, 1, 2**20),
+            ("batch.microbatches", self.batch.microbatches, 1, 2**16),
+            ("batch.samples", self.batch.samples, 1, 2**16),
+            ("stages.count", self.stages.count, 1, self.block_count),
+            ("stages.front_servers", self.stages.front_servers, 1, 64),
+            ("stages.back_servers", self.stages.back_servers, 0, 64),
+            ("stages.chunks", self.stages.chunks, 1, 64),
+            ("routes.swaps", self.routes.swaps, 0, 64),
+            ("optimizer.warmup_steps", self.optimizer.warmup_steps, 0, 10**9),
+            ("checkpoint.every_steps", self.checkpoint.every_steps, 0, 10**9),
+            ("checkpoint.keep", self.checkpoint.keep, 1, 10**6),
+            ("wire.gradient_grid_bits", self.wire.gradient_grid_bits, 0, 60),
+            ("limits.contribution_tasks", self.limits.contribution_tasks, 1, 1024),
+            ("limits.snapshot_steps", self.limits.snapshot_steps, 1, 10**6),
+            ("limits.volunteers_max", self.limits.volunteers_max, 1, 4096),
+        ):
+            if not least <= value <= most:
+                raise BadInputError(f"{field}: {value} is not between {least} and {most}")
+        for field, number, low, high in (
+            ("optimizer.learning_rate", self.optimizer.learning_rate, 0.0, 100.0),
+            ("optimizer.beta1", self.optimizer.beta1, 0.0, 1.0),
+            ("optimizer.beta2", self.optimizer.beta2, 0.0, 1.0),
+            ("optimizer.eps", self.optimizer.eps, 0.0, 1.0),
+            ("optimizer.weight_decay", self.optimizer.weight_decay, 0.0, 100.0),
+            ("optimizer.clip_norm", self.optimizer.clip_norm, 0.0, 1e9),
+            ("optimizer.final_ratio", self.optimizer.final_ratio, 0.0, 1.0),
+            ("routes.skip", self.routes.skip, 0.0, 1.0),
+            ("model.rope_theta", self.model.rope_theta, 1.0, 1e12),
+            ("model.norm_eps", self.model.norm_eps, 0.0, 1.0),
+            ("limits.lease_s", self.limits.lease_s, 0.01, 86400.0),
+            ("limits.linger_s", self.limits.linger_s, 0.0, 3600.0),
+            ("limits.silent_s", self.limits.silent_s, 0.01, 3600.0),
+            ("limits.ping_s", self.limits.ping_s, 0.01, 3600.0),
+            ("limits.server_gone_s", self.limits.server_gone_s, 0.01, 1e6),
+        ):
+            if not low <= number <= high:
+                raise BadInputError(f"{field}: {number} is not between {low} and {high}")
+        for section in (self, *(getattr(self, name) for name in self.__struct_fields__)):
+            for field in getattr(section, "__struct_fields__", ()):
+                text = getattr(section, field)
+                if isinstance(text, str) and not is_printable(text):
+                    raise BadInputError(f"{field}: {text!r} holds control characters")
+        if not self.name or len(self.name) > 63 or self.name.strip("abcdefghijklmnopqrstuvwxyz0123456789-"):
+            raise BadInputError(f"name: {self.name!r} is not 1 to 63 lower-case letters, digits and dashes")
+        if self.model.hidden % self.model.heads or (self.model.hidden // self.model.heads) % 2:
+            raise BadInputError("model.hidden: must be an even multiple of model.heads")
+        if self.model.heads % self.model.kv_heads:
+            raise BadInputError("model.kv_heads: must divide model.heads")
+        check_course_keys(self)
+        if self.wire.activations_up != self.wire.activations_down:
+            raise BadInputError("wire.activations_up: must be the form of wire.activations_down: servers hand on bytes")
+        if self.limits.ping_s >= self.limits.silent_s:
+            raise BadInputError("limits.ping_s: must be below limits.silent_s")
+
+
+def config_hash(config: RunConfig) -> bytes:
+    """BLAKE2b-256 over the canonical msgpack form of the whole configuration."""
+    packed = msgspec.msgpack.encode(config, order="deterministic")
+    return hashlib.blake2b(packed, digest_size=32, person=b"br-run-config").digest()

@@ -1,0 +1,96 @@
+"""Who may say what to whom, by role: the one table that every link asks. What is not in it is refused."""
+
+from __future__ import annotations
+
+from protocol.messages import (
+    Activation,
+    Allowance,
+    Bye,
+    CheckpointDone,
+    CheckpointPart,
+    Commit,
+    Committed,
+    Contribute,
+    CoordinatorSeen,
+    DataReady,
+    Decision,
+    FetchInput,
+    FetchParameters,
+    Flush,
+    Forget,
+    Freeze,
+    Gradient,
+    Held,
+    InputAnswer,
+    InputGradient,
+    Join,
+    Labels,
+    Lease,
+    LeaseReturned,
+    Leave,
+    LinkReport,
+    MeasureAsk,
+    MeasureData,
+    MeasureGot,
+    Message,
+    NodeReport,
+    Output,
+    Parameters,
+    PartialNorm,
+    Ping,
+    PlanChanged,
+    Pong,
+    Reach,
+    Ready,
+    Refused,
+    Relays,
+    Renewed,
+    Revoked,
+    RunFinished,
+    ServerReady,
+    Signal,
+    StageCommitted,
+    StageFrozen,
+    StageKey,
+    StepClosed,
+    StepOpened,
+    StepReport,
+    StepReportStored,
+    Stored,
+    Summed,
+    Tail,
+    Verdict,
+    VersionReady,
+    Welcome,
+)
+
+ROLES = ("coordinator", "server", "volunteer")
+_NODE = ("server", "volunteer")
+
+MAY_SEND: dict[type[Message], tuple[tuple[str, str], ...]] = {}
+"""(sender's role, receiver's role) pairs that may exchange a kind of message. What is not here is refused."""
+
+
+def _may(pairs: tuple[tuple[str, str], ...], *kinds: type[Message]) -> None:
+    for kind in kinds:
+        MAY_SEND[kind] = pairs
+
+
+_may(tuple((a, b) for a in ROLES for b in ROLES), Ping, Pong, Bye)
+_may(tuple((a, "coordinator") for a in _NODE), Join, NodeReport, LinkReport, Leave)
+_may((("server", "coordinator"),), DataReady, StepReport)
+_may(tuple(("coordinator", b) for b in _NODE), Welcome, Refused, PlanChanged, RunFinished, Reach, Relays)
+_may((*((a, "coordinator") for a in _NODE), *(("coordinator", b) for b in _NODE)), Signal)
+_may((*(("coordinator", b) for b in _NODE), *(("server", b) for b in _NODE)), Revoked)
+_may((("volunteer", "server"), ("server", "volunteer"), ("server", "server")), Renewed)
+_may((("server", "server"),), CoordinatorSeen)
+_may((("coordinator", "server"),), StepReportStored)
+_may((("volunteer", "server"), ("server", "volunteer"), ("server", "server")), MeasureAsk, MeasureData, MeasureGot)
+# A server with a device computes as a volunteer does, so it speaks that conversation with its fellow servers.
+_may((("volunteer", "server"), ("server", "server")), Ready, Summed, LeaseReturned, Output, InputGradient,
+     FetchInput, FetchParameters, Contribute)  # fmt: skip
+_may((("server", "volunteer"), ("server", "server")), Lease, Flush, Allowance, Forget, InputAnswer, Parameters,
+     VersionReady, Verdict, StepClosed)  # fmt: skip
+_may((("server", "server"),), ServerReady, StageKey, Activation, Labels, Gradient, Held, Stored, StepOpened, Tail,
+     Freeze, PartialNorm, StageFrozen, Decision, Commit, Committed, StageCommitted, CheckpointPart,
+     CheckpointDone)  # fmt: skip

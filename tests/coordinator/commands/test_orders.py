@@ -1,0 +1,53 @@
+"""`barnraise run …`: what is wrong is said in one sentence, and nothing is ordered by mistake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from coordinator.commands import orders
+from protocol.base.errors import BadInputError
+
+IDS = [letter * 51 + end for letter, end in (("a", "a"), ("a", "b"), ("b", "b"))]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, Any]]:
+    """A coordinator on this computer with three members; what was posted to it."""
+    links = tmp_path / "links.json"
+    links.write_text(json.dumps({"admin_token": "t"}))
+    status = {"members": [{"id": one} for one in IDS], "away": [], "links_file": str(links)}
+    monkeypatch.setattr(orders, "fetch", lambda url: status)
+    posted: list[tuple[str, Any]] = []
+
+    def post(base: str, links: Path | None, what: str, order: dict[str, Any]) -> dict[str, Any]:
+        posted.append((what, order))
+        return {"banned": [order["node"]]}
+
+    monkeypatch.setattr(orders, "_post", post)
+    return posted
+
+
+def test_a_few_letters_name_a_member_when_they_fit_one_alone(asked: list[tuple[str, Any]]) -> None:
+    """Whom two could mean is not banned by guess."""
+    assert CliRunner().invoke(orders.run, ["ban", "bbbbbb", "--lineage"]).exit_code == 0
+    assert asked == [("ban", {"node": IDS[2], "reason": "", "lineage": True})]
+    for letters, sentence in (("aaaaaa", "2 members"), ("bbb", "no member's id"), ("cccccc", "no member's id")):
+        error = CliRunner().invoke(orders.run, ["ban", letters]).exception
+        assert isinstance(error, BadInputError) and sentence in str(error)
+    assert len(asked) == 1
+
+
+def test_the_token_comes_from_the_coordinators_own_file(asked: list[tuple[str, Any]], tmp_path: Path) -> None:
+    """Found by itself on the coordinator's computer; another file is another run's or none."""
+    assert orders._token("http://127.0.0.1:1", None) == "t"
+    for content in ("", "[]", '{"run": 1}'):
+        (tmp_path / "other").write_text(content)
+        with pytest.raises(BadInputError, match=r"not a coordinator's links\.json"):
+            orders._token("http://127.0.0.1:1", tmp_path / "other")
+    with pytest.raises(BadInputError, match="No such file"):
+        orders._token("http://127.0.0.1:1", tmp_path / "nowhere")

@@ -1,0 +1,256 @@
+"""The state folder with real files: nothing acknowledged is lost, nobody shares it."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from coordinator.live.records import Banned, DataRow, InviteSpent, MemberRow, PlanRow, Record, StepRow, StoredState
+from coordinator.process.schema import MIGRATIONS
+from coordinator.process.store import DATABASE, Event, StateBrokenError, StateLockedError, Store, StoredInvite
+from protocol.base.errors import BadInputError
+from protocol.base.ids import NodeId
+from protocol.run.course import line
+from protocol.run.plan import Plan, ServerPlan, StagePlan
+from protocol.run.run import ModelSection, RunConfig
+
+CONFIG = RunConfig(name="stored")
+
+
+def plan_row(generation: int, ledger_generation: int, *, restore_step: int = -1, lost: int | None = None) -> PlanRow:
+    servers = (ServerPlan(NodeId("a"), "front", ("h:1",)), ServerPlan(NodeId("b"), "back", ("h:2",)))
+    plan = Plan(generation, ledger_generation, restore_step, (StagePlan(servers),), line(10, 1))
+    return PlanRow(plan=plan, sentence="why", goes_back=lost is not None, lost_steps=lost or 0)
+
+
+def step_row(step: int, ledger_generation: int = 1) -> StepRow:
+    return StepRow(
+        ledger_generation=ledger_generation, step=step, loss=5.5 - step / 8, tokens=2048, gradient_norm=0.25,
+        clip_factor=1.0, skipped=step == 1, learning_rate=1e-3, duration_s=0.5, wall_s=1e9 + step,
+    )  # fmt: skip
+
+
+def reopened(store: Store) -> Store:
+    store.close()
+    return Store(store.folder, CONFIG)
+
+
+def test_a_new_folder_is_an_empty_run(tmp_path: Path) -> None:
+    """A run id of its own, generation 1, nothing stored; only the owner may read it."""
+    store = Store(tmp_path / "deep" / "state", CONFIG)
+    assert store.generation == 1 and len(store.run_id) == 16
+    assert store.load() == StoredState()
+    assert stat.S_IMODE(store.folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((store.folder / DATABASE).stat().st_mode) == 0o600
+    store.close()
+
+
+def test_everything_comes_back_after_a_restart(tmp_path: Path) -> None:
+    """The same run id, the next generation, and every record."""
+    store = Store(tmp_path, CONFIG)
+    run_id = store.run_id
+    row = plan_row(1, 1)
+    data = DataRow(vocabulary=259, data_hash="d" * 64, token_count=7)
+    spent = InviteSpent(nonce=b"n" * 16, node=NodeId("a"))
+    ban = Banned(node=NodeId("x"), reason="garbage")
+    steps = [step_row(0), step_row(1)]
+    member = MemberRow(node=NodeId("a"), public_key=b"k" * 32, role="server", serial=41)
+    store.write([member, spent, row, data, *steps, ban, Event(wall_s=1.0, level="info", event="e", fields={"a": b"1"})])
+    store = reopened(store)
+    assert (store.run_id, store.generation) == (run_id, 2)
+    assert store.load() == StoredState(
+        plan=row.plan,
+        plan_sentence="why",
+        data=data,
+        steps=tuple(steps),
+        tokens=4096,
+        spent=(spent,),
+        banned=(ban,),
+        next_serial=42,
+    )
+    store.close()
+
+
+def test_every_start_opens_a_generation_above_all_plans(tmp_path: Path) -> None:
+    """Also when a process issued several, and when it issued none."""
+    store = Store(tmp_path, CONFIG)
+    store.write([plan_row(1, 1), plan_row(2, 1), plan_row(9, 9)])
+    store = reopened(store)
+    assert store.generation == 10
+    store = reopened(store)
+    assert store.generation == 11
+    store.close()
+
+
+def test_going_back_throws_steps_away_but_keeps_them_on_record(tmp_path: Path) -> None:
+    """Steps after the checkpoint do not count any more, are reported again, and both rows stay in the file."""
+    store = Store(tmp_path, CONFIG)
+    store.write([plan_row(1, 1), *(step_row(step) for step in range(5))])
+    store.write([plan_row(2, 2, restore_step=3, lost=2)])
+    state = store.load()
+    assert [row.step for row in state.steps] == [0, 1, 2]
+    assert (state.tokens, state.rollback_count, state.lost_steps) == (3 * 2048, 1, 2)
+    store.write([step_row(3, ledger_generation=2)])
+    assert [(row.step, row.ledger_generation) for row in store.steps_from(2, 10)] == [(2, 1), (3, 2)]
+    store.close()
+    with sqlite3.connect(tmp_path / DATABASE) as db:
+        assert db.execute("SELECT COUNT(*) FROM steps").fetchone() == (6,)
+    db.close()
+
+
+def test_steps_of_a_checkpoint_that_became_readable_count_again(tmp_path: Path) -> None:
+    """Back to the seed, one step, then ahead to a checkpoint of the first ledgers: the newest row of each counts."""
+    store = Store(tmp_path, CONFIG)
+    store.write([plan_row(1, 1), *(step_row(step) for step in range(5)), plan_row(2, 2, lost=5)])
+    store.write([step_row(0, ledger_generation=2)])
+    assert [(row.step, row.ledger_generation) for row in store.load().thrown] == [(1, 1), (2, 1), (3, 1), (4, 1)]
+    store.write([plan_row(3, 3, restore_step=3, lost=0)])
+    state = store.load()
+    assert [(row.step, row.ledger_generation) for row in state.steps] == [(0, 2), (1, 1), (2, 1)]
+    assert [(row.step, row.ledger_generation) for row in state.thrown] == [(3, 1), (4, 1)]
+    assert state.tokens == 3 * 2048
+    store.close()
+
+
+def test_a_batch_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    """A record that cannot be written takes the others of its batch with it, and says in which file."""
+    store = Store(tmp_path, CONFIG)
+    store.write([step_row(0)])
+    with pytest.raises(StateBrokenError, match=DATABASE):
+        store.write([step_row(1), step_row(0)])
+    assert [row.step for row in store.load().steps] == [0]
+    store.close()
+
+
+def test_a_second_coordinator_is_refused(tmp_path: Path) -> None:
+    """While the first lives; then the folder is free again."""
+    store = Store(tmp_path, CONFIG)
+    with pytest.raises(StateLockedError, match="another coordinator is running"):
+        Store(tmp_path, CONFIG)
+    store.close()
+    Store(tmp_path, CONFIG).close()
+
+
+def test_another_configuration_is_refused_with_the_keys_that_differ(tmp_path: Path) -> None:
+    """And the lock is free again afterwards."""
+    store = Store(tmp_path, CONFIG)
+    store.write([MemberRow(serial=1, node=NodeId("a"), public_key=b"k", role="server")])
+    store.close()
+    other = RunConfig(name="stored", steps=7, model=ModelSection(layers=8))
+    with pytest.raises(BadInputError, match=r"steps was 600, is 7; model.layers was 4, is 8"):
+        Store(tmp_path, other)
+    Store(tmp_path, CONFIG).close()
+
+
+@pytest.mark.parametrize("row", [plan_row(2, 2), DataRow(vocabulary=9, data_hash="h", token_count=99), step_row(0)])
+def test_a_configuration_that_has_been_worked_by_stays(row: Record, tmp_path: Path) -> None:
+    """Even when the memberships of those who did have been forgotten."""
+    store = Store(tmp_path, CONFIG)
+    store.write([row])
+    store.close()
+    with pytest.raises(BadInputError, match="steps was 600, is 7"):
+        Store(tmp_path, RunConfig(name="stored", steps=7))
+
+
+def test_a_configuration_that_nobody_was_told_may_change(tmp_path: Path) -> None:
+    """A look at the links, then a change of mind: the same run, with the new numbers, and from now on these. A
+    volunteer that waits has been told nothing yet."""
+    store = Store(tmp_path, CONFIG)
+    store.write([MemberRow(serial=1, node=NodeId("v"), public_key=b"k", role="volunteer")])
+    run_id = store.run_id
+    assert store.adopted == ()
+    store.close()
+    other = RunConfig(name="stored", steps=7, model=ModelSection(layers=8))
+    store = Store(tmp_path, other)
+    assert store.adopted == ("steps was 600, is 7", "model.layers was 4, is 8") and store.run_id == run_id
+    store.write([MemberRow(serial=2, node=NodeId("s"), public_key=b"k", role="server")])
+    store.close()
+    store = Store(tmp_path, other)
+    assert store.adopted == ()
+    store.close()
+    with pytest.raises(BadInputError, match="steps was 7, is 600"):
+        Store(tmp_path, CONFIG)
+
+
+def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+    """An older program never touches a newer file."""
+    Store(tmp_path, CONFIG).close()
+    with sqlite3.connect(tmp_path / DATABASE) as db:
+        db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    db.close()
+    with pytest.raises(StateBrokenError, match="newer version"):
+        Store(tmp_path, CONFIG)
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+    """Garbage where the database should be, and a folder where none can be."""
+    (tmp_path / DATABASE).write_bytes(b"garbage" * 1000)
+    with pytest.raises(StateBrokenError, match=DATABASE):
+        Store(tmp_path, CONFIG)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StateBrokenError, match="cannot be used as state folder"):
+        Store(tmp_path / "file", CONFIG)
+
+
+def test_invites_are_kept_with_their_uses(tmp_path: Path) -> None:
+    """Links stay the same across restarts, and how often each was used is known."""
+    store = Store(tmp_path, CONFIG)
+    invite = StoredInvite(nonce=b"n" * 16, role="server", uses=4, not_after=2**31, signed=b"s", spent=0)
+    store.add_invite(invite)
+    store.write([InviteSpent(nonce=b"n" * 16, node=NodeId("a"))])
+    store = reopened(store)
+    (found,) = store.invites()
+    assert (found.nonce, found.role, found.uses, found.signed, found.spent) == (b"n" * 16, "server", 4, b"s", 1)
+    store.close()
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from coordinator.process.store import Store
+from tests.coordinator.process.test_store import CONFIG, step_row
+store = Store(Path(sys.argv[1]), CONFIG)
+step = 0
+while True:
+    store.write([step_row(step)])
+    print(step, flush=True)
+    step += 1
+"""
+
+
+def test_what_was_acknowledged_survives_sigkill(tmp_path: Path) -> None:
+    """A process that writes without pause is killed: every step that it had said was stored is there, in order."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
+    )
+    assert process.stdout is not None
+    said = -1
+    while said < 30:
+        said = int(process.stdout.readline())
+    os.kill(process.pid, signal.SIGKILL)
+    said = max([said, *(int(line) for line in process.stdout.read().splitlines())])
+    process.wait()
+    process.stdout.close()
+    store = Store(tmp_path, CONFIG)
+    steps = [row.step for row in store.load().steps]
+    assert steps == list(range(len(steps))) and len(steps) > said
+    store.close()
+
+
+def test_a_step_whose_loss_is_no_number_is_kept(tmp_path: Path) -> None:
+    """SQLite takes NaN for nothing, which ended the coordinator, and again with each start: it is infinity there."""
+    store = Store(tmp_path, CONFIG)
+    row = msgspec.structs.replace(step_row(0), loss=math.nan, gradient_norm=math.nan, skipped=True)
+    store.write([row])
+    (kept,) = store.load().steps
+    assert (kept.loss, kept.gradient_norm, kept.skipped) == (math.inf, math.inf, True)
+    store.close()

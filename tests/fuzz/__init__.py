@@ -1,0 +1,1 @@
+"""Random damage to everything that others write; see `__main__.py`."""

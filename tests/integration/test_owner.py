@@ -1,0 +1,328 @@
+"""The owner of a lent computer, with real processes: every reason to pause on and off by its sensor, at once, with
+nothing lost; signals, orders, a second daemon, a clock that jumps. Figures are printed by `python -m
+tests.integration.test_owner`."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from node.platform.local_socket import NotRunningError, NotWellError, ask
+from protocol.base.errors import BadInputError
+from tests.integration.swarm import RUN, Daemon, Swarm, eventually
+
+OWNED_RUN = RUN.replace('name = "attacked"', 'name = "lent"')
+AT_ONCE: dict[str, tuple[dict[str, str], dict[str, Any], dict[str, Any]]] = {
+    "program": ({}, {"games": ["cyberpunk"]}, {}),
+    "user_active": ({}, {"idle_s": 2.0}, {"idle_s": 999.0}),
+    "battery": ({}, {"on_battery": True}, {"on_battery": False}),
+    "metered": ({}, {"metered": True}, {}),
+    "temperature": ({"temperature": "80 C"}, {"temperature_c": 90.0}, {"temperature_c": 50.0}),
+    "memory": ({}, {"memory_free_bytes": 1e6}, {"memory_free_bytes": 8e9, "jump_s": 31}),
+    "power": ({"power": "50 W"}, {"power_w": 400.0}, {"power_w": 10.0, "jump_s": 200}),
+}
+"""Reason -> (limits, readings that hold it back, readings that let it go)."""
+
+
+@dataclass
+class Lent:
+    """A volunteer's process, its sensors and its owner's words."""
+
+    daemon: Daemon
+    state: Path
+    sensors: Path
+    ahead_s: float = 0.0
+
+    def sense(self, **readings: Any) -> float:
+        """The sensors say so from now on; returns the time. `jump_s`: all clocks are ahead by so much more."""
+        self.ahead_s += readings.pop("jump_s", 0.0)
+        readings["clock_offset_s"] = self.ahead_s
+        draft = self.sensors.with_suffix(".new")
+        draft.write_text(json.dumps(readings))
+        draft.replace(self.sensors)
+        return time.monotonic()
+
+    def ask(self, verb: str, **more: Any) -> dict[str, Any]:
+        return ask(self.state, {"verb": verb, **more})
+
+    def status(self) -> dict[str, Any] | None:
+        try:
+            return self.ask("status")
+        except (NotRunningError, NotWellError):
+            return None
+
+    def works(self) -> bool:
+        status = self.status()
+        return status is not None and status["reason"] == "" and status["stage"] >= 0
+
+    def has_a_place(self) -> bool:
+        """It takes part: beside servers that compute, another volunteer, and on a busy machine, work may be rare."""
+        status = self.status()
+        return status is not None and status["stage"] >= 0
+
+    def device(self) -> psutil.Process | None:
+        """The process that has the device, while there is one."""
+        for child in psutil.Process(self.daemon.child.pid).children():
+            try:
+                if any("device_process" in word for word in child.cmdline()):
+                    return child
+            except psutil.Error:
+                continue
+        return None
+
+    def gave(self) -> float:
+        status = self.status()
+        return 0.0 if status is None else float(status["ever"]["tasks"])
+
+
+@pytest.fixture(scope="module")
+def swarm() -> Iterator[Swarm]:
+    with tempfile.TemporaryDirectory() as folder, Swarm(Path(folder), OWNED_RUN) as swarm:
+        yield swarm
+
+
+@contextmanager
+def owned(home: Path) -> Iterator[None]:
+    """What is started meanwhile takes its readings and its settings from this folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BARNRAISE_SENSORS", str(home / "sensors.json"))
+        patch.setenv("BARNRAISE_CONFIG", str(home / "config"))
+        yield
+
+
+def lend(swarm: Swarm, name: str, *more: str, **readings: Any) -> Lent:
+    """A volunteer with sensors from a file and settings of its own, that has a place."""
+    home = swarm.folder / name
+    home.mkdir()
+    sensors = home / "sensors.json"
+    sensors.write_text(json.dumps(readings))
+    arguments = ("join", swarm.links["volunteer"], "--yes", "--no-benchmark", *more)
+    with owned(home):
+        lent = Lent(swarm.node(name, *arguments), home, sensors)
+    eventually(lent.has_a_place, f"{name} to have a place")
+    return lent
+
+
+@pytest.fixture(scope="module")
+def lent(swarm: Swarm) -> Lent:
+    return lend(swarm, "lent")
+
+
+def suspended(lent: Lent) -> set[str]:
+    """The reasons that Prometheus is told of."""
+    found = re.findall(r'^barnraise_node_suspended\{reason="(\w+)"\} 1\.0$', lent.daemon.metrics(), re.MULTILINE)
+    return set(found) - {"no_work", "coordinator"}
+
+
+def switch(lent: Lent, reason: str, on: dict[str, Any], off: dict[str, Any]) -> tuple[float, float]:
+    """(seconds until the device was free, seconds until it worked again); checks what is shown meanwhile."""
+    lent.sense(**off)
+    eventually(lent.works, "work")
+    device = eventually(lent.device, "the device's process")
+    began = lent.sense(**on)
+    eventually(lambda: not device.is_running(), f"the device to be free for {reason}")
+    free_s = time.monotonic() - began
+    status = eventually(
+        lambda: (s := lent.status()) and s["reason"] == reason and s["device"]["free"] and s, f"the reason {reason}"
+    )
+    assert status["state"] == "paused" and status["sentence"]
+    eventually(lambda: suspended(lent) == {reason}, f"the metric of {reason}")
+    given = lent.gave()
+    began = lent.sense(**off)
+    eventually(lambda: lent.gave() > given, f"work after {reason}")
+    again_s = time.monotonic() - began
+    assert suspended(lent) == set()
+    return free_s, again_s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reason", AT_ONCE)
+def test_a_reason_gives_the_device_back_and_then_work_goes_on(swarm: Swarm, lent: Lent, reason: str) -> None:
+    """The sensor says so: the device's process ends, one reason is named on screen and in the metrics, the run goes on
+    without this volunteer; the sensor lets go: it works again."""
+    limits, on, off = AT_ONCE[reason]
+    lent.ask("limits", values=limits)
+    switch(lent, reason, on, off)
+    swarm.moves_on()
+
+
+@pytest.mark.slow
+def test_the_owner_pauses_finishes_and_resumes(swarm: Swarm, lent: Lent) -> None:
+    """By the socket: a pause frees the device, a pause for a time ends by itself, finish ends what was begun."""
+    lent.sense()
+    eventually(lent.works, "work")
+    device = eventually(lent.device, "the device's process")
+    assert lent.ask("pause")["sentence"] == "paused by you"
+    eventually(lambda: not device.is_running(), "the device to be free")
+    swarm.moves_on()
+    assert lent.ask("resume")["reason"] in ("", "no_work")
+    eventually(lent.works, "work")
+    lent.ask("pause", for_s=3)
+    eventually(lambda: (lent.status() or {}).get("reason") == "user", "the pause")
+    eventually(lent.works, "the pause to end by itself")
+    lent.ask("finish")
+    eventually(lambda: (s := lent.status()) and s["state"] == "paused" and s["device"]["free"], "finish")
+    lent.ask("resume")
+    eventually(lent.works, "work")
+    for wrong in ({"verb": "dance"}, {"verb": "pause", "for_s": -1}, {"verb": "limits", "values": {"up": "5 apples"}}):
+        assert "error" in ask(lent.state, wrong)
+
+
+@pytest.mark.slow
+def test_hours_quota_and_disk_finish_first(swarm: Swarm, lent: Lent) -> None:
+    """What was begun is finished; then each names its reason, and ends when its cause does."""
+    lent.sense()
+    now = time.localtime()
+    other_day = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")[(now.tm_wday + 3) % 7]
+    for name, on, off, reason in (
+        ("hours", f"{other_day} 10:00-11:00", "always", "schedule"),
+        ("quota", "0.001 GB", "off", "quota"),
+    ):
+        eventually(lent.works, "work")
+        lent.ask("limits", values={name: on})
+        eventually(lambda reason=reason: (s := lent.status()) and s["reason"] == reason and s["device"]["free"], reason)
+        eventually(lambda reason=reason: suspended(lent) == {reason}, f"the metric of {reason}")
+        lent.ask("limits", values={name: off})
+    eventually(lent.works, "work")
+    switch(lent, "disk", {"disk_free_bytes": 1e6}, {"disk_free_bytes": 9e9, "jump_s": 40})
+    swarm.moves_on()
+
+
+@pytest.mark.slow
+def test_a_clock_that_jumps_and_a_process_that_stood_still(swarm: Swarm, lent: Lent) -> None:
+    """Sleep for an hour: stopped, then all clocks are an hour on. It says that it woke, and works; others went on."""
+    lent.sense()
+    eventually(lent.works, "work")
+    process = psutil.Process(lent.daemon.child.pid)
+    before = lent.daemon.log_length()
+    process.suspend()
+    try:
+        swarm.moves_on()
+        lent.sense(jump_s=3600)
+        time.sleep(8.0)  # silent for longer than the servers wait
+        swarm.moves_on()
+    finally:
+        process.resume()
+    given = lent.gave()
+    eventually(lambda: lent.gave() > given, "work after sleep")
+    woke = [line for line in lent.daemon.log(before) if line["event"] == "woke up"]
+    assert woke and woke[0]["slept_s"] >= 3600
+
+
+@pytest.mark.slow
+def test_a_second_daemon_on_the_folder_is_refused(swarm: Swarm, lent: Lent) -> None:
+    """One sentence, exit code 2; the first goes on and is still found."""
+    command = [sys.executable, "-m", "protocol.cli", "join", swarm.links["volunteer"], "--yes", "--no-benchmark"]
+    done = subprocess.run(
+        [*command, "--state", str(lent.state)], capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 2 and "is in use by another process" in done.stderr + done.stdout
+    assert lent.status() is not None
+
+
+@pytest.mark.slow
+def test_the_device_may_be_lost(swarm: Swarm, lent: Lent) -> None:
+    """Its process is killed from outside (no memory): it is named, a fresh one works on."""
+    eventually(lent.works, "work")
+    before = lent.daemon.log_length()
+    eventually(lent.device, "the device").kill()
+    eventually(lambda: any(line["event"] == "device lost" for line in lent.daemon.log(before)), "the loss to be named")
+    given = lent.gave()
+    eventually(lambda: lent.gave() > given, "work with a fresh device")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT], ids=lambda number: number.name)
+def test_a_signal_drains_and_says_thanks(swarm: Swarm, number: signal.Signals) -> None:
+    """Logout, closed terminal, Ctrl-C: finished in peace, with what was given, and nothing left running."""
+    lent = lend(swarm, f"signal-{number.name}")
+    device = eventually(lent.device, "the device")
+    lent.daemon.child.process.send_signal(number)
+    assert lent.daemon.child.process.wait(60) == 0
+    said = [line for line in lent.daemon.log() if line["event"] in ("thanks", "ended")]
+    assert [line["event"] for line in said] == ["thanks", "ended"]
+    assert said[0]["text"].startswith("Thank you. This visit: ") and said[1]["reason"] == "drained"
+    assert not device.is_running() and not (lent.state / "control.json").exists()
+    swarm.moves_on()
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_at_once(swarm: Swarm) -> None:
+    """Whatever it computes: within three seconds on a busy machine."""
+    lent = lend(swarm, "twice")
+    device = eventually(lent.device, "the device")
+    device.suspend()  # it would never finish
+    began = time.monotonic()
+    lent.daemon.child.process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    lent.daemon.child.process.send_signal(signal.SIGINT)
+    assert lent.daemon.child.process.wait(60) == 0
+    assert time.monotonic() - began < 10 and not device.is_running()
+    swarm.moves_on()
+
+
+@pytest.mark.slow
+def test_power_loss(swarm: Swarm) -> None:
+    """Daemon and device are gone without a word; the same command works again, and what was given is still known."""
+    lent = lend(swarm, "power")
+    lent.ask("pause", for_s=1)
+    eventually(lent.has_a_place, "a place again")
+    device = eventually(lent.device, "the device")
+    swarm.kill(lent.daemon)
+    eventually(lambda: not device.is_running(), "the device's process to end with its daemon")
+    assert lent.status() is None
+    swarm.moves_on()
+    with owned(lent.state):
+        swarm.again(lent.daemon)
+    eventually(lent.has_a_place, "a place after a power loss")
+
+
+@pytest.mark.slow
+def test_leave_ends_it_with_thanks(swarm: Swarm) -> None:
+    """The owner's last word."""
+    lent = lend(swarm, "leaves")
+    assert lent.ask("leave")["thanks"].startswith("Thank you. This visit: ")
+    assert lent.daemon.child.process.wait(60) == 0
+
+
+@pytest.mark.slow
+def test_nothing_was_lost_or_doubled(swarm: Swarm) -> None:
+    """After all of that: the auditor counts every sample of every closed step exactly once, from the servers' disks."""
+    from node.audit import audit
+
+    swarm.moves_on()
+    for server in swarm.servers:
+        swarm.stop(server)
+    verdict = audit([swarm.folder / server.name for server in swarm.servers])
+    assert verdict.clean and verdict.samples_lost == verdict.samples_doubled == 0, verdict
+    assert verdict.steps > 10
+
+
+def figures() -> None:
+    """Prints how long "a game starts -> the device is free" and "it ends -> working" take."""
+    with tempfile.TemporaryDirectory() as folder, Swarm(Path(folder), OWNED_RUN) as swarm:
+        lent = lend(swarm, "lent")
+        rows = [switch(lent, "program", {"games": ["cyberpunk"]}, {}) for _ in range(10)]
+    for what, column in (("game starts -> device free", 0), ("game ends -> task accepted (3 s of it grace)", 1)):
+        times = sorted(row[column] for row in rows)
+        print(f"{what}: median {times[len(times) // 2]:.2f} s, worst {times[-1]:.2f} s of {len(times)}")
+
+
+if __name__ == "__main__":
+    try:
+        figures()
+    except BadInputError as error:
+        sys.exit(str(error))

@@ -1,0 +1,55 @@
+"""The live page in a real browser, beside a real run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.integration.browser import browser
+from tests.integration.swarm import RUN, Swarm
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+WIDTHS = (360, 1280, 2560)
+
+
+def test_the_page_shows_a_run_and_whom_it_waits_for(tmp_path: Path) -> None:
+    """Loss, speed, stages, members and events fill by themselves; no script fails, nothing breaks the policy; nothing
+    is wider than the screen, light or dark; when a server is killed the page says in words who is waited for."""
+    with Swarm(tmp_path, RUN.replace('"attacked"', '"shown"')) as swarm, browser(tmp_path) as page:
+        page.open(swarm.links["http"] + "/")
+        page.until("document.querySelector('#state').textContent === 'training'")
+        page.until("document.querySelectorAll('#rows tr').length === 4")
+        page.until("document.querySelectorAll('.chart canvas').length === 2")
+        page.until("/nats per token/.test(document.querySelector('#loss-words').textContent)")
+        page.until("document.querySelectorAll('#stages > li').length === 2")
+        for width in WIDTHS:
+            for dark in (False, True):
+                page.look(width, 900, dark=dark)
+                page.until(f"document.documentElement.scrollWidth <= {width}")
+                page.picture(tmp_path / f"{width}-{'dark' if dark else 'light'}.png")
+        assert page.ask("[...document.images].every((i) => i.alt)")
+        assert page.ask(
+            "[...document.querySelectorAll('input, button')].every((e) => e.labels?.length || e.textContent.trim())"
+        )
+        swarm.kill(swarm.servers[2])
+        words = page.until("document.querySelector('#waiting').textContent")
+        assert words.startswith("Waiting for stage") and words.endswith("s)"), words
+        page.until("document.querySelectorAll('.mark.away').length === 1")
+        assert page.complaints == []
+
+
+def test_what_a_member_says_is_never_markup(tmp_path: Path) -> None:
+    """A reason that would be a script in a careless page is text in ours."""
+    with Swarm(tmp_path, server_count=0) as swarm, browser(tmp_path) as page:
+        page.open(swarm.links["http"] + "/")
+        page.until("document.querySelectorAll('#events li').length")
+        words = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+        member = {"id": words, "name": words, "role": "server", "stage": 0, "state": words, "waits": words}
+        member |= {"paths": words, "trip_s": None, "since_s": 1, "work": 0}
+        event = {"wall_s": 1.0, "level": "info", "event": words, "who": words, "words": [words]}
+        page.ask(f"showEvents({{events: [{json.dumps(event)}]}}); members = [{json.dumps(member)}]; showMembers(); 1")
+        assert page.ask("document.querySelector('#rows td').textContent").startswith("<img")
+        assert page.ask("document.querySelectorAll('main img, main script').length") == 0 and page.complaints == []

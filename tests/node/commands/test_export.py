@@ -1,0 +1,123 @@
+"""`barnraise export`: a model from one shared folder, or from the parts that each server kept."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from safetensors.torch import load_file
+
+from node.commands.export import export
+from node.compute import checkpoint
+from node.compute.checkpoint import Manifest
+from node.compute.layout import StageLayout
+from node.data.tokenizer import make_tokenizer
+from protocol.base.errors import BadInputError
+from tests.node.compute.small import small_run
+
+CONFIG = small_run()
+VOCABULARY = make_tokenizer("bytes", []).vocabulary
+LAYOUT = StageLayout.whole(CONFIG, VOCABULARY)
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """Checkpoints 2 and 4 of a run of one stage in two shards, in one folder."""
+    folder = checkpoint.run_folder(tmp_path / "shared", CONFIG)
+    for step in (2, 4):
+        parts = []
+        about = {"config_hash": CONFIG.config_hash().hex(), "version": step}
+        for shard, params in enumerate(torch.chunk(LAYOUT.initial(step), 2)):
+            zeros = torch.zeros_like(params)
+            state = {"params": params.clone(), "m": zeros, "v": zeros.clone()}
+            home = checkpoint.step_folder(folder, step)
+            parts.append(checkpoint.write_checkpoint_part(home, 0, shard, state, about))
+        manifest = Manifest(
+            run=CONFIG.name,
+            config_hash=CONFIG.config_hash().hex(),
+            config=CONFIG,
+            step=step,
+            version=step,
+            data_cursor=0,
+            data_hash="d",
+            vocabulary=VOCABULARY,
+            partition=((0, LAYOUT.chunks[0][1], 2),),
+            parts=tuple(parts),
+        )
+        checkpoint.write_manifest(folder, manifest, True)
+    return tmp_path / "shared"
+
+
+def scattered(shared: Path, home: Path) -> list[Path]:
+    """The same, as two servers without a shared folder leave it: each its own shard, the first the manifest."""
+    folders = []
+    for shard in (0, 1):
+        folder = home / f"server-{shard}" / "checkpoints"
+        shutil.copytree(shared, folder)
+        for other in folder.glob(f"*/*/stage-0-shard-{1 - shard}-*.safetensors"):
+            other.unlink()
+        folders.append(folder)
+    for manifest in folders[1].glob("*/*/manifest.json"):
+        manifest.unlink()
+    return folders
+
+
+def run(*arguments: Path | str) -> Result:
+    return CliRunner().invoke(export, [str(argument) for argument in arguments])
+
+
+def test_the_newest_complete_checkpoint_is_written_unless_a_step_is_named(shared: Path, tmp_path: Path) -> None:
+    """A damaged newest one is passed over; a damaged one that was named is refused by a sentence."""
+    assert run(tmp_path / "a", shared).output.endswith("the model after 4 steps\n")
+    assert run(tmp_path / "b", shared, "--step", "2").exit_code == 0
+    a, b = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
+    assert set(a) == set(b) and any(not torch.equal(a[name], b[name]) for name in a)
+    next(shared.glob("*/step-00000004/stage-0-shard-1-*.safetensors")).unlink()
+    assert run(tmp_path / "c", shared).output.endswith("the model after 2 steps\n")
+    result = run(tmp_path / "d", shared, "--step", "4")
+    assert isinstance(result.exception, BadInputError) and "stage-0-shard-1" in str(result.exception)
+
+
+def test_parts_of_several_servers_are_put_together(shared: Path, tmp_path: Path) -> None:
+    """The same model as from the shared folder, in any order, and nothing is left beside it."""
+    folders = scattered(shared, tmp_path)
+    assert run(tmp_path / "whole", shared).exit_code == 0
+    assert run(tmp_path / "parts", *reversed(folders)).exit_code == 0
+    whole, parts = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
+    assert set(whole) == set(parts) and all(torch.equal(whole[name], parts[name]) for name in whole)
+    assert [path.name for path in tmp_path.glob(".barnraise-export-*")] == []
+
+
+@pytest.mark.parametrize("levels", [1, 2, 3, 4])
+def test_the_state_folders_of_the_servers_do_as_well(shared: Path, tmp_path: Path, levels: int) -> None:
+    """Named one by one, by the folder that holds them, or as they lie below a user's folder: the same model."""
+    home = tmp_path / "home" / ("run-id" if levels == 4 else "")
+    scattered(shared, home)
+    states = sorted(home.iterdir())
+    (home / "server-2").mkdir()  # one that has no place yet
+    given = {1: [state / "checkpoints" for state in states], 2: sorted(home.iterdir()), 3: [home], 4: [home.parent]}
+    assert run(tmp_path / "whole", shared).exit_code == 0
+    result = run(tmp_path / "parts", *given[levels])
+    assert result.exit_code == 0, result.exception
+    whole, parts = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
+    assert set(whole) == set(parts) and all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_what_is_missing_is_named(shared: Path, tmp_path: Path) -> None:
+    """One server's folder is not enough; no folder and folders of several runs are no checkpoints."""
+    folders = scattered(shared, tmp_path)
+    result = run(tmp_path / "out", folders[0])
+    assert "no complete checkpoint" in str(result.exception) and "stage-0-shard-1" in str(result.exception)
+    assert "is no folder" in str(run(tmp_path / "out", tmp_path / "nowhere").exception)
+    assert str(run("/dev/null/x", shared).exception) == "OUT: /dev/null/x cannot be written: Not a directory"
+    (tmp_path / "empty").mkdir()
+    assert str(run(tmp_path / "out", tmp_path / "empty").exception) == (
+        f"CHECKPOINTS: there is no checkpoint in {tmp_path / 'empty'}"
+    )
+    other = tmp_path / "other" / "another-run" / "step-00000001"
+    other.mkdir(parents=True)
+    assert "several runs" in str(run(tmp_path / "out", folders[0], tmp_path / "other").exception)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,249 @@
+"""The node's commands: what is wrong on the line is said in one sentence, with exit code 2."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from node.commands.link_argument import LINK_VARIABLE, parse_link
+from node.commands.members import join, server, state_folder
+from node.commands.owner import consent
+from node.demo.cli import demo
+from node.links.relay.relay_desk import RelayLimits
+from node.process.daemon import NodeOptions
+from node.process.journal import Journal
+from node.visit.enquiry import Offer
+from protocol.base.errors import BadInputError
+from protocol.trust.identity import Identity
+from protocol.trust.membership import Invite, JoinLink, JoinRole, sign_statement
+
+COORDINATOR = Identity(bytes(range(32)))
+
+
+def link(role: JoinRole = "server", run_id: bytes = b"r" * 16) -> str:
+    """A sound link to a coordinator that nobody runs."""
+    invite = Invite(
+        issuer=COORDINATOR.public_key,
+        run_id=run_id,
+        role=role,
+        uses=1,
+        not_after=int(time.time()) + 3600,
+        nonce=b"n" * 16,
+    )
+    return str(JoinLink(("127.0.0.1:9",), sign_statement(invite, COORDINATOR)))
+
+
+def complaint(command: click.Command, *arguments: str) -> str:
+    """The sentence of the `BadInputError` that the command ends with (the group turns it into exit code 2)."""
+    result = CliRunner().invoke(command, arguments)
+    assert isinstance(result.exception, BadInputError), result.output
+    return str(result.exception)
+
+
+def test_a_damaged_link_is_named() -> None:
+    """A lost character, a cut end, something else: the sentence says that it is the link."""
+    good = link()
+    for bad in (good[:-1], good[:40], good.replace("barnraise", "http"), "", good[:-3] + "aaa"):
+        assert complaint(server, bad).startswith("join link:")
+
+
+def test_a_link_for_the_other_kind_names_the_right_command() -> None:
+    """A server's link does not join a volunteer, and the reverse."""
+    assert complaint(join, link("server")) == (
+        "join link: this one is for servers (`barnraise server`); here the one for volunteers is needed, which the "
+        "coordinator prints beside it"
+    )
+    assert "is for volunteers (`barnraise join`)" in complaint(server, link("volunteer"))
+    assert parse_link(link("volunteer"), "volunteer").role == "volunteer"
+
+
+def test_a_link_need_not_stand_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every user of a computer can read its process list: a file, standard input and the environment do as well."""
+    started: list[NodeOptions] = []
+    monkeypatch.setattr("node.process.daemon.run_node", lambda options: started.append(options) or 0)
+    file = tmp_path / "server.link"
+    file.write_text(f"{link()}\n")
+    rest = ("--state", str(tmp_path / "state"))
+    for arguments, given in (((str(file),), None), (("-",), f"{link()}\nmore"), ((), None)):
+        if not arguments:
+            monkeypatch.setenv(LINK_VARIABLE, link())
+        CliRunner().invoke(server, [*arguments, *rest], input=given, catch_exceptions=False)
+    assert [str(options.link) for options in started] == [link()] * 3
+    assert LINK_VARIABLE not in os.environ, "children must not inherit it"
+    assert complaint(server, *rest).startswith("join link: none is given; name it, or a file that holds it")
+    file.write_bytes(b"\xff\xfe")
+    assert complaint(server, str(file), *rest) == f"join link: {file} cannot be read: it is no text"
+
+
+@pytest.mark.parametrize("command", [server, join])
+def test_the_help_says_where_state_is_kept(command: click.Command) -> None:
+    """Whoever exports a model or frees a disk needs to know."""
+    shown = " ".join(CliRunner().invoke(command, ["--help"], terminal_width=400).output.split())
+    role: JoinRole = "server" if command is server else "volunteer"
+    folder = state_folder(None, JoinLink.parse(link(role)))
+    assert f"[default: {folder.parent.parent}/RUN-ID/{folder.name}]" in shown
+
+
+@pytest.mark.parametrize("address", ["nowhere", "1.2.3.4:", "h:70000", ":80", "h:-1"])
+def test_a_bad_address_names_its_option(address: str) -> None:
+    """HOST:PORT or nothing."""
+    assert complaint(server, link(), "--listen", address) == f"--listen: {address!r} is not HOST:PORT"
+    assert complaint(join, link("volunteer"), "--metrics", address).startswith("--metrics:")
+
+
+def test_a_state_folder_in_use_or_of_another_run_is_refused(tmp_path: Path) -> None:
+    """Two processes never share an identity, and one state folder never serves two runs."""
+    arguments = (link(), "--state", str(tmp_path), "--listen", "127.0.0.1:0")
+    journal = Journal(tmp_path)
+    assert "is in use by another process" in complaint(server, *arguments)
+    journal.set_meta("run_id", b"x" * 16)
+    journal.close()
+    assert "belongs to another run; name another with --state" in complaint(server, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [(server, ()), (join, ("--yes",)), (join, ("--yes", "--no-benchmark"))],
+)
+def test_a_state_folder_that_cannot_be_is_named(command: click.Command, options: tuple[str, ...]) -> None:
+    """A slip in the path is no bug of ours: a sentence, no traceback."""
+    arguments = (link("server" if command is server else "volunteer"), "--state", "/dev/null/x", *options)
+    assert complaint(command, *arguments) == "/dev/null/x: cannot be used as state folder: Not a directory"
+
+
+def test_a_port_that_no_router_can_forward_to_is_refused(tmp_path: Path) -> None:
+    """Only this computer reaches its loopback."""
+    arguments = (link(), "--state", str(tmp_path), "--listen", "127.0.0.1:0", "--map-port")
+    assert complaint(server, *arguments).startswith("--map-port: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "listens"),
+    [
+        ((), ()),
+        (("--map-port",), (("*", 0),)),
+        (("--map-port", "--listen", "*:7"), (("*", 7),)),
+    ],
+)
+def test_a_volunteer_listens_only_where_its_owner_allows_it(
+    arguments: tuple[str, ...], listens: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A port that the router forwards needs somebody behind it."""
+    started: list[NodeOptions] = []
+    monkeypatch.setattr("node.process.daemon.run_node", lambda options: started.append(options) or 0)
+    CliRunner().invoke(join, (link("volunteer"), "--yes", "--no-benchmark", *arguments), catch_exceptions=False)
+    assert [(options.listen, options.ways.map_port) for options in started] == [(listens, bool(arguments))]
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    """Who listens there already is not our business, but which option to change is."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert complaint(server, link(), "--state", str(tmp_path), "--listen", address).startswith(
+            f"--listen {address}:"
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--steps", "0"), "steps: 0 is not between 1 and"),
+        (("--stages", "99"), "stages.count: 99 is not between 1 and 10"),
+        (("--steps", "10", "--kill-server", "10"), "--kill-server: step 10 is not between 1 and 9"),
+        (("--config", "/nowhere/RUN.toml"), "/nowhere/RUN.toml: cannot be read"),
+        (("--out", "/dev/null/x"), "--out: /dev/null/x cannot be written: Not a directory"),
+        (("--out", "/dev/null/x", "--reference"), "--out: /dev/null/x cannot be written: Not a directory"),
+        (("--data", "/nowhere"), "data.source: no .txt, .md, .jsonl file at '/nowhere'"),
+        (("--data", "builtin:nothing"), "data.source: there is no 'builtin:nothing'"),
+        (("--summary", "/dev/null/x"), "--summary: /dev/null/x cannot be written: Not a directory"),
+        (("--state", "/dev/null/x"), "--state: /dev/null/x cannot be written: Not a directory"),
+    ],
+)
+def test_a_demo_that_cannot_be_is_refused_before_anything_starts(
+    arguments: tuple[str, ...], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is checked as a RUN.toml is, and where its results go by trying; nothing is left of that."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert sentence in complaint(demo, *arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_server_carries_for_others_is_its_owners_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rate and a quota of its own, or nothing at all."""
+    started: list[NodeOptions] = []
+    monkeypatch.setattr("node.process.daemon.run_node", lambda options: started.append(options) or 0)
+    for options in ((), ("--relay-limit", "8", "--relay-quota", "2.5"), ("--no-relay",)):
+        CliRunner().invoke(server, [link(), "--state", str(tmp_path), *options], catch_exceptions=False)
+    usual, chosen, none = (options.ways.relay for options in started)
+    assert usual == RelayLimits() and none is None
+    assert chosen == RelayLimits(bytes_per_s=1e6, total_bytes=2.5e9)
+
+
+def test_nobody_lends_a_computer_without_a_yes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No terminal, an answer from a pipe, the end of a file: it refuses before anything is contacted or written."""
+    monkeypatch.setenv("BARNRAISE_CONFIG", str(tmp_path / "config"))
+    monkeypatch.setattr("node.process.daemon.run_node", lambda options: pytest.fail("it was started"))
+    for typed in ("", "n\n", "y\n"):
+        result = CliRunner().invoke(join, (link("volunteer"), "--state", str(tmp_path / "state")), input=typed)
+        assert isinstance(result.exception, BadInputError)
+        assert str(result.exception).startswith("nobody can be asked here, since this is no terminal: add --yes")
+    assert not (tmp_path / "state").exists()
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, typed: str, *arguments: str, config: str = "c1") -> tuple[bool, str]:
+    """(was it started, what was shown) by a join in a terminal where this is typed."""
+    started: list[NodeOptions] = []
+    offer = Offer("The run: tiny", 100.0, run="tiny", config_hash=config)
+    monkeypatch.setattr("node.visit.enquiry.enquire", lambda *_: offer)
+    monkeypatch.setattr("node.process.daemon.run_node", lambda options: started.append(options) or 0)
+    monkeypatch.setattr("node.commands.members.is_terminal", lambda: True)
+    result = CliRunner().invoke(join, (link("volunteer"), *arguments), input=typed)
+    return bool(started), result.output
+
+
+def test_a_yes_is_kept_for_its_run_and_its_terms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No or the end of the input start nothing; a yes does, and is not asked for again until the terms change or it is
+    taken back."""
+    monkeypatch.setenv("BARNRAISE_CONFIG", str(tmp_path))
+    assert asked(monkeypatch, "n\n") == (False, asked(monkeypatch, "n\n")[1])
+    started, shown = asked(monkeypatch, "")
+    assert not started and "Nothing was started." in shown
+    started, shown = asked(monkeypatch, "y\n")
+    assert started and "The run: tiny" in shown and "Limits: only when you are not using the computer" in shown
+    started, shown = asked(monkeypatch, "")
+    assert started and "You said yes to this run on" in shown
+    assert not asked(monkeypatch, "", config="c2")[0]
+    assert "tiny" in CliRunner().invoke(consent).output
+    assert "Taken back" in CliRunner().invoke(consent, ["withdraw", "tiny"]).output
+    assert not asked(monkeypatch, "")[0]
+    assert complaint(consent, "withdraw", "tiny") == "consent: there is no yes to 'tiny' that could be taken back"
+
+
+def test_limits_can_be_set_before_the_yes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`limits` at the question shows and changes them; what is wrong is said and asked again."""
+    monkeypatch.setenv("BARNRAISE_CONFIG", str(tmp_path))
+    started, shown = asked(monkeypatch, "limits\nup 5 apples\nup 5 Mbit/s\n\ny\n")
+    assert started and "up: '5 apples' is no rate" in shown
+    assert 'up = "5 Mbit/s"' in (tmp_path / "limits.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--limit", "up"), "--limit: 'up' is not NAME=VALUE"),
+        (("--limit", "upp=5 Mbit/s"), "limits: there is no 'upp' (did you mean up?)"),
+        (("--limit", "hours=9:00-5:00"), "hours: 9:00-5:00 ends before it starts"),
+        (("--while-not", "@gamez"), "while-not: there is no list of programs '@gamez'"),
+    ],
+)
+def test_a_wrong_limit_on_the_line_is_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:
+    """Before anything is contacted."""
+    assert complaint(join, link("volunteer"), "--yes", *arguments).startswith(sentence)

@@ -1,0 +1,145 @@
+"""A lent computer as a service, looked at by its doctor, reported without its secrets."""
+
+from __future__ import annotations
+
+import json
+import os
+import plistlib
+import shutil
+import socket
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+from node.commands.service import bugreport, doctor, scrubbed, service
+from node.owner.consent import Consent, keep_consent
+from node.platform.notify import notify
+from node.platform.service import Service, launch_agent, scheduled_task, systemd_unit
+from protocol.base.errors import BadInputError
+from protocol.trust.membership import JoinLink
+from tests.node.commands.test_members import link
+
+LINK = link("volunteer")
+RUN_ID = JoinLink.parse(LINK).run_id.hex()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An owner's folders, and a systemctl that writes down what it was asked."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    tool = tools / "systemctl"
+    tool.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\nexit $(cat {tmp_path}/code 2>/dev/null || echo 0)\n')
+    tool.chmod(0o755)
+    for name, value in (
+        ("BARNRAISE_CONFIG", tmp_path / "settings"), ("XDG_CONFIG_HOME", tmp_path / "config"),
+        ("XDG_STATE_HOME", tmp_path / "state"), ("XDG_CACHE_HOME", tmp_path / "cache"),
+        ("PATH", f"{tools}:{os.environ['PATH']}"),
+    ):  # fmt: skip
+        monkeypatch.setenv(name, str(value))
+    return tmp_path
+
+
+def agree(home: Path) -> None:
+    keep_consent(home / "settings", RUN_ID, Consent("tiny", 1e9, "hash"))
+
+
+def test_it_is_installed_only_after_a_yes_and_hides_the_link(home: Path) -> None:
+    """Without a yes a sentence; with one a unit whose command names a private file in place of the link."""
+    refused = CliRunner().invoke(service, ["install", LINK])
+    assert isinstance(refused.exception, BadInputError) and "you have not said yes" in str(refused.exception)
+    agree(home)
+    done = CliRunner().invoke(service, ["install", LINK], catch_exceptions=False)
+    unit = home / "config" / "systemd" / "user" / "barnraise.service"
+    assert done.exit_code == 0 and str(unit) in done.output
+    assert LINK not in unit.read_text() and "Type=notify" in unit.read_text() and "WatchdogSec=60" in unit.read_text()
+    file = home / "settings" / "links" / RUN_ID
+    assert file.read_text().strip() == LINK and file.stat().st_mode & 0o777 == 0o600
+    assert (home / "asked").read_text().splitlines() == [
+        "--user daemon-reload",
+        "--user enable --now barnraise.service",
+    ]
+    assert CliRunner().invoke(service, ["remove"]).exit_code == 0
+    assert not unit.exists()
+    assert str(CliRunner().invoke(service, ["remove"]).exception) == "service: none is installed"
+    assert "no service is installed" in CliRunner().invoke(service, ["status"]).output
+
+
+def test_a_system_that_refuses_is_quoted(home: Path) -> None:
+    """No user manager here, say: its own words, in one sentence."""
+    agree(home)
+    (home / "code").write_text("1")
+    refused = CliRunner().invoke(service, ["install", LINK])
+    assert str(refused.exception).startswith("service: `systemctl --user daemon-reload` says: ")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
+def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+    """Its own checker finds nothing to say, with blanks, quotes and percent signs in the paths too."""
+    odd = tmp_path / "a b%c"
+    odd.mkdir()
+    unit = tmp_path / "barnraise.service"
+    unit.write_text(systemd_unit([sys.executable, "-m", "protocol.cli", "join", str(odd / "li$nk")], [odd]))
+    command = ["systemd-analyze", "--user", "verify", "--man=no", str(unit)]
+    runtime = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=runtime)
+    assert done.returncode == 0 and not done.stderr.strip(), done.stderr
+
+
+def test_the_other_systems_texts_can_be_read(tmp_path: Path) -> None:
+    """A property list and an XML file with the command in it, whole; neither was run on its system yet."""
+    command = ["/opt/py thon", "join", "a&b<c"]
+    agent = plistlib.loads(launch_agent(command, tmp_path / "log"))
+    assert agent["ProgramArguments"] == command and agent["RunAtLoad"] is True
+    root = ElementTree.fromstring(scheduled_task(command, tmp_path / "log").split("?>", 1)[1])
+    arguments = [node.text or "" for node in root.iter() if node.tag.endswith("Arguments")]
+    assert len(arguments) == 1 and '"/opt/py thon" join a&b<c' in arguments[0]
+    for system in ("win32", "darwin", "linux"):
+        assert all(Service(system).orders(what) for what in ("install", "remove", "status"))
+
+
+def test_the_manager_hears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """READY and STATUS as one datagram; without a manager nothing happens."""
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    notify("READY=1")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        notify("READY=1", "STATUS=working")
+        assert manager.recv(100) == b"READY=1\nSTATUS=working"
+
+
+def test_a_report_holds_no_secret(home: Path) -> None:
+    """The link, the identity's seed, tokens of page and socket, the owner's folder: none of them is in it."""
+    agree(home)
+    seed = "barnraise-key-1:" + "a" * 52
+    token = "Zk3" * 11
+    log = home / "log"
+    log.write_text(f"joined by {LINK}\n{seed}\npage http://127.0.0.1:8475/enter/{token}\n{Path.home()}/x\nend\n")
+    out = home / "report.zip"
+    done = CliRunner().invoke(bugreport, [str(out), "--log", str(log)], catch_exceptions=False)
+    assert done.exit_code == 0
+    with zipfile.ZipFile(out) as archive:
+        texts = {name: archive.read(name).decode() for name in archive.namelist()}
+    whole = "\n".join(texts.values())
+    assert {"doctor.txt", "limits.json", "log-log"} <= set(texts)
+    for secret in (LINK, LINK[20:60], seed, "a" * 52, token, f"{Path.home()}/x"):
+        assert secret not in whole
+    assert "end" in texts["log-log"] and "ok torch" in texts["doctor.txt"]
+    assert scrubbed("loss 3.214 at step 1200") == "loss 3.214 at step 1200"
+
+
+def test_the_doctor_names_what_is_wrong(home: Path) -> None:
+    """Sensors, device and versions are listed; a limits file with a slip is named, with exit code 1."""
+    done = CliRunner().invoke(doctor, ["--json"], catch_exceptions=False)
+    rows = {row["what"].strip(): row for row in json.loads(done.output)}
+    assert {"torch", "limits", "device", "idle", "battery", "disk", "clock"} <= set(rows) and done.exit_code == 0
+    (home / "settings").mkdir(exist_ok=True)
+    (home / "settings" / "limits.toml").write_text('up = "5 apples"\n')
+    done = CliRunner().invoke(doctor, [])
+    assert done.exit_code == 1 and "BAD  limits" in done.output and "'5 apples' is no rate" in done.output

@@ -1,0 +1,88 @@
+"""Tests of `node.compute.devices`: which device is meant, and what a small one does when it is full."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from node.compute.devices.choice import DeviceChoice
+from node.compute.devices.device import Device, SmallDevice, find_device, open_device, why_no_accelerator
+from protocol.base.errors import BadInputError
+
+HAS_ACCELERATOR = torch.accelerator.is_available()
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "index"), [("auto", "auto", 0), ("CPU", "cpu", 0), ("cuda:3", "cuda", 3), (" mps", "mps", 0)]
+)
+def test_words_of_the_option(text: str, kind: str, index: int) -> None:
+    """Kinds in any case, and a number where there may be several."""
+    found = DeviceChoice.parse(text)
+    assert (found.kind, found.index) == (kind, index)
+    assert DeviceChoice.parse(str(found)) == found
+
+
+@pytest.mark.parametrize("text", ["gpu", "", "cuda:", "cuda:x", "cuda:-1", "cpu:1", "auto:0", "small:1e3", "cuda:1,2"])
+def test_other_words_are_refused_by_name(text: str) -> None:
+    """One sentence that names the option and what was written."""
+    with pytest.raises(BadInputError, match="--device " + text.replace("+", ".")):
+        DeviceChoice.parse(text)
+
+
+def test_auto_is_the_processor_where_there_is_nothing_better_and_says_why() -> None:
+    """An owner with a GPU that torch cannot use learns it from the first screen."""
+    device = open_device(DeviceChoice())
+    assert device.is_accelerator == HAS_ACCELERATOR
+    assert bool(why_no_accelerator()) != HAS_ACCELERATOR
+    assert device.total_bytes() >= device.free_bytes() > device.usable_bytes() > 0 and device.label
+
+
+@pytest.mark.skipif(HAS_ACCELERATOR, reason="an accelerator is here")
+@pytest.mark.parametrize("text", ["cuda", "cuda:1", "xpu", "mps"])
+def test_a_device_that_is_not_there_is_named_with_what_is(text: str) -> None:
+    """Rather than computing on something else in silence."""
+    with pytest.raises(BadInputError, match=f"--device {text}.*there is no accelerator.*torch .* is built for"):
+        find_device(DeviceChoice.parse(text))
+
+
+def test_a_small_device_is_full_where_it_says() -> None:
+    """Claims up to its size pass, one beyond fails as torch's own, and what is released can be claimed again."""
+    device = open_device(DeviceChoice.parse("small:1"))
+    assert isinstance(device, SmallDevice) and device.is_accelerator and device.free_bytes() == 1 << 20
+    device.claim(1 << 19)
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory") as caught:
+        device.claim((1 << 19) + 1)
+    assert device.is_out_of_memory(caught.value) and not device.is_out_of_memory(ValueError("out of luck"))
+    device.claim(1 << 19)
+    assert device.free_bytes() == 0
+    device.release(1 << 20)
+    assert device.free_bytes() == 1 << 20 and device.peak_bytes == 1 << 20
+
+
+def test_a_small_device_fails_where_it_is_told_to() -> None:
+    """As fragmentation does: a claim fails although there was room, and the next one passes."""
+    device = SmallDevice(1 << 20, fail_claims=(2,))
+    device.claim(10)
+    with pytest.raises(torch.OutOfMemoryError):
+        device.claim(10)
+    device.claim(10)
+    assert device.used_bytes() == 20
+
+
+def test_an_owners_cap_bounds_what_is_free() -> None:
+    """Whatever the machine has, no more than the owner said is planned with."""
+    device = Device(torch.device("cpu"), cap_bytes=1 << 20)
+    device.claim(1 << 19)
+    assert device.free_bytes() == 1 << 19
+    device.claim(1 << 20)
+    assert device.free_bytes() == 0
+
+
+def test_tensors_come_and_go() -> None:
+    """Whole numbers keep their type; floats take the device's, and come back as fp32."""
+    for device in (open_device(DeviceChoice()), SmallDevice(1 << 20, copy_s_per_gib=1e-3)):
+        x = torch.tensor([1.0, 2.5])
+        there = device.upload(x, torch.bfloat16)
+        assert there.dtype == torch.bfloat16 and there.device.type == device.torch_device.type
+        assert torch.equal(device.download(there), x)
+        assert device.upload(torch.tensor([3]), torch.bfloat16).dtype == torch.int64

@@ -1,0 +1,123 @@
+"""What a relaying server takes, whom it brings together, and when it says no."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.links.relay.relay_desk import REFUSED_FOR, Cut, Refuse, RelayDesk, RelayLimits, Splice
+from protocol.base.ids import NodeId
+from protocol.link.relay import REFUSALS
+
+A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
+MEETING, OTHER = b"m" * 16, b"o" * 16
+
+
+def test_two_members_with_one_meeting_number_are_spliced() -> None:
+    """The first waits; a third, or the same node again, does not get in."""
+    desk = RelayDesk(RelayLimits(), 0.0)
+    assert desk.arrive(1, A, MEETING, 0.0) == []
+    assert desk.arrive(2, A, MEETING, 0.0) == [Refuse(2, "taken")]
+    assert desk.arrive(3, B, MEETING, 1.0) == [Splice(1, (1, 3))]
+    assert desk.arrive(4, C, MEETING, 1.0) == [Refuse(4, "taken")]
+    desk.left(1)
+    assert desk.session_count == 0
+
+
+def test_who_waits_in_vain_is_told_so() -> None:
+    """After `wait_s`; the meeting is free again."""
+    desk = RelayDesk(RelayLimits(wait_s=5.0), 0.0)
+    desk.arrive(1, A, MEETING, 0.0)
+    assert desk.wake_at() == 5.0 and desk.wake(4.9) == []
+    assert desk.wake(5.0) == [Refuse(1, "alone")] and desk.wake_at() is None
+    assert desk.arrive(2, B, MEETING, 6.0) == []
+
+
+def test_each_bound_has_its_name() -> None:
+    """Sessions, one node's share, what waits, the total, the end."""
+    desk = RelayDesk(RelayLimits(sessions_max=1, node_sessions_max=1, waiting_max=1), 0.0)
+    assert desk.has_room and desk.arrive(1, A, MEETING, 0.0) == []
+    assert desk.arrive(2, A, OTHER, 0.0) == [Refuse(2, "full")]  # nobody else may wait
+    desk.arrive(3, B, MEETING, 0.0)
+    assert desk.arrive(4, C, OTHER, 0.0) == [Refuse(4, "full")] and not desk.has_room
+    shared = RelayDesk(RelayLimits(node_sessions_max=1), 0.0)
+    shared.arrive(1, A, MEETING, 0.0)
+    assert shared.arrive(2, A, OTHER, 0.0) == [Refuse(2, "busy")]
+    assert shared.end() == [Refuse(1, "ending")]
+    assert shared.arrive(3, B, OTHER, 0.0) == [Refuse(3, "ending")] and not shared.has_room
+
+
+def test_the_total_ends_every_session_and_takes_no_other() -> None:
+    """What the owner gave away is used up: by name, at once."""
+    desk = RelayDesk(RelayLimits(total_bytes=100), 0.0)
+    desk.arrive(1, A, MEETING, 0.0)
+    desk.arrive(2, B, MEETING, 0.0)
+    desk.move(99, 0.0)
+    assert desk.spent() == []
+    desk.move(1, 0.0)
+    assert desk.spent() == [Cut(1, "quota")]
+    assert desk.arrive(3, C, OTHER, 0.0) == [Refuse(3, "quota")] and not desk.has_room
+
+
+def test_bytes_wait_so_that_the_rate_holds() -> None:
+    """A burst passes at once; over a long time it is the rate, whatever the size of the pieces."""
+    desk = RelayDesk(RelayLimits(bytes_per_s=1000.0, burst_bytes=500.0), 0.0)
+    assert desk.move(500, 0.0) == 0.0
+    now = 0.0
+    for _ in range(100):
+        now += desk.move(77, now)
+    assert abs(now - 7.7) < 1e-6
+
+
+def test_every_reason_has_a_byte_on_the_wire() -> None:
+    """The desk's words are those of the protocol, in the protocol's order."""
+    assert ("", *REFUSED_FOR) == REFUSALS
+
+
+_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("arrive"), st.sampled_from([A, B, C]), st.integers(0, 5)),
+        st.tuples(st.just("left"), st.integers(0, 30), st.just(0)),
+        st.tuples(st.just("move"), st.integers(0, 60), st.just(0)),
+        st.tuples(st.just("pass"), st.integers(0, 7), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+@given(_STEPS)
+def test_whatever_comes_every_leg_is_answered_once_and_no_bound_is_passed(steps: list[tuple[str, object, int]]) -> None:
+    """Each leg is spliced, refused, gone, or waits with a time at which that ends."""
+    desk = RelayDesk(RelayLimits(3, 2, 3, 5.0, 10.0, 50.0, 500.0), 0.0)
+    now, leg, open_legs, sessions = 0.0, 0, set[int](), set[int]()
+    for kind, value, meeting in steps:
+        orders = []
+        if kind == "arrive":
+            assert isinstance(value, str)
+            leg += 1
+            open_legs.add(leg)
+            orders = desk.arrive(leg, NodeId(value), bytes([meeting]) * 16, now)
+        elif kind == "left":
+            assert isinstance(value, int)
+            desk.left(value)
+            open_legs.discard(value)
+            sessions.discard(value)
+        elif kind == "move":
+            assert isinstance(value, int)
+            assert desk.move(value, now) >= 0.0
+            orders = desk.spent()
+        else:
+            assert isinstance(value, int)
+            now += value
+            orders = desk.wake(now)
+        for order in orders:
+            if isinstance(order, Refuse):
+                open_legs.remove(order.leg)  # raises when it was answered before
+            elif isinstance(order, Splice):
+                open_legs -= set(order.legs)
+                sessions.add(order.session)
+            else:
+                assert order.session in sessions
+        desk.check()
+        assert desk.session_count == len(sessions)
+        assert bool(open_legs) == (desk.wake_at() is not None)

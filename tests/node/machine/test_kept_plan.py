@@ -1,0 +1,79 @@
+"""A node goes on by the plan on its disk when no coordinator answers, and never by one older than it has followed."""
+
+from __future__ import annotations
+
+import msgspec
+
+from node.machine.jobs import SetUpServer, StartShard
+from node.machine.kept_plan import COORDINATOR_S, KeptPlan
+from node.machine.records import ShardStarted, SnapshotWritten
+from protocol.base.machine import Dial, LinkDown, LinkUp
+from protocol.messages import PlanChanged
+from protocol.run.plan import Plan
+from tests.node.setting import make_plan
+from tests.node.test_core import CONFIG, COORDINATOR, Desk, started
+
+
+def kept(plan: Plan | None = None, stage: int = 1) -> KeptPlan:
+    return KeptPlan(config=CONFIG, vocabulary=259, plan=plan or make_plan(), stage=stage, reason="because")
+
+
+def begun(generation: int = 1) -> list[ShardStarted | SnapshotWritten]:
+    """The disk of b1: its ledgers began, and there is a snapshot."""
+    start = msgspec.structs.replace(started(generation=generation), stage=1, config_hash=CONFIG.config_hash())
+    return [start, SnapshotWritten(ledger_generation=generation, step=0, file="snapshot-0", digest=b"d")]
+
+
+def test_a_server_restarts_without_its_coordinator() -> None:
+    """After a few seconds without a link it restores its shard and dials its fellows; the run goes on."""
+    desk = Desk("b1", kept=kept(), records=begun())
+    assert not desk.jobs(SetUpServer)
+    desk.feed(LinkDown(COORDINATOR, "refused"))
+    desk.effects = list(desk.machine.wake(COORDINATOR_S))
+    assert len(desk.jobs(SetUpServer)) == len(desk.jobs(StartShard)) == 1
+    assert {dial.peer for dial in desk.of(Dial)} >= {"f1"}
+    assert desk.machine.server is not None and desk.machine.server.context.generation == 1
+
+
+def test_a_volunteer_restarts_without_its_coordinator() -> None:
+    """It knows its stage, and dials that stage's servers."""
+    desk = Desk("v1", role="volunteer", kept=kept())
+    desk.effects = list(desk.machine.wake(COORDINATOR_S))
+    assert {dial.peer for dial in desk.of(Dial)} >= {"f1", "b1"} and desk.machine.volunteer is not None
+
+
+def test_a_coordinator_that_is_there_is_waited_for() -> None:
+    """It may know that this disk has lost something: while it is linked, nothing begins without its word."""
+    desk = Desk("b1", kept=kept(), records=begun())
+    desk.feed(LinkUp(COORDINATOR, "coordinator"))
+    desk.effects = list(desk.machine.wake(10 * COORDINATOR_S))
+    assert not desk.jobs(SetUpServer)
+    desk.feed(LinkDown(COORDINATOR, "reset"), now=100.0)
+    desk.effects = list(desk.machine.wake(100.0 + COORDINATOR_S))
+    assert len(desk.jobs(SetUpServer)) == 1
+
+
+def test_a_server_that_never_began_its_ledgers_there_waits() -> None:
+    """Its disk is new, or of earlier ledgers: what the others have only the coordinator knows."""
+    for records in ([], begun(generation=0)):
+        desk = Desk("b1", kept=kept(), records=records)
+        desk.effects = list(desk.machine.wake(COORDINATOR_S))
+        assert not desk.jobs(SetUpServer) and desk.machine.plan is None
+
+
+def test_an_older_plan_is_not_kept() -> None:
+    """A coordinator that was thought dead tells its plan: the disk stays with the newer one."""
+    newer = kept(make_plan(generation=5))
+    old = PlanChanged(plan=make_plan(generation=4), stage=0, reason="an old coordinator")
+    assert newer.after(old) == newer
+    assert newer.after(PlanChanged(plan=make_plan(generation=6), stage=0, reason="new")).plan.generation == 6
+
+
+def test_another_plan_of_the_same_generation_is_refused() -> None:
+    """Two coordinators from one backup: nobody follows both."""
+    desk = Desk("b1")
+    desk.join()
+    plan = make_plan(generation=3)
+    desk.plan(plan, stage=1)
+    desk.plan(msgspec.structs.replace(plan, in_flight_max=9), stage=1)
+    assert desk.machine.plan == plan

@@ -1,0 +1,48 @@
+"""A coordinator that names a run which cannot be, or which this computer cannot hold, is refused in a sentence."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from node.machine.welcome import why_not
+from protocol.messages import Welcome
+from protocol.run.run import BatchSection, ModelSection, RunConfig, StagesSection
+
+GB = 10**9
+
+
+def _welcome(config: RunConfig, vocabulary: int = 32_000) -> Welcome:
+    return Welcome(membership=b"", config=config, config_hash=config.config_hash(), vocabulary=vocabulary)
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        (RunConfig(model=ModelSection(hidden=2**31)), "model.hidden"),
+        (RunConfig(batch=BatchSection(samples=2**40)), "batch.samples"),
+        (RunConfig(stages=StagesSection(count=0)), "stages.count"),
+        (RunConfig(model=ModelSection(rope_theta=float("nan"))), "model.rope_theta"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused_before_anything_is_made_of_them(config: RunConfig, field: str) -> None:
+    """The coordinator checks its own file; whoever pretends to be one does not."""
+    assert why_not(_welcome(config), None, [], 0).startswith(f"the run cannot be: {field}")
+
+
+def test_a_run_that_does_not_fit_into_memory_is_refused_with_both_figures() -> None:
+    """Seven billion parameters in two stages: 28 GB of weights and gradients for each."""
+    model = ModelSection(layers=32, hidden=4096, heads=32, kv_heads=32, feed_forward=11008, context=2048)
+    config = RunConfig(model=model)
+    sentence = why_not(_welcome(config), None, [], 8 * GB)
+    assert sentence == "one of the run's 2 stages takes 27.0 GB of memory at least, and this computer has 8.0 GB free"
+    assert why_not(_welcome(config), None, [], 32 * GB) == ""
+    assert why_not(_welcome(config), None, [], 0) == "", "nobody knows how much is free"
+
+
+def test_another_run_than_the_one_that_was_begun_is_refused() -> None:
+    """A changed configuration, and a hash of another one."""
+    config, other = RunConfig(), RunConfig(seed=2)
+    assert "changed while this node was away" in why_not(_welcome(other), config, [], 0)
+    forged = msgspec.structs.replace(_welcome(config), config_hash=other.config_hash())
+    assert "does not have the hash" in why_not(forged, None, [], 0)

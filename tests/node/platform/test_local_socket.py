@@ -1,0 +1,75 @@
+"""The owner's door: nobody else gets in, a daemon that is gone or hangs is told apart, on every system's way."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+import trio
+
+from node.platform.local_socket import NotRunningError, NotWellError, ask, is_ours, open_door
+from node.platform.places import noted_folders
+
+
+@pytest.fixture(autouse=True)
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner's settings lie in the test's folder."""
+    monkeypatch.setenv("BARNRAISE_CONFIG", str(tmp_path / "settings"))
+
+
+@pytest.mark.parametrize("unix", [True, False])
+async def test_an_order_and_its_answer(tmp_path: Path, unix: bool) -> None:
+    """By Unix socket of mode 0600, or by a port on loopback with a token that stands in a private file."""
+    door = await open_door(tmp_path, unix)
+
+    async def answer(stream: trio.SocketStream) -> None:
+        async with stream:
+            order = json.loads(await stream.receive_some())
+            ours = is_ours(door.token, order["token"])
+            await stream.send_all(json.dumps({"ours": ours, "verb": order["verb"]}).encode() + b"\n")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, answer, [door.listener])
+        found = await trio.to_thread.run_sync(ask, tmp_path, {"verb": "status"})
+        nursery.cancel_scope.cancel()
+    assert found == {"ours": True, "verb": "status"}
+    assert (tmp_path / "control.json").stat().st_mode & 0o777 == 0o600
+    assert noted_folders() == [tmp_path]
+    if unix:
+        assert (tmp_path / "control.sock").stat().st_mode & 0o777 == 0o600
+    else:
+        assert not is_ours(door.token, "") and not is_ours(door.token, "x" * 43)
+    door.close()
+    assert noted_folders() == [] and not (tmp_path / "control.json").exists()
+
+
+async def test_a_long_folder_gets_a_short_socket(tmp_path: Path) -> None:
+    """A Unix socket's path holds a hundred bytes; state folders may be longer."""
+    folder = tmp_path / ("x" * 120)
+    folder.mkdir()
+    door = await open_door(folder, unix=True)
+    address = json.loads((folder / "control.json").read_text())["address"]
+    assert len(os.fsencode(address)) < 110
+    await door.listener.aclose()
+    door.close()
+
+
+def test_a_daemon_that_is_gone_or_hangs_is_told_apart(tmp_path: Path) -> None:
+    """No file, a socket that a crash left behind: not running. One that does not answer in time: unwell."""
+    with pytest.raises(NotRunningError):
+        ask(tmp_path, {"verb": "status"})
+    path = tmp_path / "control.sock"
+    papers = {"address": f"unix:{path}", "token": "", "pid": 1}
+    (tmp_path / "control.json").write_text(json.dumps(papers))
+    with pytest.raises(NotRunningError):
+        ask(tmp_path, {"verb": "status"})
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        with pytest.raises(NotRunningError):
+            ask(tmp_path, {"verb": "status"})
+        listener.listen()
+        with pytest.raises(NotWellError, match="does not answer"):
+            ask(tmp_path, {"verb": "status"}, within_s=0.05)

@@ -1,0 +1,172 @@
+"""The process: every end has a reason, and an exit code that follows from it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import structlog.testing
+import trio
+
+import node.process.daemon as daemon
+from node.data.allowed import Allowed
+from node.process.daemon import NodeOptions, NodeState, link_options, only_run, run_node
+from node.process.driver import Driver
+from node.process.journal import Journal, JournalError
+from node.process.metrics import NodeMetrics
+from node.process.store import StoreFullError, TensorStore
+from protocol.base.errors import BadInputError
+from protocol.base.limits import TENSOR_BYTES_MAX
+from protocol.base.machine import CheckpointsFound
+from protocol.drive.limits import Limits
+from protocol.messages import Welcome
+from protocol.run.run import CheckpointSection, ModelSection, RunConfig
+from protocol.trust.identity import Identity
+from protocol.trust.membership import Invite, JoinLink, sign_statement
+
+OPTIONS = NodeOptions(link=JoinLink(("127.0.0.1:9",), b""), state=Path("nowhere"))
+
+
+def ending(monkeypatch: pytest.MonkeyPatch, how: Exception | str) -> tuple[int, list[Any]]:
+    """Exit code and log of a node whose life ends so, deep inside its tasks."""
+
+    async def life(options: NodeOptions) -> str:
+        if isinstance(how, str):
+            return how
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            raise how
+
+    monkeypatch.setattr(daemon, "_run", life)
+    with structlog.testing.capture_logs() as logs:
+        return run_node(OPTIONS), logs
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (JournalError("full", "x: no space left on the disk"), "full"),
+        (JournalError("corrupt", "x is damaged"), "corrupt"),
+        (StoreFullError("tensor store full"), "memory"),
+    ],
+)
+def test_a_disk_or_memory_that_gives_out_ends_it_with_a_named_reason(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    """No traceback: one critical line with the reason and the sentence, exit code 1."""
+    code, logs = ending(monkeypatch, error)
+    assert code == 1
+    assert [(line["event"], line["reason"], line["detail"]) for line in logs] == [("stopped", reason, str(error))]
+
+
+def test_our_own_mistakes_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has no name ends with its traceback."""
+    with pytest.raises(ExceptionGroup):
+        ending(monkeypatch, AssertionError("a bug"))
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"), [("finished", 0), ("drained", 0), ("stopped", 0), ("refused: banned", 1), ("failed: Apply", 1)]
+)
+def test_the_exit_code_follows_from_the_reason(monkeypatch: pytest.MonkeyPatch, reason: str, code: int) -> None:
+    """0 for an end in peace, 1 for one that somebody should look at."""
+    assert ending(monkeypatch, reason)[0] == code
+
+
+def test_a_folder_of_several_runs_is_not_guessed_about(tmp_path: Path) -> None:
+    """One run below or in the folder is it; several are named; none is an empty list later."""
+    assert only_run(tmp_path) == tmp_path
+    (tmp_path / "a-1" / "step-00000001").mkdir(parents=True)
+    assert only_run(tmp_path) == only_run(tmp_path / "a-1") == tmp_path / "a-1"
+    (tmp_path / "b-2" / "step-00000001").mkdir(parents=True)
+    with pytest.raises(BadInputError, match="holds 2 runs"):
+        only_run(tmp_path)
+    with pytest.raises(BadInputError, match="is no folder"):
+        only_run(tmp_path / "nowhere")
+
+
+class FakePump:
+    """An inbox that is looked at."""
+
+    def __init__(self) -> None:
+        self.facts: list[Any] = []
+
+    def put(self, fact: Any) -> None:
+        self.facts.append(fact)
+
+
+async def test_a_server_that_learns_its_run_names_the_checkpoints_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replacement with an empty disk: the welcome says where the run keeps its checkpoints, and it looks there."""
+    config = RunConfig(checkpoint=CheckpointSection(folder=str(tmp_path / "shared")))
+    looked: list[Path] = []
+    monkeypatch.setattr(daemon, "scan_checkpoints", lambda folder: (looked.append(folder), ((4, 2), ("bad",)))[1])
+    coordinator = Identity(bytes(range(32)))
+    invite = Invite(
+        issuer=coordinator.public_key, run_id=bytes(16), role="server", uses=1, not_after=2**40, nonce=bytes(16)
+    )
+    link = JoinLink(("127.0.0.1:9",), sign_statement(invite, coordinator))
+    journal = Journal(tmp_path / "state")
+    options = NodeOptions(link=link, state=tmp_path / "state", allowed=Allowed(checkpoints=(tmp_path,)))
+    node = daemon._Node(options, NodeState(options.state, link, journal), NodeMetrics("server"), Limits())
+    pump: Any = FakePump()
+    node._pump = pump
+    node._driver = Driver(TensorStore(), NodeMetrics("server"), "server", on_welcome=node._on_welcome)
+    transport: Any = SimpleNamespace(options=None)
+    node._driver.transport = transport
+    welcome = Welcome(membership=b"m", config=config, config_hash=config.config_hash(), vocabulary=1)
+    await node._on_welcome(welcome)
+    await node._on_welcome(welcome)
+    journal.close()
+    assert pump.facts == [CheckpointsFound((4, 2))]
+    assert [folder.is_relative_to(tmp_path / "shared") for folder in looked] == [True]
+
+
+def test_links_take_the_largest_tensor_of_the_run(tmp_path: Path) -> None:
+    """A small run keeps the protocol's bounds; a large one gets room for a stage's gradient in fp64."""
+    assert link_options(RunConfig()).tensor_bytes_max >= TENSOR_BYTES_MAX
+    model = ModelSection(layers=24, hidden=2048, heads=16, kv_heads=4, feed_forward=5632, context=2048)
+    options = link_options(RunConfig(model=model))
+    parameters = 24 * (2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 5632)
+    assert options.tensor_bytes_max > 8 * parameters
+    assert options.window_bytes >= 2 * options.tensor_bytes_max
+
+
+def test_what_is_loaded_is_not_looked_at_again_by_the_garbage_collector() -> None:
+    """A full collection of a daemon then looks at what has come since, not at all modules; garbage still goes."""
+    script = (
+        "import gc, weakref, node.process.daemon\n"
+        "from protocol.drive.process import keep_what_is_loaded\n"
+        "loaded = len(gc.get_objects())\n"
+        "keep_what_is_loaded()\n"
+        "class Loop: pass\n"
+        "loop = Loop(); loop.itself = loop; seen = weakref.ref(loop); del loop; gc.collect()\n"
+        "print(loaded, gc.get_freeze_count(), len(gc.get_objects()), seen() is None)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    loaded, kept, left, gone = done.stdout.split()
+    assert int(kept) > 0.9 * int(loaded) > 10 * int(left) and gone == "True", done.stdout + done.stderr
+
+
+def test_a_node_says_once_where_its_state_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In full, whatever the command line said: `barnraise export` wants these folders."""
+
+    async def life(*_: object) -> str:
+        return "stopped"
+
+    monkeypatch.setattr(daemon, "live", life)
+    monkeypatch.setattr(daemon, "set_up_logging", lambda *_, **__: None)
+    monkeypatch.chdir(tmp_path)
+    coordinator = Identity(bytes(range(32)))
+    invite = Invite(
+        issuer=coordinator.public_key, run_id=bytes(16), role="server", uses=1, not_after=2**40, nonce=bytes(16)
+    )
+    link = JoinLink(("127.0.0.1:9",), sign_statement(invite, coordinator))
+    with structlog.testing.capture_logs() as logs:
+        assert run_node(NodeOptions(link=link, state=Path("s1"))) == 0
+    assert [line["folder"] for line in logs if line["event"] == "state"] == [str(tmp_path / "s1")]

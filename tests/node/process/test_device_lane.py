@@ -1,0 +1,146 @@
+"""A device in a process of its own: the same results as in a thread, and gone within a moment when it is asked for."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from node.compute.devices.choice import DeviceChoice
+from node.compute.lanes import DevicePerformer
+from node.machine.jobs import Forward, LoadParameters, SetUpDevice, TakeGradient
+from node.process.device_lane import DeviceLane, DeviceOptions
+from node.process.store import Buffer
+from protocol.base.ids import NodeId, TaskId, TensorRef
+from protocol.run.course import Chunk, Course
+from protocol.run.plan import Plan, ServerPlan, StagePlan
+from tests.node.compute.small import VOCABULARY, small_run
+
+CONFIG = small_run()
+SERVERS = tuple(ServerPlan(node=NodeId(role), role=role, addresses=()) for role in ("front", "back"))  # type: ignore[arg-type]
+STAGE = StagePlan(servers=SERVERS)
+COURSE = Course((Chunk(0, 4, 0), Chunk(4, CONFIG.block_count, 1)), ((0, 1),))
+PLAN = Plan(generation=1, ledger_generation=1, restore_step=-1, stages=(STAGE, STAGE), course=COURSE)
+SET_UP = SetUpDevice(CONFIG, VOCABULARY, PLAN, 0)
+PATIENCE_S = 60.0
+
+
+class Listener:
+    """What the lane delivers and tells."""
+
+    def __init__(self) -> None:
+        self.answers: queue.Queue[Any] = queue.Queue()
+        self.lost: queue.Queue[str] = queue.Queue()
+
+    def deliver(self, job: Any, done: Any, buffers: list[Buffer]) -> None:
+        self.answers.put((job, done, buffers))
+
+    def answer(self) -> Any:
+        return self.answers.get(timeout=PATIENCE_S)
+
+
+@pytest.fixture
+def listener() -> Listener:
+    return Listener()
+
+
+@pytest.fixture
+def lane(listener: Listener) -> Iterator[DeviceLane]:
+    lane = DeviceLane(DeviceOptions(1, DeviceChoice("cpu")), listener.deliver, listener.lost.put)
+    yield lane
+    lane.close()
+
+
+def forward() -> tuple[list[tuple[Any, dict[int, Buffer]]], TensorRef]:
+    """Jobs up to one forward, with their bytes."""
+    performer = DevicePerformer()
+    performer.perform(SET_UP, {})
+    count = performer._stage.layout.parameter_count
+    half = count // 2
+    values = np.random.default_rng(1).normal(0, 0.02, count).astype(np.float32)
+    parts = (TensorRef(1, (half,), "fp32", 4 * half), TensorRef(2, (count - half,), "fp32", 4 * (count - half)))
+    tokens = np.random.default_rng(2).integers(0, VOCABULARY, (2, 16)).astype(np.int32)
+    x = TensorRef(3, (2, 16), "int32", tokens.nbytes)
+    loads = {1: values[:half].tobytes(), 2: values[half:].tobytes()}
+    task = TaskId(0, 0, 0, "F")
+    jobs: list[tuple[Any, dict[int, Buffer]]] = [
+        (SET_UP, {}),
+        (LoadParameters(0, parts), loads),
+        (Forward(task, 0, x, 4), {3: tokens.tobytes()}),
+    ]
+    return jobs, x
+
+
+def test_a_process_gives_the_bytes_that_a_thread_gives(lane: DeviceLane, listener: Listener) -> None:
+    """Set up, load, forward, cut a sum: results and tensors are those of the performer in this process."""
+    jobs, _ = forward()
+    jobs.append((TakeGradient(9, (10, 11)), {}))
+    performer = DevicePerformer()
+    for job, buffers in jobs:
+        lane.submit(job, buffers)
+        here = performer.perform(job, buffers)
+        answered, done, there = listener.answer()
+        assert answered is job and done.reason is None
+        result = here.fact.result  # type: ignore[union-attr]
+        if job is SET_UP:  # how many graphs fit follows from what memory is free at that moment
+            assert isinstance(done.result, int) and isinstance(result, int) and min(done.result, result) > 0
+        else:
+            assert done.result == result
+        assert done.refs == tuple(ref for ref, _ in here.tensors)
+        assert [bytes(buffer) for buffer in there] == [bytes(buffer) for _, buffer in here.tensors]
+    assert lane.label and lane.waiting == 0
+
+
+def test_an_error_of_the_job_is_an_answer(lane: DeviceLane, listener: Listener) -> None:
+    """As in a thread: the job fails with its reason, and the process lives."""
+    jobs, _ = forward()
+    lane.submit(*jobs[2])
+    assert listener.answer()[1].reason == "no stage was set up"
+    lane.submit(*jobs[0])
+    assert listener.answer()[1].reason is None
+
+
+def test_killing_it_is_over_at_once_and_quiet(lane: DeviceLane, listener: Listener) -> None:
+    """The process is gone when `kill` returns, and nobody is told of a loss."""
+    jobs, _ = forward()
+    lane.submit(*jobs[0])
+    listener.answer()
+    pid = lane.pid
+    for _ in range(50):
+        lane.submit(*jobs[1])
+    lane.kill()
+    assert not psutil.pid_exists(pid)
+    assert listener.lost.empty()
+
+
+def test_a_process_that_dies_fails_its_jobs_and_can_be_started_again(lane: DeviceLane, listener: Listener) -> None:
+    """The system kills it for lack of memory: every unanswered job fails in order, then the loss is told; a fresh one
+    knows nothing and works."""
+    jobs, _ = forward()
+    lane.submit(*jobs[0])
+    listener.answer()
+    psutil.Process(lane.pid).suspend()
+    lane.submit(*jobs[1])
+    lane.submit(*jobs[2])
+    psutil.Process(lane.pid).kill()
+    assert [listener.answer()[:2] for _ in range(2)] == [
+        (job, "the device's process was killed (out of memory?)") for job, _ in jobs[1:]
+    ]
+    assert listener.lost.get(timeout=PATIENCE_S) == "the device's process was killed (out of memory?)"
+    lane.start_again()
+    lane.submit(*jobs[0])
+    assert listener.answer()[1].reason is None
+
+
+def test_it_stands_back_and_ends_with_its_daemon(lane: DeviceLane, listener: Listener) -> None:
+    """Lowest priority; when its input closes it ends by itself."""
+    lane.submit(SET_UP, {})
+    listener.answer()
+    process = psutil.Process(lane.pid)
+    assert process.nice() == 19
+    lane.close()
+    assert not process.is_running()

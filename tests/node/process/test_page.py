@@ -1,0 +1,274 @@
+"""The owner's page in a real browser, and at its door: clicks act, events arrive, strangers and other pages do not."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from node.owner.governor import Readings
+from node.platform.sensors import clock_s, moment_at
+from node.process.keeper import Keeper
+from node.process.metrics import NodeMetrics
+from node.process.page import serve_page
+from protocol.drive.limits import Limits
+
+HOSTILE = "<img src=x onerror=alert(1)><script>document.title='owned'</script>"
+PATIENCE_S = 30.0
+
+
+class Sensors:
+    """A computer that does as the test says."""
+
+    gpu = False
+
+    def __init__(self) -> None:
+        self.readings = Readings(temperature_c=61.0)
+
+    def read(self) -> Readings:
+        return self.readings
+
+    def moment(self) -> Any:
+        return moment_at(clock_s(), 1.8e9)
+
+    def describe(self) -> dict[str, str]:
+        return {}
+
+
+class Life:
+    """A node that works until it is told to stop."""
+
+    def __init__(self) -> None:
+        self.over = trio.Event()
+        self.reason = ""
+
+    def tell(self, fact: Any) -> None:
+        word, _, reason = fact.what.partition(" ")
+        self.reason = f"suspended: {reason}" if word in ("yield", "suspend") else "drained"
+        self.over.set()
+
+    def end_device(self) -> None: ...
+
+    def set_share(self, share: float) -> None: ...
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "stage": 1, "stages": 4, "waiting_for": "", "busy": True, "totals": {"tokens": 2048.0, "accepted": 8.0},
+            "paths": {"tcp": 2}, "device": "a processor", "coordinator": True,
+        }  # fmt: skip
+
+    async def run(self) -> str:
+        await self.over.wait()
+        return self.reason
+
+
+class Lent:
+    """A keeper and its page, on trio in a thread of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.sensors = Sensors()
+        self.ready = threading.Event()
+        self.ended: list[str] = []
+        self._folder = folder
+        self._thread = threading.Thread(target=trio.run, args=(self._main,))
+        self._thread.start()
+        assert self.ready.wait(PATIENCE_S)
+
+    async def _main(self) -> None:
+        self.keeper = Keeper(
+            state=self._folder,
+            settings=self._folder / "limits.toml",
+            overrides={},
+            sensors=self.sensors,
+            line=Limits(),
+            metrics=NodeMetrics("volunteer"),
+            run_name=lambda: HOSTILE,
+        )
+        self._token = trio.lowlevel.current_trio_token()
+        self._stop = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.keeper.watch)
+            nursery.start_soon(self._live)
+            self.address = await serve_page(nursery, self.keeper)
+            self.ready.set()
+            await self._stop.wait()
+            nursery.cancel_scope.cancel()
+
+    async def _live(self) -> None:
+        self.ended.append(await self.keeper.live(lambda _: Life()))
+
+    def close(self) -> None:
+        self._token.run_sync_soon(self._stop.set)
+        self._thread.join(PATIENCE_S)
+
+
+@pytest.fixture
+def lent(tmp_path: Path) -> Iterator[Lent]:
+    lent = Lent(tmp_path)
+    yield lent
+    lent.close()
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def fetch(url: str, data: bytes | None = None, **headers: str) -> tuple[int, str, Any]:
+    """(code, text, headers) without any proxy, following nothing."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Stay)
+    request = urllib.request.Request(url, data, {name.replace("_", "-"): value for name, value in headers.items()})
+    try:
+        with opener.open(request, timeout=PATIENCE_S) as answer:
+            return answer.status, answer.read().decode(), answer.headers
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode(), error.headers
+
+
+def test_only_the_owner_gets_in(lent: Lent) -> None:
+    """No cookie, a wrong token, another host name, another origin, an order without an origin: refused; the owner's
+    address sets a cookie that no other site can use."""
+    base, _, token = lent.address.partition("/enter/")
+    assert base.startswith("http://127.0.0.1:")
+    assert fetch(f"{base}/")[0] == fetch(f"{base}/api/status")[0] == fetch(f"{base}/enter/wrong")[0] == 403
+    code, _, headers = fetch(lent.address)
+    cookie = headers["set-cookie"]
+    assert code == 303 and "HttpOnly" in cookie and "samesite=strict" in cookie.lower()
+    mine = {"cookie": f"barnraise={token}"}
+    code, text, headers = fetch(f"{base}/", **mine)
+    assert code == 200 and "<h1" in text and "default-src 'none'" in headers["content-security-policy"]
+    assert fetch(f"{base}/", **mine, host="evil.example")[0] == 403
+    assert fetch(f"{base}/api/status", **mine, origin="http://evil.example")[0] == 403
+    order = b'{"verb": "pause"}'
+    plain = {**mine, "content_type": "application/json"}
+    assert fetch(f"{base}/api/order", order, **plain)[0] == 403
+    assert fetch(f"{base}/api/order", order, **plain, origin="http://evil.example")[0] == 403
+    assert fetch(f"{base}/api/order", order, **mine, content_type="text/plain", origin=base)[0] == 403
+    assert lent.keeper.decision.works
+    assert fetch(f"{base}/api/order", b'{"verb": "dance"}', **plain, origin=base)[:2] == (
+        400,
+        '{"error":"not an order"}',
+    )
+    assert fetch(f"{base}/api/order", b"x" * 20000, **plain, origin=base)[0] == 400
+    assert fetch(f"{base}/api/order", order, **plain, origin=base)[0] == 200
+    assert lent.keeper.decision.reason == "user"
+
+
+def test_it_listens_on_loopback_alone(lent: Lent) -> None:
+    """There is no way in from the network."""
+    import psutil
+
+    port = int(lent.address.split(":")[2].split("/")[0])
+    listening = [c.laddr for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    assert [address.ip for address in listening if address.port == port] == ["127.0.0.1"]
+
+
+def test_two_lent_runs_on_one_computer_have_a_page_each(lent: Lent, tmp_path: Path) -> None:
+    """The usual port is taken by the first; the second finds another, and does not end over it."""
+    (tmp_path / "other").mkdir()
+    other = Lent(tmp_path / "other")
+    try:
+        assert other.address.split("/")[2] != lent.address.split("/")[2]
+        assert fetch(other.address)[0] == fetch(lent.address)[0] == 303
+    finally:
+        other.close()
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    """Chromium, driven by its own driver; both from the system's packages (deploy/test-deps)."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    if shutil.which("chromium") is None or shutil.which("chromedriver") is None:
+        pytest.skip("no chromium and chromedriver here (deploy/test-deps): the owner's page was not seen in a browser")
+    options = webdriver.ChromeOptions()
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-proxy-server", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.binary_location = shutil.which("chromium")
+    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
+    driver.set_window_size(900, 1400)
+    yield driver
+    driver.quit()
+
+
+def wait(browser: Any, what: str, happened: Any) -> None:
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    WebDriverWait(browser, PATIENCE_S).until(lambda _: happened(), what)
+
+
+def text(browser: Any, name: str) -> str:
+    return str(browser.execute_script("return document.getElementById(arguments[0]).textContent", name))
+
+
+@pytest.mark.slow
+def test_the_page_in_a_browser(lent: Lent, browser: Any) -> None:
+    """Events arrive, pause, limits and the yes work by click and by keyboard, a hostile run name is text, nothing is
+    wider than a telephone."""
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    browser.get(lent.address)
+    assert browser.current_url.endswith("/") and "enter" not in browser.current_url
+    wait(browser, "the state", lambda: text(browser, "state") == "Working, stage 2 of 4")
+    assert text(browser, "run") == HOSTILE and browser.title == "Barnraise"
+    assert not browser.find_elements(By.CSS_SELECTOR, "h1 img, h1 script")
+    lent.sensors.readings = Readings(games=("cyberpunk",))
+    wait(browser, "the game", lambda: text(browser, "state").startswith("Paused: cyberpunk is running."))
+    lent.sensors.readings = Readings()
+    wait(browser, "the game's end", lambda: text(browser, "state").startswith("Working"))
+    browser.find_element(By.ID, "pause").click()
+    wait(browser, "the pause", lambda: text(browser, "state").startswith("Paused: paused by you"))
+    assert lent.keeper.decision.reason == "user"
+    browser.find_element(By.ID, "resume").send_keys(Keys.ENTER)
+    wait(browser, "the resume", lambda: text(browser, "state").startswith("Working"))
+    field = browser.find_element(By.ID, "limit-up")
+    field.clear()
+    field.send_keys("5 apples", Keys.ENTER)
+    wait(browser, "the sentence", lambda: "is no rate" in text(browser, "answer"))
+    field.clear()
+    field.send_keys("5 Mbit/s", Keys.ENTER)
+    wait(browser, "the limit", lambda: "limits: 5.0 Mbit/s up" in text(browser, "line"))
+    assert lent.keeper.limits.up_bytes_per_s == 5e6 / 8
+    unnamed = "return [...document.querySelectorAll('input')].filter(i => !i.labels.length).length"
+    assert browser.execute_script(unnamed) == 0
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
+    )
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
+    browser.find_element(By.ID, "withdraw").click()
+    wait(browser, "the end", lambda: lent.ended == ["left"])
+
+
+def pictures(folder: Path, out: Path) -> None:
+    """Screenshots for people to look at: light and dark, wide and narrow."""
+    lent = Lent(folder)
+    generator = browser.__wrapped__()  # type: ignore[attr-defined]
+    driver = next(generator)
+    try:
+        driver.get(lent.address)
+        wait(driver, "the state", lambda: text(driver, "state").startswith("Working"))
+        for name, scheme, width in (("light", "light", 900), ("dark", "dark", 900), ("narrow", "light", 360)):
+            media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+            driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+            size = {"width": width, "height": 1500, "deviceScaleFactor": 1, "mobile": width < 500}
+            driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+            driver.save_screenshot(str(out / f"page-{name}.png"))
+    finally:
+        next(generator, None)
+        lent.close()
+
+
+if __name__ == "__main__":
+    import sys
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as scratch:
+        pictures(Path(scratch), Path(sys.argv[1]))

@@ -1,0 +1,347 @@
+"""Members that hang, dawdle, hoard or give all back cost a few leases: others do the work, and they are named."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from node.server.conduct import LEFT_MAX, OUT_S, OVERTAKEN_MAX, PATIENCE, PATIENCE_MIN_S, SAMPLES_MIN, Conduct, Ruling
+from node.server.pool import LEAVING_S, Entry, Pool
+from protocol.base.ids import NodeId, TaskId
+from tests.node.setting import shard_tensor
+
+LEASE_S = 60.0
+WORKERS = tuple(NodeId(name) for name in "abcd")
+BAD = WORKERS[0]
+
+
+def forward(step: int, microbatch: int) -> TaskId:
+    return TaskId(step, microbatch, 0, "F")
+
+
+class Stage:
+    """A pool of forwards whose workers take `seconds` each, one lease after the other, and ask for four at a time.
+
+    `bad` says what the first worker does with its leases: it takes them and hangs, or needs much longer, or gives them
+    back at once.
+    """
+
+    def __init__(self, bad: str = "", seconds: float = 0.1, collocated: str = "never") -> None:
+        self.pool = Pool(LEASE_S, collocated, LEASE_S, count(1).__next__)
+        self.bad, self.seconds, self.now = bad, seconds, 0.0
+        self.queues: dict[NodeId, list[tuple[float, TaskId]]] = {}
+        self.rulings: list[Ruling] = []
+        self.leases_of_bad = 0
+        self.waits: set[str] = set()
+        for node in WORKERS:
+            if bad != "killed" or node != BAD:
+                self.pool.worker_here(node, is_server=False)
+                self.pool.add_slots(node, 4, 4)
+                self.queues[node] = []
+
+    def steps(self, number: int, microbatches: int = 8) -> float:
+        """Runs steps of so many forwards, one after the other; returns how long they took."""
+        start = self.now
+        for step in range(number):
+            for microbatch in range(microbatches):
+                task = forward(step, microbatch)
+                self.pool.add(Entry((task,), needs_result=True, needs_gradient=False, tensors=(shard_tensor(1),)))
+            while any(self.pool.counts().values()):
+                self.turn()
+            self.pool.drop_step(step)
+        return self.now - start
+
+    def turn(self) -> None:
+        for grant in self.pool.grant(self.now):
+            task, queue = grant.entry.tasks[0], self.queues[grant.worker]
+            self.leases_of_bad += grant.worker == BAD
+            begins = max([self.now, *(end for end, _ in queue)])
+            if grant.worker == BAD and self.bad == "hangs":
+                continue
+            if grant.worker == BAD and self.bad == "gives back":
+                self.pool.give_back((task,), BAD, untried=True)
+                self.pool.add_slots(BAD, 1, 4)
+                continue
+            factor = 60.0 if grant.worker == BAD and self.bad == "is slow" else 1.0
+            queue.append((begins + factor * self.seconds, task))
+        wait = self.pool.waiting_for(NodeId("server"))
+        self.waits.add(wait.what if wait is not None else "")
+        times = [queue[0][0] for queue in self.queues.values() if queue]
+        alarm = self.pool.next_deadline()
+        self.now = max(self.now, min([*times, *([alarm] if alarm is not None else [])], default=self.now + 0.01))
+        self.pool.clock(self.now)
+        self.pool.expire(self.now)
+        for node, queue in self.queues.items():
+            while queue and queue[0][0] <= self.now:
+                self.pool.result_held(queue.pop(0)[1])
+                self.pool.add_slots(node, 1, 4)
+        self.rulings += self.pool.take_rulings()
+        self.pool.check()
+
+
+@pytest.mark.parametrize("bad", ["hangs", "is slow", "gives back"])
+def test_a_bad_worker_costs_no_more_than_a_killed_one(bad: str) -> None:
+    """Of four, over 400 steps of 0.3 s with leases of a minute: within 10 %, and it is named within a few leases."""
+    killed, stage = Stage("killed").steps(400), Stage(bad)
+    assert stage.steps(400) <= 1.1 * killed
+    assert {ruling.node for ruling in stage.rulings} == {BAD}, "it is named, and nobody else is blamed"
+    assert stage.leases_of_bad <= 8, "it got little, then nothing"
+    assert any(f" by {BAD}" in wait for wait in stage.waits) or bad == "gives back"
+
+
+def test_a_worker_that_is_out_may_try_again() -> None:
+    """After ten minutes it gets one lease; when it finishes it, as many as it asks for."""
+    conduct, a = Conduct(), WORKERS[0]
+    for number in range(OVERTAKEN_MAX):
+        assert conduct.leases_max(a, 10.0 * number) in (None, 1)
+        conduct.overtaken_by_others(a, 10.0 * number, 10.0 * number + 5.0)
+    end = 10.0 * (OVERTAKEN_MAX - 1) + 5.0
+    assert conduct.leases_max(a, end) == 0 and conduct.back_at(end) == end + OUT_S
+    assert conduct.leases_max(a, end + OUT_S) == 1
+    ruling = conduct.finished(a)
+    assert ruling is not None and ruling.leases_max == -1 and conduct.leases_max(a, end + OUT_S) is None
+
+
+def test_leases_that_run_out_together_count_once() -> None:
+    """A computer that stood still for a moment had four of them; that is one failure."""
+    conduct, a = Conduct(), WORKERS[0]
+    assert conduct.overtaken_by_others(a, 0.0, 8.0) is not None
+    assert [conduct.overtaken_by_others(a, start, 8.0) for start in (0.1, 0.2, 0.3)] == [None] * 3
+    assert conduct.leases_max(a, 8.0) == 1
+
+
+def test_nobody_is_blamed_while_nothing_moves() -> None:
+    """All leases run out since a server is away: they go round, and when the first answers come all is forgotten."""
+    stage = Stage()
+    stage.steps(20)
+    task = forward(100, 0)
+    stage.pool.add(Entry((task,), needs_result=True, needs_gradient=False, tensors=(shard_tensor(1),)))
+    for _ in range(10):
+        stage.pool.grant(stage.now)
+        stage.now += 100.0
+        stage.pool.clock(stage.now)
+        stage.pool.expire(stage.now)
+    assert stage.pool.take_rulings() == []
+    stage.now += 10.0
+    stage.pool.expire(stage.now)
+    (grant,) = stage.pool.grant(stage.now)
+    stage.pool.result_held(task)
+    assert grant.worker not in {ruling.node for ruling in stage.pool.take_rulings() if ruling.leases_max >= 0}
+
+
+def test_patience_follows_the_faster_half() -> None:
+    """Two of four that are slow do not make the others wait; one that is alone is measured by itself."""
+    conduct = Conduct()
+    assert conduct.patience_s("result", LEASE_S) == LEASE_S
+    for node, seconds in zip(WORKERS, (1.0, 1.0, 50.0, 50.0), strict=True):
+        for _ in range(SAMPLES_MIN):
+            conduct.answered(node, "result", seconds)
+    assert conduct.patience_s("result", LEASE_S) == PATIENCE * 1.0
+    assert conduct.is_slow(WORKERS[2]) and not conduct.is_slow(WORKERS[0])
+    assert conduct.patience_s("gradient", LEASE_S) == LEASE_S
+    alone = Conduct()
+    for _ in range(SAMPLES_MIN):
+        alone.answered(BAD, "result", 0.001)
+    assert alone.patience_s("result", LEASE_S) == PATIENCE_MIN_S
+
+
+def test_servers_compute_when_the_only_volunteer_hangs() -> None:
+    """`when_empty` counts who works, not who is linked."""
+    stage = Stage("hangs", collocated="when_empty")
+    for node in WORKERS[1:]:
+        stage.pool.worker_gone(node, 0.0)
+        del stage.queues[node]
+    server = NodeId("s")
+    stage.pool.worker_here(server, is_server=True)
+    stage.pool.add_slots(server, 4, 4)
+    stage.queues[server] = []
+    took = stage.steps(20)
+    assert took < LEASE_S + 20 * 8 * stage.seconds + 30.0
+    assert {ruling.node for ruling in stage.rulings} == {BAD}
+
+
+def test_an_idle_volunteer_does_not_keep_the_servers_from_work() -> None:
+    """It is linked and never asks for anything: after a moment a server that may compute gets the work."""
+    pool = Pool(LEASE_S, "when_empty", LEASE_S, count(1).__next__)
+    pool.worker_here(BAD, is_server=False)
+    pool.worker_here(NodeId("s"), is_server=True)
+    pool.add_slots(NodeId("s"), 1, 4)
+    pool.add(Entry((forward(0, 0),), needs_result=True, needs_gradient=False, tensors=(shard_tensor(1),)))
+    assert pool.grant(0.5) == []
+    alarm = pool.next_deadline()
+    assert alarm is not None and alarm < 5.0
+    pool.expire(alarm)
+    assert [grant.worker for grant in pool.grant(alarm)] == ["s"]
+
+
+def test_summed_up_and_never_sent_is_a_lease_that_ran_out() -> None:
+    """A worker that says that it has computed, and never contributes, is overtaken like one that hangs."""
+    pool = Pool(LEASE_S, "never", LEASE_S, count(1).__next__)
+    good = WORKERS[1]
+    for node in (BAD, good):
+        pool.worker_here(node, is_server=False)
+    now = 0.0
+    rulings: list[Ruling] = []
+    for step in range(40):
+        tasks = [TaskId(step, microbatch, 0, "B") for microbatch in range(2)]
+        for task in tasks:
+            pool.add(Entry((task,), needs_result=False, needs_gradient=True, tensors=(shard_tensor(1),)))
+        for node in (BAD, good):
+            pool.add_slots(node, 1, 1)
+        while any(pool.counts().values()):
+            grants = pool.grant(now)
+            for grant in grants:
+                pool.summed(grant.entry.tasks, grant.worker, now)
+                pool.tail(step, now)
+                if grant.worker == good:
+                    pool.clock(now + 0.2)
+                    pool.covered(grant.entry.tasks, good)
+                    pool.add_slots(good, 1, 1)
+            alarm = pool.next_deadline()
+            now = now + 0.2 if grants or alarm is None else max(now, alarm)
+            pool.clock(now)
+            pool.expire(now)
+            rulings += pool.take_rulings()
+        pool.drop_step(step)
+    assert {ruling.node for ruling in rulings} == {BAD} and rulings[-1].leases_max == 0
+    assert now < LEASE_S * 2 + 40
+
+
+class Flapping:
+    """A pool of backwards for a worker whose owner pauses it again and again; a good one does what is left over."""
+
+    def __init__(self, *others: NodeId) -> None:
+        self.pool = Pool(LEASE_S, "never", LEASE_S, count(1).__next__)
+        self.now, self.step, self.others = 0.0, 0, others
+        for node in others:
+            self.pool.worker_here(node, is_server=False)
+
+    def offers(self, tasks: int = 4) -> list[TaskId]:
+        """So many backwards of a new step are there; what else there was is done."""
+        self.pool.drop_step(self.step)
+        self.step += 1
+        offered = [TaskId(self.step, microbatch, 0, "B") for microbatch in range(tasks)]
+        for task in offered:
+            self.pool.add(Entry((task,), needs_result=False, needs_gradient=True, tensors=(shard_tensor(1),)))
+        return offered
+
+    def asks(self, node: NodeId, slots: int = 2) -> list[TaskId]:
+        """What `node` gets when it asks for so much."""
+        self.pool.clock(self.now)
+        self.pool.add_slots(node, slots, 64)
+        tasks = [grant.entry.tasks[0] for grant in self.pool.grant(self.now) if grant.worker == node]
+        self.pool.check()
+        return tasks
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.pool.clock(self.now)
+        self.pool.expire(self.now)
+
+    def others_finish_all(self) -> None:
+        for node in self.others:
+            while tasks := self.asks(node):
+                self.passes(0.1)
+                self.pool.covered(tasks, node)
+            self.pool.worker_here(node, is_server=False)  # without the slots that are left
+
+
+@pytest.mark.parametrize("pause", ["returns", "returns late", "is killed", "is killed with sums"])
+@pytest.mark.parametrize("results", [False, True])
+def test_who_pauses_again_and_again_gets_work_at_once_each_time(pause: str, results: bool) -> None:
+    """The owner needs the computer: leases come back or the link is gone, and others do the work, before the link
+    closes or after. Eight times within minutes, with and without results in between."""
+    flapping = Flapping(WORKERS[1])
+    pool = flapping.pool
+    for _ in range(8):
+        flapping.offers()
+        pool.worker_here(BAD, is_server=False)
+        tasks = flapping.asks(BAD)
+        assert len(tasks) == 2, "it has as many as it asked for"
+        if results:
+            pool.covered(tasks[:1], BAD)
+        flapping.passes(0.5)
+        if pause.startswith("returns"):
+            pool.give_back(tasks[results:], BAD, untried=True)
+        if pause == "is killed with sums":
+            pool.summed(tasks, BAD, flapping.now)
+            pool.tail(flapping.step, flapping.now)
+        if pause == "returns late":
+            flapping.others_finish_all()
+        pool.worker_gone(BAD, flapping.now)
+        flapping.passes(10.0)
+        flapping.others_finish_all()
+        assert not any(pool.counts().values())
+    assert pool.take_rulings() == []
+
+
+def test_what_nobody_else_takes_goes_back_at_once_to_whoever_paused() -> None:
+    """The others are busy: what it had when its owner paused it waits for it, and not longer each time."""
+    flapping = Flapping(WORKERS[1])
+    offered = flapping.offers(2)
+    for _ in range(8):
+        flapping.pool.worker_here(BAD, is_server=False)
+        assert flapping.asks(BAD) == offered
+        flapping.passes(0.5)
+        flapping.pool.give_back(offered, BAD, untried=True)
+        assert flapping.pool.grant(flapping.now) == []
+        flapping.pool.worker_gone(BAD, flapping.now)
+        flapping.passes(1.0)
+
+
+@pytest.mark.parametrize("how", ["asks for more", "comes back", "asks for all at once", "has the graphs"])
+def test_who_takes_leases_and_gives_them_back_hundreds_of_times_gets_nothing(how: str) -> None:
+    """On one link it is out soon; with a new link each time, or where it need not ask, somewhat later."""
+    flapping = Flapping(WORKERS[1])
+    pool, taken = flapping.pool, 0
+    pool.worker_here(BAD, is_server=False)
+    for number in range(400):
+        offered = flapping.offers()
+        if how == "has the graphs":
+            for task in offered[:2]:
+                pool.prefer(task, BAD)
+        first = number == 0
+        slots = {"asks for all at once": 64 * first, "has the graphs": 2 * first}.get(how, 2)
+        tasks = flapping.asks(BAD, slots)
+        taken += len(tasks)
+        flapping.passes(0.5)
+        pool.give_back(tasks, BAD, untried=True)
+        if how == "comes back":
+            pool.worker_gone(BAD, flapping.now)
+            pool.worker_here(BAD, is_server=False)
+        flapping.others_finish_all()
+    most = {"asks for more": 5, "comes back": 2 * LEFT_MAX, "asks for all at once": 64}
+    assert taken <= most.get(how, 2 * (LEAVING_S / 0.6 + 2))
+    if how != "asks for all at once":
+        assert {ruling.node for ruling in pool.take_rulings() if ruling.leases_max == 0} == {BAD}
+    assert flapping.asks(BAD) == []
+    flapping.offers()
+    assert how == "asks for all at once" or flapping.asks(BAD) == []
+
+
+def test_leases_that_run_out_count_over_a_new_link() -> None:
+    """Whoever hangs and is overtaken is not forgiven by leaving."""
+    flapping = Flapping(WORKERS[1])
+    for number in range(OVERTAKEN_MAX):
+        flapping.offers()
+        flapping.pool.worker_here(BAD, is_server=False)
+        assert len(flapping.asks(BAD)) == (2 if number == 0 else 1)
+        flapping.passes(LEASE_S)
+        flapping.others_finish_all()
+        flapping.pool.worker_gone(BAD, flapping.now)
+    flapping.pool.worker_here(BAD, is_server=False)
+    flapping.offers()
+    assert flapping.asks(BAD) == []
+
+
+def test_leaving_is_counted_within_ten_minutes_and_until_the_next_result() -> None:
+    """An owner who pauses once in a while, or whose computer does something in between, is never out."""
+    conduct, a, b, c = Conduct(), *WORKERS[:3]
+    assert [conduct.left(a, OUT_S * number) for number in range(3 * LEFT_MAX)] == [None] * 3 * LEFT_MAX
+    for number in range(3 * LEFT_MAX):
+        assert conduct.left(b, float(number)) is None
+        assert number % 4 or conduct.finished(b) is None
+    rulings = [conduct.left(c, float(number)) for number in range(LEFT_MAX)]
+    assert rulings[:-1] == [None] * (LEFT_MAX - 1) and rulings[-1] is not None and rulings[-1].leases_max == 0
+    assert conduct.leases_max(c, LEFT_MAX + OUT_S) == 1

@@ -1,0 +1,44 @@
+"""A full disk costs a checkpoint and no step: an alert, and another attempt while it is worth one."""
+
+from __future__ import annotations
+
+import pytest
+
+from node.machine.jobs import WriteCheckpoint, WriteManifest, WriteSnapshot
+from node.server.saves import TRY_AGAIN_S, Saves
+from tests.node.setting import Effects, make_context
+
+
+@pytest.mark.parametrize(
+    ("job", "later", "again"),
+    [
+        (WriteManifest(4, ()), 9, True),
+        (WriteCheckpoint(4, 4), 4, True),
+        (WriteCheckpoint(4, 4), 5, False),
+        (WriteSnapshot(4), 4, False),
+    ],
+)
+def test_what_failed_is_an_alert_and_is_tried_again_while_it_can_be(
+    job: WriteManifest | WriteCheckpoint | WriteSnapshot, later: int, again: bool
+) -> None:
+    """A manifest needs only what is on disk; a part needs its version in memory; the next snapshot does as well."""
+    context = make_context("f0")
+    saves = Saves(context)
+    saves.failed(job, "No space left on device", 10.0)
+    (alert,) = context.alerts.values()
+    assert alert.endswith("4 cannot be written: No space left on device")
+    Effects(context.out)
+    saves.wake(10.0 + TRY_AGAIN_S / 2, later)
+    assert not Effects(context.out).jobs(type(job))
+    saves.wake(10.0 + TRY_AGAIN_S, later)
+    assert Effects(context.out).jobs(type(job)) == ([job] if again else [])
+    assert saves.wake_at() is None
+
+
+def test_an_alert_ends_with_the_next_success() -> None:
+    """The operator has made room."""
+    context = make_context("f0")
+    saves = Saves(context)
+    saves.failed(WriteCheckpoint(4, 4), "No space left on device", 10.0)
+    saves.part_written(WriteCheckpoint(8, 8), "file", 1, b"d")
+    assert not context.alerts

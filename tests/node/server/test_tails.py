@@ -1,0 +1,115 @@
+"""Who hears that a step has no more work, and when the clocks of weight gradients begin."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from node.server.pool import Entry, Pool
+from node.server.tails import TailDesk
+from protocol.base.ids import NodeId
+from protocol.messages import Flush, Tail
+from tests.node.setting import Effects, backward, make_context, shard_tensor
+
+A, B, FRONT = NodeId("a"), NodeId("b"), NodeId("f0")
+
+
+class Desk:
+    """The tails of back server b0 with two open backwards of step 0, and two volunteers."""
+
+    def __init__(self) -> None:
+        self.context = make_context("b0")
+        self.pool = Pool(8.0, "when_empty", 20.0, count(1).__next__)
+        self.tails = TailDesk(self.context)
+        self.tails.open_step(0)
+        self.tasks = [backward(0, 0), backward(0, 1)]
+        for task in self.tasks:
+            self.pool.add(Entry((task,), needs_result=False, needs_gradient=True, tensors=(shard_tensor(1),)))
+        for worker in (A, B):
+            self.pool.worker_here(worker, is_server=False)
+            self.tails.worker_here(worker)
+
+    def give(self, worker: NodeId, slots: int = 1) -> Effects:
+        self.pool.add_slots(worker, slots, 64)
+        return self.look()
+
+    def look(self, now: float = 0.0) -> Effects:
+        self.tails.granted(self.pool.grant(now))
+        self.tails.look([self.pool], now)
+        self.tails.check()
+        self.pool.check()
+        return Effects(self.context.out)
+
+
+def told(effects: Effects) -> list[tuple[str, int]]:
+    """(worker, leases) of each word."""
+    return [(peer, flush.leases) for peer in effects.peers(Flush) for flush in effects.sent(Flush, peer)]
+
+
+def test_everybody_hears_of_the_tail_once_and_with_the_number_of_their_leases() -> None:
+    """Not while something is free; then each worker, and the fellow servers."""
+    desk = Desk()
+    assert told(desk.give(A)) == []
+    effects = desk.give(B)
+    assert told(effects) == [("a", 1), ("b", 1)]
+    assert effects.peers(Tail) == ["f0"]
+    assert desk.look().all == []
+
+
+def test_a_backward_that_is_kept_for_another_ends_the_step_for_the_rest() -> None:
+    """B has the graph of the second task: nothing is left for A, though not everything is given."""
+    desk = Desk()
+    desk.pool.prefer(desk.tasks[1], B)
+    desk.pool._change(desk.pool._of_task[desk.tasks[1]], tensors=None)
+    effects = desk.give(A)
+    assert told(effects) == [("a", 1)]
+    assert effects.peers(Tail) == []
+
+
+def test_more_work_after_the_tail_is_told_again() -> None:
+    """A dies with its task; B gets it, and hears anew that this was the last."""
+    desk = Desk()
+    desk.give(A)
+    desk.give(B)
+    desk.pool.worker_gone(A, 1.0)
+    desk.tails.worker_gone(A)
+    assert told(desk.look()) == []
+    assert told(desk.give(B)) == [("b", 2)]
+
+
+def test_a_new_link_hears_it_anew_and_counts_from_nothing() -> None:
+    """What was said on the link before may be lost."""
+    desk = Desk()
+    desk.give(A, 2)
+    desk.pool.worker_here(B, is_server=False)
+    desk.tails.worker_here(B)
+    assert told(desk.look()) == [("b", 0)]
+
+
+def test_clocks_begin_when_the_whole_stage_has_nothing_left() -> None:
+    """A worker sends its sum only when every server has spoken, so no server may count before."""
+    desk = Desk()
+    desk.give(A, 2)
+    desk.pool.summed(desk.tasks, A, 1.0)
+    desk.look(2.0)
+    assert desk.pool.next_deadline() is None
+    desk.tails.on_tail(FRONT, 0)
+    desk.look(3.0)
+    assert desk.pool.next_deadline() == 23.0
+
+
+def test_a_server_that_comes_back_hears_of_the_tail() -> None:
+    """The word before may have been lost with its process."""
+    desk = Desk()
+    desk.give(A, 2)
+    desk.tails.sync(FRONT)
+    assert Effects(desk.context.out).peers(Tail) == ["f0"]
+    desk.tails.sync(NodeId("f1"))
+    assert Effects(desk.context.out).all == []
+
+
+def test_a_closed_step_leaves_nothing() -> None:
+    """Nothing is told of it any more."""
+    desk = Desk()
+    desk.pool.drop_step(0)
+    desk.tails.close_step(0)
+    assert desk.look().all == []

@@ -1,0 +1,99 @@
+"""What a volunteer is told before it says yes follows from the run's own numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from node.measure.meter import Figures
+from node.visit.device_facts import Question, ask_device
+from node.visit.enquiry import describe, gigabytes_per_hour
+from node.visit.survey import Reached, answer_ping, best_stage
+from protocol.base.errors import BadInputError
+from protocol.base.ids import NodeId
+from protocol.drive.limits import LineLimits
+from protocol.messages import Message, Ping, Pong
+from protocol.run.run import BatchSection, LimitsSection, ModelSection, RunConfig, StagesSection, WireSection
+
+CONFIG = RunConfig(
+    name="tiny",
+    model=ModelSection(layers=2, hidden=1000, heads=2, kv_heads=1, feed_forward=24, context=10),
+    batch=BatchSection(microbatches=8, samples=5),
+    stages=StagesSection(count=2),
+    wire=WireSection(activations_up="bf16", activations_down="bf16", gradients="fp32", parameters="bf16"),
+    limits=LimitsSection(contribution_tasks=2),
+)
+
+
+def test_traffic_is_hand_checkable() -> None:
+    """1,000 tokens/s of width 1,000 in bf16 both ways; 2 M parameters: a gradient each 100 tokens, weights each 400."""
+    up, down = gigabytes_per_hour(CONFIG, 2_000_000, 1000.0)
+    assert up == pytest.approx((2 * 1000 * 2 + 1_000_000 * 4 / 100) * 1000 * 3600 / 1e9)
+    assert down == pytest.approx((2 * 1000 * 2 + 1_000_000 * 2 / 400) * 1000 * 3600 / 1e9)
+
+
+def test_the_text_names_run_cost_and_promise() -> None:
+    """Run, size, gigabytes an hour, and that no code is sent; without a measurement no figure is made up."""
+    text = describe(CONFIG, 259, 1, 500.0)
+    assert "The run: tiny" in text and "never code" in text and "GB an hour" in text and "500 tokens/s" in text
+    assert "--limit-up" in text and "--quota" in text
+    assert "GB an hour" not in describe(CONFIG, 259, 1, 0.0)
+
+
+def reached(stage: int, mbit: float, path: str = "tcp") -> Reached:
+    """A server that was reached and measured, with the same speed both ways."""
+    figures = Figures(0.02, mbit * 125_000, mbit * 125_000, 1, True) if path else None
+    return Reached(NodeId("n" * 52), stage, "front", path=path, figures=figures)
+
+
+def test_a_direction_that_nobody_could_measure_is_not_called_zero() -> None:
+    """A server that has measured enough for the moment refuses."""
+    server = replace(reached(0, 20.0), figures=Figures(0.02, 2_500_000, 0.0, 1, False))
+    text = describe(CONFIG, 259, 1, 500.0, [server])
+    assert ", up not measured, 20.0 Mbit/s down, round trip 20 ms" in text
+
+
+def test_what_is_expected_is_what_the_line_and_the_owner_allow() -> None:
+    """20 Mbit/s are 9 GB an hour; a limit of 4 Mbit/s is 1.8; a slow machine needs less than either. The largest part
+    is named."""
+    servers = [reached(0, 20.0), reached(1, 12.0, "relay")]
+    text = describe(CONFIG, 259, 1, 5000.0, servers)
+    assert "2 of 2 servers reached (1 by TCP, 1 through a relay), 20.0 Mbit/s up, 20.0 down" in text
+    assert "up    at most 9.0 GB an hour, set by your line; " in text and "weight gradients in fp32" in text
+    text = describe(CONFIG, 259, 1, 5000.0, servers, LineLimits(up_mbit_per_s=4.0, quota_gb=50))
+    assert "up    at most 1.8 GB an hour, set by your --limit-up" in text
+    assert "after 50 GB" in text and "To lend less" not in text
+    assert "set by this machine's speed" in describe(CONFIG, 259, 1, 1.0, servers)
+
+
+def test_the_stage_with_the_best_line_is_wished_for() -> None:
+    """By the mean over its servers; one that was not reached counts as nothing; nearly equal leaves the choice."""
+    assert best_stage([reached(0, 20.0), reached(0, 10.0), reached(1, 30.0), reached(1, 25.0)]) == 1
+    assert best_stage([reached(0, 20.0), reached(0, 10.0), reached(1, 60.0), reached(1, 0.0, "")]) == 1
+    assert best_stage([reached(0, 20.0), reached(0, 20.0), reached(1, 30.0), reached(1, 0.0, "")]) == 0
+    assert best_stage([reached(0, 20.0), reached(1, 21.0)]) == -1
+    assert best_stage([reached(0, 20.0)]) == -1
+    assert best_stage([]) == -1
+
+
+def test_the_benchmark_measures_a_stage() -> None:
+    """A figure above nothing, also when a stage is less than a layer."""
+    small = RunConfig(
+        model=ModelSection(layers=1, hidden=16, heads=2, kv_heads=1, feed_forward=24, context=8),
+        stages=StagesSection(count=3),
+    )
+    facts = ask_device(Question(small, 37, 1, "cpu", True))
+    assert facts.tokens_per_s > 0 and facts.label and not facts.is_accelerator
+    with pytest.raises(BadInputError, match="--device cuda:99: there is"):
+        ask_device(Question(small, 37, 1, "cuda:99", True))
+
+
+def test_whoever_waits_for_a_run_to_begin_answers_pings() -> None:
+    """A run whose servers are not there yet may leave a person waiting for long; silence would cost the link."""
+    sent: list[Message] = []
+    link: Any = SimpleNamespace(send=sent.append)
+    assert answer_ping(link, Ping(number=7)) and sent == [Pong(number=7)]
+    assert not answer_ping(link, Pong(number=7)) and len(sent) == 1
