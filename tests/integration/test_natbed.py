@@ -121,8 +121,8 @@ def test_netcheck_tells_each_home_what_it_has(bed: Bed, capsys: pytest.CaptureFi
         world = World(bed)
         for place, kind in {**kinds, "tcp": "no_udp"}.items():
             code, output = bed.run(f"check-{place}", place, "netcheck", world.links["volunteer"], "--json")
+            assert code == 0, output
             found = json.loads(output)
-            assert code == 0
             assert found["nat"]["kind"] == kind and found["udp"] == (kind != "no_udp"), place
             assert found["ipv6"] == (place in ("pub", "six")), place
             assert all(server["path"] for server in found["servers"]), (place, output)

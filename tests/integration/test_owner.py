@@ -24,6 +24,8 @@ from node.platform.local_socket import NotRunningError, NotWellError, ask
 from protocol.base.errors import BadInputError
 from tests.integration.swarm import RUN, Daemon, Swarm, eventually
 
+pytestmark = pytest.mark.xdist_group("owner")
+
 OWNED_RUN = RUN.replace('name = "attacked"', 'name = "lent"')
 AT_ONCE: dict[str, tuple[dict[str, str], dict[str, Any], dict[str, Any]]] = {
     "program": ({}, {"games": ["cyberpunk"]}, {}),
