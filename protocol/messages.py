@@ -354,16 +354,25 @@ class InputAnswer(Work, frozen=True, kw_only=True):
 
 
 class FetchParameters(Work, frozen=True, kw_only=True):
-    """A volunteer asks a shard for its part of a version."""
+    """A volunteer asks a shard for its part of a version.
+
+    With `[wire] parameters = "p12"`, `base` is an older version that it has, which may be told what changed; -1: none.
+    """
 
     version: int
+    base: int = -1
 
 
 class Parameters(Work, frozen=True, kw_only=True):
-    """A shard's part of a version; no tensors when the shard does not have that version."""
+    """A shard's part of a version; no tensors when the shard does not have that version.
+
+    `base` as asked for: one tensor for each step from there to `version`, oldest first; -1: one tensor, the whole. With
+    `gradients = "gi"` the version's grid comes last.
+    """
 
     version: int
     shard: int
+    base: int = -1
     tensors: tuple[TensorRef, ...]
 
 

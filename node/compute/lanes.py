@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from torch import Tensor
 from node.compute import checkpoint
 from node.compute.devices.choice import DeviceChoice
 from node.compute.devices.device import Device, open_device
-from node.compute.forms import grid, packed
+from node.compute.fixed_parameters import FixedParameters
+from node.compute.forms import grid, p12, packed
 from node.compute.layout import StageLayout
 from node.compute.shard import ShardWorker
 from node.compute.wire import decode, encode
@@ -133,6 +135,8 @@ class DevicePerformer(_Performer):
         self._worker: StageWorker | None = None
         self._config = RunConfig()
         self._place: jobs.SetUpDevice | None = None
+        self._fixed: FixedParameters | None = None
+        """With `parameters = "p12"`."""
 
     def _methods(self) -> dict[type, tuple[str, Callable[[Any, Buffers], Any]]]:
         return {
@@ -165,6 +169,11 @@ class DevicePerformer(_Performer):
         self._worker = StageWorker(
             job.config, job.vocabulary, *chunks[0], self._threads, self._device, further=chunks[1:]
         )
+        self._fixed = None
+        if job.config.wire.parameters == "p12":
+            count = len(job.plan.stages[job.stage].servers)
+            ranges = [self._worker.layout.shard_range(shard, count) for shard in range(count)]
+            self._fixed = FixedParameters(p12.fixed_bits(job.config), ranges)
         return self._worker.graphs_max
 
     def _chunk(self, task: TaskId) -> int:
@@ -175,7 +184,15 @@ class DevicePerformer(_Performer):
         return plan.course.chunks_of(self._place.stage).index(number)
 
     def _load_parameters(self, job: jobs.LoadParameters, buffers: Buffers) -> None:
-        self._stage.set_params(job.version, [self._decode(ref, buffers) for ref in job.shards])
+        if self._fixed is None:
+            shards = [self._decode(ref, buffers) for ref in job.shards]
+        else:
+            start = time.monotonic()
+            parts = iter(buffers[ref.key] for ref in job.shards)
+            lengths = job.lengths or (1,) * len(job.shards)
+            shards = [self._fixed.load(job.version, [list(islice(parts, n)) for n in lengths], job.keep_from)]
+            self._codec_s += time.monotonic() - start
+        self._stage.set_params(job.version, shards)
         if job.grids:
             self._stage.set_grid(job.version, [self._unpack(ref, buffers).to(torch.int8) for ref in job.grids])
 
@@ -319,11 +336,26 @@ class ServerPerformer(_Performer):
 
     def _serve(self, job: jobs.ServeParameters, _: Buffers) -> tuple[TensorRef, ...]:
         place, shard = self._here
-        params = self._encode(job.key, shard.params(job.version), place.config.wire.parameters)
+        form = place.config.wire.parameters
+        if form == "p12":
+            params = self._encode_fixed(job.key, shard, job.version, job.base)
+        else:
+            params = self._encode(job.key, shard.params(job.version), form)
         steps = shard.grid_steps(job.version)
         if steps is None or job.grid is None:
             return (params,)
         return params, self._pack(job.grid, steps)
+
+    def _encode_fixed(self, key: int, shard: ShardWorker, version: int, base: int | None) -> TensorRef:
+        assert self._place is not None
+        start = time.monotonic()
+        bits = p12.fixed_bits(self._place.config)
+        before = None if base is None else p12.to_fixed(shard.params(base), bits)
+        buffer = p12.encode(p12.to_fixed(shard.params(version), bits), before, -1 if base is None else base)
+        self._codec_s += time.monotonic() - start
+        ref = TensorRef(key, (shard.end - shard.begin,), "p12", len(buffer))
+        self._made.append((ref, buffer))
+        return ref
 
     def _drop_versions(self, job: jobs.DropVersions, _: Buffers) -> None:
         _place, shard = self._here

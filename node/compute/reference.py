@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from node.compute.export import export_model, initial_weights
+from node.compute.forms import p12
 from node.compute.layout import StageLayout
 from node.compute.model import StageModel
 from node.compute.optimizer import AdamWShard, partial_square_norm
@@ -95,7 +96,7 @@ def train_reference(
     steps = config.steps if steps is None else steps
     began_s = time.perf_counter()
     for step in range(steps):
-        params = round_trip(versions[config.version_of(step)], config.wire.parameters).to(models[0].dtype)
+        params = _as_sent(versions[config.version_of(step)], config).to(models[0].dtype)
         exact = torch.zeros_like(params, dtype=torch.float64 if grid is None else torch.int32)
         loss_sum = 0.0
         for microbatch in range(config.batch.microbatches):
@@ -126,6 +127,12 @@ def train_reference(
             on_step(reports[-1])
     elapsed_s = time.perf_counter() - began_s
     return ReferenceResult(reports, steps * config.step_tokens / elapsed_s, layout, versions[steps], dataset)
+
+
+def _as_sent(params: Tensor, config: RunConfig) -> Tensor:
+    """[n] fp32: the weights that volunteers compute with when a version is `params`."""
+    form = config.wire.parameters
+    return p12.received(params, p12.fixed_bits(config)) if form == "p12" else round_trip(params, form)
 
 
 def along_route(

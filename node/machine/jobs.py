@@ -30,12 +30,20 @@ class SetUpDevice:
 
 @dataclass(frozen=True, slots=True)
 class LoadParameters:
-    """Put a version together from its shards (in shard order) and keep it. Result: None."""
+    """Put a version together from its shards (in shard order) and keep it. Result: None.
+
+    With `parameters = "p12"` a shard is whole, or what changed in each step since a version that was loaded before;
+    the version's whole numbers are kept until a later job's `keep_from` lets them go.
+    """
 
     version: int
     shards: tuple[TensorRef, ...]
     grids: tuple[TensorRef, ...] = ()
     """With `gradients = "gi"`, each shard's part of the grid on which the version's steps are summed."""
+    lengths: tuple[int, ...] = ()
+    """How many of the tensors in `shards` are of each shard; empty: one of each."""
+    keep_from: int = 0
+    """The oldest version whose whole numbers somebody may still send the difference to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +203,8 @@ class ServeParameters:
     key: int
     grid: int | None = None
     """Set with `gradients = "gi"`."""
+    base: int | None = None
+    """With `parameters = "p12"`: only what changed since this version."""
 
 
 @dataclass(frozen=True, slots=True)

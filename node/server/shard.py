@@ -427,7 +427,7 @@ class ShardRole:
         del self._commits[record.step]
         self._finish_version(record.step, record.digest)
         self.tell_workers()
-        self._serving.new_version(self.version)
+        self._serving.new_version(self.version, made_from_here=self._oldest_version < self.version)
         self._send_committed(record.step)
         self._save_if_due()
         self._apply_next()

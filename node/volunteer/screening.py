@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from protocol.base.errors import RemoteProtocolError
+from protocol.base.forms import DIFFERENCES_MAX
 from protocol.base.ids import NodeId, TaskId, TensorRef
 from protocol.messages import InputAnswer, Lease, Parameters, StepClosed, Verdict, Work
 from protocol.run.plan import Plan
@@ -22,11 +23,12 @@ def check_from_server(config: RunConfig, plan: Plan, stage: int, peer: NodeId, m
         case Parameters() if message.tensors:
             if message.shard != plan.shard_of(peer):
                 raise RemoteProtocolError("role", f"shard {message.shard} from the server of another one")
-            forms = [config.wire.parameters] + ["gi"] * (config.wire.gradients == "gi")
+            steps = message.version - message.base if message.base >= 0 else 1
+            if not 1 <= steps <= DIFFERENCES_MAX or (message.base >= 0 and config.wire.parameters != "p12"):
+                raise RemoteProtocolError("version", f"version {message.version} from {message.base}")
+            forms = [config.wire.parameters] * steps + ["gi"] * (config.wire.gradients == "gi")
             if [ref.form for ref in message.tensors] != forms or any(len(ref.shape) != 1 for ref in message.tensors):
                 raise RemoteProtocolError("shape", f"a shard of parameters is one vector each in {forms}")
-            if message.tensors[0].form != config.wire.parameters:
-                raise RemoteProtocolError("shape", f"parameters in {message.tensors[0].form}")
         case Verdict() if peer != plan.ledger_of(stage):
             raise RemoteProtocolError("role", "a verdict that is not the ledger's")
         case StepClosed() if message.step >= config.steps:

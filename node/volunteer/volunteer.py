@@ -75,7 +75,7 @@ class VolunteerMachine:
         """Those with a live link, and whether they have said that they are ready."""
         self._slots: Slots | None = None
         self._closed = -1
-        self._versions = Versions(out)
+        self._versions = Versions(out, by_changes=config.wire.parameters == "p12")
         self._leases: dict[TaskId, Held] = {}
         self._graphs: dict[TaskId, Ticket] = {}
         self._running: Held | None = None

@@ -49,6 +49,10 @@ NOT_FINITE: Final = -(2**31)
 """A part of weight gradients in `gi` that begins with this, which no sum of tasks reaches, was not finite."""
 BASE_BYTES: Final = 8
 """Before the integers of `p12`: the version that they are the difference to, or all ones for the values themselves."""
+DIFFERENCES_MAX: Final = 3
+"""Steps that parameters in `p12` may be behind and still be sent as what changed, one tensor a step. A change takes 2
+to 3.3 bits a parameter and the whole about 10, so the third still pays and the fourth does not; and a server keeps
+these for every parameter of its shard: 10 bits."""
 
 
 def blocks_of_row(width: int) -> int:

@@ -130,8 +130,10 @@ class WireSection(_Section, frozen=True, kw_only=True):
     a task's gradient is rounded once, the same wherever it is computed, and sums are exact, so the weights do not
     depend on who summed what. fp64 does not round and loses next to nothing of a sum, at 14 times the bytes; the others
     halve or quarter that, and what they round depends on who summed what."""
-    parameters: Literal["fp32", "bf16"] = "fp32"
-    """Form of parameters sent to volunteers."""
+    parameters: Literal["p12", "fp32", "bf16"] = "p12"
+    """Form of parameters sent to volunteers. `p12`: whole numbers of a fixed unit, to which everybody's weights are
+    rounded for computing (not the servers' own): about 10 bits each for a newcomer, and from then on 2 to 3.3 bits for
+    what a step has changed, at no loss that could be measured."""
     gradient_grid_bits: int = 0
     """With `gradients = "fp32"`, half the upload, and weights that still do not depend on who summed what: a task's
     gradients are rounded to multiples of 2^-bits, so that fp32 sums below 2^(24 - bits) are exact. 0: not rounded."""

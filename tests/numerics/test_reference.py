@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from node.compute.forms import packed
+from node.compute.fixed_parameters import FixedParameters
+from node.compute.forms import p12, packed
 from node.compute.layout import StageLayout
 from node.compute.model import StageModel
 from node.compute.reference import ReferenceStep, train_reference
@@ -43,8 +44,14 @@ SMALL = RunConfig(
 
 
 def small_run(delay: int, form: str = "fp32", dtype: str = "fp32", gradients: str = "fp64") -> RunConfig:
+    """With activations in `q8`, which is the default, parameters travel in theirs, too; otherwise as they are."""
     batch = BatchSection(microbatches=4, samples=2, delay=delay)  # type: ignore[arg-type]
-    wire = WireSection(activations_up=form, activations_down=form, gradients=gradients)  # type: ignore[arg-type]
+    wire = WireSection(
+        activations_up=form,  # type: ignore[arg-type]
+        activations_down=form,  # type: ignore[arg-type]
+        gradients=gradients,  # type: ignore[arg-type]
+        parameters="p12" if form == "q8" else "fp32",
+    )
     compute = ComputeSection(dtype=dtype)  # type: ignore[arg-type]
     return msgspec.structs.replace(SMALL, batch=batch, wire=wire, compute=compute)
 
@@ -57,6 +64,10 @@ class Pipeline:
         edges = [0, *cuts, config.block_count]
         self.workers = [StageWorker(config, vocabulary, *blocks) for blocks in itertools.pairwise(edges)]
         self.shards = [[ShardWorker(worker.layout, index, 2) for index in range(2)] for worker in self.workers]
+        self.fixed = [
+            FixedParameters(p12.fixed_bits(config), [(shard.begin, shard.end) for shard in shards])
+            for shards in self.shards
+        ]
         self.skipped: list[int] = []
         for shard in itertools.chain(*self.shards):
             shard.initial()
@@ -64,8 +75,11 @@ class Pipeline:
     def step(self, step: int, dataset: Dataset) -> float:
         """Runs a step whose microbatches come back in two contributions a stage; returns the mean loss."""
         version = self.config.version_of(step)
-        for worker, shards in zip(self.workers, self.shards, strict=True):
-            worker.set_params(version, [shard.params(version) for shard in shards])
+        for worker, shards, fixed in zip(self.workers, self.shards, self.fixed, strict=True):
+            if self.config.wire.parameters == "p12":
+                worker.set_params(version, [fixed.load(version, [self.sent(s, version) for s in shards], version)])
+            else:
+                worker.set_params(version, [shard.params(version) for shard in shards])
             if self.config.wire.gradients == "gi":
                 worker.set_grid(
                     version, [steps for shard in shards if (steps := shard.grid_steps(version)) is not None]
@@ -93,6 +107,14 @@ class Pipeline:
             for shard, _ in reduced:
                 shard.skip(step)
         return sum(losses) / self.config.step_tokens
+
+    def sent(self, shard: ShardWorker, version: int) -> list[bytearray]:
+        """The first version whole, the others as what changed."""
+        bits = p12.fixed_bits(self.config)
+        after = p12.to_fixed(shard.params(version), bits)
+        if version == 0:
+            return [p12.encode(after, None, 0)]
+        return [p12.encode(after, p12.to_fixed(shard.params(version - 1), bits), version - 1)]
 
     def microbatch(self, step: int, version: int, index: int, into: int, dataset: Dataset) -> float:
         tokens, labels = (torch.from_numpy(array).long() for array in dataset.batch(step, index))
@@ -183,7 +205,7 @@ def test_overflows_are_skipped_as_in_the_reference(
 
 def test_bf16_is_a_class_of_its_own_with_exact_bits_too() -> None:
     """Stages computed in bf16, with graphs that keep inputs only, end with the exact bits of a bf16 reference; its
-    losses stay within a hundredth of fp32's."""
+    losses stay within a fiftieth of fp32's."""
     config = small_run(1, "q8", "bf16", "gi")
     reference = train_reference(config, course=cut_at(config, (4,)))
     pipeline = Pipeline(config, reference.dataset.vocabulary, (4,))
@@ -191,7 +213,7 @@ def test_bf16_is_a_class_of_its_own_with_exact_bits_too() -> None:
         worker._models[0].keeps_inputs_only = True
     losses = [pipeline.step(step, reference.dataset) for step in range(config.steps)]
     assert torch.equal(pipeline.params(config.steps), reference.params)
-    assert losses == pytest.approx(train_reference(small_run(1, "q8")).losses, rel=0.01)
+    assert losses == pytest.approx(train_reference(small_run(1, "q8")).losses, rel=0.02)
     assert config.config_hash() != small_run(1, "q8").config_hash()
 
 

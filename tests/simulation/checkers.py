@@ -26,7 +26,7 @@ from protocol.messages import Parameters, Ping, StepOpened
 from protocol.run.course import course_of
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
-from tests.simulation.arithmetic import reference, shards, sum_up
+from tests.simulation.arithmetic import add, reference, shards, sum_up
 from tests.simulation.leaks import Leaks
 from tests.simulation.promises import Promises
 from tests.simulation.violation import expect
@@ -303,7 +303,11 @@ class Checker(Watcher):
         newest = self._committed.get((message.ledger_generation, stage, shard), max(0, plan.restore_step))
         expect(message.version <= newest, "T-I7", f"version {message.version} served at {newest}")
         right = shards(self.reference.versions[message.version][stage])[shard]
-        served = host.store[message.tensors[0].key]
+        served = tuple(0 for _ in right)
+        if message.base >= 0:
+            served = shards(self.reference.versions[message.base][stage])[shard]
+        for tensor in message.tensors:
+            served = add(served, host.store[tensor.key][1])
         expect(served == right, "T-I6", f"version {message.version} is served with other parameters")
 
     def _on_opened(self, host: Host, message: StepOpened) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from node.machine import jobs
 from protocol.base.ids import TaskId, TensorRef
 from tests.simulation.arithmetic import (
+    PRIME,
     SHARD_ELEMENTS,
     Vector,
     add,
@@ -68,6 +69,8 @@ class Lanes:
     files: dict[str, Any]
     shared: SharedFolder
     versions: dict[int, Vector] = field(default_factory=dict)
+    bases: dict[int, Vector] = field(default_factory=dict)
+    """Versions that a server may send the difference to."""
     graphs: dict[TaskId, tuple[Vector, int]] = field(default_factory=dict)
     sums: dict[int, Vector] = field(default_factory=dict)
     shard: dict[int, tuple[Vector, Vector]] = field(default_factory=dict)
@@ -83,10 +86,10 @@ class Lanes:
         match job:
             case jobs.SetUpDevice():
                 self.device = job
-                self.versions, self.graphs, self.sums = {}, {}, {}
+                self.versions, self.graphs, self.sums, self.bases = {}, {}, {}, {}
                 return 1 << 20
             case jobs.LoadParameters():
-                self.versions[job.version] = tuple(n for ref in job.shards for n in self.inputs[ref.key])
+                self._load_parameters(job)
             case jobs.DropParameters():
                 self.versions.pop(job.version, None)
             case jobs.Forward():
@@ -172,7 +175,11 @@ class Lanes:
                 self.shard[job.step + 1] = weights, moments
                 return digest(weights, moments)
             case jobs.ServeParameters():
-                return (self._shard(job.key, self.shard[job.version][0]),)
+                weights = self.shard[job.version][0]
+                if job.base is not None:
+                    before = self.shard[job.base][0]
+                    weights = tuple((new - old) % PRIME for new, old in zip(weights, before, strict=True))
+                return (self._served(job.key, weights, job.base),)
             case jobs.DropVersions():
                 self.shard = {v: state for v, state in self.shard.items() if v >= job.version}
             case jobs.WriteSnapshot():
@@ -195,6 +202,22 @@ class Lanes:
             case _:
                 raise AssertionError(f"no lane knows {job}")
         return None
+
+    def _load_parameters(self, job: jobs.LoadParameters) -> None:
+        """As `node.compute.fixed_parameters`: each shard is whole, or changes of a version that was loaded before."""
+        parts = [self.inputs[ref.key] for ref in job.shards]
+        found: Vector = ()
+        for length in job.lengths:
+            (base, *_), begin = parts[0], len(found)
+            part = self.bases[base][begin : begin + SHARD_ELEMENTS] if base >= 0 else (0,) * SHARD_ELEMENTS
+            reached = base if base >= 0 else job.version - 1
+            for start, change in parts[:length]:
+                assert start in (reached, -1), f"a change of {start} where {reached} was reached"
+                part, reached = add(part, change), reached + 1
+            assert reached == job.version, f"changes lead to {reached}, not {job.version}"
+            parts, found = parts[length:], found + part
+        self.versions[job.version] = self.bases[job.version] = found
+        self.bases = {version: whole for version, whole in self.bases.items() if version >= job.keep_from}
 
     def _chunk(self, task: TaskId) -> int:
         assert self.device is not None
@@ -219,6 +242,11 @@ class Lanes:
     def _shard(self, key: int, value: Vector) -> TensorRef:
         """A few whole numbers that pass for a shard of the size that they say."""
         return self._keep(key, value, (ANNOUNCED_ELEMENTS,), "fp32", 4 * ANNOUNCED_ELEMENTS)
+
+    def _served(self, key: int, value: Vector, base: int | None) -> TensorRef:
+        """(base, numbers) that pass for parameters, whole or as what changed."""
+        byte_count = ANNOUNCED_ELEMENTS // (3 if base is not None else 1)
+        return self._keep(key, (-1 if base is None else base, value), (ANNOUNCED_ELEMENTS,), "p12", byte_count)
 
     def _keep(self, key: int, value: Any, shape: tuple[int, ...], form: Any, byte_count: int) -> TensorRef:
         self.store[key] = value

@@ -143,7 +143,7 @@ class Shape:
                 placement=self.placement,  # type: ignore[arg-type]
             ),
             routes=RoutesSection(skip=self.skip, swaps=self.swaps),
-            wire=WireSection(activations_up="fp32", activations_down="fp32", gradients="fp32"),
+            wire=WireSection(activations_up="fp32", activations_down="fp32", gradients="fp32", parameters="p12"),
             checkpoint=CheckpointSection(every_steps=self.checkpoint_every),
             limits=LimitsSection(
                 lease_s=8.0,

@@ -40,6 +40,11 @@ def from_fixed(fixed: Tensor, bits: int) -> Tensor:
     return fixed.float().mul_(2.0**-bits)
 
 
+def received(params: Tensor, bits: int) -> Tensor:
+    """[n] fp32: what whoever is sent these parameters computes with."""
+    return from_fixed(to_fixed(params, bits), bits)
+
+
 def encode(fixed: Tensor, base: Tensor | None, base_version: int) -> bytearray:
     """Bytes of `fixed` [n] int32: its difference to `base`, the integers of version `base_version`, or itself."""
     values: Ints = fixed.cpu().numpy()

@@ -39,7 +39,7 @@ from protocol.run.run import (
 STAGES = ((0, 4), (4, 8))
 
 
-def small_run(delay: int, folder: str = "checkpoints", gradients: str = "fp64") -> RunConfig:
+def small_run(delay: int, folder: str = "checkpoints", gradients: str = "fp64", parameters: str = "fp32") -> RunConfig:
     """Three layers of width 16 on the grammar."""
     return RunConfig(
         steps=20,
@@ -47,7 +47,12 @@ def small_run(delay: int, folder: str = "checkpoints", gradients: str = "fp64") 
         data=DataSection(source="builtin:grammar"),
         optimizer=OptimizerSection(warmup_steps=2, learning_rate=1e-2),
         batch=BatchSection(microbatches=3, samples=2, delay=delay),  # type: ignore[arg-type]
-        wire=WireSection(activations_up="fp32", activations_down="fp32", gradients=gradients),  # type: ignore[arg-type]
+        wire=WireSection(
+            activations_up="fp32",
+            activations_down="fp32",
+            gradients=gradients,  # type: ignore[arg-type]
+            parameters=parameters,  # type: ignore[arg-type]
+        ),
         checkpoint=CheckpointSection(folder=folder),
     )
 
@@ -101,13 +106,13 @@ class Bench:
     def start(self, checkpoint_step: int = -1) -> list[list[bytes]]:
         return [[self.do(server, jobs.StartShard(checkpoint_step)) for server in stage] for stage in self.servers]
 
-    def fetch(self, version: int) -> None:
-        """Both devices get a version from their shards."""
+    def fetch(self, version: int, base: int | None = None) -> None:
+        """Both devices get a version from their shards, whole or as what changed since `base`."""
         for stage, device in enumerate(self.devices):
             served = []
             for server in self.servers[stage]:
                 grid = self.fresh() if self.config.wire.gradients == "gi" else None
-                served.append(self.do(server, jobs.ServeParameters(version, self.fresh(), grid)))
+                served.append(self.do(server, jobs.ServeParameters(version, self.fresh(), grid, base)))
             shards = tuple(refs[0] for refs in served)
             self.do(device, jobs.LoadParameters(version, shards, tuple(refs[1] for refs in served if len(refs) > 1)))
 
@@ -187,6 +192,23 @@ def test_two_stages_of_two_shards_are_one_process(tmp_path: Path, delay: int) ->
     assert losses[-1] < losses[0]
     found = weights(bench, 6)
     assert float((found - flat).norm() / flat.norm()) < 1e-6
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_parameters_that_come_as_changes_make_the_run_of_whole_ones(tmp_path: Path, delay: int) -> None:
+    """Losses and digests to the last bit, with either way from step to step; and other ones than fp32's."""
+    runs = []
+    for by_changes, form in ((True, "p12"), (False, "p12"), (False, "fp32")):
+        config = small_run(delay, gradients="gi", parameters=form)
+        bench = Bench(config, tmp_path / f"{by_changes}{form}")
+        bench.start()
+        told: list[object] = []
+        for step in range(5):
+            version = config.version_of(step)
+            bench.fetch(version, version - 1 if by_changes and version else None)
+            told.append(bench.step(step))
+        runs.append(told)
+    assert runs[0] == runs[1] != runs[2]
 
 
 @pytest.mark.parametrize("gradients", ["gi", "fp64"])

@@ -16,7 +16,7 @@ from protocol.run.plan import Plan, ServerPlan, StagePlan
 from protocol.run.run import RunConfig, WireSection
 from tests.node.setting import TICKET
 
-CONFIG = RunConfig(wire=WireSection(gradients="fp64"))
+CONFIG = RunConfig(wire=WireSection(gradients="fp64", parameters="fp32"))
 FRONT, BACK = NodeId("f" * 52), NodeId("b" * 52)
 OTHERS = NodeId("g" * 52), NodeId("c" * 52)
 PLAN = Plan(1, 1, -1, tuple(
@@ -96,6 +96,16 @@ def test_other_words_of_servers_are_looked_at_too() -> None:
     for tensors, named in (((vector, grid), ""), ((vector,), "shape"), ((vector, vector), "shape")):
         with_grid = msgspec.structs.replace(parameters, tensors=tensors)
         assert reason(with_grid, BACK, config) == named
+    changes = tuple(TensorRef(i, (10,), "p12", 9) for i in range(2))
+    for base, tensors, named in (
+        (-1, changes[:1], ""), (5, changes, ""), (6, changes[:1], ""), (6, changes, "shape"), (-1, changes, "shape"),
+        (7, changes[:1], "version"), (3, (*changes, *changes), "version"), (-1, (vector,), "shape"),
+    ):  # fmt: skip
+        config = msgspec.structs.replace(CONFIG, wire=WireSection(parameters="p12", gradients="fp64"))
+        told = Parameters(ledger_generation=1, version=7, shard=1, base=base, tensors=tensors)
+        assert reason(told, BACK, config) == named
+    told = Parameters(ledger_generation=1, version=7, shard=1, base=6, tensors=(vector,))
+    assert reason(told, BACK) == "version"
     answer = InputAnswer(ledger_generation=1, task=END[0], tensors=(HIDDEN,))
     assert reason(answer) == "" and reason(msgspec.structs.replace(answer, tensors=(LABELS,))) == "shape"
     name = ContributionId(BACK, 1, 1)
