@@ -307,6 +307,7 @@ class CoordinatorMachine:
                     self.outbox.log("warning", "alert", node=member.peer, detail=message.alert)
                 self.reported.take(member, self._stage_of(member), message, now)
                 member.report, member.report_at = message, now
+                self._end_of_history(member, message)
             case LinkReport():
                 self._link_report(member, message, now)
             case Signal():
@@ -469,6 +470,19 @@ class CoordinatorMachine:
         row = self.history.take(member.peer, report, now + self.wall_offset_s)
         if row is not None:
             self.outbox.persist(row, lambda now: self._step_stored(member, row, now))
+
+    def _end_of_history(self, member: Member, report: NodeReport) -> None:
+        """A run that went back to its last checkpoint has nothing left to train, but perhaps something to report: what
+        its decider knows of the last steps. Only when that is told, or nobody knows, is the run finished."""
+        plan = self.placement.plan
+        if plan is None or plan.restore_step < self.config.steps or self.placement.going_back:
+            return
+        speaks = member.peer == plan.decider and report.ledger_generation == plan.ledger_generation
+        if not speaks or report.counters.get("unreported", 1.0) > 0:
+            return
+        row = self.history.end(plan.ledger_generation)
+        if row is not None:
+            self.outbox.persist(row, lambda now: self.history.ended(still=not self.placement.going_back))
 
     def _step_stored(self, member: Member, row: StepRow, now: float) -> None:
         self.history.store(row)

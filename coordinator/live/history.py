@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from coordinator.live.outbox import Outbox
-from coordinator.live.records import TAIL_STEPS, StepRow, StoredState
+from coordinator.live.records import TAIL_STEPS, HistoryEnded, StepRow, StoredState
 from protocol.base.ids import NodeId
 from protocol.messages import StepReport, StepReportStored
 from protocol.run.run import RunConfig
@@ -38,13 +38,29 @@ class History:
         self._gap_asked = -1
         self._thrown = {row.step: row for row in stored.thrown}
         """The newest row of each step thrown away: it counts again if a checkpoint with its step becomes readable."""
-        self._restored_end = stored.plan is not None and stored.plan.restore_step >= config.steps
-        """Every server was lost after the last checkpoint: there is nothing left to train, or to report."""
+        self._ended = stored.ended
+        """The run went back to its last checkpoint, and nobody has the reports that are missing up to it."""
+        self._ending = False
+        """That is on its way to the disk."""
 
     @property
     def finished(self) -> bool:
-        """Whether the run's last step is stored, or lies in the checkpoint that the run went back to."""
-        return self.newest_step >= self._config.steps - 1 or self._restored_end
+        """Whether the run's last step is stored, or its report is lost for good while a checkpoint has the step."""
+        return self.newest_step >= self._config.steps - 1 or self._ended
+
+    def end(self, ledger_generation: int) -> HistoryEnded | None:
+        """What to write when the decider of a run that went back to its last checkpoint has no report left to make;
+        None while one is on its way, or when nothing is missing."""
+        if self.finished or self._ending or self._accepted != self.newest_step:
+            return None
+        self._ending = True
+        first = self.newest_step + 1
+        self._outbox.log("warning", "step reports missing", first=first, last=self._config.steps - 1)
+        return HistoryEnded(ledger_generation=ledger_generation, first_missing=first)
+
+    def ended(self, still: bool) -> None:
+        """The end without the missing reports is durable; `still`: and the run does not go back once more."""
+        self._ended, self._ending = still, False
 
     def newest_of(self, ledger_generation: int) -> int:
         """The newest closed step of these ledgers; -1 when they have closed none."""
@@ -62,7 +78,6 @@ class History:
         The checkpoint may also lie ahead of the history: one that could not be read when the run went back the time
         before. The steps that made it count again.
         """
-        self._restored_end = restore_step >= self._config.steps
         first = first_step_after(restore_step)
         lost = self.lost_by(restore_step)
         while self.tail and self.tail[-1].step >= first:

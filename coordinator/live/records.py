@@ -95,8 +95,17 @@ class StepRow(Record, frozen=True, kw_only=True):
     """Seconds since 1970 by the coordinator's clock when the report came; only shown, never compared."""
 
 
+class HistoryEnded(Record, frozen=True, kw_only=True):
+    """The run went back to its last checkpoint, and no server has the reports that are missing up to it: what became
+    of those steps is in the checkpoint and nowhere else. The run is finished without them."""
+
+    ledger_generation: int
+    first_missing: int
+    """The first step whose report is lost; the others follow up to the run's last."""
+
+
 RECORDS: tuple[type[Record], ...] = (
-    PlanRow, MemberRow, InviteSpent, InviteClosed, Banned, Unbanned, DataRow, StepRow,
+    HistoryEnded, PlanRow, MemberRow, InviteSpent, InviteClosed, Banned, Unbanned, DataRow, StepRow,
 )  # fmt: skip
 
 
@@ -117,6 +126,8 @@ class StoredState:
     """The newest rows of steps whose newest row was thrown away, oldest step first (at most `TAIL_STEPS`)."""
     tokens: int = 0
     """Tokens of the present history: every step counted once, thrown-away ones not."""
+    ended: bool = False
+    """Whether a `HistoryEnded` was written under the present plan's ledgers."""
     spent: tuple[InviteSpent, ...] = ()
     banned: tuple[Banned, ...] = ()
     ban_number: int = 0

@@ -82,6 +82,9 @@ def run_state(machine: CoordinatorMachine, now: float) -> tuple[str, str]:
         return "waiting", placement.review.sentence
     if waiting_for := _missed_servers(machine, now):
         return "waiting", waiting_for
+    if placement.plan.restore_step >= machine.config.steps:
+        decider = placement.table.slots[0]
+        return "waiting", f"waiting for {placement.table.name(decider)} to tell how the last steps ended"
     if machine.data is None:
         return "waiting", "waiting for the servers of stage 0 to read the data"
     waiting_for = _lonely_stages(machine)

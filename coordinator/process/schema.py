@@ -84,4 +84,11 @@ MIGRATIONS: tuple[str, ...] = (
     UPDATE bans SET number = rowid, wall_s = CAST(strftime('%s', 'now') AS REAL);
     ALTER TABLE invites ADD COLUMN closed INTEGER NOT NULL DEFAULT 0;
     """,
+    """
+    -- The reports up to the run's last step are lost with the disk that had them; the last checkpoint has the steps.
+    CREATE TABLE history_ended (
+        ledger_generation INTEGER PRIMARY KEY,
+        first_missing INTEGER NOT NULL
+    );
+    """,
 )

@@ -23,6 +23,7 @@ from coordinator.live.records import (
     TAIL_STEPS,
     Banned,
     DataRow,
+    HistoryEnded,
     InviteClosed,
     InviteSpent,
     MemberRow,
@@ -232,6 +233,10 @@ class Store:
             (ban_number,) = self._db.execute("SELECT COALESCE(MAX(MAX(number, lifted)), 0) FROM bans").fetchone()
             closed = self._db.execute("SELECT nonce FROM invites WHERE closed ORDER BY rowid").fetchall()
             (serial,) = self._db.execute("SELECT COALESCE(MAX(serial), 0) FROM members").fetchone()
+            (ended,) = self._db.execute(
+                "SELECT EXISTS (SELECT 1 FROM history_ended WHERE ledger_generation ="
+                " (SELECT ledger_generation FROM plans ORDER BY generation DESC LIMIT 1))"
+            ).fetchone()
             steps = self._select_steps("WHERE NOT thrown_away ORDER BY step DESC LIMIT ?", (TAIL_STEPS,))
             thrown = self._select_steps(
                 "WHERE thrown_away AND ledger_generation = (SELECT MAX(ledger_generation) FROM steps AS other"
@@ -247,6 +252,7 @@ class Store:
             steps=tuple(reversed(steps)),
             thrown=tuple(reversed(thrown)),
             tokens=tokens,
+            ended=bool(ended),
             spent=tuple(InviteSpent(nonce=nonce, node=NodeId(node)) for nonce, node in spent),
             banned=tuple(
                 Banned(node=NodeId(node), reason=reason, number=number, wall_s=wall_s)
@@ -314,6 +320,10 @@ class Store:
                 self._db.execute(f"INSERT INTO steps ({', '.join(_STEP_FIELDS)}) VALUES ({marks})", values)  # noqa: S608
             case PlanRow():
                 self._write_plan(item)
+            case HistoryEnded():
+                self._db.execute(
+                    "INSERT INTO history_ended VALUES (?, ?)", (item.ledger_generation, item.first_missing)
+                )
             case MemberRow():
                 self._db.execute(
                     "INSERT INTO members VALUES (?, ?, ?, ?)", (item.serial, item.node, item.public_key, item.role)

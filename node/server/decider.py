@@ -81,6 +81,11 @@ class DeciderRole:
         """Newest step that every stage has committed."""
         return self._closed
 
+    @property
+    def unreported_count(self) -> int:
+        """Closed steps that the coordinator has not acknowledged."""
+        return len(self._reports)
+
     def unreported(self) -> tuple[StepReport, ...]:
         """Steps that the coordinator has not acknowledged, oldest first: closed ones, and those decided after them,
         which count if the run goes back to a checkpoint behind them."""
@@ -244,11 +249,13 @@ class DeciderRole:
         )
 
     def _send_reports(self) -> None:
-        """Sends the oldest unacknowledged reports, each once a link. The last step's waits for the last checkpoint."""
+        """Sends the oldest unacknowledged reports, each once a link. The last step's waits for the last checkpoint,
+        unless that is where these ledgers begin."""
         if not self._coordinator_linked:
             return
+        last = self._context.config.steps
         for step in list(self._reports)[:REPORTS_IN_FLIGHT_MAX]:
-            if step + 1 == self._context.config.steps and step + 1 not in self._manifests:
+            if step + 1 == last and step >= self._first_step and last not in self._manifests:
                 break
             if step > self._reported:
                 self._reported = step

@@ -562,6 +562,7 @@ class ServerMachine:
             "reissued": float(sum(pool.reissued_count for pool in pools)),
             "queue": float(counts["free"]),
             "leased": float(counts["leased"]),
+            **({} if self.decider is None else {"unreported": float(self.decider.unreported_count)}),
         }
 
     def check(self) -> None:

@@ -182,6 +182,7 @@ REPORT_COUNTERS = (
     "queue",
     "leased",
     "reissued",
+    "unreported",
     # A volunteer's machine: what it did.
     "microbatches",
     "tokens",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator.live.records import PlanRow, StepRow
+from coordinator.live.records import HistoryEnded, PlanRow, StepRow
 from node.machine.records import (
     CheckpointWritten,
     ContributionAccepted,
@@ -108,6 +108,9 @@ class Checker(Watcher):
                 self._on_plan(record)
             case StepRow():
                 self._on_row(record)
+            case HistoryEnded():
+                missing = self._reports_were_lost and record.first_missing == self._next_row
+                expect(missing, "T-I10", f"the reports from step {record.first_missing} on are given up, and are there")
 
     def _on_stored(self, world: World, host: Host, record: ContributionStored, tensors: dict[int, Any]) -> None:
         """A contribution is what it says: the sum over its tasks, on its step's version, of its shard."""

@@ -11,7 +11,16 @@ import msgspec
 
 from coordinator.live.core import CoordinatorMachine
 from coordinator.live.history import first_step_after
-from coordinator.live.records import Banned, DataRow, InviteSpent, MemberRow, PlanRow, StepRow, StoredState
+from coordinator.live.records import (
+    Banned,
+    DataRow,
+    HistoryEnded,
+    InviteSpent,
+    MemberRow,
+    PlanRow,
+    StepRow,
+    StoredState,
+)
 from node.core import NodeFacts, NodeMachine
 from node.machine.kept_plan import KeptPlan
 from node.machine.records import SnapshotWritten
@@ -317,6 +326,10 @@ def stored_state(records: list[Any]) -> StoredState:
         lost_steps=sum(record.lost_steps for record in plans),
         data=data[-1] if data else None,
         steps=tuple(steps),
+        ended=any(
+            isinstance(record, HistoryEnded) and plan is not None and record.ledger_generation == plan.ledger_generation
+            for record in records
+        ),
         thrown=tuple(thrown[number] for number in sorted(thrown)),
         tokens=sum(record.tokens for record in steps),
         spent=tuple(record for record in records if isinstance(record, InviteSpent)),

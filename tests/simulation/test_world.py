@@ -46,10 +46,6 @@ def test_no_bug_comes_back(seed: int) -> None:
     run_seed(seed)
 
 
-@pytest.mark.xfail(
-    reason="seed 52: a run that goes back to its last checkpoint ends without the report of its last step (T-I10)",
-    strict=False,
-)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_three_hundred_seeds_without_a_violation() -> None:

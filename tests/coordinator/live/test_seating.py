@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from coordinator.live.records import DataRow, PlanRow, StepRow, StoredState
+from coordinator.live.records import DataRow, HistoryEnded, PlanRow, StepRow, StoredState
 from coordinator.live.status import run_state
 from protocol.base.ids import NodeId
 from protocol.base.machine import Send
@@ -284,6 +284,62 @@ def test_a_checkpoint_ahead_of_the_history_brings_its_steps_back() -> None:
     assert (history.newest_step, history.tokens, history.lost_steps) == (1, 2 * 2048, 3)
     desk.report(2, node=desk.plan.decider)
     assert desk.machine.history.newest_step == 2 and not desk.logged("step reports missing")
+
+
+def back_at_the_end(desk: Desk) -> None:
+    """All steps are closed and the last checkpoint is written; of step 4 the coordinator never heard. Then a disk is
+    lost."""
+    plan = desk.train()
+    for step in range(4):
+        desk.report(step)
+    for node in ("s0", "s1", "s3"):
+        desk.say(node, join(**held(node, plan, version=5, checkpoints=(5,), addresses=(f"{node}:1",))))
+    desk.drop("s2")
+    desk.server("s2", checkpoints=(5,))
+    assert desk.plan.restore_step == 5
+
+
+def decider_says(desk: Desk, unreported: int, ledger_generation: int | None = None) -> None:
+    generation = desk.plan.ledger_generation if ledger_generation is None else ledger_generation
+    counters = {"unreported": float(unreported)}
+    report = NodeReport(state="training", waiting_for="", ledger_generation=generation, counters=counters)
+    desk.say(desk.plan.decider, report)
+
+
+def test_a_run_that_went_back_to_its_last_checkpoint_is_not_finished_before_the_last_report() -> None:
+    """T-I10: the decider still has the report that the coordinator missed, and the history ends whole."""
+    desk = Desk()
+    back_at_the_end(desk)
+    assert not desk.machine.finished
+    assert run_state(desk.machine, desk.now) == (
+        "waiting",
+        "waiting for stage 0 front 0 to tell how the last steps ended",
+    )
+    decider_says(desk, unreported=0, ledger_generation=1)  # of the ledgers before: it does not know yet
+    decider_says(desk, unreported=1)
+    assert not desk.machine.finished
+    desk.report(4)
+    assert desk.machine.finished and desk.machine.history.newest_step == 4
+    assert not desk.written(HistoryEnded) and not desk.logged("step reports missing")
+
+
+def test_a_last_report_that_is_lost_with_its_disk_is_given_up_on_record() -> None:
+    """The decider that began anew knows of none: that is written down, and the run is finished, also for a coordinator
+    that is started once more."""
+    desk = Desk()
+    back_at_the_end(desk)
+    desk.durable = False
+    decider_says(desk, unreported=0)
+    decider_says(desk, unreported=0)
+    assert not desk.machine.finished, "not before it is durable"
+    desk.durable = True
+    desk.settle()
+    assert desk.machine.finished
+    assert desk.written(HistoryEnded) == [HistoryEnded(ledger_generation=2, first_missing=4)]
+    (log,) = desk.logged("step reports missing")
+    assert (log["first"], log["last"]) == (4, 4)
+    again = Desk(stored=StoredState(plan=desk.plan, steps=tuple(desk.written(StepRow)), ended=True), generation=9)
+    assert again.machine.finished and not again.written(PlanRow)
 
 
 def test_a_server_back_after_the_run_went_back_without_it_joins_the_new_ledgers() -> None:

@@ -14,7 +14,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from coordinator.live.records import Banned, DataRow, InviteSpent, MemberRow, PlanRow, Record, StepRow, StoredState
+from coordinator.live.records import (
+    Banned,
+    DataRow,
+    HistoryEnded,
+    InviteSpent,
+    MemberRow,
+    PlanRow,
+    Record,
+    StepRow,
+    StoredState,
+)
 from coordinator.process.schema import MIGRATIONS
 from coordinator.process.store import DATABASE, Event, StateBrokenError, StateLockedError, Store, StoredInvite
 from protocol.base.errors import BadInputError
@@ -118,6 +128,19 @@ def test_steps_of_a_checkpoint_that_became_readable_count_again(tmp_path: Path) 
     assert [(row.step, row.ledger_generation) for row in state.steps] == [(0, 2), (1, 1), (2, 1)]
     assert [(row.step, row.ledger_generation) for row in state.thrown] == [(3, 1), (4, 1)]
     assert state.tokens == 3 * 2048
+    store.close()
+
+
+def test_a_history_that_ended_without_its_last_reports_stays_so_under_its_ledgers(tmp_path: Path) -> None:
+    """A start finds it; a run that went back once more has reports to wait for again."""
+    store = Store(tmp_path, CONFIG)
+    store.write([plan_row(1, 1), step_row(0), plan_row(2, 2, restore_step=5, lost=0)])
+    assert not store.load().ended
+    store.write([HistoryEnded(ledger_generation=2, first_missing=1)])
+    store = reopened(store)
+    assert store.load().ended
+    store.write([plan_row(3, 3, restore_step=2, lost=0)])
+    assert not store.load().ended
     store.close()
 
 
