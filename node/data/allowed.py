@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from node.data.tokenizer import BYTES, PREPARED
 from protocol.base.errors import BadInputError
 from protocol.run.run import RunConfig
 
@@ -55,7 +56,7 @@ def _read_paths(config: RunConfig) -> list[tuple[str, str]]:
     tokenizer = config.data.tokenizer
     paths = [
         ("data.source", "" if config.data.source.startswith("builtin:") else config.data.source),
-        ("data.tokenizer", "" if tokenizer == "bytes" or tokenizer.startswith("bpe:") else tokenizer),
+        ("data.tokenizer", "" if tokenizer in (BYTES, PREPARED) or tokenizer.startswith("bpe:") else tokenizer),
         ("model.start_from", config.model.start_from),
     ]
     return [(field, path) for field, path in paths if path]

@@ -2,13 +2,14 @@
 
 Samples are numbered through the whole run: microbatch b of step t holds `samples` numbers, from (t x microbatches + b)
 x samples on. A finite text is cut into samples of `context` tokens; every epoch visits each of them once, in an order
-of its own. A few samples, chosen by the seed, are kept aside for validation.
+of its own. A few samples, chosen by the seed, are kept aside for validation. With `data.mixture` each part of a
+prepared folder has samples and epochs of its own, and every number falls on one part.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,16 +17,22 @@ import numpy as np
 import numpy.typing as npt
 
 from node.data.grammar import sample_text, sentences
+from node.data.mixture import Turns, shares
 from node.data.permutation import Permutation
-from node.data.sources import BUILTIN_GRAMMAR, read_documents
-from node.data.tokenizer import TextTokenizer, make_tokenizer
+from node.data.pieces import Piece
+from node.data.prepared import DataHash, PreparedFolder, is_prepared
+from node.data.rows import JoinedRow, MemoryRow, Row, Tokens
+from node.data.sources import BUILTIN_GRAMMAR, read_pieces, training_texts
+from node.data.tokenizer import PREPARED, TextTokenizer, make_tokenizer
 from protocol.base.errors import BadInputError
+from protocol.run.mixture import parse_mixture
 from protocol.run.run import DataSection, RunConfig
-
-Tokens = npt.NDArray[np.int32]
 
 VALIDATION_SHARE = 1 / 64
 _MOST_VALIDATION_SAMPLES = 4096
+TEXT_CHARACTERS_MAX = 256 << 20
+"""Of a source that a run tokenizes itself: its tokens stand in memory, 2 bytes each, at most one a byte of UTF-8, so
+half a gigabyte of English (twice while they are put in one row). More must be prepared."""
 _TRAINING_SENTENCES = 4000
 """Sentences of the grammar from which a BPE tokenizer is trained: each of the 2,100 is likely among them."""
 
@@ -67,18 +74,25 @@ class Dataset:
             grammar = _GrammarSamples(config)
             self._samples, self.tokenizer = grammar, grammar.tokenizer
             self._description = grammar.description
+            return
+        row: Row
+        if is_prepared(config.data.source):
+            folder = _open_prepared(config.data)
+            self.tokenizer, row, digest = folder.tokenizer, JoinedRow(folder.rows), folder.about.data_hash
+            parts = [(part.name, each) for part, each in zip(folder.about.parts, folder.rows, strict=True)]
         else:
-            self.tokenizer, tokens, digest = tokenize(config.data)
-            text = _TextSamples(config, tokens)
-            self._samples = text
-            self._description = DataDescription(
-                source=config.data.source,
-                data_hash=digest,
-                token_count=len(tokens),
-                vocabulary=self.tokenizer.vocabulary,
-                training_samples=text.training_count,
-                validation_samples=text.validation_count,
-            )
+            self.tokenizer, row, digest = tokenize(config.data)
+            parts = []
+        text = _MixedSamples(config, parts) if config.data.mixture else _TextSamples(config, row)
+        self._samples = text
+        self._description = DataDescription(
+            source=config.data.source,
+            data_hash=digest,
+            token_count=len(row),
+            vocabulary=self.tokenizer.vocabulary,
+            training_samples=text.training_count,
+            validation_samples=text.validation_count,
+        )
 
     @property
     def vocabulary(self) -> int:
@@ -112,39 +126,65 @@ class Dataset:
         return self._config.sample_range(step)
 
 
+def _open_prepared(section: DataSection) -> PreparedFolder:
+    folder = PreparedFolder.open(section.source)
+    if section.tokenizer != PREPARED:
+        raise BadInputError(
+            f"data.tokenizer: {section.source} was prepared with {folder.about.tokenizer!r}; write tokenizer ="
+            f' "{PREPARED}", or prepare it again with --tokenizer {section.tokenizer}'
+        )
+    return folder
+
+
 def _cut(rows: list[Tokens]) -> tuple[Tokens, Tokens]:
     stacked = np.stack(rows)
     return np.ascontiguousarray(stacked[:, :-1]), np.ascontiguousarray(stacked[:, 1:])
 
 
 @functools.lru_cache(maxsize=2)
-def tokenize(section: DataSection) -> tuple[TextTokenizer, Tokens, str]:
-    """Tokenizer, tokens of all documents in one row (read-only), and their hash; kept for the next caller."""
-    documents = read_documents(section)
-    tokenizer = make_tokenizer(section.tokenizer, documents)
-    tokens = tokenizer.encode_documents(documents)
-    tokens.setflags(write=False)
-    return tokenizer, tokens, _hash(tokenizer, tokens.data)
+def tokenize(section: DataSection) -> tuple[TextTokenizer, MemoryRow, str]:
+    """Tokenizer, tokens of all documents in one row, and their hash; kept for the next caller.
+
+    Raises:
+        BadInputError: the source or the tokenizer cannot be used, or the text is too much to stand in memory.
+    """
+    if section.mixture:
+        raise BadInputError("data.mixture: needs a data.source made by `barnraise data prepare`, which has parts")
+    tokenizer = make_tokenizer(section.tokenizer, training_texts(section))
+    digest = DataHash(tokenizer)
+    kind = np.uint16 if tokenizer.vocabulary <= 1 << 16 else np.int32
+    parts: list[npt.NDArray[np.integer]] = []
+    for tokens, _ in tokenizer.encode_pieces(_up_to(TEXT_CHARACTERS_MAX, read_pieces(section), section.source)):
+        digest.tokens(tokens)
+        parts.append(tokens.astype(kind))
+    if not parts:
+        raise BadInputError(f"data.source: {section.source} holds no text")
+    return tokenizer, MemoryRow(np.concatenate(parts)), digest.hexdigest()
 
 
-def _hash(tokenizer: TextTokenizer, content: bytes | memoryview) -> str:
-    state = hashlib.blake2b(digest_size=32, person=b"br-data")
-    state.update(hashlib.blake2b(tokenizer.to_json().encode()).digest())
-    state.update(content)
-    return state.hexdigest()
+def _up_to(characters: int, pieces: Iterator[Piece], source: str) -> Iterator[Piece]:
+    for piece in pieces:
+        characters -= len(piece.text)
+        if characters < 0:
+            raise BadInputError(
+                f"data.source: {source} holds more than {TEXT_CHARACTERS_MAX} characters, which a run does not tokenize"
+                f" in memory; say `barnraise data prepare {source} --out FOLDER` and name that folder"
+            )
+        yield piece
 
 
 class _TextSamples:
     """Samples of a finite text: sample i begins at token i x context and shares one token with the next."""
 
-    def __init__(self, config: RunConfig, tokens: Tokens) -> None:
-        self._tokens = tokens
+    def __init__(self, config: RunConfig, row: Row, part: str = "") -> None:
+        self._row = row
         self._context = config.model.context
         self._seed = config.seed
-        count = (len(tokens) - 1) // self._context
+        count = (len(row) - 1) // self._context
         if count < 1:
+            name = f"the part {part} of {config.data.source}" if part else config.data.source
             raise BadInputError(
-                f"data.source: {config.data.source} has {len(tokens)} tokens, fewer than one sample of model.context = "
+                f"data.source: {name} has {len(row)} tokens, fewer than one sample of model.context = "
                 f"{self._context} needs"
             )
         self.validation_count = min(_MOST_VALIDATION_SAMPLES, int(count * VALIDATION_SHARE))
@@ -165,7 +205,37 @@ class _TextSamples:
 
     def _sample(self, index: int) -> Tokens:
         begin = index * self._context
-        return self._tokens[begin : begin + self._context + 1]
+        return self._row.cut(begin, begin + self._context + 1)
+
+
+class _MixedSamples:
+    """Samples of several rows by their weights; each row has epochs of its own."""
+
+    def __init__(self, config: RunConfig, parts: Sequence[tuple[str, Row]]) -> None:
+        found = shares(parse_mixture(config.data.mixture), [name for name, _ in parts])
+        used = [(share, name, row) for share, (name, row) in zip(found, parts, strict=True) if share]
+        self._parts = [_TextSamples(config, row, name) for _, name, row in used]
+        weights = [share for share, _, _ in used]
+        self._training = Turns(weights, config.seed, "training")
+        self._validation = Turns(weights, config.seed, "validation")
+        self.training_count = sum(part.training_count for part in self._parts)
+        self.validation_count = self._whole_validation()
+
+    def training(self, number: int) -> Tokens:
+        part, place = self._training.find(number)
+        return self._parts[part].training(place)
+
+    def validation(self, number: int) -> Tokens:
+        part, place = self._validation.find(number)
+        return self._parts[part].validation(place)
+
+    def _whole_validation(self) -> int:
+        """How many come before a part would have to repeat itself."""
+        for number in range(_MOST_VALIDATION_SAMPLES):
+            part, place = self._validation.find(number)
+            if place >= self._parts[part].validation_count:
+                return number
+        return _MOST_VALIDATION_SAMPLES
 
 
 class _GrammarSamples:
@@ -180,9 +250,11 @@ class _GrammarSamples:
         trained_on = [sample_text(0, "tokenizer", number, 1) for number in range(_TRAINING_SENTENCES)]
         self.tokenizer = make_tokenizer(config.data.tokenizer, trained_on)
         table = "".join(f"{chance!r} {text}\n" for text, chance in sentences().items())
+        digest = DataHash(self.tokenizer)
+        digest.text(table)
         self.description = DataDescription(
             source=config.data.source,
-            data_hash=_hash(self.tokenizer, table.encode()),
+            data_hash=digest.hexdigest(),
             token_count=0,
             vocabulary=self.tokenizer.vocabulary,
             training_samples=0,

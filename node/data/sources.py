@@ -1,54 +1,63 @@
-"""Where documents come from: the installed Python's own prose, and text files."""
+"""Where documents come from: the installed Python's own prose, and files."""
 
 from __future__ import annotations
 
 import ast
 import functools
-import glob
 import importlib
-import json
+import itertools
 import os
 import sysconfig
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from node.data.files import file_pieces, find_files
+from node.data.pieces import Piece, blocks_of, normalise, pieces_of
 from protocol.base.errors import BadInputError
 from protocol.run.run import DataSection
 
 BUILTIN_PYTHON = "builtin:python"
 BUILTIN_GRAMMAR = "builtin:grammar"
 
-_SUFFIXES = (".txt", ".md", ".jsonl")
 _SHORTEST_DOCSTRING = 120
 """Characters; shorter docstrings are signatures and remarks rather than prose."""
 _NOT_PROSE = frozenset({"__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test", "_bundled"})
 """Folders of the standard library that hold no documentation of it, or code that is not part of it."""
-_MOST_TEXT_BYTES = 1 << 32
-"""4 GiB: all text of a run stands in memory while it is tokenized."""
+TRAINING_CHARACTERS = 64 << 20
+"""Most text from which a byte-pair encoding is trained; of several files each gives its share, from its beginning."""
 
 
-def read_documents(section: DataSection) -> list[str]:
+def read_pieces(section: DataSection) -> Iterator[Piece]:
     """All documents of `section.source` (not of the grammar, which has no end), in an order that never varies.
 
     Raises:
         BadInputError: nothing is there, or it cannot be read; the sentence names the field.
     """
+    for stream in _streams(section):
+        yield from stream
+
+
+def training_texts(section: DataSection) -> Iterator[str]:
+    """What a tokenizer for the source is trained on: all of it up to `TRAINING_CHARACTERS`. Raises as `read_pieces`."""
+    streams = _streams(section)
+    share = TRAINING_CHARACTERS // len(streams)
+    for stream in streams:
+        left = share
+        for piece in stream:
+            yield piece.text
+            left -= len(piece.text)
+            if left <= 0:
+                break
+
+
+def _streams(section: DataSection) -> list[Iterator[Piece]]:
     source = section.source
     if source == BUILTIN_PYTHON:
-        return list(python_documents())
+        return [itertools.chain.from_iterable(pieces_of(blocks_of(text)) for text in python_documents())]
     if source.startswith("builtin:"):
         raise BadInputError(f"data.source: there is no {source!r}; use {BUILTIN_PYTHON}, {BUILTIN_GRAMMAR} or a path")
-    documents: list[str] = []
-    left = _MOST_TEXT_BYTES
-    for path in _find_files(source):
-        left -= path.stat().st_size
-        if left < 0:
-            raise BadInputError(f"data.source: {source} holds more than {_MOST_TEXT_BYTES} bytes of text")
-        documents.extend(text for text in _read_file(path, section.text_field) if text)
-    if not documents:
-        raise BadInputError(f"data.source: {source} holds no text")
-    return documents
+    return [file_pieces(path, section.text_field) for path in find_files(source)]
 
 
 # ---- the installed Python -------------------------------------------------------------------------------------
@@ -62,11 +71,6 @@ def python_documents() -> tuple[str, ...]:
     """
     documents = dict.fromkeys(normalise(text) for text in (*_topics(), *_docstrings()))
     return tuple(text for text in documents if text)
-
-
-def normalise(text: str) -> str:
-    """Newlines as \\n, no tabs, no blanks at the ends of lines, no empty lines around."""
-    return "\n".join(line.rstrip() for line in text.expandtabs().splitlines()).strip("\n")
 
 
 def _topics() -> Iterator[str]:
@@ -101,43 +105,3 @@ def _library_files(root: Path) -> Iterator[Path]:
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if name not in _NOT_PROSE and not name.startswith("config-"))
         yield from (Path(folder, name) for name in sorted(files) if name.endswith(".py"))
-
-
-# ---- files ----------------------------------------------------------------------------------------------------
-
-
-def _find_files(source: str) -> list[Path]:
-    """A file, every text file below a folder, or what a pattern matches; sorted by path."""
-    path = Path(source).expanduser()
-    if path.is_file():
-        found = [path]
-    elif path.is_dir():
-        found = sorted(each for each in path.rglob("*") if each.is_file() and each.suffix in _SUFFIXES)
-    else:
-        found = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if os.path.isfile(name))
-    if not found:
-        raise BadInputError(f"data.source: no {', '.join(_SUFFIXES)} file at {source!r}")
-    for each in found:
-        if each.suffix not in _SUFFIXES:
-            raise BadInputError(f"data.source: {each} is not a {', '.join(_SUFFIXES)} file")
-    return found
-
-
-def _read_file(path: Path, text_field: str) -> Iterator[str]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInputError(f"data.source: {path} cannot be read as UTF-8 text: {error}") from error
-    if path.suffix != ".jsonl":
-        yield normalise(text)
-        return
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise BadInputError(f"data.source: {path}:{number} is not JSON: {error}") from error
-        if not isinstance(entry, dict) or not isinstance(entry.get(text_field), str):
-            raise BadInputError(f"data.text_field: {path}:{number} has no text in the field {text_field!r}")
-        yield normalise(entry[text_field])

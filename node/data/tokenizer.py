@@ -6,13 +6,14 @@ All three are `tokenizers.Tokenizer` objects in the end, so that an exported mod
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from node.data.pieces import Piece
 from protocol.base.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -21,12 +22,16 @@ if TYPE_CHECKING:
 END_MARK = "<|end|>"
 """Stands after each document, and before the first token that a model writes."""
 BYTES = "bytes"
+PREPARED = "prepared"
+"""The one that lies in the prepared folder which a run names as its source."""
 
 _KNOWN_END_MARKS = (END_MARK, "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
 _MOST_FILE_BYTES = 64 << 20
 """The largest published tokenizer.json files are some 35 MB."""
 _MOST_VOCABULARY = 1 << 20
-_DOCUMENTS_AT_ONCE = 256
+_CHARACTERS_AT_ONCE = 1 << 18
+"""Tokenized together, on all cores; the library's answer takes some 200 bytes a token: about 20 MB."""
+_PIECES_AT_ONCE = 4096
 
 
 class TextTokenizer:
@@ -56,20 +61,41 @@ class TextTokenizer:
             return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
-    def encode_documents(self, documents: Sequence[str]) -> npt.NDArray[np.int32]:
-        """All documents in one row, each followed by the end mark."""
+    def encode_pieces(self, pieces: Iterable[Piece]) -> Iterator[tuple[npt.NDArray[np.int32], list[int]]]:
+        """Documents in one row, each followed by the end mark, some of it at a time.
+
+        Yields:
+            The tokens that come next, and the places in them at which documents end, counted behind the mark.
+        """
+        batch: list[Piece] = []
+        characters = 0
+        for piece in pieces:
+            batch.append(piece)
+            characters += len(piece.text)
+            if characters >= _CHARACTERS_AT_ONCE or len(batch) >= _PIECES_AT_ONCE:
+                yield self._encode_batch(batch)
+                batch, characters = [], 0
+        if batch:
+            yield self._encode_batch(batch)
+
+    def _encode_batch(self, batch: Sequence[Piece]) -> tuple[npt.NDArray[np.int32], list[int]]:
+        if self._is_bytes:
+            rows = [self.encode(piece.text) for piece in batch]
+        else:
+            encoded = self._tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
+            rows = [np.array(each.ids, dtype=np.int32) for each in encoded]
         end = np.array([] if self.end_mark is None else [self.end_mark], dtype=np.int32)
-        pieces: list[npt.NDArray[np.int32]] = []
-        for begin in range(0, len(documents), _DOCUMENTS_AT_ONCE):
-            some = documents[begin : begin + _DOCUMENTS_AT_ONCE]
-            if self._is_bytes:
-                rows = [self.encode(text) for text in some]
-            else:
-                encoded = self._tokenizer.encode_batch_fast(some, add_special_tokens=False)
-                rows = [np.array(each.ids, dtype=np.int32) for each in encoded]
-            for row in rows:
-                pieces += (row, end)
-        return np.concatenate(pieces)
+        parts: list[npt.NDArray[np.int32]] = []
+        ends: list[int] = []
+        count = 0
+        for piece, row in zip(batch, rows, strict=True):
+            parts.append(row)
+            count += len(row)
+            if piece.ends:
+                parts.append(end)
+                count += len(end)
+                ends.append(count)
+        return np.concatenate(parts), ends
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of token numbers; marks are left out."""
@@ -80,12 +106,14 @@ class TextTokenizer:
         return str(self._tokenizer.to_str())
 
 
-def make_tokenizer(choice: str, documents: Sequence[str]) -> TextTokenizer:
+def make_tokenizer(choice: str, documents: Iterable[str]) -> TextTokenizer:
     """The tokenizer that `data.tokenizer` names; `documents` train it where it is `bpe:SIZE`.
 
     Raises:
         BadInputError: the choice means nothing, or its file cannot be used.
     """
+    if choice == PREPARED:
+        raise BadInputError("data.tokenizer: only a folder made by `barnraise data prepare` has a prepared one")
     if choice == BYTES:
         return _bytes_tokenizer()
     if choice.startswith("bpe:"):
@@ -95,7 +123,7 @@ def make_tokenizer(choice: str, documents: Sequence[str]) -> TextTokenizer:
                 f"data.tokenizer: {choice!r} needs a size from 258 to {_MOST_VOCABULARY}, as in bpe:2048"
             )
         return _train_bpe(int(size), documents)
-    return _read_tokenizer(Path(choice).expanduser())
+    return read_tokenizer(Path(choice).expanduser())
 
 
 def _bytes_tokenizer() -> TextTokenizer:
@@ -109,7 +137,7 @@ def _bytes_tokenizer() -> TextTokenizer:
     return TextTokenizer(tokenizer, tokenizer.token_to_id(END_MARK), is_bytes=True)
 
 
-def _train_bpe(size: int, documents: Sequence[str]) -> TextTokenizer:
+def _train_bpe(size: int, documents: Iterable[str]) -> TextTokenizer:
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -147,7 +175,8 @@ def _byte_letters() -> list[str]:
     return letters
 
 
-def _read_tokenizer(path: Path) -> TextTokenizer:
+def read_tokenizer(path: Path) -> TextTokenizer:
+    """Somebody's tokenizer.json. Raises `BadInputError`."""
     from tokenizers import Tokenizer
 
     try:

@@ -35,7 +35,10 @@ def learning_rate(config: RunConfig, step: int) -> float:
     # The first step after the warm-up has the peak, the last step `final_ratio` of it.
     span = max(1, config.steps - 1 - optimizer.warmup_steps)
     progress = min(1.0, (step - optimizer.warmup_steps) / span)
-    if optimizer.decay == "cosine":
+    if optimizer.decay == "wsd":
+        falling = max(1, round(optimizer.decay_share * config.steps))
+        share = max(0.0, min(1.0, (config.steps - 1 - step) / falling))
+    elif optimizer.decay == "cosine":
         share = 0.5 * (1.0 + math.cos(math.pi * progress))
     else:
         share = 1.0 - progress

@@ -3,7 +3,7 @@
 All mistakes of a file are told at once, one line each, with the file, the key and what was meant:
 
     RUN.toml: model.layerz: unknown key (did you mean "layers"?)
-    RUN.toml: optimizer.decay: expected one of "cosine", "linear", "constant", got "exponential"
+    RUN.toml: optimizer.decay: expected one of "cosine", "linear", "wsd", "constant", got "exponential"
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import msgspec
 from protocol.base.errors import BadInputError
 from protocol.base.printable import is_printable
 from protocol.run.course import check_course_keys
+from protocol.run.mixture import parse_mixture
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,11 +51,15 @@ class DataSection(_Section, frozen=True, kw_only=True):
     """Where tokens come from. Only the servers of stage 0 read it."""
 
     source: str = "builtin:python"
-    """`builtin:python`, `builtin:grammar`, or a path to .txt, .md or .jsonl files (folder or glob)."""
+    """`builtin:python`, `builtin:grammar`, a folder made by `barnraise data prepare`, or a path to .txt, .md, .jsonl
+    (also .gz, .zst), .parquet or .arrow files (folder or glob). Beyond 268 million characters it must be prepared."""
     text_field: str = "text"
-    """The field of a jsonl line that holds the text."""
+    """The field of a jsonl line, or the column of a table, that holds the text."""
     tokenizer: str = "bytes"
-    """`bytes` (256 values and an end mark), `bpe:SIZE` trained on the data, or a path to a tokenizer.json."""
+    """`bytes` (256 values and an end mark), `bpe:SIZE` trained on the data, a path to a tokenizer.json, or `prepared`:
+    that of the prepared folder."""
+    mixture: str = ""
+    """How often each part of a prepared folder comes, as in `books=0.7 code=0.3`; empty: every sample once an epoch."""
 
 
 class OptimizerSection(_Section, frozen=True, kw_only=True):
@@ -74,8 +79,11 @@ class OptimizerSection(_Section, frozen=True, kw_only=True):
     """Global norm above which gradients are scaled down; 0 switches clipping off."""
     warmup_steps: int = 20
     """Steps of linear warm-up."""
-    decay: Literal["cosine", "linear", "constant"] = "cosine"
-    """How the rate falls after the warm-up, until the last step."""
+    decay: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    """How the rate falls after the warm-up, until the last step. `wsd` (warm-up, stable, decay): not until the last
+    `decay_share` of the steps, then linearly; so a run can be made longer before that without having fallen too far."""
+    decay_share: float = 0.2
+    """Share of all steps, the last ones, in which `wsd` falls."""
     final_ratio: float = 0.1
     """Share of the peak that is left at the last step."""
 
@@ -276,6 +284,7 @@ class RunConfig(_Section, frozen=True, kw_only=True):
             ("optimizer.eps", self.optimizer.eps, 0.0, 1.0),
             ("optimizer.weight_decay", self.optimizer.weight_decay, 0.0, 100.0),
             ("optimizer.clip_norm", self.optimizer.clip_norm, 0.0, 1e9),
+            ("optimizer.decay_share", self.optimizer.decay_share, 0.0, 1.0),
             ("optimizer.final_ratio", self.optimizer.final_ratio, 0.0, 1.0),
             ("routes.skip", self.routes.skip, 0.0, 1.0),
             ("model.rope_theta", self.model.rope_theta, 1.0, 1e12),
@@ -300,6 +309,7 @@ class RunConfig(_Section, frozen=True, kw_only=True):
         if self.model.heads % self.model.kv_heads:
             raise BadInputError("model.kv_heads: must divide model.heads")
         check_course_keys(self)
+        parse_mixture(self.data.mixture)
         if self.wire.activations_up != self.wire.activations_down:
             raise BadInputError("wire.activations_up: must be the form of wire.activations_down: servers hand on bytes")
         if self.limits.ping_s >= self.limits.silent_s:

@@ -70,7 +70,8 @@ def test_labels_are_the_next_tokens(source: str, text_file: str) -> None:
         assert array.dtype == np.int32 and array.shape == (2, CONTEXT) and array.flags.c_contiguous
     assert np.array_equal(tokens[:, 1:], labels[:, :-1])
     if source == "text":
-        whole = tokenize(DataSection(source=text_file))[1].tolist()
+        row = tokenize(DataSection(source=text_file))[1]
+        whole = row.cut(0, len(row)).tolist()
         for row, label in zip(tokens.tolist(), labels.tolist(), strict=True):
             begin = next(place for place in range(len(whole)) if whole[place : place + CONTEXT] == row)
             assert whole[begin + CONTEXT] == label[-1]
@@ -117,6 +118,22 @@ def test_a_text_shorter_than_a_sample_is_refused(tmp_path: Path) -> None:
     path.write_text("short", encoding="utf-8")
     with pytest.raises(BadInputError, match=r"^data\.source: .*model\.context"):
         Dataset(run(str(path)))
+
+
+def test_a_source_without_text_is_refused(tmp_path: Path) -> None:
+    """Empty lines are no text."""
+    path = tmp_path / "empty.txt"
+    path.write_text("\n \n", encoding="utf-8")
+    with pytest.raises(BadInputError, match=r"^data\.source: .*holds no text"):
+        Dataset(run(str(path)))
+
+
+def test_too_much_text_is_sent_to_be_prepared(text_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would not stand in memory is refused with the command that helps."""
+    monkeypatch.setattr("node.data.dataset.TEXT_CHARACTERS_MAX", 1000)
+    tokenize.cache_clear()
+    with pytest.raises(BadInputError, match=r"^data\.source: .*barnraise data prepare"):
+        Dataset(run(text_file))
 
 
 @pytest.mark.parametrize(("step", "microbatch"), [(-1, 0), (0, -1), (0, 3)])

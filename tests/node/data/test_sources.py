@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
 import pytest
 
-from node.data.sources import normalise, python_documents, read_documents
+from node.data.pieces import normalise
+from node.data.sources import python_documents, read_pieces
 from protocol.base.errors import BadInputError
 from protocol.run.run import DataSection
 
@@ -25,7 +27,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def read(source: Path | str, text_field: str = "text") -> list[str]:
-    return read_documents(DataSection(source=str(source), text_field=text_field))
+    """The documents, each put together from its pieces."""
+    documents = [""]
+    for text, ends in read_pieces(DataSection(source=str(source), text_field=text_field)):
+        documents[-1] += text
+        if ends:
+            documents.append("")
+    assert documents.pop() == ""
+    return documents
 
 
 def test_files_folders_and_patterns_are_read_in_order(folder: Path) -> None:
@@ -40,13 +49,16 @@ def test_files_folders_and_patterns_are_read_in_order(folder: Path) -> None:
     ("name", "content", "field"),
     [
         ("x.txt", b"\xff\xfe", "data.source"),
-        ("x.txt", b"\n \n", "data.source"),
         ("x.jsonl", b'{"text": ', "data.source"),
         ("x.jsonl", b'{"words": "hello"}', "data.text_field"),
         ("x.jsonl", b'{"text": 5}', "data.text_field"),
         ("x.jsonl", b'["text"]', "data.text_field"),
         ("x.jsonl", b"[" * 100_000, "data.source"),
         ("x.csv", b"a,b", "data.source"),
+        ("x.csv.gz", b"a,b", "data.source"),
+        ("x.txt.gz", b"not packed at all", "data.source"),
+        ("x.txt.gz", gzip.compress(b"words " * 10_000)[:-100], "data.source"),
+        ("x.txt.gz", gzip.compress(b"\xff\xfe"), "data.source"),
     ],
 )
 def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes, field: str) -> None:

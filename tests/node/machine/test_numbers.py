@@ -31,7 +31,7 @@ def test_clipping_bounds_the_norm(square_norms: list[float], bound: float) -> No
 
 def test_rate_warms_up_then_falls() -> None:
     """The rate climbs linearly to its peak, never rises after it, and ends at the final ratio."""
-    for decay, last in (("cosine", 0.25), ("linear", 0.25), ("constant", 1.0)):
+    for decay, last in (("cosine", 0.25), ("linear", 0.25), ("wsd", 0.25), ("constant", 1.0)):
         section = OptimizerSection(learning_rate=2.0, warmup_steps=4, decay=decay, final_ratio=0.25)  # type: ignore[arg-type]
         config = small_run(optimizer=section)
         rates = [learning_rate(config, step) for step in range(config.steps)]
@@ -39,6 +39,17 @@ def test_rate_warms_up_then_falls() -> None:
         assert all(after <= before for before, after in itertools.pairwise(rates[4:]))
         assert rates[-1] == pytest.approx(2.0 * last)
         assert learning_rate(config, config.steps + 100) == pytest.approx(rates[-1])
+
+
+def test_stable_rate_falls_only_in_the_last_share_of_the_steps() -> None:
+    """`wsd` holds the peak from the warm-up until `decay_share` of the steps are left, then falls in equal parts."""
+    section = OptimizerSection(learning_rate=1.0, warmup_steps=10, decay="wsd", decay_share=0.2, final_ratio=0.0)
+    config = small_run(steps=101, optimizer=section)
+    rates = [learning_rate(config, step) for step in range(101)]
+    assert set(rates[9:81]) == {1.0}
+    assert rates[80:] == pytest.approx([1 - each / 20 for each in range(21)])
+    longer = small_run(steps=201, optimizer=section)
+    assert [learning_rate(longer, step) for step in range(81)] == rates[:81]
 
 
 def test_runs_shorter_than_their_warm_up_have_a_rate() -> None:

@@ -79,7 +79,7 @@ BAD = [
     ('[optimizer]\nbeta1 = "a"', 'RUN.toml: optimizer.beta1: expected a number, got "a"'),
     (
         '[optimizer]\ndecay = "exp"',
-        'RUN.toml: optimizer.decay: expected one of "cosine", "linear", "constant", got "exp"',
+        'RUN.toml: optimizer.decay: expected one of "cosine", "linear", "wsd", "constant", got "exp"',
     ),
     ("[batch]\ndelay = 2", "RUN.toml: batch.delay: expected one of 0, 1, got 2"),
     ("[batch]\ndelay = true", "RUN.toml: batch.delay: expected one of 0, 1, got true"),
