@@ -266,6 +266,7 @@ class ServerPerformer(_Performer):
             jobs.LoadBatch: ("data", self._load_batch),
             jobs.StartShard: ("disk", self._start_shard),
             jobs.LoadSnapshot: ("disk", self._load_snapshot),
+            jobs.Measure: ("optimizer", self._measure),
             jobs.Fold: ("optimizer", self._fold),
             jobs.Reduce: ("optimizer", self._reduce),
             jobs.Apply: ("optimizer", self._apply),
@@ -316,6 +317,10 @@ class ServerPerformer(_Performer):
         if job.checkpoint_step >= 0:
             return self._load_checkpoint(job.checkpoint_step)
         return shard.initial()
+
+    def _measure(self, job: jobs.Measure, buffers: Buffers) -> float:
+        _, shard = self._here
+        return shard.measure_packed(job.version, buffers[job.part.key])
 
     def _fold(self, job: jobs.Fold, buffers: Buffers) -> None:
         _, shard = self._here

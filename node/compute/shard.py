@@ -7,6 +7,7 @@ from one thread only.
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from node.compute.layout import StageLayout
 from node.compute.optimizer import AdamWShard, partial_square_norm
 from node.compute.stage_grid import StageGrid
 from node.compute.wire import encode
+from protocol.base.forms import NOT_FINITE
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,15 @@ class ShardWorker:
         """[blocks] int8: the grid of the steps that run on a version, which is served with it; None without a grid."""
         averages = self._versions[version].averages
         return None if self._grid is None or averages is None else self._grid.steps(averages)
+
+    def measure_packed(self, version: int, buffer: bytes | bytearray | memoryview) -> float:
+        """About the square norm of a contribution's part in the form `gi`, which was computed on `version`; infinite
+        for one that stands for a gradient that was not finite. Never less than it is."""
+        count, steps = self.end - self.begin, self.grid_steps(version)
+        assert self._grid is not None and steps is not None, "a part on a grid, in a run that has none"
+        if packed.first(buffer, count) == NOT_FINITE:
+            return math.inf
+        return self._grid.square_norm_most(packed.widest(buffer, count), steps)
 
     def fold_packed(self, step: int, buffer: bytes | bytearray | memoryview) -> None:
         """Adds a contribution's part in the form `gi` to the step's sum, in int32: exact in any order and grouping.

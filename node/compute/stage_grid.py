@@ -11,12 +11,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from node.compute.forms import grid
 from node.compute.layout import StageLayout, block_weights
-from protocol.base.forms import GRID_BLOCK
+from protocol.base.forms import BLOCK, GRID_BLOCK
 from protocol.run.run import RunConfig
 
 
@@ -95,6 +97,31 @@ class StageGrid:
         )
 
     # ---- sums ----
+
+    def square_norm_most(self, bits: npt.NDArray[np.int64], steps: Tensor) -> float:
+        """What the square norm of a packed sum cannot exceed, and of Gaussian values is a quarter to a thirtieth of.
+
+        Args:
+            bits: [64 integers each] how wide they are (`packed.widest`).
+            steps: [block_count] int8, the grid.
+
+        Sixty-four integers that lie across an edge between two steps of the grid count by the larger one.
+        """
+        if not bits.size:
+            return 0.0
+        begins = np.array([part.begin for part in self._parts])
+        numbers = np.array([part.block for part in self._parts])
+        first = np.arange(0, self.element_count, BLOCK)
+        last = np.minimum(first + BLOCK, self.element_count) - 1
+        exponents = steps.numpy().astype(np.float64)
+
+        def step_at(places: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+            part = np.searchsorted(begins, places, side="right") - 1
+            found: npt.NDArray[np.float64] = exponents[numbers[part] + (places - begins[part]) // GRID_BLOCK]
+            return found
+
+        highest = np.maximum(step_at(first), step_at(last)) + bits - 1
+        return float((BLOCK * np.exp2(2.0 * highest))[bits > 0].sum())
 
     def add(self, total: Tensor, gradient: Tensor, steps: Tensor, step: int, microbatch: int) -> None:
         """Rounds one task's gradient to the grid and adds it to `total` [element_count] int32, in place.

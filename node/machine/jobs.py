@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocol.base.ids import TaskId, TensorRef
+from protocol.base.ids import ContributionId, TaskId, TensorRef
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 
@@ -167,6 +167,17 @@ class LoadSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class Measure:
+    """How large a contribution's part in the form `gi` is, before it counts. Result: its square norm, or some more."""
+
+    contribution: ContributionId
+    step: int
+    version: int
+    """That it was computed on: its grid is the part's unit."""
+    part: TensorRef
+
+
+@dataclass(frozen=True, slots=True)
 class Fold:
     """Add a contribution's tensor to the step's sum. Result: None."""
 
@@ -265,6 +276,7 @@ SERVER_JOBS = (
     LoadBatch,
     StartShard,
     LoadSnapshot,
+    Measure,
     Fold,
     Reduce,
     Apply,
@@ -290,6 +302,7 @@ Job = (
     | LoadBatch
     | StartShard
     | LoadSnapshot
+    | Measure
     | Fold
     | Reduce
     | Apply

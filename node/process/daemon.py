@@ -559,6 +559,7 @@ class _Node:
         """The run is known: the series of its name, and the largest tensor that can honestly occur."""
         self._metrics.set_run(config.name)
         self._driver.transport.options = link_options(config)
+        self._driver.step_tasks = config.batch.microbatches
 
     async def _watch_quota(self) -> None:
         """Little is left: finish and leave. Nothing is left: leave, with links that carry no more bytes."""

@@ -18,7 +18,7 @@ import numpy as np
 import structlog
 import trio
 
-from node.compute.forms.packed import first, is_whole
+from node.compute.forms.packed import all_within, first, is_whole
 from node.compute.lanes import DEVICE_JOBS, Lane, Outcome, input_refs
 from node.links.connector import Connector
 from node.machine.jobs import Apply, Backward, Reduce, SetUpServer, WriteCheckpoint, WriteManifest
@@ -30,7 +30,7 @@ from node.process.journal import JournalWriter, tensors_of
 from node.process.metrics import NodeMetrics
 from node.process.store import Buffer, StoreError, StoreFullError, TensorStore
 from protocol.base.errors import RemoteProtocolError
-from protocol.base.forms import NOT_FINITE, small_is_whole
+from protocol.base.forms import GRID_SUM_MOST, NOT_FINITE, small_is_whole
 from protocol.base.ids import NodeId, TensorRef
 from protocol.base.limits import REPORT_COUNTERS
 from protocol.base.machine import (
@@ -119,6 +119,8 @@ class Driver:
         """Set for a server."""
         self.also_reported: dict[str, float] = {}
         """What every report says beside the counts: where `/metrics` answers."""
+        self.step_tasks = 1
+        """Microbatches of a step, as soon as the run is known: they share out what a sum of gradients can hold."""
 
     # ---- lanes -------------------------------------------------------------------------------------------------------
 
@@ -304,6 +306,9 @@ class Driver:
         if link.role == "volunteer" and not all_whole(message, buffers):
             self._refuse(link, "decode", f"{type(message).__name__} holds a tensor that nobody can decode")
             return
+        if link.role == "volunteer" and not fits_the_sum(message, buffers, self.step_tasks):
+            self._refuse(link, "size", "Contribute holds a value beyond what its tasks may add to a step's sum")
+            return
         if isinstance(message, Parameters) and not all_finite(message, buffers):
             self._refuse(link, "not_finite", f"{type(message).__name__} holds values that are not finite")
             return
@@ -445,12 +450,27 @@ def square_norm(message: Contribute, buffers: Sequence[Buffer]) -> float:
         elif ref.form == "gi" and first(buffer, math.prod(ref.shape)) == NOT_FINITE:
             return math.inf
         else:
-            return 0.0  # a form of bounded whole numbers, whose size the reference announces
+            return 0.0  # whole numbers: only who has the grid knows what they stand for (`node.machine.jobs.Measure`)
         with np.errstate(over="ignore", invalid="ignore"):
             for start in range(0, len(values), _PIECE):
                 piece = values[start : start + _PIECE].astype(np.float64)
                 total += float(np.dot(piece, piece))
     return total if math.isfinite(total) else math.inf
+
+
+def fits_the_sum(message: Message, buffers: Sequence[Buffer], step_tasks: int) -> bool:
+    """Whether the integers of a contribution's part are what its backwards, of `step_tasks` in the step, can add up to:
+    then no sum of such parts wraps, whatever else is in it. A part that stands for NaN is no sum, and fits."""
+    if not isinstance(message, Contribute):
+        return True
+    tasks = sum(task.op == "B" for task in message.tasks)
+    for ref, buffer in zip(message.tensors, buffers, strict=True):
+        count = math.prod(ref.shape)
+        if ref.form != "gi" or first(buffer, count) == NOT_FINITE:
+            continue
+        if not all_within(buffer, count, min(tasks, step_tasks) * (GRID_SUM_MOST // step_tasks)):
+            return False
+    return True
 
 
 def all_finite(message: Message, buffers: Sequence[Buffer]) -> bool:

@@ -16,6 +16,7 @@ from node.machine.jobs import (
     Job,
     LoadBatch,
     LoadSnapshot,
+    Measure,
     Reduce,
     ServeParameters,
     SetUpServer,
@@ -465,6 +466,8 @@ class ServerMachine:
                 self.shard.base_loaded(result)
             case LoadBatch() if self.front is not None:
                 self.front.batch_loaded(job, *result)
+            case Measure():
+                self.shard.measured(job, result)
             case Fold():
                 self.shard.folded(job)
             case Reduce():

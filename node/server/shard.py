@@ -15,11 +15,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+import msgspec
+
 from node.machine.jobs import (
     Apply,
     DropVersions,
     Fold,
     LoadSnapshot,
+    Measure,
     Reduce,
     ServeParameters,
     StartShard,
@@ -79,6 +82,9 @@ class _Part:
     durable: bool
     folded: bool = False
     """In the step's sum; the tensor is gone."""
+    measured: bool = True
+    """Whether its size is known; what comes on the grid is measured here, where the grid is, before it is announced."""
+    measuring: bool = False
 
 
 @dataclass(slots=True)
@@ -209,7 +215,7 @@ class ShardRole:
         if reason or known is not None or self.phase is not Phase.READY or message.step < self.version:
             self._out.drop(message.tensors)
             if known is not None and known.durable and not reason:
-                self._announce(known.message)
+                self._announce(known)
             return reason
         self._keep(message, durable=False)
         self._out.persist(
@@ -228,7 +234,8 @@ class ShardRole:
         return ""
 
     def _keep(self, message: Contribute, durable: bool) -> None:
-        self._parts[message.contribution, message.step] = _Part(message, durable)
+        measured = message.tensors[0].form != "gi"
+        self._parts[message.contribution, message.step] = _Part(message, durable, measured=measured)
         for lease in _leases(message):
             self._spent[lease] = message.contribution
         writer = message.contribution.node, message.step
@@ -273,9 +280,23 @@ class ShardRole:
         part = self._parts.get((record.contribution, record.step))
         if part is not None:
             part.durable = True
-            self._announce(part.message)
+            self._announce(part)
 
-    def _announce(self, message: Contribute) -> None:
+    def measured(self, job: Measure, square_norm: float) -> None:
+        """The part's size is known: now the ledger may hear of it."""
+        part = self._parts.get((job.contribution, job.step))
+        if part is not None:
+            part.message = msgspec.structs.replace(part.message, square_norm=square_norm)
+            part.measured, part.measuring = True, False
+            self._announce(part)
+
+    def _announce(self, part: _Part) -> None:
+        message = part.message
+        if not part.measured and not part.folded:  # what is folded has its verdict
+            if not part.measuring:
+                part.measuring = True
+                self._out.compute(Measure(message.contribution, message.step, message.version, message.tensors[0]))
+            return
         self._out.send(
             self._context.ledger,
             Stored(
@@ -529,7 +550,7 @@ class ShardRole:
         if peer == self._context.ledger:
             for part in self._parts.values():
                 if part.durable and part.message.step >= self.version:
-                    self._announce(part.message)
+                    self._announce(part)
         if peer == self._context.plan.decider and self.saves.part is not None:
             self._out.send(peer, self.saves.part)
 

@@ -47,6 +47,9 @@ GRID_BLOCK: Final = 256
 """Weight gradients that share a step of the grid: one byte of exponent for 256 is 1/32 bit a value on the way down."""
 NOT_FINITE: Final = -(2**31)
 """A part of weight gradients in `gi` that begins with this, which no sum of tasks reaches, was not finite."""
+GRID_SUM_MOST: Final = 2**31 - 1
+"""The largest sum of a step's weight gradients on the grid: each task adds at most its share of it, so that the sum of
+all contributions fits into 32 bits with their sign, whoever made them."""
 BASE_BYTES: Final = 8
 """Before the integers of `p12`: the version that they are the difference to, or all ones for the values themselves."""
 DIFFERENCES_MAX: Final = 3

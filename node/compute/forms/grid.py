@@ -15,7 +15,7 @@ import math
 import torch
 from torch import Tensor
 
-from protocol.base.forms import GRID_BLOCK, NOT_FINITE
+from protocol.base.forms import GRID_BLOCK, GRID_SUM_MOST, NOT_FINITE
 
 FIRST_NORM = 0.1
 """Before any step was sealed, the gradient counts as one of this norm, spread evenly: the first steps' gradients are
@@ -74,7 +74,7 @@ def task_key(seed: int, step: int, microbatch: int) -> bytes:
 
 def most(tasks: int) -> int:
     """The largest integer of one task: sums of `tasks` of them stay within int32."""
-    return (2**31 - 1) // tasks
+    return GRID_SUM_MOST // tasks
 
 
 def spoil(total: Tensor) -> None:

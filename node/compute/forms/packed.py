@@ -60,6 +60,35 @@ def first(buffer: bytes | bytearray | memoryview, count: int) -> int:
     return int(_from_planes(planes[:, :1], bits)[0, 0])
 
 
+def widest(buffer: bytes | bytearray | memoryview, count: int) -> npt.NDArray[np.int64]:
+    """[blocks] for each 64 integers of a packed vector that `is_whole`: the bits that they take (0: all are zero)."""
+    block_count = -(-count // BLOCK)
+    data = np.frombuffer(buffer, dtype=np.uint8)
+    return _bits(_unpack_widths(data[: width_bytes(block_count)], block_count))
+
+
+def all_within(buffer: bytes | bytearray | memoryview, count: int, bound: int) -> bool:
+    """Whether no integer of a packed vector that `is_whole` is larger than `bound`, or smaller than its negative.
+
+    Only blocks that are wide enough to hold a larger one are unpacked: of an honest vector none.
+    """
+    bits = widest(buffer, count)
+    suspects = bits > bound.bit_length()  # so many bits, with the sign's, hold up to 2^(bits - 1)
+    if not suspects.any():
+        return True
+    data = np.frombuffer(buffer, dtype=np.uint8)
+    offset = width_bytes(bits.size)
+    for width in np.unique(bits):
+        rows = int(np.count_nonzero(bits == width))
+        planes = data[offset : offset + 8 * int(width) * rows].reshape(int(width), rows, 8)
+        offset += planes.size
+        for begin in range(0, rows, _CHUNK) if width > bound.bit_length() else ():
+            values = _from_planes(planes[:, begin : begin + _CHUNK], int(width)).astype(np.int64)
+            if bool((np.abs(values) > bound).any()):
+                return False
+    return True
+
+
 def unpack(buffer: bytes | bytearray | memoryview, count: int) -> Ints:
     """The vector of `count` integers. Raises `RemoteProtocolError` for bytes that `pack` cannot have made."""
     data = np.frombuffer(buffer, dtype=np.uint8)

@@ -158,6 +158,40 @@ def test_the_first_of_packed_integers_is_found_without_the_others() -> None:
     assert packed.first(packed.pack(torch.zeros(0, dtype=torch.int32).numpy()), 0) == 0
 
 
+def test_a_vector_is_within_a_bound_exactly_if_all_of_it_is() -> None:
+    """Whichever block the largest value lies in, however wide the others are."""
+    generator = torch.Generator().manual_seed(6)
+    for count in (1, 65, 1000):
+        for _ in range(40):
+            bits = torch.randint(0, 32, (-(-count // 64), 1), generator=generator).expand(-1, 64).reshape(-1)[:count]
+            array = (torch.randint(-(2**31), 2**31, (count,), generator=generator) >> (31 - bits)).to(torch.int32)
+            largest = int(array.long().abs().max())
+            data = packed.pack(array.numpy())
+            assert packed.all_within(data, count, largest)
+            assert not largest or not packed.all_within(data, count, largest - 1)
+
+
+def test_a_part_is_measured_without_being_unpacked() -> None:
+    """Never less than it is, and at most six times as long, in its own unit on every block's own step: whoever makes
+    one block a thousand times larger is a thousand times longer."""
+    for index in range(2):
+        shard = ShardWorker(WHOLE, index, 2)
+        shard.initial()
+        cut = StageGrid.of(WHOLE).cut(shard.begin, shard.end)
+        here = slice(shard.begin, shard.end)
+        for seed, factor in ((1, 1e3), (2, 1e-3), (3, 1.0)):
+            values = torch.randn(WHOLE.parameter_count, generator=torch.Generator().manual_seed(seed)) * factor
+            part = rounded(cut, values[here], 0)
+            data = packed.pack(part.numpy())
+            true = float(cut.value(part, cut.steps(cut.first_averages())).double().norm())
+            assert true <= math.sqrt(shard.measure_packed(0, data)) <= 6 * true
+        part[100] = 2**30
+        assert math.sqrt(shard.measure_packed(0, packed.pack(part.numpy()))) > 1e3 * true
+        part[:] = NOT_FINITE
+        assert shard.measure_packed(0, packed.pack(grid.short(part).numpy())) == math.inf
+        assert shard.measure_packed(0, packed.pack(torch.zeros_like(part).numpy())) == 0.0
+
+
 def test_what_is_no_packed_vector_of_the_shard_is_refused() -> None:
     """Bytes that say other widths than they have, or too few."""
     (shard,) = (ShardWorker(WHOLE, 0, 1),)

@@ -41,6 +41,7 @@ from tests.node.setting import TICKET
 
 PEER = NodeId("p" * 52)
 TASK = TaskId(0, 0, 0, "F")
+BACKWARD = TaskId(0, 0, 0, "B")
 
 
 class FakeLink:
@@ -175,11 +176,32 @@ async def test_gradients_in_whole_numbers_are_looked_at_too(driver: Driver) -> N
         driver.on_up(link)  # type: ignore[arg-type]
         data = packed.pack(np.array([first, *[0] * 99], dtype=np.int32))[: -1 if broken else None]
         message, _ = contribution([0.0])
-        message = msgspec.structs.replace(message, tensors=(TensorRef(0, (100,), "gi", len(data)),))
+        ref = TensorRef(0, (100,), "gi", len(data))
+        message = msgspec.structs.replace(message, tasks=(BACKWARD,), tensors=(ref,))
         await driver.on_message(link, message, (data,))  # type: ignore[arg-type]
     messages = [fact.message for fact in driver.pump.facts if isinstance(fact, Received)]  # type: ignore[attr-defined]
     assert [message.square_norm for message in messages] == [0.0, float("inf")]
     assert honest.closed == [] and liar.closed == ["decode"]
+
+
+@pytest.mark.trio
+async def test_no_value_of_a_contribution_can_wrap_the_sum_of_all(driver: Driver) -> None:
+    """Each of a step's eight tasks may add an eighth of what 32 bits hold; two tasks a quarter. A value more, and its
+    sender is refused before anything is written: two of them would have turned the sign of a sum."""
+    driver.step_tasks = 8
+    most = (2**31 - 1) // 8
+    for tasks, value, closed in ((1, most, []), (2, -2 * most, []), (1, most + 1, ["size"]), (2, 2**31 - 1, ["size"])):
+        link = FakeLink("volunteer")
+        driver.on_up(link)  # type: ignore[arg-type]
+        data = packed.pack(np.array([*[3] * 90, value, *[-3] * 90], dtype=np.int32))
+        message, _ = contribution([0.0])
+        backwards = tuple(TaskId(0, microbatch, 0, "B") for microbatch in range(tasks))
+        ref = TensorRef(0, (181,), "gi", len(data))
+        message = msgspec.structs.replace(message, tasks=backwards, tickets=(TICKET,) * tasks, tensors=(ref,))
+        await driver.on_message(link, message, (data,))  # type: ignore[arg-type]
+        assert link.closed == closed, (tasks, value)
+    received = [fact for fact in driver.pump.facts if isinstance(fact, Received)]  # type: ignore[attr-defined]
+    assert len(received) == 2
 
 
 @pytest.mark.trio

@@ -99,6 +99,34 @@ def test_a_run_that_grows_is_followed() -> None:
     assert doubts.look(result(1), 0.0, False) == ""
 
 
+def sum_of(number: int, tasks: int, node: NodeId = VOLUNTEER, first: int = 0) -> Stored:
+    """A contribution of so many tasks."""
+    return msgspec.structs.replace(result(number, node), tasks=tuple(backward(0, first + i) for i in range(tasks)))
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0])
+def test_sums_of_one_task_and_of_hundreds_are_measured_alike(power: float) -> None:
+    """Whether gradients are all noise (their sum grows by the root) or agree: nobody is doubted for how many tasks he
+    did, beside others who did more or fewer."""
+    for usual_tasks, tasks in ((256, 1), (1, 256), (16, 64)):
+        doubts = Doubts(loss_tokens=1)
+        for number in range(20):
+            assert doubts.accepted(sum_of(number, usual_tasks), usual_tasks ** (2 * power)) == ()
+        assert doubts.look(sum_of(50, tasks), (3.0 * tasks**power) ** 2, False) == ""
+        assert doubts.look(sum_of(51, usual_tasks), (11.0 * usual_tasks**power) ** 2, False)
+
+
+def test_a_sum_is_false_when_all_of_its_tasks_have_come_out_usual() -> None:
+    """Half of them proves nothing, since the other half may have been what was so large; and if it was, nobody lied."""
+    for last, blamed in ((16.0, (VOLUNTEER,)), (1e6, ())):
+        doubts = Doubts(loss_tokens=1)
+        for number in range(20):
+            doubts.accepted(sum_of(number, 16), 16.0)
+        assert doubts.look(sum_of(50, 32), 1e6, False)
+        assert doubts.accepted(sum_of(51, 16, OTHER), 16.0) == ()
+        assert doubts.accepted(sum_of(52, 16, OTHER, first=16), last) == blamed
+
+
 def test_the_ledger_voids_the_contribution_and_not_the_step() -> None:
     """Its tasks are open again, everybody hears who is doubted; the next result counts and names who was false."""
     context = make_context("f0", make_config())

@@ -12,6 +12,7 @@ from node.machine.jobs import (
     DropVersions,
     Fold,
     LoadSnapshot,
+    Measure,
     Reduce,
     ServeParameters,
     StartShard,
@@ -21,7 +22,7 @@ from node.machine.jobs import WriteSnapshot as WriteSnapshotJob
 from node.machine.records import ContributionStored, Record, ShardStarted, SnapshotWritten, StepCommitted
 from node.server.shard import Phase, ReplayError, ShardRole
 from protocol.base.errors import RemoteProtocolError
-from protocol.base.ids import NodeId, Ticket
+from protocol.base.ids import NodeId, TensorRef, Ticket
 from protocol.base.machine import Prune
 from protocol.messages import (
     Commit,
@@ -35,6 +36,7 @@ from protocol.messages import (
     Verdict,
     VersionReady,
 )
+from protocol.run.run import WireSection
 from tests.node.setting import (
     ELEMENTS,
     TICKET,
@@ -156,6 +158,37 @@ def test_what_no_honest_volunteer_sends_is_refused(changes: dict[str, Any], reas
     effects = desk.take()
     assert effects.records(ContributionStored) == []
     assert effects.dropped == [ref.key for ref in message.tensors]
+
+
+def test_a_part_on_the_grid_is_announced_when_it_has_been_measured() -> None:
+    """The ledger must hear how large it is; the lane says it, once, and again after a restart. A gradient of whole
+    numbers that are as large as they can be was believed before, unmeasured."""
+    desk = Desk()
+    config = desk.context.config
+    desk.context.config = msgspec.structs.replace(config, wire=WireSection(gradients="gi"))
+    ref = TensorRef(101, (ELEMENTS,), "gi", 13)
+    message = msgspec.structs.replace(part(1, 0, BOTH, 1, 101), tensors=(ref,))
+    assert desk.shard.on_contribute(VOLUNTEER, message) == ""
+    (record,) = desk.take().records(ContributionStored)
+    desk.shard.stored(record)
+    desk.shard.on_contribute(
+        VOLUNTEER, msgspec.structs.replace(message, tensors=(TensorRef(102, (ELEMENTS,), "gi", 13),))
+    )
+    effects = desk.take()
+    (measure,) = effects.jobs(Measure)
+    assert (measure.version, measure.part) == (0, ref) and effects.sent(Stored) == []
+    desk.shard.measured(measure, 1e40)
+    (said,) = desk.take().sent(Stored)
+    assert said.square_norm == 1e40
+    again = ShardRole(desk.context)
+    again.start([ShardStarted(
+        ledger_generation=1, step=0, stage=0, shard=1, shard_count=2, checkpoint_step=-1, config_hash=b""
+    ), record])  # fmt: skip
+    again.set_elements(ELEMENTS)
+    again.base_loaded(b"digest 0")
+    again.sync(desk.context.ledger)
+    effects = desk.take()
+    assert len(effects.jobs(Measure)) == 1 and effects.sent(Stored) == []
 
 
 def test_a_refused_contribution_lets_go_of_its_tensor() -> None:
