@@ -282,7 +282,7 @@ class NodeMachine:
         return held(self._facts.records, delay, self._readable.steps) or (self._facts.wished_stage, -1, -1, -1)
 
     def _received(self, peer: NodeId, message: Message, now: float) -> None:
-        if self._bans.is_banned(peer):
+        if self._bans.is_banned(peer) or (self.server is not None and not self.server.may_speak(peer, now)):
             self._out.drop(getattr(message, "tensors", ()))
         elif isinstance(message, Revoked):
             for banned in self._bans.take(peer, message):

@@ -46,6 +46,7 @@ from node.server.context import StageContext
 from node.server.decider import DeciderRole
 from node.server.front import FrontRole
 from node.server.ledger import LedgerRole
+from node.server.rates import Rates
 from node.server.senders import check_sender
 from node.server.shard import Phase, ShardRole
 from node.server.tails import TailDesk
@@ -120,6 +121,7 @@ class ServerMachine:
         self._servers: dict[NodeId, bool] = {}
         """Servers with a live link, and whether they have said that they are ready."""
         self._volunteers: dict[NodeId, None] = {}
+        self._rates = Rates()
         self._lane_is_ours = False
         """Whether what the server lane ends now was ordered by this machine."""
         self.front = FrontRole(self.context) if self.context.is_front else None
@@ -261,6 +263,13 @@ class ServerMachine:
 
     # ---- messages ------------------------------------------------------------------------------------------------
 
+    def may_speak(self, peer: NodeId, now: float) -> bool:
+        """Counts a message of any kind; a volunteer that floods this server is hung up on, with the reason."""
+        if peer not in self._volunteers or self._rates.may_speak(peer, now):
+            return True
+        self._refuse(peer, RemoteProtocolError("busy", "more messages than its leases can bring about"), ())
+        return False
+
     def handle(self, peer: NodeId, message: Work, now: float) -> None:
         """One message about work. A peer that breaks the rules is hung up on, with the reason."""
         context = self.context
@@ -328,6 +337,8 @@ class ServerMachine:
             case FetchInput() if self.front is not None:
                 self.front.on_fetch_input(peer, message)
             case FetchParameters():
+                if peer in self._volunteers and not self._rates.may_fetch(peer, self.shard.version, now):
+                    raise RemoteProtocolError("busy", "parameters asked for over and over")
                 self.shard.on_fetch(peer, message)
             case Contribute():
                 self._on_contribute(peer, message, now)
@@ -596,6 +607,9 @@ class ServerMachine:
     def _give_leases(self, now: float) -> None:
         for role in (self.front, self.back):
             if role is not None:
-                self.tails.granted(role.give_leases(now))
+                grants = role.give_leases(now)
+                for grant in grants:
+                    self._rates.leased(grant.worker, now)
+                self.tails.granted(grants)
         self.tails.look(self._pools(), now)
         tell_allowances(self.context, self._pools())

@@ -170,7 +170,7 @@ REJECT_REASONS = (
     "shape",  # a tensor whose shape, form or byte count cannot be
     "not_finite",  # NaN or infinity where a number is needed
     "timeout",  # too slow in the handshake or within a frame
-    "busy",  # too many half-open handshakes, or too many links
+    "busy",  # too many half-open handshakes, links, messages or questions
 )
 """Values of the label `reason` of barnraise_transport_rejected_messages_total."""
 
