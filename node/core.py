@@ -152,7 +152,7 @@ class NodeMachine:
                 self._link_down(fact, now)
             case Received():
                 self._links.heard(fact.peer, now)
-                self._received(fact.peer, fact.message, now)
+                self._received(fact.peer, fact.message, now, fact.size)
             case Computed():
                 self._computed(fact.job, fact.result, now)
             case ComputeFailed():
@@ -281,7 +281,7 @@ class NodeMachine:
         delay = config.batch.delay if config else 1  # the longest, where the run is not known
         return held(self._facts.records, delay, self._readable.steps) or (self._facts.wished_stage, -1, -1, -1)
 
-    def _received(self, peer: NodeId, message: Message, now: float) -> None:
+    def _received(self, peer: NodeId, message: Message, now: float, size: float = 0.0) -> None:
         if self._bans.is_banned(peer) or (self.server is not None and not self.server.may_speak(peer, now)):
             self._out.drop(getattr(message, "tensors", ()))
         elif isinstance(message, Revoked):
@@ -302,7 +302,7 @@ class NodeMachine:
         elif isinstance(message, Bye):
             self._out.log("info", "peer says bye", peer=peer, reason=message.reason)
         elif isinstance(message, Work):
-            self._work(peer, message, now)
+            self._work(peer, message, now, size)
         elif peer == self._coordinator:
             self._from_coordinator(message, now)
 
@@ -433,7 +433,7 @@ class NodeMachine:
 
     # ---- work ----------------------------------------------------------------------------------------------------
 
-    def _work(self, peer: NodeId, message: Work, now: float) -> None:
+    def _work(self, peer: NodeId, message: Work, now: float, size: float = 0.0) -> None:
         both = isinstance(message, FOR_BOTH)
         tensors: tuple[TensorRef, ...] = getattr(message, "tensors", ())
         decides = self.plan is not None and (self.plan.decider, self.plan.ledger_generation)
@@ -441,7 +441,7 @@ class NodeMachine:
             self._readable.add((message.step,))  # the coordinator must know before a disk is lost
             self._say_news()
         if self.server is not None and (both or not isinstance(message, FOR_VOLUNTEER)):
-            self.server.handle(peer, message, now)
+            self.server.handle(peer, message, now, size)
         elif not both and not isinstance(message, FOR_VOLUNTEER):
             self._out.drop(tensors)
         if self.volunteer is not None and (both or isinstance(message, FOR_VOLUNTEER)):

@@ -18,6 +18,7 @@ import numpy as np
 import structlog
 import trio
 
+from node.compute.forms import q8
 from node.compute.forms.packed import all_within, first, is_whole
 from node.compute.lanes import DEVICE_JOBS, Lane, Outcome, input_refs
 from node.links.connector import Connector
@@ -54,7 +55,18 @@ from protocol.base.machine import (
 from protocol.drive.process import write_log
 from protocol.drive.pump import Pump
 from protocol.drive.transport import PATHS, Link, Transport
-from protocol.messages import Contribute, LinkReport, Message, NodeReport, Parameters, PlanChanged, Renewed, Welcome
+from protocol.messages import (
+    Contribute,
+    InputGradient,
+    LinkReport,
+    Message,
+    NodeReport,
+    Output,
+    Parameters,
+    PlanChanged,
+    Renewed,
+    Welcome,
+)
 
 OPERATIONS = {
     "Forward": "forward",
@@ -315,7 +327,11 @@ class Driver:
         if link.role == "volunteer" and isinstance(message, Contribute):
             # A run that diverges is no misdeed, nor are activations that overflow in it: what comes of them is in the
             # gradients and losses. The ledger looks at their size, and has what is absurd done again.
-            message = msgspec.structs.replace(message, square_norm=square_norm(message, buffers))
+            message = msgspec.structs.replace(message, square_norm=square_norm(message.tensors, buffers))
+        size = 0.0
+        if link.role == "volunteer" and isinstance(message, Output | InputGradient):
+            count = sum(math.prod(ref.shape) for ref in message.tensors)
+            size = math.sqrt(square_norm(message.tensors, buffers) / max(1, count))
         if buffers:
             refs: tuple[TensorRef, ...] = message.tensors  # type: ignore[attr-defined]
             stored = tuple(
@@ -328,7 +344,7 @@ class Driver:
                 await self._on_welcome(message)
             if self.connector.on_message(message):
                 return
-        self.pump.put(Received(link.peer, message))
+        self.pump.put(Received(link.peer, message, size))
 
     def _renew(self, link: Link, membership: bytes) -> None:
         """The peer shows a newer membership of its own, with the role that it had."""
@@ -439,14 +455,17 @@ async def _fail(error: Exception) -> None:
     raise error
 
 
-def square_norm(message: Contribute, buffers: Sequence[Buffer]) -> float:
-    """The sum of squares over a contribution's part; infinite if a value is not finite."""
+def square_norm(tensors: Sequence[TensorRef], buffers: Sequence[Buffer]) -> float:
+    """The sum of squares over what a volunteer sent, or a little more; infinite if a value is not finite."""
     total = 0.0
-    for ref, buffer in zip(message.tensors, buffers, strict=True):
+    for ref, buffer in zip(tensors, buffers, strict=True):
         if ref.form == "bf16":
             values = (np.frombuffer(buffer, dtype=np.uint16).astype(np.uint32) << 16).view(np.float32)
         elif ref.form in ("fp32", "fp64"):
             values = np.frombuffer(buffer, dtype=np.float32 if ref.form == "fp32" else np.float64)
+        elif ref.form == "q8":
+            total += q8.square_norm_most(buffer, ref.shape)
+            continue
         elif ref.form == "gi" and first(buffer, math.prod(ref.shape)) == NOT_FINITE:
             return math.inf
         else:

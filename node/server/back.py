@@ -65,6 +65,12 @@ class BackRole:
 
     # ---- forward -------------------------------------------------------------------------------------------------
 
+    def wants(self, task: TaskId) -> bool:
+        """Whether a forward's output has not come yet."""
+        state = self._steps.get(task.step)
+        place = task.microbatch, task.position
+        return state is not None and place in state.places and place not in state.outputs
+
     def on_output(self, peer: NodeId, message: Output) -> None:
         """A volunteer's forward result. The first that came stays."""
         state = self._steps.get(message.task.step)

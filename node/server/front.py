@@ -144,6 +144,11 @@ class FrontRole:
 
     # ---- results -------------------------------------------------------------------------------------------------
 
+    def wants(self, task: TaskId) -> bool:
+        """Whether a backward's input gradient has not come yet."""
+        state = self._steps.get(task.step)
+        return state is not None and task.position > 0 and (task.microbatch, task.position) not in state.input_gradients
+
     def on_input_gradient(self, message: InputGradient) -> None:
         """A backward's input gradient: used at once, whatever becomes of its weight gradient."""
         state = self._steps.get(message.task.step)

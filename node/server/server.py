@@ -49,6 +49,7 @@ from node.server.ledger import LedgerRole
 from node.server.rates import Rates
 from node.server.senders import check_sender
 from node.server.shard import Phase, ShardRole
+from node.server.sizes import Sizes
 from node.server.tails import TailDesk
 from node.server.tickets import NEED_LEASE, TicketOffice
 from protocol.base.errors import RemoteProtocolError
@@ -122,6 +123,7 @@ class ServerMachine:
         """Servers with a live link, and whether they have said that they are ready."""
         self._volunteers: dict[NodeId, None] = {}
         self._rates = Rates()
+        self._outputs, self._gradients = Sizes("its output"), Sizes("its input gradient")
         self._lane_is_ours = False
         """Whether what the server lane ends now was ordered by this machine."""
         self.front = FrontRole(self.context) if self.context.is_front else None
@@ -270,8 +272,9 @@ class ServerMachine:
         self._refuse(peer, RemoteProtocolError("busy", "more messages than its leases can bring about"), ())
         return False
 
-    def handle(self, peer: NodeId, message: Work, now: float) -> None:
-        """One message about work. A peer that breaks the rules is hung up on, with the reason."""
+    def handle(self, peer: NodeId, message: Work, now: float, size: float = 0.0) -> None:
+        """One message about work. A peer that breaks the rules is hung up on, with the reason. `size`: of the values of
+        an activation, where it was measured (`protocol.base.machine.Received`)."""
         context = self.context
         tensors: tuple[TensorRef, ...] = getattr(message, "tensors", ())
         for pool in self._pools():
@@ -294,7 +297,7 @@ class ServerMachine:
             self._refuse(peer, error, tensors)
             return
         try:
-            self._dispatch(peer, message, now)
+            self._dispatch(peer, message, now, size)
         except RemoteProtocolError as error:
             self._refuse(peer, error, ())
         self._give_leases(now)
@@ -306,10 +309,10 @@ class ServerMachine:
         if peer != self.context.node:
             self._out.add(HangUp(peer, str(error)))
 
-    def _dispatch(self, peer: NodeId, message: Work, now: float) -> None:
+    def _dispatch(self, peer: NodeId, message: Work, now: float, size: float) -> None:
         match message:
             case Output() | Activation() | Gradient() | InputGradient() | Labels() if self._open_early(message):
-                self._on_tensor(peer, message)
+                self._on_tensor(peer, message, size)
             case Held():
                 for role in (self.front, self.back):
                     if role is not None:
@@ -366,19 +369,40 @@ class ServerMachine:
             case _:
                 self._out.drop(getattr(message, "tensors", ()))
 
-    def _on_tensor(self, peer: NodeId, message: Work) -> None:
+    def _on_tensor(self, peer: NodeId, message: Work, size: float) -> None:
         if self.front is not None and isinstance(message, Activation):
             self.front.on_activation(message)
         elif self.front is not None and isinstance(message, Labels):
             self.front.on_labels(message)
         elif self.front is not None and isinstance(message, InputGradient):
-            self.front.on_input_gradient(message)
+            if not self.front.wants(message.task) or self._is_used(self._gradients, peer, message, size):
+                self.front.on_input_gradient(message)
         elif self.back is not None and isinstance(message, Output):
-            self.back.on_output(peer, message)
+            if not self.back.wants(message.task) or self._is_used(self._outputs, peer, message, size):
+                self.back.on_output(peer, message)
+            else:
+                self.back.on_graphs(peer, (message.task,))
         elif self.back is not None and isinstance(message, Gradient):
             self.back.on_gradient(message)
         else:
             self._out.drop(getattr(message, "tensors", ()))
+
+    def _is_used(self, sizes: Sizes, peer: NodeId, message: Output | InputGradient, size: float) -> bool:
+        """Whether a result that is waited for goes on. What is absurd does not: its lease goes to somebody else, here
+        at once, elsewhere when it runs out."""
+        task, context = message.task, self.context
+        doubt = sizes.look(task, peer, message.ticket.fence, size, trusted=peer in context.stage_servers)
+        if doubt:
+            self._out.drop(message.tensors)
+            self._out.log("warning", "result doubted", task=str(task), worker=peer, reason=doubt)
+            for pool in self._pools():
+                pool.give_back((task,), peer, doubted=True)
+            return False
+        for node in sizes.accepted(task, peer, size):
+            self._out.log("warning", "a false result", blamed=node, tasks=[str(task)])
+            for pool in self._pools():
+                pool.blame(node)
+        return True
 
     def _open_early(self, message: Work) -> bool:
         """Work of a step can come by another link before the word that the step is open: believe the work.
@@ -596,6 +620,8 @@ class ServerMachine:
 
     def _close(self, step: int) -> None:
         self.context.closed = step
+        for sizes in (self._outputs, self._gradients):
+            sizes.close_step(step)
         for role in (self.front, self.back, self.ledger, self.shard, self.tails):
             if role is not None:
                 role.close_step(step)

@@ -49,6 +49,9 @@ class Received:
 
     peer: NodeId
     message: Message
+    size: float = 0.0
+    """Of a volunteer's activation or its gradient, which is used before anybody can check it: the root mean square of
+    its values, or a little more; infinite if one is not finite. 0: not measured."""
 
 
 @dataclass(frozen=True, slots=True)

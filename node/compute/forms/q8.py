@@ -86,6 +86,22 @@ def _send_apart(
     return Apart(scales.flat_places(where, columns, width), blocks[where, columns])
 
 
+def square_norm_most(buffer: bytes | bytearray | memoryview, shape: tuple[int, ...]) -> float:
+    """What the sum of squares of a `q8` that is whole cannot exceed, without decoding it: of Gaussian values it is
+    about six times that. Infinite for one that is marked as not finite."""
+    count = math.prod(shape)
+    if count == 0:
+        return 0.0
+    data = np.frombuffer(buffer, dtype=np.uint8)
+    width = shape[-1] if shape else 1
+    begin = HEAD_BYTES + count // width * blocks_of_row(width)
+    top, finite, apart = scales.read_head(data, "q8", begin + count, count)
+    if not finite:
+        return math.inf
+    factors = scales.scales(torch.from_numpy(data[HEAD_BYTES:begin].copy()), top, _SHIFT).double()
+    return float(factors.square().sum() * BLOCK * 127**2 + apart.values.double().square().sum())
+
+
 def decode(buffer: bytes | bytearray | memoryview, shape: tuple[int, ...]) -> Tensor:
     """The fp32 tensor in `buffer`. Raises `RemoteProtocolError` for bytes that no encoder makes."""
     data = np.frombuffer(buffer, dtype=np.uint8)

@@ -343,3 +343,25 @@ async def test_measuring_with_nothing_to_measure_rests(driver: Driver, nursery: 
     with trio.fail_after(20):
         await trio.testing.wait_all_tasks_blocked(0.001)
     nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("form", ["fp32", "bf16", "q8"])
+@pytest.mark.trio
+async def test_the_machine_hears_how_large_a_volunteers_activation_is(driver: Driver, form: str) -> None:
+    """In every form, without decoding the small one: never less than it is, and not three times as much; infinite for
+    what is not finite. What a server sends is not measured."""
+    values = torch.randn(8, 256, generator=torch.Generator().manual_seed(3))
+    spoilt = values.clone()
+    spoilt[3, 7] = torch.nan
+    outlier = values.clone()
+    outlier[5, 6] = 1e30
+    for role, tensor, least in (("volunteer", values, 1.0), ("volunteer", spoilt, float("inf")),
+                                ("volunteer", outlier, 1e28), ("server", values, 0.0)):  # fmt: skip
+        link = FakeLink(role)
+        driver.on_up(link)  # type: ignore[arg-type]
+        data = bytearray(encode(tensor, form))
+        ref = TensorRef(0, (8, 256), form, len(data))  # type: ignore[arg-type]
+        message = Output(ledger_generation=1, task=TASK, ticket=TICKET, tensors=(ref,))
+        await driver.on_message(link, message, (data,))  # type: ignore[arg-type]
+        size = driver.pump.facts[-1].size  # type: ignore[attr-defined]
+        assert 0.95 * least <= size <= 3.0 * least, (role, least)

@@ -165,4 +165,4 @@ def test_the_receiver_measures_what_it_gets(form: str) -> None:
         data = values.tobytes() if form != "bf16" else (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
         ref = TensorRef(0, (3,), form, len(data))  # type: ignore[arg-type]
         message: Contribute = msgspec.structs.replace(part(1, 0, (backward(0, 0),), 0, 1), tensors=(ref,))
-        assert square_norm(message, [data]) == expected
+        assert square_norm(message.tensors, [data]) == expected
