@@ -42,12 +42,12 @@ from node.process.device_lane import DeviceOptions
 from node.process.driver import Driver
 from node.process.journal import Journal, JournalError, JournalWriter
 from node.process.lend import lend
+from node.process.link_options import link_options
 from node.process.metrics import NodeMetrics
 from node.process.store import StoreFullError, TensorStore
 from node.server.tickets import KEY_BYTES
 from protocol.base.errors import BadInputError, ProtocolError, RemoteProtocolError
 from protocol.base.ids import NodeId
-from protocol.base.limits import TENSOR_BYTES_MAX, WINDOW_BYTES
 from protocol.base.machine import AddressesChanged, CheckpointsFound, Told
 from protocol.drive.addresses import reachable_addresses
 from protocol.drive.keyfile import load_or_create_identity
@@ -57,7 +57,7 @@ from protocol.drive.pump import Pump
 from protocol.drive.scrape import NODE_PORTS, Scrape, open_metrics
 from protocol.drive.stun import StunResponder
 from protocol.drive.tcp import open_all_listeners
-from protocol.drive.transport import LinkOptions, Transport
+from protocol.drive.transport import Transport
 from protocol.link.reach import split
 from protocol.messages import PlanChanged, Welcome
 from protocol.run.run import RunConfig
@@ -103,10 +103,6 @@ class NodeOptions:
     overrides: tuple[tuple[str, str], ...] = ()
     """(limit, value) of a volunteer's command line, for this process alone."""
     ways: WayOptions = field(default_factory=WayOptions)
-
-
-VOCABULARY_GUESS = 262_144
-"""Rows of the largest published vocabularies, for the bound on tensors before the run's own is known."""
 
 
 class NodeState:
@@ -588,14 +584,3 @@ def only_run(folder: Path) -> Path:
     if len(runs) > 1:
         raise BadInputError(f"--checkpoints: {folder} holds {len(runs)} runs; name one: {runs[0]}, …")
     return runs[0] if runs else folder
-
-
-def link_options(config: RunConfig) -> LinkOptions:
-    """Bounds of links from the run's sizes: the largest tensor is a stage's vector or a microbatch of hidden states."""
-    model = config.model
-    hidden = config.batch.samples * model.context * model.hidden * 4
-    layer = model.hidden * (2 * model.hidden + 2 * model.hidden + 3 * model.feed_forward + 2)
-    # Gradients travel in fp64. The tokenizer's size is not known yet, so a large one is assumed.
-    vectors = 8 * (model.layers * layer + 2 * model.hidden * VOCABULARY_GUESS)
-    largest = max(TENSOR_BYTES_MAX, hidden, vectors)
-    return LinkOptions(tensor_bytes_max=largest, window_bytes=max(WINDOW_BYTES, 2 * largest))

@@ -31,8 +31,11 @@ from protocol.messages import (
     StepOpened,
     Stored,
     Verdict,
+    Work,
 )
 
+FOR_LEDGER = (Stored, PartialNorm, Decision, Committed)
+"""What shards and the decider say to it."""
 PENDING_PER_STEP_MAX = 4096
 """Contributions of one step that may wait for their other shards: as many as a shard keeps."""
 
@@ -144,6 +147,18 @@ class LedgerRole:
             tasks = stage_tasks(self._context, number)
             step = self._steps[number] = _Step(tuple(tasks), dict.fromkeys(tasks))
         return step
+
+    def handle(self, message: Work) -> None:
+        """One of `FOR_LEDGER`; the sender's right to it is checked."""
+        match message:
+            case Stored():
+                self.on_stored(message)
+            case PartialNorm():
+                self.on_partial_norm(message)
+            case Decision():
+                self.on_decision(message)
+            case Committed():
+                self.on_committed(message)
 
     # ---- contributions -------------------------------------------------------------------------------------------
 

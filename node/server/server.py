@@ -45,11 +45,10 @@ from node.server.bounds import check_bounds
 from node.server.context import StageContext
 from node.server.decider import DeciderRole
 from node.server.front import FrontRole
-from node.server.ledger import LedgerRole
-from node.server.rates import Rates
+from node.server.guard import Guard
+from node.server.ledger import FOR_LEDGER, LedgerRole
 from node.server.senders import check_sender
 from node.server.shard import Phase, ShardRole
-from node.server.sizes import Sizes
 from node.server.tails import TailDesk
 from node.server.tickets import NEED_LEASE, TicketOffice
 from protocol.base.errors import RemoteProtocolError
@@ -58,9 +57,7 @@ from protocol.base.machine import HangUp
 from protocol.messages import (
     Activation,
     Commit,
-    Committed,
     Contribute,
-    Decision,
     FetchInput,
     FetchParameters,
     Freeze,
@@ -70,14 +67,12 @@ from protocol.messages import (
     Labels,
     LeaseReturned,
     Output,
-    PartialNorm,
     Ready,
     ServerReady,
     StageKey,
     StepClosed,
     StepOpened,
     StepReport,
-    Stored,
     Summed,
     Tail,
     Verdict,
@@ -122,8 +117,7 @@ class ServerMachine:
         self._servers: dict[NodeId, bool] = {}
         """Servers with a live link, and whether they have said that they are ready."""
         self._volunteers: dict[NodeId, None] = {}
-        self._rates = Rates()
-        self._outputs, self._gradients = Sizes("its output"), Sizes("its input gradient")
+        self._guard = Guard(self.context, self._pools)
         self._lane_is_ours = False
         """Whether what the server lane ends now was ordered by this machine."""
         self.front = FrontRole(self.context) if self.context.is_front else None
@@ -267,10 +261,13 @@ class ServerMachine:
 
     def may_speak(self, peer: NodeId, now: float) -> bool:
         """Counts a message of any kind; a volunteer that floods this server is hung up on, with the reason."""
-        if peer not in self._volunteers or self._rates.may_speak(peer, now):
-            return True
-        self._refuse(peer, RemoteProtocolError("busy", "more messages than its leases can bring about"), ())
-        return False
+        try:
+            if peer in self._volunteers:
+                self._guard.check_message(peer, now)
+        except RemoteProtocolError as error:
+            self._refuse(peer, error, ())
+            return False
+        return True
 
     def handle(self, peer: NodeId, message: Work, now: float, size: float = 0.0) -> None:
         """One message about work. A peer that breaks the rules is hung up on, with the reason. `size`: of the values of
@@ -340,13 +337,14 @@ class ServerMachine:
             case FetchInput() if self.front is not None:
                 self.front.on_fetch_input(peer, message)
             case FetchParameters():
-                if peer in self._volunteers and not self._rates.may_fetch(peer, self.shard.version, now):
-                    raise RemoteProtocolError("busy", "parameters asked for over and over")
+                if peer in self._volunteers:
+                    self._guard.check_fetch(peer, self.shard.version, now)
                 self.shard.on_fetch(peer, message)
             case Contribute():
                 self._on_contribute(peer, message, now)
             case Verdict():
-                self._on_verdict(message)
+                self.shard.on_verdict(message)
+                self._guard.on_verdict(message)
             case Freeze():
                 self.shard.on_freeze(message)
             case Commit():
@@ -362,8 +360,8 @@ class ServerMachine:
                 self._on_step_opened(message)
             case StepClosed():
                 self._on_step_closed(message)
-            case _ if self.ledger is not None and isinstance(message, (Stored, PartialNorm, Decision, Committed)):
-                self._on_ledger_message(message)
+            case _ if self.ledger is not None and isinstance(message, FOR_LEDGER):
+                self.ledger.handle(message)
             case _ if self.decider is not None:
                 self.decider.handle(peer, message)
             case _:
@@ -375,10 +373,10 @@ class ServerMachine:
         elif self.front is not None and isinstance(message, Labels):
             self.front.on_labels(message)
         elif self.front is not None and isinstance(message, InputGradient):
-            if not self.front.wants(message.task) or self._is_used(self._gradients, peer, message, size):
+            if not self.front.wants(message.task) or self._guard.is_used(peer, message, size):
                 self.front.on_input_gradient(message)
         elif self.back is not None and isinstance(message, Output):
-            if not self.back.wants(message.task) or self._is_used(self._outputs, peer, message, size):
+            if not self.back.wants(message.task) or self._guard.is_used(peer, message, size):
                 self.back.on_output(peer, message)
             else:
                 self.back.on_graphs(peer, (message.task,))
@@ -386,23 +384,6 @@ class ServerMachine:
             self.back.on_gradient(message)
         else:
             self._out.drop(getattr(message, "tensors", ()))
-
-    def _is_used(self, sizes: Sizes, peer: NodeId, message: Output | InputGradient, size: float) -> bool:
-        """Whether a result that is waited for goes on. What is absurd does not: its lease goes to somebody else, here
-        at once, elsewhere when it runs out."""
-        task, context = message.task, self.context
-        doubt = sizes.look(task, peer, message.ticket.fence, size, trusted=peer in context.stage_servers)
-        if doubt:
-            self._out.drop(message.tensors)
-            self._out.log("warning", "result doubted", task=str(task), worker=peer, reason=doubt)
-            for pool in self._pools():
-                pool.give_back((task,), peer, doubted=True)
-            return False
-        for node in sizes.accepted(task, peer, size):
-            self._out.log("warning", "a false result", blamed=node, tasks=[str(task)])
-            for pool in self._pools():
-                pool.blame(node)
-        return True
 
     def _open_early(self, message: Work) -> bool:
         """Work of a step can come by another link before the word that the step is open: believe the work.
@@ -434,16 +415,6 @@ class ServerMachine:
         for pool in self._pools() if self.shard.part_count > before else ():  # what comes twice is no progress
             pool.progress(peer, message.step, now)
 
-    def _on_verdict(self, message: Verdict) -> None:
-        self.shard.on_verdict(message)
-        for pool in self._pools():
-            if message.accepted:
-                pool.covered(message.tasks, message.contribution.node)
-            else:
-                pool.give_back(message.tasks, message.contribution.node, doubted=message.doubted)
-            for node in message.blamed:
-                pool.blame(node)
-
     def _on_server_ready(self, peer: NodeId) -> None:
         if not self._servers.get(peer, True):
             self._servers[peer] = True
@@ -468,18 +439,6 @@ class ServerMachine:
         if self.ledger is not None:
             self.ledger.on_step_closed(message)
         self._close(message.step)
-
-    def _on_ledger_message(self, message: Stored | PartialNorm | Decision | Committed) -> None:
-        assert self.ledger is not None
-        match message:
-            case Stored():
-                self.ledger.on_stored(message)
-            case PartialNorm():
-                self.ledger.on_partial_norm(message)
-            case Decision():
-                self.ledger.on_decision(message)
-            case Committed():
-                self.ledger.on_committed(message)
 
     # ---- jobs and records ----------------------------------------------------------------------------------------
 
@@ -620,8 +579,7 @@ class ServerMachine:
 
     def _close(self, step: int) -> None:
         self.context.closed = step
-        for sizes in (self._outputs, self._gradients):
-            sizes.close_step(step)
+        self._guard.close_step(step)
         for role in (self.front, self.back, self.ledger, self.shard, self.tails):
             if role is not None:
                 role.close_step(step)
@@ -635,7 +593,7 @@ class ServerMachine:
             if role is not None:
                 grants = role.give_leases(now)
                 for grant in grants:
-                    self._rates.leased(grant.worker, now)
+                    self._guard.leased(grant.worker, now)
                 self.tails.granted(grants)
         self.tails.look(self._pools(), now)
         tell_allowances(self.context, self._pools())

@@ -14,9 +14,10 @@ import trio
 
 import node.process.daemon as daemon
 from node.data.allowed import Allowed
-from node.process.daemon import NodeOptions, NodeState, link_options, only_run, run_node
+from node.process.daemon import NodeOptions, NodeState, only_run, run_node
 from node.process.driver import Driver
 from node.process.journal import Journal, JournalError
+from node.process.link_options import link_options
 from node.process.metrics import NodeMetrics
 from node.process.store import StoreFullError, TensorStore
 from protocol.base.errors import BadInputError
