@@ -20,6 +20,8 @@ from statistics import median
 from protocol.base.ids import NodeId, TensorRef
 from protocol.base.limits import (
     MEASURE_BYTES,
+    MEASURE_ENOUGH_BYTES,
+    MEASURE_ENOUGH_TRIPS,
     MEASURE_PEER_BYTES,
     MEASURE_PEER_BYTES_PER_S,
     MEASURE_PIECE_BYTES,
@@ -113,6 +115,8 @@ class _Way:
     """Bytes asked for or sent."""
     under_way: dict[int, int] = field(default_factory=dict)
     window: int = FIRST_WINDOW
+    through: bool = False
+    """What has come is enough to know the rate."""
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     """(time, bytes done by then)"""
 
@@ -131,6 +135,11 @@ class _Way:
             return True
         elapsed_s = max(now - self.started, 1e-6)
         return pieces < self.window and pieces * MEASURE_PIECE_BYTES < AHEAD_S * self.done_bytes / elapsed_s
+
+    def enough(self, round_trip_s: float, now: float) -> bool:
+        """Whether more pieces would say nothing new: the sender has felt its way up, or all bytes were begun."""
+        filled = now - self.started >= MEASURE_ENOUGH_TRIPS * round_trip_s
+        return self.begun >= MEASURE_BYTES or (filled and self.done_bytes >= MEASURE_ENOUGH_BYTES)
 
     def rate(self, round_trip_s: float) -> float:
         """Bytes per second: over the later half of the bytes where there are enough, else over all."""
@@ -221,12 +230,13 @@ class Meter:
         over = now >= run.ends - AHEAD_S / 2 or run.refused
         orders += self._go_on(run, run.up, now, over=over, down=False)
         if not run.up.under_way:
-            orders += self._finish(complete=run.up.begun >= MEASURE_BYTES, now=now)
+            orders += self._finish(complete=True, now=now)
         return orders
 
     def _go_on(self, run: _Run, way: _Way, now: float, *, over: bool, down: bool) -> list[Order]:
         orders: list[Order] = []
-        while not over and way.begun + MEASURE_PIECE_BYTES <= MEASURE_BYTES and way.room(now):
+        way.through = way.through or way.enough(run.round_trip_s, now)
+        while not over and not way.through and way.begun + MEASURE_PIECE_BYTES <= MEASURE_BYTES and way.room(now):
             number = next(self._numbers)
             way.under_way[number] = MEASURE_PIECE_BYTES
             way.begun += MEASURE_PIECE_BYTES
@@ -247,7 +257,7 @@ class Meter:
                 received_bytes_per_s=down.rate(run.round_trip_s),
                 sent_bytes_per_s=up.rate(run.round_trip_s),
                 byte_count=down.done_bytes + up.done_bytes,
-                complete=complete and not run.refused and down.begun >= MEASURE_BYTES,
+                complete=complete and not run.refused and down.through and up.through,
             )
         return [Done(run.peer, figures), *self._next(now)]
 

@@ -98,7 +98,14 @@ RELAYS_MAX = 8
 MEASURE_PIECE_BYTES = 32 << 10
 """One piece: a third of a second on a line of 0.8 Mbit/s, so that even a slow line sees a few within the time."""
 MEASURE_BYTES = 2 << 20
-"""Each way and link: fills 100 Mbit/s for 170 ms, which is past the start of a connection at 50 ms round trip."""
+"""Each way and link, at most: fills 100 Mbit/s for 170 ms, which is past the start of a connection at 50 ms round
+trip."""
+MEASURE_ENOUGH_BYTES = 256 << 10
+"""Arrived each way: no more is begun if these have taken …"""
+MEASURE_ENOUGH_TRIPS = 8
+"""… so many round trips, in which a sender that doubles what it has under way has come to 512 pieces, more than any
+measurement has. A home line and a local network are known after a fourth of `MEASURE_BYTES`; a demo of 20 steps moved
+50 MB only for measuring, a quarter of all it moved."""
 MEASURE_S = 3.0
 """A whole measurement of a link, both ways."""
 MEASURE_PEER_BYTES = 4 * MEASURE_BYTES
@@ -208,7 +215,7 @@ REPORT_COUNTERS = (
     *(
         f"bytes_{direction}_{kind}"
         for direction in ("rx", "tx")
-        for kind in ("activation", "gradient", "weights", "control", "checkpoint", "data")
+        for kind in ("activation", "gradient", "weights", "measuring", "control", "checkpoint", "data")
     ),
 )
 """Keys of `NodeReport.counters`; a report may leave some out, and holds no others."""

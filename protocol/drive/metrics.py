@@ -30,7 +30,7 @@ from protocol.drive.metrics_http import serve_metrics
 from protocol.link.codec import PROTOCOL_MINOR
 from protocol.trust.handshake import VERSION
 
-TRAFFIC_KINDS = ("activation", "gradient", "weights", "control", "checkpoint", "data")
+TRAFFIC_KINDS = ("activation", "gradient", "weights", "measuring", "control", "checkpoint", "data")
 DIRECTIONS = ("rx", "tx")
 LEVELS = ("debug", "info", "warning", "error", "critical")
 CONNECT_OUTCOMES = ("ok", "failed")

@@ -42,6 +42,7 @@ from protocol.messages import (
     InputGradient,
     Labels,
     Lease,
+    MeasureData,
     Message,
     Output,
     Parameters,
@@ -162,6 +163,7 @@ _TRAFFIC = {
     Gradient: "gradient",
     Contribute: "gradient",
     Parameters: "weights",
+    MeasureData: "measuring",
     Labels: "data",
 }
 

@@ -94,6 +94,20 @@ def test_a_line_that_two_mebibytes_do_not_fill_is_rated_too_low_never_too_high(m
     assert min(0.7 * mbit, 60) * 125_000 <= figures.received_bytes_per_s <= mbit * 125_000 * 1.01
 
 
+@pytest.mark.parametrize("mbit", [20, 100, 1000])
+def test_a_near_line_costs_a_third_of_what_a_measurement_may(mbit: float) -> None:
+    """At 1 ms there and back nobody feels their way for long: the rate is known within a tenth, and no more is sent."""
+    line = Line(mbit * 125_000, mbit * 125_000, 0.0005)
+    line.take(A, line.meters[A].begin(B, 0.0))
+    line.run()
+    [(_, figures)] = line.done
+    assert figures is not None and figures.complete
+    assert figures.sent_bytes_per_s == pytest.approx(mbit * 125_000, rel=0.1)
+    assert figures.received_bytes_per_s == pytest.approx(mbit * 125_000, rel=0.1)
+    if mbit <= 100:
+        assert max(line.carried.values()) < MEASURE_BYTES / 3
+
+
 def test_a_line_too_slow_for_the_bytes_still_gets_a_figure_in_time() -> None:
     """At 0.3 Mbit/s there is time for a few pieces; what is under way at the end is no more than half a second's."""
     line = Line(37_500, 37_500, 0.05)

@@ -212,10 +212,12 @@ def test_keys_are_renamed() -> None:
 
 
 def test_traffic_kinds() -> None:
-    """Every message counts under one kind of the metric; those without tensors are control."""
+    """Every message counts under one kind of the metric; those without tensors are control, and no others."""
     kinds = {type(message).__name__: traffic_kind(message) for message in samples()}
     assert kinds["Activation"] == kinds["Lease"] == "activation" and kinds["Contribute"] == "gradient"
     assert kinds["Parameters"] == "weights" and kinds["Labels"] == "data" and kinds["Freeze"] == "control"
+    assert kinds["MeasureData"] == "measuring"
+    assert [m for m in samples() if getattr(m, "tensors", ()) and traffic_kind(m) == "control"] == []
     backward = msgspec.structs.replace(sample(Lease), tasks=(TaskId(1, 1, 1, "B"),))
     assert traffic_kind(backward) == "gradient"
 
