@@ -33,6 +33,13 @@ OUT_S = 600.0
 LEFT_MAX = 16
 """Times in a row that somebody may leave with unfinished leases: an owner who needs the computer now and then has
 results in between, or more than `OUT_S`."""
+SLOW_TIMES = 2.0
+"""Who takes more than so many times what is usual waits until nobody else is free …"""
+SLOW_FORGOTTEN_TIMES = 4.0
+SLOW_FORGOTTEN_MIN_S = 10.0
+"""… but only for so long after its last answer, in times that it took then: after that it gets work like the others
+and is measured anew. A computer that was busy once would otherwise get nothing for ever where others take all there
+is. Who stays slow spends a fifth of its time on leases that it makes others wait for, at most."""
 REMEMBERED_MAX = 4096
 """Nodes that are remembered, also after their links are gone: sixteen times what one server links to."""
 
@@ -46,6 +53,7 @@ class _Record:
     typical_s: dict[Kind, float] = field(default_factory=dict)
     """Moving averages of how long it takes."""
     samples: dict[Kind, int] = field(default_factory=dict)
+    answered_at: float = float("-inf")
     overtaken: int = 0
     """In a row."""
     overtaken_at: float = float("-inf")
@@ -73,10 +81,11 @@ class Conduct:
     def __init__(self) -> None:
         self._records: dict[NodeId, _Record] = {}
 
-    def answered(self, node: NodeId, kind: Kind, seconds: float) -> None:
+    def answered(self, node: NodeId, kind: Kind, seconds: float, now: float) -> None:
         """It took so long."""
         record = self._of(node)
-        before = record.typical_s.get(kind, seconds)
+        before = seconds if self._is_forgotten(record, now) else record.typical_s.get(kind, seconds)
+        record.answered_at = now
         record.typical_s[kind] = before + 0.25 * (seconds - before)
         record.samples[kind] = record.samples.get(kind, 0) + 1
 
@@ -130,11 +139,14 @@ class Conduct:
         """When the first of those who get nothing may have a lease again."""
         return min((r.out_until for r in self._records.values() if r.out_until > now), default=None)
 
-    def is_slow(self, node: NodeId) -> bool:
-        """Whether it takes more than twice what is usual here: others come first."""
+    def is_slow(self, node: NodeId, now: float) -> bool:
+        """Whether it took more than twice what is usual here, not long ago: others come first."""
         usual = self._usual_s("result")
-        typical = self._records[node].typical_s.get("result") if node in self._records else None
-        return usual is not None and typical is not None and typical > 2 * usual
+        record = self._records.get(node)
+        typical = None if record is None else record.typical_s.get("result")
+        if usual is None or record is None or typical is None or typical <= SLOW_TIMES * usual:
+            return False
+        return not self._is_forgotten(record, now)
 
     def patience_s(self, kind: Kind, most_s: float) -> float:
         """Seconds until a lease, or a sum of gradients, goes to somebody else."""
@@ -145,6 +157,11 @@ class Conduct:
         record = self._of(node)
         record.overtaken, record.overtaken_at, record.out_until = OVERTAKEN_MAX, now, now + OUT_S
         return Ruling(node, 0, OUT_S, reason)
+
+    def _is_forgotten(self, record: _Record, now: float) -> bool:
+        """Whether its last answer is so long ago that it says nothing about the next one."""
+        typical = record.typical_s.get("result", 0.0)
+        return now - record.answered_at >= max(SLOW_FORGOTTEN_MIN_S, SLOW_FORGOTTEN_TIMES * typical)
 
     def _usual_s(self, kind: Kind) -> float | None:
         """The median over nodes, the lower one of two: half of the nodes may be as slow as they like."""

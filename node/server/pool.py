@@ -195,7 +195,7 @@ class Pool:
         for step, granted_at in begun.items():
             self._rule(self._conduct.finished(node))
             if step in self._tails:
-                self._conduct.answered(node, "gradient", self._now - max(self._tails[step], granted_at))
+                self._conduct.answered(node, "gradient", self._now - max(self._tails[step], granted_at), self._now)
                 self._set_patience()
 
     def summed(self, tasks: Iterable[TaskId], node: NodeId, now: float) -> None:
@@ -415,7 +415,7 @@ class Pool:
         for name, value in values.items():
             setattr(entry, name, value)
         if node is not None and entry.worker == node and (entry.finished or entry.waits_for_sum):
-            self._conduct.answered(node, "result", self._now - entry.granted_at)
+            self._conduct.answered(node, "result", self._now - entry.granted_at, self._now)
             self._set_patience()
             if entry.finished and "needs_gradient" not in values:
                 self._overtaken(entry, but=node)
@@ -543,7 +543,7 @@ class Pool:
             return None
         if not ready and entry.late:
             ready = [w for w in self._workers.values() if w.node in entry.late and w.slots and self._may_have_more(w)]
-        return min(ready, key=lambda w: (self._conduct.is_slow(w.node), -w.slots), default=None)
+        return min(ready, key=lambda w: (self._conduct.is_slow(w.node, self._now), -w.slots), default=None)
 
     def _could_do(self, entry: Entry, worker: Worker) -> bool:
         return worker.node not in entry.late and self._conduct.leases_max(worker.node, self._now) != 0

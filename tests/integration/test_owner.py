@@ -26,7 +26,8 @@ from tests.integration.swarm import RUN, Daemon, Swarm, eventually
 
 pytestmark = pytest.mark.xdist_group("owner")
 
-OWNED_RUN = RUN.replace('name = "attacked"', 'name = "lent"')
+OWNED_RUN = RUN.replace('name = "attacked"', 'name = "lent"').replace('"always"', '"when_empty"')
+"""Servers compute while the volunteer is held back, and leave the work to it as soon as it is there."""
 AT_ONCE: dict[str, tuple[dict[str, str], dict[str, Any], dict[str, Any]]] = {
     "program": ({}, {"games": ["cyberpunk"]}, {}),
     "user_active": ({}, {"idle_s": 2.0}, {"idle_s": 999.0}),

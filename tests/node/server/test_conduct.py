@@ -6,7 +6,17 @@ from itertools import count
 
 import pytest
 
-from node.server.conduct import LEFT_MAX, OUT_S, OVERTAKEN_MAX, PATIENCE, PATIENCE_MIN_S, SAMPLES_MIN, Conduct, Ruling
+from node.server.conduct import (
+    LEFT_MAX,
+    OUT_S,
+    OVERTAKEN_MAX,
+    PATIENCE,
+    PATIENCE_MIN_S,
+    SAMPLES_MIN,
+    SLOW_FORGOTTEN_TIMES,
+    Conduct,
+    Ruling,
+)
 from node.server.pool import LEAVING_S, Entry, Pool
 from protocol.base.ids import NodeId, TaskId
 from tests.node.setting import shard_tensor
@@ -136,14 +146,28 @@ def test_patience_follows_the_faster_half() -> None:
     assert conduct.patience_s("result", LEASE_S) == LEASE_S
     for node, seconds in zip(WORKERS, (1.0, 1.0, 50.0, 50.0), strict=True):
         for _ in range(SAMPLES_MIN):
-            conduct.answered(node, "result", seconds)
+            conduct.answered(node, "result", seconds, 0.0)
     assert conduct.patience_s("result", LEASE_S) == PATIENCE * 1.0
-    assert conduct.is_slow(WORKERS[2]) and not conduct.is_slow(WORKERS[0])
+    assert conduct.is_slow(WORKERS[2], 100.0) and not conduct.is_slow(WORKERS[0], 100.0)
     assert conduct.patience_s("gradient", LEASE_S) == LEASE_S
     alone = Conduct()
     for _ in range(SAMPLES_MIN):
-        alone.answered(BAD, "result", 0.001)
+        alone.answered(BAD, "result", 0.001, 0.0)
     assert alone.patience_s("result", LEASE_S) == PATIENCE_MIN_S
+
+
+def test_who_was_slow_once_is_measured_anew() -> None:
+    """It waits for the others, but not for ever: after some of its own times it gets work, and one answer in the usual
+    time is enough to be one of them again. (A volunteer whose computer was busy starved beside servers that took all
+    there was.)"""
+    conduct = Conduct()
+    for node, seconds in zip(WORKERS[:2], (0.01, 5.0), strict=True):
+        for _ in range(SAMPLES_MIN):
+            conduct.answered(node, "result", seconds, 0.0)
+    assert conduct.is_slow(WORKERS[1], SLOW_FORGOTTEN_TIMES * 5.0 - 0.1)
+    assert not conduct.is_slow(WORKERS[1], SLOW_FORGOTTEN_TIMES * 5.0)
+    conduct.answered(WORKERS[1], "result", 0.01, SLOW_FORGOTTEN_TIMES * 5.0)
+    assert not conduct.is_slow(WORKERS[1], SLOW_FORGOTTEN_TIMES * 5.0 + 0.1)
 
 
 def test_servers_compute_when_the_only_volunteer_hangs() -> None:
