@@ -285,7 +285,7 @@ def compare(case: Case, rounds: int, seconds: float, wan: str | None) -> bool:
     waits_s = sorted(wait for result in links for wait in result.sent["waits_s"])
     p50_s, p95_s = (waits_s[int(len(waits_s) * part)] for part in (0.5, 0.95))
     longest = max((result.longest for result in links), key=itemgetter("held_s"))
-    ok = longest["held_s"] <= LOOP_HELD_S
+    ok = bool(longest["held_s"] <= LOOP_HELD_S)
     words = [f"share of raw TCP {share:.2f}"]
     if case.share_min is not None:
         ok = ok and share >= case.share_min

@@ -197,7 +197,7 @@ class Side:
 
     async def _meet(self, host: str, *, initiator: bool) -> Link:
         address = f"{host}:{RELAY_PORT}"
-        leg = await open_leg([address], _IDENTITIES["relay"].node, _MEETING, _proof(self.part), self.transport.metered)
+        leg = await open_leg([address], _IDENTITIES["relay"].node, _MEETING, _proof(self.part), self.transport)
         return await self.transport.adopt(
             leg,
             self.peer,

@@ -10,6 +10,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import combinations
 
 from coordinator.planning.order.bounds import pipeline_bound
@@ -84,7 +85,7 @@ def partitions() -> None:
         print(f"      balanced start alone: {start / optimum:.4f} of it; search: {found.stopped}")
     for count, microbatches in ((12, 12), (12, 24), (12, 96)):
         blocks = gpt2(48, 1600, recompute=True)
-        spent = best_time_s(lambda b=blocks, p=count, m=microbatches: partition(b, [StagePower()] * p, m))
+        spent = best_time_s(partial(partition, blocks, [StagePower()] * count, microbatches))
         figure(f"seconds for {count} stages x {len(blocks)} blocks, m={microbatches}", spent, "< 1", spent < 1)
     rng = random.Random(1)
     blocks = [BlockCost(rng.random(), 2 * rng.random()) for _ in range(98)]

@@ -207,7 +207,7 @@ def _cpu_s(process: subprocess.Popen[str] | None) -> float:
     if process is None:
         return 0.0
     times = psutil.Process(process.pid).cpu_times()
-    return times.user + times.system
+    return float(times.user + times.system)
 
 
 def _report(setting: Setting, way: str, result: dict[str, Any]) -> None:

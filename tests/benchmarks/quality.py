@@ -113,7 +113,8 @@ def carry(x: Tensor, form: str, bits: Bits | None = None) -> Tensor:
     data = (q8 if form == "q8" else d4).encode(x)
     if bits is not None:
         bits.add(len(data), x.numel())
-    return (q8 if form == "q8" else d4).decode(data, tuple(x.shape))
+    decoded: Tensor = (q8 if form == "q8" else d4).decode(data, tuple(x.shape))
+    return decoded
 
 
 def hand_on(y: Tensor, x: Tensor | None, arm: Arm, bits: Bits) -> Tensor:

@@ -168,7 +168,7 @@ def simulated_placement_s(
 ) -> tuple[float, str]:
     """One placement's step on the simulator: seconds, and what sets them."""
     world = placement.costs.world
-    found = PlacementAnswer(placement, placement.cost_s, 0.0, 0.0, "given", ())
+    found = PlacementAnswer(placement, placement.cost_s, 0.0, 0.0, "given", (), ())
     _, timeline, simulated = simulated_step(config, sizes, found, 0, recompute)
     pipeline_s = timeline.makespan_s * sizes.microbatches / simulated
     detail = placement.detail()

@@ -118,10 +118,10 @@ def split(figures: Figures) -> None:
         found = search(problem, 2.0, 0).timeline
         figures.line(f"P=4, m=8, F=I=W=1, caps {caps}", found.makespan_s, most)
         figures.line("  its peak", max(found.peaks()), max(caps))
-    for peak, segments, most in ((8.0, (1,), 102.8), (4.75, (4,), 98.45)):
+    for peak, segments, most_s in ((8.0, (1,), 102.8), (4.75, (4,), 98.45)):
         found_split = search_split(Line(8, 32, link_s=0.1), peak, segments, budget_s=6)
         figures.line(
-            f"8 x 32, link 0.1, {segments[0]} segments: {found_split.words}", found_split.timeline.makespan_s, most
+            f"8 x 32, link 0.1, {segments[0]} segments: {found_split.words}", found_split.timeline.makespan_s, most_s
         )
         figures.line("  its peak", max(found_split.timeline.peaks()), peak)
         check(found_split.timeline.schedule(16 if segments == (1,) else 8))
