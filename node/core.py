@@ -54,6 +54,7 @@ from protocol.messages import (
     Lease,
     Leave,
     Message,
+    News,
     NodeReport,
     Parameters,
     Ping,
@@ -125,6 +126,7 @@ class NodeMachine:
         self.plan: Plan | None = None
         self.stage = -1
         self._stage_reason = "not joined yet"
+        self.news: News | None = None
         self.server: ServerMachine | None = None
         self.volunteer: VolunteerMachine | None = None
         self._data: DataReady | None = None
@@ -297,8 +299,6 @@ class NodeMachine:
                 self._pinged(message)
             else:
                 self._out.send(peer, Pong(number=message.number))
-        elif isinstance(message, Pong):
-            pass
         elif isinstance(message, Bye):
             self._out.log("info", "peer says bye", peer=peer, reason=message.reason)
         elif isinstance(message, Work):
@@ -334,6 +334,8 @@ class NodeMachine:
             case StepReportStored():
                 if self.server is not None:
                     self.server.reports_stored(message.step)
+            case News():
+                self.news = message
             case RunFinished():
                 if not self._finished:
                     self._finished = True

@@ -19,6 +19,9 @@ from protocol.base.message import Work as Work
 from protocol.link.messages import MeasureAsk as MeasureAsk
 from protocol.link.messages import MeasureData as MeasureData
 from protocol.link.messages import MeasureGot as MeasureGot
+from protocol.run.news import News as News
+from protocol.run.news import Share as Share
+from protocol.run.news import Wrote as Wrote
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 from protocol.trust.messages import CoordinatorSeen as CoordinatorSeen
@@ -79,6 +82,8 @@ class Join(Message, frozen=True, kw_only=True):
     """Steps of the complete checkpoints that it can read, newest first (at most 16)."""
     visit: bool = False
     """A volunteer that only looks: it is told the run and the plan, gets no stage, and leaves."""
+    name: str = ""
+    """The public name that a volunteer's owner wants to be thanked by; empty: none."""
 
 
 class Welcome(Message, frozen=True, kw_only=True):
@@ -131,6 +136,8 @@ class StepReport(Work, frozen=True, kw_only=True):
     learning_rate: float
     duration_s: float
     """From the step's opening to its closing by the decider's clock."""
+    shares: tuple[Share, ...] = ()
+    """Who computed the step, by the ledgers of all stages: what credit is given for. No node twice."""
 
 
 class StepReportStored(Message, frozen=True, kw_only=True):
@@ -552,10 +559,11 @@ class Committed(Work, frozen=True, kw_only=True):
 
 
 class StageCommitted(Work, frozen=True, kw_only=True):
-    """Ledger to decider: every shard of the stage has committed the step."""
+    """Ledger to decider: every shard of the stage has committed the step. `shares`: who computed it, no node twice."""
 
     stage: int
     step: int
+    shares: tuple[Share, ...] = ()
 
 
 class CheckpointPart(Work, frozen=True, kw_only=True):
@@ -578,7 +586,7 @@ class CheckpointDone(Work, frozen=True, kw_only=True):
 MESSAGES: tuple[type[Message], ...] = (
     Ping, Pong, Bye,
     Join, Welcome, Refused, PlanChanged, DataReady, StepReport, StepReportStored, NodeReport, LinkReport,
-    RunFinished, Leave,
+    RunFinished, News, Wrote, Leave,
     Revoked, Renewed, CoordinatorSeen,
     Reach, Relays, Signal,
     MeasureAsk, MeasureData, MeasureGot,

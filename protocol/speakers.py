@@ -33,6 +33,7 @@ from protocol.messages import (
     MeasureData,
     MeasureGot,
     Message,
+    News,
     NodeReport,
     Output,
     Parameters,
@@ -62,6 +63,7 @@ from protocol.messages import (
     Verdict,
     VersionReady,
     Welcome,
+    Wrote,
 )
 
 ROLES = ("coordinator", "server", "volunteer")
@@ -78,7 +80,8 @@ def _may(pairs: tuple[tuple[str, str], ...], *kinds: type[Message]) -> None:
 
 _may(tuple((a, b) for a in ROLES for b in ROLES), Ping, Pong, Bye)
 _may(tuple((a, "coordinator") for a in _NODE), Join, NodeReport, LinkReport, Leave)
-_may((("server", "coordinator"),), DataReady, StepReport)
+_may((("server", "coordinator"),), DataReady, StepReport, Wrote)
+_may((("coordinator", "volunteer"),), News)
 _may(tuple(("coordinator", b) for b in _NODE), Welcome, Refused, PlanChanged, RunFinished, Reach, Relays)
 _may((*((a, "coordinator") for a in _NODE), *(("coordinator", b) for b in _NODE)), Signal)
 _may((*(("coordinator", b) for b in _NODE), *(("server", b) for b in _NODE)), Revoked)

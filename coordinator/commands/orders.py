@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -82,7 +83,8 @@ def invite(uses: int, role: str, days: float, url: str, links: Path | None) -> N
     A link for several computers cannot tell them apart: somebody who was banned may come again by it.
     """
     made = _post(_base(url), links, "invite", {"role": role, "uses": uses, "days": days})
-    click.echo(made["link"])
+    # Quoted where a person copies it: zsh and PowerShell read brackets and commas of addresses as their own.
+    click.echo(f"'{made['link']}'" if sys.stdout.isatty() else made["link"])
 
 
 @run.command()

@@ -142,8 +142,8 @@ def join_links(url: str, status: dict[str, Any]) -> str:
     if run_id != status["run"]["id"]:
         raise BadInputError(f"{path}: the links of another run")
     return (
-        f"on each reliable machine:\n  barnraise server {server}\n\n"
-        f"for everybody who lends a computer:\n  barnraise join {volunteer}"
+        f"on each reliable machine:\n  barnraise server '{server}'\n\n"
+        f"for everybody who lends a computer:\n  barnraise join '{volunteer}'"
     )
 
 

@@ -15,9 +15,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from coordinator.live.admission import Admission
 from coordinator.live.bans import Bans
+from coordinator.live.bulletin import Bulletin, LossCurve
 from coordinator.live.crew import Crew
+from coordinator.live.giving import Giving
 from coordinator.live.history import History
 from coordinator.live.join_rates import JoinRates
 from coordinator.live.measured_links import NetworkBook
@@ -48,10 +52,12 @@ from protocol.messages import (
     StepReport,
     StepReportStored,
     Welcome,
+    Wrote,
 )
 from protocol.run.run import RunConfig
 from protocol.schedule.profile import NetworkFile
 from protocol.trust.membership import MEMBERSHIP_S, Invite, JoinRole, Membership, Revocations
+from protocol.trust.thanks import Thanks
 
 
 class CoordinatorMachine:
@@ -65,6 +71,7 @@ class CoordinatorMachine:
         stored: StoredState,
         sign_membership: Callable[[Membership], bytes],
         sign_revocations: Callable[[Revocations], bytes],
+        sign_thanks: Callable[[Thanks], bytes],
         wall_offset_s: float = 0.0,
         read_invite: Callable[[bytes], Invite | None] = lambda credential: None,
         helpers: Helpers | None = None,
@@ -75,6 +82,7 @@ class CoordinatorMachine:
             stored: what the database knows; `StoredState()` for a new run.
             sign_membership: the statement with the coordinator's signature behind it.
             sign_revocations: the coordinator's signature of a list of bans, alone.
+            sign_thanks: what a volunteer has given, with the coordinator's signature behind it.
             wall_offset_s: seconds since 1970 minus the machine's `now`.
             read_invite: what a credential says if it is an invite (its signature is checked), None for a membership.
             helpers: servers that help nodes behind NATs.
@@ -93,6 +101,10 @@ class CoordinatorMachine:
             run_id, self.admission, self.roster, self.outbox, sign_revocations, self._expel_banned, wall_offset_s
         )
         self._joins = JoinRates()
+        self._task_tokens = config.batch.samples * config.model.context
+        self.giving = Giving({credit.node: credit for credit in stored.credits}, self._task_tokens)
+        curve = LossCurve(stored.curve)
+        self.bulletin = Bulletin(run_id, config.name, self.giving, curve, self.outbox, sign_thanks, wall_offset_s)
         self.data = stored.data
         self.reported = Reported(config, self.outbox)
         self._config_hash = config.config_hash()
@@ -169,6 +181,8 @@ class CoordinatorMachine:
         for member in self.roster.all():
             self._look_after(member, now)
         self.placement.look(now)
+        for member in self.roster.volunteers():
+            self.bulletin.tell_if_due(member, self.history.newest_step, now)
         if self.data is not None:
             self.crew.even_out(self.data.vocabulary, now)
         self._next_sweep = now + self._sweep_s if len(self.roster) else None
@@ -250,6 +264,7 @@ class CoordinatorMachine:
         self._bans.left(member.peer)
         if not member.welcomed:
             return
+        self.giving.left(member.peer)
         self.outbox.count("barnraise_coordinator_node_leaves_total", reason=leave)
         self.outbox.count("barnraise_coordinator_node_session_seconds", now - member.linked_at)
         self.outbox.log("info", "node left", node=member.peer, role=member.role, reason=leave, detail=detail)
@@ -306,6 +321,8 @@ class CoordinatorMachine:
                 if message.alert and (member.report is None or member.report.alert != message.alert):
                     self.outbox.log("warning", "alert", node=member.peer, detail=message.alert)
                 self.reported.take(member, self._stage_of(member), message, now)
+                if message.state == "draining" and not (member.report and member.report.state == "draining"):
+                    self._tell_news(member, now)  # its owner is about to read what it gave
                 member.report, member.report_at = message, now
                 self._end_of_history(member, message)
             case LinkReport():
@@ -316,6 +333,9 @@ class CoordinatorMachine:
                 self._data_ready(member, message, now)
             case StepReport():
                 self._step_report(member, message, now)
+            case Wrote():
+                if self._stage_of(member) >= 0:
+                    self.bulletin.wrote(message.sample, message.step)
             case _:
                 self._expel(member, "unexpected", f"a coordinator takes no {type(message).__name__}", now)
 
@@ -418,10 +438,15 @@ class CoordinatorMachine:
             member.stage_reason = "only looks"
         else:
             self.crew.arrive(member, vocabulary, now)
+            self._tell_news(member, now)
         if self.finished:
             self.outbox.send(member.peer, RunFinished())
         if member.join.visit:
             self.placement.tell(member)  # last: it waits for nothing after that
+
+    def _tell_news(self, member: Member, now: float) -> None:
+        if member.role == "volunteer" and member.welcomed:
+            self.bulletin.tell(member, self.history.newest_step, now)
 
     # ---- what the run reports ----------------------------------------------------------------------------------
 
@@ -467,8 +492,15 @@ class CoordinatorMachine:
         if not 0 <= report.step < self.config.steps:
             self._expel(member, "unexpected", f"StepReport of step {report.step}", now)
             return
-        row = self.history.take(member.peer, report, now + self.wall_offset_s)
+        fault = _fault_of_shares(report, self.config, len(plan.stages))
+        if fault:
+            self._expel(member, "unexpected", fault, now)
+            return
+        shares = self.giving.known(report.shares, (known.peer for known in self.roster.all()))
+        row = self.history.take(member.peer, report, now + self.wall_offset_s, shares)
         if row is not None:
+            worked_s = self.giving.worked_s(row.duration_s, row.wall_s)
+            row = msgspec.structs.replace(row, worked_s=worked_s, task_tokens=self._task_tokens)
             self.outbox.persist(row, lambda now: self._step_stored(member, row, now))
 
     def _end_of_history(self, member: Member, report: NodeReport) -> None:
@@ -486,9 +518,22 @@ class CoordinatorMachine:
 
     def _step_stored(self, member: Member, row: StepRow, now: float) -> None:
         self.history.store(row)
+        self.giving.store(row.shares, row.worked_s, row.wall_s, now)
+        self.bulletin.curve.add(row.step, row.loss)
         self.reported.accepted(self.config.batch.microbatches)
         self.placement.step_stored(now)
         self.outbox.send(member.peer, StepReportStored(step=row.step))
+
+
+def _fault_of_shares(report: StepReport, config: RunConfig, stages: int) -> str:
+    """What no honest decider says of who computed a step, or an empty string: each microbatch has one task at each
+    place of its route, and visits a stage once for each chunk."""
+    nodes = {share.node for share in report.shares}
+    tasks = sum(share.tasks for share in report.shares)
+    most = config.batch.microbatches * stages * config.stages.chunks
+    if len(nodes) < len(report.shares) or any(share.tasks < 1 for share in report.shares) or tasks > most:
+        return f"shares of {tasks} tasks, where a step has {most}"
+    return ""
 
 
 def _fault_of(member: Member, join: Join) -> str:

@@ -7,7 +7,7 @@ from collections import deque
 from coordinator.live.outbox import Outbox
 from coordinator.live.records import TAIL_STEPS, HistoryEnded, StepRow, StoredState
 from protocol.base.ids import NodeId
-from protocol.messages import StepReport, StepReportStored
+from protocol.messages import Share, StepReport, StepReportStored
 from protocol.run.run import RunConfig
 
 
@@ -100,8 +100,8 @@ class History:
         self.lost_steps += lost_steps
         self._gap_asked = -1
 
-    def take(self, peer: NodeId, report: StepReport, wall_s: float) -> StepRow | None:
-        """The row to store for a decider's report; None when it was answered here.
+    def take(self, peer: NodeId, report: StepReport, wall_s: float, shares: tuple[Share, ...] = ()) -> StepRow | None:
+        """The row to store for a decider's report; None when it was answered here. `shares`: of members alone.
 
         A report beyond the next one means that some were lost on the way: the answer names the newest that is stored,
         and the decider repeats what it has. If the same one comes again it has no older, and the gap is logged.
@@ -132,6 +132,7 @@ class History:
             learning_rate=report.learning_rate,
             duration_s=report.duration_s,
             wall_s=round(wall_s, 3),
+            shares=shares,
         )
 
     def store(self, row: StepRow) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from protocol.base.ids import NodeId
+from protocol.messages import Share
 from protocol.run.plan import Plan
 
 
@@ -93,6 +94,12 @@ class StepRow(Record, frozen=True, kw_only=True):
     duration_s: float
     wall_s: float
     """Seconds since 1970 by the coordinator's clock when the report came; only shown, never compared."""
+    shares: tuple[Share, ...] = ()
+    """Who computed it. Kept as sums over all steps, not with the step."""
+    worked_s: float = 0.0
+    """What the step adds to the working time of each of them."""
+    task_tokens: int = 0
+    """Tokens of one task."""
 
 
 class HistoryEnded(Record, frozen=True, kw_only=True):
@@ -107,6 +114,28 @@ class HistoryEnded(Record, frozen=True, kw_only=True):
 RECORDS: tuple[type[Record], ...] = (
     HistoryEnded, PlanRow, MemberRow, InviteSpent, InviteClosed, Banned, Unbanned, DataRow, StepRow,
 )  # fmt: skip
+
+
+class Credit(msgspec.Struct, frozen=True, kw_only=True):
+    """What one member has given, by the ledgers' count."""
+
+    node: NodeId
+    tasks: int = 0
+    tokens: int = 0
+    working_s: float = 0.0
+    since_s: float = 0.0
+    """Seconds since 1970."""
+    until_s: float = 0.0
+
+    def plus(self, tasks: int, task_tokens: int, worked_s: float, wall_s: float) -> Credit:
+        return Credit(
+            node=self.node,
+            tasks=self.tasks + tasks,
+            tokens=self.tokens + tasks * task_tokens,
+            working_s=self.working_s + worked_s,
+            since_s=self.since_s,
+            until_s=wall_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +165,10 @@ class StoredState:
     """Nonces."""
     next_serial: int = 1
     """Above every membership serial ever given."""
+    credits: tuple[Credit, ...] = ()
+    """Of everybody who ever computed."""
+    curve: tuple[tuple[int, float], ...] = ()
+    """(first step, mean loss) of pieces of the whole history that counts."""
 
 
 TAIL_STEPS = 512

@@ -64,6 +64,8 @@ class Member:
     signalled_at: float = 0.0
     help_again_at: float = float("inf")
     """When it gets new TURN credentials."""
+    news_at: float = float("-inf")
+    """When it was last told how the run goes."""
     told_relays: tuple[Relay, ...] = ()
     """The spares that it was last told to relay through."""
 

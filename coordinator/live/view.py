@@ -105,7 +105,7 @@ def _member(machine: CoordinatorMachine, member: Member, now: float, whole_ids: 
     report = member.report
     return {
         "id": member.peer if whole_ids else member.peer[:ID_LETTERS],
-        "name": machine.placement.table.name(slot) if slot else f"{member.role} {member.peer[:ID_LETTERS]}",
+        "name": machine.placement.table.name(slot) if slot else _spoken_name(member),
         "role": member.role,
         "stage": slot[0] if slot else member.stage,
         "state": member.state,
@@ -115,6 +115,13 @@ def _member(machine: CoordinatorMachine, member: Member, now: float, whole_ids: 
         "trip_s": min(trips) if trips else None,
         "work": int(report.counters.get("tasks_backward", 0.0)) if report else 0,
     }
+
+
+def _spoken_name(member: Member) -> str:
+    """Its public name with the id's first letters, since anybody may take any name."""
+    if member.join is not None and member.join.name:
+        return f"{member.join.name} ({member.peer[:ID_LETTERS]})"
+    return f"{member.role} {member.peer[:ID_LETTERS]}"
 
 
 def _stages(machine: CoordinatorMachine) -> list[dict[str, Any]]:

@@ -84,6 +84,7 @@ from protocol.trust.membership import (
     open_credential,
     sign_statement,
 )
+from protocol.trust.thanks import Thanks, sign_thanks
 
 IDENTITY = "identity"
 LINKS = "links.json"
@@ -248,9 +249,13 @@ class Daemon:
         def sign_list(revocations: Revocations) -> bytes:
             return sign_statement(revocations, identity)[-SIGNATURE_BYTES:]
 
+        def sign_given(thanks: Thanks) -> bytes:
+            return sign_thanks(thanks, identity)
+
         self.machine = CoordinatorMachine(
-            config, store.run_id, store.generation, store.load(), sign, sign_list, wall_offset_s, read_invite, helpers
-        )
+            config, store.run_id, store.generation, store.load(), sign, sign_list, sign_given, wall_offset_s,
+            read_invite, helpers,
+        )  # fmt: skip
         self.pump = Pump(self.machine, self)
         self.transport = Transport(
             nursery,
@@ -480,9 +485,9 @@ def _announce(papers: dict[str, Any], options: CoordinatorOptions, machine: Coor
         click.echo(f"  status   {papers['http']}/api/status")
         click.echo(f"  metrics  {papers['metrics'] or 'off'}")
         click.echo(f"  links    {papers['state']}{os.sep}{LINKS} (barnraise status --links prints them again)")
-        click.echo(f"\non each reliable machine:\n  barnraise server {papers['server']}")
+        click.echo(f"\non each reliable machine:\n  barnraise server '{papers['server']}'")
         click.echo("  (or copy server.link there from the state folder, and name that: no process list shows it then)")
-        click.echo(f"\nfor everybody who lends a computer:\n  barnraise join {papers['volunteer']}\n")
+        click.echo(f"\nfor everybody who lends a computer:\n  barnraise join '{papers['volunteer']}'\n")
         if all(is_loopback(address.rpartition(":")[0].strip("[]")) for address in _addresses_of(papers["server"])):
             click.echo("  (these links work on this computer only; --listen and --announce say otherwise)\n")
         if not config.checkpoint.shared:

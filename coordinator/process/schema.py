@@ -91,4 +91,15 @@ MIGRATIONS: tuple[str, ...] = (
         first_missing INTEGER NOT NULL
     );
     """,
+    """
+    -- What members have given, by the ledgers' count: grows with each step in the step's own transaction.
+    CREATE TABLE credits (
+        node TEXT PRIMARY KEY,
+        tasks INTEGER NOT NULL,
+        tokens INTEGER NOT NULL,
+        working_s REAL NOT NULL,
+        since_s REAL NOT NULL,           -- seconds since 1970, as all times here
+        until_s REAL NOT NULL
+    );
+    """,
 )

@@ -22,6 +22,7 @@ from coordinator.live.history import first_step_after
 from coordinator.live.records import (
     TAIL_STEPS,
     Banned,
+    Credit,
     DataRow,
     HistoryEnded,
     InviteClosed,
@@ -37,6 +38,7 @@ from coordinator.process.curve import Curve, Piece
 from coordinator.process.schema import MIGRATIONS
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
+from protocol.base.limits import CURVE_MAX
 from protocol.drive.file_lock import OPEN_FLAGS, try_lock
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
@@ -48,7 +50,8 @@ EVENTS_MAX = 100_000
 """Events kept in the database: weeks of a large run, some 20 MB."""
 MEMBERS_MAX = 100_000
 """Memberships remembered, 10 MB: of 200 members that renew twice an hour, those of ten days (each lives an hour)."""
-_STEP_FIELDS = StepRow.__struct_fields__
+_STEP_FIELDS = tuple(name for name in StepRow.__struct_fields__ if name not in ("shares", "worked_s", "task_tokens"))
+_CREDIT_FIELDS = Credit.__struct_fields__
 
 
 class StateLockedError(Exception):
@@ -200,6 +203,9 @@ class Store:
             raise StateBrokenError(
                 f"{self.folder / DATABASE}: the run in it was started by another version of barnraise: {error}"
             ) from error
+        if before.description != config.description:  # words to people: nothing is computed by them
+            self._db.execute("UPDATE run SET config = ?", (msgspec.json.encode(config).decode(),))
+            before = msgspec.structs.replace(before, description=config.description)
         differences = tuple(_differences(before, config))
         if differences and not self._begun():
             self.adopted = differences
@@ -237,6 +243,7 @@ class Store:
                 "SELECT EXISTS (SELECT 1 FROM history_ended WHERE ledger_generation ="
                 " (SELECT ledger_generation FROM plans ORDER BY generation DESC LIMIT 1))"
             ).fetchone()
+            credits = self._db.execute(f"SELECT {', '.join(_CREDIT_FIELDS)} FROM credits").fetchall()  # noqa: S608
             steps = self._select_steps("WHERE NOT thrown_away ORDER BY step DESC LIMIT ?", (TAIL_STEPS,))
             thrown = self._select_steps(
                 "WHERE thrown_away AND ledger_generation = (SELECT MAX(ledger_generation) FROM steps AS other"
@@ -261,6 +268,8 @@ class Store:
             ban_number=ban_number,
             closed_invites=tuple(nonce for (nonce,) in closed),
             next_serial=serial + 1,
+            credits=tuple(Credit(**dict(zip(_CREDIT_FIELDS, row, strict=True))) for row in credits),
+            curve=tuple((first, mean) for first, mean, *_ in Curve(CURVE_MAX).read(self._db) if mean is not None),
         )
 
     def steps_from(self, first: int, count_max: int) -> list[StepRow]:
@@ -318,6 +327,18 @@ class Store:
                 marks = ", ".join("?" * len(_STEP_FIELDS))
                 values = [_number(getattr(item, name)) for name in _STEP_FIELDS]
                 self._db.execute(f"INSERT INTO steps ({', '.join(_STEP_FIELDS)}) VALUES ({marks})", values)  # noqa: S608
+                self._db.executemany(
+                    "INSERT INTO credits VALUES (:node, :tasks, :tokens, :worked, :wall, :wall) ON CONFLICT (node) DO"
+                    " UPDATE SET tasks = tasks + :tasks, tokens = tokens + :tokens, working_s = working_s + :worked,"
+                    " until_s = :wall",
+                    [
+                        {
+                            "node": share.node, "tasks": share.tasks, "tokens": share.tasks * item.task_tokens,
+                            "worked": item.worked_s, "wall": item.wall_s,
+                        }
+                        for share in item.shares
+                    ],
+                )  # fmt: skip
             case PlanRow():
                 self._write_plan(item)
             case HistoryEnded():

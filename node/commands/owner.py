@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import click
+from platformdirs import user_state_path
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from node.owner.consent import read_consents, withdraw_consent
 from node.owner.limits import KEYS, key_named, read_limits, shown, with_value, write_limits
+from node.owner.tally import in_words
+from node.owner.thanks import FILE, SignedThanks, given, read_thanks
 from node.owner.units import duration
 from node.owner.words import describe, headline
 from node.platform.local_socket import NotRunningError, NotWellError, ask
@@ -181,6 +184,44 @@ def _page(folder: Path) -> str:
         url = json.loads((folder / "control.json").read_text()).get("page")
         return f"\npage    {url}" if url else ""
     return ""
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False), required=False)
+@_STATE
+def thanks(file: Path | None, state: Path | None) -> None:
+    """Show what this computer has given, signed by the run's coordinator, and check the signature.
+
+    FILE: signed thanks of anybody; without it, those that lie in the state folders of this computer.
+    """
+    files = [file] if file is not None else [folder / FILE for folder in _thanked_folders(state)]
+    files = [path for path in files if path.is_file()]
+    if not files:
+        raise BadInputError("thanks: none were signed for this computer yet; a run signs what its ledgers accepted")
+    click.echo("\n\n".join(f"{describe_thanks(read_thanks(path))}\nThey lie in {path}" for path in files))
+
+
+def _thanked_folders(state: Path | None) -> list[Path]:
+    if state is not None:
+        return [state]
+    kept = sorted(path.parent for path in user_state_path("barnraise").glob(f"*/volunteer/{FILE}"))
+    return list(dict.fromkeys([*noted_folders(), *kept]))
+
+
+def describe_thanks(found: SignedThanks) -> str:
+    """What `barnraise thanks` prints."""
+    thanks = found.thanks
+    since, until = (
+        datetime.fromtimestamp(unix_s).strftime("%Y-%m-%d") for unix_s in (thanks.since_unix_s, thanks.until_unix_s)
+    )
+    return "\n".join(
+        (
+            f"{thanks.name or 'This computer'} has given the run {thanks.run}, from {since} to {until}:",
+            f"  {in_words(given(thanks))}.",
+            f"Signed by the run's coordinator {found.coordinator[:16]} for the computer {thanks.node[:16]}.",
+            "The signature holds.",
+        )
+    )
 
 
 def status_here(as_json: bool) -> str | None:

@@ -24,6 +24,7 @@ from node.platform.local_socket import NotRunningError, NotWellError, ask
 from node.platform.places import limits_file, noted_folders, settings_folder
 from node.platform.sensors import sensors_here
 from node.platform.service import Service
+from node.visit.device_facts import DeviceFacts, Question, ask_device
 from protocol.base.errors import BadInputError
 from protocol.run.run import RunConfig
 
@@ -106,8 +107,15 @@ def examine() -> list[tuple[str, bool, str]]:
     home = home if home.exists() else Path.home()
     free_bytes = shutil.disk_usage(home).free
     rows.append(("disk", free_bytes > DISK_BYTES_MIN, f"{free_bytes / 1e9:.1f} GB free at {home}"))
-    rows.append(_tried("device", _device))
-    sensors = sensors_here(home, lambda: [os.getpid()], uses_gpu=True)
+    facts: DeviceFacts | None = None
+    try:
+        facts = ask_device(Question(RunConfig(), 257, 1, "auto", False))
+        why = f" ({facts.why_no_accelerator})" if facts.why_no_accelerator else ""
+        rows.append(("device", True, facts.label + why))
+    except BadInputError as error:
+        rows.append(("device", False, str(error)))
+    sensors = sensors_here(home, lambda: [os.getpid()])
+    sensors.device_is(facts.is_accelerator if facts else False, facts.gpu if facts else "")
     rows += [(f"  {name}", True, says) for name, says in sensors.describe().items()]
     year_ok = 2025 <= time.gmtime().tm_year <= 2100
     rows.append(("clock", year_ok, time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())))
@@ -127,13 +135,6 @@ def _tried(what: str, find: Any) -> tuple[str, bool, str]:
         return what, True, find()
     except BadInputError as error:
         return what, False, str(error)
-
-
-def _device() -> str:
-    from node.visit.device_facts import Question, ask_device
-
-    facts = ask_device(Question(RunConfig(), 257, 1, "auto", False))
-    return facts.label + (f" ({facts.why_no_accelerator})" if facts.why_no_accelerator else "")
 
 
 def versions() -> dict[str, str]:

@@ -40,13 +40,9 @@ def main(arguments: list[str]) -> None:
     outgoing = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not stand among the frames
     performer = DevicePerformer(threads, choice, cap_bytes)
-    write_frame(outgoing, Hello(os.getpid(), find_label(choice)))
+    device = open_device(choice)
+    write_frame(outgoing, Hello(os.getpid(), device.label, device.is_accelerator, device.gpu))
     work(performer, incoming, outgoing)
-
-
-def find_label(choice: DeviceChoice) -> str:
-    """What the device is, for people."""
-    return open_device(choice).label
 
 
 def work(performer: DevicePerformer, incoming: BinaryIO, outgoing: BinaryIO) -> None:

@@ -12,6 +12,7 @@ import msgspec
 from node.compute.devices.choice import DeviceChoice
 from node.compute.devices.device import open_device, why_no_accelerator
 from node.compute.probe import probe
+from node.platform import gpu
 from node.visit.device_facts import DeviceFacts, Question
 from protocol.base.errors import BadInputError
 
@@ -22,12 +23,13 @@ def answer(question: Question) -> DeviceFacts:
     try:
         device = open_device(DeviceChoice.parse(question.device))
     except BadInputError as error:
-        return DeviceFacts("", False, "", 0.0, str(error))
+        return DeviceFacts("", False, "", 0.0, problem=str(error))
     layers = max(1, round(config.model.layers / config.stages.count))
     speed = 0.0
     if question.measure:
         speed = probe(config, question.vocabulary, 1, 1 + 2 * layers, question.threads, device).tokens_per_s
-    return DeviceFacts(device.label, device.is_accelerator, why_no_accelerator(), speed)
+    limit_w = gpu.power_limit_w(device.gpu) or 0.0
+    return DeviceFacts(device.label, device.is_accelerator, why_no_accelerator(), speed, limit_w, device.gpu)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ class NodeFacts:
     build: str = ""
     tokens_per_s: float = 0.0
     memory_bytes: int = 0
+    name: str = ""
+    """The owner's public name."""
     wished_stage: int = -1
     checkpoints: tuple[int, ...] = ()
     computes: bool = True
@@ -53,4 +55,5 @@ def join_message(
         version=version,
         held_generation=generation,
         checkpoints=checkpoints,
+        name=facts.name,
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+from protocol.base.ids import TaskId
 from protocol.run.run import RunConfig
 
 NORM_FLOOR = 1e-6
@@ -23,6 +25,12 @@ def clip_factor(square_norms: list[float], clip_norm: float) -> float:
 def same_losses(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
     """Whether both are the same numbers. NaN is the same as NaN: a contribution of a run that diverges repeats it."""
     return len(one) == len(other) and all(a == b or (a != a and b != b) for a, b in zip(one, other, strict=True))
+
+
+def task_count(tasks: Sequence[TaskId]) -> int:
+    """Microbatches that went through a stage, there and back: what credit counts. The loss at a route's end is part of
+    its backward."""
+    return sum(task.op == "B" for task in tasks)
 
 
 def learning_rate(config: RunConfig, step: int) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from protocol.base.ids import ContributionId, TaskId, TensorRef, Ticket
+from protocol.messages import Share
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -91,7 +92,9 @@ class StepDecided(Record, frozen=True, kw_only=True):
 
 
 class StepDone(Record, frozen=True, kw_only=True):
-    """Decider: every stage has committed the step."""
+    """Decider: every stage has committed the step. `shares`: who computed it; kept until the coordinator knows."""
+
+    shares: tuple[Share, ...] = ()
 
 
 class CheckpointWritten(Record, frozen=True, kw_only=True):

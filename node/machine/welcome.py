@@ -30,7 +30,7 @@ def why_not(message: Welcome, known: RunConfig | None, records: Sequence[Record]
         config.validate()
     except BadInputError as error:
         return f"the run cannot be: {error}"
-    if known is not None and known != config:
+    if known is not None and known.config_hash() != message.config_hash:
         return "the run's configuration changed while this node was away"
     starts = [record for record in records if isinstance(record, ShardStarted)]
     if starts and starts[-1].config_hash != message.config_hash:

@@ -44,8 +44,9 @@ class Nat:
     """This computer's own address is from the carriers' range (RFC 6598)."""
 
     @property
-    def udp(self) -> bool:
-        return self.kind not in ("no_udp", "unknown")
+    def udp(self) -> bool | None:
+        """Whether UDP comes through; None: nobody was there to try it with."""
+        return None if self.kind == "unknown" else self.kind != "no_udp"
 
 
 def classify(own: Sequence[tuple[str, int]], seen: Sequence[Seen], stranger_came: bool | None) -> Nat:

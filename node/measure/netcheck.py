@@ -136,14 +136,20 @@ def _has_public_ipv6() -> bool:
     return any(not is_local(host) for host in _own_addresses(trio.socket.AF_INET6))
 
 
+UDP_WORDS = {
+    True: "works",
+    False: "does not work",
+    None: "was not tested: this run names no server outside this network that could tell",
+}
+
+
 def describe(found: Check) -> str:
     """What a newcomer reads."""
     nat = found.nat
     lines = [
         f"run          {found.run}: its coordinator is reached (TCP, {1000 * found.coordinator_s:.0f} ms)",
         f"NAT          {WORDS[nat.kind]}" + (", behind the carrier's own NAT" if nat.carrier else ""),
-        f"UDP          {'works' if nat.udp else 'does not work'}"
-        + (f"; from outside this computer is {nat.mapped}" if nat.mapped else ""),
+        f"UDP          {UDP_WORDS[nat.udp]}" + (f"; from outside this computer is {nat.mapped}" if nat.mapped else ""),
         f"IPv6         {'this computer has a public address' if found.ipv6 else 'no public address'}",
     ]
     if found.finished:

@@ -22,7 +22,7 @@ class Consent(msgspec.Struct, frozen=True):
     """Its name."""
     since_unix_s: float
     config_hash: str
-    """Of the configuration that was shown, hex: another one has to be asked about."""
+    """Of the configuration and the operator's words that were shown, hex: others have to be asked about."""
 
 
 def read_consents(folder: Path) -> dict[str, Consent]:

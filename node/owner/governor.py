@@ -111,7 +111,7 @@ class Governor:
     def __init__(self, limits: OwnerLimits, gpu: bool = False, user: UserPause | None = None) -> None:
         self.limits = limits
         self.user = user
-        self._gpu = gpu
+        self.gpu = gpu
         self._since: dict[str, float] = {}
         """Reasons that hold, and since when."""
         self._rest_until: dict[str, float] = {}
@@ -225,7 +225,7 @@ class Governor:
             return
         cool = limit - COOL_BY_C
         if heat >= limit or ("temperature" in self._since and heat > cool):
-            found["temperature"] = f"{'GPU' if self._gpu else 'processor'} at {heat:.0f} C, cooling to {cool:.0f}"
+            found["temperature"] = f"{'GPU' if self.gpu else 'processor'} at {heat:.0f} C, cooling to {cool:.0f}"
 
     def _look_at_power(self, now: Readings, moment: Moment, gap_s: float, found: dict[str, str]) -> None:
         limit = self.limits.power_w
@@ -267,7 +267,7 @@ class Governor:
         return True
 
     def _share(self, now: Readings, gap_s: float) -> float:
-        share = self.limits.gpu_ratio if self._gpu else self.limits.cpu_ratio
+        share = self.limits.gpu_ratio if self.gpu else self.limits.cpu_ratio
         return share * self._power_share
 
     def _until(self, reason: str, moment: Moment) -> float | None:

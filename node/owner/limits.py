@@ -17,6 +17,7 @@ from typing import Any
 from node.owner import units
 from node.owner.units import Hours
 from protocol.base.errors import BadInputError
+from protocol.base.printable import is_printable
 
 GAMES = "@games"
 """The list of programs that use the whole screen, or the GPU beside us (on a desktop: nearly always games)."""
@@ -100,7 +101,7 @@ def _public_name(key: str, text: str) -> str:
     cleaned = " ".join(text.split())
     if units.is_off(cleaned):
         return ""
-    if len(cleaned) > NAME_MAX or not cleaned.isprintable():
+    if len(cleaned) > NAME_MAX or not is_printable(cleaned):
         raise BadInputError(f"{key}: at most {NAME_MAX} letters that can be printed")
     return cleaned
 

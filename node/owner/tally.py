@@ -85,3 +85,12 @@ def in_words(given: Given) -> str:
 
 def as_dict(given: Given) -> dict[str, Any]:
     return {"tokens": given.tokens, "tasks": given.tasks, "working_s": given.working_s}
+
+
+def part_in_words(hour_ratio: float, step: int, step_tasks: int) -> str:
+    """The run's word on this computer's part of it."""
+    part = f"{100 * hour_ratio:.1f} %" if hour_ratio >= 0.001 else "less than 0.1 %"
+    text = f"You computed {part} of the last hour"
+    if step_tasks:
+        text += f"; step {step:,} holds {step_tasks:,} of your tasks"
+    return f"{text}."

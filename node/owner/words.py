@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from node.owner.tally import Given, in_words
+from node.owner.tally import Given, in_words, part_in_words
 from node.owner.units import show_rate
+from protocol.base.printable import printable
 
 STATES = {
     "working": "WORKING",
@@ -19,7 +21,7 @@ WIDTH = 80
 
 def headline(status: dict[str, Any]) -> str:
     """One line: the run, the state, and the one reason for it."""
-    name = status["run"] or "a run that has not answered yet"
+    name = printable(status["run"]) or "a run that has not answered yet"
     text = f"{name}  {STATES[status['state']]}"
     if status["state"] == "leaving":
         return f"{text}  finishing what was begun, then it ends"
@@ -60,16 +62,49 @@ def describe(status: dict[str, Any]) -> str:
         lines.append(f"        {line['quota_left_bytes'] / 1e9:.1f} GB left of this month's quota")
     lines += _wrap(f"today   {in_words(Given(**status['today']))}")
     lines += _wrap(f"in all  {in_words(Given(**status['ever']))}")
+    if status["signed"]["ever"] is not None:
+        lines += _wrap(f"signed  {in_words(Given(**status['signed']['ever']))}: `barnraise thanks`")
+    if status["news"] is not None:
+        lines += describe_news(status["news"])
     return "\n".join(lines)
+
+
+BARS = "▁▂▃▄▅▆▇█"
+CURVE_COLUMNS = 32
+
+
+def describe_news(news: dict[str, Any]) -> list[str]:
+    """How the run goes: the loss so far as bars, what the model writes, and this computer's part."""
+    lines = []
+    points = [loss for _, loss in news["curve"]]
+    if points:
+        # The newest point of each column: a column is at most two of the 64 points.
+        each = math.ceil(len(points) / CURVE_COLUMNS)
+        columns = points[::-1][::each][::-1]
+        least, span = min(columns), (max(columns) - min(columns)) or 1.0
+        bars = "".join(BARS[round((loss - least) / span * (len(BARS) - 1))] for loss in columns)
+        lines += _wrap(f"run     step {news['step']:,}, loss {bars} {points[0]:.2f} to {points[-1]:.2f}")
+    if news["sample"]:
+        said = printable(" ".join(news["sample"].split()))
+        lines += _wrap(f"writes  {said} (step {news['sample_step']:,})")
+    if news["hour_ratio"] > 0:
+        lines += _wrap(f"part    {part_in_words(news['hour_ratio'], news['step'], news['step_tasks'])}")
+    return lines
 
 
 def _wrap(text: str) -> list[str]:
     """Lines of at most `WIDTH`; what follows is indented."""
     lines, line = [], ""
-    for word in text.split(" "):
+    for word in [piece for whole in text.split(" ") for piece in _pieces(whole)]:
         if line.strip() and len(line) + 1 + len(word) > WIDTH:
             lines.append(line)
             line = f"        {word}"
         else:
             line = f"{line} {word}" if line else word
     return [*lines, line]
+
+
+def _pieces(word: str) -> list[str]:
+    """A word, cut where it is longer than a line has room for."""
+    room = WIDTH - 8
+    return [word[start : start + room] for start in range(0, len(word), room)] or [""]

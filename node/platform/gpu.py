@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """Of the hottest, and of all together."""
+    """Of one GPU."""
 
     temperature_c: float | None
     power_w: float | None
@@ -37,17 +38,35 @@ def _text(name: str | bytes) -> str:
     return name.decode(errors="replace") if isinstance(name, bytes) else name
 
 
-def read() -> GpuReading | None:
-    """Heat and power now; None without a driver."""
-    nvml, devices = _driver()
-    if not devices:
+def read(gpu: str) -> GpuReading | None:
+    """Heat and power of one GPU now; None where the driver knows none of that name. What it does not tell is None."""
+    nvml, device = _find(gpu)
+    if device is None:
         return None
+    heat = _ask(nvml, lambda: float(nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU)))
+    return GpuReading(heat, _ask(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(device) / 1000.0))
+
+
+def power_limit_w(gpu: str) -> float | None:
+    """What the GPU may draw at most; None where that is not known."""
+    nvml, device = _find(gpu)
+    return None if device is None else _ask(nvml, lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(device) / 1000.0)
+
+
+def _find(gpu: str) -> tuple[Any, Any]:
+    """NVML and the GPU that torch computes on: by its id, since torch may count them in another order."""
+    nvml, devices = _driver()
+    for device in devices if gpu else ():
+        if _text(_ask(nvml, partial(nvml.nvmlDeviceGetUUID, device)) or "") == gpu:
+            return nvml, device
+    return nvml, None
+
+
+def _ask(nvml: Any, question: Callable[[], Any]) -> Any:
     try:
-        heat = max(float(nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU)) for device in devices)
-        power = sum(nvml.nvmlDeviceGetPowerUsage(device) / 1000.0 for device in devices)
+        return question()
     except nvml.NVMLError:  # some laptops tell no power
-        return GpuReading(None, None)
-    return GpuReading(heat, power)
+        return None
 
 
 def foreign_pids(own: list[int]) -> list[int]:

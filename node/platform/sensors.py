@@ -50,6 +50,10 @@ class Sensors(Protocol):
     gpu: bool
     """Whether the device that works is a GPU."""
 
+    def device_is(self, accelerator: bool, gpu: str) -> None:
+        """What computes, as the device's process has found: whose heat and power count. `gpu`: how NVIDIA's driver
+        calls it, or nothing."""
+
     def read(self) -> Readings:
         """All of them now; takes some milliseconds, so in a thread."""
 
@@ -60,7 +64,7 @@ class Sensors(Protocol):
         """Sensor by sensor, what this computer has: for `barnraise doctor`."""
 
 
-def sensors_here(state: Path, own_pids: Callable[[], list[int]], uses_gpu: bool = False) -> Sensors:
+def sensors_here(state: Path, own_pids: Callable[[], list[int]]) -> Sensors:
     """The sensors of this computer, or the file that stands in for them.
 
     Args:
@@ -69,7 +73,7 @@ def sensors_here(state: Path, own_pids: Callable[[], list[int]], uses_gpu: bool 
     fake = os.environ.get(FAKE_VARIABLE)
     if fake:
         return FileSensors(Path(fake))
-    return SystemSensors(state, own_pids, uses_gpu)
+    return SystemSensors(state, own_pids)
 
 
 def desktop_here() -> Desktop:
@@ -100,8 +104,9 @@ def moment_at(now_s: float, unix_s: float) -> Moment:
 class SystemSensors:
     """Readings by psutil, NVML and the desktop."""
 
-    def __init__(self, state: Path, own_pids: Callable[[], list[int]], uses_gpu: bool) -> None:
-        self.gpu = uses_gpu
+    def __init__(self, state: Path, own_pids: Callable[[], list[int]]) -> None:
+        self.gpu = False
+        self._gpu_name = ""
         self._state = state
         self._own_pids = own_pids
         self._desktop = desktop_here()
@@ -116,6 +121,9 @@ class SystemSensors:
     def moment(self) -> Moment:
         return moment_at(clock_s(), time.time())
 
+    def device_is(self, accelerator: bool, gpu: str) -> None:
+        self.gpu, self._gpu_name = accelerator, gpu
+
     def read(self) -> Readings:
         now_s = clock_s()
         own = self._own_pids()
@@ -127,7 +135,7 @@ class SystemSensors:
         filling = self._desktop.full_screen()
         if filling in self._names and filling not in own:
             games.append(self._names[filling][0])
-        heat = gpu.read() if self.gpu else None
+        heat = gpu.read(self._gpu_name)
         games += [self._names[pid][0] for pid in gpu.foreign_pids(own) if pid in self._names]
         return Readings(
             idle_s=self._desktop.idle_s(),
@@ -136,7 +144,7 @@ class SystemSensors:
             other_cpu_ratio=self._slow.other_cpu_ratio,
             on_battery=self._slow.on_battery,
             metered=self._slow.metered,
-            temperature_c=heat.temperature_c if heat is not None else _processor_c(),
+            temperature_c=heat.temperature_c if heat is not None else None if self.gpu else _processor_c(),
             power_w=heat.power_w if heat is not None else None,
             memory_free_bytes=float(psutil.virtual_memory().available),
             own_memory_bytes=_resident_bytes(own),
@@ -275,6 +283,10 @@ class FileSensors:
         except (OSError, ValueError) as error:
             raise BadInputError(f"{FAKE_VARIABLE}={self._path}: {error}") from None
         return values
+
+    def device_is(self, accelerator: bool, gpu: str) -> None:
+        """The file says what heat there is, and of what."""
+        self.gpu = bool(self._values().get("gpu", accelerator))
 
     def read(self) -> Readings:
         try:

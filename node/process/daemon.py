@@ -243,7 +243,8 @@ async def _run(options: NodeOptions) -> str:
                 return await lend(
                     make,
                     state=options.state,
-                    run_id=options.link.run_id.hex(),
+                    link=options.link,
+                    node=state.identity.node,
                     run_name=lambda: "" if state.config is None else state.config.name,
                     overrides=dict(options.overrides),
                     metrics=metrics,
@@ -362,10 +363,11 @@ class _Node:
             "stages": 0 if machine.plan is None else len(machine.plan.stages),
             "waiting_for": machine.waiting_for(),
             "busy": volunteer is not None and volunteer.counters()["leases"] > 0,
-            "totals": {} if volunteer is None else dict(volunteer.totals),
+            "totals": {} if volunteer is None else volunteer.given(),
             "paths": self._driver.paths(),
-            "device": "" if self._driver.device is None else self._driver.device.label,
+            "device": None if self._driver.device is None else self._driver.device.hello,
             "coordinator": machine.has_coordinator,
+            "news": machine.news,
         }
 
     async def run(self) -> str:
@@ -478,6 +480,7 @@ class _Node:
             build=BUILD,
             tokens_per_s=options.tokens_per_s,
             memory_bytes=psutil.virtual_memory().available,
+            name=self._owner.name,
             wished_stage=options.stage,
             checkpoints=checkpoints,
             computes=options.computes,
@@ -520,11 +523,8 @@ class _Node:
     # ---- what comes meanwhile ------------------------------------------------------------------------------------
 
     async def _on_welcome(self, welcome: Welcome | PlanChanged) -> None:
-        """Keeps membership and run. A server that did not know the run looks for its checkpoints at once.
-
-        The link is not read meanwhile, so what was found is said before any answer to what comes behind the welcome:
-        a coordinator that asks before it sends the run back hears of them.
-        """
+        """Keeps membership and run. A server that did not know the run looks for its checkpoints at once: the link is
+        not read meanwhile, so a coordinator that asks before it sends the run back hears what was found."""
         if isinstance(welcome, PlanChanged):
             self._state.keep_plan(welcome)
             return

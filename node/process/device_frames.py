@@ -37,6 +37,9 @@ class Hello:
     pid: int
     label: str = ""
     """What the device is, for people."""
+    is_accelerator: bool = False
+    gpu: str = ""
+    """How NVIDIA's driver calls it; empty: it is none of that driver's."""
 
 
 @dataclass(frozen=True, slots=True)

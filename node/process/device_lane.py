@@ -54,7 +54,7 @@ class DeviceLane:
 
     def __init__(self, options: DeviceOptions, deliver: Delivered, lost: Callable[[str], None]) -> None:
         self._arguments = options.arguments()
-        self.label = ""
+        self.hello: Hello | None = None
         """What the device is, once its process has looked."""
         self._deliver = deliver
         self._lost = lost
@@ -137,7 +137,7 @@ class DeviceLane:
         try:
             hello = read_job(process.stdout)
             if isinstance(hello, Hello):
-                self.label = hello.label
+                self.hello = hello
             while isinstance(hello, Hello):
                 # The oldest job that is not answered; where there is none yet, its frame cannot come either.
                 done = read_outcome(process.stdout, lambda: unanswered[0])

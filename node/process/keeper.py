@@ -25,13 +25,16 @@ import trio
 
 from node.owner.governor import Decision, Governor, Moment, Readings, UserPause, until_words
 from node.owner.limits import OwnerLimits, read_limits, shown, with_values, write_limits
-from node.owner.tally import Tally, as_dict, in_words
+from node.owner.tally import Tally, as_dict, in_words, part_in_words
+from node.owner.thanks import ThanksBook
 from node.platform.notify import notify
 from node.platform.sensors import Sensors
+from node.process.device_frames import Hello
 from node.process.metrics import NodeMetrics
 from protocol.base.errors import BadInputError
 from protocol.base.machine import Told
 from protocol.drive.limits import Limits
+from protocol.messages import News
 
 LOOK_S = 0.3
 """Between two looks at the sensors: a game is seen within this, and has the device within a second."""
@@ -63,6 +66,7 @@ class Keeper:
     Args:
         settings: the owner's file of limits, read again whenever it changes.
         overrides: limits of the command line, for this process alone.
+        thanks: what the coordinator signs; None: nobody is there to sign (the page is looked at without a run).
     """
 
     def __init__(
@@ -75,7 +79,12 @@ class Keeper:
         line: Limits,
         metrics: NodeMetrics,
         run_name: Callable[[], str],
+        thanks: ThanksBook | None = None,
     ) -> None:
+        self._thanks = thanks
+        self._device: Hello | None = None
+        self.news: News | None = None
+        """What the run's coordinator told last."""
         self._state = state
         self._settings = settings
         self._overrides = overrides
@@ -275,6 +284,11 @@ class Keeper:
 
     def save(self) -> None:
         self._write(TALLY_FILE, self.tally.to_json())
+        if self._thanks is not None:
+            try:
+                self._thanks.save()
+            except OSError as error:
+                self._log.warning("cannot be kept", file="thanks.json", reason=error.strerror)
 
     def _write(self, name: str, data: bytes) -> None:
         """A full disk costs the count of a minute, and nothing else."""
@@ -294,6 +308,8 @@ class Keeper:
         facts = self._life.facts() if self._life is not None else {}
         if self._life is None or facts.get("coordinator"):
             self._coordinator_at_s = moment.now_s
+        self._take_news(facts.get("news"))
+        self._take_device(facts.get("device"))
         given = self.tally.visit
         working = self.decision.works and facts.get("stage", -1) >= 0
         self.tally.count(facts.get("totals", {}), passed_s if working else 0.0, self._day())
@@ -307,6 +323,24 @@ class Keeper:
         if moment.now_s >= self._saved_s + SAVE_S:
             self._saved_s = moment.now_s
             self.save()
+
+    def _take_news(self, news: News | None) -> None:
+        if news is None or news is self.news:
+            return
+        self.news = news
+        if self._thanks is not None:
+            before = self._thanks.complaint
+            self._thanks.take(news.thanks)
+            if self._thanks.complaint and self._thanks.complaint != before:
+                self._log.warning("thanks refused", detail=self._thanks.complaint)
+
+    def _take_device(self, device: Hello | None) -> None:
+        """The device says what it is: its own heat and power count, also while it is paused."""
+        if device is None or device == self._device:
+            return
+        self._device = device
+        self._sensors.device_is(device.is_accelerator, device.gpu)
+        self._governor.gpu = self._sensors.gpu
 
     def why(self) -> tuple[str, str]:
         """(reason, sentence) why it does not work, or empty words: the owner's limits, or the run itself."""
@@ -361,7 +395,7 @@ class Keeper:
             "stage": facts.get("stage", -1),
             "stages": facts.get("stages", 0),
             "device": {
-                "name": facts.get("device") or "device",
+                "name": "device" if self._device is None else self._device.label,
                 "free": self._life is None,
                 "temperature_c": now.temperature_c,
                 "temperature_limit_c": limits.temperature_c,
@@ -383,6 +417,11 @@ class Keeper:
             "visit": as_dict(self.tally.visit),
             "today": as_dict(self.tally.today(self._day())),
             "ever": as_dict(self.tally.ever),
+            "signed": {
+                "visit": None if self._thanks is None or self._thanks.visit is None else as_dict(self._thanks.visit),
+                "ever": None if self._thanks is None or self._thanks.ever is None else as_dict(self._thanks.ever),
+            },
+            "news": None if self.news is None else shown_news(self.news),
             "limits": shown(limits),
             "name": limits.name,
             "pid": os.getpid(),
@@ -394,4 +433,18 @@ class Keeper:
         text = f"Thank you. This visit: {in_words(self.tally.visit)}."
         if self.tally.ever != self.tally.visit:
             text += f" In all: {in_words(self.tally.ever)}."
+        if self.news is not None and self.news.hour_ratio > 0:
+            text += f" {part_in_words(self.news.hour_ratio, self.news.step, self.news.step_tasks)}"
         return text
+
+
+def shown_news(news: News) -> dict[str, Any]:
+    """For screens, which show its words as text."""
+    return {
+        "step": news.step,
+        "curve": [list(point) for point in news.curve],
+        "sample": news.sample,
+        "sample_step": news.sample_step,
+        "hour_ratio": news.hour_ratio,
+        "step_tasks": news.step_tasks,
+    }

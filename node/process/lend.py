@@ -12,6 +12,7 @@ import trio
 
 from node.owner.consent import withdraw_consent
 from node.owner.limits import OwnerLimits
+from node.owner.thanks import ThanksBook
 from node.platform.local_socket import open_door, tell_more
 from node.platform.notify import notify
 from node.platform.places import limits_file, settings_folder
@@ -20,15 +21,18 @@ from node.platform.sensors import sensors_here
 from node.process.control import serve_orders
 from node.process.keeper import Keeper, Life
 from node.process.metrics import NodeMetrics
+from protocol.base.ids import NodeId
 from protocol.drive.limits import Limits
 from protocol.drive.process import watch_signals
+from protocol.trust.membership import JoinLink
 
 
 async def lend(
     make: Callable[[OwnerLimits], Life],
     *,
     state: Path,
-    run_id: str,
+    link: JoinLink,
+    node: NodeId,
     run_name: Callable[[], str],
     overrides: dict[str, str],
     metrics: NodeMetrics,
@@ -41,6 +45,7 @@ async def lend(
         make: a new life of the node.
         overrides: limits of the command line, by name.
     """
+    run_id = link.run_id.hex()
     keeper = Keeper(
         state=state,
         settings=limits_file(),
@@ -49,6 +54,7 @@ async def lend(
         line=line,
         metrics=metrics,
         run_name=run_name,
+        thanks=ThanksBook(state, link.coordinator_key, link.run_id, node),
     )
     if keeper.limits.low_priority:
         stand_back()

@@ -7,6 +7,7 @@ decision is made durable, and only then told. The coordinator has no part in it 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -18,11 +19,13 @@ from node.machine.numbers import clip_factor, learning_rate
 from node.machine.records import CheckpointWritten, Record, StepDecided, StepDone
 from node.machine.waits import Wait, listed
 from node.server.context import StageContext
+from node.server.ledger import largest_shares
 from protocol.base.ids import NodeId
 from protocol.messages import (
     CheckpointDone,
     CheckpointPart,
     Decision,
+    Share,
     StageCommitted,
     StageFrozen,
     StepClosed,
@@ -43,7 +46,8 @@ class _Step:
     frozen: dict[int, StageFrozen] = field(default_factory=dict)
     decision: StepDecided | None = None
     decision_durable: bool = False
-    committed: dict[int, None] = field(default_factory=dict)
+    committed: dict[int, tuple[Share, ...]] = field(default_factory=dict)
+    """By stage: who computed it."""
 
 
 class DeciderRole:
@@ -118,7 +122,7 @@ class DeciderRole:
                 step = self._steps.pop(record.step)
                 assert step.decision is not None, f"step {record.step} is done but was never decided"
                 self._closed = self._closing = record.step
-                self._reports[record.step] = self._report(step.decision, duration_s=0.0)
+                self._reports[record.step] = self._report(step.decision, duration_s=0.0, shares=record.shares)
             elif isinstance(record, CheckpointWritten):
                 self._manifests[record.step] = None
         self._opened = max([self._closed, *self._steps])
@@ -205,7 +209,7 @@ class DeciderRole:
         step = self._steps.get(message.step)
         if step is None:
             return
-        step.committed[message.stage] = None
+        step.committed[message.stage] = message.shares
         self._close_next()
 
     def _close_next(self) -> None:
@@ -215,15 +219,19 @@ class DeciderRole:
         if step is None or step.decision is None or len(step.committed) < self._stage_count:
             return
         self._closing += 1
-        done = StepDone(ledger_generation=self._context.generation, step=self._closing)
-        self._out.persist(done)
+        brought: Counter[NodeId] = Counter()
+        for stage in sorted(step.committed):
+            for share in step.committed[stage]:
+                brought[share.node] += share.tasks
+        shares = largest_shares(brought)
+        self._out.persist(StepDone(ledger_generation=self._context.generation, step=self._closing, shares=shares))
 
     def done(self, record: StepDone, now: float) -> None:
         """The step is over for good: tell the stages and the coordinator, open the next."""
         self._closed = record.step
         step = self._steps.pop(record.step)
         assert step.decision is not None
-        self._reports[record.step] = self._report(step.decision, duration_s=now - step.opened_at)
+        self._reports[record.step] = self._report(step.decision, now - step.opened_at, record.shares)
         for stage in range(self._stage_count):
             self._out.send(
                 self._context.plan.ledger_of(stage),
@@ -235,7 +243,7 @@ class DeciderRole:
 
     # ---- reports -------------------------------------------------------------------------------------------------
 
-    def _report(self, decision: StepDecided, duration_s: float) -> StepReport:
+    def _report(self, decision: StepDecided, duration_s: float, shares: tuple[Share, ...] = ()) -> StepReport:
         return StepReport(
             ledger_generation=self._context.generation,
             step=decision.step,
@@ -246,6 +254,7 @@ class DeciderRole:
             skipped=decision.skipped,
             learning_rate=learning_rate(self._context.config, decision.step),
             duration_s=duration_s,
+            shares=shares,
         )
 
     def _send_reports(self) -> None:

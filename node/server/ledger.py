@@ -7,24 +7,27 @@ of its tasks is covered. That check alone makes every task count exactly once; l
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import msgspec
 
-from node.machine.numbers import same_losses
+from node.machine.numbers import same_losses, task_count
 from node.machine.records import ContributionAccepted, Record, StepSealed
 from node.machine.waits import Wait, listed
 from node.server.context import StageContext
 from node.server.doubts import Doubts
 from protocol.base.errors import RemoteProtocolError
 from protocol.base.ids import ContributionId, NodeId, TaskId
+from protocol.base.limits import ITEMS_MAX
 from protocol.messages import (
     Commit,
     Committed,
     Decision,
     Freeze,
     PartialNorm,
+    Share,
     StageCommitted,
     StageFrozen,
     StepClosed,
@@ -363,10 +366,19 @@ class LedgerRole:
         if len(step.committed) == self._shard_count:
             self._out.send(
                 self._context.plan.decider,
-                StageCommitted(
-                    ledger_generation=self._context.generation, stage=self._context.stage, step=message.step
-                ),
+                self._stage_committed(message.step, step),
             )
+
+    def _stage_committed(self, number: int, step: _Step) -> StageCommitted:
+        brought: Counter[NodeId] = Counter()
+        for contribution in step.accepted:
+            brought[contribution.node] += task_count(self._tasks_of(step, contribution))
+        return StageCommitted(
+            ledger_generation=self._context.generation,
+            stage=self._context.stage,
+            step=number,
+            shares=largest_shares(brought),
+        )
 
     # ---- links ---------------------------------------------------------------------------------------------------
 
@@ -392,8 +404,7 @@ class LedgerRole:
                 if step.frozen and step.decision is None and len(step.norms) == self._shard_count:
                     self._out.send(peer, self._stage_frozen(number, step))
                 if len(step.committed) == self._shard_count:
-                    done = StageCommitted(ledger_generation=context.generation, stage=context.stage, step=number)
-                    self._out.send(peer, done)
+                    self._out.send(peer, self._stage_committed(number, step))
 
     def waiting_for(self) -> Wait | None:
         """What the oldest open step still needs from the shards or the decider, or nothing. What the decider on this
@@ -442,6 +453,12 @@ class LedgerRole:
     def _tasks_of(step: _Step, contribution: ContributionId) -> tuple[TaskId, ...]:
         verdict = step.verdicts.get(contribution)
         return verdict.tasks if verdict is not None else ()
+
+
+def largest_shares(brought: Counter[NodeId]) -> tuple[Share, ...]:
+    """Who brought how many tasks, the most first. A list has ITEMS_MAX (4,096) items: sixteen times the volunteers that
+    one server links to; beyond it the smallest go without credit for the step."""
+    return tuple(Share(node, tasks) for node, tasks in brought.most_common(ITEMS_MAX))
 
 
 def stage_tasks(context: StageContext, step: int) -> list[TaskId]:

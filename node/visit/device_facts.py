@@ -31,6 +31,10 @@ class DeviceFacts(msgspec.Struct, frozen=True):
     is_accelerator: bool
     why_no_accelerator: str
     tokens_per_s: float
+    power_limit_w: float = 0.0
+    """What the device may draw at most; 0: not known."""
+    gpu: str = ""
+    """How NVIDIA's driver calls the device; empty: it is none of that driver's."""
     problem: str = ""
 
 

@@ -53,7 +53,7 @@ class Offer:
     """There is nothing left to do."""
     run: str = ""
     config_hash: str = ""
-    """Of the configuration that the text is about, hex: a yes is to this one."""
+    """Of the terms that the text is about (configuration and operator's words), hex: a yes is to these."""
 
 
 def enquire(
@@ -89,7 +89,7 @@ def enquire(
         found.measured,
         best_stage(found.servers),
         run=config.name,
-        config_hash=config.config_hash().hex(),
+        config_hash=config.terms_hash().hex(),
     )
 
 
@@ -127,11 +127,20 @@ def describe(
         f"{config.steps} steps of {config.step_tokens:,} tokens.",
         "It will send you weights and activations, never code.",
     ]
+    if config.description:
+        lines.insert(-1, f"  its operator says: {config.description}")
     if tokens_per_s:
         lines += describe_traffic(config, parameters, tokens_per_s, servers, line or LineLimits())
     memory_gb = parameters / config.stages.count * DEVICE_BYTES_PER_PARAMETER / 1e9
+    lends = f"device: {threads} processor thread{'' if threads == 1 else 's'}"
+    if device is not None and device.is_accelerator:
+        lends = f"device: {device.label}"
+    if device is not None and device.power_limit_w:
+        lends += f", up to {device.power_limit_w:.0f} W while it works"
+    elif device is not None and not device.is_accelerator:
+        lends += ", watts not known"
     lines += [
-        f"  memory {memory_gb:.1f} GB while it works, disk under {DISK_GB:g} GB, device: {threads} processor threads",
+        f"  memory {memory_gb:.1f} GB while it works, disk under {DISK_GB:g} GB, {lends}",
         "To stop: Ctrl-C (finishes what is being computed), `barnraise pause` or `finish` from another terminal.",
     ]
     return "\n".join(lines)

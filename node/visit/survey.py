@@ -26,7 +26,7 @@ from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
 from protocol.base.limits import MEASURE_S
 from protocol.drive.limits import Limits, LineLimits
-from protocol.drive.transport import DialError, Link, Transport
+from protocol.drive.transport import CLOSED_IN_HANDSHAKE, DialError, Link, Transport
 from protocol.messages import Join, Leave, Message, Ping, PlanChanged, Pong, Reach, Refused, RunFinished, Welcome
 from protocol.run.plan import Plan
 from protocol.trust.membership import JoinLink, Trust
@@ -161,6 +161,24 @@ async def survey(
         limits.close()
 
 
+def what_to_do(failure: str, wall_s: float) -> str:
+    """What went wrong on the way to the coordinator, and what the owner of this computer can do about it."""
+    if not failure:
+        return "it closed the link; try again in a minute"
+    if CLOSED_IN_HANDSHAKE in failure:
+        clock = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(wall_s))
+        return (
+            f"{failure}. Its link may have been closed, used up or too old: ask for a new one. Or this computer's clock"
+            f" is wrong: it says {clock}. Or this computer was banned"
+        )
+    if "HTTP server or proxy" in failure or "newest Barnraise" in failure:
+        return failure
+    return (
+        f"{failure}. Look whether this computer is online and the link is the newest; a firewall must let outgoing TCP"
+        " pass to its address; or the coordinator is down, so try again later"
+    )
+
+
 class _Visit:
     """The events of the links of one visit."""
 
@@ -234,7 +252,7 @@ class _Visit:
         if isinstance(self._answer, Refused):
             raise BadInputError(f"the coordinator refuses this computer: {self._answer.reason}")
         if self._answer is None:
-            raise BadInputError(f"the run's coordinator cannot be asked: {failure or 'it closed the link'}")
+            raise BadInputError(f"the run's coordinator cannot be asked: {what_to_do(failure, time.time())}")
         with trio.move_on_after(PLAN_S):
             await self._planned.wait()
         return Survey(self._answer, connect_s, self._plan, self._reach, finished=self._finished)

@@ -20,6 +20,7 @@ from node.machine.jobs import (
     SetUpDevice,
     TakeGradient,
 )
+from node.machine.numbers import task_count
 from node.machine.outbox import Outbox
 from node.machine.waits import Wait, sentence, work_name
 from node.volunteer.allowances import Allowances
@@ -180,8 +181,9 @@ class VolunteerMachine:
                     for issuer, returned in self._asked_again.settle(message):
                         self._give_back(issuer, returned, "refused")
                     outcome = "accepted" if message.accepted else "rejected"
-                    self.totals[outcome] += len(message.tasks)
-                    self._out.count("barnraise_node_work_results_total", len(message.tasks), outcome=outcome)
+                    done = task_count(message.tasks)
+                    self.totals[outcome] += done
+                    self._out.count("barnraise_node_work_results_total", done, outcome=outcome)
             case StepClosed():
                 self._close(message.step)
             case _:
@@ -555,6 +557,11 @@ class VolunteerMachine:
             step = held.lease.tasks[0].step
             return sentence([Wait(step, f"parameters or inputs for the {work_name(held.lease.tasks)}")])
         return self._allowances.sentence() or ("" if self._running is not None else f"work of stage {self._stage}")
+
+    def given(self) -> dict[str, float]:
+        """What the ledgers have accepted of it: tasks, and their tokens."""
+        task_tokens = self._config.batch.samples * self._config.model.context
+        return {"accepted": self.totals["accepted"], "tokens": self.totals["accepted"] * task_tokens}
 
     def counters(self) -> dict[str, float]:
         leases = len(self._leases) + (self._running is not None)

@@ -84,6 +84,11 @@ TEXT_MAX = 256
 """Characters of a text: reasons, addresses, digests, build ids."""
 PATH_MAX = 4096
 """Characters of a path in the run's configuration (PATH_MAX of Linux)."""
+PUBLIC_NAME_MAX = 64
+"""Characters of a public name, and of a run's (63)."""
+CURVE_MAX = 64
+"""Points of the loss curve that volunteers are sent, 11 bytes each: a screen shows no more. With a sample of 256
+characters and the signed thanks a piece of news has 1.5 kB, every half minute: 50 bytes a second for each volunteer."""
 BYTES_MAX = CREDENTIAL_BYTES_MAX
 """A byte string inside a message: digests (32) and memberships."""
 NUMBER_MAX = 2**63 - 1

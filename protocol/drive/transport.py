@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,22 +15,24 @@ import trio
 
 from protocol.base.errors import DialError, RemoteProtocolError
 from protocol.base.ids import NodeId
-from protocol.base.limits import CALLS_BURST, CALLS_PER_S, HANDSHAKE_S, LINKS_PREFIX_MAX
+from protocol.base.limits import CALLS_BURST, CALLS_PER_S, CLOSE_S, HANDSHAKE_S, LINKS_PREFIX_MAX
 from protocol.drive import tcp
 from protocol.drive.descriptors import links_max
 from protocol.drive.half_open import HalfOpenPlaces, Place
 from protocol.drive.limits import Limits, Metered, QuotaUsedUpError
 from protocol.drive.link import PATHS, Carrier, Link, LinkEvents, LinkOptions, name_link
-from protocol.link.codec import PROTOCOL_MINOR
-from protocol.link.frames import NO_LINK, TOKEN_BYTES, FramingLimits, Hello
+from protocol.link.codec import PROTOCOL_MINOR, encode
+from protocol.link.frames import NO_LINK, TOKEN_BYTES, Frame, FramingLimits, Hello, OutFrame
 from protocol.link.framing import Framing
 from protocol.link.networks import NetworkRates, network_of
 from protocol.link.paths import Path, take_hello
 from protocol.link.reach import host_of
+from protocol.messages import Refused
 from protocol.trust.handshake import (
     ENTROPY_BYTES,
     NO_COOKIE,
     TCP_PROLOGUE,
+    VERSION,
     CookieDemanded,
     CookieJar,
     Initiator,
@@ -40,8 +42,9 @@ from protocol.trust.handshake import (
 from protocol.trust.identity import Identity
 from protocol.trust.records import STREAM_HEADER_BYTES
 
-__all__ = ["PATHS", "DialError", "Link", "LinkEvents", "LinkOptions", "Transport"]
+__all__ = ["CLOSED_IN_HANDSHAKE", "PATHS", "DialError", "Link", "LinkEvents", "LinkOptions", "Transport"]
 
+CLOSED_IN_HANDSHAKE = "the other side ended the connection in the handshake: it does not let us in"
 Frames = Iterable[tuple[int, bytes]]
 
 
@@ -273,6 +276,8 @@ class Transport:
         theirs, rest = await _first_frame(way.stream, records, b"")
         if theirs.resume != NO_LINK:
             raise RemoteProtocolError("unexpected", "the peer resumes a link that was not named")
+        if theirs.minor < PROTOCOL_MINOR:  # a newer one says itself what to do
+            raise RemoteProtocolError("version", other_version(theirs.minor, PROTOCOL_MINOR))
         return await self._open(way, session, records, ours, theirs, rest, dialled=True)
 
     async def _offer(self, way: _Way, session: Session, records: Path, m3: bytes, old: Link, token: bytes) -> Link:
@@ -298,13 +303,14 @@ class Transport:
             yield
         except RemoteProtocolError as error:
             self.events.on_rejected(address, error.reason, error.detail)
-            raise DialError(f"refused by us: {error}") from None
+            plain = error.reason == "version" or error.detail.startswith("an HTTP server")  # says what to do
+            raise DialError(error.detail if plain else f"refused by us: {error}") from None
         except trio.TooSlowError:
             raise DialError("no answer in time") from None
         except QuotaUsedUpError as error:
             raise DialError(str(error)) from None
         except (trio.BrokenResourceError, trio.ClosedResourceError, _StreamEndedError):
-            raise DialError("the peer closed the connection in the handshake (does it know us?)") from None
+            raise DialError(CLOSED_IN_HANDSHAKE) from None
 
     # ---- as the responder ------------------------------------------------------------------------------------------
 
@@ -400,6 +406,10 @@ class Transport:
         records = Path(session, os.urandom(STREAM_HEADER_BYTES))
         with trio.fail_after(HANDSHAKE_S):
             theirs, rest = await _first_frame(way.stream, records, trailing)
+            if theirs.minor != PROTOCOL_MINOR:
+                if self._role == "coordinator":
+                    await self._refuse_version(way, records, theirs)
+                raise RemoteProtocolError("version", other_version(theirs.minor, PROTOCOL_MINOR))
             old = self._links.get(session.peer)
             if theirs.resume != NO_LINK and old is not None and old.link_id == theirs.resume:
                 if not old.agrees(theirs, we_come_first=self._identity.node < session.peer):
@@ -409,6 +419,21 @@ class Transport:
             ours = self._hello(os.urandom(TOKEN_BYTES))
             await way.stream.send_all(records.hello(ours))
             return await self._open(way, session, records, ours, theirs, rest, dialled=False)
+
+    async def _refuse_version(self, way: _Way, records: Path, theirs: Hello) -> None:
+        """Answers a caller of another minor version as CHANGES.md promises: with a HELLO of the length that it said,
+        and with `Refused`, whose form all versions share, so that its own build tells its owner what to do. Whatever
+        it says is not read."""
+        ours = self._hello(os.urandom(TOKEN_BYTES) if theirs.token else b"")
+        refusal = Refused(reason=other_version(PROTOCOL_MINOR, theirs.minor))
+        await way.stream.send_all(
+            records.hello(ours)
+            + records.seal(OutFrame(Frame.MESSAGE, encode(refusal)))
+            + records.seal(OutFrame(Frame.END, b""), final=True)
+        )
+        with trio.move_on_after(CLOSE_S), suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            while await way.stream.receive_some(4096):  # what is unread at a close would take our words with it
+                pass
 
     # ---- both ------------------------------------------------------------------------------------------------------
 
@@ -476,6 +501,15 @@ class Transport:
 
 class _CookieSentError(Exception):
     """The caller has to come again with a cookie."""
+
+
+def other_version(theirs: int, ours: int) -> str:
+    """A sentence for people. `theirs`, `ours`: minor versions, as the reader sees them."""
+    update = "this computer" if theirs > ours else "the other side"
+    return (
+        f"the other side speaks version {VERSION}.{theirs} of the protocol and this computer {VERSION}.{ours}: install"
+        f" the newest Barnraise on {update}"
+    )
 
 
 class _StreamEndedError(Exception):

@@ -22,10 +22,12 @@ from protocol.base.limits import (
     ADDRESSES_MAX,
     BYTES_MAX,
     CONTRIBUTIONS_MAX,
+    CURVE_MAX,
     ITEMS_MAX,
     MESSAGE_BYTES_MAX,
     NUMBER_MAX,
     PATH_MAX,
+    PUBLIC_NAME_MAX,
     RELAYS_MAX,
     REPORT_COUNTERS,
     TASKS_MAX,
@@ -47,10 +49,11 @@ from protocol.messages import (
     Output,
     Parameters,
 )
+from protocol.run.run import DESCRIPTION_MAX
 from protocol.speakers import MAY_SEND
 from protocol.trust.identity import is_node_id
 
-PROTOCOL_MINOR = 1
+PROTOCOL_MINOR = 2
 """Grows with every change of a message; the handshake's version is the major number. See CHANGES.md."""
 
 _LIST_MAX = {
@@ -67,14 +70,19 @@ _LIST_MAX = {
     "relays": RELAYS_MAX,
     "checkpoints": 16,
     "links": 1024,
+    "curve": CURVE_MAX,
 }
 """Most items of a list, by its field's name; ITEMS_MAX for others."""
 
 _MAY_BE_NOT_FINITE = frozenset({"loss", "losses", "loss_sum", "gradient_norm", "square_norm"})
 """Fields in which a diverged step honestly holds infinity or NaN; the ledgers look at them and skip the step."""
 
-_SENTENCES = frozenset({"reason", "waiting_for", "alert"})
-_PATH_FIELDS = frozenset({"source", "start_from", "tokenizer", "folder"})
+_SENTENCES = frozenset({"reason", "waiting_for", "alert", "sample"})
+_TEXT_MAX = {
+    "source": PATH_MAX, "start_from": PATH_MAX, "tokenizer": PATH_MAX, "folder": PATH_MAX,
+    "description": DESCRIPTION_MAX, "name": PUBLIC_NAME_MAX,
+}  # fmt: skip
+"""Most characters of a text, by its field's name; TEXT_MAX for others."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(reduce(operator.or_, MESSAGES))
@@ -83,8 +91,8 @@ _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(reduce(operator
 def encode(message: Message) -> bytes:
     """The one canonical form of `message`. Raises `LocalProtocolError` when we made one that peers would refuse.
 
-    Sentences for people (`reason`, `waiting_for`, `alert`) are cut to TEXT_MAX and made printable: they may hold the
-    words of an exception.
+    Sentences for people (`reason`, `waiting_for`, `alert`, `sample`) are cut to TEXT_MAX and made printable: they
+    may hold the words of an exception.
     """
     try:
         for name in message.__struct_fields__:
@@ -202,7 +210,7 @@ def _check_value(name: str, value: Any) -> None:
         if not -1 <= value <= NUMBER_MAX:
             raise RemoteProtocolError("decode", f"{name} is out of range")
     elif isinstance(value, str):
-        if len(value) > (PATH_MAX if name in _PATH_FIELDS else TEXT_MAX):
+        if len(value) > _TEXT_MAX.get(name, TEXT_MAX):
             raise RemoteProtocolError("size", f"{name} has {len(value)} characters")
         if not is_printable(value):
             raise RemoteProtocolError("decode", f"{name} holds control characters")

@@ -17,6 +17,9 @@ from protocol.base.printable import is_printable
 from protocol.run.course import check_course_keys
 from protocol.run.mixture import parse_mixture
 
+DESCRIPTION_MAX = 400
+"""Characters of the operator's words: five lines of a terminal, above a question that has twenty."""
+
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A table of the file. Defaults are the demo's."""
@@ -211,6 +214,9 @@ class RunConfig(_Section, frozen=True, kw_only=True):
 
     name: str = "demo"
     """The run's name: lower-case letters, digits and dashes; names folders and metrics."""
+    description: str = ""
+    """The operator's words to whoever is asked to lend a computer: what the run is for, and by whom; at most 400
+    characters. They may change while the run runs; whoever agreed to the words before is asked again."""
     seed: int = 1
     """Decides the weights' start and the order of the data."""
     steps: int = 600
@@ -248,6 +254,12 @@ class RunConfig(_Section, frozen=True, kw_only=True):
     def config_hash(self) -> bytes:
         """32 bytes that two nodes compare before they train together."""
         return config_hash(self)
+
+    def terms_hash(self) -> bytes:
+        """32 bytes for what a person agrees to: the configuration and the operator's words."""
+        return hashlib.blake2b(
+            self.config_hash() + self.description.encode(), digest_size=32, person=b"br-run-terms"
+        ).digest()
 
     def validate(self) -> None:
         """Raises `BadInputError` naming the first field whose value cannot be."""
@@ -304,6 +316,8 @@ class RunConfig(_Section, frozen=True, kw_only=True):
                     raise BadInputError(f"{field}: {text!r} holds control characters")
         if not self.name or len(self.name) > 63 or self.name.strip("abcdefghijklmnopqrstuvwxyz0123456789-"):
             raise BadInputError(f"name: {self.name!r} is not 1 to 63 lower-case letters, digits and dashes")
+        if len(self.description) > DESCRIPTION_MAX:
+            raise BadInputError(f"description: has {len(self.description)} characters; at most {DESCRIPTION_MAX}")
         if self.model.hidden % self.model.heads or (self.model.hidden // self.model.heads) % 2:
             raise BadInputError("model.hidden: must be an even multiple of model.heads")
         if self.model.heads % self.model.kv_heads:
@@ -317,6 +331,8 @@ class RunConfig(_Section, frozen=True, kw_only=True):
 
 
 def config_hash(config: RunConfig) -> bytes:
-    """BLAKE2b-256 over the canonical msgpack form of the whole configuration."""
-    packed = msgspec.msgpack.encode(config, order="deterministic")
+    """BLAKE2b-256 over the canonical msgpack form of the configuration, but for its words to people."""
+    fields = msgspec.to_builtins(config)
+    del fields["description"]
+    packed = msgspec.msgpack.encode(fields)
     return hashlib.blake2b(packed, digest_size=32, person=b"br-run-config").digest()

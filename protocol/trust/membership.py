@@ -235,8 +235,9 @@ def check_address(text: str) -> None:
 class JoinLink(msgspec.Struct, frozen=True):
     """All that a computer needs to join: where the coordinator is, which key it has, which run, and an invite.
 
-    As text: `barnraise://HOST:PORT,HOST:PORT/LETTERS`, safe to paste into a shell without quotes. The letters are
-    the signed invite (which names key and run) and a check over the whole link.
+    As text: `barnraise://HOST:PORT,HOST:PORT/LETTERS`, shown in single quotes, since zsh reads the brackets of an IPv6
+    address, and PowerShell the comma, as its own. The letters are the signed invite (which names key and run) and a
+    check over the whole link.
     """
 
     addresses: tuple[str, ...]
@@ -283,7 +284,7 @@ class JoinLink(msgspec.Struct, frozen=True):
     @classmethod
     def parse(cls, text: str) -> JoinLink:
         """The link in `text`. Raises `BadInputError` when a part is missing or a character was lost or changed."""
-        text = text.strip()
+        text = text.strip().strip("'\"")  # the Windows prompt hands the quotes on that other shells take off
         if not text.startswith(LINK_SCHEME):
             raise BadInputError(f"join link: it starts with {LINK_SCHEME}, as the coordinator prints it")
         host, slash, letters = text[len(LINK_SCHEME) :].partition("/")

@@ -265,6 +265,7 @@ class Swarm:
             generation,
             stored,
             sign_membership=lambda terms: f"{terms.node}/{terms.serial}".encode(),
+            sign_thanks=lambda thanks: f"{thanks.node}/{thanks.tasks}".encode(),
             sign_revocations=lambda revocations: b"",  # no operator of the world bans anybody
             read_invite=lambda credential: INVITE,
         )

@@ -50,6 +50,11 @@ class Device:
         return False
 
     @property
+    def gpu(self) -> str:
+        """How NVIDIA's driver calls it (GPU-…), for its sensors; empty: it is none of that driver's."""
+        return ""
+
+    @property
     def fuses_norms(self) -> bool:
         """Whether RMSNorm is one kernel there, which keeps nothing but its input."""
         return self.torch_device.type == "cuda"
@@ -127,6 +132,13 @@ class Accelerator(Device):
     @property
     def is_accelerator(self) -> bool:
         return True
+
+    @property
+    def gpu(self) -> str:
+        if self.torch_device.type != "cuda":
+            return ""
+        uuid = getattr(self._module.get_device_properties(self.torch_device), "uuid", "")
+        return f"GPU-{str(uuid).removeprefix('GPU-')}" if uuid else ""
 
     def total_bytes(self) -> int:
         if self.torch_device.type == "mps":

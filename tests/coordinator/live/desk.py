@@ -58,6 +58,7 @@ class Desk:
             stored or StoredState(),
             sign_membership=lambda membership: b"membership %d" % membership.serial,
             sign_revocations=lambda revocations: b"list %d" % revocations.number,
+            sign_thanks=lambda thanks: b"%d tasks" % thanks.tasks,
             wall_offset_s=1e9,
             read_invite=(invites or {}).get,
         )

@@ -15,6 +15,7 @@ from protocol.messages import (
     DataReady,
     Leave,
     Message,
+    News,
     NodeReport,
     Ping,
     PlanChanged,
@@ -71,6 +72,7 @@ def test_the_vocabulary_is_durable_before_a_second_welcome_and_before_any_volunt
         *(Send(NodeId(f"s{n}"), welcome(desk, serial=n + 1, vocabulary=259)) for n in range(4)),
         Send(NodeId("v0"), welcome(desk, serial=5, vocabulary=259)),
         Send(NodeId("v0"), PlanChanged(plan=plan, stage=0, reason="stage 0 has no volunteer")),
+        Send(NodeId("v0"), News(step=-1)),
     ]
 
 

@@ -124,7 +124,9 @@ def test_links_are_kept_for_scripts_and_stay_the_same(coordinator: Coordinator) 
     assert str(path) in shown and before["server"] not in shown
     assert before["server"] not in coordinator.text("/api/status")
     printed = CliRunner().invoke(main, ["status", before["http"], "--links"]).output
-    assert f"barnraise server {before['server']}\n" in printed and f"barnraise join {before['volunteer']}\n" in printed
+    assert (
+        f"barnraise server '{before['server']}'\n" in printed and f"barnraise join '{before['volunteer']}'\n" in printed
+    )
     assert coordinator.stop() == 0
     coordinator.start()
     assert [coordinator.links[role] for role in ("server", "volunteer")] == [before["server"], before["volunteer"]]

@@ -16,6 +16,7 @@ import pytest
 
 from coordinator.live.records import (
     Banned,
+    Credit,
     DataRow,
     HistoryEnded,
     InviteSpent,
@@ -29,6 +30,7 @@ from coordinator.process.schema import MIGRATIONS
 from coordinator.process.store import DATABASE, Event, StateBrokenError, StateLockedError, Store, StoredInvite
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
+from protocol.messages import Share
 from protocol.run.course import line
 from protocol.run.plan import Plan, ServerPlan, StagePlan
 from protocol.run.run import ModelSection, RunConfig
@@ -86,6 +88,7 @@ def test_everything_comes_back_after_a_restart(tmp_path: Path) -> None:
         spent=(spent,),
         banned=(ban,),
         next_serial=42,
+        curve=((0, 5.5), (1, 5.375)),
     )
     store.close()
 
@@ -277,3 +280,31 @@ def test_a_step_whose_loss_is_no_number_is_kept(tmp_path: Path) -> None:
     (kept,) = store.load().steps
     assert (kept.loss, kept.gradient_norm, kept.skipped) == (math.inf, math.inf, True)
     store.close()
+
+
+def test_credit_grows_with_its_step_and_stays(tmp_path: Path) -> None:
+    """In one transaction with the step; going back behind the step takes nothing from those who computed it."""
+    store = Store(tmp_path, CONFIG)
+    a, b = NodeId("a"), NodeId("b")
+    for step, shares in enumerate(((Share(a, 2), Share(b, 1)), (Share(a, 3),))):
+        store.write([msgspec.structs.replace(step_row(step), shares=shares, worked_s=1.5, task_tokens=256)])
+    store.write([plan_row(1, 1), plan_row(2, 2, restore_step=0, lost=2)])
+    store = reopened(store)
+    assert {credit.node: credit for credit in store.load().credits} == {
+        a: Credit(node=a, tasks=5, tokens=1280, working_s=3.0, since_s=1e9, until_s=1e9 + 1),
+        b: Credit(node=b, tasks=1, tokens=256, working_s=1.5, since_s=1e9, until_s=1e9),
+    }
+    store.close()
+
+
+def test_the_operators_words_may_change_while_the_run_runs(tmp_path: Path) -> None:
+    """Nothing is computed by them, so a run that servers have joined takes them, and still no other change."""
+    store = Store(tmp_path, CONFIG)
+    store.write([MemberRow(node=NodeId("a"), public_key=b"k" * 32, role="server", serial=1)])
+    store.close()
+    told = msgspec.structs.replace(CONFIG, description="for a school")
+    assert told.config_hash() == CONFIG.config_hash() and told.terms_hash() != CONFIG.terms_hash()
+    Store(tmp_path, told).close()
+    with pytest.raises(BadInputError, match="seed"):
+        Store(tmp_path, msgspec.structs.replace(told, seed=2))
+    Store(tmp_path, told).close()

@@ -33,7 +33,7 @@ def test_kinds(
     seen = [Seen(f"192.0.2.{number}:3478", each) for number, each in enumerate(mapped)]
     nat = classify(own, seen, stranger)
     assert nat.kind == kind and kind in WORDS
-    assert nat.udp == (kind not in ("no_udp", "unknown"))
+    assert nat.udp == (None if kind == "unknown" else kind != "no_udp")
     assert nat.mapped == ("198.51.100.7:4000" if any(mapped) else "")
 
 

@@ -92,7 +92,7 @@ def test_a_process_gives_the_bytes_that_a_thread_gives(lane: DeviceLane, listene
             assert done.result == result
         assert done.refs == tuple(ref for ref, _ in here.tensors)
         assert [bytes(buffer) for buffer in there] == [bytes(buffer) for _, buffer in here.tensors]
-    assert lane.label and lane.waiting == 0
+    assert lane.hello is not None and lane.hello.label and lane.waiting == 0
 
 
 def test_an_error_of_the_job_is_an_answer(lane: DeviceLane, listener: Listener) -> None:

@@ -15,6 +15,7 @@ import trio
 
 from node.owner.governor import Readings
 from node.platform.sensors import clock_s, moment_at
+from node.process.device_frames import Hello
 from node.process.keeper import Keeper
 from node.process.metrics import NodeMetrics
 from node.process.page import serve_page
@@ -37,6 +38,8 @@ class Sensors:
 
     def moment(self) -> Any:
         return moment_at(clock_s(), 1.8e9)
+
+    def device_is(self, accelerator: bool, gpu: str) -> None: ...
 
     def describe(self) -> dict[str, str]:
         return {}
@@ -61,7 +64,7 @@ class Life:
     def facts(self) -> dict[str, Any]:
         return {
             "stage": 1, "stages": 4, "waiting_for": "", "busy": True, "totals": {"tokens": 2048.0, "accepted": 8.0},
-            "paths": {"tcp": 2}, "device": "a processor", "coordinator": True,
+            "paths": {"tcp": 2}, "device": Hello(1, "a processor"), "coordinator": True,
         }  # fmt: skip
 
     async def run(self) -> str:

@@ -16,6 +16,7 @@ from protocol.messages import (
     CheckpointDone,
     CheckpointPart,
     Decision,
+    Share,
     StageCommitted,
     StageFrozen,
     StepClosed,
@@ -271,3 +272,22 @@ def test_a_server_that_becomes_ready_is_told_the_newest_checkpoint() -> None:
     desk.take()
     desk.decider.sync(NodeId("b1"))
     assert desk.take().sent(CheckpointDone, "b1") == [CheckpointDone(ledger_generation=1, step=4)]
+
+
+def test_the_report_names_who_computed_the_step_also_after_a_crash() -> None:
+    """The stages' shares are added up, durably: a decider that starts again repeats the report with them."""
+    desk = Desk()
+    desk.decider.coordinator_here()
+    desk.decide(0)
+    one, two = NodeId("v" * 52), NodeId("w" * 52)
+    for stage, shares in enumerate(((Share(one, 2), Share(two, 1)), (Share(two, 3),))):
+        committed = StageCommitted(ledger_generation=1, stage=stage, step=0, shares=shares)
+        desk.decider.on_stage_committed(committed)
+    (done,) = desk.take().records(StepDone)
+    desk.decider.done(done, 5.0)
+    (report,) = desk.take().sent(StepReport)
+    assert report.shares == (Share(two, 4), Share(one, 2)) == done.shares
+    again = Desk([decided(0, generation=1), done])
+    again.decider.coordinator_here()
+    (repeated,) = again.take().sent(StepReport)
+    assert repeated.shares == report.shares

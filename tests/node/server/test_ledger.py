@@ -13,6 +13,7 @@ from protocol.messages import (
     Decision,
     Freeze,
     PartialNorm,
+    Share,
     StageCommitted,
     StageFrozen,
     StepOpened,
@@ -258,3 +259,17 @@ def test_what_is_closed_is_forgotten() -> None:
     desk.ledger.close_step(0)
     assert desk.store(1, (backward(0, 0),)).all == []
     assert desk.store(1, (backward(3, 0),), step=90).all == []
+
+
+def test_a_committed_stage_names_who_computed_it() -> None:
+    """By the contributions that were accepted, however many a node brought; what was refused counts for nobody."""
+    desk = Desk()
+    desk.store(7, (backward(0, 0), backward(0, 0)))
+    desk.freeze()
+    desk.ledger.on_decision(Decision(ledger_generation=1, step=0, clip_factor=1.0, skipped=False))
+    (seal,) = desk.take().records(StepSealed)
+    desk.ledger.sealed(seal)
+    for shard in (0, 1):
+        desk.ledger.on_committed(Committed(ledger_generation=1, step=0, shard=shard, digest=b"d" * 32))
+    (told,) = desk.take().sent(StageCommitted)
+    assert told.shares == (Share(contribution(1).node, 2),)

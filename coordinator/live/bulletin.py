@@ -1,0 +1,123 @@
+"""What volunteers are told of the run now and then: the loss so far, what the model writes, what they have given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from coordinator.live.giving import Giving
+from coordinator.live.outbox import Outbox
+from coordinator.live.roster import Member
+from protocol.base.limits import CURVE_MAX
+from protocol.messages import News
+from protocol.trust.thanks import Thanks
+
+NEWS_S = 30.0
+"""Between two pieces of news for one volunteer. Each is a signature (0.05 ms) and 1.5 kB."""
+
+
+class LossCurve:
+    """The mean loss of at most CURVE_MAX even pieces of the run; two become one when they would be more."""
+
+    def __init__(self, pieces: Iterable[tuple[int, float]] = ()) -> None:
+        """`pieces`: (first step, mean loss) from before, oldest first."""
+        self._width = 1
+        self._newest = -1
+        self._sums: dict[int, tuple[int, float]] = {}
+        for step, loss in pieces:
+            self.add(step, loss)
+
+    def add(self, step: int, loss: float) -> None:
+        """A step has closed. What is not finite is left out."""
+        if step <= self._newest:
+            self._go_back(step)
+        self._newest = step
+        if not math.isfinite(loss):
+            return
+        while step // self._width >= CURVE_MAX:
+            before, self._sums, self._width = self._sums, {}, 2 * self._width
+            for piece, (count, total) in before.items():
+                self._put(piece // 2, count, total)
+        self._put(step // self._width, 1, loss)
+
+    def _put(self, piece: int, count: int, total: float) -> None:
+        had = self._sums.get(piece, (0, 0.0))
+        self._sums[piece] = (had[0] + count, had[1] + total)
+
+    def _go_back(self, first: int) -> None:
+        """Steps from `first` on are computed again; a piece that also holds earlier ones stays."""
+        for piece in [piece for piece in self._sums if piece * self._width >= first]:
+            del self._sums[piece]
+
+    def points(self) -> tuple[tuple[int, float], ...]:
+        return tuple(
+            (piece * self._width, total / count)
+            for piece, (count, total) in sorted(self._sums.items())
+            if math.isfinite(total)
+        )
+
+
+class Bulletin:
+    """Writes `News`. `sign` is the coordinator's signature of thanks."""
+
+    def __init__(
+        self,
+        run_id: bytes,
+        run: str,
+        giving: Giving,
+        curve: LossCurve,
+        outbox: Outbox,
+        sign: Callable[[Thanks], bytes],
+        wall_offset_s: float,
+    ) -> None:
+        self._run_id = run_id
+        self._run = run
+        self._giving = giving
+        self._outbox = outbox
+        self._sign = sign
+        self._wall_offset_s = wall_offset_s
+        self.curve = curve
+        self.sample, self.sample_step = "", -1
+
+    def wrote(self, sample: str, step: int) -> None:
+        """A server has let the model of a checkpoint write."""
+        if step >= self.sample_step:
+            self.sample, self.sample_step = sample, step
+
+    def tell(self, member: Member, step: int, now: float) -> None:
+        """News for one volunteer. `step`: the newest closed one."""
+        member.news_at = now
+        self._outbox.send(
+            member.peer,
+            News(
+                step=step,
+                curve=self.curve.points(),
+                sample=self.sample,
+                sample_step=self.sample_step,
+                hour_ratio=self._giving.hour_ratio(member.peer, now),
+                step_tasks=self._giving.newest[member.peer],
+                thanks=self._thanks(member, now),
+            ),
+        )
+
+    def tell_if_due(self, member: Member, step: int, now: float) -> None:
+        if now >= member.news_at + NEWS_S:
+            self.tell(member, step, now)
+
+    def _thanks(self, member: Member, now: float) -> bytes:
+        credit = self._giving.of(member.peer)
+        if credit is None:
+            return b""
+        return self._sign(
+            Thanks(
+                run_id=self._run_id,
+                run=self._run,
+                node=member.peer,
+                name=member.join.name if member.join is not None else "",
+                tasks=credit.tasks,
+                tokens=credit.tokens,
+                working_s=int(credit.working_s),
+                since_unix_s=int(credit.since_s),
+                until_unix_s=int(now + self._wall_offset_s),
+            )
+        )

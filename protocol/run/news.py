@@ -1,0 +1,41 @@
+"""Messages about how a run goes and who has given what: for people, not for the arithmetic."""
+
+from __future__ import annotations
+
+import msgspec
+
+from protocol.base.ids import NodeId
+from protocol.base.message import Message
+
+
+class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tasks of one step whose weight gradients, brought by `node`, a ledger has accepted."""
+
+    node: NodeId
+    tasks: int
+
+
+class News(Message, frozen=True, kw_only=True):
+    """Now and then, to a volunteer: how the run goes, and what the receiver has given by the ledgers' count."""
+
+    step: int
+    """The newest closed step, or -1."""
+    curve: tuple[tuple[int, float], ...] = ()
+    """(step, mean loss in nats per token) of the whole run in at most `CURVE_MAX` even pieces, oldest first."""
+    sample: str = ""
+    """What the model writes; empty: nobody has let it write yet."""
+    sample_step: int = -1
+    """The checkpoint that wrote it."""
+    hour_ratio: float = 0.0
+    """The receiver's part of all tasks of the last hour, 0 to 1."""
+    step_tasks: int = 0
+    """Its tasks in `step`."""
+    thanks: bytes = b""
+    """What it has given for ever, signed (`protocol.trust.thanks`); empty: nothing yet."""
+
+
+class Wrote(Message, frozen=True, kw_only=True):
+    """A server of the run has let the model of a checkpoint write a little: for people to see what it has learnt."""
+
+    step: int
+    sample: str
