@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node.compute.forms import d4, q8
+from node.compute.forms import q8
 from protocol.base.errors import RemoteProtocolError
 from protocol.base.forms import byte_bounds
 
-Form = Literal["fp64", "fp32", "bf16", "int32", "q8", "d4"]
+Form = Literal["fp64", "fp32", "bf16", "int32", "q8"]
 """What `encode` and `decode` know; `gi` and `p12` need a grid or a base, and are made in `node.compute.forms`."""
 
 _STORED: Final[dict[str, tuple[torch.dtype, torch.dtype]]] = {
@@ -29,7 +29,7 @@ _STORED: Final[dict[str, tuple[torch.dtype, torch.dtype]]] = {
     "bf16": (torch.bfloat16, torch.float32),
     "int32": (torch.int32, torch.int64),
 }
-_SMALL: Final[dict[str, ModuleType]] = {"q8": q8, "d4": d4}
+_SMALL: Final[dict[str, ModuleType]] = {"q8": q8}
 MOST_BYTES: Final = 1 << 34
 """16 GiB: more than any stage's vector that one process can hold twice; stops products of absurd shapes."""
 

@@ -516,6 +516,6 @@ def all_whole(message: Message, buffers: Sequence[Buffer]) -> bool:
     for ref, buffer in zip(refs, buffers, strict=True):
         if ref.form == "gi" and not is_whole(buffer, math.prod(ref.shape)):
             return False
-        if ref.form in ("q8", "d4") and not small_is_whole(buffer, ref.form, ref.shape):
+        if ref.form == "q8" and not small_is_whole(buffer, ref.form, ref.shape):
             return False
     return True

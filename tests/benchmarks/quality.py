@@ -24,7 +24,7 @@ import click
 import torch
 from torch import Tensor
 
-from node.compute.forms import d4, grid, p12, q8
+from node.compute.forms import grid, p12, q8
 from node.compute.forms.packed import packed_bytes
 from node.compute.layout import StageLayout
 from node.compute.model import StageModel
@@ -44,9 +44,8 @@ STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365
 class Arm:
     """Which forms a training uses. Empty means fp32."""
 
-    up: str = ""
-    """q8, d4 (differences to the stage's input; whole values at the line's ends), int8 (no outliers apart), int4."""
-    down: str = ""
+    boundary: str = ""
+    """Of activations and their gradients, up and down: q8, bf16, int8 (no outliers apart), int4."""
     gradients: bool = False
     """On the grid."""
     parameters: bool = False
@@ -56,17 +55,15 @@ class Arm:
 
 ARMS = {
     "fp32": Arm(),
-    "default": Arm("q8", "q8", gradients=True, parameters=True),
-    "differences": Arm("d4", "q8", gradients=True, parameters=True),
-    "bf16": Arm("bf16", "bf16"),
-    "q8": Arm("q8", "q8"),
+    "default": Arm("q8", gradients=True, parameters=True),
+    "bf16": Arm("bf16"),
+    "q8": Arm("q8"),
     "gi": Arm(gradients=True),
     "p12": Arm(parameters=True),
-    "int4": Arm("int4", "int4"),
+    "int4": Arm("int4"),
     "fp32, outliers": Arm(outliers=True),
-    "default, outliers": Arm("q8", "q8", gradients=True, parameters=True, outliers=True),
-    "differences, outliers": Arm("d4", "q8", gradients=True, parameters=True, outliers=True),
-    "int8 without outliers apart, outliers": Arm("int8", "int8", outliers=True),
+    "default, outliers": Arm("q8", gradients=True, parameters=True, outliers=True),
+    "int8 without outliers apart, outliers": Arm("int8", outliers=True),
 }
 
 
@@ -110,20 +107,10 @@ def carry(x: Tensor, form: str, bits: Bits | None = None) -> Tensor:
         most = 127 if form == "int8" else 7
         scale = blocks.abs().amax(1, keepdim=True).clamp(min=1e-30) / most
         return (torch.round(blocks / scale) * scale).view(x.shape)
-    data = (q8 if form == "q8" else d4).encode(x)
+    data = q8.encode(x)
     if bits is not None:
         bits.add(len(data), x.numel())
-    decoded: Tensor = (q8 if form == "q8" else d4).decode(data, tuple(x.shape))
-    return decoded
-
-
-def hand_on(y: Tensor, x: Tensor | None, arm: Arm, bits: Bits) -> Tensor:
-    """A stage's result on its way up to a server and down to the next volunteer; `x` is what the stage was given."""
-    if arm.up != "d4":
-        return carry(y, arm.up, bits)  # servers hand on the very bytes
-    if x is None:
-        return carry(y, arm.down, bits)
-    return carry(x + carry(y - x, "d4", bits), arm.down)
+    return q8.decode(data, tuple(x.shape))
 
 
 def train(config: RunConfig, arm: Arm, dataset: Dataset) -> tuple[float, Counts]:
@@ -188,17 +175,17 @@ def one_microbatch(
         parts.append(slice(offset, offset + stage.layout.parameter_count))
         offset = parts[-1].stop
     x, contexts = tokens, []
-    for index, (stage, part) in enumerate(zip(stages[:-1], parts[:-1], strict=True)):
+    for stage, part in zip(stages[:-1], parts[:-1], strict=True):
         y, context = stage.forward(params[part], x)
         contexts.append(context)
-        x = hand_on(y, None if index == 0 else x, arm, up)
+        x = carry(y, arm.boundary, up)
     _, _, dx = stages[-1].loss(params[parts[-1]], x, labels, 1.0 / config.step_tokens, gradient[parts[-1]])
     assert dx is not None
-    dy = hand_on(dx, None, arm, up)
+    dy = carry(dx, arm.boundary, up)
     for index in reversed(range(len(stages) - 1)):
         dx = stages[index].backward(contexts[index], dy, gradient[parts[index]])
         if dx is not None:
-            dy = hand_on(dx, dy, arm, up)
+            dy = carry(dx, arm.boundary, up)
 
 
 def read(path: Path) -> dict[tuple[str, int], dict[str, float]]:

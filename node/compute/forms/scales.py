@@ -1,4 +1,4 @@
-"""What `q8` and `d4` share: blocks of 64 values, a scale byte for each, and values that are sent apart.
+"""What `q8` is made of: blocks of 64 values, a scale byte for each, and values that are sent apart.
 
 A scale is (8 + m) / 8 times a power of two, with m in 0…7: the byte holds m and how far the power lies under the
 largest of the tensor (at most 31). Everything is integers on the bits of fp32 numbers, or single operations that IEEE

@@ -1,24 +1,21 @@
-"""Tests of `q8` and `d4`: what crosses a boundary in few bits."""
+"""Tests of `q8`: what crosses a boundary in few bits."""
 
 from __future__ import annotations
 
 import hashlib
 import random
-from types import ModuleType
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from node.compute.forms import d4, q8
+from node.compute.forms import q8
 from node.compute.wire import decode, encode, round_trip
 from protocol.base.errors import RemoteProtocolError
 from protocol.base.forms import BLOCK, HEAD_BYTES, byte_bounds, small_is_whole
 
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 5), st.sampled_from([1, 2, 63, 64, 65, 100, 128, 200]))
-BOTH = pytest.mark.parametrize("form", [q8, d4], ids=["q8", "d4"])
 
 
 def values(shape: tuple[int, ...], seed: int, spread: float = 0.0) -> Tensor:
@@ -49,87 +46,62 @@ def test_eight_bits_lose_less_than_a_two_hundredth_of_a_blocks_largest(
     assert bool((error.abs().amax(1) <= bound).all())
 
 
-@given(SHAPES, st.integers(0, 10**6), st.floats(0, 12))
-@settings(max_examples=60, deadline=None)
-def test_four_bits_lose_at_most_half_a_step_of_the_rotated_block(
-    shape: tuple[int, ...], seed: int, spread: float
-) -> None:
-    """The error of a block has at most the length that half a step in each of 64 directions has."""
-    x = values(shape, seed, spread)
-    data = d4.encode(x)
-    least, most = byte_bounds(shape, "d4")
-    assert least <= len(data) <= most
-    error, size = blocks_of(d4.decode(data, shape) - x), blocks_of(x)
-    rotated = (size.double() @ d4._HADAMARD.double()).abs().amax(1)
-    step = rotated * (2 / 15 * 1.126) + size.abs().amax(1).double() * 2.0**-7
-    # In rotated terms each value is off by half a step; turning back divides lengths by the root of 64.
-    assert bool((error.double().square().sum(1).sqrt() <= 0.5 * step * 8 / 8 + 1e-30).all())
-
-
-@BOTH
 @given(shape=SHAPES, seed=st.integers(0, 10**6), exponent=st.integers(-140, 120))
 @settings(max_examples=40, deadline=None)
-def test_any_size_of_numbers_passes(form: ModuleType, shape: tuple[int, ...], seed: int, exponent: int) -> None:
+def test_any_size_of_numbers_passes(shape: tuple[int, ...], seed: int, exponent: int) -> None:
     """Numbers too small for a scale become zeros, too large ones the largest; nothing fails, nothing is infinite."""
     x = torch.ldexp(values(shape, seed).clamp(-100, 100), torch.tensor(exponent))
-    back = form.decode(form.encode(x), shape)
+    back = q8.decode(q8.encode(x), shape)
     assert back.shape == shape and bool(torch.isfinite(back).all())
     if -40 < exponent < 100:
         assert float((back - x).norm()) <= 0.3 * float(x.norm())
 
 
-@BOTH
-def test_two_outliers_in_a_block_do_not_spoil_it(form: ModuleType) -> None:
+def test_two_outliers_in_a_block_do_not_spoil_it() -> None:
     """Channels a thousand times the others, as trained models have them, cost bytes and no precision."""
     x = values((4, 8, 256), 5)
-    plain = form.decode(form.encode(x), (4, 8, 256))
+    plain = q8.decode(q8.encode(x), (4, 8, 256))
     spiked = x.clone()
     spiked[..., 70], spiked[..., 100] = 1000.0, -700.0
-    data = form.encode(spiked)
-    back = form.decode(data, (4, 8, 256))
+    data = q8.encode(spiked)
+    back = q8.decode(data, (4, 8, 256))
     assert torch.equal(back[..., [70, 100]], spiked[..., [70, 100]])
     keep = [column for column in range(256) if column not in (70, 100)]
     error = float((back - spiked)[..., keep].norm())
     assert error <= 1.1 * float((plain - x)[..., keep].norm())
-    assert len(data) == len(form.encode(x)) + 4 * 8 * 2 * 8
+    assert len(data) == len(q8.encode(x)) + 4 * 8 * 2 * 8
 
 
-@BOTH
-def test_values_that_are_not_finite_come_out_as_nan(form: ModuleType) -> None:
+def test_values_that_are_not_finite_come_out_as_nan() -> None:
     """A run that diverges goes on to its skipped step: nobody computes with made-up numbers, and nothing fails."""
-    name = form.__name__.rpartition(".")[2]
     for bad in (float("nan"), float("inf"), float("-inf")):
         x = values((2, 3, 64), 1)
         x[1, 2, 5] = bad
-        data = form.encode(x)
-        assert small_is_whole(data, name, (2, 3, 64)) and len(data) == byte_bounds((2, 3, 64), name)[0]
-        back = form.decode(data, (2, 3, 64))
+        data = q8.encode(x)
+        assert small_is_whole(data, "q8", (2, 3, 64)) and len(data) == byte_bounds((2, 3, 64), "q8")[0]
+        back = q8.decode(data, (2, 3, 64))
         assert back.shape == x.shape and bool(back.isnan().all())
-        assert bool(round_trip(x, name).isnan().all())
-    assert small_is_whole(form.encode(values((2, 3, 64), 1)), name, (2, 3, 64))
-    assert small_is_whole(b"", name, (0, 64))
+        assert bool(round_trip(x, "q8").isnan().all())
+    assert small_is_whole(q8.encode(values((2, 3, 64), 1)), "q8", (2, 3, 64))
+    assert small_is_whole(b"", "q8", (0, 64))
 
 
-@BOTH
 @given(shape=SHAPES, seed=st.integers(0, 10**6))
 @settings(max_examples=150, deadline=None)
-def test_any_bytes_decode_to_finite_values_or_nan_or_are_refused(
-    form: ModuleType, shape: tuple[int, ...], seed: int
-) -> None:
+def test_any_bytes_decode_to_finite_values_or_nan_or_are_refused(shape: tuple[int, ...], seed: int) -> None:
     """Random bytes of every allowed length, and true ones with some bytes changed: a look tells which it will be."""
     rng = random.Random(seed)
-    name = form.__name__.rpartition(".")[2]
-    least, most = byte_bounds(shape, name)
+    least, most = byte_bounds(shape, "q8")
     noise = bytearray(rng.randbytes(rng.randint(least, most)))
     if rng.random() < 0.7:  # a head that lets it go further
         noise[:HEAD_BYTES] = bytes((rng.randint(64, 240), 0, 0, 0)) + ((len(noise) - least) // 8).to_bytes(4, "little")
-    true = form.encode(values(shape, seed))
+    true = q8.encode(values(shape, seed))
     for _ in range(3):
         true[rng.randrange(len(true))] = rng.randrange(256)
     for data in (noise, true):
-        whole = small_is_whole(data, name, shape)
+        whole = small_is_whole(data, "q8", shape)
         try:
-            back = decode(data, shape, name)
+            back = decode(data, shape, "q8")
         except RemoteProtocolError:
             assert not whole
             continue
@@ -137,32 +109,18 @@ def test_any_bytes_decode_to_finite_values_or_nan_or_are_refused(
         assert bool((back.isnan() if data[1] else torch.isfinite(back)).all())
 
 
-@BOTH
-def test_bytes_are_the_same_however_the_tensor_lies_in_memory(form: ModuleType) -> None:
+def test_bytes_are_the_same_however_the_tensor_lies_in_memory() -> None:
     """A view, a transposed copy and bf16 of the same values: the form depends on values alone."""
     x = values((3, 4, 128), 9).bfloat16().float()
-    assert form.encode(x) == form.encode(x.transpose(0, 1).contiguous().transpose(0, 1)) == form.encode(x.bfloat16())
-    assert encode(x, form.__name__.rpartition(".")[2]) == form.encode(x)
-
-
-def test_rotation_is_exact_in_every_order_of_summation() -> None:
-    """The largest integers that can occur: fp32 sums agree with whole numbers, forwards, backwards and in pairs."""
-    generator = torch.Generator().manual_seed(3)
-    integers = torch.randint(-(2**13), 2**13 + 1, (200, BLOCK), generator=generator)
-    integers[0], integers[1] = 2**13, -(2**13)
-    exact = integers @ d4._HADAMARD.long()
-    terms = integers.float()[:, :, None] * d4._HADAMARD
-    halves = terms[:, :32].sum(1) + terms[:, 32:].sum(1)
-    for found in (integers.float() @ d4._HADAMARD, terms.flip(1).sum(1), terms[:, torch.randperm(64)].sum(1), halves):
-        assert torch.equal(found.long(), exact)
+    assert q8.encode(x) == q8.encode(x.transpose(0, 1).contiguous().transpose(0, 1)) == q8.encode(x.bfloat16())
+    assert encode(x, "q8") == q8.encode(x)
 
 
 def test_bytes_stay_what_they_are() -> None:
-    """The forms are written down: a change of one bit is a change of the protocol."""
+    """The form is written down: a change of one bit is a change of the protocol."""
     x = torch.arange(-96, 96).view(1, 192).float().pow(3) / 1000.0
     x[0, 130] = 1e6
-    digest = {form.__name__: hashlib.blake2b(form.encode(x), digest_size=8).hexdigest() for form in (q8, d4)}
-    assert digest == {"node.compute.forms.q8": "e60a7b470b312de0", "node.compute.forms.d4": "8e5b67d09edc5fec"}
+    assert hashlib.blake2b(q8.encode(x), digest_size=8).hexdigest() == "e60a7b470b312de0"
 
 
 def test_chunks_do_not_show() -> None:
