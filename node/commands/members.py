@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+import webbrowser
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 
 NOBODY_TO_ASK = (
     "nobody can be asked here, since this is no terminal: add --yes if the owner of this computer agrees, or start it "
-    "in a terminal once; the yes is kept"
+    "in a terminal once, or with --ask-on-page; the yes is kept"
 )
 ALWAYS = {"idle": "off", "while-not": "off", "battery": "work", "metered": "work"}
 """What --always means."""
@@ -246,6 +249,7 @@ def server(
 @click.option("--while-not", metavar="PROGRAMS", help="Pause while one of these runs: names with commas, or @games.")
 @click.option("--always", is_flag=True, help="Work also while somebody uses the computer, on battery, beside games.")
 @click.option("--no-page", is_flag=True, help="Serve no page for its owner on this computer.")
+@click.option("--ask-on-page", is_flag=True, help="Ask the owner on a page in the browser instead of the terminal.")
 @click.option("--yes", is_flag=True, help="You agree: do not ask. Needed where nobody can be asked.")
 @click.option("--no-benchmark", is_flag=True, help="Do not measure this machine first.")
 def join(
@@ -266,6 +270,7 @@ def join(
     while_not: str | None,
     always: bool,
     no_page: bool,
+    ask_on_page: bool,
     yes: bool,
     no_benchmark: bool,
 ) -> None:
@@ -283,13 +288,13 @@ def join(
     given = chosen_limits(limit, while_not, always, limit_up, limit_down, quota)
     chosen = with_values(read_limits(limits_file()), given)
     agreed = read_consents(settings_folder()).get(parsed.run_id.hex())
-    if not yes and agreed is None and not is_terminal():
+    if not yes and agreed is None and not ask_on_page and not is_terminal():
         raise BadInputError(NOBODY_TO_ASK)
     from node.links.assemble import WayOptions
     from node.process.daemon import NodeOptions, run_node
 
     ways = WayOptions(punch=not no_punch, lan=lan, map_port=map_port)
-    offer = None
+    offer, token = None, ""
     if not (yes and no_benchmark):
         from node.visit.enquiry import enquire
 
@@ -298,9 +303,16 @@ def join(
         if offer.finished:
             return
         click.echo(f"Limits: {chosen.describe()}.")
-        if not yes and not is_agreed(parsed, agreed, offer):
-            click.echo("Nothing was started.")
-            sys.exit(1)
+        if not yes and not is_known(agreed, offer):
+            if ask_on_page:
+                agrees, token = agrees_on_page(offer)
+            else:
+                agrees = agrees_in_terminal(changed=agreed is not None)
+            if not agrees:
+                click.echo("Nothing was started.")
+                sys.exit(1)
+            consent = Consent(run=offer.run, since_unix_s=time.time(), config_hash=offer.config_hash)
+            keep_consent(settings_folder(), parsed.run_id.hex(), consent)
     sys.exit(
         run_node(
             NodeOptions(
@@ -311,6 +323,7 @@ def join(
                 metrics=metrics,
                 overrides=tuple(given.items()),
                 page=not no_page,
+                page_token=token,
                 ways=ways,
                 threads=threads,
                 device=device,
@@ -322,17 +335,21 @@ def join(
     )
 
 
-def is_agreed(link: JoinLink, agreed: Consent | None, offer: Offer) -> bool:
-    """Whether the owner says yes, or has said it before to these very terms; a fresh yes is kept.
+def is_known(agreed: Consent | None, offer: Offer) -> bool:
+    """Whether the owner has said yes to these very terms before."""
+    if agreed is None or agreed.config_hash != offer.config_hash:
+        return False
+    when = datetime.fromtimestamp(agreed.since_unix_s).strftime("%Y-%m-%d")
+    click.echo(f"You said yes to this run on {when}; `barnraise consent withdraw {agreed.run}` takes it back.")
+    return True
 
-    Raises `BadInputError` where nobody can be asked.
-    """
-    if agreed is not None and agreed.config_hash == offer.config_hash:
-        when = datetime.fromtimestamp(agreed.since_unix_s).strftime("%Y-%m-%d")
-        click.echo(f"You said yes to this run on {when}; `barnraise consent withdraw {agreed.run}` takes it back.")
-        return True
+
+def agrees_in_terminal(changed: bool) -> bool:
+    """Asks. Raises `BadInputError` where nobody can be asked. `changed`: the yes was to other terms."""
     if not is_terminal():
-        raise BadInputError(f"the run has changed since you said yes to it; {NOBODY_TO_ASK}")
+        raise BadInputError(
+            f"the run has changed since you said yes to it; {NOBODY_TO_ASK}" if changed else NOBODY_TO_ASK
+        )
     try:
         answer = click.prompt("Start? [Y/n/limits]", default="y", show_default=False).strip().lower()
         while answer.startswith("l"):
@@ -341,11 +358,22 @@ def is_agreed(link: JoinLink, agreed: Consent | None, offer: Offer) -> bool:
     except click.Abort:
         click.echo("")
         return False
-    if not answer.startswith("y"):
-        return False
-    consent = Consent(run=offer.run, since_unix_s=time.time(), config_hash=offer.config_hash)
-    keep_consent(settings_folder(), link.run_id.hex(), consent)
-    return True
+    return bool(answer.startswith("y"))
+
+
+def agrees_on_page(offer: Offer) -> tuple[bool, str]:
+    """Asks in the browser, which is opened where there is one; returns the answer, and the page's token."""
+    from node.process.consent_page import ask_on_page
+
+    def tell(address: str) -> None:
+        click.echo(f"Say yes or no here: {address}")
+        screens = ("DISPLAY", "WAYLAND_DISPLAY")
+        if sys.platform in ("win32", "darwin") or any(os.environ.get(name) for name in screens):
+            with suppress(OSError, webbrowser.Error):  # without a screen it would be a browser in this terminal
+                webbrowser.open(address)
+
+    answer = ask_on_page(offer.run, printable(offer.text, keep="\n"), limits_file(), tell)
+    return answer.yes, answer.token
 
 
 def is_terminal() -> bool:

@@ -100,6 +100,8 @@ class NodeOptions:
     limits: LineLimits = field(default_factory=LineLimits)
     page: bool = True
     """Whether a volunteer serves its owner's page on loopback."""
+    page_token: str = ""
+    """Of the page on which the owner said yes, which this one goes on with."""
     overrides: tuple[tuple[str, str], ...] = ()
     """(limit, value) of a volunteer's command line, for this process alone."""
     ways: WayOptions = field(default_factory=WayOptions)
@@ -249,7 +251,7 @@ async def _run(options: NodeOptions) -> str:
                     overrides=dict(options.overrides),
                     metrics=metrics,
                     line=limits,
-                    page=options.page,
+                    page=options.page_token if options.page else None,
                 )
             finally:
                 if scrape is not None:

@@ -37,13 +37,14 @@ async def lend(
     overrides: dict[str, str],
     metrics: NodeMetrics,
     line: Limits,
-    page: bool = True,
+    page: str | None = "",
 ) -> str:
     """Until the run is finished or the owner has enough; returns why it ended.
 
     Args:
         make: a new life of the node.
         overrides: limits of the command line, by name.
+        page: the token of its owner's page, or nothing for a fresh one; None: no page.
     """
     run_id = link.run_id.hex()
     keeper = Keeper(
@@ -64,10 +65,10 @@ async def lend(
             nursery.start_soon(serve_orders, door, keeper)
             nursery.start_soon(watch_signals, keeper.told)
             nursery.start_soon(keeper.watch)
-            if page:
+            if page is not None:
                 from node.process.page import serve_page  # a demo's volunteers need no web server
 
-                address = await serve_page(nursery, keeper)
+                address = await serve_page(nursery, keeper, page)
                 tell_more(state, page=address)
                 structlog.get_logger("owner").info("page", address=address)
             notify("READY=1", "STATUS=ready")

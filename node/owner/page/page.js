@@ -14,6 +14,37 @@ function given(amount) {
   return `${Math.round(amount.tasks).toLocaleString("en")} tasks accepted, ${tokens} tokens, ${time} of work`;
 }
 
+// The loss so far, as a line. Every number is one; nothing of it becomes markup.
+function renderCurve(points) {
+  const svg = at("curve");
+  svg.setAttribute("visibility", points.length > 1 ? "visible" : "hidden");
+  if (points.length < 2) return;
+  const losses = points.map(([, loss]) => loss);
+  const least = Math.min(...losses), span = (Math.max(...losses) - least) || 1;
+  const first = points[0][0], steps = (points[points.length - 1][0] - first) || 1;
+  const spot = ([step, loss]) => `${(300 * (step - first) / steps).toFixed(1)},${(56 - 52 * (loss - least) / span).toFixed(1)}`;
+  at("line-of-loss").setAttribute("points", points.map(spot).join(" "));
+  const from = losses[0].toFixed(2), to = losses[losses.length - 1].toFixed(2);
+  svg.setAttribute("aria-label", `Loss from ${from} to ${to}`);
+  show("loss", `from ${from} to ${to}`);
+}
+
+function renderNews(status) {
+  const news = status.news, signed = status.signed.ever;
+  at("news").hidden = news === null;
+  at("signed-title").hidden = at("signed").hidden = signed === null;
+  if (signed !== null) show("signed", given(signed));
+  if (news === null) return;
+  show("step", news.step < 0 ? "none is finished yet" : news.step.toLocaleString("en"));
+  renderCurve(news.curve);
+  const part = news.hour_ratio > 0 ? `${(100 * news.hour_ratio).toFixed(1)} % of the last hour's work; step `
+    + `${news.step.toLocaleString("en")} holds ${news.step_tasks.toLocaleString("en")} of your tasks` : "nothing yet";
+  show("part", part);
+  at("sample").hidden = at("sample-title").hidden = !news.sample;
+  show("sample", news.sample);
+  show("sample-step", news.sample ? `after step ${news.sample_step.toLocaleString("en")}` : "");
+}
+
 function render(status) {
   show("run", status.run || "a run that has not answered yet");
   const held = status.state !== "working";
@@ -39,43 +70,8 @@ function render(status) {
   show("today", given(status.today));
   show("visit", given(status.visit));
   show("ever", given(status.ever));
-  renderLimits(status.limits, status.meanings);
-}
-
-function renderLimits(limits, meanings) {
-  const form = at("limits");
-  for (const [name, value] of Object.entries(limits)) {
-    let input = at(`limit-${name}`);
-    if (input === null) {
-      const row = document.createElement("div");
-      row.className = "limit";
-      const label = document.createElement("label");
-      label.htmlFor = `limit-${name}`;
-      label.textContent = name;
-      const meaning = document.createElement("small");
-      meaning.id = `meaning-${name}`;
-      meaning.textContent = meanings[name];
-      const both = document.createElement("span");
-      input = document.createElement("input");
-      input.id = `limit-${name}`;
-      input.setAttribute("aria-describedby", meaning.id);
-      const set = document.createElement("button");
-      set.type = "button";
-      set.textContent = "Set";
-      set.setAttribute("aria-label", `Set ${name}`);
-      const send = () => order({ verb: "limits", values: { [name]: input.value } }, `${name} is set`);
-      set.addEventListener("click", send);
-      input.addEventListener("keydown", (event) => {
-        if (event.key === "Enter") { event.preventDefault(); send(); }
-      });
-      both.append(input, set);
-      row.append(label, meaning, both);
-      form.append(row);
-      input.value = value;
-    }
-    if (input.dataset.shown !== value && document.activeElement !== input) input.value = value;
-    input.dataset.shown = value;
-  }
+  renderNews(status);
+  renderLimits(status.limits, status.meanings, order);
 }
 
 async function order(body, done) {

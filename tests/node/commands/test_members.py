@@ -160,7 +160,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         (("--config", "/nowhere/RUN.toml"), "/nowhere/RUN.toml: cannot be read"),
         (("--out", "/dev/null/x"), "--out: /dev/null/x cannot be written: Not a directory"),
         (("--out", "/dev/null/x", "--reference"), "--out: /dev/null/x cannot be written: Not a directory"),
-        (("--data", "/nowhere"), "data.source: no .txt, .md, .jsonl file at '/nowhere'"),
+        (("--data", "/nowhere"), "data.source: no .txt, .md, .jsonl"),
         (("--data", "builtin:nothing"), "data.source: there is no 'builtin:nothing'"),
         (("--summary", "/dev/null/x"), "--summary: /dev/null/x cannot be written: Not a directory"),
         (("--state", "/dev/null/x"), "--state: /dev/null/x cannot be written: Not a directory"),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import shutil
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +18,24 @@ import trio
 
 from node.owner.governor import Readings
 from node.platform.sensors import clock_s, moment_at
+from node.process.consent_page import Answer, ask_on_page
 from node.process.device_frames import Hello
 from node.process.keeper import Keeper
 from node.process.metrics import NodeMetrics
 from node.process.page import serve_page
 from protocol.drive.limits import Limits
+from protocol.messages import News
 
 HOSTILE = "<img src=x onerror=alert(1)><script>document.title='owned'</script>"
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
+NEWS = News(
+    step=4210,
+    curve=tuple((100 * piece, 5.0 - piece / 15) for piece in range(43)),
+    sample=f"{HOSTILE} once upon a time",
+    sample_step=4200,
+    hour_ratio=0.012,
+    step_tasks=318,
+)
 
 
 class Sensors:
@@ -64,7 +77,7 @@ class Life:
     def facts(self) -> dict[str, Any]:
         return {
             "stage": 1, "stages": 4, "waiting_for": "", "busy": True, "totals": {"tokens": 2048.0, "accepted": 8.0},
-            "paths": {"tcp": 2}, "device": Hello(1, "a processor"), "coordinator": True,
+            "paths": {"tcp": 2}, "device": Hello(1, "a processor"), "coordinator": True, "news": NEWS,
         }  # fmt: skip
 
     async def run(self) -> str:
@@ -75,7 +88,8 @@ class Life:
 class Lent:
     """A keeper and its page, on trio in a thread of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, token: str = "") -> None:
+        self._page_token = token
         self.sensors = Sensors()
         self.ready = threading.Event()
         self.ended: list[str] = []
@@ -99,7 +113,7 @@ class Lent:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.keeper.watch)
             nursery.start_soon(self._live)
-            self.address = await serve_page(nursery, self.keeper)
+            self.address = await serve_page(nursery, self.keeper, self._page_token)
             self.ready.set()
             await self._stop.wait()
             nursery.cancel_scope.cancel()
@@ -212,6 +226,24 @@ def text(browser: Any, name: str) -> str:
 
 
 @pytest.mark.slow
+def test_the_stream_of_events_does_not_end(lent: Lent) -> None:
+    """A browser that listens says nothing for hours: the server does not take that for an absent one (it once ended the
+    stream after ten seconds, and the page said that the program does not answer)."""
+    base, _, token = lent.address.partition("/enter/")
+    connection = http.client.HTTPConnection("127.0.0.1", int(base.rpartition(":")[2]), timeout=PATIENCE_S)
+    try:
+        connection.request("GET", "/api/events", headers={"cookie": f"barnraise={token}"})
+        with connection.getresponse() as answer:
+            seen = 0
+            while seen < 13:
+                line = answer.readline()
+                assert line, f"the stream ended after {seen} events"
+                seen += line.startswith(b"data:")
+    finally:
+        connection.close()
+
+
+@pytest.mark.slow
 def test_the_page_in_a_browser(lent: Lent, browser: Any) -> None:
     """Events arrive, pause, limits and the yes work by click and by keyboard, a hostile run name is text, nothing is
     wider than a telephone."""
@@ -223,6 +255,9 @@ def test_the_page_in_a_browser(lent: Lent, browser: Any) -> None:
     wait(browser, "the state", lambda: text(browser, "state") == "Working, stage 2 of 4")
     assert text(browser, "run") == HOSTILE and browser.title == "Barnraise"
     assert not browser.find_elements(By.CSS_SELECTOR, "h1 img, h1 script")
+    assert text(browser, "sample").startswith(HOSTILE) and not browser.find_elements(By.CSS_SELECTOR, "q img, q script")
+    assert text(browser, "loss") == "from 5.00 to 2.20"
+    assert text(browser, "part") == "1.2 % of the last hour's work; step 4,210 holds 318 of your tasks"
     lent.sensors.readings = Readings(games=("cyberpunk",))
     wait(browser, "the game", lambda: text(browser, "state").startswith("Paused: cyberpunk is running."))
     lent.sensors.readings = Readings()
@@ -250,12 +285,104 @@ def test_the_page_in_a_browser(lent: Lent, browser: Any) -> None:
     wait(browser, "the end", lambda: lent.ended == ["left"])
 
 
+class Asked:
+    """The question on a page, and what was answered, in a thread of its own."""
+
+    def __init__(self, folder: Path, text: str = f"The run: {HOSTILE}\n  up at most 2.0 GB an hour") -> None:
+        self.settings = folder / "limits.toml"
+        self.answers: list[Answer] = []
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._ask, args=(text,))
+        self._thread.start()
+        assert self._ready.wait(PATIENCE_S)
+
+    def _ask(self, text: str) -> None:
+        self.answers.append(ask_on_page(HOSTILE, text, self.settings, self._tell))
+
+    def _tell(self, address: str) -> None:
+        self.address = address
+        self._ready.set()
+
+    def order(self, verb: str, **more: Any) -> int:
+        base, _, token = self.address.partition("/enter/")
+        body = json.dumps({"verb": verb, **more}).encode()
+        return fetch(
+            f"{base}/api/order", body, cookie=f"barnraise={token}", content_type="application/json", origin=base
+        )[0]
+
+    def close(self) -> None:
+        if self._thread.is_alive() and not self.answers:
+            with suppress(OSError):
+                self.order("no")
+        self._thread.join(PATIENCE_S)
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Iterator[Asked]:
+    asked = Asked(tmp_path)
+    yield asked
+    asked.close()
+
+
+def test_the_question_is_the_owners_alone(asked: Asked) -> None:
+    """As the status page: no cookie, another origin, another host name get nothing, and cannot say yes."""
+    base, _, token = asked.address.partition("/enter/")
+    mine = {"cookie": f"barnraise={token}", "content_type": "application/json"}
+    assert fetch(f"{base}/")[0] == fetch(f"{base}/api/offer")[0] == 403
+    assert fetch(f"{base}/api/order", b'{"verb": "yes"}', **mine)[0] == 403
+    assert fetch(f"{base}/api/order", b'{"verb": "yes"}', **mine, origin="http://evil.example")[0] == 403
+    assert fetch(f"{base}/api/order", b'{"verb": "yes"}', content_type="application/json", origin=base)[0] == 403
+    assert asked.order("maybe") == asked.order("limits", values={"up": "5 apples"}) == 400
+    assert asked.answers == [] and not asked.settings.exists()
+    assert asked.order("limits", values={"up": "5 Mbit/s"}) == 200
+    assert 'up = "5 Mbit/s"' in asked.settings.read_text()
+    assert asked.order("no") == 200
+    asked.close()
+    assert [answer.yes for answer in asked.answers] == [False]
+
+
+@pytest.mark.slow
+def test_the_yes_is_a_click(asked: Asked, browser: Any, tmp_path: Path) -> None:
+    """The question with its limits in a browser, hostile words as text; a click says yes, and the same tab goes on with
+    the status page at the same address."""
+    from selenium.webdriver.common.by import By
+
+    browser.get(asked.address)
+    wait(browser, "the question", lambda: "2.0 GB an hour" in text(browser, "offer"))
+    assert text(browser, "run") == HOSTILE and not browser.find_elements(
+        By.CSS_SELECTOR, "#offer img, h1 img, h1 script"
+    )
+    assert browser.title == "Barnraise: may it start?"
+    field = browser.find_element(By.ID, "limit-up")
+    field.clear()
+    field.send_keys("5 apples")
+    browser.find_element(By.CSS_SELECTOR, "button[aria-label='Set up']").click()
+    wait(browser, "the sentence", lambda: "is no rate" in text(browser, "answer"))
+    browser.find_element(By.ID, "yes").click()
+    wait(browser, "the answer", lambda: [answer.yes for answer in asked.answers] == [True])
+    (tmp_path / "lent").mkdir()
+    lent = Lent(tmp_path / "lent", asked.answers[0].token)
+    try:
+        if lent.address == asked.address:  # elsewhere if somebody else took the port in between
+            wait(browser, "the status page", lambda: browser.title == "Barnraise")
+            wait(browser, "the state", lambda: text(browser, "state").startswith("Working"))
+    finally:
+        lent.close()
+
+
 def pictures(folder: Path, out: Path) -> None:
     """Screenshots for people to look at: light and dark, wide and narrow."""
     lent = Lent(folder)
     generator = browser.__wrapped__()  # type: ignore[attr-defined]
     driver = next(generator)
     try:
+        driver.get(lent.address)
+        wait(driver, "the state", lambda: text(driver, "state").startswith("Working"))
+        asked = Asked(folder)
+        driver.get(asked.address)
+        wait(driver, "the question", lambda: text(driver, "offer") != "")
+        driver.save_screenshot(str(out / "page-consent.png"))
+        asked.close()
         driver.get(lent.address)
         wait(driver, "the state", lambda: text(driver, "state").startswith("Working"))
         for name, scheme, width in (("light", "light", 900), ("dark", "dark", 900), ("narrow", "light", 360)):

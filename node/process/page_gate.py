@@ -1,0 +1,133 @@
+"""The door of the pages on loopback: who is let in, and how they are served.
+
+Only the owner gets in: the address holds a token that becomes a cookie, which no other page can use (SameSite), and
+requests must name this very host and origin, so that neither another page in the browser, nor a name that somebody
+points at 127.0.0.1, nor another user of the computer is answered. It listens on loopback only.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import socket
+from contextlib import aclosing
+from functools import partial
+from importlib.resources import files
+from typing import Any
+
+import hypercorn
+import hypercorn.trio
+import trio
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+
+from protocol.base.errors import BadInputError
+
+PORT = 8475
+"""The same place at each start where it is free."""
+BODY_BYTES_MAX = 16 << 10
+BODY_S = 10.0
+"""An order is said at once. The server itself sets no time between two bytes of a browser: one that listens to events
+says nothing for hours. Whoever has not said what it wants is let go after five seconds (hypercorn's own rule)."""
+COOKIE = "barnraise"
+OPEN_THE_ADDRESS = "open the address that `barnraise status` shows"
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
+
+
+def new_token() -> str:
+    return secrets.token_urlsafe(24)
+
+
+class Gate:
+    """Answers for one token. `names`: the files that a page consists of; the first is its `/`."""
+
+    def __init__(self, token: str, names: tuple[str, ...]) -> None:
+        self._token = token
+        self._index = names[0]
+        self._texts = {name: files("node.owner.page").joinpath(name).read_text(encoding="utf-8") for name in names}
+
+    def refusal(self, request: Request) -> Response | None:
+        """Why this request is not answered, or None: host, origin, and the owner's cookie are looked at."""
+        server = request.scope.get("server") or ("", 0)
+        hosts = {f"127.0.0.1:{server[1]}", f"localhost:{server[1]}"}
+        if request.headers.get("host", "") not in hosts:
+            return PlainTextResponse("this page answers on 127.0.0.1 only", 403, HEADERS)
+        origin = request.headers.get("origin")
+        if origin is not None and origin not in {f"http://{host}" for host in hosts}:
+            return PlainTextResponse("another page may not ask this one", 403, HEADERS)
+        if not self._opens(request.cookies.get(COOKIE, "")):
+            return PlainTextResponse(OPEN_THE_ADDRESS, 403, HEADERS)
+        return None
+
+    def _opens(self, token: str) -> bool:
+        return hmac.compare_digest(token.encode(), self._token.encode())
+
+    async def enter(self, request: Request) -> Response:
+        """The owner's address: the token becomes a cookie, and leaves the address bar."""
+        if not self._opens(str(request.path_params["token"])):
+            return PlainTextResponse(OPEN_THE_ADDRESS, 403, HEADERS)
+        response = RedirectResponse("/", 303, HEADERS)
+        response.set_cookie(COOKIE, self._token, httponly=True, samesite="strict")
+        return response
+
+    async def file(self, request: Request) -> Response:
+        name = request.url.path.removeprefix("/") or self._index
+        kind = f"{TYPES[name.rpartition('.')[2]]}; charset=utf-8"
+        return self.refusal(request) or Response(self._texts[name], 200, HEADERS, kind)
+
+    async def order(self, request: Request) -> dict[str, Any] | Response:
+        """What the page orders, or why it is not listened to. Raises `BadInputError`."""
+        refused = self.refusal(request)
+        if refused is not None:
+            return refused
+        if request.headers.get("content-type", "") != "application/json" or "origin" not in request.headers:
+            return PlainTextResponse("orders come from the page", 403, HEADERS)
+        body = b""
+        with trio.move_on_after(BODY_S) as patience:
+            async with aclosing(request.stream()) as stream:
+                async for chunk in stream:
+                    body += chunk
+                    if len(body) > BODY_BYTES_MAX:
+                        raise BadInputError(f"more than {BODY_BYTES_MAX} bytes")
+        if patience.cancelled_caught:
+            raise BadInputError("not an order: its end did not come")
+        try:
+            asked = json.loads(body)
+        except ValueError as error:
+            raise BadInputError(f"not an order: {error}") from None
+        if not isinstance(asked, dict):
+            raise BadInputError("not an order")
+        return asked
+
+
+async def serve(nursery: trio.Nursery, app: Any, token: str) -> str:
+    """Serves an application below `nursery`; returns the owner's address."""
+    settings = hypercorn.Config()
+    settings.bind = [f"127.0.0.1:{_free_port()}"]
+    settings.errorlog = None
+    settings.include_server_header = False
+    settings.read_timeout = None
+    settings.graceful_timeout = 0.2
+    bound = await nursery.start(partial(hypercorn.trio.serve, app, settings))
+    return f"{bound[0]}/enter/{token}"
+
+
+def _free_port() -> int:
+    """The usual port, or 0 (any) where somebody has it, say another lent run's page."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", PORT))
+        except OSError:
+            return 0
+    return PORT
