@@ -19,7 +19,7 @@ from protocol.drive import link as link_module
 from protocol.drive import transport as transport_module
 from protocol.drive.limits import Metered
 from protocol.drive.transport import DialError, Link, LinkOptions
-from protocol.link.codec import encode
+from protocol.link.codec import PROTOCOL_MINOR, encode
 from protocol.link.framing import Frame, Hello
 from protocol.messages import Freeze, Ping
 from protocol.trust.handshake import CookieDemanded, Initiator, Session
@@ -29,6 +29,8 @@ from tests.protocol.drive.harness import PATIENCE_S, Station, activation, statio
 from tests.protocol.samples import ALICE, RUN_ID
 
 _MIB = 1 << 20
+_HELLO = PROTOCOL_MINOR.to_bytes(2, "big") + bytes(8)
+"""The shortest there is: no window, and nothing kept for another path."""
 
 
 async def _stranger(
@@ -127,7 +129,7 @@ async def test_a_cut_connection_is_no_clean_end() -> None:
     async with stations("server") as (station,):
         stream, session = await _stranger(station)
         writer = RecordWriter(session.send_key, bytes(24))
-        await stream.send_all(writer.header + writer.seal(Frame.HELLO, bytes(10)))
+        await stream.send_all(writer.header + writer.seal(Frame.HELLO, _HELLO))
         await station.events.until(lambda events: events.up)
         await stream.aclose()
         await station.events.until(lambda events: events.down)
@@ -163,7 +165,7 @@ async def test_dialling_goes_through_the_addresses() -> None:
 async def test_refusals_in_the_handshake() -> None:
     """A wrong run and a wrong credential end at the door with a reason in the log, and the caller learns nothing."""
     async with stations("server") as (one,), stations("server", run_id=bytes(16)) as (other_run,):
-        with pytest.raises(DialError, match="closed the connection"):
+        with pytest.raises(DialError, match="does not let us in"):
             await other_run.transport.dial([one.address], one.identity.node)
         await one.events.until(lambda events: events.rejected)
         assert one.events.rejected[0][0] == "run"
@@ -190,7 +192,7 @@ async def test_bad_peers_are_closed_and_nobody_else(kind: int, plain: bytes, rea
         link = await volunteer.transport.dial([server.address], server.identity.node)
         stream, session = await _stranger(server, role=b"volunteer")
         writer = RecordWriter(session.send_key, bytes(24))
-        await stream.send_all(writer.header + writer.seal(Frame.HELLO, bytes(10)))
+        await stream.send_all(writer.header + writer.seal(Frame.HELLO, _HELLO))
         await server.events.until(lambda events: len(events.up) == 2)
         await stream.send_all(writer.seal(kind, plain))
         await _ended(stream)
@@ -220,7 +222,7 @@ async def test_garbage_instead_of_records() -> None:
     async with stations("server") as (one,):
         stream, session = await _stranger(one)
         writer = RecordWriter(session.send_key, bytes(24))
-        await stream.send_all(writer.header + writer.seal(Frame.HELLO, bytes(10)))
+        await stream.send_all(writer.header + writer.seal(Frame.HELLO, _HELLO))
         await one.events.until(lambda events: events.up)
         await stream.send_all(b"\x02\x00\x00\x20" + bytes(32))
         await _ended(stream)
@@ -234,7 +236,7 @@ async def test_one_link_for_each_peer() -> None:
         assert await two.transport.dial([one.address], one.identity.node) is link
         stream, session = await _stranger(one, identity=two.identity)
         writer = RecordWriter(session.send_key, bytes(24))
-        await stream.send_all(writer.header + writer.seal(Frame.HELLO, bytes(10)))
+        await stream.send_all(writer.header + writer.seal(Frame.HELLO, _HELLO))
         await one.events.until(lambda events: len(events.up) == 2)
         assert one.events.down == [(one.events.up[0], "replaced by a new link")]
         assert one.transport.links == (one.events.up[1],)
@@ -295,7 +297,7 @@ async def test_hundreds_of_idle_callers_and_slow_readers() -> None:
         for number in range(200):
             stream, session = await _stranger(one, identity=Identity(number.to_bytes(32, "big")))
             writer = RecordWriter(session.send_key, bytes(24))
-            hello = Hello(1, 64 * _MIB, number.to_bytes(16, "big") if number % 2 else b"")
+            hello = Hello(PROTOCOL_MINOR, 64 * _MIB, number.to_bytes(16, "big") if number % 2 else b"")
             await stream.send_all(writer.header + writer.seal(Frame.HELLO, hello.encode()))
             streams.append(stream)
         await one.events.until(lambda events: len(events.up) == 200)
@@ -346,7 +348,7 @@ async def test_stalled_handshakes_and_frames_time_out(
     async with stations("server") as (one,):
         stream, session = await _stranger(one)
         writer = RecordWriter(session.send_key, bytes(24))
-        await stream.send_all(writer.header + writer.seal(Frame.HELLO, bytes(10)))
+        await stream.send_all(writer.header + writer.seal(Frame.HELLO, _HELLO))
         await stream.send_all(writer.seal(Frame.BULK, bytes(4) + encode(activation(_MIB))))
         await _ended(stream)
         assert one.events.rejected[0][0] == "timeout"
