@@ -2,8 +2,8 @@
 
 A link can leave its path for another one that the same two processes have proven: `protocol.link.framing` then repeats
 what was lost, and nobody above notices. That happens when it is asked for, and when a path has gone quiet or a carrier
-of ours has failed and another path comes within GRACE_S. A TCP connection that breaks is the end of the link at once:
-then the peer's process has most likely ended, and its work should go to others.
+of ours has failed and another path comes within GRACE_S. A TCP connection that breaks is the end of the link at once,
+unless MEND_BYTES are under way: the peer's process has most likely ended, and its work should go to others.
 
 Each side says something every KEEP_ALIVE_S, so a path that carries nothing any more is found within SILENT_S; the
 transport's owner is told and may bring another path. Whether a silent *peer* is given up is not decided here: machines
@@ -32,6 +32,7 @@ from protocol.base.limits import (
     CLOSE_S,
     GRACE_S,
     KEEP_ALIVE_S,
+    MEND_BYTES,
     PROGRESS_BYTES,
     PROGRESS_S,
     READ_BYTES,
@@ -124,6 +125,8 @@ class Carrier:
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     broken: str = ""
     """Why it can no longer be used."""
+    mends: bool = False
+    """Whether to wait for another one when it is broken."""
     ended: trio.Event = field(default_factory=trio.Event)
     """It was closed."""
 
@@ -322,7 +325,8 @@ class Link:
         """The stream has ended without a word; perhaps only what carried it has."""
         if carrier is not self._carrier:
             return
-        if self.resumable and (carrier.path in MENDABLE or self._attempting):
+        carrier.mends = carrier.path in MENDABLE or self._framing.under_way_bytes >= MEND_BYTES
+        if self.resumable and (carrier.mends or self._attempting):
             self.ailing = carrier.broken = reason
             carrier.scope.cancel()
         else:
@@ -370,7 +374,7 @@ class Link:
             with trio.move_on_after(GRACE_S):
                 async with self.attempts:
                     pass  # one that is under way may bring the other path: that is why this one was left
-                if carrier is self._carrier and carrier.path in MENDABLE:
+                if carrier is self._carrier and carrier.mends:
                     self._owner.path_failed(self, carrier.broken)
                     await moved.wait()
             if carrier is self._carrier:

@@ -221,6 +221,11 @@ class Framing:
         return self._out.queued_bytes
 
     @property
+    def under_way_bytes(self) -> int:
+        """Bytes that would have to be sent again over another link: here, kept for the peer, and begun by it."""
+        return self._out.queued_bytes + self._kept_bytes + self._in.begun_bytes
+
+    @property
     def close_sent(self) -> bool:
         """Whether the final record was handed out."""
         return self._ended

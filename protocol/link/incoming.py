@@ -60,6 +60,11 @@ class Incoming:
         """Whether something has begun that the peer must go on bringing."""
         return bool(self._parts or self._open)
 
+    @property
+    def begun_bytes(self) -> int:
+        """Of tensors that have begun to come, whole."""
+        return sum(bulk.byte_count for bulk in self._open.values())
+
     def release(self, byte_count: int) -> None:
         """So many bytes of delivered tensors no longer count against the window."""
         self._held_bytes -= byte_count

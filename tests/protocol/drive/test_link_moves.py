@@ -228,6 +228,50 @@ async def test_a_tcp_connection_that_breaks_ends_the_link_at_once() -> None:
             await two.events.until(lambda events: events.down)
 
 
+@pytest.mark.parametrize("caller", [0, 1])
+async def test_a_large_transfer_goes_on_over_a_new_connection_where_it_stopped(
+    autojump_clock: trio.testing.MockClock, caller: int
+) -> None:
+    """TCP breaks in the middle of 16 MiB, twice; either side dials again, and nothing acknowledged is sent anew."""
+    async with stations("server", "server") as (one, two), trio.open_nursery() as nursery:
+        ways = [Way(5 * MIB), Way(5 * MIB), Way()]
+        brought = iter(ways)
+        sides = (one, two) if caller == 0 else (two, one)
+
+        def bring(link: Link, reason: str) -> None:
+            async def again() -> None:
+                await trio.sleep(1.0)
+                await meet(*sides, next(brought), path="tcp")
+
+            nursery.start_soon(again)
+
+        sides[0].transport.on_path_failed = bring
+        await meet(*sides, next(brought), path="tcp")
+        link = one.events.up[0]
+        content = random.Random(1).randbytes(16 * MIB)
+        link.send(activation(16 * MIB, 3), [content])
+        await two.events.until(lambda events: events.messages)
+        assert bytes(two.events.messages[0][2][0]) == content
+        assert undisturbed(one, two) and link.epoch == 2
+        assert sum(way.moved_bytes for way in ways) < 18 * MIB
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_large_transfer_whose_receiver_is_gone_ends_after_the_grace(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Nobody answers a new connection: both sides hear of the end once."""
+    async with stations("server", "server") as (one, two):
+        way = Way(5 * MIB)
+        await meet(one, two, way, path="tcp")
+        one.events.up[0].send(activation(16 * MIB, 3), [bytes(16 * MIB)])
+        began = trio.current_time()
+        await one.events.until(lambda events: events.down)
+        await two.events.until(lambda events: events.down)
+        assert trio.current_time() - began == pytest.approx(GRACE_S, abs=0.5)
+        assert not one.transport.links and not two.transport.links
+
+
 async def test_a_silent_path_is_found_in_seconds_and_left(autojump_clock: trio.testing.MockClock) -> None:
     """Nothing arrives any more and nothing breaks: the owner hears of it, brings another path, and nothing is lost."""
     async with stations("server", "server") as (one, two), trio.open_nursery() as nursery:
