@@ -107,6 +107,19 @@ def read_helpers(stun: tuple[str, ...], turn: tuple[str, ...], secret_file: Path
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="The file with the secret that the TURN servers know as static-auth-secret.",
 )
+@click.option(
+    "--store",
+    envvar="BARNRAISE_STORE",
+    metavar="postgresql://…",
+    default="",
+    help="Keep the record in PostgreSQL instead of a file of the state folder: then a second coordinator can stand by. "
+    "A password belongs into BARNRAISE_STORE or ~/.pgpass: process lists show this line.",
+)
+@click.option(
+    "--standby",
+    is_flag=True,
+    help="Wait while another coordinator has the run, and take over when it dies. Needs a copy of its file `identity`.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Log and announce in JSON.")
 @click.option(
     "--example", is_flag=True, is_eager=True, expose_value=False, callback=_print_example,
@@ -123,6 +136,8 @@ def coordinator(
     stun: tuple[str, ...],
     turn: tuple[str, ...],
     turn_secret_file: Path | None,
+    store: str,
+    standby: bool,
     as_json: bool,
 ) -> None:
     """Run the training job of RUN.toml: admit computers, place servers, keep the record.
@@ -132,7 +147,7 @@ def coordinator(
     """
     config = load_run(run)
     from coordinator.process.daemon import CoordinatorOptions, run_coordinator
-    from coordinator.process.store import StateBrokenError, StateLockedError
+    from coordinator.process.database import StateBrokenError, StateLockedError
 
     helpers = read_helpers(stun, turn, turn_secret_file)
     options = CoordinatorOptions(
@@ -144,6 +159,8 @@ def coordinator(
         metrics=metrics,
         json=as_json,
         helpers=helpers,
+        store=store,
+        standby=standby,
     )
     try:
         run_coordinator(config, options)

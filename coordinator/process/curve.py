@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import dataclass
 from math import inf
 
+from coordinator.process.database import Database
+
 Piece = tuple[int, float | None, float | None, float | None, float]
 """First step, mean loss, smallest, largest, tokens a second."""
+ROWS_MAX = 20_000
+"""Steps in memory at once, 10 MB: a database on another computer sends all that a query finds."""
 _LOSS_MAX = 1e300
 """A loss beyond this is not finite; what was no number is in the database as infinity."""
 
@@ -64,13 +67,17 @@ class Curve:
         self._row = 0
         """The newest that was read."""
 
-    def read(self, db: sqlite3.Connection) -> list[Piece]:
+    def read(self, db: Database) -> list[Piece]:
         """Takes the steps that have come since the last time; all pieces, in order."""
-        rows = db.execute(
-            "SELECT rowid, step, loss, tokens, duration_s, wall_s FROM steps WHERE rowid > ? AND NOT thrown_away"
-            " ORDER BY rowid",
-            (self._row,),
-        )
+        while rows := db.execute(
+            "SELECT rowid, step, loss, tokens, duration_s, wall_s FROM steps WHERE rowid > ? AND thrown_away = 0"
+            " ORDER BY rowid LIMIT ?",
+            (self._row, ROWS_MAX),
+        ).fetchall():
+            self._add(rows)
+        return [self._pieces[number].piece() for number in sorted(self._pieces)]
+
+    def _add(self, rows: list[tuple[int, int, float, int, float, float]]) -> None:
         for self._row, step, loss, tokens, duration_s, wall_s in rows:
             while step >> self._shift >= self.points:
                 self._halve()
@@ -78,7 +85,6 @@ class Curve:
             if abs(loss) < _LOSS_MAX:
                 sums.losses, sums.loss_sum, sums.loss_least, sums.loss_most = 1, loss, loss, loss
             self._take(sums)
-        return [self._pieces[number].piece() for number in sorted(self._pieces)]
 
     def _take(self, sums: _Sums) -> None:
         number = sums.first >> self._shift

@@ -34,12 +34,13 @@ from coordinator.live.outbox import EVERYDAY_EVENTS
 from coordinator.live.records import Record, StepRow
 from coordinator.live.signals import Helpers
 from coordinator.live.view import members, overview
+from coordinator.process.database import PostgresDatabase, StateBrokenError, StateLockedError
 from coordinator.process.discovery import Discovery
 from coordinator.process.http import build_app, build_public_app
 from coordinator.process.invites import join_links, new_invite
 from coordinator.process.metrics import coordinator_families, first_values, refresh
 from coordinator.process.page import READ_S
-from coordinator.process.store import Event, StateBrokenError, Store, StoredInvite
+from coordinator.process.store import Event, Store, StoredInvite
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
 from protocol.base.limits import CLOSE_S
@@ -97,6 +98,9 @@ REFRESH_S = 1.0
 """Between two settings of the gauges; Prometheus asks every 15 s or so."""
 STEP_LINES_S = 5.0
 """Between two lines about steps on a terminal: what has to be copied from there must not scroll away."""
+STANDBY_LOOK_S = 1.0
+"""Between two looks at the lock of the run: with the 10 s after which a dead computer's session ends, and two seconds
+to start, another one has the run within 15 s."""
 WRITE_BATCH_MAX = 1024
 """Records of one transaction: a burst of joins is one fsync, and still well under a tenth of a second."""
 
@@ -116,6 +120,10 @@ class CoordinatorOptions:
     """Where everybody may read the live page; None: only where the API is."""
     json: bool = False
     helpers: Helpers = field(default_factory=Helpers)
+    store: str = ""
+    """Where the record is, `postgresql://…`; empty: in a file of the state folder."""
+    standby: bool = False
+    """Whether to wait while another coordinator has the run."""
 
 
 def run_coordinator(config: RunConfig, options: CoordinatorOptions) -> str:
@@ -128,7 +136,7 @@ def run_coordinator(config: RunConfig, options: CoordinatorOptions) -> str:
     """
     metrics = Metrics(*coordinator_families(config))
     started = time.perf_counter()
-    store = Store(options.state, config)
+    store = _open_store(config, options)
     try:
         metrics.record(
             "barnraise_coordinator_db_query_duration_seconds", time.perf_counter() - started, operation="open"
@@ -146,6 +154,40 @@ def run_coordinator(config: RunConfig, options: CoordinatorOptions) -> str:
         _raise_first(group)
     finally:
         store.close()
+
+
+def _open_store(config: RunConfig, options: CoordinatorOptions) -> Store:
+    """The run's record; with `standby`, when whoever has it lets go of it or dies."""
+    said = ""
+    while True:
+        try:
+            if not options.store:
+                return Store(options.state, config)
+            identity = _shared_identity(options)
+            return Store(options.state, config, PostgresDatabase(options.store, config.name), identity.public_key)
+        except (StateLockedError, StateBrokenError) as error:
+            if not options.standby:
+                raise
+            if str(error) != said:
+                said = str(error)
+                words = "another coordinator has the run" if isinstance(error, StateLockedError) else said
+                click.echo(f"standing by: {words}; looking again every {STANDBY_LOOK_S:g} s", err=True)
+        time.sleep(STANDBY_LOOK_S)
+
+
+def _shared_identity(options: CoordinatorOptions) -> Identity:
+    """The key that all coordinators of a run share. Raises `BadInputError` where it is missing."""
+    path = options.state / IDENTITY
+    if options.standby and not path.exists():
+        raise BadInputError(
+            f"{path}: a coordinator that stands by needs the run's key: copy this file from the state folder of the"
+            " other one, and keep it as secret"
+        )
+    try:
+        options.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StateBrokenError(f"{options.state}: cannot be used as state folder: {error.strerror}") from error
+    return load_or_create_identity(path)
 
 
 def _raise_first(group: BaseExceptionGroup[BaseException]) -> NoReturn:

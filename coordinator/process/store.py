@@ -1,18 +1,15 @@
-"""The coordinator's state folder: a lock, the key, and a SQLite database that survives power cuts.
+"""The coordinator's record: what it has promised, in tables that survive power cuts (`database` says where).
 
-WAL with `synchronous=FULL`: a record is acknowledged after its commit has reached the disk (state-and-trust 4.5). All
-methods block; the daemon calls them in a thread, one at a time.
+A record is acknowledged after its commit has reached the disk (state-and-trust 4.5). All methods block; the daemon
+calls them in a thread, one at a time.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import secrets
-import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,31 +32,27 @@ from coordinator.live.records import (
     Unbanned,
 )
 from coordinator.process.curve import Curve, Piece
-from coordinator.process.schema import MIGRATIONS
+from coordinator.process.database import Database, SqliteDatabase, StateBrokenError
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
 from protocol.base.limits import CURVE_MAX
-from protocol.drive.file_lock import OPEN_FLAGS, try_lock
+from protocol.messages import Share
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 from protocol.trust.membership import RUN_ID_BYTES, JoinRole
 
-DATABASE = "coordinator.sqlite3"
-LOCK = "lock"
 EVENTS_MAX = 100_000
 """Events kept in the database: weeks of a large run, some 20 MB."""
 MEMBERS_MAX = 100_000
 """Memberships remembered, 10 MB: of 200 members that renew twice an hour, those of ten days (each lives an hour)."""
 _STEP_FIELDS = tuple(name for name in StepRow.__struct_fields__ if name not in ("shares", "worked_s", "task_tokens"))
 _CREDIT_FIELDS = Credit.__struct_fields__
-
-
-class StateLockedError(Exception):
-    """Another coordinator has the state folder."""
-
-
-class StateBrokenError(Exception):
-    """The state folder cannot be read or written: nothing may be promised any more."""
+_ADD_CREDIT = (
+    "INSERT INTO credits (node, tasks, tokens, working_s, since_s, until_s) VALUES (?, ?, ?, ?, ?, ?)"
+    " ON CONFLICT (node) DO UPDATE SET tasks = credits.tasks + excluded.tasks,"
+    " tokens = credits.tokens + excluded.tokens, working_s = credits.working_s + excluded.working_s,"
+    " until_s = excluded.until_s"
+)
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -86,92 +79,53 @@ class StoredInvite(msgspec.Struct, frozen=True):
 
 
 class Store:
-    """An open state folder, locked against a second coordinator until `close` or the end of the process."""
+    """An open record, locked against a second coordinator until `close` or the end of the process."""
 
-    def __init__(self, folder: Path, config: RunConfig) -> None:
-        """Creates or opens the folder, migrates the database, and opens a new generation, durably.
+    def __init__(self, folder: Path, config: RunConfig, database: Database | None = None, issuer: bytes = b"") -> None:
+        """Opens a new generation, durably.
+
+        Args:
+            folder: of this coordinator's key and links, and of the SQLite file if there is no other database.
+            database: open, with the run's lock; closed with the store.
+            issuer: the coordinator's public key, which a database that others may open holds them to.
 
         Raises:
             StateLockedError: another process has it.
             StateBrokenError: it cannot be used, or was written by a newer version.
-            BadInputError: it belongs to a run with another configuration, which servers have joined.
+            BadInputError: it belongs to a run with another configuration, which servers have joined, or of another key.
         """
         self.folder = folder
         self.adopted: tuple[str, ...] = ()
         """What this start has changed in the configuration of a run that nobody knew yet."""
         self._curve: Curve | None = None
         """None until somebody asks, and when old steps have changed."""
+        self._db: Database = SqliteDatabase(folder) if database is None else database
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(folder / LOCK, OPEN_FLAGS, 0o600)
-        except OSError as error:
-            raise StateBrokenError(f"{folder}: cannot be used as state folder: {error.strerror}") from error
-        if not try_lock(self._lock):
-            os.close(self._lock)
-            raise StateLockedError(
-                f"{folder}: another coordinator is running with this state folder; one run has one coordinator"
-            )
-        try:
-            self._db = self._connect()
-            with self._guard():
-                self._migrate()
-                self.run_id, self.generation = self._open_run(config)
+            if self._db.is_shared:
+                self._check_issuer(issuer)
+            self.run_id, self.generation = self._open_run(config)
         except BaseException:
-            self._close_lock()
+            self._db.close()
             raise
 
     def close(self) -> None:
         """Closes the database and gives the lock back."""
         self._db.close()
-        self._close_lock()
 
-    def _close_lock(self) -> None:
-        os.close(self._lock)
-
-    def _connect(self) -> sqlite3.Connection:
-        path = self.folder / DATABASE
-        try:
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-            # Transactions are written out below; one thread at a time is the daemon's promise.
-            db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = FULL")
-        except (OSError, sqlite3.Error) as error:
-            raise StateBrokenError(f"{path}: {error}") from error
-        return db
-
-    @contextmanager
-    def _guard(self) -> Iterator[None]:
-        """Says which file it was when SQLite fails."""
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise StateBrokenError(f"{self.folder / DATABASE}: {error}") from error
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """All or nothing, and durable at the end."""
-        with self._guard():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
-
-    def _migrate(self) -> None:
-        (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        if version > len(MIGRATIONS):
-            raise StateBrokenError(
-                f"{self.folder / DATABASE}: written by a newer version of barnraise (schema {version}, this one knows"
-                f" {len(MIGRATIONS)})"
-            )
-        for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
-            self._db.executescript(f"BEGIN IMMEDIATE; {script}; PRAGMA user_version = {number}; COMMIT;")
+    def _check_issuer(self, issuer: bytes) -> None:
+        """All members know the run by one key: whoever stands by must have it, too."""
+        with self._db.transaction():
+            row = self._db.execute("SELECT public_key FROM issuer").fetchone()
+            if row is None:
+                self._db.execute("INSERT INTO issuer VALUES (1, ?)", (issuer,))
+            elif bytes(row[0]) != issuer:
+                raise BadInputError(
+                    f"{self.folder}: the run in {self._db.name} belongs to a coordinator with another key: copy the"
+                    " file `identity` from that one's state folder, and keep it as secret"
+                )
 
     def _open_run(self, config: RunConfig) -> tuple[bytes, int]:
-        with self._transaction():
+        with self._db.transaction():
             row = self._db.execute("SELECT run_id, config, generation FROM run").fetchone()
             if row is None:
                 run_id, generation = secrets.token_bytes(RUN_ID_BYTES), 0
@@ -201,7 +155,7 @@ class Store:
             before = msgspec.json.decode(text, type=RunConfig)
         except msgspec.DecodeError as error:
             raise StateBrokenError(
-                f"{self.folder / DATABASE}: the run in it was started by another version of barnraise: {error}"
+                f"{self._db.name}: the run in it was started by another version of barnraise: {error}"
             ) from error
         if before.description != config.description:  # words to people: nothing is computed by them
             self._db.execute("UPDATE run SET config = ?", (msgspec.json.encode(config).decode(),))
@@ -227,38 +181,39 @@ class Store:
 
     def load(self) -> StoredState:
         """Everything that the machine needs to go on."""
-        with self._guard():
-            plan = self._db.execute("SELECT plan, sentence FROM plans ORDER BY generation DESC LIMIT 1").fetchone()
-            rollbacks, lost = self._db.execute(
-                "SELECT COALESCE(SUM(goes_back), 0), COALESCE(SUM(lost_steps), 0) FROM plans"
-            ).fetchone()
-            data = self._db.execute("SELECT vocabulary, data_hash, token_count FROM data").fetchone()
-            (tokens,) = self._db.execute("SELECT COALESCE(SUM(tokens), 0) FROM steps WHERE NOT thrown_away").fetchone()
-            spent = self._db.execute("SELECT nonce, node FROM invites_spent ORDER BY rowid").fetchall()
-            banned = self._db.execute("SELECT node, reason, number, wall_s FROM bans WHERE NOT lifted").fetchall()
-            (ban_number,) = self._db.execute("SELECT COALESCE(MAX(MAX(number, lifted)), 0) FROM bans").fetchone()
-            closed = self._db.execute("SELECT nonce FROM invites WHERE closed ORDER BY rowid").fetchall()
-            (serial,) = self._db.execute("SELECT COALESCE(MAX(serial), 0) FROM members").fetchone()
-            (ended,) = self._db.execute(
-                "SELECT EXISTS (SELECT 1 FROM history_ended WHERE ledger_generation ="
-                " (SELECT ledger_generation FROM plans ORDER BY generation DESC LIMIT 1))"
-            ).fetchone()
-            credits = self._db.execute(f"SELECT {', '.join(_CREDIT_FIELDS)} FROM credits").fetchall()  # noqa: S608
-            steps = self._select_steps("WHERE NOT thrown_away ORDER BY step DESC LIMIT ?", (TAIL_STEPS,))
-            thrown = self._select_steps(
-                "WHERE thrown_away AND ledger_generation = (SELECT MAX(ledger_generation) FROM steps AS other"
-                " WHERE other.step = steps.step) ORDER BY step DESC LIMIT ?",
-                (TAIL_STEPS,),
-            )
+        plan = self._db.execute("SELECT plan, sentence FROM plans ORDER BY generation DESC LIMIT 1").fetchone()
+        rollbacks, lost = self._db.execute(
+            "SELECT COALESCE(SUM(goes_back), 0), COALESCE(SUM(lost_steps), 0) FROM plans"
+        ).fetchone()
+        data = self._db.execute("SELECT vocabulary, data_hash, token_count FROM data").fetchone()
+        (tokens,) = self._db.execute("SELECT COALESCE(SUM(tokens), 0) FROM steps WHERE thrown_away = 0").fetchone()
+        spent = self._db.execute("SELECT nonce, node FROM invites_spent ORDER BY rowid").fetchall()
+        banned = self._db.execute("SELECT node, reason, number, wall_s FROM bans WHERE lifted = 0").fetchall()
+        (ban_number,) = self._db.execute(
+            "SELECT COALESCE(MAX(CASE WHEN number > lifted THEN number ELSE lifted END), 0) FROM bans"
+        ).fetchone()
+        closed = self._db.execute("SELECT nonce FROM invites WHERE closed = 1 ORDER BY rowid").fetchall()
+        (serial,) = self._db.execute("SELECT COALESCE(MAX(serial), 0) FROM members").fetchone()
+        (ended,) = self._db.execute(
+            "SELECT EXISTS (SELECT 1 FROM history_ended WHERE ledger_generation ="
+            " (SELECT ledger_generation FROM plans ORDER BY generation DESC LIMIT 1))"
+        ).fetchone()
+        credits = self._db.execute(f"SELECT {', '.join(_CREDIT_FIELDS)} FROM credits").fetchall()  # noqa: S608
+        steps = self._select_steps("WHERE thrown_away = 0 ORDER BY step DESC LIMIT ?", (TAIL_STEPS,))
+        thrown = self._select_steps(
+            "WHERE thrown_away = 1 AND ledger_generation = (SELECT MAX(ledger_generation) FROM steps AS other"
+            " WHERE other.step = steps.step) ORDER BY step DESC LIMIT ?",
+            (TAIL_STEPS,),
+        )
         return StoredState(
             plan=None if plan is None else msgspec.json.decode(plan[0], type=Plan),
             plan_sentence="" if plan is None else plan[1],
-            rollback_count=rollbacks,
-            lost_steps=lost,
+            rollback_count=int(rollbacks),  # sums are decimals in PostgreSQL
+            lost_steps=int(lost),
             data=None if data is None else DataRow(vocabulary=data[0], data_hash=data[1], token_count=data[2]),
             steps=tuple(reversed(steps)),
             thrown=tuple(reversed(thrown)),
-            tokens=tokens,
+            tokens=int(tokens),
             ended=bool(ended),
             spent=tuple(InviteSpent(nonce=nonce, node=NodeId(node)) for nonce, node in spent),
             banned=tuple(
@@ -274,8 +229,7 @@ class Store:
 
     def steps_from(self, first: int, count_max: int) -> list[StepRow]:
         """Closed steps that count, from `first` on, oldest first."""
-        with self._guard():
-            return self._select_steps("WHERE NOT thrown_away AND step >= ? ORDER BY step LIMIT ?", (first, count_max))
+        return self._select_steps("WHERE thrown_away = 0 AND step >= ? ORDER BY step LIMIT ?", (first, count_max))
 
     def curve(self, points: int) -> list[Piece]:
         """At most `points` even pieces of the history: first step, mean, smallest and largest loss, tokens a second.
@@ -286,8 +240,7 @@ class Store:
         """
         if self._curve is None or self._curve.points != points:
             self._curve = Curve(points)
-        with self._guard():
-            return self._curve.read(self._db)
+        return self._curve.read(self._db)
 
     def _select_steps(self, rest: str, values: tuple[int, ...]) -> list[StepRow]:
         columns = ", ".join(_STEP_FIELDS)
@@ -298,26 +251,25 @@ class Store:
 
     def invites(self) -> list[StoredInvite]:
         """Invites given out, oldest first."""
-        with self._guard():
-            rows = self._db.execute(
-                "SELECT nonce, role, uses, not_after, signed,"
-                " (SELECT COUNT(*) FROM invites_spent WHERE invites_spent.nonce = invites.nonce), closed != 0"
-                " FROM invites ORDER BY rowid"
-            ).fetchall()
+        rows = self._db.execute(
+            "SELECT nonce, role, uses, not_after, signed,"
+            " (SELECT COUNT(*) FROM invites_spent WHERE invites_spent.nonce = invites.nonce), closed != 0"
+            " FROM invites ORDER BY rowid"
+        ).fetchall()
         return [StoredInvite(*row) for row in rows]
 
     # ---- writing -----------------------------------------------------------------------------------------------
 
     def add_invite(self, invite: StoredInvite) -> None:
-        with self._transaction():
+        with self._db.transaction():
             self._db.execute(
-                "INSERT INTO invites VALUES (?, ?, ?, ?, ?, ?)",
+                "INSERT INTO invites (nonce, role, uses, not_after, signed, closed) VALUES (?, ?, ?, ?, ?, ?)",
                 (invite.nonce, invite.role, invite.uses, invite.not_after, invite.signed, int(invite.closed)),
             )
 
     def write(self, items: Sequence[Record | Event]) -> None:
         """All of them in this order, in one transaction. Raises `StateBrokenError`; then none is written."""
-        with self._transaction():
+        with self._db.transaction():
             for item in items:
                 self._write_one(item)
 
@@ -327,18 +279,7 @@ class Store:
                 marks = ", ".join("?" * len(_STEP_FIELDS))
                 values = [_number(getattr(item, name)) for name in _STEP_FIELDS]
                 self._db.execute(f"INSERT INTO steps ({', '.join(_STEP_FIELDS)}) VALUES ({marks})", values)  # noqa: S608
-                self._db.executemany(
-                    "INSERT INTO credits VALUES (:node, :tasks, :tokens, :worked, :wall, :wall) ON CONFLICT (node) DO"
-                    " UPDATE SET tasks = tasks + :tasks, tokens = tokens + :tokens, working_s = working_s + :worked,"
-                    " until_s = :wall",
-                    [
-                        {
-                            "node": share.node, "tasks": share.tasks, "tokens": share.tasks * item.task_tokens,
-                            "worked": item.worked_s, "wall": item.wall_s,
-                        }
-                        for share in item.shares
-                    ],
-                )  # fmt: skip
+                self._db.execute_many(_ADD_CREDIT, [_given(share, item) for share in item.shares])
             case PlanRow():
                 self._write_plan(item)
             case HistoryEnded():
@@ -350,10 +291,12 @@ class Store:
                     "INSERT INTO members VALUES (?, ?, ?, ?)", (item.serial, item.node, item.public_key, item.role)
                 )
             case InviteSpent():
-                self._db.execute("INSERT INTO invites_spent VALUES (?, ?)", (item.nonce, item.node))
+                self._db.execute("INSERT INTO invites_spent (nonce, node) VALUES (?, ?)", (item.nonce, item.node))
             case Banned():
                 self._db.execute(
-                    "INSERT OR REPLACE INTO bans VALUES (?, ?, ?, ?, 0)",
+                    "INSERT INTO bans (node, reason, number, wall_s, lifted) VALUES (?, ?, ?, ?, 0)"
+                    " ON CONFLICT (node) DO UPDATE SET reason = excluded.reason, number = excluded.number,"
+                    " wall_s = excluded.wall_s, lifted = 0",
                     (item.node, item.reason, item.number, item.wall_s),
                 )
             case Unbanned():
@@ -377,8 +320,8 @@ class Store:
         self._db.execute(
             "INSERT INTO plans VALUES (?, ?, ?, ?, ?, ?, ?)",
             (
-                plan.generation, plan.ledger_generation, plan.restore_step, row.goes_back, row.lost_steps, row.sentence,
-                msgspec.json.encode(plan).decode(),
+                plan.generation, plan.ledger_generation, plan.restore_step, int(row.goes_back), row.lost_steps,
+                row.sentence, msgspec.json.encode(plan).decode(),
             ),
         )  # fmt: skip
         if row.goes_back:
@@ -390,13 +333,21 @@ class Store:
                 "UPDATE steps SET thrown_away = 0 WHERE step < ?"
                 " AND ledger_generation = (SELECT MAX(ledger_generation) FROM steps AS other"
                 " WHERE other.step = steps.step)"
-                " AND NOT EXISTS (SELECT 1 FROM steps AS other WHERE other.step = steps.step AND NOT thrown_away)",
+                " AND NOT EXISTS (SELECT 1 FROM steps AS other WHERE other.step = steps.step AND thrown_away = 0)",
                 (first,),
             )
 
 
+def _given(share: Share, row: StepRow) -> tuple[Any, ...]:
+    """What a member gave to a step, for `_ADD_CREDIT`."""
+    return share.node, share.tasks, share.tasks * row.task_tokens, row.worked_s, row.wall_s, row.wall_s
+
+
 def _number(value: Any) -> Any:
-    """SQLite has no NaN (it would store nothing): a step whose loss is not a number is kept as infinitely bad."""
+    """SQLite has no NaN (it would store nothing): a step whose loss is not a number is kept as infinitely bad. Truth is
+    a whole number in both databases."""
+    if isinstance(value, bool):
+        return int(value)
     return math.inf if isinstance(value, float) and math.isnan(value) else value
 
 

@@ -26,8 +26,9 @@ from coordinator.live.records import (
     StepRow,
     StoredState,
 )
+from coordinator.process.database import DATABASE, StateBrokenError, StateLockedError
 from coordinator.process.schema import MIGRATIONS
-from coordinator.process.store import DATABASE, Event, StateBrokenError, StateLockedError, Store, StoredInvite
+from coordinator.process.store import Event, Store, StoredInvite
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
 from protocol.messages import Share
