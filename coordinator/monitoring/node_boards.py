@@ -445,6 +445,17 @@ def transport() -> Dashboard:
                         ),
                         12,
                     ),
+                    Panel(
+                        "Memory of links",
+                        "Tensor bytes announced and not digested. At the limit whoever holds most is cut off.",
+                        "timeseries",
+                        "bytes",
+                        (
+                            Query(f"{name}incoming_bytes{{{OF_ONE}}}", "{{instance}}"),
+                            Query(f"{name}incoming_limit_bytes{{{OF_ONE}}}", "limit {{instance}}"),
+                        ),
+                        24,
+                    ),
                 ),
             ),
             Row(

@@ -42,7 +42,7 @@ from node.process.device_lane import DeviceOptions
 from node.process.driver import Driver
 from node.process.journal import Journal, JournalError, JournalWriter
 from node.process.lend import lend
-from node.process.link_options import link_options
+from node.process.link_options import incoming_bytes, link_options
 from node.process.metrics import NodeMetrics
 from node.process.store import StoreFullError, TensorStore
 from node.server.tickets import KEY_BYTES
@@ -58,6 +58,7 @@ from protocol.drive.scrape import NODE_PORTS, Scrape, open_metrics
 from protocol.drive.stun import StunResponder
 from protocol.drive.tcp import open_all_listeners
 from protocol.drive.transport import Transport
+from protocol.link.budget import Budget
 from protocol.link.reach import split
 from protocol.messages import PlanChanged, Welcome
 from protocol.run.run import RunConfig
@@ -328,7 +329,8 @@ class _Node:
         self._machine: NodeMachine | None = None
         self._told_early: list[Told] = []
         self._share = 1.0
-        self._store = TensorStore(self._keys)
+        self._free_bytes = psutil.virtual_memory().available
+        self._store = TensorStore(self._keys, incoming_bytes(self._free_bytes))
 
     # ---- what the owner's keeper may do --------------------------------------------------------------------------
 
@@ -412,6 +414,9 @@ class _Node:
                 events=driver,
                 limits=self._limits,
             )
+            budget = driver.transport.budget = Budget(incoming_bytes(self._free_bytes), lambda: self._store.byte_count)
+            self._metrics.ask("barnraise_transport_incoming_bytes", lambda: float(budget.held_bytes))
+            self._metrics.record("barnraise_transport_incoming_limit_bytes", budget.total_bytes)
             driver.connector = assemble(
                 nursery,
                 transport=driver.transport,
@@ -481,7 +486,7 @@ class _Node:
             local_addresses=local,
             build=BUILD,
             tokens_per_s=options.tokens_per_s,
-            memory_bytes=psutil.virtual_memory().available,
+            memory_bytes=self._free_bytes,
             name=self._owner.name,
             wished_stage=options.stage,
             checkpoints=checkpoints,
@@ -529,6 +534,8 @@ class _Node:
         not read meanwhile, so a coordinator that asks before it sends the run back hears what was found."""
         if isinstance(welcome, PlanChanged):
             self._state.keep_plan(welcome)
+            if self._state.config is not None:
+                self._know(self._state.config)
             return
         first = self._state.config is None
         self._note_clock(welcome)
@@ -556,7 +563,9 @@ class _Node:
     def _know(self, config: RunConfig) -> None:
         """The run is known: the series of its name, and the largest tensor that can honestly occur."""
         self._metrics.set_run(config.name)
-        self._driver.transport.options = link_options(config)
+        kept = self._state.kept
+        sizes = (kept.vocabulary, kept.plan) if kept is not None else (0, None)
+        self._driver.transport.options = link_options(config, *sizes)
         self._driver.step_tasks = config.batch.microbatches
 
     async def _watch_quota(self) -> None:

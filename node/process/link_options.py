@@ -1,21 +1,60 @@
-"""The bounds of a node's links, from what the run sends over them."""
+"""What links may bring: how much of this machine's memory all of them together, and each by the sizes of the run.
+
+| bound | of whom | arithmetic |
+| --- | --- | --- |
+| `incoming_bytes` | the process | half of what is free at the start, less what the tensor store holds at the moment |
+| `window_bytes` | each link | two of the largest tensors: a contribution's part and an activation under way at once |
+| `tensor_bytes_max` | each tensor | a microbatch's hidden states, or a server's part of a stage's vector |
+
+At 8 B in 16 stages of two servers a part has 0.25 G values: 1.0 GB at most in the packed forms, 0.16 GB as they are
+late in training. Before, a link could hold the whole model in fp64 twice: 128 GB.
+"""
 
 from __future__ import annotations
 
+from protocol.base.forms import GRID_BLOCK, byte_bounds
 from protocol.base.limits import TENSOR_BYTES_MAX, WINDOW_BYTES
 from protocol.drive.transport import LinkOptions
+from protocol.run.model_spec import ModelSpec, blocks_of
+from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 
 VOCABULARY_GUESS = 262_144
 """Rows of the largest published vocabularies, for the bound on tensors before the run's own is known."""
+MEMORY_SHARE = 0.5
+"""Of what is free when the process starts. A stage's weights and moments, and the device's, need the rest; a run that
+does not fit was refused (`node.machine.welcome`)."""
 
 
-def link_options(config: RunConfig) -> LinkOptions:
-    """Bounds of links from the run's sizes: the largest tensor is a stage's vector or a microbatch of hidden states."""
-    model = config.model
-    hidden = config.batch.samples * model.context * model.hidden * 4
-    layer = model.hidden * (2 * model.hidden + 2 * model.hidden + 3 * model.feed_forward + 2)
-    # Gradients travel in fp64. The tokenizer's size is not known yet, so a large one is assumed.
-    vectors = 8 * (model.layers * layer + 2 * model.hidden * VOCABULARY_GUESS)
-    largest = max(TENSOR_BYTES_MAX, hidden, vectors)
+def incoming_bytes(available_bytes: int) -> int:
+    """What tensors may take that come from others, or lie in the store, on a machine with so much free."""
+    return int(available_bytes * MEMORY_SHARE)
+
+
+def link_options(config: RunConfig, vocabulary: int = 0, plan: Plan | None = None) -> LinkOptions:
+    """Bounds of links from the run's sizes.
+
+    Args:
+        vocabulary: 0: not known yet.
+        plan: None: not known yet; then a whole model might come in one piece.
+    """
+    wire, batch, model = config.wire, config.batch, config.model
+    hidden = (batch.samples, model.context, model.hidden)
+    values = _largest_part(config, vocabulary or VOCABULARY_GUESS, plan)
+    forms: list[tuple[tuple[int, ...], str]] = [(hidden, wire.activations_up), (hidden, wire.activations_down)]
+    forms += [((values,), wire.gradients), ((values,), wire.parameters)]
+    largest = max(TENSOR_BYTES_MAX, *(byte_bounds(shape, form)[1] for shape, form in forms))
     return LinkOptions(tensor_bytes_max=largest, window_bytes=max(WINDOW_BYTES, 2 * largest))
+
+
+def _largest_part(config: RunConfig, vocabulary: int, plan: Plan | None) -> int:
+    """Values of the largest part of a stage's vector that a server has."""
+    sizes = [block.parameters for block in blocks_of(ModelSpec.of_run(config.model, vocabulary))]
+    if plan is None:
+        return sum(sizes)
+    parts = []
+    for number, stage in enumerate(plan.stages):
+        chunks = [plan.course.chunks[chunk] for chunk in plan.course.chunks_of(number)]
+        stage_values = sum(sum(sizes[chunk.first_block : chunk.end_block]) for chunk in chunks)
+        parts.append(-(-stage_values // max(1, len(stage.servers))) + 2 * GRID_BLOCK)  # cut where a grid block ends
+    return max(parts)

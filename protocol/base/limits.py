@@ -69,6 +69,9 @@ DIMENSIONS_MAX = 8
 """Dimensions of one tensor."""
 WINDOW_BYTES = 64 << 20
 """Tensor bytes that a peer may have under way or undigested, unless one tensor of the run needs more."""
+BUDGET_BYTES = 2 << 30
+"""Of all links of a process together, where its owner says nothing else: the windows of 32 peers. A node takes half of
+the memory that is free when it starts."""
 TENSOR_BYTES_MAX = 64 << 20
 """One tensor, unless the run says otherwise."""
 

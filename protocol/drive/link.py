@@ -47,6 +47,7 @@ from protocol.base.limits import (
     WRITE_BYTES,
 )
 from protocol.drive.limits import Limits, Metered, QuotaUsedUpError
+from protocol.link.budget import Account
 from protocol.link.frames import NO_LINK, TOKEN_BYTES, Hello
 from protocol.link.framing import Buffer, Event, Framing, MessageArrived, PeerClosed, PongArrived
 from protocol.link.paths import Path
@@ -155,6 +156,8 @@ class Link:
         self.received_bytes = 0
         self.link_id = link_id
         """Known to its two ends only."""
+        self.account: Account | None = None
+        """What it holds of the process's memory."""
         self.epoch = 0
         """Paths left so far."""
         self.attempts = trio.Lock()
@@ -251,6 +254,10 @@ class Link:
         """Cut the link off without another byte."""
         self._reason = self._reason or reason
         self._scope.cancel()
+
+    def give_way(self, sentence: str) -> None:
+        """Others need the memory that this link's unfinished messages hold: it ends at once, with a sentence."""
+        self._reject(RemoteProtocolError("busy", sentence))
 
     def report_down(self, reason: str) -> None:
         """Tell the owner's events that the link is gone, once."""

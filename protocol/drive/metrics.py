@@ -72,6 +72,8 @@ DAEMON_FAMILIES = (
         "Local clock minus coordinator clock, to a second, at the newest membership.",
     ),
     Family("barnraise_transport_connections", "gauge", "Open peer connections.", {"path": PATHS}),
+    Family("barnraise_transport_incoming_bytes", "gauge", "Tensor bytes that links hold, announced and not digested."),
+    Family("barnraise_transport_incoming_limit_bytes", "gauge", "What they may hold, with the tensors in the store."),
     Family(
         "barnraise_transport_connects_total",
         "counter",

@@ -15,12 +15,13 @@ import trio
 
 from protocol.base.errors import DialError, RemoteProtocolError
 from protocol.base.ids import NodeId
-from protocol.base.limits import CALLS_BURST, CALLS_PER_S, CLOSE_S, HANDSHAKE_S, LINKS_PREFIX_MAX
+from protocol.base.limits import BUDGET_BYTES, CALLS_BURST, CALLS_PER_S, CLOSE_S, HANDSHAKE_S, LINKS_PREFIX_MAX
 from protocol.drive import tcp
 from protocol.drive.descriptors import links_max
 from protocol.drive.half_open import HalfOpenPlaces, Place
 from protocol.drive.limits import Limits, Metered, QuotaUsedUpError
 from protocol.drive.link import PATHS, Carrier, Link, LinkEvents, LinkOptions, name_link
+from protocol.link.budget import Budget
 from protocol.link.codec import PROTOCOL_MINOR, encode
 from protocol.link.frames import NO_LINK, TOKEN_BYTES, Frame, FramingLimits, Hello, OutFrame
 from protocol.link.framing import Framing
@@ -107,6 +108,8 @@ class Transport:
         self._run_id = run_id
         self._credential = credential
         self._admit = admit
+        self.budget = Budget(BUDGET_BYTES)
+        """For what all links receive, together; may be replaced before there is one."""
         self._links: dict[NodeId, Link] = {}
         self.on_path_failed: Callable[[Link, str], None] | None = None
         """Told when a link's path carries nothing at present: dial or adopt another one, if you can."""
@@ -137,6 +140,8 @@ class Transport:
 
     def forget(self, link: Link) -> None:
         """For `Link`: it has ended."""
+        if link.account is not None:
+            link.account.close()
         if self._links.get(link.peer) is link:
             del self._links[link.peer]
 
@@ -449,6 +454,7 @@ class Transport:
         """
         if not dialled:
             self._check_room(way, session)
+        account = self.budget.open(stranger=session.role == "volunteer")
         framing = Framing(
             session,
             role=self._role,
@@ -456,14 +462,21 @@ class Transport:
             token=ours.token,
             limits=FramingLimits(self.options.tensor_bytes_max, self.options.window_bytes),
             count=self.events.on_bytes,
+            account=account,
         )
-        framing.greet(theirs)
-        first = framing.take(rest)
+        try:
+            framing.greet(theirs)
+            first = framing.take(rest)
+        except RemoteProtocolError:
+            account.close()
+            raise
         tokens = (ours.token, theirs.token) if dialled else (theirs.token, ours.token)
         link = Link(self, session, framing, way.carrier(dialled), name_link(*tokens))
+        link.account, account.give_way = account, link.give_way
         if self._register(link):
             self._nursery.start_soon(link.run, first)
             return link
+        account.close()
         survivor = self.link_to(link.peer)
         assert survivor is not None, "a link that was preferred is there"
         return survivor

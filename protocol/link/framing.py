@@ -34,6 +34,7 @@ from dataclasses import dataclass
 
 from protocol.base.errors import RemoteProtocolError
 from protocol.base.limits import ACK_BYTES, ACK_FRAMES, KEPT_BYTES_MAX, KEPT_FRAMES_MAX
+from protocol.link.budget import Account
 from protocol.link.codec import PROTOCOL_MINOR
 from protocol.link.frames import (
     COUNT_BYTES,
@@ -101,15 +102,16 @@ class Framing:
         token: bytes = b"",
         limits: FramingLimits | None = None,
         count: CountBytes | None = None,
+        account: Account | None = None,
     ) -> None:
         """`role` is our own. Either `header` (24 random bytes for the sending stream), and the link says HELLO itself,
         or a `path` on which our HELLO was said. `token`: what that HELLO says; without one nothing is kept for another
-        path.
+        path. `account`: what is received counts against it.
         """
         self._limits = limits or FramingLimits()
         count = count or (lambda direction, kind, byte_count, message_count: None)
         self._out = Outgoing(role, session.role, self._limits, count)
-        self._in = Incoming(role, session.role, self._limits, count)
+        self._in = Incoming(role, session.role, self._limits, count, account)
         self._token = token
         self._path = path or Path(session, header)
         self._urgent: deque[bytes] = deque()

@@ -11,6 +11,7 @@ import numpy as np
 from protocol.base.errors import RemoteProtocolError
 from protocol.base.ids import TensorRef
 from protocol.base.limits import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX, OPEN_BULK_MAX, RECORD_BYTES_MAX
+from protocol.link.budget import Account, Budget
 from protocol.link.codec import check_allowed, check_tensors, decode, tensors_of, traffic_kind
 from protocol.link.frames import NUMBER_BYTES, CountBytes, Frame, FramingLimits, MessageArrived
 from protocol.messages import Message
@@ -45,7 +46,9 @@ class _Bulk:
 class Incoming:
     """Messages and tensors of one peer that have begun to come."""
 
-    def __init__(self, role: str, peer_role: str, limits: FramingLimits, count: CountBytes) -> None:
+    def __init__(
+        self, role: str, peer_role: str, limits: FramingLimits, count: CountBytes, account: Account | None = None
+    ) -> None:
         self._role = role
         self._peer_role = peer_role
         self._limits = limits
@@ -54,6 +57,7 @@ class Incoming:
         self._open: dict[int, _Bulk] = {}
         self._next_number = 0
         self._held_bytes = 0
+        self._account = account or Budget(limits.window_bytes).open(stranger=True)
 
     @property
     def begun(self) -> bool:
@@ -69,6 +73,8 @@ class Incoming:
         """So many bytes of delivered tensors no longer count against the window."""
         self._held_bytes -= byte_count
         assert self._held_bytes >= 0, "more released than delivered"
+        if not self._account.closed:  # the link had to give way
+            self._account.release(byte_count)
 
     def take(self, kind: int, plain: bytes) -> MessageArrived | None:
         """One numbered frame other than CREDIT. Raises `RemoteProtocolError`."""
@@ -125,6 +131,7 @@ class Incoming:
         byte_count = check_tensors(tensors, self._limits.tensor_bytes_max)
         if self._held_bytes + byte_count > self._limits.window_bytes:
             raise RemoteProtocolError("size", f"{byte_count} tensor bytes beyond the window")
+        self._account.reserve(byte_count)
         self._held_bytes += byte_count
         self._open[number] = _Bulk(message, len(encoded), byte_count, deque(tensors))
 

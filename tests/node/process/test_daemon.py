@@ -21,10 +21,13 @@ from node.process.link_options import link_options
 from node.process.metrics import NodeMetrics
 from node.process.store import StoreFullError, TensorStore
 from protocol.base.errors import BadInputError
+from protocol.base.ids import NodeId
 from protocol.base.limits import TENSOR_BYTES_MAX
 from protocol.base.machine import CheckpointsFound
 from protocol.drive.limits import Limits
 from protocol.messages import Welcome
+from protocol.run.course import line
+from protocol.run.plan import Plan, ServerPlan, StagePlan
 from protocol.run.run import CheckpointSection, ModelSection, RunConfig
 from protocol.trust.identity import Identity
 from protocol.trust.membership import Invite, JoinLink, sign_statement
@@ -128,14 +131,19 @@ async def test_a_server_that_learns_its_run_names_the_checkpoints_there(
     assert [folder.is_relative_to(tmp_path / "shared") for folder in looked] == [True]
 
 
-def test_links_take_the_largest_tensor_of_the_run(tmp_path: Path) -> None:
-    """A small run keeps the protocol's bounds; a large one gets room for a stage's gradient in fp64."""
+def test_links_take_the_largest_tensor_of_the_run() -> None:
+    """A small run keeps the protocol's bounds; a large one gets room for a server's part of a stage, and no more: a
+    link could hold 128 GB once."""
     assert link_options(RunConfig()).tensor_bytes_max >= TENSOR_BYTES_MAX
-    model = ModelSection(layers=24, hidden=2048, heads=16, kv_heads=4, feed_forward=5632, context=2048)
-    options = link_options(RunConfig(model=model))
-    parameters = 24 * (2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 5632)
-    assert options.tensor_bytes_max > 8 * parameters
-    assert options.window_bytes >= 2 * options.tensor_bytes_max
+    model = ModelSection(layers=32, hidden=4096, heads=32, kv_heads=8, feed_forward=14336, context=4096)
+    config = RunConfig(model=model)
+    parameters = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    alone = link_options(config)
+    assert 4 * parameters < alone.tensor_bytes_max < 6 * parameters  # before the plan is known
+    servers = StagePlan((ServerPlan(NodeId("f"), "front", ()), ServerPlan(NodeId("b"), "back", ())))
+    stages = link_options(config, 128_256, Plan(1, 1, -1, (servers,) * 16, line(66, 16)))
+    assert 4 * parameters / 32 < stages.tensor_bytes_max < 2.5 * 4 * parameters / 32  # one stage has the embedding
+    assert stages.window_bytes == 2 * stages.tensor_bytes_max
 
 
 def test_what_is_loaded_is_not_looked_at_again_by_the_garbage_collector() -> None:

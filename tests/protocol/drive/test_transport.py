@@ -19,6 +19,7 @@ from protocol.drive import link as link_module
 from protocol.drive import transport as transport_module
 from protocol.drive.limits import Metered
 from protocol.drive.transport import DialError, Link, LinkOptions
+from protocol.link.budget import Budget
 from protocol.link.codec import PROTOCOL_MINOR, encode
 from protocol.link.framing import Frame, Hello
 from protocol.messages import Freeze, Ping
@@ -106,6 +107,30 @@ async def test_a_receiver_that_waits_holds_the_sender_back() -> None:
         assert len(one.events.messages) == 1 and link.queued_bytes >= 4 * _MIB
         one.events.hold.set()
         await one.events.until(lambda events: len(events.messages) == 6)
+
+
+async def test_all_links_of_a_process_share_one_memory() -> None:
+    """A peer that has more under way than the process can hold is cut off with a sentence, before its bytes are taken
+    in; another one's message comes through, and at the end nothing is counted any more."""
+    options = LinkOptions(tensor_bytes_max=_MIB, window_bytes=2 * _MIB)
+    async with stations("server", "server", "server", options=options) as (one, greedy, honest):
+        budget = one.transport.budget = Budget(_MIB * 3 // 2)
+        one.events.hold = trio.Event()
+        link = await greedy.transport.dial([one.address], one.identity.node)
+        for _ in range(2):
+            link.send(activation(_MIB), [bytes(_MIB)])
+        await one.events.until(lambda events: events.rejected)
+        assert [reason for reason, _ in one.events.rejected] == ["busy"]
+        await one.events.until(lambda events: events.down)
+        other = await honest.transport.dial([one.address], one.identity.node)
+        other.send(activation(_MIB), [bytes(_MIB)])
+        one.events.hold.set()
+        await one.events.until(lambda events: any(link.peer == honest.identity.node for link, *_ in events.messages))
+        other.close("enough")
+        await one.events.until(lambda events: len(events.down) == 2)
+        with trio.fail_after(PATIENCE_S):
+            while budget.held_bytes:
+                await trio.sleep(0.01)
 
 
 async def test_closing() -> None:
