@@ -35,7 +35,7 @@ def export(out: Path, checkpoints: tuple[Path, ...], step: int | None) -> None:
     check_writable("OUT", out, out)
     folders = folders_of_one_run(checkpoints)
     with tempfile.TemporaryDirectory(prefix=".barnraise-export-", dir=_home(out)) as scratch:
-        folder = folders[0] if len(folders) == 1 else _together(folders, Path(scratch))
+        folder = folders[0] if len(folders) == 1 else together(folders, Path(scratch))
         if step is None:
             complete, incomplete = scan_checkpoints(folder)
             if not complete:
@@ -52,8 +52,8 @@ def export(out: Path, checkpoints: tuple[Path, ...], step: int | None) -> None:
     click.echo(f"{out}: the model after {step} steps")
 
 
-def folders_of_one_run(given: Sequence[Path]) -> list[Path]:
-    """The folders below those given that hold steps of the run, each once.
+def folders_of_one_run(given: Sequence[Path], argument: str = "CHECKPOINTS") -> list[Path]:
+    """The folders below those given that hold steps of the run, each once. `argument`: their name in sentences.
 
     Raises:
         BadInputError: one is no folder, none holds a checkpoint, or they are of several runs.
@@ -61,14 +61,14 @@ def folders_of_one_run(given: Sequence[Path]) -> list[Path]:
     found: dict[Path, None] = {}
     for folder in given:
         if not folder.is_dir():
-            raise BadInputError(f"CHECKPOINTS: {folder} is no folder")
+            raise BadInputError(f"{argument}: {folder} is no folder")
         for layout in _LAYOUTS:
             found.update(dict.fromkeys(sorted(home.parent.absolute() for home in folder.glob(layout))))
     if not found:
-        raise BadInputError(f"CHECKPOINTS: there is no checkpoint in {', '.join(map(str, given))}")
+        raise BadInputError(f"{argument}: there is no checkpoint in {', '.join(map(str, given))}")
     runs = sorted({folder.name: folder for folder in reversed(found)}.values())
     if len(runs) > 1:
-        raise BadInputError(f"CHECKPOINTS: these folders are of several runs: {', '.join(map(str, runs))}")
+        raise BadInputError(f"{argument}: these folders are of several runs: {', '.join(map(str, runs))}")
     return list(found)
 
 
@@ -79,7 +79,7 @@ def _home(out: Path) -> Path:
     return home
 
 
-def _together(folders: Sequence[Path], scratch: Path) -> Path:
+def together(folders: Sequence[Path], scratch: Path) -> Path:
     """One folder with the files of all; what is there twice under one name is the same, or does not verify later."""
     for folder in folders:
         for file in sorted(folder.glob("step-????????/*")):

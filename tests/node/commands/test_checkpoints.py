@@ -1,0 +1,56 @@
+"""`barnraise checkpoints verify`: what is whole, what is not and why, and an exit code for scripts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from node.commands.checkpoints import checkpoints
+from tests.node.commands.test_export import scattered, shared
+
+__all__ = ["shared"]
+
+
+def verify(*arguments: object) -> Result:
+    return CliRunner().invoke(checkpoints, ["verify", *map(str, arguments)])
+
+
+def test_whole_checkpoints_are_named_with_their_size(shared: Path) -> None:
+    """Newest first; the last line says what a restart would take."""
+    result = verify(shared)
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert [line.split()[1] for line in lines[:2]] == ["4", "2"] and "2 parts" in lines[0]
+    assert lines[-1] == "all whole; a restart would go on from step 4"
+
+
+def test_one_changed_byte_is_found_and_its_file_named(shared: Path) -> None:
+    """Exit code 1, and which checkpoint is still good."""
+    (part,) = shared.glob("*/step-00000004/stage-0-shard-1-*.safetensors")
+    data = bytearray(part.read_bytes())
+    data[-5] ^= 1
+    part.write_bytes(data)
+    result = verify(shared)
+    assert result.exit_code == 1
+    assert part.name in result.output and "damaged" in result.output
+    assert "the newest whole checkpoint is of step 2; not whole: 1" in result.output
+    assert verify(shared, "--step", 2).exit_code == 0
+    assert verify(shared, "--step", 4).exit_code == 1
+
+
+def test_parts_that_servers_kept_to_themselves_are_read_together(shared: Path, tmp_path: Path) -> None:
+    """All folders: whole. One alone: it is said which part is missing. Nothing is left behind."""
+    folders = scattered(shared, tmp_path / "apart")
+    before = sorted((tmp_path / "apart").rglob("*"))
+    assert verify(*folders).exit_code == 0
+    alone = verify(folders[0])
+    assert alone.exit_code == 1 and "stage-0-shard-1" in alone.output and "no checkpoint is whole" in alone.output
+    assert sorted((tmp_path / "apart").rglob("*")) == before
+
+
+def test_a_step_or_folder_that_is_not_there_is_said(shared: Path, tmp_path: Path) -> None:
+    """A step without a checkpoint is not whole; a folder without any is no folder of checkpoints."""
+    assert "NOT WHOLE" in verify(shared, "--step", 3).output
+    nothing = verify(tmp_path / "nothing")
+    assert nothing.exit_code != 0 and "FOLDER" in str(nothing.exception)
