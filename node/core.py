@@ -20,7 +20,7 @@ from node.machine.progress import Progress
 from node.machine.readable import ReadableCheckpoints
 from node.machine.revocation import Revocation
 from node.machine.wanted import Links
-from node.machine.welcome import why_not
+from node.machine.welcome import why_no_plan, why_not
 from node.server.recovery import held
 from node.server.server import ServerMachine
 from node.volunteer.volunteer import VolunteerMachine
@@ -70,7 +70,6 @@ from protocol.messages import (
     Welcome,
     Work,
 )
-from protocol.run.course import is_asked_for
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 from protocol.trust.membership import Trust
@@ -379,8 +378,8 @@ class NodeMachine:
             self._out.log("warning", "plan of an older generation refused", generation=generation)
             self._out.add(HangUp(self._coordinator, "version: a plan of an older generation"))
             return
-        if self.config is not None and not is_asked_for(message.plan.course, self.config):
-            self._out.add(Exit("refused: the plan's routes are not what the run's configuration asks for"))
+        if self.config is not None and (fault := why_no_plan(message.plan, self.config)):
+            self._out.add(Exit(f"refused: {fault}"))
             return
         self.plan, self.stage, self._stage_reason = message.plan, message.stage, message.reason
         self._out.log("info", "plan", generation=message.plan.generation, stage=message.stage, reason=message.reason)
@@ -415,7 +414,7 @@ class NodeMachine:
     def _begin_server(self, now: float) -> None:
         assert self.config is not None and self.plan is not None
         if self.server is not None and self.server.context.generation == self.plan.ledger_generation:
-            self.server.change_plan(self.plan)
+            self.server.change_plan(self.plan, now)
             return
         unreported = self.server.end() if self.server is not None else ()
         records, self._unread = self._unread, []

@@ -122,7 +122,8 @@ class StepReport(Work, frozen=True, kw_only=True):
     """The decider says that a step is closed everywhere. Repeated until acknowledged, so none is missed.
 
     Fenced like work: a report that was under way while the run went back to a checkpoint must not count. After a
-    link-up, and when an acknowledgement names an earlier step, the decider repeats all that it still has, in order.
+    link-up, and when an acknowledgement names an earlier step, the decider repeats all that it still has, in order. The
+    norm is that before clipping, `duration_s` its own from opening to closing, `changes` how many were in force.
     """
 
     step: int
@@ -130,14 +131,13 @@ class StepReport(Work, frozen=True, kw_only=True):
     """Mean nats per token over the whole batch."""
     tokens: int
     gradient_norm: float
-    """Before clipping."""
     clip_factor: float
     skipped: bool
     learning_rate: float
     duration_s: float
-    """From the step's opening to its closing by the decider's clock."""
     shares: tuple[Share, ...] = ()
     """Who computed the step, by the ledgers of all stages: what credit is given for. No node twice."""
+    changes: int = 0
 
 
 class StepReportStored(Message, frozen=True, kw_only=True):
@@ -534,11 +534,12 @@ class StageFrozen(Work, frozen=True, kw_only=True):
 
 
 class Decision(Work, frozen=True, kw_only=True):
-    """Decider to ledgers: how the step ends. Durable before it is sent (state-and-trust 4.3)."""
+    """Decider to ledgers: how the step ends. Durable before it is sent (4.3). A rate of -1: as the run's file says."""
 
     step: int
     clip_factor: float
     skipped: bool
+    learning_rate: float = -1.0
 
 
 class Commit(Work, frozen=True, kw_only=True):
@@ -548,6 +549,7 @@ class Commit(Work, frozen=True, kw_only=True):
     contributions: tuple[ContributionId, ...]
     clip_factor: float
     skipped: bool
+    learning_rate: float = -1.0
 
 
 class Committed(Work, frozen=True, kw_only=True):

@@ -1,4 +1,5 @@
-"""`barnraise run ban|unban|invite|invites|uninvite`: what an operator orders of a running coordinator, by its API."""
+"""`barnraise run set|pause|resume|changes|ban|unban|invite|invites|uninvite`: what an operator orders of a running
+coordinator, by its API."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ ANSWER_BYTES_MAX = 64 << 20
 
 @click.group()
 def run() -> None:
-    """Order something of a running coordinator: who may come, and who must go.
+    """Order something of a running coordinator: how it trains on, who may come, and who must go.
 
     On the coordinator's own computer these find its admin token by themselves; elsewhere name a copy of links.json.
     """
@@ -109,6 +110,52 @@ def uninvite(invite: str, url: str, links: Path | None) -> None:
         invite = base32(JoinLink.parse(invite).statement.nonce)
     _post(_base(url), links, "uninvite", {"invite": invite})
     click.echo("closed; who has come by it stays")
+
+
+@run.command("set")
+@click.argument("key")
+@click.argument("value")
+@_asking
+def set_key(key: str, value: str, url: str, links: Path | None) -> None:
+    """Give KEY of the run (as in RUN.toml: optimizer.learning_rate) another VALUE from the next step on.
+
+    Stage 0 decides which step is the next; `barnraise run changes` shows it. What cannot be changed says why, and what
+    to do instead.
+    """
+    made = _post(_base(url), links, "set", {"key": key, "value": value})
+    click.echo(f"{made['key']} = {made['value']} from the next step on that is not decided")
+
+
+@run.command()
+@_asking
+def pause(url: str, links: Path | None) -> None:
+    """Open no further step. Those that are open end; everybody stays, and waits."""
+    _post(_base(url), links, "pause", {"paused": True})
+    click.echo("paused; barnraise run resume lets it go on")
+
+
+@run.command()
+@_asking
+def resume(url: str, links: Path | None) -> None:
+    """Open steps again after `run pause`."""
+    _post(_base(url), links, "pause", {"paused": False})
+    click.echo("the run goes on")
+
+
+@run.command()
+@click.option("--url", default=DEFAULT_URL, show_default=True, metavar="URL", help="The coordinator's status API.")
+@click.option("--json", "as_json", is_flag=True, help="As `barnraise demo --reference --changes FILE` reads them.")
+def changes(url: str, as_json: bool) -> None:
+    """Show what was changed since the run began, and from which step on (counted from 0)."""
+    found = fetch(f"{_base(url)}/api/status")["run"]["changes"]
+    if as_json:
+        click.echo(json.dumps(found, indent=1))
+        return
+    for change in found:
+        since = f"from step {change['from_step']}" if change["from_step"] >= 0 else "from the next step on"
+        click.echo(f"{change['key']} = {change['value']}  {since}")
+    if not found:
+        click.echo("nothing was changed")
 
 
 def _base(url: str) -> str:

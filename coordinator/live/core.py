@@ -25,6 +25,7 @@ from coordinator.live.giving import Giving
 from coordinator.live.history import History
 from coordinator.live.join_rates import JoinRates
 from coordinator.live.measured_links import NetworkBook
+from coordinator.live.orders import ChangeRun, Order, PauseRun
 from coordinator.live.outbox import Outbox
 from coordinator.live.plan_builder import block_work
 from coordinator.live.records import DataRow, MemberRow, StepRow, StoredState
@@ -149,12 +150,21 @@ class CoordinatorMachine:
             case Told():
                 self._told(fact.what, now)
             case Ordered():
-                self._bans.order(fact.order, now)
+                self._ordered(fact.order, now)
             case _:
                 raise AssertionError(f"a coordinator has no use for {fact!r}")
         if len(self.roster) and self._next_sweep is None:
             self._next_sweep = now + self._sweep_s
         return self._end(now)
+
+    def _ordered(self, order: Order, now: float) -> None:
+        match order:
+            case ChangeRun():
+                self.placement.change(order.change, now)
+            case PauseRun():
+                self.placement.pause(order.paused, now)
+            case _:
+                self._bans.order(order, now)
 
     def _end(self, now: float) -> Sequence[Effect]:
         """The effects of an input; notes since when the run waits for the same thing."""
@@ -492,6 +502,9 @@ class CoordinatorMachine:
         if not 0 <= report.step < self.config.steps:
             self._expel(member, "unexpected", f"StepReport of step {report.step}", now)
             return
+        if not 0 <= report.changes <= len(plan.changes):
+            self._expel(member, "unexpected", f"StepReport with {report.changes} of {len(plan.changes)} changes", now)
+            return
         fault = _fault_of_shares(report, self.config, len(plan.stages))
         if fault:
             self._expel(member, "unexpected", fault, now)
@@ -520,6 +533,7 @@ class CoordinatorMachine:
         self.history.store(row)
         self.giving.store(row.shares, row.worked_s, row.wall_s, now)
         self.bulletin.curve.add(row.step, row.loss)
+        self.placement.changes_counted(row.changes, row.step)
         self.reported.accepted(self.config.batch.microbatches)
         self.placement.step_stored(now)
         self.outbox.send(member.peer, StepReportStored(step=row.step))

@@ -133,6 +133,7 @@ class History:
             duration_s=report.duration_s,
             wall_s=round(wall_s, 3),
             shares=shares,
+            changes=report.changes,
         )
 
     def store(self, row: StepRow) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol.base.ids import NodeId
+from protocol.run.changes import RunChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,24 @@ class Unban:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeRun:
+    """A key of the run has another value from the next step on that is not decided."""
+
+    change: RunChange
+
+
+@dataclass(frozen=True, slots=True)
+class PauseRun:
+    """No step is opened any more, or (not `paused`) steps are opened again."""
+
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
 class CloseInvite:
     """Nobody joins by this invite from here on; who has joined stays."""
 
     nonce: bytes
+
+
+Order = Ban | Unban | CloseInvite | ChangeRun | PauseRun

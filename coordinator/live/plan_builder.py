@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from protocol.run.changes import RunChange
 from protocol.run.course import Course, course_of
 from protocol.run.plan import Plan, ServerPlan, StagePlan
 from protocol.run.run import RunConfig
@@ -70,6 +71,8 @@ def build_plan(
     generation: int,
     ledger_generation: int,
     restore_step: int,
+    changes: tuple[RunChange, ...] = (),
+    paused: bool = False,
 ) -> tuple[Plan, str]:
     """The plan with these servers (a sequence per stage, in shard order), and why it cuts the model as it does."""
     assert len(servers) == config.stages.count, "one list of servers per stage"
@@ -80,6 +83,8 @@ def build_plan(
         restore_step=restore_step,
         stages=tuple(StagePlan(servers=tuple(placed)) for placed in servers),
         course=course,
+        changes=changes,
+        paused=paused,
     )
     parts = "stages" if len(course.chunks) == len(servers) else f"chunks on {len(servers)} stages"
     cut = "; ".join(f"stage {stage}: {stage_blocks(config, course, stage)}" for stage in range(len(servers)))

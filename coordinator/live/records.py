@@ -100,6 +100,8 @@ class StepRow(Record, frozen=True, kw_only=True):
     """What the step adds to the working time of each of them."""
     task_tokens: int = 0
     """Tokens of one task."""
+    changes: int = 0
+    """How many of the operator's changes were in force."""
 
 
 class HistoryEnded(Record, frozen=True, kw_only=True):
@@ -153,6 +155,8 @@ class StoredState:
     went back to are of earlier ledgers."""
     thrown: tuple[StepRow, ...] = ()
     """The newest rows of steps whose newest row was thrown away, oldest step first (at most `TAIL_STEPS`)."""
+    changed_at: tuple[tuple[int, int], ...] = ()
+    """(changes in force, the first step that counts and had so many), for each number above 0."""
     tokens: int = 0
     """Tokens of the present history: every step counted once, thrown-away ones not."""
     ended: bool = False

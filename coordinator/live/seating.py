@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from coordinator.live.history import History, first_step_after
 from coordinator.live.outbox import Outbox
 from coordinator.live.plan_builder import build_plan
@@ -17,6 +19,7 @@ from coordinator.live.roster import Member, Roster
 from coordinator.live.slots import Review, Slot, SlotTable, holds_state, review
 from protocol.base.ids import NodeId
 from protocol.messages import Join, PlanChanged
+from protocol.run.changes import RunChange
 from protocol.run.plan import Plan, ServerPlan
 from protocol.run.run import RunConfig
 
@@ -39,6 +42,12 @@ class Placement:
         """The newest generation opened."""
         self.table = SlotTable(config.stages, stored.plan)
         self.review = Review("wait", "the coordinator has just started")
+        self.changes = () if stored.plan is None else stored.plan.changes
+        """What the operator has changed, with the steps from which it counts as far as they are reported."""
+        self.paused = stored.plan is not None and stored.plan.paused
+        """Whether the operator wants no further step opened."""
+        for count, step in stored.changed_at:
+            self.changes_counted(count, step)
         self._config = config
         self._roster = roster
         self._history = history
@@ -65,6 +74,32 @@ class Placement:
         if not self._history.finished:
             stages = tuple(stage.servers for stage in self.plan.stages)
             self._issue(stages, self.plan.ledger_generation, self.plan.restore_step, "the coordinator came back")
+
+    # ---- what the operator orders ------------------------------------------------------------------------------
+
+    def change(self, change: RunChange, now: float) -> None:
+        """A key has another value; stage 0 decides from which step on."""
+        self.changes = (*self.changes, change)
+        self._outbox.log("info", "run changed", key=change.key, value=change.value)
+        self.look(now)
+
+    def pause(self, paused: bool, now: float) -> None:
+        """No step is opened any more, or they are opened again; training work that is under way ends."""
+        if paused != self.paused:
+            self.paused = paused
+            self._outbox.log("info", "run paused" if paused else "run goes on")
+            self.look(now)
+
+    def changes_counted(self, count: int, step: int) -> None:
+        """A step that counts had so many changes in force: those of them that had no step began with this one."""
+        self.changes = tuple(
+            msgspec.structs.replace(change, from_step=step) if change.from_step < 0 and number < count else change
+            for number, change in enumerate(self.changes)
+        )
+
+    def _is_ordered(self, plan: Plan) -> bool:
+        """Whether a plan has all that the operator ordered."""
+        return len(plan.changes) == len(self.changes) and plan.paused == self.paused
 
     # ---- servers come and go -----------------------------------------------------------------------------------
 
@@ -153,7 +188,10 @@ class Placement:
             for slot in found:  # it was taken for lost, and has what it needs after all
                 if self.table.holder.get(slot) in linked:
                     self.tell(linked[self.table.holder[slot]])
-        if verdict.kind == "issue":
+        if verdict.kind in ("keep", "wait") and self.plan is not None and not self._is_ordered(self.plan):
+            stages = tuple(stage.servers for stage in self.plan.stages)
+            self._issue(stages, self.plan.ledger_generation, self.plan.restore_step, "the operator changed the run")
+        elif verdict.kind == "issue":
             servers = self.table.servers(linked, self.plan)
             if self.plan is None:
                 self._issue(servers, None, -1, verdict.sentence)
@@ -237,6 +275,8 @@ class Placement:
             generation=self.generation,
             ledger_generation=self.generation if ledger_generation is None else ledger_generation,
             restore_step=restore_step,
+            changes=self.changes,
+            paused=self.paused,
         )
         lost_steps = max(self._history.lost_by(restore_step), self._unreported(restore_step)) if goes_back else 0
         row = PlanRow(plan=plan, sentence=sentence, goes_back=goes_back, lost_steps=lost_steps)

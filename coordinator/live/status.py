@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.live.plan_builder import stage_blocks
 from coordinator.live.roster import Member
+from protocol.run.changes import changes_hash
 
 if TYPE_CHECKING:
     from coordinator.live.core import CoordinatorMachine
@@ -43,6 +44,11 @@ def build_status(machine: CoordinatorMachine, now: float) -> dict[str, Any]:
             "last_step_wall_s": newest.wall_s if newest else None,
             "rollbacks": history.rollback_count,
             "lost_steps": history.lost_steps,
+            "changes": [
+                {"key": change.key, "value": change.value, "from_step": change.from_step}
+                for change in placement.changes
+            ],
+            "trains": changes_hash(config, placement.changes),
             "vocabulary": data.vocabulary if data else 0,
             "data_hash": data.data_hash if data else "",
             "data_tokens": data.token_count if data else 0,
@@ -74,12 +80,14 @@ def _alerts(machine: CoordinatorMachine) -> list[str]:
 
 
 def run_state(machine: CoordinatorMachine, now: float) -> tuple[str, str]:
-    """(waiting, training or finished; what it waits for, as a sentence)."""
+    """(waiting, training, paused or finished; what it waits for, as a sentence)."""
     placement = machine.placement
     if machine.finished:
         return "finished", ""
     if placement.plan is None or placement.review.kind != "keep":
         return "waiting", placement.review.sentence
+    if placement.paused and placement.plan.paused:
+        return "paused", "paused by the operator; `barnraise run resume` lets it go on"
     if waiting_for := _missed_servers(machine, now):
         return "waiting", waiting_for
     if placement.plan.restore_step >= machine.config.steps:

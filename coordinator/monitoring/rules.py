@@ -120,8 +120,9 @@ def _run_alerts(limits: Thresholds) -> tuple[Alert, ...]:
             "A step's gradient norm was not a finite number, so the step was skipped: the weights stayed as they were.",
             "The Run dashboard's row *Learning*: loss and gradient norm before it. One skipped step after a spike is"
             " harmless; one after the other means that the model has diverged.",
-            "Once: nothing. Again and again: stop, lower `optimizer.learning_rate` or the clip, and start a run from"
-            " the newest checkpoint before the spike (`barnraise export`, `model.start_from`).",
+            "Once: nothing. Again and again: lower the rate or the clip while it runs (`barnraise run set"
+            " optimizer.learning_rate VALUE`); if the model has diverged already, start a run from the newest"
+            " checkpoint before the spike (`barnraise export`, `model.start_from`).",
         ),
         Alert(
             "BarnraiseLossSpike",

@@ -1,4 +1,5 @@
-"""What only the operator may ask of the API: bans and invites. Each request shows the admin token of links.json."""
+"""What only the operator may ask of the API: changes of the run, bans, invites. Each request shows the admin token of
+links.json."""
 
 from __future__ import annotations
 
@@ -13,10 +14,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from coordinator.live.orders import Ban, CloseInvite, Unban
+from coordinator.live.orders import Ban, CloseInvite, Order, Unban
 from coordinator.process.store import StoredInvite
+from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
 from protocol.base.limits import TEXT_MAX
+from protocol.run.changes import RunChange
 from protocol.trust.identity import base32, is_node_id
 from protocol.trust.membership import JoinLink, JoinRole
 
@@ -33,7 +36,15 @@ HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 class AdminApi(Protocol):
     """What the daemon lends to these routes. Called on trio's thread."""
 
-    def order(self, order: Ban | Unban | CloseInvite) -> None: ...
+    def order(self, order: Order) -> None: ...
+
+    def change(self, key: str, value: str) -> RunChange:
+        """Orders a change of the run. Raises `BadInputError`."""
+        ...
+
+    def pause(self, paused: bool) -> None:
+        """Orders that no step is opened, or that they are again. Raises `BadInputError`."""
+        ...
 
     def lineage(self, node: NodeId) -> tuple[NodeId, ...]: ...
 
@@ -62,7 +73,16 @@ class _Uninvite(msgspec.Struct, forbid_unknown_fields=True):
     invite: str
 
 
-_Order = TypeVar("_Order", _Ban, _Unban, _Invite, _Uninvite)
+class _Set(msgspec.Struct, forbid_unknown_fields=True):
+    key: Annotated[str, msgspec.Meta(max_length=TEXT_MAX)]
+    value: Annotated[str, msgspec.Meta(max_length=TEXT_MAX)]
+
+
+class _Pause(msgspec.Struct, forbid_unknown_fields=True):
+    paused: bool
+
+
+_Order = TypeVar("_Order", _Ban, _Unban, _Invite, _Uninvite, _Set, _Pause)
 
 
 def answer(content: Any, code: int = 200) -> Response:
@@ -145,7 +165,23 @@ def admin_routes(api: AdminApi, admin_token: str, refused: Callable[[], None]) -
         api.order(CloseInvite(found[0].nonce))
         return answer({"closed": order.invite})
 
+    async def set_key(order: _Set) -> Response:
+        try:
+            change = api.change(order.key, order.value)
+        except BadInputError as error:
+            return answer({"error": str(error)}, 400)
+        return answer({"key": change.key, "value": change.value})
+
+    async def pause(order: _Pause) -> Response:
+        try:
+            api.pause(order.paused)
+        except BadInputError as error:
+            return answer({"error": str(error)}, 400)
+        return answer({"paused": order.paused})
+
     return [
+        Route("/api/set", taking(_Set, set_key), methods=["POST"]),
+        Route("/api/pause", taking(_Pause, pause), methods=["POST"]),
         Route("/api/ban", taking(_Ban, ban), methods=["POST"]),
         Route("/api/unban", taking(_Unban, unban), methods=["POST"]),
         Route("/api/invites", invites, methods=["GET"]),

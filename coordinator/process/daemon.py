@@ -29,7 +29,7 @@ import structlog
 import trio
 
 from coordinator.live.core import CoordinatorMachine
-from coordinator.live.orders import Ban, CloseInvite, Unban
+from coordinator.live.orders import ChangeRun, Order, PauseRun
 from coordinator.live.outbox import EVERYDAY_EVENTS
 from coordinator.live.records import Record, StepRow
 from coordinator.live.signals import Helpers
@@ -72,6 +72,7 @@ from protocol.drive.tcp import open_all_listeners
 from protocol.drive.transport import PATHS, Link, Transport
 from protocol.link.reach import split
 from protocol.messages import Message
+from protocol.run.changes import RunChange, make_change
 from protocol.run.run import RunConfig
 from protocol.schedule.profile import NetworkFile
 from protocol.trust.identity import SIGNATURE_BYTES, Identity
@@ -428,8 +429,19 @@ class Daemon:
         rows: list[StepRow] = await self._in_thread("read", partial(self._store.steps_from, first, count_max))
         return rows
 
-    def order(self, order: Ban | Unban | CloseInvite) -> None:
+    def order(self, order: Order) -> None:
         self.pump.put(Ordered(order))
+
+    def change(self, key: str, value: str) -> RunChange:
+        placement = self.machine.placement
+        _check_begun(self.machine)
+        change = make_change(self.machine.config, placement.changes, key, value)
+        self.order(ChangeRun(change))
+        return change
+
+    def pause(self, paused: bool) -> None:
+        _check_begun(self.machine)
+        self.order(PauseRun(paused))
 
     def lineage(self, node: NodeId) -> tuple[NodeId, ...]:
         return self.machine.admission.lineage(node)
@@ -542,3 +554,11 @@ def _announce(papers: dict[str, Any], options: CoordinatorOptions, machine: Coor
 
 def _addresses_of(link: str) -> list[str]:
     return link.partition("://")[2].partition("/")[0].split(",")
+
+
+def _check_begun(machine: CoordinatorMachine) -> None:
+    """Raises `BadInputError` where there is nothing to change: the run has no plan yet, or is over."""
+    if machine.finished:
+        raise BadInputError("the run is finished")
+    if machine.placement.plan is None:
+        raise BadInputError("no step was planned yet: edit RUN.toml and start the coordinator again")

@@ -104,6 +104,10 @@ MIGRATIONS: tuple[str, ...] = (
         until_s REAL NOT NULL
     );
     """,
+    """
+    -- How many of the operator's changes, which are in the plan, were in force.
+    ALTER TABLE steps ADD COLUMN changes INTEGER NOT NULL DEFAULT 0;
+    """,
 )
 
 

@@ -185,6 +185,10 @@ class Store:
         rollbacks, lost = self._db.execute(
             "SELECT COALESCE(SUM(goes_back), 0), COALESCE(SUM(lost_steps), 0) FROM plans"
         ).fetchone()
+        changed_at = self._db.execute(
+            "SELECT changes, MIN(step) FROM steps WHERE changes > 0 AND thrown_away = 0 GROUP BY changes"
+            " ORDER BY changes"
+        ).fetchall()
         data = self._db.execute("SELECT vocabulary, data_hash, token_count FROM data").fetchone()
         (tokens,) = self._db.execute("SELECT COALESCE(SUM(tokens), 0) FROM steps WHERE thrown_away = 0").fetchone()
         spent = self._db.execute("SELECT nonce, node FROM invites_spent ORDER BY rowid").fetchall()
@@ -213,6 +217,7 @@ class Store:
             data=None if data is None else DataRow(vocabulary=data[0], data_hash=data[1], token_count=data[2]),
             steps=tuple(reversed(steps)),
             thrown=tuple(reversed(thrown)),
+            changed_at=tuple((int(count), int(step)) for count, step in changed_at),
             tokens=int(tokens),
             ended=bool(ended),
             spent=tuple(InviteSpent(nonce=nonce, node=NodeId(node)) for nonce, node in spent),

@@ -337,7 +337,9 @@ class ServerPerformer(_Performer):
     def _apply(self, job: jobs.Apply, _: Buffers) -> bytes:
         _place, shard = self._here
         total = self._sums.pop(job.step)
-        return shard.skip(job.step) if job.skipped else shard.apply(job.step, total, job.step, job.clip_factor)
+        if job.skipped:
+            return shard.skip(job.step)
+        return shard.apply(job.step, total, job.step, job.clip_factor, job.learning_rate)
 
     def _serve(self, job: jobs.ServeParameters, _: Buffers) -> tuple[TensorRef, ...]:
         place, shard = self._here

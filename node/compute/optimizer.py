@@ -38,11 +38,15 @@ class AdamWShard:
         """A second state with the same content."""
         return AdamWShard(self._config, self._decay_mask, self.m.clone(), self.v.clone())
 
-    def apply(self, params: Tensor, grad: Tensor, step: int, clip_factor: float) -> None:
-        """Changes `params` [n] and the moments in place by the update of `step` (from 0); `grad` [n] stays as it is."""
+    def apply(self, params: Tensor, grad: Tensor, step: int, clip_factor: float, rate: float = -1.0) -> None:
+        """Changes `params` [n] and the moments in place by the update of `step` (from 0); `grad` [n] stays as it is.
+
+        Args:
+            rate: the learning rate; below 0: the one that the run's file has for the step.
+        """
         assert params.shape == grad.shape == self.m.shape
         section = self._config.optimizer
-        rate = learning_rate(self._config, step)
+        rate = learning_rate(self._config, step) if rate < 0 else rate
         correction_m = 1.0 - section.beta1 ** (step + 1)
         correction_v = 1.0 - section.beta2 ** (step + 1)
         update_scale = -rate / correction_m

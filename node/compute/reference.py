@@ -25,7 +25,8 @@ from node.compute.optimizer import AdamWShard, partial_square_norm
 from node.compute.stage_grid import StageGrid
 from node.compute.wire import round_trip
 from node.data.dataset import Dataset
-from node.machine.numbers import clip_factor
+from node.machine.numbers import clip_factor, learning_rate
+from protocol.run.changes import RunChange, changed, in_force
 from protocol.run.course import Course, course_of
 from protocol.run.run import RunConfig
 
@@ -75,12 +76,14 @@ def train_reference(
     dataset: Dataset | None = None,
     threads: int = 1,
     course: Course | None = None,
+    changes: Sequence[RunChange] = (),
 ) -> ReferenceResult:
     """Trains the first `steps` steps (default: all) of the run, calling `on_step` after each.
 
     Step t runs on version max(0, t - delay), and its update makes version t + 1 from version t (design section 3). The
     gradient is the sum over microbatches in order of the loss sum's gradient over the tokens of the whole batch.
-    `course` is what a plan from elsewhere computes; without it the one that the run's own words ask for.
+    `course` is what a plan from elsewhere computes; without it the one that the run's own words ask for. `changes` is
+    what an operator changed while the run ran, each from its step on.
     """
     torch.set_num_threads(threads)
     dataset = Dataset(config) if dataset is None else dataset
@@ -118,7 +121,9 @@ def train_reference(
                 averages = grid.next_averages(averages, exact, steps_of[config.version_of(step)])
             steps_of[step + 1] = grid.steps(averages)
         if not skipped:
-            optimizer.apply(versions[step + 1], gradient, step, clip_factor([square_norm], config.optimizer.clip_norm))
+            now = changed(config, changes[: in_force(changes, step)])
+            factor = clip_factor([square_norm], now.optimizer.clip_norm)
+            optimizer.apply(versions[step + 1], gradient, step, factor, learning_rate(now, step))
         for version in [each for each in versions if each < config.version_of(step + 1)]:
             del versions[version]
             steps_of.pop(version, None)

@@ -145,12 +145,12 @@ class ShardWorker:
         square_norm = partial_square_norm(total)
         return total, square_norm, square_norm < float("inf")  # false for NaN too
 
-    def apply(self, version: int, grad_sum: Tensor, step: int, clip_factor: float) -> bytes:
+    def apply(self, version: int, grad_sum: Tensor, step: int, clip_factor: float, rate: float = -1.0) -> bytes:
         """Makes `version` + 1 from `version`, which stays, by the update of `step`. Returns the new one's digest."""
         old = self._versions[version]
         assert old.optimizer is not None, f"version {version} has a successor already"
         params, optimizer = old.params.clone(), old.optimizer.clone()
-        optimizer.apply(params, grad_sum, step, clip_factor)
+        optimizer.apply(params, grad_sum, step, clip_factor, rate)
         averages = old.averages
         if self._grid is not None and averages is not None:
             averages = self._grid.next_averages(averages, *self._grid_sums.pop(step))

@@ -38,6 +38,9 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 @click.option("--kill-all-volunteers", type=int, metavar="STEP", help="Kill every volunteer then, for good.")
 @click.option("--reference", is_flag=True, help="Train the same run in one process, without any of the machinery.")
 @click.option(
+    "--changes", type=_FILE, metavar="FILE", help="With --reference: what `barnraise run changes --json` printed."
+)
+@click.option(
     "--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Torch threads of --reference."
 )
 @click.option(

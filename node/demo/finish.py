@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from protocol.run.changes import RunChange
 from protocol.run.run import RunConfig
 
 
-def train_without_machinery(config: RunConfig, out: Path, threads: int, on_step: Any) -> dict[str, Any]:
+def train_without_machinery(
+    config: RunConfig, out: Path, threads: int, on_step: Any, changes: Sequence[RunChange] = ()
+) -> dict[str, Any]:
     """`--reference`: the same run in this process; exports its model and returns its summary."""
     from node.compute.reference import train_reference
 
-    result = train_reference(config, on_step=lambda report: on_step(report.step, report.loss), threads=threads)
+    result = train_reference(
+        config, on_step=lambda report: on_step(report.step, report.loss), threads=threads, changes=changes
+    )
     result.export(out)
     return summary(config, result.losses, result.tokens_per_second, out)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from protocol.base.errors import BadInputError
+from protocol.run.changes import RunChange, check_changes
 from protocol.run.config_file import change_run, load_run
 from protocol.run.run import CheckpointSection, RunConfig
 
@@ -31,6 +32,8 @@ class DemoOptions:
     kill_server: int | None = None
     kill_all_volunteers: int | None = None
     reference: bool = False
+    changes: Path | None = None
+    """What `barnraise run changes --json` printed, for the reference."""
     threads: int = 1
     """Torch's threads of the reference; volunteers choose their own."""
     plain: bool = False
@@ -62,6 +65,25 @@ class DemoOptions:
             if step is not None and not 0 < step < config.steps:
                 raise BadInputError(f"{option}: step {step} is not between 1 and {config.steps - 1}")
         return config
+
+    def changes_made(self, config: RunConfig) -> tuple[RunChange, ...]:
+        """The changes of the run that the reference does again. Raises `BadInputError`."""
+        if self.changes is None:
+            return ()
+        if not self.reference:
+            raise BadInputError("--changes: only --reference takes it; a run is changed with `barnraise run set`")
+        try:
+            found = msgspec.json.decode(self.changes.read_bytes(), type=tuple[RunChange, ...])
+        except OSError as error:
+            raise BadInputError(f"--changes: {self.changes} cannot be read: {error.strerror}") from error
+        except msgspec.DecodeError as error:
+            raise BadInputError(
+                f"--changes: {self.changes} is not what `run changes --json` prints: {error}"
+            ) from error
+        if any(change.from_step < 0 for change in found):
+            raise BadInputError(f"--changes: {self.changes} has a change without its step: ask again after a step")
+        check_changes(config, found)
+        return found
 
 
 def with_checkpoints(config: RunConfig, folder: Path) -> RunConfig:

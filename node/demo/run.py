@@ -53,6 +53,7 @@ class DemoError(Exception):
 def run_demo(options: DemoOptions) -> int:
     """Runs a demo to its end; returns the exit code."""
     config = options.run()
+    changes = options.changes_made(config)
     model = options.out / "model"
     check_writable("--out", options.out, model)
     if options.summary is not None:
@@ -72,6 +73,7 @@ def run_demo(options: DemoOptions) -> int:
                 lambda step, loss: view.step(
                     step, loss, (step + 1) * config.step_tokens / (time.monotonic() - started)
                 ),
+                changes,
             )
         _tell(content, options)
         return 0

@@ -204,6 +204,8 @@ class Apply:
     step: int
     clip_factor: float
     skipped: bool
+    learning_rate: float = -1.0
+    """Of the update; -1: as the run's file says."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ class StepCommitted(Record, frozen=True, kw_only=True):
     clip_factor: float
     skipped: bool
     digest: bytes
+    learning_rate: float = -1.0
+    """Of the update; -1, as in a journal from before a run could be changed: as its file says."""
 
 
 class SnapshotWritten(Record, frozen=True, kw_only=True):
@@ -78,6 +80,7 @@ class StepSealed(Record, frozen=True, kw_only=True):
     contributions: tuple[ContributionId, ...]
     clip_factor: float
     skipped: bool
+    learning_rate: float = -1.0
 
 
 class StepDecided(Record, frozen=True, kw_only=True):
@@ -89,6 +92,9 @@ class StepDecided(Record, frozen=True, kw_only=True):
     gradient_norm: float
     data_cursor: tuple[int, int]
     """First and one past the last sample number that the step trained on."""
+    learning_rate: float = -1.0
+    changes: int = 0
+    """How many of the operator's changes were in force."""
 
 
 class StepDone(Record, frozen=True, kw_only=True):

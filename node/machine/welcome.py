@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from node.machine.records import Record, ShardStarted
 from protocol.base.errors import BadInputError
 from protocol.messages import Welcome
+from protocol.run.changes import check_changes
+from protocol.run.course import is_asked_for
 from protocol.run.model_spec import ModelSpec
+from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 
 STAGE_BYTES_PER_PARAMETER = 8
@@ -42,4 +45,15 @@ def why_not(message: Welcome, known: RunConfig | None, records: Sequence[Record]
             f"one of the run's {config.stages.count} stages takes {needed / 1e9:.1f} GB of memory at least, and this"
             f" computer has {memory_bytes / 1e9:.1f} GB free"
         )
+    return ""
+
+
+def why_no_plan(plan: Plan, config: RunConfig) -> str:
+    """A sentence why this node refuses a plan of the run that it knows, or nothing."""
+    if not is_asked_for(plan.course, config):
+        return "the plan's routes are not what the run's configuration asks for"
+    try:
+        check_changes(config, plan.changes)
+    except BadInputError as error:
+        return f"the plan changes the run in a way that cannot be: {error}"
     return ""

@@ -26,6 +26,7 @@ from protocol.messages import (
     Summed,
     Work,
 )
+from protocol.run.run import LEARNING_RATE_MAX
 
 _OP_OF: dict[type[Work], str] = {
     Output: "F", FetchInput: "F", Activation: "F", InputGradient: "B", Gradient: "B", Labels: "L",
@@ -71,6 +72,10 @@ def check_bounds(context: StageContext, message: Work) -> None:
         raise RemoteProtocolError("decode", f"a stage's key of {len(message.key)} bytes")
     if isinstance(message, (Decision, Commit)) and not 0.0 <= message.clip_factor <= 1.0:
         raise RemoteProtocolError("decode", f"a clip factor of {message.clip_factor}: clipping only makes smaller")
+    if isinstance(message, (Decision, Commit)):
+        rate = message.learning_rate
+        if not (0.0 <= rate <= LEARNING_RATE_MAX or rate == -1.0):
+            raise RemoteProtocolError("decode", f"a learning rate of {rate}, which no run can have")
     config = context.config
     shape = (config.batch.samples, config.model.context, config.model.hidden)
     if isinstance(message, (Output, InputGradient)):

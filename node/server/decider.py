@@ -33,6 +33,7 @@ from protocol.messages import (
     StepReport,
     Work,
 )
+from protocol.run.changes import changed, in_force
 
 REPORTS_IN_FLIGHT_MAX = 64
 """Step reports sent to the coordinator and not yet acknowledged; more wait here, so its return is no flood."""
@@ -134,10 +135,16 @@ class DeciderRole:
             self._steps.setdefault(number, _Step(now))
         self._open_steps(now)
 
+    def plan_changed(self, now: float) -> None:
+        """The operator may have changed the run, or let it go on."""
+        if self.started:
+            self._open_steps(now)
+
     def _open_steps(self, now: float) -> None:
         """Step t may open when step t - 1 - delay is closed everywhere (T-I8)."""
         config = self._context.config
-        while self._opened + 1 < config.steps and self._opened + 1 <= self._closed + 1 + config.batch.delay:
+        newest = min(config.steps - 1, self._closed + 1 + config.batch.delay)
+        while self._opened < newest and not self._context.plan.paused:
             self._opened += 1
             self._steps[self._opened] = _Step(now)
             for stage in range(self._stage_count):
@@ -177,15 +184,21 @@ class DeciderRole:
         # Plain sums: of what a volunteer may say (inf and -inf, or two huge numbers) `fsum` would raise.
         loss_sum = sum(stage.loss_sum for stage in frozen)
         finite = all(stage.finite for stage in frozen) and math.isfinite(sum(square_norms)) and math.isfinite(loss_sum)
-        config = self._context.config
+        config, plan = self._context.config, self._context.plan
+        # A later step may be decided already, without what was changed since: then this one goes without it too.
+        later = [other.decision for number, other in self._steps.items() if number > message.step]
+        changes = min([in_force(plan.changes, message.step), *(one.changes for one in later if one is not None)])
+        as_changed = changed(config, plan.changes[:changes]) if changes else config
         step.decision = StepDecided(
             ledger_generation=self._context.generation,
             step=message.step,
-            clip_factor=clip_factor(square_norms, config.optimizer.clip_norm) if finite else 0.0,
+            clip_factor=clip_factor(square_norms, as_changed.optimizer.clip_norm) if finite else 0.0,
             skipped=not finite,
             loss=loss_sum / config.step_tokens,
             gradient_norm=math.sqrt(math.fsum(square_norms)) if finite else 0.0,
             data_cursor=config.sample_range(message.step),
+            learning_rate=learning_rate(as_changed, message.step),
+            changes=changes,
         )
         self._out.persist(step.decision)
 
@@ -201,6 +214,7 @@ class DeciderRole:
             step=record.step,
             clip_factor=record.clip_factor,
             skipped=record.skipped,
+            learning_rate=record.learning_rate,
         )
 
     # ---- closing -------------------------------------------------------------------------------------------------
@@ -252,9 +266,14 @@ class DeciderRole:
             gradient_norm=decision.gradient_norm,
             clip_factor=decision.clip_factor,
             skipped=decision.skipped,
-            learning_rate=learning_rate(self._context.config, decision.step),
+            learning_rate=(
+                learning_rate(self._context.config, decision.step)
+                if decision.learning_rate < 0
+                else decision.learning_rate
+            ),
             duration_s=duration_s,
             shares=shares,
+            changes=decision.changes,
         )
 
     def _send_reports(self) -> None:

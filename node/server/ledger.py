@@ -119,6 +119,7 @@ class LedgerRole:
                     step=record.step,
                     clip_factor=record.clip_factor,
                     skipped=record.skipped,
+                    learning_rate=record.learning_rate,
                 )
 
     def on_step_opened(self, message: StepOpened) -> None:
@@ -338,6 +339,7 @@ class LedgerRole:
                 contributions=tuple(step.accepted),
                 clip_factor=message.clip_factor,
                 skipped=message.skipped,
+                learning_rate=message.learning_rate,
             )
         )
 
@@ -356,6 +358,7 @@ class LedgerRole:
             contributions=tuple(step.accepted),
             clip_factor=step.decision.clip_factor,
             skipped=step.decision.skipped,
+            learning_rate=step.decision.learning_rate,
         )
 
     def on_committed(self, message: Committed) -> None:

@@ -196,10 +196,11 @@ class ServerMachine:
         if self.ledger is not None:
             self.ledger.ban(nodes)
 
-    def change_plan(self, plan: Plan) -> None:
-        """A new generation with the same ledgers: addresses may have changed, work goes on."""
-        assert plan.ledger_generation == self.context.generation
+    def change_plan(self, plan: Plan, now: float) -> None:
+        """A new generation with the same ledgers: addresses may have changed, or the run; work goes on."""
         self.context.plan = plan
+        if self.decider is not None:
+            self.decider.plan_changed(now)
 
     def link_up(self, peer: NodeId, role: str, now: float) -> None:
         if role == "server":

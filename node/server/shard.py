@@ -381,7 +381,7 @@ class ShardRole:
         reduction.square_norm, reduction.finite, reduction.finished = square_norm, finite, True
         if self._replay and self._replay[0].step == job.step:
             record = self._replay[0]
-            self._out.compute(Apply(job.step, record.clip_factor, record.skipped))
+            self._out.compute(Apply(job.step, record.clip_factor, record.skipped, record.learning_rate))
         else:
             self._send_norm(job.step, reduction)
             self._apply_next()
@@ -420,7 +420,7 @@ class ShardRole:
         if commit is None or reduction is None or not reduction.finished or self._applying is not None:
             return
         self._applying = commit.step
-        self._out.compute(Apply(commit.step, commit.clip_factor, commit.skipped))
+        self._out.compute(Apply(commit.step, commit.clip_factor, commit.skipped, commit.learning_rate))
 
     def applied(self, job: Apply, digest: bytes) -> None:
         if self._replay and self._replay[0].step == job.step:
@@ -439,6 +439,7 @@ class ShardRole:
                 clip_factor=commit.clip_factor,
                 skipped=commit.skipped,
                 digest=digest,
+                learning_rate=commit.learning_rate,
             )
         )
 

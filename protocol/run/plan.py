@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from protocol.base.ids import NodeId
+from protocol.run.changes import RunChange
 from protocol.run.course import Course
 
 
@@ -68,6 +69,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is computed: the chunks of each stage, and the routes through them."""
     in_flight_max: int = 4
     """Forwards of whole stages that one volunteer may hold without their backward; chunks count as their share."""
+    changes: tuple[RunChange, ...] = ()
+    """What the operator has changed in the run, oldest first."""
+    paused: bool = False
+    """The operator wants no step opened; those that are open end."""
 
     def length(self, step: int, microbatch: int) -> int:
         """Visits of a microbatch's route: its loss has this position, and its last visit the one before."""

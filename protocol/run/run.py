@@ -19,6 +19,8 @@ from protocol.run.mixture import parse_mixture
 
 DESCRIPTION_MAX = 400
 """Characters of the operator's words: five lines of a terminal, above a question that has twenty."""
+LEARNING_RATE_MAX = 100.0
+"""Of no use far below: what is more is a slip of the pen."""
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -290,7 +292,7 @@ class RunConfig(_Section, frozen=True, kw_only=True):
             if not least <= value <= most:
                 raise BadInputError(f"{field}: {value} is not between {least} and {most}")
         for field, number, low, high in (
-            ("optimizer.learning_rate", self.optimizer.learning_rate, 0.0, 100.0),
+            ("optimizer.learning_rate", self.optimizer.learning_rate, 0.0, LEARNING_RATE_MAX),
             ("optimizer.beta1", self.optimizer.beta1, 0.0, 1.0),
             ("optimizer.beta2", self.optimizer.beta2, 0.0, 1.0),
             ("optimizer.eps", self.optimizer.eps, 0.0, 1.0),

@@ -24,6 +24,7 @@ from node.compute.worker import StageWorker
 from node.data.dataset import Dataset
 from node.data.grammar import floor
 from node.machine.numbers import clip_factor, learning_rate
+from protocol.run.changes import RunChange
 from protocol.run.course import Chunk, Course
 from protocol.run.run import (
     BatchSection,
@@ -301,3 +302,18 @@ def test_grammar_is_learned_and_never_better_than_its_floor() -> None:
     reached = result.validation_loss(60)
     assert least * 0.95 < reached < least * 2  # 960 samples: their mean entropy lies within 5 % of the floor
     assert result.losses[0] == pytest.approx(math.log(result.dataset.vocabulary), rel=0.05)
+
+
+def test_changes_of_a_run_are_done_again_from_their_steps_on() -> None:
+    """Before a change the run is as in its file; from it on as one with the new value would go on from there; and the
+    shards, which are told the rate, come to the same weights."""
+    config = small_run(0)
+    changes = (RunChange("optimizer.learning_rate", "0.001", 3), RunChange("optimizer.clip_norm", "0.05", 5))
+    plain, new = train_reference(config, 6), train_reference(config, 6, changes=changes)
+    again = train_reference(config, 6, changes=changes)
+    assert [step.loss for step in new.steps[:4]] == [step.loss for step in plain.steps[:4]]
+    assert new.steps[4].loss != plain.steps[4].loss
+    assert torch.equal(new.params, again.params) and not torch.equal(new.params, plain.params)
+    only_first = train_reference(config, 6, changes=changes[:1])
+    assert [step.loss for step in only_first.steps] == [step.loss for step in new.steps]
+    assert not torch.equal(only_first.params, new.params)

@@ -204,7 +204,7 @@ class Swarm:
         """A volunteer that also says what no honest one would."""
         host = self._add("volunteer")
         host.lies = True
-        host.build = lambda host, rng: Liar(self._build_node(host, rng), host, rng)  # type: ignore[assignment]
+        host.build = lambda host, rng: Liar(self._build_node(host, rng), host, rng)
         self.volunteers.append(host)
         return host
 

@@ -48,7 +48,7 @@ from protocol.messages import MESSAGES, Message
 from protocol.speakers import MAY_SEND
 from tests.simulation.lanes import FileLostError, Lanes, SharedFolder
 
-_DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Union[MESSAGES])  # type: ignore[arg-type]  # noqa: UP007
+_DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Union[MESSAGES])  # noqa: UP007
 DIAL_TIMEOUT_S = 5.0
 """After this a driver gives an attempt up."""
 PRUNABLE = (ContributionStored, StepCommitted, SnapshotWritten)

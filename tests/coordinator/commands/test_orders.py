@@ -51,3 +51,20 @@ def test_the_token_comes_from_the_coordinators_own_file(asked: list[tuple[str, A
             orders._token("http://127.0.0.1:1", tmp_path / "other")
     with pytest.raises(BadInputError, match="No such file"):
         orders._token("http://127.0.0.1:1", tmp_path / "nowhere")
+
+
+def test_changes_are_shown_with_their_steps(asked: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """For people a line each; with --json what `demo --reference --changes` reads."""
+    found = [
+        {"key": "optimizer.learning_rate", "value": "0.1", "from_step": 40},
+        {"key": "optimizer.decay", "value": '"wsd"', "from_step": -1},
+    ]
+    monkeypatch.setattr(orders, "fetch", lambda url: {"run": {"changes": found}})
+    shown = CliRunner().invoke(orders.run, ["changes"]).output
+    assert shown.splitlines() == [
+        "optimizer.learning_rate = 0.1  from step 40",
+        'optimizer.decay = "wsd"  from the next step on',
+    ]
+    assert json.loads(CliRunner().invoke(orders.run, ["changes", "--json"]).output) == found
+    monkeypatch.setattr(orders, "fetch", lambda url: {"run": {"changes": []}})
+    assert CliRunner().invoke(orders.run, ["changes"]).output == "nothing was changed\n"

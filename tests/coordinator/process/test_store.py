@@ -32,6 +32,7 @@ from coordinator.process.store import Event, Store, StoredInvite
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
 from protocol.messages import Share
+from protocol.run.changes import RunChange
 from protocol.run.course import line
 from protocol.run.plan import Plan, ServerPlan, StagePlan
 from protocol.run.run import ModelSection, RunConfig
@@ -119,6 +120,23 @@ def test_going_back_throws_steps_away_but_keeps_them_on_record(tmp_path: Path) -
     with sqlite3.connect(tmp_path / DATABASE) as db:
         assert db.execute("SELECT COUNT(*) FROM steps").fetchone() == (6,)
     db.close()
+
+
+def test_the_steps_at_which_changes_began_come_back(tmp_path: Path) -> None:
+    """The first step that counts for each number of changes; steps that were thrown away tell nothing."""
+    store = Store(tmp_path, CONFIG)
+    change = RunChange("optimizer.learning_rate", "0.5")
+    first = plan_row(1, 1)
+    changed = msgspec.structs.replace(first, plan=msgspec.structs.replace(first.plan, changes=(change,), paused=True))
+    counts = [0, 1, 1, 2, 2]
+    rows = [msgspec.structs.replace(step_row(step), changes=count) for step, count in enumerate(counts)]
+    store.write([changed, *rows])
+    state = reopened(store).load()
+    assert state.changed_at == ((1, 1), (2, 3)) and [row.changes for row in state.steps] == counts
+    assert state.plan is not None and state.plan.changes == (change,) and state.plan.paused
+    store = Store(tmp_path / "other", CONFIG)
+    store.write([changed, *rows, plan_row(2, 2, restore_step=3, lost=2)])
+    assert reopened(store).load().changed_at == ((1, 1),)
 
 
 def test_steps_of_a_checkpoint_that_became_readable_count_again(tmp_path: Path) -> None:

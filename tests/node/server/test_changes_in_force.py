@@ -1,0 +1,126 @@
+"""What the operator changes counts from a step on that stage 0 decides; while the run is paused no step opens."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from node.machine.numbers import learning_rate
+from node.machine.records import StepDone
+from node.server.bounds import check_bounds
+from protocol.base.errors import RemoteProtocolError
+from protocol.messages import Commit, Decision, StepOpened, StepReport
+from protocol.run.changes import RunChange, changed
+from protocol.run.plan import Plan
+from tests.node.server.test_decider import Desk
+from tests.node.setting import make_config, make_context, make_plan
+
+RATE = RunChange("optimizer.learning_rate", "0.5")
+CLIP = RunChange("optimizer.clip_norm", "0.01")
+
+
+def tell(desk: Desk, *changes: RunChange, paused: bool = False) -> Plan:
+    """The coordinator's plan with these changes."""
+    plan = desk.context.plan
+    desk.context.plan = msgspec.structs.replace(plan, generation=plan.generation + 1, changes=changes, paused=paused)
+    desk.decider.plan_changed(1.0)
+    return desk.context.plan
+
+
+def test_a_change_counts_for_the_first_step_that_is_not_decided() -> None:
+    """Its rate travels in the decision, and the report says that it was in force; earlier steps are as in the file."""
+    desk = Desk(delay=1)
+    config = desk.context.config
+    first = desk.decide(0)
+    tell(desk, RATE, CLIP)
+    second = desk.decide(1)
+    new = changed(config, (RATE, CLIP))
+    assert (first.learning_rate, first.changes) == (learning_rate(config, 0), 0)
+    assert (second.learning_rate, second.changes) == (learning_rate(new, 1), 2)
+    assert second.learning_rate != learning_rate(config, 1) and second.clip_factor < first.clip_factor
+    for step in (0, 1):
+        (record,) = desk.commit(step).records(StepDone)
+        desk.decider.done(record, 5.0)
+    desk.decider.coordinator_here()
+    reports = desk.take().sent(StepReport)
+    assert [(report.changes, report.learning_rate) for report in reports] == [
+        (0, first.learning_rate),
+        (2, second.learning_rate),
+    ]
+
+
+def test_a_step_decided_after_a_later_one_goes_without_what_came_between() -> None:
+    """With a delayed update step 1 may be decided first; then the change counts from step 2 on, in every record."""
+    desk = Desk(delay=1)
+    desk.decide(1)
+    tell(desk, RATE)
+    assert desk.decide(0).changes == 0
+    for step in (0, 1):
+        (record,) = desk.commit(step).records(StepDone)
+        desk.decider.done(record, 5.0)
+    desk.take()
+    assert desk.decide(2).changes == 1
+
+
+def test_going_back_repeats_a_change_at_its_own_step() -> None:
+    """The list with its steps gives every step what it had before."""
+    desk = Desk(delay=0)
+    tell(desk, msgspec.structs.replace(RATE, from_step=1))
+    rates = []
+    for step in (0, 1):
+        rates.append(desk.decide(step).learning_rate)
+        (record,) = desk.commit(step).records(StepDone)
+        desk.decider.done(record, 5.0)
+        desk.take()
+    config = desk.context.config
+    assert rates == [learning_rate(config, 0), learning_rate(changed(config, (RATE,)), 1)]
+
+
+def test_a_restart_says_the_same_of_a_decided_step() -> None:
+    """What was decided is in the record: another rate in the plan changes nothing of it."""
+    desk = Desk()
+    record = desk.decide(0)
+    again = Desk([record])
+    tell(again, RATE)
+    (decision,) = [message for message in _sync(again) if message.step == 0]
+    assert decision.learning_rate == record.learning_rate
+
+
+def _sync(desk: Desk) -> list[Decision]:
+    desk.decider.sync(desk.context.plan.ledger_of(1))
+    return desk.take().sent(Decision, desk.context.plan.ledger_of(1))
+
+
+def test_a_paused_run_ends_open_steps_and_opens_none() -> None:
+    """After going on it opens as many as always; a pause that is told twice is one."""
+    desk = Desk(delay=0)
+    tell(desk, paused=True)
+    assert desk.close(0).sent(StepOpened) == []
+    tell(desk, paused=True)
+    assert desk.take().sent(StepOpened) == []
+    tell(desk)
+    assert [message.step for message in desk.take().sent(StepOpened, "f1")] == [1]
+
+
+def test_a_run_that_starts_paused_waits() -> None:
+    """The kept plan says so after a restart."""
+    context = make_context("f0", make_config(), msgspec.structs.replace(make_plan(), paused=True))
+    desk = Desk()
+    again = Desk.__new__(Desk)
+    again.context = context
+    again.decider = type(desk.decider)(context, desk.context.plan.decider)
+    again.decider.start([], 0.0)
+    again.decider.begin(0.0)
+    assert again.take().sent(StepOpened) == []
+
+
+@pytest.mark.parametrize("rate", [-0.5, 101.0, float("nan"), float("inf")])
+def test_a_rate_that_no_run_can_have_is_refused(rate: float) -> None:
+    """By ledgers and by shards, before it reaches the weights."""
+    context = make_context("f0", make_config(), make_plan())
+    for message in (
+        Decision(ledger_generation=1, step=0, clip_factor=1.0, skipped=False, learning_rate=rate),
+        Commit(ledger_generation=1, step=0, contributions=(), clip_factor=1.0, skipped=False, learning_rate=rate),
+    ):
+        with pytest.raises(RemoteProtocolError, match="learning rate"):
+            check_bounds(context, message)
