@@ -44,6 +44,7 @@ from node.process.journal import Journal, JournalError, JournalWriter
 from node.process.lend import lend
 from node.process.link_options import incoming_bytes, link_options
 from node.process.metrics import NodeMetrics
+from node.process.sampler import checkpoints_to_read, tell_samples
 from node.process.store import StoreFullError, TensorStore
 from node.server.tickets import KEY_BYTES
 from protocol.base.errors import BadInputError, ProtocolError, RemoteProtocolError
@@ -60,7 +61,7 @@ from protocol.drive.tcp import open_all_listeners
 from protocol.drive.transport import Transport
 from protocol.link.budget import Budget
 from protocol.link.reach import split
-from protocol.messages import PlanChanged, Welcome
+from protocol.messages import Message, PlanChanged, Welcome
 from protocol.run.run import RunConfig
 from protocol.trust.identity import Identity
 from protocol.trust.membership import MEMBERSHIP_S, JoinLink, Membership, Trust, check_not_over, open_credential
@@ -453,6 +454,7 @@ class _Node:
                 driver.add_lane("device", lambda deliver: Lane("device", performer, deliver))
             if self._role == "server":
                 nursery.start_soon(watch_signals, self._pump.put)
+                nursery.start_soon(tell_samples, partial(checkpoints_to_read, machine), self._tell_coordinator)
             nursery.start_soon(watch_loop, self._metrics)
             nursery.start_soon(self._watch_machine, machine)
             nursery.start_soon(driver.measuring.run)
@@ -575,6 +577,12 @@ class _Node:
         self._pump.put(Told("suspend quota"))
         await self._limits.used_up.wait()
         self._pump.put(Told("stop quota"))
+
+    def _tell_coordinator(self, message: Message) -> bool:
+        link = self._driver.transport.link_to(self._options.link.coordinator)
+        if link is not None:
+            link.send(message)
+        return link is not None
 
     async def _watch_machine(self, machine: NodeMachine) -> None:
         """Every second: the gauges that only the machine knows, and the phases."""

@@ -1,0 +1,68 @@
+"""A server lets the newest checkpoint's model write, in a process of its own, and says so once it can."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from node.compute import checkpoint
+from node.compute.sample_process import PROMPT, write
+from node.process.sampler import checkpoints_to_read, tell_samples
+from protocol.link.codec import decode, encode
+from protocol.messages import Wrote
+from tests.node.commands.test_export import CONFIG, shared
+
+PATIENCE_S = 120.0
+__all__ = ["shared"]
+
+
+def test_the_model_writes_the_same_for_the_same_checkpoint(shared: Path) -> None:
+    """Text that begins with the prompt, and goes over the wire whatever letters an untrained model has chosen."""
+    folder = checkpoint.run_folder(shared, CONFIG)
+    sample = write(folder, 4)
+    assert sample.startswith(PROMPT) and len(sample) > len(PROMPT) and write(folder, 4) == sample != write(folder, 2)
+    sent = decode(encode(Wrote(step=4, sample=sample)))
+    assert isinstance(sent, Wrote) and sent.sample.isprintable() and sent.sample.startswith(PROMPT.strip())
+
+
+@pytest.mark.slow
+async def test_the_newest_checkpoint_is_told_once_when_the_coordinator_is_there(shared: Path) -> None:
+    """While the coordinator is away what was written is kept for it."""
+    folder = checkpoint.run_folder(shared, CONFIG)
+    said: list[Wrote] = []
+    tries = 0
+
+    def send(message: Wrote) -> bool:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            return False
+        said.append(message)
+        return True
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(tell_samples, lambda: folder, send, 0.01)
+        with trio.fail_after(PATIENCE_S):
+            while not said:
+                await trio.sleep(0.01)
+        await trio.sleep(0.2)
+        nursery.cancel_scope.cancel()
+    assert [message.step for message in said] == [4] and said[0].sample.startswith(PROMPT)
+
+
+def test_only_the_decider_of_a_run_with_a_shared_folder_writes() -> None:
+    """Elsewhere no single computer has the model."""
+    folder = msgspec.structs.replace(CONFIG.checkpoint, folder="/shared")
+    sharing = msgspec.structs.replace(CONFIG, checkpoint=folder)
+    decides, follows = SimpleNamespace(decider=object()), SimpleNamespace(decider=None)
+
+    def place(config: Any, server: Any) -> Path | None:
+        return checkpoints_to_read(SimpleNamespace(config=config, server=server))  # type: ignore[arg-type]
+
+    assert place(sharing, decides) == checkpoint.run_folder(Path("/shared"), sharing)
+    assert [place(sharing, follows), place(CONFIG, decides), place(None, None)] == [None, None, None]
