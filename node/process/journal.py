@@ -15,6 +15,7 @@ what an audit counts samples by.
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import threading
 import time
@@ -34,6 +35,8 @@ from protocol.base.ids import TensorRef
 from protocol.base.machine import Persisted
 from protocol.drive.file_lock import OPEN_FLAGS, try_lock
 
+FULL_BYTES = 64 << 10
+"""With less left on a disk, a failed write is for want of room."""
 JOURNAL_FILE = "journal.sqlite"
 LOCK_FILE = "lock"
 CHUNK_BYTES = 4 * 2**20
@@ -334,8 +337,17 @@ class _named:  # noqa: N801 - reads as a statement
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, sqlite3.DatabaseError):
             code = (error.sqlite_errorcode or 0) & 0xFF
-            if code == sqlite3.SQLITE_FULL:
-                raise JournalError("full", f"{self._path}: no space left on the disk") from error
+            if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _is_full(self._path)):
+                sentence = f"{self._path}: no space left on the disk; free some and start the same command again"
+                raise JournalError("full", f"{sentence}: what was written before is whole") from error
             if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
                 raise JournalError("corrupt", f"{self._path} is damaged: {error}") from error
             raise JournalError("disk", f"{self._path}: {error}") from error
+
+
+def _is_full(path: Path) -> bool:
+    """SQLite calls it an input/output error when there is no room for its index of the log (32 KiB)."""
+    try:
+        return shutil.disk_usage(path.parent).free < FULL_BYTES
+    except OSError:
+        return False
