@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -44,6 +43,7 @@ from node.process.journal import Journal, JournalError, JournalWriter
 from node.process.lend import lend
 from node.process.link_options import incoming_bytes, link_options
 from node.process.metrics import NodeMetrics
+from node.process.quota_pause import live
 from node.process.sampler import checkpoints_to_read, tell_samples
 from node.process.store import StoreFullError, TensorStore
 from node.server.tickets import KEY_BYTES
@@ -69,9 +69,6 @@ from protocol.trust.membership import MEMBERSHIP_S, JoinLink, Membership, Trust,
 BUILD = f"barnraise-{version('barnraise')}"
 CLOSE_LINKS_S = 2.0
 """How long a node that ends waits for its last words to leave."""
-PAUSE_TICK_S = 5.0
-SUSPENDED_BY_QUOTA = "suspended: quota"
-"""How a life ends that goes on when the month turns."""
 GOOD_ENDS = ("finished", "drained", "stopped", "left", "drain time is over")
 """Reasons of `Exit` that are no failure."""
 
@@ -262,46 +259,6 @@ async def _run(options: NodeOptions) -> str:
             limits.close()
     finally:
         journal.close()
-
-
-async def live(life: Callable[[], Awaitable[str]], limits: Limits, metrics: NodeMetrics) -> str:
-    """Lives of the machine, with pauses while the quota is used up; returns the last one's reason."""
-    while True:
-        limits.check_quota()
-        if not limits.low.is_set():
-            reason = await life()
-            if reason != SUSPENDED_BY_QUOTA:
-                return reason
-        if not await _pause(limits, metrics):
-            return "stopped"
-
-
-async def _pause(limits: Limits, metrics: NodeMetrics) -> bool:
-    """Until the month turns; False when the owner ends it before. Not a byte is moved meanwhile."""
-    log = structlog.get_logger("node")
-    log.warning(
-        "suspended", reason="quota", detail="this month's transfer quota is used up; the node waits for the next"
-    )
-    told: list[Told] = []
-    async with trio.open_nursery() as nursery:
-
-        def stop(fact: Told) -> None:
-            told.append(fact)
-            nursery.cancel_scope.cancel()
-
-        async def count_time() -> None:
-            while True:
-                metrics.suspended("quota", PAUSE_TICK_S)
-                await trio.sleep(PAUSE_TICK_S)
-
-        nursery.start_soon(watch_signals, stop)
-        nursery.start_soon(count_time)
-        await limits.wait_for_the_month()
-        nursery.cancel_scope.cancel()
-    metrics.resumed("quota")
-    if not told:
-        log.info("resumed", detail="a new month, a new quota")
-    return not told
 
 
 class _Node:

@@ -12,8 +12,8 @@ import structlog.testing
 import trio
 import trio.testing
 
-from node.process.daemon import SUSPENDED_BY_QUOTA, live
 from node.process.metrics import NodeMetrics
+from node.process.quota_pause import SUSPENDED_BY_QUOTA, live
 from protocol.drive.limits import Limits, Quota
 
 START_S = datetime(2026, 11, 30, 12, tzinfo=UTC).timestamp()
