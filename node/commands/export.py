@@ -10,8 +10,11 @@ from pathlib import Path
 
 import click
 
+from node.commands.link_argument import link_text
 from protocol.base.errors import BadInputError
 from protocol.drive.folders import check_writable
+from protocol.trust.identity import node_id
+from protocol.trust.membership import JoinLink
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _LAYOUTS = tuple("*/" * depth + "step-????????" for depth in range(5))
@@ -23,15 +26,18 @@ of such (three), and what a user has by default, which has a level for the run's
 @click.argument("out", type=_FOLDER)
 @click.argument("checkpoints", type=_FOLDER, nargs=-1, required=True)
 @click.option("--step", type=click.IntRange(0), help="Which checkpoint [default: the newest that is complete].")
-def export(out: Path, checkpoints: tuple[Path, ...], step: int | None) -> None:
+@click.option("--link", help="A join link of the run: only what a server of its coordinator signed is exported.")
+def export(out: Path, checkpoints: tuple[Path, ...], step: int | None, link: str | None) -> None:
     """Write the model of a run's checkpoint to the folder OUT: config.json, model.safetensors, tokenizer.json.
 
     CHECKPOINTS is the folder that RUN.toml names as checkpoint.folder. Where the servers share none, each has written
     its own part into its --state folder: bring these folders to one machine and name them all.
     """
-    from node.compute.checkpoint import CheckpointError, scan_checkpoints
-    from node.compute.export_checkpoint import export_checkpoint
+    from node.compute.checkpoint import CheckpointError
+    from node.compute.export_checkpoint import export_checkpoint, who_vouches
+    from node.compute.seals import scan_checkpoints
 
+    key = None if link is None else JoinLink.parse(link_text(link)).coordinator_key
     check_writable("OUT", out, out)
     folders = folders_of_one_run(checkpoints)
     with tempfile.TemporaryDirectory(prefix=".barnraise-export-", dir=_home(out)) as scratch:
@@ -46,9 +52,17 @@ def export(out: Path, checkpoints: tuple[Path, ...], step: int | None) -> None:
                 )
             step = complete[0]
         try:
+            vouched = who_vouches(folder, step)
+            if key is not None and (sentence := vouched.sentence(key)):
+                raise BadInputError(f"CHECKPOINTS: {sentence}")
             export_checkpoint(folder, step, out)
         except CheckpointError as error:
             raise BadInputError(f"CHECKPOINTS: {str(error).replace(scratch, '…')}") from error
+    if vouched.manifest is None:
+        click.echo(vouched.sentence(None), err=True)
+    else:
+        click.echo(f"signed by server {vouched.manifest.node}")
+        click.echo(f"  of coordinator {node_id(vouched.manifest.coordinator_key)}")
     click.echo(f"{out}: the model after {step} steps")
 
 

@@ -22,7 +22,7 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ def write_part(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, An
     """
     temporary = _write_temporary(path, tensors, about)
     try:
-        _publish(temporary, path)
+        publish(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -113,7 +113,7 @@ def write_checkpoint_part(
         byte_count, digest = file_digest(temporary)
         path = home / part_name(stage, shard, digest)
         if not path.exists() or file_digest(path) != (byte_count, digest):
-            _publish(temporary, path)
+            publish(temporary, path)
         if fresh:
             _sync(home.parent)
     finally:
@@ -200,14 +200,17 @@ def find_part(home: Path, stage: int, shard: int) -> Path:
     return newest
 
 
-def write_manifest(folder: Path, manifest: Manifest, shared: bool) -> Path:
+def write_manifest(
+    folder: Path, manifest: Manifest, shared: bool, sign: Callable[[Path, Manifest], None] = lambda home, manifest: None
+) -> Path:
     """Makes a checkpoint of parts that are all on disk, then deletes what is older than the newest `keep`.
 
     A manifest that is there, fits this run and verifies stays as it is, and so does all that it names: after going
     back, the shards write the state that they began from once more, and no restart may depend on that going well.
     Every part, and the manifest itself, is read back first: nothing old goes before the new one is known good. Where
     the servers share no folder (`shared` false) only the parts that lie here can be read back; the checkpoint is
-    complete once somebody has brought the others.
+    complete once somebody has brought the others. `sign` is called with the folder and the manifest as it will be, just
+    before it is there.
 
     Raises:
         CheckpointError: a part is missing or is not what its shard said.
@@ -224,7 +227,8 @@ def write_manifest(folder: Path, manifest: Manifest, shared: bool) -> Path:
     temporary = path.with_name(f"{MANIFEST}.{secrets.token_hex(8)}.tmp")
     try:
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
-        _publish(temporary, path)
+        sign(home, manifest)
+        publish(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     if read_manifest(home) != manifest:
@@ -250,7 +254,8 @@ def _delete_unnamed(home: Path, manifest: Manifest) -> None:
     """Parts that no manifest names, and what killed writers left: the checkpoint is complete without them."""
     named = {part.file for part in manifest.parts}
     for path in home.iterdir():
-        if path.name not in named and path.suffix in (".safetensors", ".tmp"):
+        name = path.name.removesuffix(".seal")
+        if name not in named and name != MANIFEST and path.suffix in (".safetensors", ".seal", ".tmp"):
             path.unlink(missing_ok=True)
 
 
@@ -287,8 +292,18 @@ def verify_parts(home: Path, parts: Sequence[PartEntry]) -> None:
             raise CheckpointError(f"{path} is damaged: not the {part.byte_count} bytes that its shard wrote")
 
 
-def scan_checkpoints(folder: Path) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """(steps of the complete checkpoints of a run's folder, newest first; a sentence on each that is not)."""
+def verify_checkpoint(home: Path, manifest: Manifest) -> None:
+    """Reads all of a checkpoint back. Raises `CheckpointError`."""
+    verify_parts(home, manifest.parts)
+
+
+def scan_checkpoints(
+    folder: Path, check: Callable[[Path, Manifest], object] = verify_checkpoint
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """(steps of the complete checkpoints of a run's folder, newest first; a sentence on each that is not).
+
+    `check` raises `CheckpointError` for one that is not.
+    """
     complete: list[int] = []
     bad: list[str] = []
     for home in sorted(folder.glob("step-????????"), reverse=True):
@@ -296,7 +311,7 @@ def scan_checkpoints(folder: Path) -> tuple[tuple[int, ...], tuple[str, ...]]:
             break
         try:
             manifest = read_manifest(home)
-            verify_parts(home, manifest.parts)
+            check(home, manifest)
         except CheckpointError as error:
             bad.append(str(error))
         else:
@@ -304,11 +319,13 @@ def scan_checkpoints(folder: Path) -> tuple[tuple[int, ...], tuple[str, ...]]:
     return tuple(complete), tuple(bad)
 
 
-def present_checkpoints(folder: Path) -> tuple[int, ...]:
+def present_checkpoints(
+    folder: Path, check: Callable[[Path, Manifest], object] = lambda home, manifest: None
+) -> tuple[int, ...]:
     """Steps of checkpoints whose manifest verifies and whose parts are there with their sizes, newest first.
 
     For a look that must not take minutes (128 GB for 8 B parameters at 16 bytes); who restarts from one reads its
-    own part in full, and names a checkpoint no more when that part is damaged.
+    own part in full, and names a checkpoint no more when that part is damaged. `check` as in `scan_checkpoints`.
     """
     present: list[int] = []
     for home in sorted(folder.glob("step-????????"), reverse=True):
@@ -316,6 +333,7 @@ def present_checkpoints(folder: Path) -> tuple[int, ...]:
             break
         with contextlib.suppress(CheckpointError, OSError):
             manifest = read_manifest(home)
+            check(home, manifest)
             if all((home / part.file).stat().st_size == part.byte_count for part in manifest.parts):
                 present.append(manifest.step)
     return tuple(present)
@@ -373,7 +391,7 @@ def _delete_older(folder: Path, newest: Manifest) -> None:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def _publish(temporary: Path, path: Path) -> None:
+def publish(temporary: Path, path: Path) -> None:
     """Gives a finished file its name, durably."""
     _sync(temporary)
     temporary.rename(path)

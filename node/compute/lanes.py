@@ -22,7 +22,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from node.compute import checkpoint
+from node.compute import checkpoint, seals
 from node.compute.devices.choice import DeviceChoice
 from node.compute.devices.device import Device, open_device
 from node.compute.fixed_parameters import FixedParameters
@@ -39,6 +39,7 @@ from protocol.base.ids import TaskId, TensorRef
 from protocol.base.machine import Computed, ComputeFailed
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
+from protocol.trust.seals import Sealer
 
 DEVICE_JOBS = frozenset(jobs.DEVICE_JOBS)
 CLOSE_S = 10.0
@@ -247,13 +248,17 @@ class ServerPerformer(_Performer):
     Args:
         state: the server's state folder; snapshots lie in it.
         allowed: what else of this machine the run may read and write.
+        sealer: signs what this server writes into checkpoints.
     """
 
-    def __init__(self, state: Path, threads: int = 1, allowed: Allowed | None = None) -> None:
+    def __init__(
+        self, state: Path, threads: int = 1, allowed: Allowed | None = None, sealer: Sealer | None = None
+    ) -> None:
         super().__init__()
         torch.set_num_threads(threads)
         self._state = state
         self._allowed = allowed or Allowed()
+        self._sealer = sealer
         self._data: Dataset | None = None
         self._place: jobs.SetUpServer | None = None
         self._shard: ShardWorker | None = None
@@ -416,6 +421,8 @@ class ServerPerformer(_Performer):
         home = checkpoint.step_folder(self._checkpoints, job.step)
         state = shard.snapshot(job.version)
         part = checkpoint.write_checkpoint_part(home, place.stage, place.shard, state, self._about(job.version))
+        if self._sealer is not None:
+            seals.seal_part(home, part, place.config.config_hash().hex(), job.step, self._sealer)
         if not self._shared:
             checkpoint.delete_older_parts(self._checkpoints, job.step, place.config.checkpoint.keep)
         return part.file, part.byte_count, part.digest
@@ -436,7 +443,11 @@ class ServerPerformer(_Performer):
             partition=partition_of(place.plan),
             parts=tuple(checkpoint.PartEntry(*part) for part in job.parts),
         )
-        return str(checkpoint.write_manifest(self._checkpoints, manifest, self._shared))
+        return str(checkpoint.write_manifest(self._checkpoints, manifest, self._shared, self._sign))
+
+    def _sign(self, home: Path, manifest: checkpoint.Manifest) -> None:
+        if self._sealer is not None:
+            seals.seal_manifest(home, manifest, self._sealer)
 
     def _load_checkpoint(self, step: int) -> bytes:
         place, _shard = self._here
@@ -445,12 +456,14 @@ class ServerPerformer(_Performer):
         if self._shared:
             manifest = checkpoint.read_manifest(home)
             checkpoint.check_layout(manifest, place.config, partition_of(place.plan))
-            checkpoint.verify_parts(home, [part for part in manifest.parts if part.file == path.name])
+            vouched = seals.verify(home, manifest, [part for part in manifest.parts if part.file == path.name])
+            if self._sealer is not None and vouched.of_another(self._sealer.coordinator_key):
+                raise checkpoint.CheckpointError(f"{home}: {vouched.sentence(self._sealer.coordinator_key)}")
         return self._restore(path, step)
 
     def _find_checkpoints(self, job: jobs.FindCheckpoints, _: Buffers) -> tuple[int, ...]:
         folder = checkpoint.run_folder(self._state / job.config.checkpoint.folder, job.config)
-        return checkpoint.present_checkpoints(folder)
+        return seals.present_checkpoints(folder)
 
 
 def chunks_of(plan: Plan, stage: int) -> list[tuple[int, int]]:

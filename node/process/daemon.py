@@ -23,10 +23,11 @@ import psutil
 import structlog
 import trio
 
-from node.compute.checkpoint import run_folder, scan_checkpoints
+from node.compute.checkpoint import run_folder
 from node.compute.devices.choice import DeviceChoice
 from node.compute.devices.device import find_device, why_no_accelerator
 from node.compute.lanes import DevicePerformer, Lane, ServerPerformer
+from node.compute.seals import scan_checkpoints
 from node.core import NodeFacts, NodeMachine
 from node.data.allowed import Allowed
 from node.links.assemble import Forward, WayOptions, assemble
@@ -65,6 +66,7 @@ from protocol.messages import Message, PlanChanged, Welcome
 from protocol.run.run import RunConfig
 from protocol.trust.identity import Identity
 from protocol.trust.membership import MEMBERSHIP_S, JoinLink, Membership, Trust, check_not_over, open_credential
+from protocol.trust.seals import Sealer
 
 BUILD = f"barnraise-{version('barnraise')}"
 CLOSE_LINKS_S = 2.0
@@ -390,13 +392,13 @@ class _Node:
                 forward=Forward(mapped_port, lambda now: self._pump.put(AddressesChanged(now))),
             )
             if self._role == "server":
-                allowed = self._options.allowed
+                allowed, sealer = self._options.allowed, Sealer(state.identity, state.credential, link.coordinator_key)
                 driver.journal = JournalWriter(state.journal, self._pump.put)
                 nursery.start_soon(driver.journal.run)
                 driver.add_lane(
                     "server",
                     lambda deliver: Lane(
-                        "server", lambda: ServerPerformer(state.folder.absolute(), allowed=allowed), deliver
+                        "server", lambda: ServerPerformer(state.folder.absolute(), 1, allowed, sealer), deliver
                     ),
                 )
             if listeners:

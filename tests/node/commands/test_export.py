@@ -14,9 +14,12 @@ from node.commands.export import export
 from node.compute import checkpoint
 from node.compute.checkpoint import Manifest
 from node.compute.layout import StageLayout
+from node.compute.seals import seal_manifest
 from node.data.tokenizer import make_tokenizer
 from protocol.base.errors import BadInputError
+from protocol.trust.membership import Invite, JoinLink, sign_statement
 from tests.node.compute.small import small_run
+from tests.node.compute.test_seals import COORDINATOR, SERVERS, sealer
 
 CONFIG = small_run()
 VOCABULARY = make_tokenizer("bytes", []).vocabulary
@@ -121,3 +124,18 @@ def test_what_is_missing_is_named(shared: Path, tmp_path: Path) -> None:
     other.mkdir(parents=True)
     assert "several runs" in str(run(tmp_path / "out", folders[0], tmp_path / "other").exception)
     assert not (tmp_path / "out").exists()
+
+
+def test_who_signed_is_said_and_who_knows_the_run_takes_nothing_else(shared: Path, tmp_path: Path) -> None:
+    """A checkpoint from before is exported with a sentence; with a join link of the run only what its coordinator's
+    servers signed."""
+    assert "nobody has signed" in run(tmp_path / "a", shared).output
+    invite = Invite(COORDINATOR.public_key, bytes(16), "volunteer", 0, 1, bytes(16))
+    link = JoinLink(("127.0.0.1:9",), sign_statement(invite, COORDINATOR))
+    refused = run(tmp_path / "b", shared, "--link", str(link))
+    assert isinstance(refused.exception, BadInputError) and "nobody has signed" in str(refused.exception)
+    for home in shared.glob("*/step-*"):
+        found = checkpoint.read_manifest(home)
+        seal_manifest(home, found, sealer(SERVERS[0]))
+    taken = run(tmp_path / "b", shared, "--link", str(link))
+    assert taken.exit_code == 0 and SERVERS[0].node in taken.output

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import torch
 
-from node.compute import checkpoint
+from node.compute import checkpoint, seals
 from node.compute.lanes import DevicePerformer, Lane, Outcome, ServerPerformer, input_refs, partition_of
 from node.compute.layout import StageLayout
 from node.compute.shard import ShardWorker
@@ -35,6 +35,9 @@ from protocol.run.run import (
     RunConfig,
     WireSection,
 )
+from protocol.trust.identity import Identity
+from tests.node.compute.test_seals import COORDINATOR, OTHER, SERVERS
+from tests.node.compute.test_seals import sealer as sealer_of
 
 STAGES = ((0, 4), (4, 8))
 
@@ -77,13 +80,15 @@ PLAN = Plan(
 class Bench:
     """A store and the performers of two stages' servers and volunteers; does jobs at once, as a driver would."""
 
-    def __init__(self, config: RunConfig, folder: Path) -> None:
+    def __init__(self, config: RunConfig, folder: Path, coordinator: Identity = COORDINATOR) -> None:
         self.config = config
+        sealer = sealer_of(SERVERS[0], coordinator)
         self.store = TensorStore()
         self.key = 1000
         allowed = Allowed(checkpoints=(folder,))
         self.servers = [
-            [ServerPerformer(folder / f"{stage}{shard}", allowed=allowed) for shard in range(2)] for stage in range(2)
+            [ServerPerformer(folder / f"{stage}{shard}", 1, allowed, sealer) for shard in range(2)]
+            for stage in range(2)
         ]
         self.devices = [DevicePerformer() for _ in range(2)]
         vocabulary, self.data_hash, _ = self.do(self.servers[0][0], jobs.PrepareData(config))
@@ -270,6 +275,13 @@ def test_a_restart_from_snapshot_or_checkpoint_goes_on_bit_by_bit(
     manifest = checkpoint.read_manifest(checkpoint.step_folder(home, 3))
     assert (manifest.data_cursor, manifest.data_hash) == (18, bench.data_hash)
     assert manifest.partition == partition_of(PLAN)
+
+    vouched = seals.verify(checkpoint.step_folder(home, 3), manifest, manifest.parts if shared else ())
+    assert vouched.manifest is not None and len(vouched.servers) == (4 if shared else 0)
+    if shared:
+        stranger = Bench(config, tmp_path, coordinator=OTHER)
+        outcome = stranger.servers[0][0].perform(jobs.StartShard(3), {})
+        assert isinstance(outcome.fact, ComputeFailed) and "another coordinator" in outcome.fact.reason
 
     restored = Bench(config, tmp_path)
     assert restored.start(checkpoint_step=3) == digests
