@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 from platformdirs import user_state_path
 
+from coordinator.commands.check import checked
 from coordinator.live.signals import Helpers
 from protocol.base.errors import BadInputError
 from protocol.base.limits import ADDRESSES_MAX
@@ -146,6 +147,8 @@ def coordinator(
     the same command again and it continues.
     """
     config = load_run(run)
+    for note in checked(config)[0]:
+        click.echo(note, err=True)
     from coordinator.process.daemon import CoordinatorOptions, run_coordinator
     from coordinator.process.database import StateBrokenError, StateLockedError
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from coordinator.commands.check import check
 from coordinator.commands.status import ANSWER_S, DEFAULT_URL, fetch, opener
 from protocol.base.errors import BadInputError
 from protocol.trust.identity import base32, is_node_id
@@ -30,6 +31,9 @@ def run() -> None:
 
     On the coordinator's own computer these find its admin token by themselves; elsewhere name a copy of links.json.
     """
+
+
+run.add_command(check)
 
 
 def _asking(command: Any) -> Any:

@@ -1,0 +1,42 @@
+"""What a run takes of those who serve it and work for it, from its own numbers: for `barnraise run check`."""
+
+from __future__ import annotations
+
+from node.compute.layout import StageLayout
+from node.visit.enquiry import DEVICE_BYTES_PER_PARAMETER, gigabytes_per_hour
+from protocol.run.run import RunConfig
+
+SERVER_BYTES_PER_PARAMETER = 32
+"""Of a shard while an update is made: two versions of the weights (8) and of the moments (16), and a sum of gradients
+in fp64 (8)."""
+STATE_BYTES_PER_PARAMETER = 12
+"""Weights and two moments in fp32: a snapshot, and a shard's part of a checkpoint."""
+JOURNAL_STATES = 4
+"""A snapshot is taken when the journal's gradients weigh four times the state."""
+SNAPSHOTS = 2
+EXAMPLE_TOKENS_PER_S = 1000.0
+
+
+def describe_costs(config: RunConfig, vocabulary: int) -> list[str]:
+    """Lines for the operator: model, servers, their memory and disk, volunteers, what an hour moves, how long."""
+    parameters = StageLayout.whole(config, vocabulary).parameter_count
+    stages = config.stages
+    per_stage = stages.front_servers + stages.back_servers
+    shard = parameters / stages.count / per_stage
+    files = config.checkpoint.keep + 1 + SNAPSHOTS + JOURNAL_STATES
+    up, down = gigabytes_per_hour(config, parameters, EXAMPLE_TOKENS_PER_S)
+    tokens = config.steps * config.step_tokens
+    helpers = "none are needed, any number helps" if stages.collocated != "never" else "one a stage at least"
+    return [
+        f"model       {parameters / 1e6:,.1f} M parameters in {config.stages.count} stages",
+        f"servers     {stages.count * per_stage} ({per_stage} a stage), each with about"
+        f" {shard * SERVER_BYTES_PER_PARAMETER / 1e9:.2f} GB of memory",
+        f"            and {shard * STATE_BYTES_PER_PARAMETER * files / 1e9:.2f} GB of disk at most"
+        f" ({config.checkpoint.keep} checkpoints kept)",
+        f"volunteers  {helpers}; weights take"
+        f" {parameters / stages.count * DEVICE_BYTES_PER_PARAMETER / 1e9:.2f} GB of a device's memory",
+        f"            at {EXAMPLE_TOKENS_PER_S:,.0f} tokens/s one moves {up:.1f} GB an hour up and {down:.1f} down, the"
+        " servers of its stage the same",
+        f"time        {tokens:,} tokens: {tokens / EXAMPLE_TOKENS_PER_S / 3600:,.1f} hours for each"
+        f" {EXAMPLE_TOKENS_PER_S:,.0f} tokens/s that the slowest stage makes",
+    ]

@@ -1,0 +1,88 @@
+"""Tests of `node.data.check` and `node.visit.costs`: what is wrong with a run is found before anybody joins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.data import check
+from node.data.check import check_data
+from node.data.prepared import prepare
+from node.visit.costs import describe_costs
+from protocol.base.errors import BadInputError
+from protocol.run.run import DataSection, ModelSection, RunConfig
+
+
+def run(start_from: str = "", **data: str) -> RunConfig:
+    return RunConfig(data=DataSection(**data), model=ModelSection(context=8, start_from=start_from))
+
+
+def test_what_comes_with_barnraise_needs_no_look() -> None:
+    """The defaults are fine, and the vocabulary is known without reading anything."""
+    assert check_data(RunConfig()) == ([], 257)
+    assert check_data(run(source="builtin:grammar", tokenizer="bpe:2048")) == ([], 2048)
+
+
+def test_what_is_not_here_is_said_and_no_mistake(tmp_path: Path) -> None:
+    """Only servers may have the files: the coordinator cannot know."""
+    notes, vocabulary = check_data(
+        run(str(tmp_path / "weights"), source=str(tmp_path / "no" / "*.txt"), tokenizer=str(tmp_path / "t.json"))
+    )
+    assert [note.split(":")[0] for note in notes] == ["data.source", "data.tokenizer", "model.start_from"]
+    assert all("not on this computer" in note for note in notes) and vocabulary == 0
+    assert "not on this computer" in check_data(run(source=str(tmp_path / "no"), tokenizer="prepared"))[0][0]
+
+
+def test_what_is_here_is_looked_at(tmp_path: Path) -> None:
+    """Text by its beginning, a prepared folder as a whole, weights by their folder."""
+    (tmp_path / "a.txt").write_text("words " * 100)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    notes, vocabulary = check_data(run(str(tmp_path / "model"), source=str(tmp_path / "*.txt")))
+    assert vocabulary == 257 and "1 file," in notes[0] and "is here" in notes[1]
+    prepare([("a", str(tmp_path / "a.txt"))], "text", "bytes", tmp_path / "out")
+    notes, vocabulary = check_data(run(source=str(tmp_path / "out"), tokenizer="prepared"))
+    assert vocabulary == 257 and "600 tokens" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "data", "says"),
+    [
+        ("a.jsonl", json.dumps({"body": "x"}), {}, r"data\.text_field: .*no text in the field"),
+        ("a.txt", "\n", {}, r"data\.source: .*holds no text"),
+        ("a.csv", "a,b", {}, r"data\.source: no "),
+        ("a.txt", "words", {"tokenizer": "prepared"}, r"data\.source: .*was not made by"),
+        ("a.txt", "words", {"mixture": "a=1"}, r"data\.source: .*was not made by"),
+        ("a.txt", "words", {"tokenizer": "bpe:5"}, r"data\.tokenizer: "),
+        ("a.txt", "words", {"source": "builtin:nothing"}, r"data\.source: there is no"),
+        ("a.txt", "words", {"start_from": "."}, r"model\.start_from: there is no config\.json"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_its_key(
+    tmp_path: Path, name: str, content: str, data: dict[str, Any], says: str
+) -> None:
+    """Before a link is printed, in one sentence."""
+    (tmp_path / name).write_text(content)
+    facts = {"source": str(tmp_path), **data}
+    if "start_from" in facts:
+        facts["start_from"] = str(tmp_path)
+    with pytest.raises(BadInputError, match=f"^{says}"):
+        check_data(run(**facts))
+
+
+def test_text_that_is_too_much_is_found_by_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without reading it."""
+    monkeypatch.setattr(check, "TEXT_CHARACTERS_MAX", 100)
+    (tmp_path / "a.txt").write_text("words " * 100)
+    with pytest.raises(BadInputError, match=r"^data\.source: .*barnraise data prepare"):
+        check_data(run(source=str(tmp_path)))
+
+
+def test_costs_follow_from_the_runs_numbers() -> None:
+    """Model, servers, volunteers and time, in lines for people."""
+    lines = "\n".join(describe_costs(RunConfig(), 257))
+    assert "0.8 M parameters in 2 stages" in lines and "servers     4 (2 a stage)" in lines
+    assert "none are needed" in lines and "hours for each 1,000 tokens/s" in lines
