@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import torch
 
 from node.compute.devices.choice import DeviceChoice
+from node.compute.forms import p12
 from node.compute.lanes import DevicePerformer
 from node.machine.jobs import Forward, LoadParameters, SetUpDevice, TakeGradient
 from node.process.device_lane import DeviceLane, DeviceOptions
@@ -59,17 +61,21 @@ def forward() -> tuple[list[tuple[Any, dict[int, Buffer]]], TensorRef]:
     """Jobs up to one forward, with their bytes."""
     performer = DevicePerformer()
     performer.perform(SET_UP, {})
-    count = performer._stage.layout.parameter_count
-    half = count // 2
-    values = np.random.default_rng(1).normal(0, 0.02, count).astype(np.float32)
-    parts = (TensorRef(1, (half,), "fp32", 4 * half), TensorRef(2, (count - half,), "fp32", 4 * (count - half)))
+    layout = performer._stage.layout
+    values = torch.randn(layout.parameter_count, generator=torch.Generator().manual_seed(1)) * 0.02
+    fixed = p12.to_fixed(values, p12.fixed_bits(SET_UP.config))
+    loads: dict[int, Buffer] = {}
+    parts = []
+    for shard in range(2):
+        begin, end = layout.shard_range(shard, 2)
+        loads[shard + 1] = p12.encode(fixed[begin:end], None, 0)
+        parts.append(TensorRef(shard + 1, (end - begin,), "p12", len(loads[shard + 1])))
     tokens = np.random.default_rng(2).integers(0, VOCABULARY, (2, 16)).astype(np.int32)
     x = TensorRef(3, (2, 16), "int32", tokens.nbytes)
-    loads = {1: values[:half].tobytes(), 2: values[half:].tobytes()}
     task = TaskId(0, 0, 0, "F")
     jobs: list[tuple[Any, dict[int, Buffer]]] = [
         (SET_UP, {}),
-        (LoadParameters(0, parts), loads),
+        (LoadParameters(0, tuple(parts), (), (1, 1)), loads),
         (Forward(task, 0, x, 4), {3: tokens.tobytes()}),
     ]
     return jobs, x
