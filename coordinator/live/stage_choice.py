@@ -5,6 +5,7 @@ A pipeline is as fast as its slowest stage, so power goes where work per power i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -74,7 +75,7 @@ def move(
     `keep` stay where they are.
     """
     counts = [sum(power.stage == stage for power in powers) for stage in range(len(work))]
-    needy = [stage for stage, count in enumerate(counts) if count == 0]
+    needy = [stage for stage, count in enumerate(counts) if count == 0 and work[stage] > 0]
     movable = [power for power in powers if power.node not in keep]
     givers = [power.stage for power in movable if counts[power.stage] >= 2]
     if not needy or not givers:
@@ -90,7 +91,8 @@ def move(
 
 
 def power_per_work(work: Sequence[float], powers: Sequence[Power]) -> list[float]:
-    """Tokens per second of each stage's volunteers over the stage's share of the work."""
+    """Tokens per second of each stage's volunteers over the stage's share of the work: without bounds where there is no
+    work, since a route may leave a stage out and so may all of them (two stages of which half is skipped)."""
     measured = [power.tokens_per_s for power in powers if power.tokens_per_s > 0]
     typical = sum(measured) / len(measured) if measured else 1.0
     total = sum(work)
@@ -98,4 +100,4 @@ def power_per_work(work: Sequence[float], powers: Sequence[Power]) -> list[float
     for power in powers:
         if 0 <= power.stage < len(work):
             sums[power.stage] += power.tokens_per_s if power.tokens_per_s > 0 else typical
-    return [gathered * total / share for gathered, share in zip(sums, work, strict=True)]
+    return [gathered * total / share if share else math.inf for gathered, share in zip(sums, work, strict=True)]

@@ -22,7 +22,7 @@ from node.machine.records import (
 )
 from protocol.base.ids import ContributionId, NodeId, TaskId
 from protocol.base.machine import Effect, Exit, Send
-from protocol.messages import Parameters, Ping, StepOpened
+from protocol.messages import Contribute, Parameters, Ping, StepOpened
 from protocol.run.course import course_of
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
@@ -65,6 +65,8 @@ class Checker(Watcher):
         self._credit: dict[tuple[int, TaskId, int], ContributionId] = {}
         self._stored: dict[tuple[int, int, int, ContributionId], ContributionStored] = {}
         """(generation, stage, shard, contribution) that is durable, or was until a disk was lost."""
+        self._brought: dict[ContributionId, NodeId] = {}
+        """Who has sent each contribution under its own name."""
         self._plans: list[Plan] = []
         self.rows: list[StepRow] = []
         self._thrown: dict[int, StepRow] = {}
@@ -125,6 +127,8 @@ class Checker(Watcher):
         (value,) = tensors.values()
         right = value == shards(total)[place.shard] or world.hosts[record.contribution.node].lies
         expect(right, "T-I4", f"{record.contribution} is not the sum over {record.tasks}")
+        brought = self._brought.get(record.contribution)
+        expect(brought is not None, "T-I11", f"{record.contribution} is not of the node that it credits")
 
     def _on_accepted(self, host: Host, record: ContributionAccepted) -> None:
         stage = self._place[host.node].stage
@@ -223,6 +227,10 @@ class Checker(Watcher):
             best = max((step for step in self._readable or () if step in complete), default=-1)
             goes_to = record.plan.restore_step
             expect(goes_to >= best, "T-I12", f"the run goes back to {goes_to}, not {best}")
+            same = record.plan.server_nodes() == self._plans[-1].server_nodes()
+            harmed = world.shared.harmed or any(host.harmed for host in world.hosts.values())
+            lost = bool(record.lost_steps) and same and not harmed
+            expect(not lost, "T-I12", f"{record.lost_steps} steps are thrown away, and no disk has lost anything")
         self._readable = None
 
     def _on_replaced(self, world: World, plan: Plan) -> None:
@@ -284,9 +292,13 @@ class Checker(Watcher):
             if isinstance(effect, Exit):
                 needless = effect.reason.startswith("failed: Write")
                 expect(not needless, "L1", f"{host.node} ends over a file that training does not need: {effect.reason}")
-            if not isinstance(effect, Send) or host.lies:
+            if not isinstance(effect, Send):
                 continue
             message = effect.message
+            if isinstance(message, Contribute) and message.contribution.node == host.node:
+                self._brought[message.contribution] = host.node
+            if host.lies:
+                continue
             if isinstance(message, Ping) and message.look and self._readable is None:
                 self._readable = world.shared.complete()
             self.promises.said(host, effect.peer, message)

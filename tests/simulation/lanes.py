@@ -93,6 +93,7 @@ class Lanes:
             case jobs.DropParameters():
                 self.versions.pop(job.version, None)
             case jobs.Forward():
+                self._expect_shape(job.input)
                 x = self.inputs[job.input.key]
                 weights = self.versions[job.version]
                 self.graphs[job.task] = (weights, x)
@@ -226,6 +227,14 @@ class Lanes:
     def _add(self, accumulator: int | None, dw: Vector) -> None:
         if accumulator is not None:
             self.sums[accumulator] = add(self.sums[accumulator], dw) if accumulator in self.sums else dw
+
+    def _expect_shape(self, ref: TensorRef) -> None:
+        """As a device does it: what has another shape than the run's is no input of a block."""
+        assert self.device is not None
+        batch, model = self.device.config.batch, self.device.config.model
+        shape = (batch.samples, model.context, model.hidden)
+        start = ref.form == "int32" and ref.shape == shape[:2]
+        assert start or ref.shape == shape, f"a forward of {list(ref.shape)}, where the run has {list(shape)}"
 
     def _activation(self, key: int, value: int) -> TensorRef:
         """A whole number that passes for an activation of the run's shape, bytes included."""

@@ -7,6 +7,7 @@ Everything here can be seen to be wrong by looking at it, so it must be refused 
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,11 +43,18 @@ HUGE_SHARE = 0.3
 class Liar:
     """Wraps an honest node's machine. See `protocol.base.machine` for the doors."""
 
-    def __init__(self, inner: NodeMachine, host: Host, rng: random.Random) -> None:
+    def __init__(self, inner: NodeMachine, host: Host, rng: random.Random, names: tuple[str, ...] | None) -> None:
+        """`names`: of `LIES` and `BENDS`; None for all lies, and absurd contributions."""
+        names = (*(lie.__name__[1:] for lie in LIES), "absurd") if names is None else names
+        self._names = names
+        self._lies = tuple(lie for lie in LIES if lie.__name__[1:] in names)
+        self._bends = tuple(bend for name, bend in BENDS.items() if name in names)
         self._inner = inner
         self._host = host
         self._rng = rng
         self._number = 0
+        self._results: deque[tuple[NodeId, Output | InputGradient, Any]] = deque(maxlen=64)
+        """Results of real leases as they were sent, with their values."""
         self._huge: dict[ContributionId, bool] = {}
         self._spoilt: dict[TaskId, None] = {}
 
@@ -54,7 +62,13 @@ class Liar:
         return self._inner.start(now)
 
     def handle(self, fact: Input, now: float) -> Sequence[Effect]:
-        effects = [self._absurd(effect) for effect in self._inner.handle(fact, now)]
+        effects = list(self._inner.handle(fact, now))
+        for bend in self._bends:
+            effects = [bend(self, effect) for effect in effects]
+        if OLD_RESULTS in self._names:
+            effects += self._old_results(effects)
+        if not self._lies:
+            return effects
         if self._rng.random() < LIE_SHARE or (isinstance(fact, LinkUp) and self._rng.random() < 0.5):
             effects += self._lie()
         return effects
@@ -86,12 +100,44 @@ class Liar:
         self._host.store[message.tensors[0].key] = tuple(number + 1 for number in value)
         return Send(effect.peer, msgspec.structs.replace(message, square_norm=float("inf")))
 
+    def _another_name(self, effect: Effect) -> Effect:
+        """Some contributions, with the tickets of real leases, name somebody else as who made them."""
+        if not isinstance(effect, Send) or not isinstance(effect.message, Contribute):
+            return effect
+        made = effect.message.contribution
+        if made.number % 2:
+            return effect
+        other = msgspec.structs.replace(made, node=NodeId("v7"))
+        return Send(effect.peer, msgspec.structs.replace(effect.message, contribution=other))
+
+    def _bent_shape(self, effect: Effect) -> Effect:
+        """The result of a real lease, in a shape that no device of the next stage can take."""
+        if not isinstance(effect, Send) or not isinstance(effect.message, Output):
+            return effect
+        (ref,) = effect.message.tensors
+        bent = msgspec.structs.replace(ref, shape=(1, *ref.shape))
+        return Send(effect.peer, msgspec.structs.replace(effect.message, tensors=(bent,)))
+
+    def _old_results(self, effects: Sequence[Effect]) -> list[Effect]:
+        """Results of real leases once more, when their step has been closed long since."""
+        for effect in effects:
+            if isinstance(effect, Send) and isinstance(effect.message, Output | InputGradient):
+                value = self._host.store[effect.message.tensors[0].key]
+                self._results.append((effect.peer, effect.message, value))
+        volunteer = self._inner.volunteer
+        if volunteer is None or not self._results or self._results[0][1].task.step > volunteer._closed:
+            return []
+        peer, message, value = self._results.popleft()
+        (ref,) = message.tensors
+        tensors = self.tensor(ref.shape, ref.form, value)
+        return [Send(peer, msgspec.structs.replace(message, tensors=tensors)), DropTensors((tensors[0].key,))]
+
     def _lie(self) -> list[Effect]:
         inner = self._inner
         if inner.config is None or inner.plan is None or inner.stage < 0 or inner.volunteer is None:
             return []
         servers = [server.node for server in inner.plan.stages[inner.stage].servers]
-        lie = self._rng.choice(LIES)
+        lie = self._rng.choice(self._lies)
         message = lie(self, inner.config)
         effects: list[Effect] = [Send(self._rng.choice(servers), message)]
         keys = tuple(ref.key for ref in getattr(message, "tensors", ()))
@@ -309,3 +355,11 @@ LIES: tuple[Callable[[Liar, RunConfig], Message], ...] = (
     _tasks_of_another_stage, _huge_contribution_step, _only_half, _a_task_twice, _old_generation, _coming_generation,
     _greedy, _foreign_lease, _any_version, _servers_word, _ledgers_word, _deciders_word,
 )  # fmt: skip
+
+BENDS: dict[str, Callable[[Liar, Effect], Effect]] = {
+    "absurd": Liar._absurd,
+    "another_name": Liar._another_name,
+    "bent_shape": Liar._bent_shape,
+}
+"""What becomes of a liar's honest messages."""
+OLD_RESULTS = "old_results"

@@ -1,6 +1,6 @@
 """Mutants: each takes one rule away, and the world must notice (D3 of state-and-trust 3.7).
 
-A mutant is a context manager that patches one method; `MUTANTS` names each with the weather in which its rule matters.
+A mutant is a context manager that patches one method; `MUTANTS` names each with the scene in which its rule matters.
 `EQUIVALENT` are changes that the world cannot tell from the rule, with the reason why nobody else could either.
 `python -m tests.simulation.mutants [NAME ...]` hunts them and says which seed caught which by what.
 """
@@ -8,8 +8,6 @@ A mutant is a context manager that patches one method; `MUTANTS` names each with
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +25,7 @@ from node.server.doubts import Doubts
 from node.server.front import FrontRole
 from node.server.ledger import LedgerRole
 from node.server.pool import Pool
+from node.server.saves import Saves
 from node.server.server import ServerMachine
 from node.server.serving import Serving
 from node.server.shard import Phase, ShardRole
@@ -36,59 +35,14 @@ from node.volunteer.volunteer import VolunteerMachine
 from protocol.base.machine import Exit
 from protocol.messages import Commit
 from tests.simulation.lanes import Lanes
+from tests.simulation.mutant_registry import EQUIVALENT, LINE, MUTANTS, SHORT_LEASES, equivalent, liars, mutant
 from tests.simulation.run_seed import SeedFailedError, run_seed
-
-SEEDS = range(1, 21)
-"""Every mutant is hunted on the same twenty seeds."""
-
-Patch = Callable[[], AbstractContextManager[None]]
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """`weather` always blows when it is hunted, beside what a seed draws."""
-
-    patch: Patch
-    weather: tuple[str, ...] = ()
-
-
-MUTANTS: dict[str, Mutant] = {}
-EQUIVALENT: dict[str, tuple[Patch, str]] = {}
-
-
-def _replaces(owner: object, name: str, make: Callable[[Any], Any]) -> Patch:
-    @contextmanager
-    def patch() -> Iterator[None]:
-        original = getattr(owner, name)
-        setattr(owner, name, make(original))
-        try:
-            yield
-        finally:
-            setattr(owner, name, original)
-
-    return patch
-
-
-def mutant(owner: object, name: str, *weather: str) -> Callable[[Callable[[Any], Any]], None]:
-    """Registers a function `original -> changed` as the mutant of `owner.name`, under the function's own name."""
-
-    def register(make: Callable[[Any], Any]) -> None:
-        MUTANTS[make.__name__] = Mutant(_replaces(owner, name, make), weather)
-
-    return register
-
-
-def equivalent(owner: object, name: str, reason: str) -> Callable[[Callable[[Any], Any]], None]:
-    def register(make: Callable[[Any], Any]) -> None:
-        EQUIVALENT[make.__name__] = (_replaces(owner, name, make), reason)
-
-    return register
-
+from tests.simulation.scene import Scene
 
 # ---- the ledger ----------------------------------------------------------------------------------------------------
 
 
-@mutant(LedgerRole, "_judge", "volunteer_kill", "link_silent")
+@mutant(LedgerRole, "_judge", scene=SHORT_LEASES)
 def covered_tasks_are_accepted_again(original: Any) -> Any:
     def judge(self: Any, step: Any, message: Any, refusal: str, doubted: bool = False) -> None:
         if "covered already" not in refusal:
@@ -100,7 +54,7 @@ def covered_tasks_are_accepted_again(original: Any) -> Any:
     return judge
 
 
-@mutant(LedgerRole, "_judge", "volunteer_kill", "link_silent", "pause", "slow_host", "link_cut")
+@mutant(LedgerRole, "_judge", scene=SHORT_LEASES)
 def only_the_new_tasks_of_an_overlap_are_counted(original: Any) -> Any:
     def judge(self: Any, step: Any, message: Any, refusal: str, doubted: bool = False) -> None:
         new = tuple(task for task in message.tasks if task in step.uncovered)
@@ -207,7 +161,7 @@ def acceptances_count_in_the_order_of_arrival(original: Any) -> Any:
     return judge
 
 
-@mutant(Doubts, "look", "liar")
+@mutant(Doubts, "look", scene=liars("absurd"))
 def absurd_contributions_are_taken_at_their_word(original: Any) -> Any:
     return lambda self, message, square_norm, trusted: ""
 
@@ -219,8 +173,10 @@ def absurd_contributions_are_taken_at_their_word(original: Any) -> Any:
 def a_part_is_acknowledged_before_it_is_durable(original: Any) -> Any:
     def on_contribute(self: Any, peer: Any, message: Any) -> str:
         refusal = original(self, peer, message)
-        if (message.contribution, message.step) in self._parts:
-            self._announce(message)
+        part = self._parts.get((message.contribution, message.step))
+        if part is not None:
+            part.measured = True
+            self._announce(part)
         return str(refusal)
 
     return on_contribute
@@ -228,10 +184,10 @@ def a_part_is_acknowledged_before_it_is_durable(original: Any) -> Any:
 
 @mutant(Serving, "_serve", "volunteer_kill")
 def the_latest_version_is_served_for_any(original: Any) -> Any:
-    def serve(self: Any, peer: Any, version: int) -> None:
+    def serve(self: Any, peer: Any, version: int, base: int) -> None:
         newest = self._served.get(max(self._served, default=version))
         if newest is None:
-            return original(self, peer, version)
+            return original(self, peer, version, base)
         self._send(peer, version, newest)
 
     return serve
@@ -249,7 +205,7 @@ def a_commit_is_told_before_it_is_durable(original: Any) -> Any:
     return applied
 
 
-@mutant(ShardRole, "on_commit", "server_kill", "link_cut")
+@mutant(ShardRole, "on_commit", scene=Scene(only=("unsaid_commit",), gap_s=(0.5, 1.5)))
 def a_commit_that_comes_again_is_applied_again(original: Any) -> Any:
     def on_commit(self: Any, message: Commit) -> None:
         if self.phase is Phase.READY and message.step == self.version - 1:
@@ -259,9 +215,13 @@ def a_commit_that_comes_again_is_applied_again(original: Any) -> Any:
     return on_commit
 
 
-@mutant(ShardRole, "snapshot_durable", "server_kill", "power_cut")
+@mutant(
+    Saves,
+    "snapshot_durable",
+    scene=Scene(only=("server_kill",), gap_s=(0.5, 1.0), run={"checkpoint_every": 0, "snapshot_steps": 2}),
+)
 def too_much_is_pruned(original: Any) -> Any:
-    def snapshot_durable(self: Any, record: SnapshotWritten) -> None:
+    def snapshot_durable(self: Any, record: SnapshotWritten, version: int) -> None:
         self._snapshots.append(record.step)
         self._out.prune(record.step + 1)
 
@@ -324,7 +284,7 @@ def a_decision_is_told_before_it_is_durable(original: Any) -> Any:
 def a_step_is_closed_before_all_stages_have_committed(original: Any) -> Any:
     def on_stage_committed(self: Any, message: Any) -> None:
         if message.step in self._steps:
-            self._steps[message.step].committed.update(dict.fromkeys(range(self._stage_count)))
+            self._steps[message.step].committed.update(dict.fromkeys(range(self._stage_count), ()))
         original(self, message)
 
     return on_stage_committed
@@ -375,15 +335,21 @@ class _OneStage:
 # ---- fences --------------------------------------------------------------------------------------------------------
 
 
-@mutant(StageContext, "in_window", "liar", "link_slow", "pause", "link_silent")
+@mutant(StageContext, "in_window", scene=liars("old_results"))
 def no_fence_around_steps(original: Any) -> Any:
     return lambda self, step: 0 <= step < self.config.steps
 
 
-@mutant(ServerMachine, "handle", "server_disk_loss", "checkpoint_loss", "latency_spike", "volunteer_new")
+@mutant(
+    ServerMachine,
+    "handle",
+    scene=Scene(
+        only=("late_words",), gap_s=(1.0, 3.0), disk_losses_max=6, run={**LINE, "checkpoint_every": 0, "steps": 9}
+    ),
+)
 def no_fence_around_generations(original: Any) -> Any:
-    def handle(self: Any, peer: Any, message: Any, now: float) -> None:
-        original(self, peer, msgspec.structs.replace(message, ledger_generation=self.context.generation), now)
+    def handle(self: Any, peer: Any, message: Any, *rest: Any) -> None:
+        original(self, peer, msgspec.structs.replace(message, ledger_generation=self.context.generation), *rest)
 
     return handle
 
@@ -397,20 +363,20 @@ def an_old_plan_is_followed(original: Any) -> Any:
     return plan_changed
 
 
-@mutant(server, "check_bounds", "liar")
+@mutant(server, "check_bounds", scene=liars("bent_shape"))
 def bounds_are_not_checked(original: Any) -> Any:
     return lambda context, message: None
 
 
-@mutant(TicketOffice, "check", "liar")
+@mutant(TicketOffice, "check", scene=liars("stolen_output"))
 def tickets_are_never_verified(original: Any) -> Any:
     return lambda self, node, task, ticket: None
 
 
-@mutant(ServerMachine, "_on_contribute", "liar")
+@mutant(ServerMachine, "_on_contribute", scene=liars("another_name"))
 def anybody_contributes_in_anybodys_name(original: Any) -> Any:
-    def on_contribute(self: Any, peer: Any, message: Any) -> None:
-        original(self, message.contribution.node, message)
+    def on_contribute(self: Any, peer: Any, message: Any, now: float) -> None:
+        original(self, message.contribution.node, message, now)
 
     return on_contribute
 
@@ -423,7 +389,16 @@ def leases_of_the_dead_are_kept(original: Any) -> Any:
     return lambda self, node, now: self._workers.pop(node, None) and None
 
 
-@mutant(Pool, "result_lost", "server_kill", "power_cut")
+@mutant(
+    Pool,
+    "result_lost",
+    scene=Scene(
+        only=("hop_kill",),
+        gap_s=(0.5, 1.5),
+        until_s=(2.0, 6.0),
+        run={**LINE, "fronts": 1, "backs": 1, "microbatches": 8, "volunteers": 4, "collocated": "when_empty"},
+    ),
+)
 def a_lost_result_is_never_asked_for_again(original: Any) -> Any:
     return lambda self, task: None
 
@@ -438,7 +413,11 @@ def a_server_that_comes_back_is_told_nothing(original: Any) -> Any:
     return lambda self, peer: None
 
 
-@mutant(Gradients, "resend", "server_kill", "link_cut")
+@mutant(
+    Gradients,
+    "resend",
+    scene=Scene(only=("server_kill", "link_cut"), gap_s=(0.2, 0.6), run={"lease_s": 1000.0}),
+)
 def uploads_are_not_repeated(original: Any) -> Any:
     return lambda self, server: None
 
@@ -471,7 +450,16 @@ def the_last_activation_stays(original: Any) -> Any:
 # ---- nodes and coordinator -----------------------------------------------------------------------------------------
 
 
-@mutant(NodeMachine, "_computed", "server_disk_loss", "server_lost")
+@mutant(
+    NodeMachine,
+    "_computed",
+    scene=Scene(
+        only=("server_disk_loss", "slow_host"),
+        gap_s=(0.2, 0.5),
+        disk_losses_max=6,
+        run={**LINE, "collocated": "always", "microbatches": 12, "volunteers": 1},
+    ),
+)
 def a_server_drops_what_its_device_made(original: Any) -> Any:
     def computed(self: Any, job: Any, result: Any, now: float) -> None:
         if isinstance(job, DEVICE_JOBS) and self.server is not None:
@@ -514,7 +502,11 @@ def a_checkpoint_part_is_written_in_place(original: Any) -> Any:
     return perform
 
 
-@mutant(NodeMachine, "_held", "snapshot_lost")
+@mutant(
+    NodeMachine,
+    "_held",
+    scene=Scene(only=("snapshot_lost",), gap_s=(1.0, 3.0), disk_losses_max=6, run={"steps": 16, "snapshot_steps": 2}),
+)
 def a_disk_without_its_snapshot_counts_as_whole(original: Any) -> Any:
     def held(self: Any) -> Any:
         starts = [record for record in self._facts.records if isinstance(record, ShardStarted)]
@@ -562,6 +554,9 @@ def what_came_with_a_lease_is_kept_for_good(original: Any) -> Any:
 
 # ---- the hunt --------------------------------------------------------------------------------------------------------
 
+SEEDS = range(1, 21)
+"""Every mutant is hunted on the same twenty seeds."""
+
 
 def hunt(name: str, seeds: range = SEEDS) -> tuple[int, str] | None:
     """The first seed that catches a mutant, and what it says; None when none does."""
@@ -569,7 +564,7 @@ def hunt(name: str, seeds: range = SEEDS) -> tuple[int, str] | None:
     with wanted.patch():
         for seed in seeds:
             try:
-                run_seed(seed, always=wanted.weather)
+                run_seed(seed, scene=wanted.scene)
             except SeedFailedError as failure:
                 if isinstance(failure.__cause__, (TypeError, AttributeError)):
                     raise  # a mutant that does not fit the code any more proves nothing

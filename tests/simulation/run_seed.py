@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from tests.simulation.checkers import Checker
+from tests.simulation.scene import Scene
 from tests.simulation.swarm import Shape, Swarm
 from tests.simulation.violation import expect
 from tests.simulation.weather import Weather
@@ -37,20 +38,20 @@ class Outcome:
     faults: dict[str, int] = field(default_factory=dict)
 
 
-def run_seed(seed: int, aloud: bool = False, always: tuple[str, ...] = ()) -> Outcome:
+def run_seed(seed: int, aloud: bool = False, scene: Scene = Scene()) -> Outcome:  # noqa: B008
     """Draws a run and its weather from the seed, runs it to its end, checks everything on the way.
 
     Args:
-        always: kinds of weather that happen whatever the seed draws.
+        scene: what is so whatever the seed draws.
     Raises:
         SeedFailedError: with the broken invariant and the line that replays it.
     """
-    shape = Shape.draw(random.Random(seed))
+    shape = replace(Shape.draw(random.Random(seed)), **scene.run)
     checker = Checker(shape.config(seed), [shape.shards] * shape.stages)
-    swarm = Swarm(seed, shape, checker)
+    swarm = Swarm(seed, shape, checker, scene)
     world = swarm.world
     try:
-        weather = Weather.draw(swarm, always)
+        weather = Weather.draw(swarm)
         world.run(weather.until_s, stop=lambda: swarm.finished)
         calm_s = world.now
         if not swarm.finished:
@@ -81,7 +82,7 @@ def run_seed(seed: int, aloud: bool = False, always: tuple[str, ...] = ()) -> Ou
 
 def _expect_steps(checker: Checker, swarm: Swarm, calm_s: float) -> None:
     """D7: without faults a step completes within three times a lease and the slowest honest task."""
-    bound_s = 3 * (swarm.config.limits.lease_s + SLOWEST_TASK_S)
+    bound_s = 3 * (max(swarm.config.limits.lease_s, Shape.lease_s) + SLOWEST_TASK_S)
     times = [calm_s, *(time for time in checker.done_at if time > calm_s)]
     for earlier, later in pairwise(times):
         expect(later - earlier <= bound_s, "D7", f"no step completed for {later - earlier:.1f} s of calm")

@@ -40,6 +40,7 @@ from protocol.run.run import (
 )
 from protocol.trust.membership import Invite, Trust
 from tests.simulation.liar import Liar
+from tests.simulation.scene import Scene
 from tests.simulation.world import Host, Watcher, World
 
 COORDINATOR = NodeId("coordinator")
@@ -92,6 +93,7 @@ class Shape:
     tied: bool = False
     skip: float = 0.0
     swaps: int = 0
+    lease_s: float = 8.0
 
     @property
     def shards(self) -> int:
@@ -155,7 +157,7 @@ class Shape:
             wire=WireSection(activations_up="fp32", activations_down="fp32", gradients="fp32", parameters="p12"),
             checkpoint=CheckpointSection(every_steps=self.checkpoint_every),
             limits=LimitsSection(
-                lease_s=8.0,
+                lease_s=self.lease_s,
                 contribution_tasks=self.contribution_tasks,
                 snapshot_steps=self.snapshot_steps,
                 linger_s=self.linger_s,
@@ -169,8 +171,9 @@ class Shape:
 class Swarm:
     """A run in a world. Every host is started; `volunteers` and `servers` list them."""
 
-    def __init__(self, seed: int, shape: Shape, watcher: Watcher) -> None:
+    def __init__(self, seed: int, shape: Shape, watcher: Watcher, scene: Scene = Scene()) -> None:  # noqa: B008
         self.shape = shape
+        self.scene = scene
         self.config = shape.config(seed)
         self.world = World(seed, watcher)
         self.coordinator = self.world.add(Host(COORDINATOR, "coordinator", self._build_coordinator, "c:1"))
@@ -204,7 +207,7 @@ class Swarm:
         """A volunteer that also says what no honest one would."""
         host = self._add("volunteer")
         host.lies = True
-        host.build = lambda host, rng: Liar(self._build_node(host, rng), host, rng)
+        host.build = lambda host, rng: Liar(self._build_node(host, rng), host, rng, self.scene.lies)
         self.volunteers.append(host)
         return host
 

@@ -11,8 +11,8 @@ from functools import partial
 
 from coordinator.live.core import CoordinatorMachine
 from coordinator.live.records import PlanRow
-from protocol.base.machine import Received
-from protocol.messages import PlanChanged
+from protocol.base.machine import Effect, Received, Send
+from protocol.messages import Committed, PlanChanged
 from tests.simulation.swarm import COORDINATOR, Swarm
 from tests.simulation.world import Host
 
@@ -44,6 +44,10 @@ KINDS = (
 )
 
 
+ASKED_FOR = ("hop_kill", "unsaid_commit", "late_words")
+"""Kinds that only a scene brings: no seed draws them."""
+
+
 def snapshots_of(host: Host) -> list[str]:
     """Snapshot files on a disk."""
     return sorted(name for name in host.files if name.startswith("snapshot-"))
@@ -52,7 +56,9 @@ def snapshots_of(host: Host) -> list[str]:
 class Weather:
     """Draws faults for a swarm until `until_s`."""
 
-    def __init__(self, swarm: Swarm, kinds: tuple[str, ...], mean_gap_s: float, until_s: float) -> None:
+    def __init__(
+        self, swarm: Swarm, kinds: tuple[str, ...], mean_gap_s: float, until_s: float, disk_losses_max: int
+    ) -> None:
         self._swarm = swarm
         self._world = swarm.world
         self._rng = swarm.world.rng
@@ -61,15 +67,17 @@ class Weather:
         self.until_s = until_s
         self.happened: dict[str, int] = {}
         self._disk_losses = 0
+        self._disk_losses_max = disk_losses_max
         self._long_pauses = 0
         self._next()
 
     @staticmethod
-    def draw(swarm: Swarm, always: tuple[str, ...] = ()) -> Weather:
-        """A random subset of the kinds, and those of `always`."""
-        rng = swarm.world.rng
-        kinds = tuple(kind for kind in KINDS if rng.random() < 0.4 or kind in always) or ("volunteer_kill",)
-        return Weather(swarm, kinds, mean_gap_s=rng.uniform(0.15, 1.5), until_s=rng.uniform(4.0, 20.0))
+    def draw(swarm: Swarm) -> Weather:
+        """A random subset of the kinds, and what the swarm's scene asks for."""
+        rng, scene = swarm.world.rng, swarm.scene
+        kinds = tuple(kind for kind in KINDS if rng.random() < 0.4 or kind in scene.always) or ("volunteer_kill",)
+        mean_gap_s, until_s = rng.uniform(*scene.gap_s), rng.uniform(*scene.until_s)
+        return Weather(swarm, scene.only or kinds, mean_gap_s, until_s, scene.disk_losses_max)
 
     def calm(self) -> None:
         """All that is down comes back, all that is slow is quick again, and who lies has gone."""
@@ -127,8 +135,36 @@ class Weather:
     def _server_kill(self, rng: random.Random) -> bool:
         return self._kill(rng, self._swarm.servers, rng.uniform(0.05, 3.0))
 
+    def _hop_kill(self, rng: random.Random) -> bool:
+        """Both ends of a hop at once: a back server and the front server after it, with all that was between them."""
+        machine = self._swarm.coordinator.machine
+        plan = machine.placement.plan if isinstance(machine, CoordinatorMachine) else None
+        if plan is None or len(plan.stages) < 2:
+            return False
+        stage = rng.randrange(len(plan.stages) - 1)
+        back, front = rng.choice(plan.stages[stage].backs), rng.choice(plan.stages[stage + 1].fronts)
+        for host in (self._world.hosts[back.node], self._world.hosts[front.node]):
+            self._world.crash(host, last_words=False)
+            self._start_soon(host, rng.uniform(0.1, 0.5))
+        return True
+
+    def _unsaid_commit(self, rng: random.Random) -> bool:
+        """The next server that has a step's update on its disk dies before it can say so to the ledger."""
+        world = self._world
+
+        def dies(host: Host, moment: str, effect: Effect) -> bool:
+            said = isinstance(effect, Send) and isinstance(effect.message, Committed) and effect.peer != host.node
+            if not said or moment != "before":
+                return False
+            world.kill_at = lambda host, moment, effect: False
+            self._start_soon(host, rng.uniform(0.1, 0.5))
+            return True
+
+        world.kill_at = dies
+        return True
+
     def _server_disk_loss(self, rng: random.Random) -> bool:
-        if self._disk_losses >= 2:
+        if self._disk_losses >= self._disk_losses_max:
             return False
         self._disk_losses += 1
         host = rng.choice(self._swarm.servers)
@@ -172,6 +208,27 @@ class Weather:
         sender = rng.choice([link.a, link.b])
         link.slow_s[sender] = rng.choice([0.1, 0.5, 2.0, 5.0])
         self._world.at(rng.uniform(0.5, 8.0), lambda: link.slow_s.pop(sender, None) and None)
+        return True
+
+    def _late_words(self, rng: random.Random) -> bool:
+        """A disk is lost while what servers say to each other takes seconds: it arrives after the run has gone back."""
+        hosts = [host for host in self._swarm.servers if host.machine is not None]
+        if self._disk_losses >= self._disk_losses_max or not hosts:
+            return False
+        self._disk_losses += 1
+        servers = dict.fromkeys(host.node for host in hosts)
+        links = [link for link in self._world.links.values() if link.a in servers and link.b in servers]
+        for link in links:
+            link.slow_s = {node: rng.uniform(1.0, 3.0) for node in (link.a, link.b)}
+        host = rng.choice(hosts)
+
+        def lose() -> None:
+            for link in links:
+                link.slow_s.clear()
+            self._world.crash(host, lose_disk=True)
+            self._start_soon(host, 0.05)
+
+        self._world.at(rng.uniform(0.1, 0.5), lose)
         return True
 
     def _dial_twice(self, rng: random.Random) -> bool:
@@ -262,7 +319,7 @@ class Weather:
     def _snapshot_lost(self, rng: random.Random) -> bool:
         """A server dies, and somebody tidies up its folder before it is back."""
         here = [host for host in self._swarm.servers if host.machine is not None and snapshots_of(host)]
-        if not here or self._disk_losses >= 2:
+        if not here or self._disk_losses >= self._disk_losses_max:
             return False
         self._disk_losses += 1
         host = rng.choice(here)
@@ -270,6 +327,7 @@ class Weather:
         for name in snapshots_of(host):
             if rng.random() < 0.7:
                 del host.files[name]
+                host.harmed = True
         self._start_soon(host, rng.uniform(0.1, 2.0))
         return True
 

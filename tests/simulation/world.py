@@ -112,6 +112,8 @@ class Host:
     started_at: float = 0.0
     gone: bool = False
     """Whether it has left for good, with its disk."""
+    harmed: bool = False
+    """Whether its disk has ever lost what was on it."""
     lies: bool = False
     """Whether it may break the protocol (see `liar.py`); everybody else is held to it."""
     machine: Machine | None = None
@@ -246,6 +248,7 @@ class World:
         if lose_disk:
             host.records.clear()
             host.files.clear()
+            host.harmed = True
             self._watcher.disk_lost(self, host)
         for link in [link for link in self.links.values() if host.node in (link.a, link.b)]:
             heard = self.rng.random() < 0.5 if last_words is None else last_words

@@ -22,6 +22,13 @@ def test_power_counts_by_the_work_of_the_stage() -> None:
     assert power_per_work([1.0, 1.0], powers((0, 10.0), (0, 30.0), (1, 0.0))) == [80.0, 40.0]
 
 
+def test_a_stage_that_all_routes_leave_out_needs_nobody() -> None:
+    """Two stages with half of them skipped: nothing is divided by its work, and nobody is given or moved to it."""
+    assert assign([1.0, 0.0], [], -1, 9).stage == 0
+    assert assign([1.0, 0.0], powers((0, 5.0), (0, 5.0)), 1, 9).stage == 0
+    assert move([1.0, 0.0], powers((0, 5.0), (0, 5.0))) is None
+
+
 def test_the_least_power_for_the_work_gets_the_next_volunteer() -> None:
     """Ties go to the lower stage, and the sentence says why."""
     assert assign([1.0, 1.0], [], -1, 9).stage == 0

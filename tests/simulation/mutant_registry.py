@@ -1,0 +1,73 @@
+"""How a mutant is written down: what it patches, and the scene in which its rule matters. `mutants.py` lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tests.simulation.scene import Scene
+
+Patch = Callable[[], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`scene` is where its rule matters, and it is hunted there."""
+
+    patch: Patch
+    scene: Scene
+
+
+MUTANTS: dict[str, Mutant] = {}
+EQUIVALENT: dict[str, tuple[Patch, str]] = {}
+
+
+def _replaces(owner: object, name: str, make: Callable[[Any], Any]) -> Patch:
+    @contextmanager
+    def patch() -> Iterator[None]:
+        original = getattr(owner, name)
+        setattr(owner, name, make(original))
+        try:
+            yield
+        finally:
+            setattr(owner, name, original)
+
+    return patch
+
+
+def mutant(
+    owner: object, name: str, *weather: str, scene: Scene | None = None
+) -> Callable[[Callable[[Any], Any]], None]:
+    """Registers a function `original -> changed` as the mutant of `owner.name`, under the function's own name.
+
+    Args:
+        weather: kinds that blow beside what a seed draws, where no whole scene is given.
+    """
+
+    def register(make: Callable[[Any], Any]) -> None:
+        MUTANTS[make.__name__] = Mutant(_replaces(owner, name, make), scene or Scene(always=weather))
+
+    return register
+
+
+def equivalent(owner: object, name: str, reason: str) -> Callable[[Callable[[Any], Any]], None]:
+    def register(make: Callable[[Any], Any]) -> None:
+        EQUIVALENT[make.__name__] = (_replaces(owner, name, make), reason)
+
+    return register
+
+
+LINE: dict[str, Any] = {"stages": 2, "chunks": 1, "placement": "line", "skip": 0.0, "swaps": 0, "tied": False}
+SHORT_LEASES = Scene(
+    only=("slow_host",),
+    gap_s=(0.1, 0.3),
+    run={**LINE, "lease_s": 1.0, "microbatches": 8, "volunteers": 4, "contribution_tasks": 2, "linger_s": 0.25},
+)
+"""Work is given to a second worker while the first one still does it, and both bring what they made."""
+
+
+def liars(*lies: str) -> Scene:
+    """Volunteers that do nothing worse than this, and so are given work."""
+    return Scene(only=("liar",), gap_s=(0.1, 0.3), run={**LINE, "volunteers": 2}, lies=lies)
