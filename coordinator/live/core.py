@@ -55,6 +55,7 @@ from protocol.messages import (
     Welcome,
     Wrote,
 )
+from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 from protocol.schedule.profile import NetworkFile
 from protocol.trust.membership import MEMBERSHIP_S, Invite, JoinRole, Membership, Revocations
@@ -505,7 +506,7 @@ class CoordinatorMachine:
         if not 0 <= report.changes <= len(plan.changes):
             self._expel(member, "unexpected", f"StepReport with {report.changes} of {len(plan.changes)} changes", now)
             return
-        fault = _fault_of_shares(report, self.config, len(plan.stages))
+        fault = _fault_of_shares(report, self.config, plan)
         if fault:
             self._expel(member, "unexpected", fault, now)
             return
@@ -539,12 +540,12 @@ class CoordinatorMachine:
         self.outbox.send(member.peer, StepReportStored(step=row.step))
 
 
-def _fault_of_shares(report: StepReport, config: RunConfig, stages: int) -> str:
+def _fault_of_shares(report: StepReport, config: RunConfig, plan: Plan) -> str:
     """What no honest decider says of who computed a step, or an empty string: each microbatch has one task at each
-    place of its route, and visits a stage once for each chunk."""
+    place of its route, which may come to a stage several times (a loop that ends where it began, chunks)."""
     nodes = {share.node for share in report.shares}
     tasks = sum(share.tasks for share in report.shares)
-    most = config.batch.microbatches * stages * config.stages.chunks
+    most = sum(plan.length(report.step, microbatch) for microbatch in range(config.batch.microbatches))
     if len(nodes) < len(report.shares) or any(share.tasks < 1 for share in report.shares) or tasks > most:
         return f"shares of {tasks} tasks, where a step has {most}"
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from coordinator.live.bulletin import NEWS_S, LossCurve
@@ -11,6 +12,7 @@ from protocol.base.ids import NodeId
 from protocol.base.limits import CURVE_MAX
 from protocol.base.machine import Effect, HangUp, Send
 from protocol.messages import News, NodeReport, Share, StepReportStored, Wrote
+from protocol.run.run import ModelSection
 from tests.coordinator.live.desk import CONFIG, DATA, Desk
 
 A, B = NodeId("v0"), NodeId("v1")
@@ -57,6 +59,18 @@ def test_shares_that_no_decider_can_honestly_name_end_its_link(shares: tuple[Sha
     desk = training()
     effects = desk.report(0, shares=shares)
     assert any(isinstance(effect, HangUp) for effect in effects) and desk.machine.giving.of(A) is None
+
+
+def test_a_route_that_ends_where_it_began_has_a_task_more_than_there_are_stages() -> None:
+    """Tied embeddings: two stages, three visits of each microbatch. A report that counts them all is honest."""
+    config = msgspec.structs.replace(CONFIG, model=ModelSection(tied_embeddings=True))
+    desk = Desk(config)
+    plan = desk.train()
+    visits = sum(plan.length(0, microbatch) for microbatch in range(config.batch.microbatches))
+    assert visits == 3 * config.batch.microbatches
+    assert Send(NodeId("s0"), StepReportStored(step=0)) in desk.report(0, shares=(Share(NodeId("s1"), visits),))
+    effects = desk.report(1, shares=(Share(NodeId("s1"), visits + 1),))
+    assert any(isinstance(effect, HangUp) for effect in effects)
 
 
 def test_a_volunteer_is_told_now_and_then_and_when_it_drains() -> None:
