@@ -1,4 +1,4 @@
-"""`barnraise run check RUN.toml`: what can be found wrong, and what the run takes, before anybody joins."""
+"""`barnraise run check | example`: what can be found wrong, and what the run takes, before anybody joins."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from protocol.run.config_file import load_run
+from protocol.run.config_file import load_run, run_example
+from protocol.run.hugging_face import model_from
 from protocol.run.run import RunConfig
 
 CHECKS_GROUP = "barnraise.checks"
@@ -41,3 +42,13 @@ def check(run_toml: Path) -> None:
     for point in entry_points(group=COSTS_GROUP):
         for line in point.load()(config, vocabulary):
             click.echo(line)
+
+
+@click.command()
+@click.option(
+    "--from", "source", type=click.Path(path_type=Path), metavar="FOLDER",
+    help="Take the model from a Hugging Face config.json (a LLaMA's) in this folder.",
+)  # fmt: skip
+def example(source: Path | None) -> None:
+    """Print a commented RUN.toml, with the model of an existing one if you like; its weights: model.start_from."""
+    click.echo(run_example(None if source is None else model_from(source)), nl=False)

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from coordinator.commands.check import check
+from coordinator.commands.check import check, example
 from coordinator.commands.status import ANSWER_S, DEFAULT_URL, fetch, opener
 from protocol.base.errors import BadInputError
 from protocol.trust.identity import base32, is_node_id
@@ -34,6 +34,7 @@ def run() -> None:
 
 
 run.add_command(check)
+run.add_command(example)
 
 
 def _asking(command: Any) -> Any:

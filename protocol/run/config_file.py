@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 
 from protocol.base.errors import BadInputError
-from protocol.run.run import RunConfig
+from protocol.run.run import ModelSection, RunConfig
 
 FILE_BYTES_MAX = 1 << 20
 """A run file has some hundred lines; whatever is larger is another file."""
@@ -93,14 +93,17 @@ def change_run(config: RunConfig, settings: Sequence[str]) -> RunConfig:
     return msgspec.convert(table, RunConfig)
 
 
-def example(struct: type[msgspec.Struct], heading: str) -> str:
-    """A TOML file with every key of a struct at its default, each under its docstring."""
-    lines = [*_comment(heading), "", *_example_lines(struct(), "")]
+def example(struct: type[msgspec.Struct], heading: str, values: msgspec.Struct | None = None) -> str:
+    """A TOML file with every key of a struct, each under its docstring: at its default, or as `values` has it."""
+    lines = [*_comment(heading), "", *_example_lines(struct() if values is None else values, "")]
     return "\n".join(lines) + "\n"
 
 
-def run_example() -> str:
-    """What `barnraise coordinator --example` prints."""
+def run_example(model: ModelSection | None = None) -> str:
+    """What `barnraise coordinator --example` prints; with a model, `barnraise run example --from FOLDER`."""
+    if model is not None:
+        heading = "A run of Barnraise with the model of a config.json. Every other key stands at its default."
+        return example(RunConfig, heading, RunConfig(model=model))
     return example(
         RunConfig,
         "A run of Barnraise. Every key may be left out; the values here are the defaults, which train a 0.9"
