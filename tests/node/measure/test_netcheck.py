@@ -99,3 +99,10 @@ def test_programs_get_the_same_with_null_for_what_is_unknown() -> None:
     assert (first["node"], first["up_bytes_per_s"], first["down_bytes_per_s"]) == ("a" * 52, 1e6, 2e6)
     assert second["loss"] is None and second["down_bytes_per_s"] is None
     assert third["path"] is None and third["problem"] == "nobody answered" and third["connect_s"] is None
+
+
+def test_udp_that_nobody_could_try_is_not_called_broken() -> None:
+    """On a private network no server outside can tell: it was not tested, for people and for programs."""
+    found = replace(FOUND, nat=Nat("unknown"), seen=())
+    assert "UDP          was not tested" in describe(found) and to_json(found)["udp"] is None
+    assert "UDP          does not work" in describe(replace(FOUND, nat=Nat("no_udp")))
