@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 RUN = """
 name = "tiny"
