@@ -11,10 +11,10 @@ from protocol.messages import Refused, Revoked
 _received = NodeMachine._received
 
 
-def _deaf(self: NodeMachine, peer: Any, message: Any, now: float) -> None:
+def _deaf(self: NodeMachine, peer: Any, message: Any, *more: Any) -> None:
     """It hears no refusal and no list of bans; everything else is the ordinary volunteer, membership included."""
     if not isinstance(message, Refused | Revoked):
-        _received(self, peer, message, now)
+        _received(self, peer, message, *more)
 
 
 if __name__ == "__main__":
