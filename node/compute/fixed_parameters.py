@@ -37,10 +37,11 @@ class FixedParameters:
         if len(shards) != len(self._ranges):
             raise RemoteProtocolError("shape", f"{len(shards)} shards where the stage has {len(self._ranges)}")
         parts = [self._shard(version, *each) for each in zip(shards, self._ranges, strict=True)]
-        self._held[version] = torch.cat(parts)
+        fixed = self._held[version] = torch.cat(parts)
+        # This one, too, when it comes after a newer one: nobody is asked for what changed since it.
         for old in [old for old in self._held if old < keep_from]:
             del self._held[old]
-        return p12.from_fixed(self._held[version], self._bits)
+        return p12.from_fixed(fixed, self._bits)
 
     def _shard(self, version: int, buffers: Sequence[Buffer], inside: tuple[int, int]) -> Tensor:
         begin, end = inside

@@ -48,3 +48,13 @@ def test_a_base_is_held_until_it_is_let_go() -> None:
     held.load(2, [[sent(2, 1)], whole], keep_from=2)
     with pytest.raises(RemoteProtocolError, match="a change of version 1, which is not here"):
         held.load(3, [[sent(2, 1), sent(3, 2)], [sent(3, shard=1)]], 2)
+
+
+def test_an_older_version_that_comes_after_a_newer_one_is_still_given() -> None:
+    """Answers overtake each other: nobody is asked for changes since the older one, but a lease waits for its weights.
+    (The device refused it with a bare number, and its lease had to run out.)"""
+    held = FixedParameters(BITS, RANGES)
+    held.load(1, [[sent(1)], [sent(1, shard=1)]], keep_from=1)
+    older = held.load(0, [[sent(0)], [sent(0, shard=1)]], keep_from=1)
+    assert torch.equal(older, p12.received(VERSIONS[0], BITS))
+    held.load(2, [[sent(2, 1)], [sent(2, 1, 1)]], keep_from=2)
