@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 import webbrowser
@@ -20,6 +21,7 @@ from node.compute.devices.choice import HELP as DEVICE_HELP
 from node.compute.devices.choice import DeviceChoice
 from node.owner.consent import Consent, keep_consent, read_consents
 from node.owner.limits import KEYS, OwnerLimits, key_named, read_limits, with_value, with_values, write_limits
+from node.owner.words import wrapped
 from node.platform.places import limits_file, settings_folder
 from protocol.base.errors import BadInputError
 from protocol.base.printable import printable
@@ -299,7 +301,8 @@ def join(
         from node.visit.enquiry import enquire
 
         offer = enquire(parsed, folder, threads, not no_benchmark, line_limits(chosen), ways, device)
-        click.echo(printable(offer.text, keep="\n"))
+        text = printable(offer.text, keep="\n")
+        click.echo(wrapped(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text)
         if offer.finished:
             return
         click.echo(f"Limits: {chosen.describe()}.")

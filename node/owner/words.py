@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from typing import Any
 
 from node.owner.tally import Given, in_words, part_in_words
@@ -17,6 +18,21 @@ STATES = {
     "leaving": "LEAVING",
 }
 WIDTH = 80
+
+
+def wrapped(text: str, width: int) -> str:
+    """The same lines, none wider than `width` where its words allow that; what goes on is indented by two more."""
+    lines = []
+    for line in text.split("\n"):
+        indent = " " * (len(line) - len(line.lstrip(" ")) + 2)
+        if len(line) > width:
+            words = textwrap.TextWrapper(
+                width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+            )
+            lines += words.wrap(line)
+        else:
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def headline(status: dict[str, Any]) -> str:

@@ -1,0 +1,23 @@
+"""Words for a screen of 80 columns."""
+
+from __future__ import annotations
+
+from node.owner.words import wrapped
+
+OFFER = """Device
+  computes on a graphics card with a long name
+             (no other accelerator is used: this build of torch is for one kind only, and says so at some length)
+  up    at most 3.5 GB an hour, set by this machine's speed, alone in its stage; 68 % of it activations
+
+barnraise://127.0.0.1:42721/s6tes3twnf2glrbaadk5eniahzvf5ovbkkvqs3hmeqgfc2uaibrmbsowzq7ozyzcuei4ieabh3eyvuhyayfnjomtau6yna6"""
+
+
+def test_lines_are_broken_between_words() -> None:
+    """No word is cut or lost, what is short stays as it is, and what goes on is indented below its line."""
+    lines = wrapped(OFFER, 80).splitlines()
+    assert " ".join(lines).split() == OFFER.split()
+    assert all(len(line) <= 80 for line in lines[:-1]) and lines[-1].startswith("barnraise://")
+    assert lines[:2] == OFFER.splitlines()[:2] and "" in lines
+    (first, more) = (number for number, line in enumerate(lines) if line.startswith("  up") or "activations" in line)
+    assert more == first + 1 and lines[more].startswith("    ")
+    assert wrapped(OFFER, 1000) == OFFER
