@@ -1,9 +1,9 @@
-"""A server of one stage: its roles, the fence around them, and the steps that are open.
+"""A server of one stage, from its start to its end: links, jobs, records, time, and what an operator asks.
 
-    link up, ServerReady ──▶ sync of every role          Work ──▶ fence ──▶ bounds ──▶ the role that handles it
+    link up, ServerReady ──▶ sync of every role          Work ──▶ `Intake` ──▶ the role that handles it
     StepOpened ──▶ every role opens the step             StepClosed ──▶ every role forgets it
 
-The roles never call each other: what one has to say to another is a message, also when both live here.
+The roles are held by `Roles`; `Intake` is the fence before them.
 """
 
 from __future__ import annotations
@@ -39,45 +39,12 @@ from node.machine.records import (
     StepSealed,
 )
 from node.machine.waits import sentence
-from node.server.allowances import tell_allowances
-from node.server.back import BackRole
-from node.server.bounds import check_bounds
 from node.server.context import StageContext
-from node.server.decider import DeciderRole
-from node.server.front import FrontRole
-from node.server.guard import Guard
-from node.server.ledger import FOR_LEDGER, LedgerRole
-from node.server.senders import check_sender
-from node.server.shard import Phase, ShardRole
-from node.server.tails import TailDesk
-from node.server.tickets import NEED_LEASE, TicketOffice
-from protocol.base.errors import RemoteProtocolError
+from node.server.intake import Intake
+from node.server.roles import Roles
+from node.server.tickets import TicketOffice
 from protocol.base.ids import NodeId, TensorRef
-from protocol.base.machine import HangUp
-from protocol.messages import (
-    Activation,
-    Commit,
-    Contribute,
-    FetchInput,
-    FetchParameters,
-    Freeze,
-    Gradient,
-    Held,
-    InputGradient,
-    Labels,
-    LeaseReturned,
-    Output,
-    Ready,
-    ServerReady,
-    StageKey,
-    StepClosed,
-    StepOpened,
-    StepReport,
-    Summed,
-    Tail,
-    Verdict,
-    Work,
-)
+from protocol.messages import StepClosed, StepReport, Work
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 
@@ -114,22 +81,16 @@ class ServerMachine:
         self._out = out
         self._vocabulary = vocabulary
         self._records = records
-        self._servers: dict[NodeId, bool] = {}
-        """Servers with a live link, and whether they have said that they are ready."""
-        self._volunteers: dict[NodeId, None] = {}
-        self._guard = Guard(self.context, self._pools)
+        self._roles = Roles(self.context, coordinator)
+        self._intake = Intake(self.context, self._roles)
         self._lane_is_ours = False
         """Whether what the server lane ends now was ordered by this machine."""
-        self.front = FrontRole(self.context) if self.context.is_front else None
-        self.back = BackRole(self.context) if self.context.is_back else None
-        self.shard = ShardRole(self.context)
-        self.tails = TailDesk(self.context)
-        self.ledger = LedgerRole(self.context) if self.context.ledger == node else None
-        self.decider = DeciderRole(self.context, coordinator) if plan.decider == node else None
+        self.front, self.back, self.tails = self._roles.front, self._roles.back, self._roles.tails
+        self.shard, self.ledger, self.decider = self._roles.shard, self._roles.ledger, self._roles.decider
 
     @property
     def ready(self) -> bool:
-        return self.shard.phase is Phase.READY
+        return self._roles.ready
 
     # ---- start, plan, links --------------------------------------------------------------------------------------
 
@@ -152,7 +113,7 @@ class ServerMachine:
         if self.decider is not None:
             self.decider.start(everything, now)
             if self.decider.closed > context.closed:
-                self._close(self.decider.closed)
+                self._roles.close_step(self.decider.closed)
         self.shard.start(records)
 
     def _begin_tickets(self, records: list[Record]) -> None:
@@ -166,14 +127,9 @@ class ServerMachine:
     def _key_durable(self, record: StageKeyKnown) -> None:
         """From here on leases are given and results are taken; fellow servers hear the key from the ledger."""
         self.context.tickets.set_key(record.key)
-        for peer in self._servers:
-            self._tell_key(peer)
+        for peer in self._roles.servers:
+            self._roles.tell_key(peer)
         self.shard.tell_workers()
-
-    def _tell_key(self, peer: NodeId) -> None:
-        tickets, context = self.context.tickets, self.context
-        if self.ledger is not None and tickets.open and peer in context.stage_servers and peer != context.node:
-            self._out.send(peer, StageKey(ledger_generation=context.generation, key=tickets.key))
 
     def end(self) -> tuple[StepReport, ...]:
         """Lets go of every tensor: other ledgers begin, or this server has no place any more.
@@ -204,28 +160,28 @@ class ServerMachine:
 
     def link_up(self, peer: NodeId, role: str, now: float) -> None:
         if role == "server":
-            self._servers[peer] = False
+            self._roles.servers[peer] = False
             if self.ready:
-                self._say_ready(peer)
+                self._roles.say_ready(peer)
         if role == "volunteer" or peer in self.context.stage_servers:
             if role == "volunteer":
-                self._volunteers[peer] = None
-            for pool in self._pools():
+                self._roles.volunteers[peer] = None
+            for pool in self._roles.pools():
                 pool.clock(now)
                 pool.worker_here(peer, is_server=role == "server")
             self.tails.worker_here(peer)
             self._out.send(peer, StepClosed(ledger_generation=self.context.generation, step=self.context.closed))
             self.shard.worker_here(peer)
-            self._give_leases(now)
+            self._roles.give_leases(now)
 
     def link_down(self, peer: NodeId, now: float) -> None:
-        self._servers.pop(peer, None)
-        self._volunteers.pop(peer, None)
-        for pool in self._pools():
+        self._roles.servers.pop(peer, None)
+        self._roles.volunteers.pop(peer, None)
+        for pool in self._roles.pools():
             pool.worker_gone(peer, now)
         self.tails.worker_gone(peer)
         self.shard.worker_gone(peer)
-        self._give_leases(now)
+        self._roles.give_leases(now)
 
     def coordinator_here(self) -> None:
         if self.decider is not None:
@@ -242,204 +198,21 @@ class ServerMachine:
     def _become_ready(self, now: float) -> None:
         if self.decider is not None and not self.decider.started:
             self.decider.begin(now)
-        for peer, peer_ready in self._servers.items():
-            self._say_ready(peer)
+        for peer, peer_ready in self._roles.servers.items():
+            self._roles.say_ready(peer)
             if peer_ready:
-                self._sync(peer)
-        self._sync(self.context.node)
-
-    def _say_ready(self, peer: NodeId) -> None:
-        self._out.send(peer, ServerReady(ledger_generation=self.context.generation, version=self.shard.version))
-
-    def _sync(self, peer: NodeId) -> None:
-        """Tells a ready server all that it must know; what it knows already changes nothing there."""
-        self._tell_key(peer)
-        for role in (self.decider, self.ledger, self.shard, self.front, self.back, self.tails):
-            if role is not None:
-                role.sync(peer)
+                self._roles.sync(peer)
+        self._roles.sync(self.context.node)
 
     # ---- messages ------------------------------------------------------------------------------------------------
 
     def may_speak(self, peer: NodeId, now: float) -> bool:
-        """Counts a message of any kind; a volunteer that floods this server is hung up on, with the reason."""
-        try:
-            if peer in self._volunteers:
-                self._guard.check_message(peer, now)
-        except RemoteProtocolError as error:
-            self._refuse(peer, error, ())
-            return False
-        return True
+        """As `Intake.may_speak`."""
+        return self._intake.may_speak(peer, now)
 
     def handle(self, peer: NodeId, message: Work, now: float, size: float = 0.0) -> None:
-        """One message about work. A peer that breaks the rules is hung up on, with the reason. `size`: of the values of
-        an activation, where it was measured (`protocol.base.machine.Received`)."""
-        context = self.context
-        tensors: tuple[TensorRef, ...] = getattr(message, "tensors", ())
-        for pool in self._pools():
-            pool.clock(now)
-        if message.ledger_generation > context.generation:
-            self._out.drop(tensors)  # our plan is on its way; being ready under it brings everything again
-            return
-        try:
-            if message.ledger_generation < context.generation:
-                raise RemoteProtocolError(
-                    "version", f"generation {message.ledger_generation}, not {context.generation}"
-                )
-            check_bounds(context, message)
-            check_sender(context, peer, message, is_volunteer=peer in self._volunteers)
-            if isinstance(message, NEED_LEASE) and not context.tickets.open:
-                self._out.drop(tensors)  # whoever sent it hears when we take work, and what still counts comes again
-                return
-            context.tickets.check_message(peer, message)
-        except RemoteProtocolError as error:
-            self._refuse(peer, error, tensors)
-            return
-        try:
-            self._dispatch(peer, message, now, size)
-        except RemoteProtocolError as error:
-            self._refuse(peer, error, ())
-        self._give_leases(now)
-
-    def _refuse(self, peer: NodeId, error: RemoteProtocolError, tensors: tuple[TensorRef, ...]) -> None:
-        self._out.drop(tensors)
-        self._out.count("barnraise_transport_rejected_messages_total", reason=error.reason)
-        self._out.log("warning", "message refused", peer=peer, reason=error.reason, detail=error.detail)
-        if peer != self.context.node:
-            self._out.add(HangUp(peer, str(error)))
-
-    def _dispatch(self, peer: NodeId, message: Work, now: float, size: float) -> None:
-        match message:
-            case Output() | Activation() | Gradient() | InputGradient() | Labels() if self._open_early(message):
-                self._on_tensor(peer, message, size)
-            case Held():
-                for role in (self.front, self.back):
-                    if role is not None:
-                        role.on_held(peer, message)
-            case Ready():
-                if message.hello:
-                    self.shard.greet(peer)
-                if self.back is not None and self.ready:
-                    self.back.on_graphs(peer, message.graphs)
-                for role in (self.front, self.back):
-                    if role is not None:
-                        role.add_slots(peer, message)
-            case Summed():
-                for pool in self._pools():
-                    if message.complete:
-                        tasks = tuple(task for task in message.tasks if self.context.in_window(task.step))
-                        pool.claim(tasks, peer, now)
-                    else:
-                        pool.summed(message.tasks, peer, now)
-            case Tail():
-                self.tails.on_tail(peer, message.step)
-            case LeaseReturned():
-                for pool in self._pools():
-                    pool.give_back(message.tasks, peer, untried=True)
-            case FetchInput() if self.front is not None:
-                self.front.on_fetch_input(peer, message)
-            case FetchParameters():
-                if peer in self._volunteers:
-                    self._guard.check_fetch(peer, self.shard.version, now)
-                self.shard.on_fetch(peer, message)
-            case Contribute():
-                self._on_contribute(peer, message, now)
-            case Verdict():
-                self.shard.on_verdict(message)
-                self._guard.on_verdict(message)
-            case Freeze():
-                self.shard.on_freeze(message)
-            case Commit():
-                self.shard.on_commit(message)
-            case ServerReady():
-                self._on_server_ready(peer)
-            case StageKey():
-                if message.key != self.context.tickets.key:
-                    self._out.persist(
-                        StageKeyKnown(ledger_generation=message.ledger_generation, step=0, key=message.key)
-                    )
-            case StepOpened():
-                self._on_step_opened(message)
-            case StepClosed():
-                self._on_step_closed(message)
-            case _ if self.ledger is not None and isinstance(message, FOR_LEDGER):
-                self.ledger.handle(message)
-            case _ if self.decider is not None:
-                self.decider.handle(peer, message)
-            case _:
-                self._out.drop(getattr(message, "tensors", ()))
-
-    def _on_tensor(self, peer: NodeId, message: Work, size: float) -> None:
-        if self.front is not None and isinstance(message, Activation):
-            self.front.on_activation(message)
-        elif self.front is not None and isinstance(message, Labels):
-            self.front.on_labels(message)
-        elif self.front is not None and isinstance(message, InputGradient):
-            if not self.front.wants(message.task) or self._guard.is_used(peer, message, size):
-                self.front.on_input_gradient(message)
-        elif self.back is not None and isinstance(message, Output):
-            if not self.back.wants(message.task) or self._guard.is_used(peer, message, size):
-                self.back.on_output(peer, message)
-            else:
-                self.back.on_graphs(peer, (message.task,))
-        elif self.back is not None and isinstance(message, Gradient):
-            self.back.on_gradient(message)
-        else:
-            self._out.drop(getattr(message, "tensors", ()))
-
-    def _open_early(self, message: Work) -> bool:
-        """Work of a step can come by another link before the word that the step is open: believe the work.
-
-        Only the decider opens steps; whoever computed this has heard of it. Where routes begin the word of a volunteer
-        is not enough, since new work would be made of it.
-        """
-        step = message.task.step  # type: ignore[attr-defined]
-        if not self.context.in_window(step):
-            return False
-        if not (self.context.reads_data and isinstance(message, (Output, InputGradient))):
-            self._open_roles(step)
-        return True
-
-    def _on_contribute(self, peer: NodeId, message: Contribute, now: float) -> None:
-        if message.contribution.node != peer:
-            error = RemoteProtocolError("signature", "a contribution in another node's name")
-            self._refuse(peer, error, message.tensors)
-            return
-        if not self.context.in_window(message.step):
-            self._out.drop(message.tensors)
-            self._out.count("barnraise_server_updates_total", outcome="stale")
-            return
-        before = self.shard.part_count
-        reason = self.shard.on_contribute(peer, message)
-        if reason:
-            word, _, detail = reason.partition(": ")
-            self._refuse(peer, RemoteProtocolError(word, detail), ())
-        for pool in self._pools() if self.shard.part_count > before else ():  # what comes twice is no progress
-            pool.progress(peer, message.step, now)
-
-    def _on_server_ready(self, peer: NodeId) -> None:
-        if not self._servers.get(peer, True):
-            self._servers[peer] = True
-            if self.ready:
-                # It may have become ready before it could hear that we are.
-                self._say_ready(peer)
-                self._sync(peer)
-
-    def _on_step_opened(self, message: StepOpened) -> None:
-        if message.closed > self.context.closed:
-            self._close(message.closed)
-        if message.step <= self.context.closed:
-            return
-        self.context.opened = max(self.context.opened, message.step)
-        if self.ledger is not None:
-            self.ledger.on_step_opened(message)
-        self._open_roles(message.step)
-
-    def _on_step_closed(self, message: StepClosed) -> None:
-        if message.step <= self.context.closed:
-            return
-        if self.ledger is not None:
-            self.ledger.on_step_closed(message)
-        self._close(message.step)
+        """As `Intake.handle`."""
+        self._intake.handle(peer, message, now, size)
 
     # ---- jobs and records ----------------------------------------------------------------------------------------
 
@@ -455,7 +228,7 @@ class ServerMachine:
         match job:
             case SetUpServer():
                 self.shard.set_elements(result)
-                for pool in self._pools():
+                for pool in self._roles.pools():
                     pool.allow_upload(self.context.upload_s(result))
             case StartShard() | LoadSnapshot():
                 self.shard.base_loaded(result)
@@ -482,7 +255,7 @@ class ServerMachine:
                 pass
         if self.ready and not was_ready:
             self._become_ready(now)
-        self._give_leases(now)
+        self._roles.give_leases(now)
 
     def failed(self, job: Job, reason: str, now: float) -> bool:
         """Whether the server goes on without what a job should have done: with a checkpoint or snapshot less."""
@@ -516,20 +289,20 @@ class ServerMachine:
                 self.decider.manifest_durable(record)
             case _:
                 pass
-        self._give_leases(now)
+        self._roles.give_leases(now)
 
     # ---- time ----------------------------------------------------------------------------------------------------
 
     def wake_at(self) -> float | None:
-        deadlines = [self.shard.saves.wake_at(), *(pool.next_deadline() for pool in self._pools())]
+        deadlines = [self.shard.saves.wake_at(), *(pool.next_deadline() for pool in self._roles.pools())]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def wake(self, now: float) -> None:
         self.shard.saves.wake(now, self.shard.version)
-        for pool in self._pools():
+        for pool in self._roles.pools():
             for entry, worker in pool.expire(now):
                 self._out.log("info", "lease over", task=str(entry.tasks[0]), worker=worker)
-        self._give_leases(now)
+        self._roles.give_leases(now)
 
     def alert(self) -> str:
         """What is wrong here while training goes on, or nothing."""
@@ -541,22 +314,22 @@ class ServerMachine:
         """What the oldest open steps wait for here, or nothing; it reads after "waits for"."""
         if not self.ready:
             return "its part of the model to be restored"
-        waits = [pool.waiting_for(self.context.node) for pool in self._pools()]
+        waits = [pool.waiting_for(self.context.node) for pool in self._roles.pools()]
         waits += [role.waiting_for() for role in (self.ledger, self.decider) if role is not None]
         return sentence(waits)
 
     def task_counts(self) -> dict[str, int]:
         """Unfinished units of all pools by what they wait for: input, free, leased."""
-        counts = [pool.counts() for pool in self._pools()]
+        counts = [pool.counts() for pool in self._roles.pools()]
         return {state: sum(count[state] for count in counts) for state in ("input", "free", "leased")}
 
     def counters(self) -> dict[str, float]:
-        pools = self._pools()
+        pools = self._roles.pools()
         counts = self.task_counts()
         return {
             "step": float(self.context.closed),
             "version": float(self.shard.version),
-            "volunteers": float(len(self._volunteers)),
+            "volunteers": float(len(self._roles.volunteers)),
             "reissued": float(sum(pool.reissued_count for pool in pools)),
             "queue": float(counts["free"]),
             "leased": float(counts["leased"]),
@@ -564,37 +337,4 @@ class ServerMachine:
         }
 
     def check(self) -> None:
-        for role in (self.front, self.back, self.shard, self.ledger, self.decider, self.tails):
-            if role is not None:
-                role.check()
-
-    # ---- helpers -------------------------------------------------------------------------------------------------
-
-    def _pools(self) -> list[Any]:
-        return [pool for role in (self.front, self.back) if role is not None for pool in role.all_pools]
-
-    def _open_roles(self, step: int) -> None:
-        for role in (self.front, self.back, self.tails):
-            if role is not None:
-                role.open_step(step)
-
-    def _close(self, step: int) -> None:
-        self.context.closed = step
-        self._guard.close_step(step)
-        for role in (self.front, self.back, self.ledger, self.shard, self.tails):
-            if role is not None:
-                role.close_step(step)
-        for peer in self._volunteers:
-            self._out.send(peer, StepClosed(ledger_generation=self.context.generation, step=step))
-        # A fellow server hears it from the ledger, and our own device from us.
-        self._out.send(self.context.node, StepClosed(ledger_generation=self.context.generation, step=step))
-
-    def _give_leases(self, now: float) -> None:
-        for role in (self.front, self.back):
-            if role is not None:
-                grants = role.give_leases(now)
-                for grant in grants:
-                    self._guard.leased(grant.worker, now)
-                self.tails.granted(grants)
-        self.tails.look(self._pools(), now)
-        tell_allowances(self.context, self._pools())
+        self._roles.check()

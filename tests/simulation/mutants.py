@@ -17,14 +17,16 @@ from coordinator.live.seating import Placement
 from node.core import NodeMachine
 from node.machine.jobs import DEVICE_JOBS, ServeParameters, WriteCheckpoint
 from node.machine.records import ShardStarted, SnapshotWritten, StepCommitted
-from node.server import server
+from node.server import intake
 from node.server.back import BackRole
 from node.server.context import StageContext
 from node.server.decider import DeciderRole
 from node.server.doubts import Doubts
 from node.server.front import FrontRole
+from node.server.intake import Intake
 from node.server.ledger import LedgerRole
 from node.server.pool import Pool
+from node.server.roles import Roles
 from node.server.saves import Saves
 from node.server.server import ServerMachine
 from node.server.serving import Serving
@@ -363,7 +365,7 @@ def an_old_plan_is_followed(original: Any) -> Any:
     return plan_changed
 
 
-@mutant(server, "check_bounds", scene=liars("bent_shape"))
+@mutant(intake, "check_bounds", scene=liars("bent_shape"))
 def bounds_are_not_checked(original: Any) -> Any:
     return lambda context, message: None
 
@@ -373,7 +375,7 @@ def tickets_are_never_verified(original: Any) -> Any:
     return lambda self, node, task, ticket: None
 
 
-@mutant(ServerMachine, "_on_contribute", scene=liars("another_name"))
+@mutant(Intake, "_on_contribute", scene=liars("another_name"))
 def anybody_contributes_in_anybodys_name(original: Any) -> Any:
     def on_contribute(self: Any, peer: Any, message: Any, now: float) -> None:
         original(self, message.contribution.node, message, now)
@@ -408,7 +410,7 @@ def no_lease_is_given_back_early(original: Any) -> Any:
     return lambda self, tasks, node, **why: None
 
 
-@mutant(ServerMachine, "_sync", "server_kill")
+@mutant(Roles, "sync", "server_kill")
 def a_server_that_comes_back_is_told_nothing(original: Any) -> Any:
     return lambda self, peer: None
 

@@ -1,0 +1,97 @@
+"""The roles that one server has, the peers it is linked with, and what is done with all of them at once.
+
+The roles never call each other: what one has to say to another is a message, also when both live here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from node.server.allowances import tell_allowances
+from node.server.back import BackRole
+from node.server.context import StageContext
+from node.server.decider import DeciderRole
+from node.server.front import FrontRole
+from node.server.guard import Guard
+from node.server.ledger import LedgerRole
+from node.server.shard import Phase, ShardRole
+from node.server.tails import TailDesk
+from protocol.base.ids import NodeId
+from protocol.messages import ServerReady, StageKey, StepClosed
+
+
+class Roles:
+    """Roles that the plan does not give to this server are None. `coordinator` is where step reports go."""
+
+    def __init__(self, context: StageContext, coordinator: NodeId) -> None:
+        self._context = context
+        self._out = context.out
+        self.servers: dict[NodeId, bool] = {}
+        """Servers with a live link, and whether they have said that they are ready."""
+        self.volunteers: dict[NodeId, None] = {}
+        self.guard = Guard(context, self.pools)
+        self.front = FrontRole(context) if context.is_front else None
+        self.back = BackRole(context) if context.is_back else None
+        self.shard = ShardRole(context)
+        self.tails = TailDesk(context)
+        self.ledger = LedgerRole(context) if context.ledger == context.node else None
+        self.decider = DeciderRole(context, coordinator) if context.plan.decider == context.node else None
+
+    @property
+    def ready(self) -> bool:
+        return self.shard.phase is Phase.READY
+
+    def pools(self) -> list[Any]:
+        """Pools of this server's own tasks, those of the front first."""
+        return [pool for role in (self.front, self.back) if role is not None for pool in role.all_pools]
+
+    def open_step(self, step: int) -> None:
+        for role in (self.front, self.back, self.tails):
+            if role is not None:
+                role.open_step(step)
+
+    def close_step(self, step: int) -> None:
+        """Every role forgets the step and those before it; volunteers and our own device are told to."""
+        self._context.closed = step
+        self.guard.close_step(step)
+        for role in (self.front, self.back, self.ledger, self.shard, self.tails):
+            if role is not None:
+                role.close_step(step)
+        for peer in self.volunteers:
+            self._out.send(peer, StepClosed(ledger_generation=self._context.generation, step=step))
+        # A fellow server hears it from the ledger, and our own device from us.
+        self._out.send(self._context.node, StepClosed(ledger_generation=self._context.generation, step=step))
+
+    def give_leases(self, now: float) -> None:
+        """After every change: whoever has a free slot gets work, and hears of tails and allowances."""
+        for role in (self.front, self.back):
+            if role is not None:
+                grants = role.give_leases(now)
+                for grant in grants:
+                    self.guard.leased(grant.worker, now)
+                self.tails.granted(grants)
+        self.tails.look(self.pools(), now)
+        tell_allowances(self._context, self.pools())
+
+    def check(self) -> None:
+        for role in (self.front, self.back, self.shard, self.ledger, self.decider, self.tails):
+            if role is not None:
+                role.check()
+
+    # ---- what peers are told -------------------------------------------------------------------------------------
+
+    def say_ready(self, peer: NodeId) -> None:
+        self._out.send(peer, ServerReady(ledger_generation=self._context.generation, version=self.shard.version))
+
+    def sync(self, peer: NodeId) -> None:
+        """Tells a ready server all that it must know; what it knows already changes nothing there."""
+        self.tell_key(peer)
+        for role in (self.decider, self.ledger, self.shard, self.front, self.back, self.tails):
+            if role is not None:
+                role.sync(peer)
+
+    def tell_key(self, peer: NodeId) -> None:
+        """Only the ledger's server tells it, and only to fellow servers of the stage."""
+        tickets, context = self._context.tickets, self._context
+        if self.ledger is not None and tickets.open and peer in context.stage_servers and peer != context.node:
+            self._out.send(peer, StageKey(ledger_generation=context.generation, key=tickets.key))
