@@ -13,8 +13,8 @@ import trio
 
 from node.links.assemble import WayOptions
 from node.measure.nat import WORDS, Nat, Seen, advice, classify
-from node.process.daemon import NodeState
 from node.process.journal import Journal, JournalError
+from node.process.state import NodeState
 from node.visit.survey import WAYS, Reached, Survey, survey
 from protocol.base.errors import BadInputError
 from protocol.drive.limits import LineLimits

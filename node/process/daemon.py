@@ -8,7 +8,6 @@ name. Whatever happens, every child task and every link ends with it.
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import time
 from dataclasses import dataclass, field
@@ -18,23 +17,20 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 import structlog
 import trio
 
-from node.compute.checkpoint import run_folder
 from node.compute.devices.choice import DeviceChoice
 from node.compute.devices.device import find_device, why_no_accelerator
 from node.compute.lanes import DevicePerformer, Lane, ServerPerformer
-from node.compute.seals import scan_checkpoints
-from node.core import NodeFacts, NodeMachine
+from node.core import NodeMachine
 from node.data.allowed import Allowed
 from node.links.assemble import Forward, WayOptions, assemble
 from node.links.callee import Surroundings
 from node.links.relay.relayed import Proof
 from node.links.router.port_mapping import forwardable_port
-from node.machine.kept_plan import KeptPlan
+from node.machine.facts import NodeFacts
 from node.machine.records import Record
 from node.measure.meter import Figures
 from node.owner.limits import OwnerLimits
@@ -46,26 +42,23 @@ from node.process.link_options import incoming_bytes, link_options
 from node.process.metrics import NodeMetrics
 from node.process.quota_pause import live
 from node.process.sampler import checkpoints_to_read, tell_samples
+from node.process.state import NodeState
 from node.process.store import StoreFullError, TensorStore
 from node.server.tickets import KEY_BYTES
-from protocol.base.errors import BadInputError, ProtocolError, RemoteProtocolError
+from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
 from protocol.base.machine import AddressesChanged, CheckpointsFound, Told
-from protocol.drive.addresses import reachable_addresses
-from protocol.drive.keyfile import load_or_create_identity
 from protocol.drive.limits import Limits, LineLimits
 from protocol.drive.process import keep_what_is_loaded, set_up_logging, watch_loop, watch_signals
 from protocol.drive.pump import Pump
 from protocol.drive.scrape import NODE_PORTS, Scrape, open_metrics
 from protocol.drive.stun import StunResponder
-from protocol.drive.tcp import open_all_listeners
 from protocol.drive.transport import Transport
 from protocol.link.budget import Budget
 from protocol.link.reach import split
 from protocol.messages import Message, PlanChanged, Welcome
 from protocol.run.run import RunConfig
-from protocol.trust.identity import Identity
-from protocol.trust.membership import MEMBERSHIP_S, JoinLink, Membership, Trust, check_not_over, open_credential
+from protocol.trust.membership import JoinLink, Trust
 from protocol.trust.seals import Sealer
 
 BUILD = f"barnraise-{version('barnraise')}"
@@ -106,83 +99,6 @@ class NodeOptions:
     overrides: tuple[tuple[str, str], ...] = ()
     """(limit, value) of a volunteer's command line, for this process alone."""
     ways: WayOptions = field(default_factory=WayOptions)
-
-
-class NodeState:
-    """The state folder: the identity, the membership, a server's journal; locked while the process lives."""
-
-    def __init__(self, folder: Path, link: JoinLink, journal: Journal) -> None:
-        self.folder = folder
-        self.identity: Identity = load_or_create_identity(folder / "identity")
-        self.journal = journal
-        self._link = link
-        known = journal.meta("run_id")
-        if known is not None and known != link.run_id:
-            raise BadInputError(f"{folder}: this state folder belongs to another run; name another with --state")
-        if known is None:
-            journal.set_meta("run_id", link.run_id)
-        config = journal.meta("config")
-        self.config = None if config is None else msgspec.msgpack.decode(config, type=RunConfig)
-        self.membership = journal.meta("membership")
-        if self.membership is None:
-            check_not_over(link.statement, time.time())
-        kept = journal.meta("plan")
-        self.kept = None if kept is None else msgspec.msgpack.decode(kept, type=KeptPlan)
-        """The plan that this node went by last."""
-        self._vocabulary = 0 if self.kept is None else self.kept.vocabulary
-
-    def credential(self) -> bytes:
-        """What to show now: the membership once there is one, before that the link's invite."""
-        return self._link.invite if self.membership is None else self.membership
-
-    def keep(self, welcome: Welcome) -> None:
-        """Keeps what the coordinator said, durably: the next start shows the membership and knows the run."""
-        if welcome.membership != self.membership:
-            self.membership = welcome.membership
-            self.journal.set_meta("membership", welcome.membership)
-        if self.config is None:
-            self.config = welcome.config
-            self.journal.set_meta("config", msgspec.msgpack.encode(welcome.config))
-
-    def recall_bans(self, trust: Trust) -> None:
-        """What was known of bans when the process ended; a coordinator that is away cannot tell it anew."""
-        signed = self._bans = self.journal.meta("bans") or b""
-        with contextlib.suppress(RemoteProtocolError):  # from before a change of its form: it comes again
-            trust.revoke(signed)
-
-    def keep_bans(self, trust: Trust) -> None:
-        """Keeps the newest list for the next start."""
-        if trust.revocations_signed and trust.revocations_signed != self._bans:
-            self._bans = trust.revocations_signed
-            self.journal.set_meta("bans", self._bans)
-
-    def keep_plan(self, news: PlanChanged | Welcome) -> None:
-        """Keeps the plan, durably, before the machine goes by it: no restart goes back to an older one."""
-        if isinstance(news, Welcome):
-            self._vocabulary = news.vocabulary
-        if self.config is None or (self.kept is None and isinstance(news, Welcome)):
-            return
-        if self.kept is not None:
-            kept = self.kept.after(news)
-        else:
-            assert isinstance(news, PlanChanged)
-            kept = KeptPlan(
-                config=self.config, vocabulary=self._vocabulary, plan=news.plan, stage=news.stage, reason=news.reason
-            )
-        if kept != self.kept:
-            self.kept = kept
-            self.journal.set_meta("plan", msgspec.msgpack.encode(kept))
-
-    def checkpoints(self, folder: Path | None, allowed: Allowed) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """Complete checkpoints that this node can read, and sentences on those that are not complete.
-
-        Where depends on the run. A node that has never been welcome does not know it: it looks into `folder`.
-        """
-        if self.config is not None:
-            if not allowed.may_write(self.config):
-                return (), ()  # the lane says so, and ends
-            return scan_checkpoints(run_folder(self.folder / self.config.checkpoint.folder, self.config))
-        return ((), ()) if folder is None else scan_checkpoints(only_run(folder))
 
 
 def run_node(options: NodeOptions) -> int:
@@ -336,7 +252,7 @@ class _Node:
 
     async def run(self) -> str:
         """Until the machine says `Exit`; returns the reason."""
-        listeners, addresses = await self._listen()
+        listeners, addresses = await self._state.listen(self._options.listen, self._options.announce)
         try:
             return await self._run(listeners, addresses)
         finally:
@@ -461,33 +377,6 @@ class _Node:
             state.identity.node, facts, options.link.coordinator, options.link.addresses, self._keys, self._trust
         )
 
-    # ---- addresses -----------------------------------------------------------------------------------------------
-
-    async def _listen(self) -> tuple[list[trio.SocketListener], tuple[str, ...]]:
-        """Listens where the options say; a port that the system chose once is taken again, so that others find us.
-
-        Returns the sockets, and where others can dial this node, best first.
-        """
-        wanted, journal = self._options.listen, self._state.journal
-        if not wanted:
-            return [], ()
-        keys = ["port" if place == 0 else f"port{place}" for place in range(len(wanted))]
-        remembered = [
-            (host, int(journal.meta(key) or 0) if port == 0 else port)
-            for key, (host, port) in zip(keys, wanted, strict=True)
-        ]
-        try:
-            listeners, ports = await open_all_listeners(remembered)
-        except BadInputError:
-            if remembered == list(wanted):
-                raise
-            listeners, ports = await open_all_listeners(wanted)
-        for key, (_, asked), port in zip(keys, wanted, ports, strict=True):
-            if asked == 0:
-                journal.set_meta(key, str(port).encode())
-        sockets = [(host, port) for (host, _), port in zip(wanted, ports, strict=True)]
-        return listeners, reachable_addresses(sockets, self._options.announce)
-
     # ---- what comes meanwhile ------------------------------------------------------------------------------------
 
     async def _on_welcome(self, welcome: Welcome | PlanChanged) -> None:
@@ -499,7 +388,8 @@ class _Node:
                 self._know(self._state.config)
             return
         first = self._state.config is None
-        self._note_clock(welcome)
+        if (offset_s := self._state.clock_offset_s(welcome)) is not None:
+            self._metrics.record("barnraise_clock_offset_seconds", offset_s)
         self._state.keep(welcome)
         self._state.keep_plan(welcome)
         self._know(welcome.config)
@@ -511,15 +401,6 @@ class _Node:
                 self._log.warning("checkpoint cannot be used", detail=sentence)
             if found:
                 self._pump.put(CheckpointsFound(found))
-
-    def _note_clock(self, welcome: Welcome) -> None:
-        """A new membership holds good for a known time from the coordinator's clock on: that clock, to a second."""
-        try:
-            statement = open_credential(welcome.membership, self._options.link.coordinator_key)
-        except ProtocolError:
-            return
-        if isinstance(statement, Membership) and welcome.membership != self._state.membership:
-            self._metrics.record("barnraise_clock_offset_seconds", time.time() - (statement.not_after - MEMBERSHIP_S))
 
     def _know(self, config: RunConfig) -> None:
         """The run is known: the series of its name, and the largest tensor that can honestly occur."""
@@ -552,13 +433,3 @@ class _Node:
             self._state.keep_bans(self._trust)
             self._driver.look_at_memberships()
             await trio.sleep(1.0)
-
-
-def only_run(folder: Path) -> Path:
-    """The one run whose checkpoints lie in `folder` or below it. Raises `BadInputError` when there are several."""
-    if not folder.is_dir():
-        raise BadInputError(f"--checkpoints: {folder} is no folder")
-    runs = sorted({home.parent for pattern in ("step-*", "*/step-*") for home in folder.glob(pattern)})
-    if len(runs) > 1:
-        raise BadInputError(f"--checkpoints: {folder} holds {len(runs)} runs; name one: {runs[0]}, …")
-    return runs[0] if runs else folder

@@ -18,8 +18,8 @@ from node.compute.devices.choice import DeviceChoice
 from node.compute.layout import StageLayout
 from node.links.assemble import WayOptions
 from node.measure.meter import Figures
-from node.process.daemon import NodeState
 from node.process.journal import open_journal
+from node.process.state import NodeState
 from node.visit.device_facts import DeviceFacts, Question, ask_device
 from node.visit.survey import WAYS, Reached, Survey, best_stage, survey
 from protocol.base.forms import TYPICAL_BITS

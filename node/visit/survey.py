@@ -21,7 +21,8 @@ from node.links.connector import Connector
 from node.links.relay.relayed import Proof
 from node.measure.measuring import Measuring
 from node.measure.meter import Figures
-from node.process.daemon import BUILD, NodeState
+from node.process.daemon import BUILD
+from node.process.state import NodeState
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
 from protocol.base.limits import MEASURE_S

@@ -13,8 +13,8 @@ from node.measure import netcheck
 from node.measure.meter import Figures
 from node.measure.nat import Nat, Seen
 from node.measure.netcheck import Check, check, describe, to_json
-from node.process.daemon import NodeState
 from node.process.journal import JOURNAL_FILE, Journal
+from node.process.state import NodeState
 from node.visit.survey import Reached
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId

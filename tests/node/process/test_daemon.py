@@ -13,12 +13,14 @@ import structlog.testing
 import trio
 
 import node.process.daemon as daemon
+import node.process.state as state_folder
 from node.data.allowed import Allowed
-from node.process.daemon import NodeOptions, NodeState, only_run, run_node
+from node.process.daemon import NodeOptions, run_node
 from node.process.driver import Driver
 from node.process.journal import Journal, JournalError
 from node.process.link_options import link_options
 from node.process.metrics import NodeMetrics
+from node.process.state import NodeState, only_run
 from node.process.store import StoreFullError, TensorStore
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
@@ -109,7 +111,7 @@ async def test_a_server_that_learns_its_run_names_the_checkpoints_there(
     """A replacement with an empty disk: the welcome says where the run keeps its checkpoints, and it looks there."""
     config = RunConfig(checkpoint=CheckpointSection(folder=str(tmp_path / "shared")))
     looked: list[Path] = []
-    monkeypatch.setattr(daemon, "scan_checkpoints", lambda folder: (looked.append(folder), ((4, 2), ("bad",)))[1])
+    monkeypatch.setattr(state_folder, "scan_checkpoints", lambda folder: (looked.append(folder), ((4, 2), ("bad",)))[1])
     coordinator = Identity(bytes(range(32)))
     invite = Invite(
         issuer=coordinator.public_key, run_id=bytes(16), role="server", uses=1, not_after=2**40, nonce=bytes(16)

@@ -1,0 +1,151 @@
+"""A node's state folder: what one life leaves for the next.
+
+identity, journal (membership, run, plan, bans, ports) ─▶ NodeState ─▶ the daemon, and visits to a run
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+import msgspec
+import trio
+
+from node.compute.checkpoint import run_folder
+from node.compute.seals import scan_checkpoints
+from node.data.allowed import Allowed
+from node.machine.kept_plan import KeptPlan
+from node.process.journal import Journal
+from protocol.base.errors import BadInputError, ProtocolError, RemoteProtocolError
+from protocol.drive.addresses import reachable_addresses
+from protocol.drive.keyfile import load_or_create_identity
+from protocol.drive.tcp import open_all_listeners
+from protocol.messages import PlanChanged, Welcome
+from protocol.run.run import RunConfig
+from protocol.trust.identity import Identity
+from protocol.trust.membership import MEMBERSHIP_S, JoinLink, Membership, Trust, check_not_over, open_credential
+
+
+class NodeState:
+    """The state folder: the identity, the membership, a server's journal; locked while the process lives."""
+
+    def __init__(self, folder: Path, link: JoinLink, journal: Journal) -> None:
+        self.folder = folder
+        self.identity: Identity = load_or_create_identity(folder / "identity")
+        self.journal = journal
+        self._link = link
+        known = journal.meta("run_id")
+        if known is not None and known != link.run_id:
+            raise BadInputError(f"{folder}: this state folder belongs to another run; name another with --state")
+        if known is None:
+            journal.set_meta("run_id", link.run_id)
+        config = journal.meta("config")
+        self.config = None if config is None else msgspec.msgpack.decode(config, type=RunConfig)
+        self.membership = journal.meta("membership")
+        if self.membership is None:
+            check_not_over(link.statement, time.time())
+        kept = journal.meta("plan")
+        self.kept = None if kept is None else msgspec.msgpack.decode(kept, type=KeptPlan)
+        """The plan that this node went by last."""
+        self._vocabulary = 0 if self.kept is None else self.kept.vocabulary
+
+    def credential(self) -> bytes:
+        """What to show now: the membership once there is one, before that the link's invite."""
+        return self._link.invite if self.membership is None else self.membership
+
+    def clock_offset_s(self, welcome: Welcome) -> float | None:
+        """Seconds from the coordinator's clock to ours, to a second: a new membership holds good for a known time from
+        that clock on. None where the membership is not new, or not the coordinator's."""
+        try:
+            statement = open_credential(welcome.membership, self._link.coordinator_key)
+        except ProtocolError:
+            return None
+        if isinstance(statement, Membership) and welcome.membership != self.membership:
+            return time.time() - (statement.not_after - MEMBERSHIP_S)
+        return None
+
+    def keep(self, welcome: Welcome) -> None:
+        """Keeps what the coordinator said, durably: the next start shows the membership and knows the run."""
+        if welcome.membership != self.membership:
+            self.membership = welcome.membership
+            self.journal.set_meta("membership", welcome.membership)
+        if self.config is None:
+            self.config = welcome.config
+            self.journal.set_meta("config", msgspec.msgpack.encode(welcome.config))
+
+    def recall_bans(self, trust: Trust) -> None:
+        """What was known of bans when the process ended; a coordinator that is away cannot tell it anew."""
+        signed = self._bans = self.journal.meta("bans") or b""
+        with contextlib.suppress(RemoteProtocolError):  # from before a change of its form: it comes again
+            trust.revoke(signed)
+
+    def keep_bans(self, trust: Trust) -> None:
+        """Keeps the newest list for the next start."""
+        if trust.revocations_signed and trust.revocations_signed != self._bans:
+            self._bans = trust.revocations_signed
+            self.journal.set_meta("bans", self._bans)
+
+    def keep_plan(self, news: PlanChanged | Welcome) -> None:
+        """Keeps the plan, durably, before the machine goes by it: no restart goes back to an older one."""
+        if isinstance(news, Welcome):
+            self._vocabulary = news.vocabulary
+        if self.config is None or (self.kept is None and isinstance(news, Welcome)):
+            return
+        if self.kept is not None:
+            kept = self.kept.after(news)
+        else:
+            assert isinstance(news, PlanChanged)
+            kept = KeptPlan(
+                config=self.config, vocabulary=self._vocabulary, plan=news.plan, stage=news.stage, reason=news.reason
+            )
+        if kept != self.kept:
+            self.kept = kept
+            self.journal.set_meta("plan", msgspec.msgpack.encode(kept))
+
+    def checkpoints(self, folder: Path | None, allowed: Allowed) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Complete checkpoints that this node can read, and sentences on those that are not complete.
+
+        Where depends on the run. A node that has never been welcome does not know it: it looks into `folder`.
+        """
+        if self.config is not None:
+            if not allowed.may_write(self.config):
+                return (), ()  # the lane says so, and ends
+            return scan_checkpoints(run_folder(self.folder / self.config.checkpoint.folder, self.config))
+        return ((), ()) if folder is None else scan_checkpoints(only_run(folder))
+
+    async def listen(
+        self, wanted: tuple[tuple[str, int], ...], announce: tuple[str, ...]
+    ) -> tuple[list[trio.SocketListener], tuple[str, ...]]:
+        """Listens where the options say; a port that the system chose once is taken again, so that others find us.
+
+        Returns the sockets, and where others can dial this node, best first.
+        """
+        if not wanted:
+            return [], ()
+        keys = ["port" if place == 0 else f"port{place}" for place in range(len(wanted))]
+        remembered = [
+            (host, int(self.journal.meta(key) or 0) if port == 0 else port)
+            for key, (host, port) in zip(keys, wanted, strict=True)
+        ]
+        try:
+            listeners, ports = await open_all_listeners(remembered)
+        except BadInputError:
+            if remembered == list(wanted):
+                raise
+            listeners, ports = await open_all_listeners(wanted)
+        for key, (_, asked), port in zip(keys, wanted, ports, strict=True):
+            if asked == 0:
+                self.journal.set_meta(key, str(port).encode())
+        sockets = [(host, port) for (host, _), port in zip(wanted, ports, strict=True)]
+        return listeners, reachable_addresses(sockets, announce)
+
+
+def only_run(folder: Path) -> Path:
+    """The one run whose checkpoints lie in `folder` or below it. Raises `BadInputError` when there are several."""
+    if not folder.is_dir():
+        raise BadInputError(f"--checkpoints: {folder} is no folder")
+    runs = sorted({home.parent for pattern in ("step-*", "*/step-*") for home in folder.glob(pattern)})
+    if len(runs) > 1:
+        raise BadInputError(f"--checkpoints: {folder} holds {len(runs)} runs; name one: {runs[0]}, …")
+    return runs[0] if runs else folder
