@@ -1,8 +1,6 @@
-"""The machine of one node: its links, its conversation with the coordinator, and the roles that the plan gives it.
+"""The machine of one node: its links, and its conversation with the coordinator; what it does for the run is `Roles`.
 
-    LinkUp(coordinator) ─▶ Join ─▶ Welcome (membership, run) ─▶ PlanChanged ─▶ server machine and/or volunteer machine
-
-A server that computes hosts both; what they say to each other goes through the same messages as between hosts.
+LinkUp(coordinator) ─▶ Join ─▶ Welcome (membership, run) ─▶ PlanChanged ─▶ Roles
 """
 
 from __future__ import annotations
@@ -11,20 +9,19 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from node.machine.facts import NodeFacts as NodeFacts
-from node.machine.facts import join_message
-from node.machine.jobs import DEVICE_JOBS, FindCheckpoints, PrepareData
+from node.machine.facts import NodeFacts, join_message
+from node.machine.jobs import FindCheckpoints, PrepareData
 from node.machine.kept_plan import Resumption
 from node.machine.outbox import Outbox
 from node.machine.progress import Progress
 from node.machine.readable import ReadableCheckpoints
 from node.machine.revocation import Revocation
+from node.machine.roles import Roles
 from node.machine.wanted import Links
 from node.machine.welcome import why_no_plan, why_not
-from node.server.recovery import held
 from node.server.server import ServerMachine
 from node.volunteer.volunteer import VolunteerMachine
-from protocol.base.ids import NodeId, TensorRef
+from protocol.base.ids import NodeId
 from protocol.base.machine import (
     AddressesChanged,
     CheckpointsFound,
@@ -42,31 +39,20 @@ from protocol.base.machine import (
     Told,
 )
 from protocol.messages import (
-    Allowance,
     Bye,
     CheckpointDone,
     CoordinatorSeen,
-    DataReady,
-    Flush,
-    Forget,
-    InputAnswer,
     Join,
-    Lease,
     Leave,
     Message,
     News,
-    NodeReport,
-    Parameters,
     Ping,
     PlanChanged,
     Pong,
     Refused,
     Revoked,
     RunFinished,
-    StepClosed,
     StepReportStored,
-    Verdict,
-    VersionReady,
     Welcome,
     Work,
 )
@@ -78,11 +64,6 @@ REPORT_S = 2.0
 """Seconds between reports to the coordinator."""
 DRAIN_S = 60.0
 """A node that drains waits so long for verdicts on what it sent (state-and-trust 4.5)."""
-DEVICE_LOST_S = 600.0
-DEVICE_LOST_MAX = 3
-"""A driver that crashes now and then is lived with; one that crashes a fourth time within ten minutes is not."""
-FOR_VOLUNTEER = (Lease, Flush, Allowance, Forget, InputAnswer, Parameters, VersionReady)
-FOR_BOTH = (Verdict, StepClosed)
 
 
 class NodeMachine:
@@ -105,37 +86,54 @@ class NodeMachine:
     ) -> None:
         self.node = node
         self._facts = facts
-        self._unread = facts.records
-        """Records whose tensors no server machine has taken yet: later ledgers have nothing on this disk."""
         self._coordinator = coordinator
         self._coordinator_addresses = coordinator_addresses
         self._out = Outbox(node, keys)
         self._links = Links(self._out, ping_s=2.0, silent_s=6.0)
         self._bans = Revocation(self._out, trust, serves=facts.role == "server")
         self._membership = b""
-        self._roles: dict[NodeId, str] = {}
-        """What the live peers' credentials say."""
+        self._roles = Roles(node, facts, coordinator, self._out, self._links, self._bans)
         self._addresses = facts.addresses
         self._readable = ReadableCheckpoints(self._out, facts.checkpoints)
         self._resumption = Resumption(facts.kept, facts.records)
         self._joined: Join | None = None
         """What the coordinator was told last."""
-        self.config: RunConfig | None = None
-        self.vocabulary = 0
-        self.plan: Plan | None = None
-        self.stage = -1
-        self._stage_reason = "not joined yet"
         self.news: News | None = None
-        self.server: ServerMachine | None = None
-        self.volunteer: VolunteerMachine | None = None
-        self._data: DataReady | None = None
-        self._preparing = False
         self._report_at = 0.0
         self._progress = Progress(self._out)
         self._drain_until: float | None = None
         self._drained_reason = "drained"
         self._finished = False
-        self._lost_at: list[float] = []
+
+    # ---- what others look at -------------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> RunConfig | None:
+        return self._roles.config
+
+    @property
+    def plan(self) -> Plan | None:
+        return self._roles.plan
+
+    @property
+    def stage(self) -> int:
+        return self._roles.stage
+
+    @property
+    def server(self) -> ServerMachine | None:
+        return self._roles.server
+
+    @property
+    def volunteer(self) -> VolunteerMachine | None:
+        return self._roles.volunteer
+
+    @property
+    def has_coordinator(self) -> bool:
+        return self._links.is_up(self._coordinator)
+
+    def waiting_for(self) -> str:
+        """One sentence: what this node waits for, or nothing."""
+        return self._roles.waiting_for()
 
     # ---- the doors -----------------------------------------------------------------------------------------------
 
@@ -175,11 +173,7 @@ class NodeMachine:
         return self._take(now)
 
     def wake_at(self) -> float | None:
-        times: list[float | None] = [self._report_at, self._links.wake_at(), self._drain_until, self._resumption.at]
-        if self.server is not None:
-            times.append(self.server.wake_at())
-        if self.volunteer is not None:
-            times.append(self.volunteer.wake_at())
+        times = (self._report_at, self._links.wake_at(), self._drain_until, self._resumption.at, self._roles.wake_at())
         return min((time for time in times if time is not None), default=None)
 
     def wake(self, now: float) -> Sequence[Effect]:
@@ -187,10 +181,7 @@ class NodeMachine:
         if _due(self._resumption.at, now):
             self._resume(now)
         self._bans.look(self.plan, now)
-        if self.server is not None and _due(self.server.wake_at(), now):
-            self.server.wake(now)
-        if self.volunteer is not None and _due(self.volunteer.wake_at(), now):
-            self.volunteer.wake(now)
+        self._roles.wake(now)
         if now >= self._report_at:
             self._report_at = now + REPORT_S
             if self._facts.role == "volunteer" and self.volunteer is not None:
@@ -201,22 +192,12 @@ class NodeMachine:
         return self._take(now)
 
     def check(self) -> None:
-        if self.server is not None:
-            self.server.check()
-        if self.volunteer is not None:
-            self.volunteer.check()
+        self._roles.check()
 
     # ---- links ---------------------------------------------------------------------------------------------------
 
     def _want_links(self, now: float) -> None:
-        peers: dict[NodeId, tuple[tuple[str, ...], bool]] = {self._coordinator: (self._coordinator_addresses, True)}
-        if self.plan is not None and self.server is not None:
-            for peer in self.plan.server_nodes():
-                if peer != self.node:
-                    peers[peer] = (self.plan.addresses_of(peer), self.node < peer)
-        elif self.plan is not None and self.volunteer is not None and self.stage >= 0:
-            for server in self.plan.stages[self.stage].servers:
-                peers[server.node] = (server.addresses, True)
+        peers = {self._coordinator: (self._coordinator_addresses, True)} | self._roles.peers()
         self._links.want(peers, now)
 
     def _link_up(self, fact: LinkUp, now: float) -> None:
@@ -224,7 +205,7 @@ class NodeMachine:
             self._out.add(HangUp(fact.peer, "credential: banned"))
             return
         self._links.up(fact.peer, now)
-        self._roles[fact.peer] = fact.role
+        self._roles.credentials[fact.peer] = fact.role
         if fact.peer == self._coordinator:
             self._bans.coordinator(here=True)
             self._resumption.coordinator_here()
@@ -233,13 +214,10 @@ class NodeMachine:
                 self.server.coordinator_here()
             return
         self._bans.link_up(fact.peer, fact.role)
-        if self.server is not None:
-            self.server.link_up(fact.peer, fact.role, now)
-        if self.volunteer is not None:
-            self.volunteer.link_up(fact.peer)
+        self._roles.link_up(fact.peer, fact.role, now)
 
     def _link_down(self, fact: LinkDown, now: float) -> None:
-        was_up = self._roles.pop(fact.peer, None) is not None
+        was_up = self._roles.credentials.pop(fact.peer, None) is not None
         self._links.down(fact.peer, now)
         if not was_up:
             return
@@ -251,36 +229,24 @@ class NodeMachine:
                 self.server.coordinator_gone()
             return
         self._bans.link_down(fact.peer)
-        if self.server is not None:
-            self.server.link_down(fact.peer, now)
-        if self.volunteer is not None:
-            self.volunteer.link_down(fact.peer)
+        self._roles.link_down(fact.peer, now)
 
     # ---- the coordinator -----------------------------------------------------------------------------------------
 
     def _join(self) -> None:
         self._joined = self._join_message()
         self._out.send(self._coordinator, self._joined)
-        if self._data is not None:
-            self._out.send(self._coordinator, self._data)
+        if self._roles.data is not None:
+            self._out.send(self._coordinator, self._roles.data)
 
     def _join_message(self) -> Join:
         """What this node would say of itself now."""
-        return join_message(self._facts, self._addresses, self._held(), self._readable.steps)
+        return join_message(self._facts, self._addresses, self._roles.held(self._readable.steps), self._readable.steps)
 
     def _say_news(self) -> None:
         """What this node says of itself has changed: the coordinator hears it now, or when it is back."""
         if self._links.is_up(self._coordinator) and self._join_message() != self._joined:
             self._join()
-
-    def _held(self) -> tuple[int, int, int, int]:
-        """(stage, shard, version, ledger generation) of what this node holds, as `Join` wants it."""
-        if self.server is not None:
-            context = self.server.context
-            return context.stage, context.shard, self.server.shard.held_version, context.generation
-        config = self.config or (self._facts.kept and self._facts.kept.config)
-        delay = config.batch.delay if config else 1  # the longest, where the run is not known
-        return held(self._facts.records, delay, self._readable.steps) or (self._facts.wished_stage, -1, -1, -1)
 
     def _received(self, peer: NodeId, message: Message, now: float, size: float = 0.0) -> None:
         if self._bans.is_banned(peer) or (self.server is not None and not self.server.may_speak(peer, now)):
@@ -352,8 +318,7 @@ class NodeMachine:
             self._bans.renewed(message.membership)
         self._membership = message.membership
         first = self.config is None
-        self.config = message.config
-        self.vocabulary = message.vocabulary
+        self._roles.know(message.config, message.vocabulary)
         if first:  # an owner who sees nothing more for a while shall know what for
             self._out.log("info", "joined", run=message.config.name, waiting_for=self.waiting_for())
         self._links.set_limits(message.config.limits.ping_s, message.config.limits.silent_s)
@@ -364,10 +329,10 @@ class NodeMachine:
         kept = self._resumption.take(serves=self._facts.role == "server")
         if kept is None or self.plan is not None:
             return
-        self.config, self.vocabulary = kept.config, kept.vocabulary
+        self._roles.know(kept.config, kept.vocabulary)
         self._links.set_limits(kept.config.limits.ping_s, kept.config.limits.silent_s)
         self._out.log("warning", "goes on without the coordinator", generation=kept.plan.generation, stage=kept.stage)
-        self.plan, self.stage, self._stage_reason = kept.plan, kept.stage, kept.reason
+        self._roles.place(kept.plan, kept.stage, kept.reason)
         self._begin_roles(now)
 
     def _plan_changed(self, message: PlanChanged, now: float) -> None:
@@ -381,121 +346,51 @@ class NodeMachine:
         if self.config is not None and (fault := why_no_plan(message.plan, self.config)):
             self._out.add(Exit(f"refused: {fault}"))
             return
-        self.plan, self.stage, self._stage_reason = message.plan, message.stage, message.reason
+        self._roles.place(message.plan, message.stage, message.reason)
         self._out.log("info", "plan", generation=message.plan.generation, stage=message.stage, reason=message.reason)
         self._begin_roles(now)
 
     def _begin_roles(self, now: float) -> None:
-        """Starts, keeps or restarts the roles, as soon as run, plan and vocabulary are known."""
-        if self.config is None or self.plan is None:
-            return
-        serving = self._facts.role == "server" and self.plan.stage_of(self.node) is not None
-        if serving and self.plan.stage_of(self.node) == 0 and self._data is None:
-            if not self._preparing:
-                self._preparing = True
-                self._out.compute(PrepareData(self.config))
-            return
-        if self.vocabulary == 0:
-            return
-        if serving:
-            self._begin_server(now)
-        elif self.server is not None:
-            self.server.end()
-            self.server = None
-        hosted = serving and self._facts.computes and self.config.stages.collocated != "never"
-        if self.stage >= 0 and (hosted or self._facts.role == "volunteer"):
-            if self.volunteer is None:
-                self.volunteer = VolunteerMachine(self.config, self.vocabulary, self._out, self._facts.incarnation)
-            if self.volunteer.set_plan(self.plan, self.stage):
-                for peer in (*self._links.live, *((self.node,) if serving else ())):
-                    self.volunteer.link_up(peer)
-        self._want_links(now)
-
-    def _begin_server(self, now: float) -> None:
-        assert self.config is not None and self.plan is not None
-        if self.server is not None and self.server.context.generation == self.plan.ledger_generation:
-            self.server.change_plan(self.plan, now)
-            return
-        unreported = self.server.end() if self.server is not None else ()
-        records, self._unread = self._unread, []
-        self.server = ServerMachine(
-            self.node, self.config, self.vocabulary, self.plan, self._out, records, self._coordinator,
-            self._facts.secret, self._facts.incarnation,
-        )  # fmt: skip
-        self.server.ban(self._bans.banned)
-        self.server.take_over(unreported)
-        self.server.start(now)
-        self.server.link_up(self.node, "server", now)
-        for peer in self._links.live:
-            if peer != self._coordinator:
-                self.server.link_up(peer, self._roles[peer], now)
-        if self._links.is_up(self._coordinator):
-            self.server.coordinator_here()
+        if self._roles.begin(now):
+            self._want_links(now)
 
     # ---- work ----------------------------------------------------------------------------------------------------
 
     def _work(self, peer: NodeId, message: Work, now: float, size: float = 0.0) -> None:
-        both = isinstance(message, FOR_BOTH)
-        tensors: tuple[TensorRef, ...] = getattr(message, "tensors", ())
         decides = self.plan is not None and (self.plan.decider, self.plan.ledger_generation)
         if isinstance(message, CheckpointDone) and (peer, message.ledger_generation) == decides:
             self._readable.add((message.step,))  # the coordinator must know before a disk is lost
             self._say_news()
-        if self.server is not None and (both or not isinstance(message, FOR_VOLUNTEER)):
-            self.server.handle(peer, message, now, size)
-        elif not both and not isinstance(message, FOR_VOLUNTEER):
-            self._out.drop(tensors)
-        if self.volunteer is not None and (both or isinstance(message, FOR_VOLUNTEER)):
-            self.volunteer.handle(peer, message, now)
-        elif isinstance(message, FOR_VOLUNTEER):
-            self._out.drop(tensors)
-        if self._drain_until is not None and self._drained:
-            self._leave(self._drained_reason)
+        self._roles.work(peer, message, now, size)
+        self._leave_if_drained()
 
     def _computed(self, job: Any, result: Any, now: float) -> None:
         if isinstance(job, PrepareData):
-            vocabulary, data_hash, token_count = result
-            self._data = DataReady(vocabulary=vocabulary, data_hash=data_hash, token_count=token_count)
-            self._out.send(self._coordinator, self._data)
+            self._out.send(self._coordinator, self._roles.prepared(*result))
             self._begin_roles(now)
             return
         if isinstance(job, FindCheckpoints):
             self._looked(result)
             return
-        # Each result has one owner: what a device made is no server's to drop when other ledgers begin.
-        if isinstance(job, DEVICE_JOBS):
-            if self.volunteer is not None:
-                self.volunteer.computed(job, result, now)
-        elif self.server is not None:
-            self.server.computed(job, result, now)
-        if self._drain_until is not None and self._drained:
-            self._leave(self._drained_reason)
+        self._roles.computed(job, result, now)
+        self._leave_if_drained()
 
     def _failed(self, job: Any, reason: str, now: float) -> None:
-        if isinstance(job, DEVICE_JOBS) and self.volunteer is not None:
-            self.volunteer.failed(job, reason, now)
-            return
         if isinstance(job, FindCheckpoints):
             self._out.log("warning", "checkpoints cannot be looked for", reason=reason)
             self._looked(None)
             return
-        if self.server is not None and self.server.failed(job, reason, now):
+        if self._roles.failed(job, reason, now):
             return
         # A shard that cannot do its arithmetic must not guess: it stops, and the journal has everything.
         self._out.log("critical", "server job failed", job=type(job).__name__, reason=reason)
         self._out.add(Exit(f"failed: {type(job).__name__}: {reason}"))
 
     def _device_lost(self, fact: DeviceLost, now: float) -> None:
-        """Goes on with a fresh one; a device that is lost again and again is of no use."""
-        self._lost_at = [when for when in self._lost_at if when > now - DEVICE_LOST_S] + [now]
-        self._out.log("error", "device lost", reason=fact.reason, times=len(self._lost_at))
-        self._out.count("barnraise_errors_total", component="compute")
-        if len(self._lost_at) > DEVICE_LOST_MAX:
-            self._leave(f"failed: the device was lost {len(self._lost_at)} times in ten minutes: {fact.reason}")
-        elif self.volunteer is not None:
-            self.volunteer.device_lost(fact.reason)
-            if self._drain_until is not None and self._drained:
-                self._leave(self._drained_reason)
+        if reason := self._roles.device_lost(fact.reason, now):
+            self._leave(reason)
+        else:
+            self._leave_if_drained()
 
     # ---- leaving -------------------------------------------------------------------------------------------------
 
@@ -520,16 +415,15 @@ class NodeMachine:
         if what == "drain" and self.volunteer is not None and self._facts.role == "volunteer":
             self._drain_until = now + DRAIN_S
             self.volunteer.drain(now)
-            if self._drained:
-                self._leave(self._drained_reason)
+            self._leave_if_drained()
         elif what == "stop quota":
             self._leave("suspended: quota")
         elif what in ("drain", "stop"):
             self._leave("stopped")
 
-    @property
-    def _drained(self) -> bool:
-        return self.volunteer is None or self.volunteer.drained
+    def _leave_if_drained(self) -> None:
+        if self._drain_until is not None and (self.volunteer is None or self.volunteer.drained):
+            self._leave(self._drained_reason)
 
     def _leave(self, reason: str) -> None:
         self._drain_until = None
@@ -538,52 +432,9 @@ class NodeMachine:
             self._out.send(peer, Bye(reason=reason))
         self._out.add(Exit(reason))
 
-    # ---- reports -------------------------------------------------------------------------------------------------
-
-    @property
-    def has_coordinator(self) -> bool:
-        return self._links.is_up(self._coordinator)
-
-    def waiting_for(self) -> str:
-        """One sentence: what this node waits for, or nothing."""
-        if self.config is None:
-            return "the coordinator"
-        if self.plan is None:
-            return "the plan, which the coordinator makes when all servers are there"
-        if self.stage < 0:
-            return f"a place: {self._stage_reason}"
-        if self._preparing and self._data is None:
-            return "the data to be read"
-        if self.vocabulary == 0:
-            return "stage 0 to read the data"
-        if self.server is not None:
-            return self.server.waiting_for()
-        return self.volunteer.waiting_for() if self.volunteer is not None else ""
-
     def _report(self) -> None:
-        if not self._links.is_up(self._coordinator):
-            return
-        counters: dict[str, float] = {}
-        if self.server is not None:
-            counters.update(self.server.counters())
-        if self.volunteer is not None:
-            counters.update(self.volunteer.counters())
-        state = "joining" if self.plan is None or self.stage < 0 else "training"
-        if self._drain_until is not None:
-            state = "draining"
-        elif self.server is not None and not self.server.ready:
-            state = "syncing"
-        self._out.send(
-            self._coordinator,
-            NodeReport(
-                state=state,  # type: ignore[arg-type]
-                waiting_for=self.waiting_for(),
-                alert=self.server.alert() if self.server is not None else "",
-                ledger_generation=self.server.context.generation if self.server is not None else -1,
-                linked=tuple(filter(self._links.is_up, self.server.context.plan.server_nodes())) if self.server else (),
-                counters=counters,
-            ),
-        )
+        if self._links.is_up(self._coordinator):
+            self._out.send(self._coordinator, self._roles.report(draining=self._drain_until is not None))
 
     # ---- effects -------------------------------------------------------------------------------------------------
 

@@ -50,7 +50,7 @@ from protocol.run.run import RunConfig
 
 
 class ServerMachine:
-    """Everything that one server does for its stage. Hosted by `node.core.NodeMachine`, which owns the links.
+    """Everything that one server does for its stage. Hosted by `node.machine.roles.Roles`, which knows the links.
 
     Args:
         records: the durable records of this server, oldest first, with the tensors of unpruned contributions.

@@ -60,7 +60,7 @@ LEASES_MAX = 64
 
 
 class VolunteerMachine:
-    """One device that works for one stage. Hosted by `node.core.NodeMachine`, also on servers that compute."""
+    """One device that works for one stage. Hosted by `node.machine.roles.Roles`, also on servers that compute."""
 
     def __init__(self, config: RunConfig, vocabulary: int, out: Outbox, incarnation: int) -> None:
         self._config = config

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from node.core import NodeFacts, NodeMachine
+from node.core import NodeMachine
+from node.machine.facts import NodeFacts
 from node.machine.jobs import (
     FindCheckpoints,
     LoadBatch,

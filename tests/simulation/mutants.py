@@ -359,7 +359,7 @@ def no_fence_around_generations(original: Any) -> Any:
 @mutant(NodeMachine, "_plan_changed", "old_coordinator", "coordinator_kill", "server_disk_loss")
 def an_old_plan_is_followed(original: Any) -> Any:
     def plan_changed(self: Any, message: Any, now: float) -> None:
-        self.plan = None
+        self._roles.plan = None
         original(self, message, now)
 
     return plan_changed

@@ -21,7 +21,8 @@ from coordinator.live.records import (
     StepRow,
     StoredState,
 )
-from node.core import NodeFacts, NodeMachine
+from node.core import NodeMachine
+from node.machine.facts import NodeFacts
 from node.machine.kept_plan import KeptPlan
 from node.machine.records import SnapshotWritten
 from node.server.tickets import KEY_BYTES

@@ -1,0 +1,278 @@
+"""The roles that the plan gives one node: a server's, a volunteer's, or both; what is theirs of all that comes in.
+
+    run, plan, place ─▶ Roles.begin ─▶ ServerMachine and/or VolunteerMachine ◀─ links, work, results of jobs
+
+A server that computes hosts both; what they say to each other goes through the same messages as between hosts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from node.machine.facts import NodeFacts
+from node.machine.jobs import DEVICE_JOBS, PrepareData
+from node.machine.outbox import Outbox
+from node.machine.revocation import Revocation
+from node.machine.wanted import Links
+from node.server.recovery import held
+from node.server.server import ServerMachine
+from node.volunteer.volunteer import VolunteerMachine
+from protocol.base.ids import NodeId, TensorRef
+from protocol.messages import (
+    Allowance,
+    DataReady,
+    Flush,
+    Forget,
+    InputAnswer,
+    Lease,
+    NodeReport,
+    Parameters,
+    StepClosed,
+    Verdict,
+    VersionReady,
+    Work,
+)
+from protocol.run.plan import Plan
+from protocol.run.run import RunConfig
+
+DEVICE_LOST_S = 600.0
+DEVICE_LOST_MAX = 3
+"""A driver that crashes now and then is lived with; one that crashes a fourth time within ten minutes is not."""
+FOR_VOLUNTEER = (Lease, Flush, Allowance, Forget, InputAnswer, Parameters, VersionReady)
+FOR_BOTH = (Verdict, StepClosed)
+
+
+class Roles:
+    """What one node does for the run. Hosted by `node.core.NodeMachine`, which owns the links and the conversation.
+
+    Args:
+        coordinator: the one live peer that is none of the roles'.
+        out, links, bans: the host's; roles only read the links and the bans.
+    """
+
+    def __init__(
+        self, node: NodeId, facts: NodeFacts, coordinator: NodeId, out: Outbox, links: Links, bans: Revocation
+    ) -> None:
+        self.node = node
+        self._facts = facts
+        self._unread = facts.records
+        """Records whose tensors no server machine has taken yet: later ledgers have nothing on this disk."""
+        self._coordinator = coordinator
+        self._out = out
+        self._links = links
+        self._bans = bans
+        self.credentials: dict[NodeId, str] = {}
+        """The roles that the live peers' credentials say."""
+        self.config: RunConfig | None = None
+        self.vocabulary = 0
+        self.plan: Plan | None = None
+        self.stage = -1
+        self._stage_reason = "not joined yet"
+        self.server: ServerMachine | None = None
+        self.volunteer: VolunteerMachine | None = None
+        self.data: DataReady | None = None
+        """What was read here of the run's data, by a server of stage 0."""
+        self._preparing = False
+        self._lost_at: list[float] = []
+
+    # ---- the place in the plan -----------------------------------------------------------------------------------
+
+    def know(self, config: RunConfig, vocabulary: int) -> None:
+        """The run, and its vocabulary in tokens (0: nobody has read the data yet)."""
+        self.config, self.vocabulary = config, vocabulary
+
+    def place(self, plan: Plan, stage: int, reason: str) -> None:
+        """The plan, and this node's stage in it (-1: none, for this reason)."""
+        self.plan, self.stage, self._stage_reason = plan, stage, reason
+
+    def prepared(self, vocabulary: int, data_hash: str, token_count: int) -> DataReady:
+        """The data is read; returns what the coordinator wants to hear of it."""
+        self.data = DataReady(vocabulary=vocabulary, data_hash=data_hash, token_count=token_count)
+        return self.data
+
+    def begin(self, now: float) -> bool:
+        """Starts, keeps or restarts the roles, as soon as run, plan and vocabulary are known; returns whether they
+        are."""
+        if self.config is None or self.plan is None:
+            return False
+        serving = self._facts.role == "server" and self.plan.stage_of(self.node) is not None
+        if serving and self.plan.stage_of(self.node) == 0 and self.data is None:
+            if not self._preparing:
+                self._preparing = True
+                self._out.compute(PrepareData(self.config))
+            return False
+        if self.vocabulary == 0:
+            return False
+        if serving:
+            self._begin_server(now)
+        elif self.server is not None:
+            self.server.end()
+            self.server = None
+        hosted = serving and self._facts.computes and self.config.stages.collocated != "never"
+        if self.stage >= 0 and (hosted or self._facts.role == "volunteer"):
+            if self.volunteer is None:
+                self.volunteer = VolunteerMachine(self.config, self.vocabulary, self._out, self._facts.incarnation)
+            if self.volunteer.set_plan(self.plan, self.stage):
+                for peer in (*self._links.live, *((self.node,) if serving else ())):
+                    self.volunteer.link_up(peer)
+        return True
+
+    def _begin_server(self, now: float) -> None:
+        assert self.config is not None and self.plan is not None
+        if self.server is not None and self.server.context.generation == self.plan.ledger_generation:
+            self.server.change_plan(self.plan, now)
+            return
+        unreported = self.server.end() if self.server is not None else ()
+        records, self._unread = self._unread, []
+        self.server = ServerMachine(
+            self.node, self.config, self.vocabulary, self.plan, self._out, records, self._coordinator,
+            self._facts.secret, self._facts.incarnation,
+        )  # fmt: skip
+        self.server.ban(self._bans.banned)
+        self.server.take_over(unreported)
+        self.server.start(now)
+        self.server.link_up(self.node, "server", now)
+        for peer in self._links.live:
+            if peer != self._coordinator:
+                self.server.link_up(peer, self.credentials[peer], now)
+        if self._links.is_up(self._coordinator):
+            self.server.coordinator_here()
+
+    def held(self, readable: tuple[int, ...]) -> tuple[int, int, int, int]:
+        """(stage, shard, version, ledger generation) of what this node holds, as `Join` wants it; `readable` are
+        the steps of checkpoints that it can read."""
+        if self.server is not None:
+            context = self.server.context
+            return context.stage, context.shard, self.server.shard.held_version, context.generation
+        config = self.config or (self._facts.kept and self._facts.kept.config)
+        delay = config.batch.delay if config else 1  # the longest, where the run is not known
+        return held(self._facts.records, delay, readable) or (self._facts.wished_stage, -1, -1, -1)
+
+    # ---- links ---------------------------------------------------------------------------------------------------
+
+    def peers(self) -> dict[NodeId, tuple[tuple[str, ...], bool]]:
+        """Whom the roles want links to: (addresses, whether this node dials)."""
+        peers: dict[NodeId, tuple[tuple[str, ...], bool]] = {}
+        if self.plan is not None and self.server is not None:
+            for peer in self.plan.server_nodes():
+                if peer != self.node:
+                    peers[peer] = (self.plan.addresses_of(peer), self.node < peer)
+        elif self.plan is not None and self.volunteer is not None and self.stage >= 0:
+            for server in self.plan.stages[self.stage].servers:
+                peers[server.node] = (server.addresses, True)
+        return peers
+
+    def link_up(self, peer: NodeId, role: str, now: float) -> None:
+        if self.server is not None:
+            self.server.link_up(peer, role, now)
+        if self.volunteer is not None:
+            self.volunteer.link_up(peer)
+
+    def link_down(self, peer: NodeId, now: float) -> None:
+        if self.server is not None:
+            self.server.link_down(peer, now)
+        if self.volunteer is not None:
+            self.volunteer.link_down(peer)
+
+    # ---- work ----------------------------------------------------------------------------------------------------
+
+    def work(self, peer: NodeId, message: Work, now: float, size: float) -> None:
+        """Gives a message of `size` bytes to whom it is for; tensors for a role that is not here are dropped."""
+        both = isinstance(message, FOR_BOTH)
+        tensors: tuple[TensorRef, ...] = getattr(message, "tensors", ())
+        if self.server is not None and (both or not isinstance(message, FOR_VOLUNTEER)):
+            self.server.handle(peer, message, now, size)
+        elif not both and not isinstance(message, FOR_VOLUNTEER):
+            self._out.drop(tensors)
+        if self.volunteer is not None and (both or isinstance(message, FOR_VOLUNTEER)):
+            self.volunteer.handle(peer, message, now)
+        elif isinstance(message, FOR_VOLUNTEER):
+            self._out.drop(tensors)
+
+    def computed(self, job: Any, result: Any, now: float) -> None:
+        # Each result has one owner: what a device made is no server's to drop when other ledgers begin.
+        if isinstance(job, DEVICE_JOBS):
+            if self.volunteer is not None:
+                self.volunteer.computed(job, result, now)
+        elif self.server is not None:
+            self.server.computed(job, result, now)
+
+    def failed(self, job: Any, reason: str, now: float) -> bool:
+        """Whether a role can go on without the job's result."""
+        if isinstance(job, DEVICE_JOBS) and self.volunteer is not None:
+            self.volunteer.failed(job, reason, now)
+            return True
+        return self.server is not None and self.server.failed(job, reason, now)
+
+    def device_lost(self, reason: str, now: float) -> str:
+        """Goes on with a fresh one; a device that is lost again and again is of no use: returns why to leave, or
+        nothing."""
+        self._lost_at = [when for when in self._lost_at if when > now - DEVICE_LOST_S] + [now]
+        self._out.log("error", "device lost", reason=reason, times=len(self._lost_at))
+        self._out.count("barnraise_errors_total", component="compute")
+        if len(self._lost_at) > DEVICE_LOST_MAX:
+            return f"failed: the device was lost {len(self._lost_at)} times in ten minutes: {reason}"
+        if self.volunteer is not None:
+            self.volunteer.device_lost(reason)
+        return ""
+
+    # ---- time ----------------------------------------------------------------------------------------------------
+
+    def wake_at(self) -> float | None:
+        hosted = (self.server, self.volunteer)
+        times = [role.wake_at() for role in hosted if role is not None]
+        return min((time for time in times if time is not None), default=None)
+
+    def wake(self, now: float) -> None:
+        if self.server is not None and _due(self.server.wake_at(), now):
+            self.server.wake(now)
+        if self.volunteer is not None and _due(self.volunteer.wake_at(), now):
+            self.volunteer.wake(now)
+
+    def check(self) -> None:
+        if self.server is not None:
+            self.server.check()
+        if self.volunteer is not None:
+            self.volunteer.check()
+
+    # ---- reports -------------------------------------------------------------------------------------------------
+
+    def waiting_for(self) -> str:
+        """One sentence: what this node waits for, or nothing."""
+        if self.config is None:
+            return "the coordinator"
+        if self.plan is None:
+            return "the plan, which the coordinator makes when all servers are there"
+        if self.stage < 0:
+            return f"a place: {self._stage_reason}"
+        if self._preparing and self.data is None:
+            return "the data to be read"
+        if self.vocabulary == 0:
+            return "stage 0 to read the data"
+        if self.server is not None:
+            return self.server.waiting_for()
+        return self.volunteer.waiting_for() if self.volunteer is not None else ""
+
+    def report(self, draining: bool) -> NodeReport:
+        counters: dict[str, float] = {}
+        if self.server is not None:
+            counters.update(self.server.counters())
+        if self.volunteer is not None:
+            counters.update(self.volunteer.counters())
+        state = "joining" if self.plan is None or self.stage < 0 else "training"
+        if draining:
+            state = "draining"
+        elif self.server is not None and not self.server.ready:
+            state = "syncing"
+        return NodeReport(
+            state=state,  # type: ignore[arg-type]
+            waiting_for=self.waiting_for(),
+            alert=self.server.alert() if self.server is not None else "",
+            ledger_generation=self.server.context.generation if self.server is not None else -1,
+            linked=tuple(filter(self._links.is_up, self.server.context.plan.server_nodes())) if self.server else (),
+            counters=counters,
+        )
+
+
+def _due(time: float | None, now: float) -> bool:
+    return time is not None and time <= now
