@@ -103,10 +103,10 @@ def examine() -> list[tuple[str, bool, str]]:
     rows.append(
         _tried("consents", lambda: ", ".join(c.run for c in read_consents(settings_folder()).values()) or "none")
     )
-    home = settings_folder()
-    home = home if home.exists() else Path.home()
-    free_bytes = shutil.disk_usage(home).free
-    rows.append(("disk", free_bytes > DISK_BYTES_MIN, f"{free_bytes / 1e9:.1f} GB free at {home}"))
+    settings = settings_folder()
+    disk = settings if settings.exists() else Path.home()
+    free_bytes = shutil.disk_usage(disk).free
+    rows.append(("disk", free_bytes > DISK_BYTES_MIN, f"{free_bytes / 1e9:.1f} GB free at {disk}"))
     facts: DeviceFacts | None = None
     try:
         facts = ask_device(Question(RunConfig(), 257, 1, "auto", False))
@@ -114,7 +114,7 @@ def examine() -> list[tuple[str, bool, str]]:
         rows.append(("device", True, facts.label + why))
     except BadInputError as error:
         rows.append(("device", False, str(error)))
-    sensors = sensors_here(home, lambda: [os.getpid()])
+    sensors = sensors_here(settings, lambda: [os.getpid()])
     sensors.device_is(facts.is_accelerator if facts else False, facts.gpu if facts else "")
     rows += [(f"  {name}", True, says) for name, says in sensors.describe().items()]
     year_ok = 2025 <= time.gmtime().tm_year <= 2100

@@ -173,8 +173,9 @@ class SystemSensors:
     def _read_slow(self, own: list[int], now_s: float) -> Readings:
         battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
         try:
-            free_bytes = float(psutil.disk_usage(str(self._state)).free)
-        except OSError:
+            there = next(folder for folder in (self._state, *self._state.parents) if folder.exists())
+            free_bytes = float(psutil.disk_usage(str(there)).free)
+        except (OSError, StopIteration):
             free_bytes = None
         return Readings(
             other_cpu_ratio=self._others(own, now_s),

@@ -29,6 +29,7 @@ NODES_MAX = 100_000
 STAGES_MAX = 100_000
 #: Of all flows together: one line can stand for many microbatches.
 PARTS_MAX = 10_000_000
+_TOO_MANY_PARTS = f"microbatches, stages, segments and slices make more than {PARTS_MAX} parts"
 
 _NAMED = (Op.SEND, Op.RECV, Op.CUSTOM)
 _OPERATION = re.compile(
@@ -110,7 +111,7 @@ def read(text: str) -> Schedule:
                 parts += sum(len(f.route) * len(f.segment_tokens) * len(f.slice_samples) for f in flows[known:])
                 known = len(flows)
                 if parts > PARTS_MAX:
-                    raise BadInputError(f"microbatches, stages, segments and slices make more than {PARTS_MAX} parts")
+                    raise BadInputError(_TOO_MANY_PARTS)
             elif word == "node":
                 label, _, operations = rest.partition(":")
                 if label.strip() != str(len(orders)) or len(orders) >= NODES_MAX:
@@ -211,14 +212,21 @@ def _read_flows(rest: str) -> list[Flow]:
     for hop in keys.get("route", "").split(","):
         stage, _, node = hop.partition("@")
         hops.append(Hop(_int(stage, "route"), _int(node, "route")))
+    # One line stands for up to FLOWS_MAX microbatches: what they share is read, and counted, once.
+    route, segments = tuple(hops), _ints(keys.get("segments", "1"), "segments")
+    slices = _ints(keys.get("slices", "1"), "slices")
+    if len(numbers) * len(route) * len(segments) * len(slices) > PARTS_MAX:
+        raise BadInputError(_TOO_MANY_PARTS)
+    wave = _int(keys.get("wave", "0"), "wave")
+    loss_node = _int(keys["loss"], "loss") if "loss" in keys else None
     return [
         Flow(
             microbatch=number,
-            route=tuple(hops),
-            segment_tokens=_ints(keys.get("segments", "1"), "segments"),
-            slice_samples=_ints(keys.get("slices", "1"), "slices"),
-            wave=_int(keys.get("wave", "0"), "wave"),
-            loss_node=_int(keys["loss"], "loss") if "loss" in keys else None,
+            route=route,
+            segment_tokens=segments,
+            slice_samples=slices,
+            wave=wave,
+            loss_node=loss_node,
         )
         for number in numbers
     ]

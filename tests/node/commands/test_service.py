@@ -16,9 +16,11 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
+from node.commands import service as service_module
 from node.commands.service import bugreport, doctor, scrubbed, service
 from node.owner.consent import Consent, keep_consent
 from node.platform.notify import notify
+from node.platform.sensors import SystemSensors
 from node.platform.service import Service, launch_agent, scheduled_task, systemd_unit
 from protocol.base.errors import BadInputError
 from protocol.trust.membership import JoinLink
@@ -114,6 +116,29 @@ def test_the_manager_hears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert manager.recv(100) == b"READY=1\nSTATUS=working"
 
 
+def test_the_doctor_counts_only_our_own_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything was set there is no folder of ours: the owner's own files are nobody's to walk through, and the
+    disk still has a figure."""
+    monkeypatch.setenv("HOME", str(home))
+    (home / "film").write_bytes(bytes(1000))
+    sensors = SystemSensors(home / "settings", list)
+    now = sensors.read()
+    assert now.own_disk_bytes == 0 and now.disk_free_bytes is not None
+    asked = []
+
+    def here(folder: Path, _: object) -> SystemSensors:
+        asked.append(folder)
+        return sensors
+
+    def none(_: object) -> None:
+        raise BadInputError("no device")
+
+    monkeypatch.setattr(service_module, "sensors_here", here)
+    monkeypatch.setattr(service_module, "ask_device", none)
+    service_module.examine()
+    assert asked == [home / "settings"]
+
+
 def test_a_report_holds_no_secret(home: Path) -> None:
     """The link, the identity's seed, tokens of page and socket, the owner's folder: none of them is in it."""
     agree(home)
@@ -134,12 +159,19 @@ def test_a_report_holds_no_secret(home: Path) -> None:
     assert scrubbed("loss 3.214 at step 1200") == "loss 3.214 at step 1200"
 
 
-def test_the_doctor_names_what_is_wrong(home: Path) -> None:
+def test_the_doctor_names_what_is_wrong(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sensors, device and versions are listed; a limits file with a slip is named, with exit code 1."""
     done = CliRunner().invoke(doctor, ["--json"], catch_exceptions=False)
     rows = {row["what"].strip(): row for row in json.loads(done.output)}
+    assert "GB free" in rows["disk"]["says"]
     assert {"torch", "limits", "device", "idle", "battery", "disk", "clock"} <= set(rows) and done.exit_code == 0
     (home / "settings").mkdir(exist_ok=True)
     (home / "settings" / "limits.toml").write_text('up = "5 apples"\n')
+
+    def broken(_: object) -> None:
+        raise BadInputError("the device could not be measured: it burns")
+
+    monkeypatch.setattr(service_module, "ask_device", broken)  # the real one was asked above
     done = CliRunner().invoke(doctor, [])
+    assert "BAD  device       the device could not be measured: it burns" in done.output
     assert done.exit_code == 1 and "BAD  limits" in done.output and "'5 apples' is no rate" in done.output

@@ -105,12 +105,12 @@ async def test_the_answer_comes_from_the_address_that_was_asked(nursery: trio.Nu
 async def test_a_flood_is_answered_in_measure(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
     """However much is asked, and by whom, buckets bound what is answered; one network leaves most to the others."""
     responder = StunResponder()
-    assert sum(responder._may("192.0.2.7") for _ in range(100_000)) == NETWORK_ANSWERS_BURST
+    assert sum(responder._may("192.0.2.7") for _ in range(20_000)) == NETWORK_ANSWERS_BURST
     assert responder._may("198.51.100.1"), "a flood in one network's name takes nobody else's answers"
-    granted = sum(responder._may(f"203.0.{number % 256}.1") for number in range(100_000))
+    granted = sum(responder._may(f"203.0.{number % 256}.1") for number in range(20_000))
     assert granted == ANSWERS_BURST - NETWORK_ANSWERS_BURST - 1
     await trio.sleep(1.0)
-    assert sum(responder._may(f"203.0.{number % 256}.1") for number in range(100_000)) == 100
+    assert sum(responder._may(f"203.0.{number % 256}.1") for number in range(20_000)) == 100
 
 
 def test_seeded_noise_around_a_real_answer() -> None:
