@@ -48,7 +48,8 @@ from tests.simulation.scene import Scene
 def covered_tasks_are_accepted_again(original: Any) -> Any:
     def judge(self: Any, step: Any, message: Any, refusal: str, doubted: bool = False) -> None:
         if "covered already" not in refusal:
-            return original(self, step, message, refusal, doubted)
+            original(self, step, message, refusal, doubted)
+            return
         for task in message.tasks:
             step.uncovered.setdefault(task)
         original(self, step, message, "")
@@ -61,7 +62,7 @@ def only_the_new_tasks_of_an_overlap_are_counted(original: Any) -> Any:
     def judge(self: Any, step: Any, message: Any, refusal: str, doubted: bool = False) -> None:
         new = tuple(task for task in message.tasks if task in step.uncovered)
         if "covered already" in refusal and new and not any(task.op == "L" for task in message.tasks):
-            return original(self, step, msgspec.structs.replace(message, tasks=new), "")
+            message, refusal, doubted = msgspec.structs.replace(message, tasks=new), "", False
         original(self, step, message, refusal, doubted)
 
     return judge
@@ -189,8 +190,9 @@ def the_latest_version_is_served_for_any(original: Any) -> Any:
     def serve(self: Any, peer: Any, version: int, base: int) -> None:
         newest = self._served.get(max(self._served, default=version))
         if newest is None:
-            return original(self, peer, version, base)
-        self._send(peer, version, newest)
+            original(self, peer, version, base)
+        else:
+            self._send(peer, version, newest)
 
     return serve
 
@@ -441,7 +443,8 @@ def the_last_activation_stays(original: Any) -> Any:
         held = state.inputs.get(place) if state is not None else None
         entry = self.pool_of(message.task)._of_task.get(message.task)
         if state is None or held is None or entry is None or entry.tensors is None:
-            return original(self, message)
+            original(self, message)
+            return
         state.inputs[place] = message.tensors[0]
         entry.tensors = (message.tensors[0], *entry.tensors[1:])
         self._out.drop((held,))

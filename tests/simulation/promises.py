@@ -109,8 +109,8 @@ class Promises:
                 needed = None if kept and decided else ("done", message.ledger_generation, message.step)
             case StepClosed() | StepOpened():
                 closed = message.step if isinstance(message, StepClosed) else message.closed
-                newest = self._closed.get(message.ledger_generation, -1)
-                expect(closed <= newest, "T-I8", f"step {closed} is said to be closed, not only {newest}")
+                proven = self._closed.get(message.ledger_generation, -1)
+                expect(closed <= proven, "T-I8", f"step {closed} is said to be closed, not only {proven}")
             case StepReportStored() if message.step >= 0:
                 needed = "row", message.step
             case PlanChanged():

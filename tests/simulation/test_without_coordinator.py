@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from tests.simulation.checkers import Checker
@@ -21,7 +23,7 @@ def test_a_run_ends_without_its_coordinator_though_everybody_restarts(seed: int)
     world.crash(swarm.coordinator)
     for host in [*swarm.servers, *swarm.volunteers]:
         world.crash(host)
-        world.at(0.5, lambda host=host: world.start(host))  # type: ignore[misc]
+        world.at(0.5, partial(world.start, host))
         world.run(world.now + 4.0)
     world.run(world.now + 120.0, stop=lambda: len(checker.done_at) >= SHAPE.steps)
     assert len(checker.done_at) == SHAPE.steps

@@ -207,7 +207,7 @@ class Weather:
         link = rng.choice(links)
         sender = rng.choice([link.a, link.b])
         link.slow_s[sender] = rng.choice([0.1, 0.5, 2.0, 5.0])
-        self._world.at(rng.uniform(0.5, 8.0), lambda: link.slow_s.pop(sender, None) and None)
+        self._world.at(rng.uniform(0.5, 8.0), lambda: link.slow_s.pop(sender, None))
         return True
 
     def _late_words(self, rng: random.Random) -> bool:

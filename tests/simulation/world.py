@@ -185,13 +185,13 @@ class World:
         """What a driver keeps on the disk of a message before its machine hears of it."""
         self._untold: dict[tuple[NodeId, NodeId], tuple[str, int, Link]] = {}
         """(host, peer) whose link is gone without the host having noticed: why, and in which life of the host."""
-        self._heap: EventHeap[Callable[[], None]] = EventHeap()
+        self._heap: EventHeap[Callable[[], object]] = EventHeap()
         self._watcher = watcher
         self._hash = hashlib.blake2b(digest_size=16)
 
     # ---- time ----------------------------------------------------------------------------------------------------
 
-    def at(self, delay_s: float, event: Callable[[], None]) -> None:
+    def at(self, delay_s: float, event: Callable[[], object]) -> None:
         self._heap.push(self.now + delay_s, event)
 
     def run(self, until_s: float, stop: Callable[[], bool] = lambda: False) -> None:

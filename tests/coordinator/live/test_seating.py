@@ -49,7 +49,7 @@ def test_a_broken_link_changes_nothing() -> None:
     desk.drop("s2")
     effects = desk.server("s2", **held("s2", plan, version=1))
     assert desk.sent("s2", PlanChanged, effects) == [PlanChanged(plan=plan, stage=1, reason="stage 1 front 0")]
-    assert {effect.peer for effect in effects} == {"s2"}
+    assert all(isinstance(effect, Send) and effect.peer == "s2" for effect in effects)
     assert len(desk.written(PlanRow)) == 1
 
 

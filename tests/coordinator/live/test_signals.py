@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from coordinator.live.signals import TURN_S, Helpers, turn_credentials
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
 from protocol.base.limits import SIGNALS_BURST, SIGNALS_PER_S
-from protocol.base.machine import LinkUp, Send
+from protocol.base.machine import Effect, LinkUp, Send
 from protocol.messages import NodeReport, Reach, Signal
 from tests.coordinator.live.desk import Desk, join
 
@@ -23,7 +24,7 @@ def signal(peer: str, content: bytes = b"hello", seen_from: str = "") -> Signal:
     return Signal(peer=NodeId(peer), content=content, seen_from=seen_from)
 
 
-def sent(effects: list[object]) -> list[tuple[str, Signal]]:
+def sent(effects: Sequence[Effect]) -> list[tuple[str, Signal]]:
     return [(e.peer, e.message) for e in effects if isinstance(e, Send) and isinstance(e.message, Signal)]
 
 

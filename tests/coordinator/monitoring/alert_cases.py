@@ -5,6 +5,7 @@ Series are in promtool's notation: `0+4x200` begins at 0 and grows by 4 each min
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 MINUTES = 204
@@ -137,7 +138,7 @@ def cases() -> list[Case]:
     no_nodes = {f'barnraise_coordinator_stage_nodes{{{c}, stage="1"}}': flat(0)}
     no_work = {f'barnraise_coordinator_stage_microbatches_total{{{c}, stage="1"}}': until(150, 33)}
 
-    def case(title: str, differs: dict[str, str | None] | dict[str, str], *fires: str) -> Case:
+    def case(title: str, differs: Mapping[str, str | None], *fires: str) -> Case:
         return Case(title, dict(differs), frozenset(f"Barnraise{name}" for name in fires))
 
     return [

@@ -10,7 +10,7 @@ from tests.coordinator.live.desk import DATA, Desk, join
 
 
 def arrive(desk: Desk, node: str, role: str, address: str, **counters: float) -> None:
-    desk.feed(LinkUp(NodeId(node), role, public_key=node.encode(), credential=b"", address=address))  # type: ignore[arg-type]
+    desk.feed(LinkUp(NodeId(node), role, public_key=node.encode(), credential=b"", address=address))
     desk.say(node, join(role=role, addresses=(f"{node}:1",)))
     desk.say(node, NodeReport(state="training", waiting_for="", counters=counters))
 

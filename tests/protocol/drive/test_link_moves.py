@@ -183,7 +183,8 @@ async def test_carriers_that_break_at_any_byte_cost_nothing(autojump_clock: trio
                         return
                     # The last tries work, since the grace is short; a break in a handshake is as good as any other.
                     after = rng.choice((50, 300, 700, 5000, 400_000, 2_000_000)) if tries < 4 else float("inf")
-                    await meet(*rng.sample((one, two), 2), Way(after), switch=rng.random() < 0.5 or tries > 4)
+                    caller, called = rng.sample((one, two), 2)
+                    await meet(caller, called, Way(after), switch=rng.random() < 0.5 or tries > 4)
 
             nursery.start_soon(another)
 

@@ -46,6 +46,9 @@ class _Machine:
         self.wake_times: list[float] = []
         self.checks = 0
 
+    def last(self) -> object:
+        return self.seen[-1][1]
+
     def start(self, now: float) -> Sequence[Effect]:
         self.seen.append(("start", None, now))
         return [Persist(0, "first")]
@@ -90,9 +93,9 @@ class _Handlers:
         self.pump.put(Persisted(effect.record_number))
 
 
-def _pump(machine: _Machine, **options: bool) -> tuple[Pump, _Handlers]:
+def _pump(machine: _Machine, *, check: bool = False) -> tuple[Pump, _Handlers]:
     handlers = _Handlers()
-    handlers.pump = Pump(machine, handlers, **options)
+    handlers.pump = Pump(machine, handlers, check=check)
     return handlers.pump, handlers
 
 
@@ -116,12 +119,12 @@ async def test_facts_while_it_sleeps() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(pump.run)
             await trio.testing.wait_all_tasks_blocked()
-            assert machine.seen[-1][1] == Persisted(0)
+            assert machine.last() == Persisted(0)
             pump.put(LinkDown(_PEER, "x"))
             await trio.testing.wait_all_tasks_blocked()
-            assert machine.seen[-1][1] == LinkDown(_PEER, "x")
+            assert machine.last() == LinkDown(_PEER, "x")
             await trio.to_thread.run_sync(pump.put_from_thread, Told("stop"))
-    assert machine.seen[-1][1] == Told("stop")
+    assert machine.last() == Told("stop")
 
 
 async def test_wakes_in_time(autojump_clock: trio.testing.MockClock) -> None:

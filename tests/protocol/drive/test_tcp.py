@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from protocol.base.errors import BadInputError
-from protocol.drive import tcp
+from protocol.base.limits import CONNECT_S
 from protocol.drive.tcp import Candidate, interleaved, open_all_listeners, open_listeners, racing
 from protocol.drive.transport import DialError
 from tests.protocol.drive.harness import PATIENCE_S, stations
@@ -56,7 +56,7 @@ async def test_an_address_that_does_not_answer_holds_nobody_up() -> None:
     """Long before the first address is given up, the second is tried and wins."""
     with _deaf() as deaf:
         async with stations("server", "server") as (one, two):
-            with trio.fail_after(tcp.CONNECT_S - 1):
+            with trio.fail_after(CONNECT_S - 1):
                 link = await two.transport.dial([deaf, one.address], one.identity.node)
             assert link.address == one.address and link.path == "tcp"
 

@@ -6,6 +6,7 @@ import os
 import random
 import resource
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -26,7 +27,7 @@ from protocol.messages import Freeze, Ping
 from protocol.trust.handshake import CookieDemanded, Initiator, Session
 from protocol.trust.identity import Identity
 from protocol.trust.records import RecordWriter
-from tests.protocol.drive.harness import PATIENCE_S, Station, activation, stations
+from tests.protocol.drive.harness import PATIENCE_S, Recorder, Station, activation, stations
 from tests.protocol.samples import ALICE, RUN_ID
 
 _MIB = 1 << 20
@@ -62,6 +63,14 @@ async def _ended(stream: trio.SocketStream) -> None:
         with trio.fail_after(PATIENCE_S), suppress(trio.BrokenResourceError):
             while await stream.receive_some(65536):
                 pass
+
+
+def _messages(count: int) -> Callable[[Recorder], bool]:
+    return lambda events: len(events.messages) == count
+
+
+def _downs(count: int) -> Callable[[Recorder], bool]:
+    return lambda events: len(events.down) == count
 
 
 async def test_messages_and_tensors_both_ways() -> None:
@@ -347,10 +356,10 @@ async def test_hundreds_of_idle_callers_and_slow_readers() -> None:
                 began = trio.current_time()
                 link = await two.transport.dial([one.address], one.identity.node)
                 link.send(Ping(number=number))
-                await one.events.until(lambda events, number=number: len(events.messages) == number + 1)
+                await one.events.until(_messages(number + 1))
                 took_s.append(trio.current_time() - began)
                 link.close("next")
-                await two.events.until(lambda events, number=number: len(events.down) == number + 1)
+                await two.events.until(_downs(number + 1))
             assert process.memory_info().rss - before_bytes < 64 * _MIB + len(data)
             idle.cancel_scope.cancel()
         assert {reason for reason, _ in one.events.rejected} <= {"busy", "timeout"}
@@ -398,7 +407,7 @@ async def test_keys_change_by_the_hour(monkeypatch: pytest.MonkeyPatch) -> None:
         link = await two.transport.dial([one.address], one.identity.node)
         for number in range(20):
             link.send(Ping(number=number))
-            await one.events.until(lambda events, number=number: len(events.messages) == number + 1)
+            await one.events.until(_messages(number + 1))
             await trio.sleep(0.01)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 
@@ -14,8 +15,12 @@ def accounts(budget: Budget, *strangers: bool) -> tuple[list[Account], list[str]
     """Open accounts, and who of them had to give way."""
     gone: list[str] = []
     made = [budget.open(stranger=stranger) for stranger in strangers]
+
+    def give_way(number: int, sentence: str) -> None:
+        gone.append(f"{number}: {sentence}")
+
     for number, account in enumerate(made):
-        account.give_way = lambda sentence, number=number: gone.append(f"{number}: {sentence}")  # type: ignore[misc]
+        account.give_way = partial(give_way, number)
     return made, gone
 
 

@@ -257,10 +257,13 @@ def test_bad_hellos(hello: bytes) -> None:
 
 def test_forbidden_kinds_are_refused_before_their_bytes() -> None:
     """What the role table does not allow is refused at its header, in both ways to send it."""
-    volunteer = {"sender_role": "volunteer", "receiver_role": "server"}
-    assert _Forger(**volunteer).refused(Frame.BULK, _bulk(0, _activation(1000))) == "role"
+
+    def volunteer() -> _Forger:
+        return _Forger(sender_role="volunteer", receiver_role="server")
+
+    assert volunteer().refused(Frame.BULK, _bulk(0, _activation(1000))) == "role"
     freeze = Freeze(ledger_generation=1, step=1, contributions=())
-    assert _Forger(**volunteer).refused(Frame.MESSAGE, encode(freeze)) == "role"
+    assert volunteer().refused(Frame.MESSAGE, encode(freeze)) == "role"
     assert ("volunteer", "server") not in MAY_SEND[Freeze]
 
 

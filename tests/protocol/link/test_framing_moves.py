@@ -13,7 +13,7 @@ from protocol.base.errors import RemoteProtocolError
 from protocol.base.ids import TaskId, TensorRef
 from protocol.base.limits import KEPT_BYTES_MAX, RECORD_BYTES_MAX
 from protocol.link.frames import Frame, Hello, OutFrame
-from protocol.link.framing import Framing, FramingLimits, MessageArrived, PeerClosed
+from protocol.link.framing import Event, Framing, FramingLimits, MessageArrived, PeerClosed
 from protocol.link.paths import Path, take_hello
 from protocol.messages import Activation, Message, Ping
 from protocol.trust.handshake import Session
@@ -53,7 +53,7 @@ class End:
         data, self.coming = bytes(self.coming[:byte_count]), self.coming[byte_count:]
         self.keep(self.framing.receive(data))
 
-    def keep(self, events: list[object]) -> None:
+    def keep(self, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, MessageArrived):
                 self.got.append(event)

@@ -200,7 +200,8 @@ def test_an_offer_counts_once() -> None:
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 5), st.floats(0, 5)), max_size=300))
 def test_memory_of_offers_is_bounded_and_forgets(steps: list[tuple[int, int, float]]) -> None:
     """Whatever comes in whatever order: no offer twice within its time, and the counts always add up."""
-    seen, now, accepted = SeenOffers(), 0.0, {}
+    seen, now = SeenOffers(), 0.0
+    accepted: dict[bytes, float] = {}
     nodes = [Identity(bytes((number,)) * 32).node for number in range(6)]
     for number, peer, wait_s in steps:
         now += wait_s

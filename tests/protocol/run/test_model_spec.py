@@ -61,14 +61,12 @@ def test_operations_by_hand() -> None:
 )
 def test_sizes_that_cannot_be_are_refused_by_name(change: dict[str, int], key: str) -> None:
     """The sentence begins with the key."""
-    sizes = {
-        "layers": 1,
-        "hidden": 8,
-        "heads": 4,
-        "kv_heads": 2,
-        "feed_forward": 5,
-        "vocabulary": 7,
-        "context": 3,
-    }
+
+    def small(layers: int = 1, hidden: int = 8, kv_heads: int = 2) -> ModelSpec:
+        return ModelSpec(
+            layers=layers, hidden=hidden, heads=4, kv_heads=kv_heads, feed_forward=5, vocabulary=7, context=3
+        )
+
+    assert small().heads == 4
     with pytest.raises(BadInputError, match=f"^{key}: "):
-        ModelSpec(**{**sizes, **change})
+        small(**change)

@@ -104,8 +104,9 @@ def test_an_operation_of_no_flow_is_found(design: Design, data: st.DataObject) -
     """I2: a microbatch, position, segment or slice that nobody cut."""
     orders = orders_of(design.schedule())
     node, index = data.draw(st.sampled_from(places(orders, Op.F)))
-    field = data.draw(st.sampled_from(("microbatch", "position", "segment", "slice")))
-    orders[node].append(Instruction(key=orders[node][index].key._replace(**{field: 99})))
+    key = orders[node][index].key
+    wrong = key._replace(microbatch=99), key._replace(position=99), key._replace(segment=99), key._replace(slice=99)
+    orders[node].append(Instruction(key=data.draw(st.sampled_from(wrong))))
     refused(with_orders(design.schedule(), orders), "I2")
 
 

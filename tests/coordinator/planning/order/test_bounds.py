@@ -88,7 +88,7 @@ def greedy_makespan_s(problem: PipelineProblem, rng: random.Random) -> float:
         ([], 0),
     ],
 )
-def test_one_machine_interrupts_for_the_longest_tail(jobs: list, makespan_s: float) -> None:
+def test_one_machine_interrupts_for_the_longest_tail(jobs: list[tuple[float, float, float]], makespan_s: float) -> None:
     """Jackson's preemptive rule, worked by hand."""
     assert preemptive_one_machine(jobs) == makespan_s
 

@@ -49,5 +49,12 @@ def test_measurements_replace_durations_and_keep_bytes() -> None:
 @pytest.mark.parametrize("key", ["flops_per_s", "tokens", "value_bytes", "parameter_bytes"])
 def test_rules_that_cannot_be_are_refused_by_name(key: str) -> None:
     """Nothing is computed with zero."""
+
+    def rules(flops_per_s: float = 1.0, tokens: int = 1, value_bytes: int = 4, parameter_bytes: int = 8) -> CostRules:
+        return CostRules(
+            flops_per_s=flops_per_s, tokens=tokens, value_bytes=value_bytes, parameter_bytes=parameter_bytes
+        )
+
+    assert rules(**{key: 2}) != rules()
     with pytest.raises(BadInputError, match=f"^{key}: "):
-        CostRules(**{"flops_per_s": 1.0, "tokens": 1, key: 0})
+        rules(**{key: 0})

@@ -231,7 +231,7 @@ def test_nothing_possible_says_what_is_missing() -> None:
         ({"memory": (1, 2, 2)}, "head 0 starts 2 routes"),
     ):
         with pytest.raises(BadInputError, match=says):
-            search_routes(replace(model, **change))  # type: ignore[arg-type]
+            search_routes(replace(model, **change))
     with pytest.raises(BadInputError, match="not a present node"):
         search_routes(model.without(frozenset((0,))))
 

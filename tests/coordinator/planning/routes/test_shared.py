@@ -74,6 +74,7 @@ def test_endless_lines_change_nothing() -> None:
     """With endless rates the shared simulation is the plain one; a shared uplink delays exactly by its share."""
     rng = random.Random(1)
     model, network, _ = lined_model(rng)
+    assert network.latency_s is not None
     free = Network(latency_s=network.latency_s)
     untied = tuple(work + rng.random() for work in model.forward_s)  # where two arrive at once the two may differ
     plain = replace(model, link_s=network.latency_s, forward_s=untied)

@@ -91,6 +91,7 @@ def test_torchs_own_1f1b_but_for_its_defect(stages: int, microbatches: int) -> N
     theirs = Schedule1F1B.__new__(Schedule1F1B)
     theirs._n_microbatches, theirs._num_stages = microbatches, stages
     order = theirs._get_pipeline_order()
+    assert order is not None
     ours = orders(known_design("1f1b", stages, microbatches))
     for rank in range(stages - 1):
         actions = [str(action) for action in order[rank] if action is not None]

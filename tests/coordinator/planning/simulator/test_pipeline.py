@@ -106,8 +106,8 @@ def test_shared_links_move_every_byte_once(data: st.DataObject) -> None:
         assert taken
         ended |= dict.fromkeys(taken, now_s)
     assert sorted(ended) == sorted(started)
-    for number, (at_s, size) in started.items():
-        assert ended[number] >= at_s + size / 5 - 1e-6
+    for number, (began_s, size) in started.items():
+        assert ended[number] >= began_s + size / 5 - 1e-6
     assert max(ended.values()) <= 9 + sum(size for _, size in started.values()) / 5 * 3 + 1e-6
 
 
