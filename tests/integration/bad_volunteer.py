@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from node.compute.lanes import DevicePerformer
@@ -71,9 +71,9 @@ def _change_gradient(change: Callable[[Any], Any]) -> None:
 
     original, done = StageWorker.take_gradient, [0]
 
-    def take_gradient(self: Any, accumulator: int) -> Any:
+    def take_gradient(self: Any, into: Hashable) -> Any:
         done[0] += 1
-        total = original(self, accumulator)
+        total = original(self, into)
         return change(total) if done[0] > 3 else total
 
     StageWorker.take_gradient = take_gradient  # type: ignore[method-assign]

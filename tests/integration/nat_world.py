@@ -219,7 +219,7 @@ class World:
         while time.monotonic() < began + patience_s:
             member = self.members().get(node)
             if member is not None and member["report_age_s"] is not None:
-                elapsed_s = time.monotonic() - began - member["report_age_s"]
+                elapsed_s: float = time.monotonic() - began - member["report_age_s"]
                 if elapsed_s > 0 and member["counters"].get("accepted", 0.0) >= before + UNDER_WAY:
                     return elapsed_s
             time.sleep(0.1)

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.parse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +48,21 @@ class Prometheus:
     def firing(self) -> set[str]:
         return {labels["alertname"] for labels, _ in self.values('ALERTS{alertstate="firing"}')}
 
+    def _fires(self, name: str) -> bool:
+        return name in self.firing()
+
+    def _is_quiet(self, name: str) -> bool:
+        return name not in self.firing()
+
     def fires(self, *names: str) -> None:
         """Waits until all of these fire."""
         for name in names:
-            eventually(lambda name=name: name in self.firing(), name)
+            eventually(partial(self._fires, name), name)
 
     def is_quiet(self, *names: str) -> None:
         """Waits until none of these fires."""
         for name in names:
-            eventually(lambda name=name: name not in self.firing(), f"the end of {name}")
+            eventually(partial(self._is_quiet, name), f"the end of {name}")
 
 
 @contextmanager

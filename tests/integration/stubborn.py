@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from node.core import NodeMachine
+from protocol.base.ids import NodeId
 from protocol.cli import main
-from protocol.messages import Refused, Revoked
+from protocol.messages import Message, Refused, Revoked
 
 _received = NodeMachine._received
 
 
-def _deaf(self: NodeMachine, peer: Any, message: Any, *more: Any) -> None:
+def _deaf(self: NodeMachine, peer: NodeId, message: Message, now: float, size: float = 0.0) -> None:
     """It hears no refusal and no list of bans; everything else is the ordinary volunteer, membership included."""
     if not isinstance(message, Refused | Revoked):
-        _received(self, peer, message, *more)
+        _received(self, peer, message, now, size)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import trio
 from node.compute.lanes import chunks_of
 from node.compute.layout import StageLayout
 from protocol.base.forms import byte_bounds
-from protocol.base.ids import TICKET_BYTES, ContributionId, TaskId, TensorRef, Ticket
+from protocol.base.ids import TICKET_BYTES, ContributionId, NodeId, TaskId, TensorRef, Ticket
 from protocol.base.limits import HALF_OPEN_MAX, MESSAGE_BYTES_MAX, OPEN_BULK_MAX, RECORD_BYTES_MAX
 from protocol.drive.keyfile import load_or_create_identity
 from protocol.link.framing import Frame
@@ -72,7 +72,7 @@ class Target:
 
     daemon: Daemon
     address: str
-    node: str
+    node: NodeId
     volunteer: Papers
     """Of a member that takes no work."""
     spare: Papers
@@ -95,7 +95,7 @@ class Fixture:
         plan = self.volunteer.plan
         assert plan is not None
         coordinator = swarm.link("server")
-        self.places: dict[str, tuple[str, str, Daemon]] = {
+        self.places: dict[str, tuple[str, NodeId, Daemon]] = {
             "coordinator": (coordinator.addresses[0], coordinator.coordinator, swarm.coordinator)
         }
         for index, stage in enumerate(plan.stages):
@@ -271,7 +271,7 @@ def contribute(ref: TensorRef, **changes: object) -> Callable[[Target, int], Mes
     def message(target: Target, step: int) -> Message:
         honest = Contribute(
             ledger_generation=target.volunteer.generation,
-            contribution=ContributionId(target.volunteer.identity.node, 1, step),  # type: ignore[arg-type]
+            contribution=ContributionId(target.volunteer.identity.node, 1, step),
             step=step,
             version=max(0, step - 1),
             tasks=(TaskId(step, 0, 0, "B"),),
@@ -310,7 +310,7 @@ def with_whole_part(**changes: object) -> Strike:
 
 
 def in_anothers_name(target: Target, step: int) -> Message:
-    other = ContributionId(target.spare.identity.node, 1, step)  # type: ignore[arg-type]
+    other = ContributionId(target.spare.identity.node, 1, step)
     return contribute(tensor((4,), "fp64"), contribution=other)(target, step)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,22 @@ def node_of(swarm: Swarm) -> str:
     return str(members[0]["id"])
 
 
+def hangs_up(server: Daemon, since: int, node: str) -> bool:
+    """Whether its log says so, from this place on."""
+    return any(line.get("event") == "hang up" and line.get("peer") == node for line in server.log(since))
+
+
+def refuses_the_banned(server: Daemon, since: int) -> bool:
+    """Whether its log says so, from this place on."""
+    return any(
+        line.get("event") == "peer refused" and "is banned" in line.get("detail", "") for line in server.log(since)
+    )
+
+
+def has_said(server: Daemon, words: str) -> bool:
+    return words in server.child.log_path.read_text()
+
+
 def test_a_banned_member_is_out_everywhere_at_once_and_stays_out(tmp_path: Path) -> None:
     """Links end, nothing more counts, its membership opens no server, its invite no coordinator; others go on."""
     with Swarm(tmp_path, RUN, server_count=2) as swarm, StubbornChildren() as stubborn, Children() as honest:
@@ -84,13 +101,7 @@ def test_a_banned_member_is_out_everywhere_at_once_and_stays_out(tmp_path: Path)
         at_ban, began = swarm.step(), time.monotonic()
         assert order(swarm, "ban", node[:8], "--reason", "it lies").startswith(f"banned: {node}")
         for server in swarm.servers:
-            eventually(
-                lambda server=server: any(
-                    line.get("event") == "hang up" and line.get("peer") == node
-                    for line in server.log(logs[server.name])
-                ),
-                f"{server.name} hanging up",
-            )
+            eventually(partial(hangs_up, server, logs[server.name], node), f"{server.name} hanging up")
         took_s, at_end = time.monotonic() - began, swarm.step()
         print(
             f"in force at every server {took_s:.2f} s after `barnraise run ban` began; {at_end - at_ban} steps closed"
@@ -98,13 +109,7 @@ def test_a_banned_member_is_out_everywhere_at_once_and_stays_out(tmp_path: Path)
 
         # It knows the servers and has a membership that has not run out: it dials them again and again.
         for server in swarm.servers:
-            eventually(
-                lambda server=server: any(
-                    line.get("event") == "peer refused" and "is banned" in line.get("detail", "")
-                    for line in server.log(logs[server.name])
-                ),
-                f"{server.name} refusing it",
-            )
+            eventually(partial(refuses_the_banned, server, logs[server.name]), f"{server.name} refusing it")
         assert liar.child.running, "it would not go by itself"
         frozen = swarm.step()
         assert frozen <= at_end + 2, "steps that were accepted whole may close, and no other"
@@ -128,7 +133,7 @@ def test_a_ban_holds_while_the_coordinator_is_away_and_after_a_server_comes_back
         eventually(lambda: swarm.step() >= 1, "work of the volunteer")
         order(swarm, "ban", node_of(swarm))
         for server in swarm.servers:
-            eventually(lambda server=server: "is banned" in server.child.log_path.read_text(), "a refusal")
+            eventually(partial(has_said, server, "is banned"), "a refusal")
         time.sleep(1.5)  # the list is kept within a second of its coming
         swarm.kill(swarm.coordinator)
         server = swarm.servers[0]

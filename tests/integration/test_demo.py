@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -54,7 +55,7 @@ def distance(one: str, other: str) -> float:
     left, right = (load_file(Path(folder) / "model.safetensors") for folder in (one, other))
     assert left.keys() == right.keys()
     difference = sum(float(((left[name] - right[name]) ** 2).sum()) for name in left)
-    return (difference / sum(float((right[name] ** 2).sum()) for name in right)) ** 0.5
+    return math.sqrt(difference / sum(float((right[name] ** 2).sum()) for name in right))
 
 
 @pytest.mark.parametrize("delay", ["0", "1"])

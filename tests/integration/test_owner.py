@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,16 @@ def suspended(lent: Lent) -> set[str]:
     return set(found) - {"no_work", "coordinator"}
 
 
+def is_suspended_for(lent: Lent, reason: str) -> bool:
+    return suspended(lent) == {reason}
+
+
+def rests_for(lent: Lent, reason: str) -> bool:
+    """It says the reason, and nothing of it is on the device any more."""
+    status = lent.status()
+    return status is not None and status["reason"] == reason and bool(status["device"]["free"])
+
+
 def switch(lent: Lent, reason: str, on: dict[str, Any], off: dict[str, Any]) -> tuple[float, float]:
     """(seconds until the device was free, seconds until it worked again); checks what is shown meanwhile."""
     lent.sense(**off)
@@ -196,8 +207,8 @@ def test_hours_quota_and_disk_finish_first(swarm: Swarm, lent: Lent) -> None:
     ):
         eventually(lent.works, "work")
         lent.ask("limits", values={name: on})
-        eventually(lambda reason=reason: (s := lent.status()) and s["reason"] == reason and s["device"]["free"], reason)
-        eventually(lambda reason=reason: suspended(lent) == {reason}, f"the metric of {reason}")
+        eventually(partial(rests_for, lent, reason), reason)
+        eventually(partial(is_suspended_for, lent, reason), f"the metric of {reason}")
         lent.ask("limits", values={name: off})
     eventually(lent.works, "work")
     switch(lent, "disk", {"disk_free_bytes": 1e6}, {"disk_free_bytes": 9e9, "jump_s": 40})

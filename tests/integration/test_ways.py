@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,18 @@ def connections(daemon: Daemon) -> dict[str, int]:
     """Open links by path, without those that are 0."""
     found = re.findall(r'^barnraise_transport_connections{path="(\w+)"} (\S+)$', daemon.metrics(), re.MULTILINE)
     return {path: int(float(value)) for path, value in found if float(value)}
+
+
+def has_punched(daemon: Daemon) -> bool:
+    return connections(daemon).get("quic", 0) >= 3
+
+
+def is_linked_by_a_relay(daemon: Daemon) -> bool:
+    return connections(daemon) == {"tcp": 3, "relay": 1}
+
+
+def is_relayed(daemon: Daemon) -> bool:
+    return connections(daemon).get("relay") == 1
 
 
 def relay_sessions(daemon: Daemon) -> int:
@@ -41,7 +54,7 @@ def test_servers_that_nobody_can_dial_punch_and_train(tmp_path: Path) -> None:
         volunteer = swarm.node("volunteer", "join", swarm.links["volunteer"], "--yes", "--always", "--no-benchmark")
         swarm.moves_on()
         for daemon in swarm.servers:
-            eventually(lambda daemon=daemon: connections(daemon).get("quic", 0) >= 3, f"{daemon.name} punched")
+            eventually(partial(has_punched, daemon), f"{daemon.name} punched")
             assert set(connections(daemon)) == {"tcp", "quic"}
         eventually(lambda: connections(volunteer) == {"tcp": 1, "quic": 2}, "the volunteer's links")
         swarm.moves_on()
@@ -54,7 +67,7 @@ def test_without_udp_they_go_through_a_relay_and_then_through_the_next(tmp_path:
         hidden = [server(swarm, number, "--no-punch", *NOWHERE) for number in (2, 3)]
         swarm.moves_on()
         for daemon in hidden:
-            eventually(lambda daemon=daemon: connections(daemon) == {"tcp": 3, "relay": 1}, f"{daemon.name} relayed")
+            eventually(partial(is_linked_by_a_relay, daemon), f"{daemon.name} relayed")
         sessions = [relay_sessions(relay) for relay in relays]
         assert sorted(sessions) == [0, 1], sessions
         used = sessions.index(1)
@@ -62,7 +75,7 @@ def test_without_udp_they_go_through_a_relay_and_then_through_the_next(tmp_path:
         began = time.monotonic()
         eventually(lambda: relay_sessions(relays[1 - used]) == 1, "the other relay to carry")
         for daemon in hidden:
-            eventually(lambda daemon=daemon: connections(daemon).get("relay") == 1, f"{daemon.name} relayed again")
+            eventually(partial(is_relayed, daemon), f"{daemon.name} relayed again")
         assert time.monotonic() - began < 30.0  # it takes one or two seconds; machines are busy
         swarm.again(relays[used])
         swarm.moves_on()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -45,18 +46,32 @@ def history(stage: int, generation: int, steps: range, restored: int = -1) -> li
                     ledger_generation=generation, step=step, contribution=contribution, tasks=tuple(tasks), losses=()
                 )
             )
-        end = {"ledger_generation": generation, "step": step}
-        decision = {**end, "clip_factor": 1.0, "skipped": False}
         if stage == 0:
             cursor = (step * 12, step * 12 + 12)
-            records.append(StepDecided(**decision, loss=1.0, gradient_norm=1.0, data_cursor=cursor))
-        records.append(StepSealed(**decision, contributions=tuple(contributions)))
+            decided = StepDecided(
+                ledger_generation=generation,
+                step=step,
+                loss=1.0,
+                gradient_norm=1.0,
+                clip_factor=1.0,
+                skipped=False,
+                data_cursor=cursor,
+            )
+            records.append(decided)
+        sealed = StepSealed(
+            ledger_generation=generation,
+            step=step,
+            clip_factor=1.0,
+            skipped=False,
+            contributions=tuple(contributions),
+        )
+        records.append(sealed)
         if stage == 0:
-            records.append(StepDone(**end))
+            records.append(StepDone(ledger_generation=generation, step=step))
     return records
 
 
-def write(folder: Path, *histories: list[Record]) -> Path:
+def write(folder: Path, *histories: Sequence[Record]) -> Path:
     """A server's state folder with these records."""
     journal = Journal(folder)
     journal.set_meta("config", msgspec.msgpack.encode(CONFIG))

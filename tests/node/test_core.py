@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -62,6 +62,7 @@ from tests.node.setting import activation, backward, contribution, make_config, 
 from tests.protocol.samples import COORDINATOR as SAMPLE_COORDINATOR
 from tests.protocol.samples import RUN_ID as SAMPLE_RUN_ID
 
+T = TypeVar("T")
 COORDINATOR = NodeId("c")
 CONFIG = make_config()
 
@@ -96,13 +97,13 @@ class Desk:
     def plan(self, plan: Plan, stage: int = 0) -> list[Effect]:
         return self.hear(PlanChanged(plan=plan, stage=stage, reason="because"))
 
-    def sent(self, kind: type[Any]) -> list[Any]:
+    def sent(self, kind: type[T]) -> list[T]:
         return [e.message for e in self.effects if isinstance(e, Send) and isinstance(e.message, kind)]
 
-    def jobs(self, kind: type[Any]) -> list[Any]:
+    def jobs(self, kind: type[T]) -> list[T]:
         return [e.job for e in self.effects if isinstance(e, Compute) and isinstance(e.job, kind)]
 
-    def of(self, kind: type[Any]) -> list[Any]:
+    def of(self, kind: type[T]) -> list[T]:
         return [effect for effect in self.effects if isinstance(effect, kind)]
 
 
@@ -252,7 +253,7 @@ def test_a_plan_that_only_moves_an_address_restarts_nothing() -> None:
     desk.plan(make_plan(generation=1), stage=1)
     assert len(desk.jobs(SetUpServer)) == len(desk.jobs(SetUpDevice)) == 1
     desk.plan(make_plan(generation=2), stage=1)
-    assert desk.jobs(SetUpServer) == desk.jobs(SetUpDevice) == []
+    assert desk.jobs(SetUpServer) == [] and desk.jobs(SetUpDevice) == []
 
 
 def test_results_of_jobs_that_were_ordered_under_earlier_ledgers_are_ignored() -> None:
@@ -337,8 +338,8 @@ def test_a_coordinator_that_asks_hears_of_checkpoints_that_nobody_told_this_spar
     assert desk.sent(Pong) == [Pong(number=5)] and not desk.jobs(FindCheckpoints)
     desk.feed(Computed(FindCheckpoints(CONFIG), (4, 2)))
     said = [effect.message for effect in desk.of(Send)]
-    assert [type(message) for message in said] == [Join, Pong, Pong] and said[0].checkpoints == (4, 2)
-    assert [message.number for message in said[1:]] == [3, 4]
+    assert isinstance(said[0], Join) and said[0].checkpoints == (4, 2)
+    assert said[1:] == [Pong(number=3), Pong(number=4)]
 
 
 def test_a_checkpoint_that_is_gone_is_not_named_any_more() -> None:

@@ -47,6 +47,18 @@ def complaint(command: click.Command, *arguments: str) -> str:
     return str(result.exception)
 
 
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[NodeOptions]:
+    """The options of every daemon that is started from here on; none of them runs."""
+    started: list[NodeOptions] = []
+
+    def run_node(options: NodeOptions) -> int:
+        started.append(options)
+        return 0
+
+    monkeypatch.setattr("node.process.daemon.run_node", run_node)
+    return started
+
+
 def test_a_damaged_link_is_named() -> None:
     """A lost character, a cut end, something else: the sentence says that it is the link."""
     good = link()
@@ -66,8 +78,7 @@ def test_a_link_for_the_other_kind_names_the_right_command() -> None:
 
 def test_a_link_need_not_stand_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every user of a computer can read its process list: a file, standard input and the environment do as well."""
-    started: list[NodeOptions] = []
-    monkeypatch.setattr("node.process.daemon.run_node", lambda options: started.append(options) or 0)
+    started = starts(monkeypatch)
     file = tmp_path / "server.link"
     file.write_text(f"{link()}\n")
     rest = ("--state", str(tmp_path / "state"))
@@ -136,8 +147,7 @@ def test_a_volunteer_listens_only_where_its_owner_allows_it(
     arguments: tuple[str, ...], listens: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A port that the router forwards needs somebody behind it."""
-    started: list[NodeOptions] = []
-    monkeypatch.setattr("node.process.daemon.run_node", lambda options: started.append(options) or 0)
+    started = starts(monkeypatch)
     CliRunner().invoke(join, (link("volunteer"), "--yes", "--no-benchmark", *arguments), catch_exceptions=False)
     assert [(options.listen, options.ways.map_port) for options in started] == [(listens, bool(arguments))]
 
@@ -178,8 +188,7 @@ def test_a_demo_that_cannot_be_is_refused_before_anything_starts(
 
 def test_what_a_server_carries_for_others_is_its_owners_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rate and a quota of its own, or nothing at all."""
-    started: list[NodeOptions] = []
-    monkeypatch.setattr("node.process.daemon.run_node", lambda options: started.append(options) or 0)
+    started = starts(monkeypatch)
     for options in ((), ("--relay-limit", "8", "--relay-quota", "2.5"), ("--no-relay",)):
         CliRunner().invoke(server, [link(), "--state", str(tmp_path), *options], catch_exceptions=False)
     usual, chosen, none = (options.ways.relay for options in started)
@@ -200,10 +209,9 @@ def test_nobody_lends_a_computer_without_a_yes(tmp_path: Path, monkeypatch: pyte
 
 def asked(monkeypatch: pytest.MonkeyPatch, typed: str, *arguments: str, config: str = "c1") -> tuple[bool, str]:
     """(was it started, what was shown) by a join in a terminal where this is typed."""
-    started: list[NodeOptions] = []
+    started = starts(monkeypatch)
     offer = Offer("The run: tiny", 100.0, run="tiny", config_hash=config)
     monkeypatch.setattr("node.visit.enquiry.enquire", lambda *_: offer)
-    monkeypatch.setattr("node.process.daemon.run_node", lambda options: started.append(options) or 0)
     monkeypatch.setattr("node.commands.members.is_terminal", lambda: True)
     result = CliRunner().invoke(join, (link("volunteer"), *arguments), input=typed)
     return bool(started), result.output

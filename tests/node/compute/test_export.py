@@ -56,7 +56,8 @@ def test_transformers_computes_the_same_loss(tied: bool, tmp_path: Path, monkeyp
     params = layout.initial(7) * 3  # far from the start, so that no part is negligible
     export_model(tmp_path, [(layout, params)], TOKENIZER)
 
-    theirs, loading = LlamaForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    loaded: Any = LlamaForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    theirs, loading = loaded
     assert not any(loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     text = "Numbers have names: 1 → one. " * 3
     tokens = torch.tensor([TOKENIZER.encode(text)[:65].tolist()]).long()

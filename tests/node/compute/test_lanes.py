@@ -67,8 +67,7 @@ PLAN = Plan(
     stages=tuple(
         StagePlan(
             servers=tuple(
-                ServerPlan(node=NodeId(f"{role}{first}"), role=role, addresses=())  # type: ignore[arg-type]
-                for role in ("front", "back")
+                ServerPlan(node=NodeId(f"{role}{first}"), role=role, addresses=()) for role in ("front", "back")
             ),
         )
         for first, _ in STAGES

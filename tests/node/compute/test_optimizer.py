@@ -86,7 +86,7 @@ def test_clones_part_ways() -> None:
 def test_square_norms_of_parts_add_up() -> None:
     """Parts give the whole's square norm, and agree with plain float64 arithmetic."""
     (grad,) = gradients(1)
-    parts = [partial_square_norm(part) for part in grad.split(33_333)]
+    parts = [partial_square_norm(part) for part in torch.split(grad, 33_333)]
     assert math.fsum(parts) == pytest.approx(float(grad.double().square().sum()), rel=1e-13)
 
 

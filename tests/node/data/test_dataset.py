@@ -38,7 +38,8 @@ def test_each_sample_comes_once_an_epoch(text_file: str) -> None:
     description = dataset.describe()
     epoch = description.training_samples
     assert epoch + description.validation_samples == (description.token_count - 1) // CONTEXT
-    numbers, rows = [], []
+    numbers: list[int] = []
+    rows: list[bytes] = []
     for step in range(-(-2 * epoch // 6)):
         numbers += range(*dataset.cursor(step))
         for microbatch in range(3):

@@ -83,7 +83,7 @@ def test_tables_without_pyarrow_name_what_to_install(tmp_path: Path, monkeypatch
     def missing(name: str, *rest: Any) -> Any:
         raise ImportError(name)
 
-    monkeypatch.setattr(files.importlib, "import_module", missing)
+    monkeypatch.setattr(importlib, "import_module", missing)
     path = tmp_path / "x.parquet"
     path.write_bytes(b"")
     with pytest.raises(BadInputError, match=r"pip install 'barnraise\[data\]'"):

@@ -39,7 +39,7 @@ def test_a_run_of_one_network_is_reached_in_that_network(addresses: tuple[str, .
 def test_helpers_are_those_that_the_coordinator_named_last() -> None:
     """TURN by UDP and by TCP; without STUN servers, public servers of the plan, and no others. IPv6 needs no STUN."""
     here = Surroundings((), ())
-    assert ice_servers(here).stun == ice_servers(here).turn == ()
+    assert ice_servers(here).stun == () and ice_servers(here).turn == ()
     here.relays = {
         ALICE.node: ("[2001:db8::7]:7000", "203.0.113.7:7000", "203.0.113.8:7000"),
         BOB.node: ("192.168.1.1:7000",),
@@ -99,7 +99,7 @@ async def test_what_the_router_forwards_is_announced_only_where_the_owner_allows
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     if not allowed:
-        assert asked == announced == recorded == []
+        assert asked == [] and announced == [] and recorded == []
         return
     assert asked == [("tcp", 7001)]
     assert announced == heard == [("203.0.113.9:7", "[2001:db8::1]:5"), ("[2001:db8::1]:5",)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import pytest
 import structlog.testing
 import trio
@@ -11,6 +13,7 @@ from node.links.ladder import DIRECT, EXPLORE_S
 from node.links.notes import Knock, Meet, Offer, write_note
 from node.links.relay.relay_desk import RelayLimits
 from protocol.base.ids import NodeId
+from protocol.drive.transport import DialError, Link
 from protocol.messages import Ping, Reach, Relay, Relays, Signal
 from tests.node.links.switchboard import FakePunched, Node, plan_of, switchboard
 from tests.protocol.drive.harness import PATIENCE_S
@@ -21,8 +24,12 @@ pytestmark = pytest.mark.trio
 
 async def talk(one: Node, other: Node, number: int) -> None:
     """A message each way, once both sides know of the link."""
+
+    def linked(sender: Node, receiver: Node) -> Callable[[object], bool]:
+        return lambda _: sender.link_to(receiver) is not None
+
     for sender, receiver in ((one, other), (other, one)):
-        await sender.until(lambda _, s=sender, r=receiver: s.link_to(r) is not None)  # type: ignore[misc]
+        await sender.until(linked(sender, receiver))
         link = sender.link_to(receiver)
         assert link is not None
         link.send(Ping(number=number))
@@ -217,7 +224,7 @@ async def test_a_way_that_is_stopped_while_another_proves_closes_its_stream() ->
             return FakePunched(ours[0], b"x", initiator=True)
 
         assert volunteer.puncher is not None
-        volunteer.puncher.call = call  # type: ignore[assignment,method-assign]
+        volunteer.puncher.call = call  # type: ignore[method-assign]
         lock = connector._proving.setdefault(server.node, trio.Lock())
         async with lock:
             connector.dial(server.node, ())
@@ -248,10 +255,11 @@ async def test_signals_that_lie_make_nobody_dial_into_a_private_network() -> Non
         server.connector.here.seen_from = "203.0.113.5"
         tried: list[object] = []
 
-        async def dial(addresses: object, peer: NodeId, switch: bool = False) -> None:
+        async def dial(addresses: Sequence[str], peer: NodeId, *, switch: bool = False) -> Link:
             tried.append(addresses)
+            raise DialError("nobody is dialled here")
 
-        server.station.transport.dial = dial  # type: ignore[assignment,method-assign]
+        server.station.transport.dial = dial  # type: ignore[method-assign]
         link = next(link for link in board.up if link.peer == server.node)
         lie = Knock(
             7, ("169.254.169.254:8080", "127.0.0.1:9000", "127.1:9000", "a.example:9000"), ("192.168.1.1:8080",)
@@ -322,7 +330,7 @@ async def test_a_coordinator_that_cannot_be_reached_is_named_once_for_each_reaso
         async def fail(*addresses: str) -> None:
             known = len(a.given_up)
             a.connector.dial(coordinator, addresses)
-            await a.until(lambda n: len(n.given_up) > known)
+            await a.until(lambda _: len(a.given_up) > known)
 
         async def lose() -> None:
             for each in a.station.transport.links:

@@ -111,7 +111,12 @@ async def test_a_server_that_learns_its_run_names_the_checkpoints_there(
     """A replacement with an empty disk: the welcome says where the run keeps its checkpoints, and it looks there."""
     config = RunConfig(checkpoint=CheckpointSection(folder=str(tmp_path / "shared")))
     looked: list[Path] = []
-    monkeypatch.setattr(state_folder, "scan_checkpoints", lambda folder: (looked.append(folder), ((4, 2), ("bad",)))[1])
+
+    def scan(folder: Path) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        looked.append(folder)
+        return (4, 2), ("bad",)
+
+    monkeypatch.setattr(state_folder, "scan_checkpoints", scan)
     coordinator = Identity(bytes(range(32)))
     invite = Invite(
         issuer=coordinator.public_key, run_id=bytes(16), role="server", uses=1, not_after=2**40, nonce=bytes(16)

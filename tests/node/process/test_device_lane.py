@@ -23,7 +23,7 @@ from protocol.run.plan import Plan, ServerPlan, StagePlan
 from tests.node.compute.small import VOCABULARY, small_run
 
 CONFIG = small_run()
-SERVERS = tuple(ServerPlan(node=NodeId(role), role=role, addresses=()) for role in ("front", "back"))  # type: ignore[arg-type]
+SERVERS = tuple(ServerPlan(node=NodeId(role), role=role, addresses=()) for role in ("front", "back"))
 STAGE = StagePlan(servers=SERVERS)
 COURSE = Course((Chunk(0, 4, 0), Chunk(4, CONFIG.block_count, 1)), ((0, 1),))
 PLAN = Plan(generation=1, ledger_generation=1, restore_step=-1, stages=(STAGE, STAGE), course=COURSE)

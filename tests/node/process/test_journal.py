@@ -42,13 +42,22 @@ def stored(step: int, byte_count: int = 8, key: int = 5) -> ContributionStored:
 
 def every_kind(step: int) -> list[Record]:
     """One record of each kind that a step leaves, without tensors."""
-    decision = {"clip_factor": 1.0, "skipped": False}
     return [
         ContributionAccepted(ledger_generation=1, step=step, contribution=CONTRIBUTION, tasks=(), losses=()),
-        StepSealed(ledger_generation=1, step=step, contributions=(CONTRIBUTION,), **decision),
-        StepDecided(ledger_generation=1, step=step, loss=1.0, gradient_norm=1.0, data_cursor=(0, 4), **decision),
+        StepSealed(ledger_generation=1, step=step, contributions=(CONTRIBUTION,), clip_factor=1.0, skipped=False),
+        StepDecided(
+            ledger_generation=1,
+            step=step,
+            loss=1.0,
+            gradient_norm=1.0,
+            data_cursor=(0, 4),
+            clip_factor=1.0,
+            skipped=False,
+        ),
         StepDone(ledger_generation=1, step=step),
-        StepCommitted(ledger_generation=1, step=step, contributions=(CONTRIBUTION,), digest=b"d", **decision),
+        StepCommitted(
+            ledger_generation=1, step=step, contributions=(CONTRIBUTION,), digest=b"d", clip_factor=1.0, skipped=False
+        ),
     ]
 
 

@@ -138,7 +138,7 @@ class _Stay(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def fetch(url: str, data: bytes | None = None, **headers: str) -> tuple[int, str, Any]:
+def fetch(url: str, data: bytes | None = None, /, **headers: str) -> tuple[int, str, Any]:
     """(code, text, headers) without any proxy, following nothing."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Stay)
     request = urllib.request.Request(url, data, {name.replace("_", "-"): value for name, value in headers.items()})

@@ -85,7 +85,8 @@ def test_a_lazy_tensor_is_loaded_once_and_counts_only_then() -> None:
 def test_bytes_are_those_of_the_reachable_buffers_after_any_history() -> None:
     """Over random puts, shares and drops the count of bytes equals the sum over distinct live buffers."""
     rng = random.Random(5)
-    store, model, next_key = TensorStore(), {}, 1
+    store, next_key = TensorStore(), 1
+    model: dict[int, tuple[int, int]] = {}  # key: the buffer that it names, and its bytes
     for _ in range(2000):
         choice = rng.random()
         if choice < 0.4 or not model:

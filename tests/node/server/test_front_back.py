@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -23,6 +23,7 @@ from protocol.messages import (
     Output,
 )
 from protocol.run.course import Chunk, Course
+from protocol.run.plan import Plan
 from tests.node.setting import TICKET, VOLUNTEER, Effects, activation, backward, make_config, make_context, make_plan
 
 CONFIG = make_config()
@@ -33,12 +34,15 @@ def forward(step: int, microbatch: int, stage: int = 0) -> TaskId:
     return TaskId(step, microbatch, stage, "F")
 
 
-class Desk:
+RoleT = TypeVar("RoleT", FrontRole, BackRole)
+
+
+class Desk(Generic[RoleT]):
     """One role with step 0 open, and a volunteer with slots."""
 
-    def __init__(self, node: str, role: Any = None, slots: int = 4) -> None:
-        self.context = make_context(node, CONFIG)
-        self.role = (role or (FrontRole if node.startswith("f") else BackRole))(self.context)
+    def __init__(self, node: str, role: type[RoleT], plan: Plan | None = None, slots: int = 4) -> None:
+        self.context = make_context(node, CONFIG, plan)
+        self.role: RoleT = role(self.context)
         self.role.open_step(0)
         for pool in self.role.all_pools:
             pool.worker_here(VOLUNTEER, is_server=False)
@@ -56,13 +60,21 @@ class Desk:
         return self.take()
 
 
+def front_desk(node: str) -> Desk[FrontRole]:
+    return Desk(node, FrontRole)
+
+
+def back_desk(node: str, slots: int = 4) -> Desk[BackRole]:
+    return Desk(node, BackRole, slots=slots)
+
+
 def tensors(key: int) -> tuple[TensorRef, ...]:
     return (activation(key, CONFIG),)
 
 
 def test_stage_0_loads_its_batch_and_sends_the_labels_to_where_the_loss_is() -> None:
     """Each microbatch is loaded once; its forward is leased, its labels go to the last stage's front."""
-    desk = Desk("f0")
+    desk = front_desk("f0")
     jobs = desk.opened.jobs(LoadBatch)
     assert [job.microbatch for job in jobs] == [0, 1]
     desk.role.batch_loaded(jobs[0], *tensors(1), *tensors(2))
@@ -73,7 +85,7 @@ def test_stage_0_loads_its_batch_and_sends_the_labels_to_where_the_loss_is() -> 
 
 def test_the_end_of_a_route_is_one_unit_of_work() -> None:
     """The last stage leases F, L and B together, when input and labels are both there."""
-    desk = Desk("f1")
+    desk = front_desk("f1")
     task = forward(0, 0, 1)
     desk.role.on_activation(Activation(ledger_generation=1, task=task, tensors=tensors(1)))
     assert desk.take().sent(Lease) == []
@@ -85,7 +97,7 @@ def test_the_end_of_a_route_is_one_unit_of_work() -> None:
 
 def test_the_first_input_stays() -> None:
     """A second one for the same task is dropped: everybody downstream has seen the first."""
-    desk = Desk("f1")
+    desk = front_desk("f1")
     message = Activation(ledger_generation=1, task=forward(0, 0, 1), tensors=tensors(1))
     desk.role.on_activation(message)
     desk.role.on_activation(Activation(ledger_generation=1, task=forward(0, 0, 1), tensors=tensors(9)))
@@ -94,7 +106,7 @@ def test_the_first_input_stays() -> None:
 
 def test_an_input_gradient_goes_on_at_once_and_is_kept() -> None:
     """The stage before gets it; when that one comes back without it, it gets it again."""
-    desk = Desk("f1")
+    desk = front_desk("f1")
     task = backward(0, 0, 1)
     desk.role.on_input_gradient(InputGradient(ledger_generation=1, task=task, ticket=TICKET, tensors=tensors(1)))
     assert desk.take().peers(Gradient) == ["b0"]
@@ -104,7 +116,7 @@ def test_an_input_gradient_goes_on_at_once_and_is_kept() -> None:
 
 def test_a_lost_output_is_asked_for_again() -> None:
     """The back server comes back without it: the forward is leased anew."""
-    desk = Desk("f0")
+    desk = front_desk("f0")
     for job in desk.opened.jobs(LoadBatch):
         desk.role.batch_loaded(job, *tensors(job.tokens), *tensors(job.labels))
     assert len(desk.take().sent(Lease)) == 2
@@ -116,7 +128,7 @@ def test_a_lost_output_is_asked_for_again() -> None:
 
 def test_who_has_to_recompute_gets_the_input_or_hears_that_it_is_gone() -> None:
     """An input of an open step is answered with the tensor, another one without."""
-    desk = Desk("f1")
+    desk = front_desk("f1")
     desk.role.on_activation(Activation(ledger_generation=1, task=forward(0, 0, 1), tensors=tensors(1)))
     for task in (forward(0, 0, 1), forward(0, 1, 1), forward(7, 0, 1)):
         desk.role.on_fetch_input(VOLUNTEER, FetchInput(ledger_generation=1, task=task, ticket=TICKET))
@@ -125,7 +137,7 @@ def test_who_has_to_recompute_gets_the_input_or_hears_that_it_is_gone() -> None:
 
 def test_a_closed_step_lets_go_of_every_tensor() -> None:
     """Inputs, labels and gradients of the step are dropped, once."""
-    desk = Desk("f1")
+    desk = front_desk("f1")
     desk.role.on_activation(Activation(ledger_generation=1, task=forward(0, 0, 1), tensors=tensors(1)))
     desk.role.on_labels(Labels(ledger_generation=1, task=TaskId(0, 0, 2, "L"), tensors=tensors(2)))
     desk.role.on_input_gradient(
@@ -146,7 +158,7 @@ def gradient(microbatch: int, key: int) -> Gradient:
 
 def test_an_output_goes_on_at_once_and_its_maker_gets_the_backward() -> None:
     """The next stage's front gets the activation; the backward goes to who has the graph, without a slot."""
-    desk = Desk("b0", slots=0)
+    desk = back_desk("b0", slots=0)
     desk.role.on_output(VOLUNTEER, output(0, 1))
     effects = desk.take()
     assert effects.peers(Activation) == ["f1"] and effects.peers(Held) == ["f0"]
@@ -157,7 +169,7 @@ def test_an_output_goes_on_at_once_and_its_maker_gets_the_backward() -> None:
 
 def test_if_the_maker_is_gone_another_one_recomputes() -> None:
     """The lease says so, and names the front that has the input."""
-    desk = Desk("b0")
+    desk = back_desk("b0")
     other = NodeId("v2")
     desk.role.on_output(VOLUNTEER, output(0, 1))
     desk.role.pool.worker_gone(VOLUNTEER, 0.0)
@@ -170,7 +182,7 @@ def test_if_the_maker_is_gone_another_one_recomputes() -> None:
 
 def test_a_graph_that_nobody_will_ask_for_is_forgotten() -> None:
     """The second maker of an output keeps a graph for nothing: it is told to forget it, and so is who says it later."""
-    desk = Desk("b0")
+    desk = back_desk("b0")
     other = NodeId("v2")
     desk.role.pool.worker_here(other, is_server=False)
     desk.role.on_output(VOLUNTEER, output(0, 1))
@@ -184,7 +196,7 @@ def test_a_graph_that_nobody_will_ask_for_is_forgotten() -> None:
 
 def test_a_neighbour_without_its_input_gets_it_again() -> None:
     """The next stage's front comes back: what it lacks is sent, what it has is not."""
-    desk = Desk("b0")
+    desk = back_desk("b0")
     for microbatch in (0, 1):
         desk.role.on_output(VOLUNTEER, output(microbatch, microbatch + 1))
     desk.take()
@@ -194,14 +206,14 @@ def test_a_neighbour_without_its_input_gets_it_again() -> None:
 
 def test_what_two_neighbours_have_lost_one_after_the_other_is_done_again() -> None:
     """We lost a result and trusted in the neighbour that had it; then that one loses it too: nobody has it any more."""
-    front = Desk("f1")
+    front = front_desk("f1")
     front.role.on_activation(Activation(ledger_generation=1, task=forward(0, 0, 1), tensors=tensors(1)))
     front.role.on_labels(Labels(ledger_generation=1, task=TaskId(0, 0, 2, "L"), tensors=tensors(2)))
     front.role.ends.covered((TaskId(0, 0, 2, "L"), backward(0, 0, 1)), VOLUNTEER)
     assert front.held("b0", "gradient", (backward(0, 0),), complete=False).sent(Lease) == []
     (lease,) = front.held("b0", "gradient", ()).sent(Lease)
     assert lease.need_input_gradient and not lease.need_weight_gradient
-    back = Desk("b0")
+    back = back_desk("b0")
     back.held("f1", "input", (forward(0, 0, 1),), complete=False)
     effects = back.held("f1", "input", ())
     assert [(held.kind, held.tasks, held.complete) for held in effects.sent(Held, "f0")] == [("output", (), True)]
@@ -209,7 +221,7 @@ def test_what_two_neighbours_have_lost_one_after_the_other_is_done_again() -> No
 
 def test_a_ready_neighbour_is_told_all_that_is_held() -> None:
     """Outputs to the own front, output gradients to the next stage's."""
-    desk = Desk("b0")
+    desk = back_desk("b0")
     desk.role.on_output(VOLUNTEER, output(0, 1))
     desk.role.on_gradient(gradient(0, 2))
     desk.take()
@@ -219,24 +231,16 @@ def test_a_ready_neighbour_is_told_all_that_is_held() -> None:
     assert told == [("output", (forward(0, 0),), True), ("gradient", (backward(0, 0),), True)]
 
 
-def closed_desk() -> Desk:
+def closed_desk() -> Desk[FrontRole]:
     """The front of stage 0, where the routes of a run with tied embeddings begin and end."""
-    desk = Desk.__new__(Desk)
-    plan = msgspec.structs.replace(make_plan(), course=CLOSED)
-    desk.context = make_context("f0", CONFIG, plan)
-    desk.role = FrontRole(desk.context)
-    desk.role.open_step(0)
-    for pool in desk.role.all_pools:
-        pool.worker_here(VOLUNTEER, is_server=False)
-        pool.add_slots(VOLUNTEER, 4, 64)
-    return desk
+    return Desk("f0", FrontRole, msgspec.structs.replace(make_plan(), course=CLOSED))
 
 
 def test_a_route_that_ends_where_it_began_needs_its_labels_from_nobody() -> None:
     """Whether the end's input or the data comes first (after a restart: the input), the end becomes work."""
     for data_first in (True, False):
         desk = closed_desk()
-        job = desk.take().jobs(LoadBatch)[0]
+        job = desk.opened.jobs(LoadBatch)[0]
         end = Activation(ledger_generation=1, task=forward(0, 0, 2), tensors=tensors(5))
         for data in (data_first, not data_first):
             if data:
@@ -255,7 +259,7 @@ def test_ends_and_forwards_do_not_share_slots() -> None:
     for pool in desk.role.pools.values():
         pool.worker_gone(VOLUNTEER, 0.0)
         pool.worker_here(VOLUNTEER, is_server=False)
-    job = desk.take().jobs(LoadBatch)[0]
+    job = desk.opened.jobs(LoadBatch)[0]
     desk.role.batch_loaded(job, *tensors(1), *tensors(2))
     desk.role.on_activation(Activation(ledger_generation=1, task=forward(0, 0, 2), tensors=tensors(5)))
     assert [lease.tasks[0] for lease in desk.take().sent(Lease)] == [forward(0, 0, 2)]
@@ -263,7 +267,7 @@ def test_ends_and_forwards_do_not_share_slots() -> None:
 
 def test_who_asks_for_an_input_that_is_still_to_come_gets_it_then() -> None:
     """The answer says that it is not here; the input follows, once, to everybody who asked."""
-    desk = Desk("f1")
+    desk = front_desk("f1")
     for _ in range(2):
         fetch = FetchInput(ledger_generation=1, task=forward(0, 0, 1), ticket=TICKET)
         desk.role.on_fetch_input(VOLUNTEER, fetch)

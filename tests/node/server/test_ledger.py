@@ -6,7 +6,7 @@ import pytest
 
 from node.machine.records import ContributionAccepted, StepSealed
 from node.server.ledger import LedgerRole
-from protocol.base.ids import TaskId
+from protocol.base.ids import NodeId, TaskId
 from protocol.messages import (
     Commit,
     Committed,
@@ -106,7 +106,7 @@ def test_what_cannot_count_is_refused(tasks: tuple[TaskId, ...], version: int, r
 def test_shards_agree_on_a_loss_that_is_not_a_number() -> None:
     """One NaN is as good as another: what two nodes say of a run that diverges counts, and its step is skipped."""
     desk = Desk("f1")
-    for number, node in ((1, "v1"), (2, "v2")):
+    for number, node in ((1, NodeId("v1")), (2, NodeId("v2"))):
         for shard in (0, 1):
             brought = contribution(number, node)
             desk.ledger.on_stored(stored(number, 0, LOSS, shard, contribution=brought, losses=(float("nan"),)))

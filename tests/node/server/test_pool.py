@@ -27,7 +27,7 @@ def make_pool(*workers: NodeId, tasks: int = 2, slots: int = 1, collocated: str 
     return pool
 
 
-def given(pool: Pool, now: float = 0.0) -> list[tuple[str, int]]:
+def given(pool: Pool, now: float = 0.0) -> list[tuple[NodeId, int]]:
     """(worker, microbatch) of each lease that is given now."""
     leases = [(grant.worker, grant.entry.tasks[0].microbatch) for grant in pool.grant(now)]
     pool.check()

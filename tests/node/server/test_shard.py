@@ -82,9 +82,9 @@ class Desk:
         """The lane folds what it is given: the tensors' keys in order, and the sums that are then to be ended."""
         folded, reduces = [], []
         effects = self.take()
-        while effects.jobs(Fold) or effects.jobs(Reduce):
-            reduces += effects.jobs(Reduce)
-            for job in effects.jobs(Fold):
+        while (folds := effects.jobs(Fold)) + (sums := effects.jobs(Reduce)):
+            reduces += sums
+            for job in folds:
                 folded.append(job.part.key)
                 assert job.part.key in effects.dropped
                 self.shard.folded(job)

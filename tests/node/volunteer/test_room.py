@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from node.machine.jobs import Backward, DropGraphs, Forward, SetUpDevice, TakeGradient
+from node.machine.jobs import Backward, DropGraphs, Forward, Job, SetUpDevice, TakeGradient
 from node.volunteer.room import REST_MOST_S, REST_S, Room
 from protocol.messages import FetchInput, LeaseReturned, Ready
-from tests.node.setting import backward, make_plan
+from tests.node.setting import Effects, backward, make_plan
 from tests.node.volunteer.test_volunteer import BACK, FRONT, Desk, forward
 
 FULL = "CUDA out of memory. Tried to allocate 20.00 MiB"
@@ -20,8 +20,8 @@ def desk_with_graphs(count: int = 2) -> Desk:
     return desk
 
 
-def fail(desk: Desk, job: object, reason: str):  # type: ignore[no-untyped-def]
-    desk.machine.failed(job, reason, desk.now)  # type: ignore[arg-type]
+def fail(desk: Desk, job: Job, reason: str) -> Effects:
+    desk.machine.failed(job, reason, desk.now)
     return desk.take()
 
 
@@ -73,11 +73,8 @@ def test_a_sum_that_cannot_be_handed_over_goes_back() -> None:
     desk = desk_with_graphs(1)
     (job,) = desk.say(BACK, desk.lease(backward(0, 0))).jobs(Backward)
     desk.done(job)
-    take = desk.flush(0, {FRONT: 1, BACK: 1}).jobs(TakeGradient)
-    if not take:
-        desk.machine.drain()
-        take = desk.take().jobs(TakeGradient)
-    effects = fail(desk, take[0], "the device is gone")
+    (take,) = desk.flush(0, {FRONT: 1, BACK: 1}).jobs(TakeGradient)
+    effects = fail(desk, take, "the device is gone")
     assert backward(0, 0) in {task for message in effects.sent(LeaseReturned) for task in message.tasks}
     assert desk.machine.gradients.empty
 

@@ -97,12 +97,12 @@ def test_other_words_of_servers_are_looked_at_too() -> None:
         with_grid = msgspec.structs.replace(parameters, tensors=tensors)
         assert reason(with_grid, BACK, config) == named
     changes = tuple(TensorRef(i, (10,), "p12", 9) for i in range(2))
-    for base, tensors, named in (
+    for base, given, named in (
         (-1, changes[:1], ""), (5, changes, ""), (6, changes[:1], ""), (6, changes, "shape"), (-1, changes, "shape"),
         (7, changes[:1], "version"), (3, (*changes, *changes), "version"), (-1, (vector,), "shape"),
     ):  # fmt: skip
         config = msgspec.structs.replace(CONFIG, wire=WireSection(parameters="p12", gradients="fp64"))
-        told = Parameters(ledger_generation=1, version=7, shard=1, base=base, tensors=tensors)
+        told = Parameters(ledger_generation=1, version=7, shard=1, base=base, tensors=given)
         assert reason(told, BACK, config) == named
     told = Parameters(ledger_generation=1, version=7, shard=1, base=6, tensors=(vector,))
     assert reason(told, BACK) == "version"

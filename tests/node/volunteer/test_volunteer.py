@@ -106,7 +106,7 @@ class Desk:
             "tensors": by_op[len(tasks)],
             **changes,
         }
-        return Lease(**fields)  # type: ignore[arg-type]
+        return Lease(**fields)
 
     def flush(self, step: int, leases: dict[NodeId, int]) -> Effects:
         """Every server says that nothing of the step is left; `leases` that it gave are 0 where they are not named."""

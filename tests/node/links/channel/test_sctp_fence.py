@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from aiortc import rtcsctptransport as sctp
+from google_crc32c import value as crc32c
 
 from node.links.channel import sctp_fence
 from node.links.channel.sctp_fence import FLIGHT_BYTES_MAX, FencedSctp, check_version
@@ -77,7 +78,8 @@ class _Victim:
         packet = sctp.serialize_packet(5000, 5000, self.association._local_verification_tag, chunks[0])
         head = packet[:8]
         body = packet[12:] + b"".join(bytes(chunk) for chunk in chunks[1:])
-        return head + sctp.crc32c(head + bytes(4) + body).to_bytes(4, "little") + body
+        checksum: int = crc32c(head + bytes(4) + body)
+        return head + checksum.to_bytes(4, "little") + body
 
 
 def _data(tsn: int, body: bytes, flags: int = 0, stream: int = 0, protocol: int = sctp.WEBRTC_BINARY) -> sctp.DataChunk:
@@ -257,7 +259,7 @@ def test_messages_arrive_whole_and_in_order_however_fragments_come() -> None:
     async def honest() -> None:
         victim = await _Victim.opened()
         bodies = [bytes((number,)) * (3 * 1160) for number in range(20)]
-        chunks = []
+        chunks: list[sctp.DataChunk] = []
         for body in bodies:
             for part in range(3):
                 flags = (FIRST if part == 0 else 0) | (LAST if part == 2 else 0)

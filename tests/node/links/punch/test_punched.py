@@ -63,7 +63,7 @@ async def _shake_hands(handshake: Initiator | Responder, stream: trio.abc.Stream
         first = handshake.data_to_send()
         if first:
             await stream.send_all(first)
-        session = handshake.receive(await stream.receive_some(4096))
+        session = handshake.receive(bytes(await stream.receive_some(4096)))
     assert isinstance(session, Session)
     last = handshake.data_to_send()
     if last:

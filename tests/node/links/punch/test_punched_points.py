@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -47,7 +48,9 @@ def _connections(pair: PunchPair) -> dict[int, Connection]:
     return {} if process is None else process.connections
 
 
-async def _cancel_call_when(pair: PunchPair, reached: Callable[[], bool], exchange: object = None) -> None:
+async def _cancel_call_when(
+    pair: PunchPair, reached: Callable[[], bool], exchange: Callable[[bytes], Awaitable[bytes]] | None = None
+) -> None:
     """Cancel Alice's call as soon as `reached`."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pair.alice.call, BOB.node, exchange or pair.exchange)
@@ -330,7 +333,7 @@ async def test_nothing_is_left(name: str, monkeypatch: pytest.MonkeyPatch) -> No
             await pair.bob.start_helper()
         await act(pair)
         for which in (pair.alice, pair.bob):
-            await settled(lambda which=which: helper_is_idle(which))  # type: ignore[misc]
+            await settled(partial(helper_is_idle, which))
 
 
 def test_there_are_enough_points() -> None:
