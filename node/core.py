@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
+from node.machine.drain import Drain
 from node.machine.facts import NodeFacts, join_message
 from node.machine.jobs import FindCheckpoints, PrepareData
 from node.machine.kept_plan import Resumption
@@ -62,8 +63,6 @@ from protocol.trust.membership import Trust
 
 REPORT_S = 2.0
 """Seconds between reports to the coordinator."""
-DRAIN_S = 60.0
-"""A node that drains waits so long for verdicts on what it sent (state-and-trust 4.5)."""
 
 
 class NodeMachine:
@@ -101,8 +100,7 @@ class NodeMachine:
         self.news: News | None = None
         self._report_at = 0.0
         self._progress = Progress(self._out)
-        self._drain_until: float | None = None
-        self._drained_reason = "drained"
+        self._drain = Drain()
         self._finished = False
 
     # ---- what others look at -------------------------------------------------------------------------------------
@@ -173,7 +171,13 @@ class NodeMachine:
         return self._take(now)
 
     def wake_at(self) -> float | None:
-        times = (self._report_at, self._links.wake_at(), self._drain_until, self._resumption.at, self._roles.wake_at())
+        times = (
+            self._report_at,
+            self._links.wake_at(),
+            self._drain.until_s,
+            self._resumption.at,
+            self._roles.wake_at(),
+        )
         return min((time for time in times if time is not None), default=None)
 
     def wake(self, now: float) -> Sequence[Effect]:
@@ -187,8 +191,8 @@ class NodeMachine:
             if self._facts.role == "volunteer" and self.volunteer is not None:
                 self._progress.say(self.stage, self.volunteer.counters(), self.waiting_for(), now)
             self._report()
-        if _due(self._drain_until, now):
-            self._leave("drain time is over" if self._drained_reason == "drained" else self._drained_reason)
+        if _due(self._drain.until_s, now):
+            self._leave(self._drain.time_over)
         return self._take(now)
 
     def check(self) -> None:
@@ -301,6 +305,7 @@ class NodeMachine:
                     self.server.reports_stored(message.step)
             case News():
                 self.news = message
+                self._leave_if_drained(now)
             case RunFinished():
                 if not self._finished:
                     self._finished = True
@@ -362,7 +367,7 @@ class NodeMachine:
             self._readable.add((message.step,))  # the coordinator must know before a disk is lost
             self._say_news()
         self._roles.work(peer, message, now, size)
-        self._leave_if_drained()
+        self._leave_if_drained(now)
 
     def _computed(self, job: Any, result: Any, now: float) -> None:
         if isinstance(job, PrepareData):
@@ -373,7 +378,7 @@ class NodeMachine:
             self._looked(result)
             return
         self._roles.computed(job, result, now)
-        self._leave_if_drained()
+        self._leave_if_drained(now)
 
     def _failed(self, job: Any, reason: str, now: float) -> None:
         if isinstance(job, FindCheckpoints):
@@ -390,7 +395,7 @@ class NodeMachine:
         if reason := self._roles.device_lost(fact.reason, now):
             self._leave(reason)
         else:
-            self._leave_if_drained()
+            self._leave_if_drained(now)
 
     # ---- leaving -------------------------------------------------------------------------------------------------
 
@@ -404,29 +409,32 @@ class NodeMachine:
                 self.volunteer.hand_back(f"the owner's computer: {reason}")
             self._leave(f"suspended: {reason}")
             return
+        reason = "drained"
         if what.startswith("suspend "):
             reason = f"suspended: {what.removeprefix('suspend ')}"
             if self._facts.role != "volunteer":
                 self._leave(reason)
                 return
-            self._drained_reason, what = reason, "drain"
-        elif what == "drain":
-            self._drained_reason = "drained"
+            what = "drain"
         if what == "drain" and self.volunteer is not None and self._facts.role == "volunteer":
-            self._drain_until = now + DRAIN_S
+            self._drain.begin(reason, now)
             self.volunteer.drain(now)
-            self._leave_if_drained()
+            self._leave_if_drained(now)
         elif what == "stop quota":
             self._leave("suspended: quota")
         elif what in ("drain", "stop"):
             self._leave("stopped")
 
-    def _leave_if_drained(self) -> None:
-        if self._drain_until is not None and (self.volunteer is None or self.volunteer.drained):
-            self._leave(self._drained_reason)
+    def _leave_if_drained(self, now: float) -> None:
+        if self._drain.until_s is None or (self.volunteer is not None and not self.volunteer.drained):
+            return
+        if self.has_coordinator and self._drain.asks_for_news(self.news, now):
+            self._report()
+        elif not (self.has_coordinator and self._drain.waits_for_news(self.news)):
+            self._leave(self._drain.reason)
 
     def _leave(self, reason: str) -> None:
-        self._drain_until = None
+        self._drain.end()
         self._out.send(self._coordinator, Leave(reason=reason))
         for peer in self._links.live:
             self._out.send(peer, Bye(reason=reason))
@@ -434,7 +442,7 @@ class NodeMachine:
 
     def _report(self) -> None:
         if self._links.is_up(self._coordinator):
-            self._out.send(self._coordinator, self._roles.report(draining=self._drain_until is not None))
+            self._out.send(self._coordinator, self._roles.report(draining=self._drain.until_s is not None))
 
     # ---- effects -------------------------------------------------------------------------------------------------
 

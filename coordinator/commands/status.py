@@ -25,7 +25,7 @@ from protocol.drive.addresses import is_loopback
 NOT_RUNNING = 3
 """Exit code: neither a coordinator nor a lent computer runs here."""
 STATUS_GROUP = "barnraise.status"
-"""Entry points that show what this computer does for others: `(as_json) -> text or None`."""
+"""Entry points that show what this computer does for others: `(as_json, state folder or None) -> text or None`."""
 DEFAULT_URL = "http://127.0.0.1:8470"
 ANSWER_S = 10.0
 ANSWER_BYTES_MAX = 256 << 20
@@ -56,7 +56,14 @@ opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     help=f"Show it anew every so many seconds ({WATCH_S:g} unless told otherwise), until Ctrl-C.",
 )
 @click.option("--links", is_flag=True, help="Print the join links again; only on the coordinator's own computer.")
-def status(url: str, network: Path | None, as_json: bool, every_s: float | None, links: bool) -> None:
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Only the lent computer's program that has this state folder.",
+)
+def status(
+    url: str, network: Path | None, as_json: bool, every_s: float | None, links: bool, state: Path | None
+) -> None:
     """Show what this computer lends, and a run: its steps, who takes part, path, round trip and speed of every link.
 
     URL is the coordinator's status API, by default the one of a coordinator on this computer.
@@ -64,6 +71,11 @@ def status(url: str, network: Path | None, as_json: bool, every_s: float | None,
     base = url.rstrip("/").removesuffix("/api/status")
     if (every_s is not None) + (network is not None) + as_json + links > 1:
         raise BadInputError("--watch, --network, --json and --links: one at a time")
+    if state is not None:
+        if every_s is not None or network is not None or links or base != DEFAULT_URL:
+            raise BadInputError("--state: only with --json; `barnraise top --state` watches it")
+        click.echo(status_of_lent_computers(as_json, state))
+        return
     if every_s is not None:
         with contextlib.suppress(KeyboardInterrupt):
             watch(f"{base}/api/status", every_s)
@@ -96,10 +108,11 @@ def status(url: str, network: Path | None, as_json: bool, every_s: float | None,
     click.echo(json.dumps(found, indent=1) if as_json else describe(found))
 
 
-def status_of_lent_computers(as_json: bool = False) -> str | None:
-    """What volunteers on this computer do, by their own package's word; None where there is none."""
+def status_of_lent_computers(as_json: bool = False, state: Path | None = None) -> str | None:
+    """What volunteers on this computer (or the one of `state`) do, by their own package's word; None where there is
+    none."""
     for point in entry_points(group=STATUS_GROUP):
-        text: str | None = point.load()(as_json)
+        text: str | None = point.load()(as_json, state)
         if text is not None:
             return text
     return None

@@ -15,6 +15,9 @@ from protocol.trust.thanks import Thanks
 NEWS_S = 30.0
 """Between two pieces of news for one volunteer. Each is a signature (0.05 ms) and 1.5 kB."""
 
+LAST_NEWS_S = 1.0
+"""… and for one that says that it is about to leave, which it does every two seconds for a minute at most."""
+
 
 class LossCurve:
     """The mean loss of at most CURVE_MAX even pieces of the run; two become one when they would be more."""

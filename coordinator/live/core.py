@@ -19,7 +19,7 @@ import msgspec
 
 from coordinator.live.admission import Admission
 from coordinator.live.bans import Bans
-from coordinator.live.bulletin import Bulletin, LossCurve
+from coordinator.live.bulletin import LAST_NEWS_S, Bulletin, LossCurve
 from coordinator.live.crew import Crew
 from coordinator.live.giving import Giving
 from coordinator.live.history import History
@@ -175,6 +175,7 @@ class CoordinatorMachine:
             self.outbox.log("info", "run finished", newest_step=self.history.newest_step, detail=hint)
             for member in self.roster.all():
                 if member.welcomed:
+                    self._tell_news(member, now)  # the last ones, with all that its owner gave
                     self.outbox.send(member.peer, RunFinished())
         _, waiting_for = run_state(self, now)
         if waiting_for != self.waiting_for:
@@ -332,7 +333,7 @@ class CoordinatorMachine:
                 if message.alert and (member.report is None or member.report.alert != message.alert):
                     self.outbox.log("warning", "alert", node=member.peer, detail=message.alert)
                 self.reported.take(member, self._stage_of(member), message, now)
-                if message.state == "draining" and not (member.report and member.report.state == "draining"):
+                if message.state == "draining" and now >= member.news_at + LAST_NEWS_S:
                     self._tell_news(member, now)  # its owner is about to read what it gave
                 member.report, member.report_at = message, now
                 self._end_of_history(member, message)

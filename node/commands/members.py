@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 import webbrowser
@@ -17,11 +16,12 @@ import click
 from platformdirs import user_state_path
 
 from node.commands.link_argument import link_argument, parse_link
+from node.commands.say import columns, say
 from node.compute.devices.choice import HELP as DEVICE_HELP
 from node.compute.devices.choice import DeviceChoice
 from node.owner.consent import Consent, keep_consent, read_consents
-from node.owner.limits import KEYS, OwnerLimits, key_named, read_limits, with_value, with_values, write_limits
-from node.owner.words import wrapped
+from node.owner.limits import OwnerLimits, key_named, read_limits, shown, with_value, with_values, write_limits
+from node.owner.words import list_limits
 from node.platform.places import limits_file, settings_folder
 from protocol.base.errors import BadInputError
 from protocol.base.printable import printable
@@ -301,11 +301,10 @@ def join(
         from node.visit.enquiry import enquire
 
         offer = enquire(parsed, folder, threads, not no_benchmark, line_limits(chosen), ways, device)
-        text = printable(offer.text, keep="\n")
-        click.echo(wrapped(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text)
+        say(printable(offer.text, keep="\n"))
         if offer.finished:
             return
-        click.echo(f"Limits: {chosen.describe()}.")
+        say(f"Limits: {chosen.describe()}.")
         if not yes and not is_known(agreed, offer):
             if ask_on_page:
                 agrees, token = agrees_on_page(offer)
@@ -386,15 +385,19 @@ def is_terminal() -> bool:
 
 def change_limits() -> None:
     """Asks for limits until an empty line; what is wrong is said, and asked again."""
-    now = read_limits(limits_file())
-    for key in KEYS:
-        click.echo(f"  {key.name:12} {key.show(getattr(now, key.field)):14} {key.meaning}")
-    while text := click.prompt("limit and value, as in: up 5 Mbit/s (empty: done)", default="", show_default=False):
-        name, _, value = text.strip().partition(" ")
+    click.echo(list_limits(shown(read_limits(limits_file())), columns()))
+    say("A name tells what it means, a name and a value set it, as in: up 5 Mbit/s")
+    while text := click.prompt("limit and value (empty: done)", default="", show_default=False).strip():
+        name, _, value = text.partition(" ")
         try:
-            write_limits(limits_file(), with_value(read_limits(limits_file()), name, value))
+            key = key_named(name)
+            if value:
+                write_limits(limits_file(), with_value(read_limits(limits_file()), name, value))
+                say(f"{key.name} = {shown(read_limits(limits_file()))[key.name]}")
+            else:
+                say(f"{key.meaning} For example: {key.name} {key.example}")
         except BadInputError as error:
-            click.echo(str(error))
+            say(str(error))
 
 
 def chosen_limits(

@@ -9,7 +9,6 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,18 +19,24 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from node.commands.say import columns, say
+from node.machine.drain import DRAIN_S, LAST_NEWS_S
 from node.owner.consent import read_consents, withdraw_consent
-from node.owner.limits import KEYS, key_named, read_limits, shown, with_value, write_limits
+from node.owner.limits import KEYS, OwnerLimits, key_named, read_limits, shown, with_value, write_limits
 from node.owner.tally import in_words
 from node.owner.thanks import FILE, SignedThanks, given, read_thanks
 from node.owner.units import duration
-from node.owner.words import describe, headline
+from node.owner.words import describe, describe_limits, headline
 from node.platform.local_socket import NotRunningError, NotWellError, ask
 from node.platform.places import limits_file, noted_folders, settings_folder
 from protocol.base.errors import BadInputError
 
 NOT_RUNNING, NOT_WELL = 3, 4
 TOP_S = 1.0
+LEAVE_S = DRAIN_S + LAST_NEWS_S + 15.0
+"""How long `leave` waits for the end: what a node takes for it, and what a busy machine adds."""
+LEAVE_LOOK_S = 0.25
+_KEPT_TO = "Those that the one with this state folder keeps to, with the limits of its command line."
 _STATE = click.option(
     "--state", type=click.Path(path_type=Path, file_okay=False), help="The state folder of the one that is meant."
 )
@@ -63,7 +68,7 @@ def answers(state: Path | None, order: dict[str, Any]) -> list[tuple[Path, dict[
 
 def _tell(state: Path | None, order: dict[str, Any]) -> None:
     for _, answer in answers(state, order):
-        click.echo(headline(answer))
+        say(headline(answer))
 
 
 @click.command()
@@ -93,39 +98,88 @@ def finish(state: Path | None) -> None:
 @click.option("--for-good", is_flag=True, help="Take back the yes to the run, too: the next start asks again.")
 @_STATE
 def leave(for_good: bool, state: Path | None) -> None:
-    """Finish what was begun and end the program."""
-    for _, answer in answers(state, {"verb": "leave", "for_good": for_good}):
-        click.echo(answer.get("thanks", "") or headline(answer))
+    """Finish what was begun and end the program; waits for that, and shows what this computer gave."""
+    found = answers(state, {"verb": "leave", "for_good": for_good})
+    for folder, answer in found:
+        if sys.stdout.isatty():
+            say(headline(answer))
+        try:
+            words = last_words(folder, answer)
+        except KeyboardInterrupt:
+            words = "It ends by itself, as soon as what was begun is finished."
+        say(words)
+
+
+def last_words(folder: Path, answer: dict[str, Any]) -> str:
+    """Waits until the daemon has ended, and says what was given, by its own count and by what the run has signed."""
+    deadline = time.monotonic() + LEAVE_S
+    while time.monotonic() < deadline:
+        try:
+            answer = ask(folder, {"verb": "status"})
+        except NotRunningError:
+            break
+        except NotWellError:
+            pass  # its door is closing
+        time.sleep(LEAVE_LOOK_S)
+    else:
+        return f"It still finishes what was begun after {LEAVE_S:.0f} s; Ctrl-C where it runs ends it at once."
+    signed = "The run has not signed any of it yet: it signs what is in closed steps, and says so at the next visit."
+    with contextlib.suppress(BadInputError):
+        thanks = read_thanks(folder / FILE)
+        signed = (
+            f"Signed by the run, for ever: {in_words(given(thanks.thanks))}: `barnraise thanks` shows and checks it."
+        )
+    return f"{answer['thanks']}\n{signed}"
+
+
+def limits_of(state: Path | None) -> dict[str, str]:
+    """By name, as people write them: those of the file, or those that the daemon of `state` keeps to, with its
+    command line's."""
+    if state is None:
+        return shown(read_limits(limits_file()))
+    ((_, answer),) = answers(state, {"verb": "status"})
+    return dict(answer["limits"])
 
 
 @click.group(invoke_without_command=True)
+@click.option("--state", type=click.Path(path_type=Path, file_okay=False), help=_KEPT_TO)
 @click.pass_context
-def limits(context: click.Context) -> None:
+def limits(context: click.Context, state: Path | None) -> None:
     """Show or change what may be used of this computer, when, and how fast. Holds for every run on it."""
     if context.invoked_subcommand is None:
-        now = shown(read_limits(limits_file()))
-        for key in KEYS:
-            click.echo(f"{key.name:12} {now[key.name]:22} {key.meaning}"[:150])
-        click.echo(f"\nIn {limits_file()}; change one with: barnraise limits set up '5 Mbit/s'")
+        click.echo(describe_limits(limits_of(state), {key.name: key.meaning for key in KEYS}, columns()))
+        say(f"\nIn {limits_file()}; change one with: barnraise limits set up '5 Mbit/s'")
 
 
 @limits.command("get")
 @click.argument("name")
-def get_limit(name: str) -> None:
+@click.option("--state", type=click.Path(path_type=Path, file_okay=False), help=_KEPT_TO)
+def get_limit(name: str, state: Path | None) -> None:
     """Print one limit."""
     key = key_named(name)
-    click.echo(shown(read_limits(limits_file()))[key.name])
+    click.echo(limits_of(state)[key.name])
 
 
 @limits.command("set")
 @click.argument("name")
 @click.argument("value", nargs=-1, required=True)
-def set_limit(name: str, value: tuple[str, ...]) -> None:
-    """Change one limit: `barnraise limits set up 5 Mbit/s`. A daemon that runs follows within a second."""
-    changed = with_value(read_limits(limits_file()), name, " ".join(value))
-    write_limits(limits_file(), changed)
-    key = key_named(name)
-    click.echo(f"{key.name} = {key.show(getattr(changed, key.field))}")
+@_STATE
+def set_limit(name: str, value: tuple[str, ...], state: Path | None) -> None:
+    """Change one limit: `barnraise limits set up 5 Mbit/s`. A daemon that runs follows within a second.
+
+    With --state that one is told directly: it writes the file that it was started with, and what its own command line
+    said of this limit counts no more.
+    """
+    key, text = key_named(name), " ".join(value)
+    if state is None:
+        changed = with_value(read_limits(limits_file()), name, text)
+        write_limits(limits_file(), changed)
+        now = shown(changed)
+    else:
+        with_value(OwnerLimits(), name, text)
+        ((_, answer),) = answers(state, {"verb": "limits", "values": {key.name: text}})
+        now = answer["limits"]
+    click.echo(f"{key.name} = {now[key.name]}")
 
 
 @click.group(invoke_without_command=True)
@@ -197,8 +251,11 @@ def thanks(file: Path | None, state: Path | None) -> None:
     files = [file] if file is not None else [folder / FILE for folder in _thanked_folders(state)]
     files = [path for path in files if path.is_file()]
     if not files:
-        raise BadInputError("thanks: none were signed for this computer yet; a run signs what its ledgers accepted")
-    click.echo("\n\n".join(f"{describe_thanks(read_thanks(path))}\nThey lie in {path}" for path in files))
+        raise BadInputError(
+            "thanks: none were signed for this computer yet; a run signs what its ledgers accepted, and says so every "
+            "half minute and when you leave"
+        )
+    say("\n\n".join(f"{describe_thanks(read_thanks(path))}\nThey lie in {path}" for path in files))
 
 
 def _thanked_folders(state: Path | None) -> list[Path]:
@@ -224,8 +281,12 @@ def describe_thanks(found: SignedThanks) -> str:
     )
 
 
-def status_here(as_json: bool) -> str | None:
-    """For `barnraise status`: the lent computers that run here, or None where there is none. May end the command."""
+def status_here(as_json: bool, state: Path | None = None) -> str | None:
+    """For `barnraise status`: the lent computers that run here (or the one of `state`), or None where there is none.
+    May end the command."""
+    if state is not None:
+        running = answers(state, {"verb": "status"})
+        return json.dumps([answer for _, answer in running], indent=1) if as_json else text_of(running)
     running = []
     for folder in noted_folders():
         with contextlib.suppress(NotRunningError):
@@ -237,6 +298,3 @@ def status_here(as_json: bool) -> str | None:
     if not running:
         return None
     return json.dumps([answer for _, answer in running], indent=1) if as_json else text_of(running)
-
-
-StatusHere = Callable[[bool], str | None]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from node.owner.limits import GAMES, OwnerLimits
-from node.owner.units import show_rate, show_size
+from node.owner.units import show_size
 
 ORDER = (
     "user", "program", "user_active", "battery", "metered", "temperature", "power", "memory", "disk", "quota",
@@ -169,7 +169,7 @@ class Governor:
         limits = self.limits
         found: dict[str, str] = {}
         if self._user_holds(moment):
-            found["user"] = "paused by you"
+            found["user"] = "by you"
         self._look_for_programs(now, moment)
         if moment.now_s < self._program_seen_s + PROGRAM_GONE_S:
             found["program"] = f"{self._program} is running"
@@ -300,7 +300,3 @@ def until_words(decision: Decision, clock: str) -> str:
     if decision.until_unix_s is None or not clock:
         return decision.sentence
     return f"{decision.sentence} until {clock}"
-
-
-def rates_words(decision: Decision) -> str:
-    return f"up {show_rate(decision.up_bytes_per_s)}, down {show_rate(decision.down_bytes_per_s)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Mapping
 from typing import Any
 
 from node.owner.tally import Given, in_words, part_in_words
@@ -45,6 +46,8 @@ def headline(status: dict[str, Any]) -> str:
         text += f"  stage {status['stage'] + 1} of {status['stages']}" if status["stage"] >= 0 else ""
     elif status["sentence"]:
         text += f"  {status['sentence']}"
+    if status["state"] == "finishing":
+        text += "; what was begun is finished first"
     if status["state"] == "paused" and status["device"]["free"]:
         text += ". Nothing runs here; the device's memory is free."
     return text
@@ -72,7 +75,7 @@ def describe(status: dict[str, Any]) -> str:
     lines += _wrap("device  " + ", ".join(parts))
     ways = ", ".join(f"{count} {way}" for way, count in line["paths"].items()) or "none"
     moved = f"{8e-6 * line['bytes_per_s']:.1f} Mbit/s now, {line['moved_bytes'] / 1e9:.2f} GB this visit"
-    limits = f"limits up {show_rate(line['up_limit_bytes_per_s'])}, down {show_rate(line['down_limit_bytes_per_s'])}"
+    limits = limits_in_words(line["up_limit_bytes_per_s"], line["down_limit_bytes_per_s"])
     lines += _wrap(f"line    {moved}; {limits}; links: {ways}")
     if line["quota_left_bytes"] is not None:
         lines.append(f"        {line['quota_left_bytes'] / 1e9:.1f} GB left of this month's quota")
@@ -83,6 +86,39 @@ def describe(status: dict[str, Any]) -> str:
     if status["news"] is not None:
         lines += describe_news(status["news"])
     return "\n".join(lines)
+
+
+def limits_in_words(up_bytes_per_s: float | None, down_bytes_per_s: float | None) -> str:
+    """The rates that hold now."""
+    if up_bytes_per_s is None and down_bytes_per_s is None:
+        return "no limits"
+    words = [
+        "no limit" if rate is None else f"at most {show_rate(rate)}" for rate in (up_bytes_per_s, down_bytes_per_s)
+    ]
+    return f"{words[0]} up, {words[1]} down"
+
+
+def describe_limits(values: Mapping[str, str], meanings: Mapping[str, str], width: int) -> str:
+    """Every limit with its value, and what it means, none wider than `width` where its words allow that."""
+    value_columns = min(20, max(len(value) for value in values.values()))
+    lines = []
+    for name, value in values.items():
+        head = f"{name:11} {value:{value_columns}}  "
+        indent = " " * min(len(head), 12 + value_columns + 2)
+        wrapper = textwrap.TextWrapper(
+            width, initial_indent=head, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        lines += wrapper.wrap(meanings[name])
+    return "\n".join(lines)
+
+
+def list_limits(values: Mapping[str, str], width: int) -> str:
+    """Every limit with its value, as many beside each other as there is room for."""
+    cells = [f"{name:11} {value}" for name, value in values.items()]
+    columns = max(1, width // (max(len(cell) for cell in cells) + 2))
+    rows = math.ceil(len(cells) / columns)
+    each = width // columns
+    return "\n".join("".join(f"{cell:{each}}" for cell in cells[row::rows]).rstrip() for row in range(rows))
 
 
 BARS = "▁▂▃▄▅▆▇█"

@@ -99,7 +99,7 @@ class Keeper:
         """What is wrong with the owner's file, which therefore does not count."""
         self._governor = Governor(OwnerLimits(), sensors.gpu, self._kept_pause())
         self.tally = self._kept_tally()
-        self.decision = Decision(works=False, reason="user", sentence="starting")
+        self.decision = self._beginning = Decision(works=False, reason="user", sentence="starting")
         self.readings = Readings()
         self._moment = sensors.moment()
         self._coordinator_at_s = self._moment.now_s
@@ -132,10 +132,12 @@ class Keeper:
             try:
                 reason = await self._life.run()
             finally:
+                self._count(0.0, self._moment)  # its last words
                 self._life = None
             if not reason.startswith("suspended: "):
                 return "left" if self._leaving_for_good and reason in ("drained", "stopped") else reason
-            self._log.warning("paused", reason=self.decision.reason or reason.removeprefix("suspended: "))
+            why = self.decision.reason or reason.removeprefix("suspended: ")
+            self._log.info("paused", reason=why, detail="nothing runs here; the device's memory is free")
             if self.decision.works:
                 await trio.sleep(LOOK_S)  # a quota that the line knows of before the governor does
 
@@ -181,7 +183,9 @@ class Keeper:
             life.tell(Told(f"suspend {decision.reason}"))
 
     def _tell_change(self, before: Decision, decision: Decision) -> None:
-        if decision.works:
+        if decision.works and before is self._beginning:
+            self._log.info("nothing holds this computer back")
+        elif decision.works:
             self._log.info("resumed", after=before.reason)
         else:
             self._log.warning("holding back", reason=decision.reason, detail=self.sentence())
@@ -212,7 +216,7 @@ class Keeper:
         elif verb == "leave":
             self._leaving_for_good = bool(order.get("for_good"))
             self.told(Told("drain"))
-            return {**self.status(), "thanks": self.thanks()}
+            return self.status()
         elif verb == "limits":
             self._set_limits(order.get("values") or {})
         elif verb != "status":
@@ -284,6 +288,9 @@ class Keeper:
 
     def save(self) -> None:
         self._write(TALLY_FILE, self.tally.to_json())
+        self._keep_thanks()
+
+    def _keep_thanks(self) -> None:
         if self._thanks is not None:
             try:
                 self._thanks.save()
@@ -331,6 +338,7 @@ class Keeper:
         if self._thanks is not None:
             before = self._thanks.complaint
             self._thanks.take(news.thanks)
+            self._keep_thanks()
             if self._thanks.complaint and self._thanks.complaint != before:
                 self._log.warning("thanks refused", detail=self._thanks.complaint)
 
@@ -422,6 +430,7 @@ class Keeper:
                 "ever": None if self._thanks is None or self._thanks.ever is None else as_dict(self._thanks.ever),
             },
             "news": None if self.news is None else shown_news(self.news),
+            "thanks": self.thanks(),
             "limits": shown(limits),
             "name": limits.name,
             "pid": os.getpid(),

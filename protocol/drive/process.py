@@ -17,6 +17,7 @@ from structlog.typing import EventDict
 
 from protocol.base.machine import Log, Told
 from protocol.base.printable import all_printable
+from protocol.drive.human_log import HumanLines
 from protocol.drive.metrics import LEVELS, Metrics
 
 _SECRET_FIELDS = frozenset({"seed", "secret", "key", "invite", "credential", "link", "password", "token"})
@@ -35,13 +36,14 @@ def set_up_logging(
 ) -> Any:
     """Configure structlog for this process; returns the logger, with `bound` on every line.
 
-    Lines for people on a terminal, JSON otherwise (`json` decides when given). Lines below `level` are dropped,
-    the others counted; secrets and byte strings are never written whole. On a terminal floats are rounded, and of the
-    events in `seldom` one is shown every so many seconds by `clock`; JSON has everything.
+    Lines for people on a terminal (`human_log`; without `bound`), JSON otherwise (`json` decides when given). Lines
+    below `level` are dropped, the others counted; secrets and byte strings are never written whole. On a terminal
+    floats are rounded, and of the events in `seldom` one is shown every so many seconds by `clock`; JSON has
+    everything.
     """
     stream = stream or sys.stderr
     as_json = not stream.isatty() if json is None else json
-    renderer: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+    renderer: Any = structlog.processors.JSONRenderer() if as_json else HumanLines(stream, bound)
 
     def filter_and_count(_logger: Any, method: str, event: EventDict) -> EventDict:
         name = "error" if method == "exception" else method
@@ -67,7 +69,7 @@ def set_up_logging(
             filter_and_count,
             *([] if as_json else [for_people]),
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *([structlog.processors.TimeStamper(fmt="iso", utc=True)] if as_json else []),
             _hide_secrets,
             structlog.processors.format_exc_info,
             renderer,

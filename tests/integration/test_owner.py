@@ -179,7 +179,7 @@ def test_the_owner_pauses_finishes_and_resumes(swarm: Swarm, lent: Lent) -> None
     lent.sense()
     eventually(lent.works, "work")
     device = eventually(lent.device, "the device's process")
-    assert lent.ask("pause")["sentence"] == "paused by you"
+    assert lent.ask("pause")["sentence"] == "by you"
     eventually(lambda: not device.is_running(), "the device to be free")
     swarm.moves_on()
     assert lent.ask("resume")["reason"] in ("", "no_work")

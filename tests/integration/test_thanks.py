@@ -39,8 +39,10 @@ def test_accepted_work_is_thanked_for(tmp_path: Path) -> None:
             time.sleep(0.5)
         assert status["signed"]["ever"]["tasks"] > 0 and status["news"]["step"] >= 0
         assert 0 <= status["news"]["hour_ratio"] <= 1
-        lent.ask("leave")
-        assert lent.daemon.child.process.wait(60) == 0
+        command = [sys.executable, "-m", "protocol.cli", "leave", "--state", str(lent.state)]
+        left = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+        assert left.returncode == 0 and lent.daemon.child.process.wait(5) == 0, "leave waits for the end"
+        assert "Thank you. This visit: " in left.stdout and "Signed by the run, for ever: " in left.stdout
         (said,) = [line for line in lent.daemon.log() if line["event"] == "thanks"]
         assert "accepted" in said["text"] and "of the last hour" in said["text"]
         found = read_thanks(lent.state / FILE)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import pytest
 
 from node.core import NodeMachine
+from node.machine.drain import LAST_NEWS_S
 from node.machine.facts import NodeFacts
 from node.machine.jobs import (
     FindCheckpoints,
@@ -48,6 +49,7 @@ from protocol.messages import (
     Lease,
     Leave,
     Message,
+    News,
     NodeReport,
     Ping,
     PlanChanged,
@@ -434,12 +436,19 @@ def test_who_has_just_joined_claims_nothing_about_others(role: str, vocabulary: 
 
 
 def test_a_volunteer_that_has_nothing_drains_at_once() -> None:
-    """Told to drain, with no work under way, it leaves."""
-    desk = Desk("v1", role="volunteer")
-    desk.join()
-    desk.plan(make_plan(), stage=0)
-    desk.feed(Told("drain"))
-    assert desk.of(Exit)[0].reason == "drained"
+    """Told to drain, with no work under way, it tells the coordinator, and leaves with the news that come back: its
+    owner reads at once what the run has signed. A coordinator that says nothing is not waited for."""
+    for answer in (Received(COORDINATOR, News(step=3)), None):
+        desk = Desk("v1", role="volunteer")
+        desk.join()
+        desk.plan(make_plan(), stage=0)
+        desk.feed(Told("drain"))
+        assert [report.state for report in desk.sent(NodeReport)] == ["draining"] and not desk.of(Exit)
+        if answer is not None:
+            desk.feed(answer)
+        else:
+            desk.effects = list(desk.machine.wake(LAST_NEWS_S))
+        assert desk.of(Exit)[0].reason == "drained"
 
 
 @pytest.mark.parametrize("role", ["server", "volunteer"])
@@ -458,6 +467,7 @@ def test_the_owner_who_says_drain_while_it_pauses_ends_it() -> None:
     desk = Desk("v1", role="volunteer")
     desk.join()
     desk.plan(make_plan(), stage=0)
-    desk.machine._drained_reason = "suspended: quota"
+    desk.machine._drain.reason = "suspended: quota"
     desk.feed(Told("drain"))
+    desk.hear(News(step=3))
     assert desk.of(Exit)[0].reason == "drained"

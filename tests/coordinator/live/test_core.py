@@ -284,13 +284,17 @@ def test_stop_says_goodbye_and_exits() -> None:
 
 
 def test_the_last_step_ends_the_run_for_everybody_present_and_to_come() -> None:
-    """RunFinished to all when step 4 of 5 is stored; a node that comes later hears it too."""
+    """RunFinished to all when step 4 of 5 is stored, to a volunteer after the last news of what it gave; a node that
+    comes later hears it too."""
     desk = Desk()
     desk.train()
     desk.volunteer("v0")
     for step in range(4):
         assert not desk.sent("v0", RunFinished, desk.report(step))
     effects = desk.report(4)
+    (last,) = [e for e in effects if isinstance(e, Send) and isinstance(e.message, News)]
+    assert last.peer == "v0" and effects.index(last) == effects.index(Send(NodeId("v0"), RunFinished())) - 1
+    effects.remove(last)
     assert effects == [
         Send(NodeId("s0"), StepReportStored(step=4)),
         *(Send(NodeId(node), RunFinished()) for node in ("s0", "s1", "s2", "s3", "v0")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from coordinator.live.bulletin import NEWS_S, LossCurve
+from coordinator.live.bulletin import LAST_NEWS_S, NEWS_S, LossCurve
 from coordinator.live.giving import HOUR_S, Giving
 from coordinator.live.records import Credit, StepRow
 from protocol.base.ids import NodeId
@@ -86,7 +86,9 @@ def test_a_volunteer_is_told_now_and_then_and_when_it_drains() -> None:
     assert [step for step, _ in told.curve] == [0]
     draining = NodeReport(state="draining", waiting_for="", counters={})
     assert len(news(desk.say("v0", draining))) == 1
-    assert not news(desk.say("v0", draining))
+    assert not news(desk.say("v0", draining)), "at most one a second"
+    desk.stay(LAST_NEWS_S, *nodes)
+    assert len(news(desk.say("v0", draining))) == 1, "the last one has what came in the meantime"
 
 
 def test_the_words_of_a_volunteer_are_no_sample() -> None:

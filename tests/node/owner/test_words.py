@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from node.owner.words import wrapped
+from node.owner.limits import OwnerLimits, shown
+from node.owner.words import limits_in_words, list_limits, wrapped
 
 OFFER = """Device
   computes on a graphics card with a long name
@@ -21,3 +22,19 @@ def test_lines_are_broken_between_words() -> None:
     (first, more) = (number for number, line in enumerate(lines) if line.startswith("  up") or "activations" in line)
     assert more == first + 1 and lines[more].startswith("    ")
     assert wrapped(OFFER, 1000) == OFFER
+
+
+def test_all_limits_fit_a_small_terminal() -> None:
+    """Every one is on the screen with its value, beside the question."""
+    values = shown(OwnerLimits())
+    lines = list_limits(values, 80).splitlines()
+    assert len(lines) < 20 and all(len(line) <= 80 for line in lines)
+    words = " ".join(" ".join(lines).split())
+    assert all(f"{name} {value}" in words for name, value in values.items())
+    assert len(list_limits(values, 20).splitlines()) == len(values)
+
+
+def test_rates_in_words() -> None:
+    """Off is no number that a person must interpret."""
+    assert limits_in_words(None, None) == "no limits"
+    assert limits_in_words(2e6 / 8, None) == "at most 2 Mbit/s up, no limit down"

@@ -263,7 +263,7 @@ def test_the_page_in_a_browser(lent: Lent, browser: Any) -> None:
     lent.sensors.readings = Readings()
     wait(browser, "the game's end", lambda: text(browser, "state").startswith("Working"))
     browser.find_element(By.ID, "pause").click()
-    wait(browser, "the pause", lambda: text(browser, "state").startswith("Paused: paused by you"))
+    wait(browser, "the pause", lambda: text(browser, "state").startswith("Paused: by you"))
     assert lent.keeper.decision.reason == "user"
     browser.find_element(By.ID, "resume").send_keys(Keys.ENTER)
     wait(browser, "the resume", lambda: text(browser, "state").startswith("Working"))

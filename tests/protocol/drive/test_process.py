@@ -75,10 +75,24 @@ def test_a_terminal_gets_round_figures_and_few_lines_of_what_happens_often(metri
 
     text = written(json=False)
     assert text.count("other") == 4 and text.count("4.347") == 2 and "104.9" not in text
-    for shown in ("4.347\x1b", "0.0012\x1b", "1763800000.1\x1b", "12345\x1b", "100.0", "105.0"):
-        assert shown in text or shown.removesuffix("\x1b") + " " in text, shown
+    for shown in ("loss=4.347", "rate=0.0012", "wall_s=1763800000.1", "step=12345", "at=100.0", "at=105.0"):
+        assert shown in text.split(), shown
     rows = [json.loads(line) for line in written(json=True).splitlines()]
     assert [row["loss"] for row in rows if row["event"] == "step"] == [numbers["loss"]] * 4
+
+
+def test_no_line_on_a_terminal_is_wider_than_it(metrics: Metrics) -> None:
+    """Broken between words, what goes on below the event; ids in their first letters, nothing that is empty or the
+    same on every line; a warning says that it is one; a day begins with its date."""
+    stream = io.StringIO()
+    logger = set_up_logging(metrics, stream=stream, json=False, role="volunteer")
+    logger.info("linked", peer=ALICE.node, path="tcp", way="", detail="a way was found " * 8)
+    logger.warning("holding back", reason="user", detail="by you until 21:40")
+    day, first, *more, last = stream.getvalue().splitlines()
+    assert len(day) == 10 and day[4] == day[7] == "-"
+    assert f"peer={ALICE.node[:8]} " in first and "way=" not in first and "role=" not in first
+    assert more and all(len(line) <= 80 for line in (first, *more)) and all(line[:9].isspace() for line in more)
+    assert last[9:] == 'WARNING: holding back  reason=user  detail="by you until 21:40"'
 
 
 def test_planted_secrets_stay_out(metrics: Metrics) -> None:
