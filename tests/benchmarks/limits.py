@@ -106,7 +106,7 @@ async def _orders() -> None:
         raise EOFError("whoever started this process has gone")
 
 
-async def _take_part(part: str, way: str, direction: str, relay_host: str, rate: float) -> None:
+async def _take_part(part: str, way: str, direction: str, relay_host: str, rate: float, seconds: float) -> None:
     """One side: says `ready`, opens or awaits the link, says `settled`, and is told when counting begins, when it ends
     and a result is wanted, and when both sides have given theirs, so that the first one to go is nobody's loss."""
     limits = Limits()
@@ -121,7 +121,7 @@ async def _take_part(part: str, way: str, direction: str, relay_host: str, rate:
 
         async def measure(link: Link) -> None:
             nonlocal measured
-            await trio.sleep(MEASURE_AT[part] * SECONDS)
+            await trio.sleep(MEASURE_AT[part] * seconds)
             measured += await measuring.measure(link) is not None
 
         if part == "serve":
@@ -165,7 +165,7 @@ def _payload_bytes(pid: int, direction: str, way: str) -> int:
     return byte_count - packets * _HEADERS_BYTES["udp" if way in ("quic", "channel") else "tcp"]
 
 
-def measure(wan: str, way: str, direction: str, mbit_per_s: float = MBIT_PER_S) -> Held:
+def measure(wan: str, way: str, direction: str, mbit_per_s: float = MBIT_PER_S, seconds: float = SECONDS) -> Held:
     """One way under one limit, on the cable that is there. Raises `EOFError` when a process ended too soon."""
     limited, rate = LIMITED[direction], mbit_per_s * 1e6 / 8
     free = next(part for part in HOSTS if part != limited)
@@ -173,7 +173,7 @@ def measure(wan: str, way: str, direction: str, mbit_per_s: float = MBIT_PER_S) 
 
         def begin(part: str, side: str, relay_host: str = "") -> subprocess.Popen[str]:
             arguments = ["--part", part, "--ways", way, "--directions", direction, "--relay", relay_host]
-            arguments += ["--mbit", str(mbit_per_s)]
+            arguments += ["--mbit", str(mbit_per_s), "--seconds", str(seconds)]
             process = start(wan, side, "tests.benchmarks.limits", *arguments)
             stack.enter_context(process)
             stack.callback(process.kill)
@@ -196,7 +196,7 @@ def measure(wan: str, way: str, direction: str, mbit_per_s: float = MBIT_PER_S) 
         began = time.monotonic()
         pid = processes[limited].pid
         looks = [(began, _payload_bytes(pid, direction, way))]
-        while looks[-1][0] < began + SECONDS - STEP_S / 2:
+        while looks[-1][0] < began + seconds - STEP_S / 2:
             time.sleep(max(0.0, began + len(looks) * STEP_S - time.monotonic()))
             looks.append((time.monotonic(), _payload_bytes(pid, direction, way)))
         for process in processes.values():
@@ -237,6 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--directions", nargs="+", default=list(DIRECTIONS), choices=DIRECTIONS)
     parser.add_argument("--mbit", type=float, default=MBIT_PER_S, help="the limit, in Mbit/s")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for how long each is watched")
     parser.add_argument("--part", choices=("serve", "call", "relay"), help=argparse.SUPPRESS)
     parser.add_argument("--relay", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -245,14 +246,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.part:
         rate = options.mbit * 1e6 / 8
-        trio.run(_take_part, options.part, options.ways[0], options.directions[0], options.relay, rate)
+        way, direction = options.ways[0], options.directions[0]
+        trio.run(_take_part, options.part, way, direction, options.relay, rate, options.seconds)
         return 0
     failures = []
     subprocess.run([options.wan, "veth"], check=True)
     try:
         for way in options.ways:
             for direction in options.directions:
-                held = measure(options.wan, way, direction, options.mbit)
+                held = measure(options.wan, way, direction, options.mbit, options.seconds)
                 print(held, flush=True)
                 failures += [held.failure] if held.failure else []
     finally:
