@@ -1,0 +1,89 @@
+"""A machine's line: one uplink that its transfers share, one downlink that carries what arrives.
+
+On the way up all transfers go on at once, each with an equal share: a link sends its messages with tensors chunk by
+chunk, and links do not wait for each other. On the way down a line takes in no more than its rate; what comes faster
+waits. So no line ever carries more than it can, and a transfer costs the heap two events however many are under way
+(shares that look at both ends would cost an event for each of them).
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any
+
+ALMOST_BYTES = 1e-3
+"""A transfer with less than this to go is through: sums of shares are rounded."""
+
+
+class Uplink:
+    """Transfers that share a rate, by the bytes that each has been given since the line began ("processor sharing" by
+    virtual time: Kleinrock 1967; Parekh and Gallager 1993)."""
+
+    __slots__ = ("_at", "_flows", "_given", "_number", "most_bytes", "rate", "turn", "waiting_bytes")
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self.rate = bytes_per_s
+        self.turn = 0
+        """Counts the changes of `next_s`: a moment that was found before is void."""
+        self.waiting_bytes = 0.0
+        """Of transfers that are not through, as they were announced."""
+        self.most_bytes = 0.0
+        """The most that ever waited."""
+        self._flows: list[tuple[float, int, float, Any]] = []
+        self._given = 0.0
+        self._at = 0.0
+        self._number = 0
+
+    def _advance(self, now: float) -> None:
+        if self._flows:
+            self._given += (now - self._at) * self.rate / len(self._flows)
+        self._at = now
+
+    def add(self, byte_count: float, item: Any, now: float) -> None:
+        """One more transfer; `item` comes back when it is through."""
+        self._advance(now)
+        self._number += 1
+        heapq.heappush(self._flows, (self._given + byte_count, self._number, byte_count, item))
+        self.waiting_bytes += byte_count
+        self.most_bytes = max(self.most_bytes, self.waiting_bytes)
+        self.turn += 1
+
+    def next_s(self, now: float) -> float | None:
+        """When the next transfer is through, unless another one begins before; None: nothing is under way."""
+        if not self._flows:
+            return None
+        self._advance(now)
+        return now + max(0.0, self._flows[0][0] - self._given) * len(self._flows) / self.rate
+
+    def through(self, now: float) -> list[Any]:
+        """The transfers that are through by now."""
+        self._advance(now)
+        done = []
+        while self._flows and self._flows[0][0] <= self._given + ALMOST_BYTES:
+            _, _, byte_count, item = heapq.heappop(self._flows)
+            self.waiting_bytes -= byte_count
+            done.append(item)
+        self.turn += 1
+        return done
+
+    def clear(self) -> None:
+        """The machine is gone: nothing of it goes on."""
+        self._flows.clear()
+        self.waiting_bytes = 0.0
+        self.turn += 1
+
+
+class Downlink:
+    """What arrives, in the order in which its last bytes were sent."""
+
+    __slots__ = ("free_at", "rate")
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self.rate = bytes_per_s
+        self.free_at = 0.0
+
+    def arrives(self, byte_count: float, sent_at: float) -> float:
+        """When a transfer whose last byte left at `sent_at` has come through."""
+        took_s = byte_count / self.rate
+        self.free_at = max(self.free_at, sent_at - took_s) + took_s
+        return self.free_at

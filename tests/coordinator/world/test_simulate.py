@@ -1,0 +1,124 @@
+"""`barnraise simulate`: production machines in the world that measures, and one sentence for bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from coordinator.commands import simulate
+from coordinator.world.churn import load_churn
+from node.world.member import Members
+from protocol.base.errors import BadInputError
+from protocol.cli import _BadInputExit
+from tests.benchmarks.home_lines import home_lines
+
+RUN = """
+name = "small"
+steps = 1000
+[model]
+layers = 6
+hidden = 256
+heads = 8
+kv_heads = 8
+feed_forward = 512
+context = 256
+[batch]
+microbatches = 16
+samples = 2
+[stages]
+count = 2
+[limits]
+contribution_tasks = 64
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run, a network of four servers and six volunteers at 20/200 Mbit/s, and the node's side."""
+    network = home_lines(None, servers=4, volunteers=6)
+    sites = [{"a": "dc", "b": machine.site, "latency_s": 0.01, "bytes_per_s": 1e9} for machine in network.machines]
+    file = {"kind": "network", "machines": msgspec.to_builtins(network.machines), "sites": sites[3:]}
+    (tmp_path / "network.json").write_text(json.dumps(file))
+    (tmp_path / "run.toml").write_text(RUN)
+    monkeypatch.setattr(simulate, "members", lambda: Members)
+    return tmp_path
+
+
+def run(folder: Path, *arguments: str, expect: int = 0) -> Result:
+    """The command as a person would type it."""
+    words = [str(folder / "run.toml"), str(folder / "network.json"), *arguments]
+    result = CliRunner().invoke(simulate.simulate, words)
+    if isinstance(result.exception, BadInputError):
+        assert expect == _BadInputExit.exit_code
+        return result
+    assert result.exit_code == expect, result.output
+    return result
+
+
+def answer(folder: Path, *arguments: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run(folder, "--json", "--hours", "0.02", *arguments).output)
+    return found
+
+
+def test_steps_close_every_task_is_done_once_and_a_seed_replays(folder: Path) -> None:
+    """Six volunteers for two stages: nobody leaves, so nothing is done twice, and no line carries more than it can."""
+    found = answer(folder)
+    assert found["steps"] >= 5 and not found["warnings"]
+    assert found["tasks"]["share"] == 1.0
+    assert found["step_s"] >= 0.9 * found["predicted"]["step_s"]
+    assert found["volunteer_bytes"]["up_per_hour"] <= 20e6 / 8 * 3600
+    assert [round(stage["volunteers"]) for stage in found["stages"]] == [3, 3]
+    assert answer(folder) == found
+    assert answer(folder, "--seed", "2")["inputs"] != found["inputs"]
+
+
+def test_a_trace_moves_volunteers_and_costs_steps(folder: Path) -> None:
+    """Names that the network does not know are its volunteers in turn; who leaves takes what he computed with him."""
+    rows = ["0,add,a", "0,add,b", "0,add,c", "0,add,d", "20000,remove,a", "30000,add,e", "40000,remove,b"]
+    (folder / "trace.csv").write_text("\n".join(rows))
+    found = answer(folder, "--churn", str(folder / "trace.csv"), "--svg", str(folder / "out.svg"))
+    assert found["churn"]["departures"] == 2 and found["steps"] >= 2
+    assert 0.0 < found["churn"]["of_best"] <= 1.05
+    assert (folder / "out.svg").read_text().startswith("<svg")
+    words = run(folder, "--hours", "0.02", "--churn", str(folder / "trace.csv")).output
+    assert "2 left" in words and "steps an hour" in words
+
+
+def test_a_trace_with_the_networks_own_names_leaves_the_others_alone(folder: Path) -> None:
+    """Two of the six are in the trace; the other four are there from the beginning."""
+    (folder / "trace.csv").write_text("1000,add,home-1\n5000,add,home-0\n")
+    names = [f"home-{number}" for number in range(6)]
+    churn = load_churn(folder / "trace.csv", names)
+    assert [change.name for change in churn.changes if change.at_s == 0.0] == names[2:]
+    assert churn.kind_of["home-1"] == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("0,add", "not like"),
+        ("-5,add,a", "not like"),
+        ("0,add,a\n5,add,a", "line 2: 'a' comes, but is there already"),
+        ("0,remove,a", "leaves, but is not there"),
+        ("9,add,a\n5,add,b", "earlier than the line before"),
+        ("", "says of nobody"),
+    ],
+)
+def test_a_trace_that_cannot_be_is_one_sentence(folder: Path, content: str, words: str) -> None:
+    """With file and line, before anything is simulated."""
+    (folder / "trace.csv").write_text(content)
+    result = run(folder, "--churn", str(folder / "trace.csv"), expect=2)
+    assert words in str(result.exception)
+
+
+def test_a_network_with_too_few_servers_is_one_sentence(folder: Path) -> None:
+    """It names the key."""
+    (folder / "run.toml").write_text(RUN.replace("count = 2", "count = 3"))
+    result = run(folder, expect=2)
+    assert "stages.count" in str(result.exception)
+    assert "6 servers; the network has 4" in str(result.exception)
