@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
+import msgspec
+
 from node.machine.drain import Drain
 from node.machine.facts import NodeFacts, join_message
 from node.machine.jobs import FindCheckpoints, PrepareData
@@ -18,6 +20,7 @@ from node.machine.progress import Progress
 from node.machine.readable import ReadableCheckpoints
 from node.machine.revocation import Revocation
 from node.machine.roles import Roles
+from node.machine.stalls import Stalls
 from node.machine.wanted import Links
 from node.machine.welcome import why_no_plan, why_not
 from node.server.server import ServerMachine
@@ -87,7 +90,8 @@ class NodeMachine:
         self._facts = facts
         self._coordinator = coordinator
         self._coordinator_addresses = coordinator_addresses
-        self._out = Outbox(node, keys)
+        self._stalls = Stalls() if facts.role == "server" else None
+        self._out = Outbox(node, keys, self._stalls)
         self._links = Links(self._out, ping_s=2.0, silent_s=6.0)
         self._bans = Revocation(self._out, trust, serves=facts.role == "server")
         self._membership = b""
@@ -131,7 +135,8 @@ class NodeMachine:
 
     def waiting_for(self) -> str:
         """One sentence: what this node waits for, or nothing."""
-        return self._roles.waiting_for()
+        stalled = "" if self._stalls is None else self._stalls.sentence()
+        return stalled or self._roles.waiting_for()
 
     # ---- the doors -----------------------------------------------------------------------------------------------
 
@@ -142,6 +147,8 @@ class NodeMachine:
         return self._take(now)
 
     def handle(self, fact: Input, now: float) -> Sequence[Effect]:
+        if self._stalls is not None and isinstance(fact, Computed | ComputeFailed):
+            self._stalls.ended(fact.job, fact.result if isinstance(fact, Computed) else None)
         match fact:
             case LinkUp():
                 self._link_up(fact, now)
@@ -155,7 +162,7 @@ class NodeMachine:
             case ComputeFailed():
                 self._failed(fact.job, fact.reason, now)
             case Persisted():
-                record = self._out.unwritten.pop(fact.record_number)
+                record = self._out.written(fact.record_number)
                 if self.server is not None:
                     self.server.persisted(record, now)
             case CheckpointsFound():
@@ -188,6 +195,8 @@ class NodeMachine:
         self._roles.wake(now)
         if now >= self._report_at:
             self._report_at = now + REPORT_S
+            if self._stalls is not None:
+                self._stalls.look(now)
             if self._facts.role == "volunteer" and self.volunteer is not None:
                 self._progress.say(self.stage, self.volunteer.counters(), self.waiting_for(), now)
             self._report()
@@ -442,7 +451,11 @@ class NodeMachine:
 
     def _report(self) -> None:
         if self._links.is_up(self._coordinator):
-            self._out.send(self._coordinator, self._roles.report(draining=self._drain.until_s is not None))
+            report = self._roles.report(draining=self._drain.until_s is not None)
+            if self._stalls is not None:
+                counters = {**report.counters, "stalled_s": round(self._stalls.seconds, 1)}
+                report = msgspec.structs.replace(report, waiting_for=self.waiting_for(), counters=counters)
+            self._out.send(self._coordinator, report)
 
     # ---- effects -------------------------------------------------------------------------------------------------
 

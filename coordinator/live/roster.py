@@ -57,6 +57,8 @@ class Member:
     """The ledger generation under which a server was sent a plan with its own stage, on this link."""
     report: NodeReport | None = None
     report_at: float = 0.0
+    hung_at: float = float("-inf")
+    """When it last reported that its work stands still (`gray.py`)."""
     address: str = ""
     """HOST:PORT that the link comes from; empty where there is no network."""
     signals_left: float = SIGNALS_BURST

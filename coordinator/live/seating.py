@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from coordinator.live import gray
+from coordinator.live.gray import REPORT_FRESH_S, Arbitration, is_well, stalled_s
 from coordinator.live.history import History, first_step_after
 from coordinator.live.outbox import Outbox
 from coordinator.live.plan_builder import build_plan
@@ -18,14 +20,13 @@ from coordinator.live.relays import RelayBook
 from coordinator.live.roster import Member, Roster
 from coordinator.live.slots import Review, Slot, SlotTable, holds_state, review
 from protocol.base.ids import NodeId
-from protocol.messages import Join, PlanChanged
+from protocol.messages import Join, NodeReport, PlanChanged
 from protocol.run.changes import RunChange
 from protocol.run.plan import Plan, ServerPlan
 from protocol.run.run import RunConfig
 
-REPORT_FRESH_S = 10.0
-"""A server reports every two seconds and notices a dead link within `limits.silent_s` (6 s): older words prove
-nothing."""
+ASKED_NAMED = 4
+"""Servers that one sentence names."""
 
 
 class Placement:
@@ -57,8 +58,15 @@ class Placement:
         self._on_its_way: PlanRow | None = None
         self.step_stored_at = float("-inf")
         """When the newest step was stored by this process."""
+        self._in_force_at = float("-inf")
+        """When the present ledgers began, or this process."""
+        self.worked_at = float("-inf")
+        """When somebody was last heard to have finished a task."""
+        self._closed_at = float("-inf")
+        """When a server was last heard to know of one more closed step: the decider itself may have no link to us."""
         self._seen_at: dict[Slot, float] = {}
         """When somebody was last linked with a holder that has no link to us."""
+        self._arbitration = Arbitration()
         self._asked_at: float | None = None
         """Since when everybody is asked what it holds, because the run must go back."""
         self._given: dict[Slot, bool] = dict.fromkeys(self.table.slots, stored.plan is not None)
@@ -66,6 +74,7 @@ class Placement:
 
     def start(self, now: float) -> None:
         """After a restart: the placement of the database again, under a new generation and the same ledgers."""
+        self._in_force_at = now
         if self.plan is None:
             self.look(now)
             return
@@ -138,6 +147,22 @@ class Placement:
     def going_back(self) -> bool:
         """Whether a plan is being written that throws steps away: reports of the present ledgers come too late."""
         return self._on_its_way is not None and self._on_its_way.goes_back
+
+    @property
+    def newest_news_at(self) -> float:
+        """When a step closed, by all that is heard here; or when the ledgers or this process began."""
+        return max(self.step_stored_at, self._closed_at, self._in_force_at)
+
+    def heard(self, member: Member, report: NodeReport, now: float) -> None:
+        """A node has told how it gets on; `member` still has what it said before."""
+        gray.heard(member, report, now)
+        before = member.report
+        if before is None or before.ledger_generation != report.ledger_generation:
+            return
+        if _steps_of(report) > _steps_of(before):
+            self._closed_at = now
+        if _tasks_of(report) > _tasks_of(before):
+            self.worked_at = now
 
     def step_stored(self, now: float) -> None:
         """The run makes progress, so servers without a link to us are not gone."""
@@ -218,11 +243,13 @@ class Placement:
         for member in holders:
             if member.look_sent_at < self._asked_at:
                 self._outbox.send(member.peer, member.next_look(now))
-        silent = sum(member.looked_at < self._asked_at for member in holders)
+        silent = [slot for slot in self.table.slots if linked[self.table.holder[slot]].looked_at < self._asked_at]
         if not silent:
             self._asked_at = None
             return verdict
-        sentence = f"{verdict.sentence}; asking all servers which checkpoints they can read"
+        names = [f"{self.table.name(slot)} ({self.table.holder[slot][:8]})" for slot in silent[:ASKED_NAMED]]
+        more = f" and {len(silent) - ASKED_NAMED} more" if len(silent) > ASKED_NAMED else ""
+        sentence = f"{verdict.sentence}; waiting for {', '.join(names)}{more} to say which checkpoints can be read"
         return Review("wait", sentence, lost=verdict.lost)
 
     def seen_by_fellows(self, node: NodeId, now: float) -> bool:
@@ -243,10 +270,18 @@ class Placement:
 
     def _call_spares(self, now: float) -> None:
         """Fills empty places, and those whose holder is gone for too long, with servers that wait."""
-        spares = [member.peer for member in self._roster.servers() if self.table.slot_of(member.peer) is None]
+        linked = {member.peer: member for member in self._roster.servers()}
+        spares = [peer for peer in linked if self.table.slot_of(peer) is None and is_well(linked[peer], now)]
         for slot in self.table.slots:
             if not spares:
                 return
+            node = self.table.holder.get(slot)
+            if node is not None and self._hangs(node, linked, now):
+                self._outbox.log(
+                    "warning", "server given up", node=node, slot=self.table.name(slot),
+                    detail="it hangs while its fellows wait", stalled_s=round(stalled_s(linked[node], now), 1),
+                )  # fmt: skip
+                self.table.release(slot)
             gone_since = self.table.gone_since.get(slot)
             if gone_since is not None and self.seen_by_fellows(self.table.holder[slot], now):
                 self._seen_at[slot] = now
@@ -260,6 +295,19 @@ class Placement:
                 self.table.bind(slot, spares[0])
                 self._count_assignment("slot")
                 self._outbox.log("info", "spare takes a place", node=spares.pop(0), slot=self.table.name(slot))
+
+    def _hangs(self, node: NodeId, linked: Mapping[NodeId, Member], now: float) -> bool:
+        """Whether a server that is linked loses its place, because nothing ends there and elsewhere it would."""
+        holders = dict.fromkeys(self.table.holder.values())
+        fellows = [linked[peer] for peer in holders if peer != node and peer in linked]
+        others = [*fellows, *(member for peer, member in linked.items() if peer not in holders)]
+        gone_s = self._config.limits.server_gone_s
+        given_up = self._arbitration.is_given_up(
+            linked.get(node), others, len(fellows), now - self.newest_news_at, gone_s, now
+        )
+        for member in self._arbitration.to_ask(node, others):
+            self._outbox.send(member.peer, member.next_look(now))
+        return given_up
 
     def _issue(
         self, servers: Sequence[Sequence[ServerPlan]], ledger_generation: int | None, restore_step: int, cause: str
@@ -287,6 +335,7 @@ class Placement:
             new_ledgers = self.plan is None or self.plan.ledger_generation != plan.ledger_generation
             self.plan, self.sentence = plan, sentence
             if new_ledgers:
+                self._in_force_at = now
                 self._given = dict.fromkeys(self.table.slots, False)
             if goes_back:
                 self._went_back(restore_step, lost_steps, cause)
@@ -359,3 +408,13 @@ class Placement:
         for member in self._roster.all():
             assert member.told_generation <= plan.generation, f"{member.peer} was told a plan that is not durable"
             assert -1 <= member.stage < len(plan.stages)
+
+
+def _steps_of(report: NodeReport) -> float:
+    """The newest step that a server knows to be closed."""
+    return report.counters.get("step", -1.0)
+
+
+def _tasks_of(report: NodeReport) -> float:
+    """Tasks that a node has computed since it started."""
+    return report.counters.get("tasks_forward", 0.0) + report.counters.get("tasks_backward", 0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from coordinator.live.history import perplexity
+from coordinator.live.gray import NAMED_S, stalled_s
 from coordinator.live.plan_builder import stage_blocks
 from coordinator.live.roster import Member
 from protocol.run.changes import changes_hash
@@ -16,6 +16,7 @@ LOSSES_SHOWN = 100
 QUIET_S = 5.0
 """For so long without a closed step a run counts as going on; longer where its steps take longer (`STEPS_QUIET`)."""
 STEPS_QUIET = 3
+LEASES_QUIET = 3
 AWAY_NAMED = 4
 """Servers that one sentence names; after a restart of the coordinator all are away for a moment."""
 
@@ -41,7 +42,6 @@ def build_status(machine: CoordinatorMachine, now: float) -> dict[str, Any]:
             "loss": newest.loss if newest else None,
             "learning_rate": newest.learning_rate if newest else None,
             "gradient_norm": newest.gradient_norm if newest else None,
-            "validation": newest_validation(machine),
             "tokens_per_s": tokens_per_s(machine, now),
             "last_step_wall_s": newest.wall_s if newest else None,
             "rollbacks": history.rollback_count,
@@ -61,25 +61,11 @@ def build_status(machine: CoordinatorMachine, now: float) -> dict[str, Any]:
         "restore_step": plan.restore_step if plan else -1,
         "plan": placement.sentence,
         "losses": [{"step": row.step, "loss": row.loss} for row in list(history.tail)[-LOSSES_SHOWN:]],
-        "validations": [{"version": v.version, "loss": v.loss} for v in list(history.validations)[-LOSSES_SHOWN:]],
         "stages": build_stages(machine),
         "members": [_member(machine, member, now) for member in machine.roster.all()],
         "away": _away(machine, now),
         "banned": machine.admission.banned_count,
         "events": list(machine.outbox.events),
-    }
-
-
-def newest_validation(machine: CoordinatorMachine) -> dict[str, Any] | None:
-    """The loss on text that was kept aside, of the newest version that has one. A version is made by so many steps."""
-    if not machine.history.validations:
-        return None
-    found = machine.history.validations[-1]
-    return {
-        "version": found.version,
-        "loss": found.loss,
-        "perplexity": perplexity(found.loss),
-        "tokens": found.tokens,
     }
 
 
@@ -111,7 +97,7 @@ def run_state(machine: CoordinatorMachine, now: float) -> tuple[str, str]:
         return "waiting", f"waiting for {placement.table.name(decider)} to tell how the last steps ended"
     if machine.data is None:
         return "waiting", "waiting for the servers of stage 0 to read the data"
-    waiting_for = _lonely_stages(machine)
+    waiting_for = _lonely_stages(machine) or _hanging_servers(machine, now) or _no_step(machine, now)
     return ("waiting", waiting_for) if waiting_for else ("training", "")
 
 
@@ -132,6 +118,43 @@ def _missed_servers(machine: CoordinatorMachine, now: float) -> str:
     if len(gone) > AWAY_NAMED:
         names.append(f"{len(gone) - AWAY_NAMED} more")
     return f"waiting for {', '.join(names[:-1])}{' and ' if len(names) > 1 else ''}{names[-1]} to come back"
+
+
+def _hanging_servers(machine: CoordinatorMachine, now: float) -> str:
+    """A sentence when servers that are linked do nothing, and no step closes any more."""
+    placement = machine.placement
+    if now - placement.newest_news_at < _quiet_max_s(machine):
+        return ""
+    named = []
+    for slot, node in sorted(placement.table.holder.items()):
+        member = machine.roster.get(node)
+        if member is not None and member.report is not None and stalled_s(member, now) >= NAMED_S:
+            named.append(f"{placement.table.name(slot)} ({node[:8]}): {member.report.waiting_for}")
+    if not named:
+        return ""
+    more = f"; and {len(named) - AWAY_NAMED} more" if len(named) > AWAY_NAMED else ""
+    return f"waiting for {'; '.join(named[:AWAY_NAMED])}{more}"
+
+
+def _no_step(machine: CoordinatorMachine, now: float) -> str:
+    """A sentence when no step closes for three leases, whatever holds it up: by then whoever was given its work first
+    has lost it to somebody else. It names who waits, and for what."""
+    placement = machine.placement
+    since = placement.newest_news_at
+    if len(machine.history.tail) < 2:  # nobody knows how long a step takes, so work that is done shows that all is well
+        since = max(since, placement.worked_at)
+    if now - since < max(LEASES_QUIET * machine.config.limits.lease_s, _quiet_max_s(machine)):
+        return ""
+    waits = []
+    for slot, node in sorted(placement.table.holder.items()):
+        member = machine.roster.get(node)
+        if member is not None and member.report is not None and member.report.waiting_for:
+            waits.append(f"{placement.table.name(slot)} ({node[:8]}) waits for {member.report.waiting_for}")
+    named = next((wait for wait in waits if " by " in wait), next(iter(waits), ""))
+    if not named:
+        slot = placement.table.slots[0]
+        named = f"{placement.table.name(slot)} ({placement.table.holder[slot][:8]}) does not say why"
+    return f"no step has closed for {now - placement.newest_news_at:.0f} s: {named}"
 
 
 def _lonely_stages(machine: CoordinatorMachine) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from node.machine.jobs import Job
 from node.machine.records import Record
+from node.machine.stalls import Stalls
 from protocol.base.ids import NodeId, TensorRef
 from protocol.base.machine import Compute, Count, DropTensors, Effect, Log, Persist, Prune, Send, ShareTensor
 from protocol.messages import Message
@@ -22,10 +23,12 @@ class Outbox:
     Args:
         node: the machine's own id. A message to oneself comes back as an input, with its tensors shared.
         keys: numbers for tensors, shared with the driver that numbers received ones.
+        stalls: hears of everything that a lane or the disk is given.
     """
 
-    def __init__(self, node: NodeId, keys: count[int]) -> None:
+    def __init__(self, node: NodeId, keys: count[int], stalls: Stalls | None = None) -> None:
         self.node = node
+        self._stalls = stalls
         self._keys = keys
         self._records = count(1)
         self._effects: list[Effect] = []
@@ -58,12 +61,22 @@ class Outbox:
             self._effects.append(DropTensors(keys))
 
     def compute(self, job: Job) -> None:
+        if self._stalls is not None:
+            self._stalls.ordered(job)
         self._effects.append(Compute(job))
 
     def persist(self, record: Record) -> None:
         number = next(self._records)
         self.unwritten[number] = record
+        if self._stalls is not None:
+            self._stalls.writing()
         self._effects.append(Persist(number, record))
+
+    def written(self, number: int) -> Record:
+        """The record of this number is durable."""
+        if self._stalls is not None:
+            self._stalls.written()
+        return self.unwritten.pop(number)
 
     def prune(self, step: int) -> None:
         self._effects.append(Prune(step))

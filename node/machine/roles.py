@@ -196,6 +196,8 @@ class Roles:
                 self.volunteer.computed(job, result, now)
         elif self.server is not None:
             self.server.computed(job, result, now)
+        else:  # ordered for ledgers in which this node has no place any more
+            self._out.drop(ref for ref in (result if isinstance(result, tuple) else ()) if isinstance(ref, TensorRef))
 
     def failed(self, job: Any, reason: str, now: float) -> bool:
         """Whether a role can go on without the job's result."""

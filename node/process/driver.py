@@ -72,7 +72,6 @@ OPERATIONS = {
     "Forward": "forward",
     "Backward": "backward",
     "RouteEnd": "backward",
-    "Evaluate": "validation",
     "TakeGradient": "weight_gradient",
     "Fold": "optimizer",
     "Reduce": "optimizer",

@@ -201,12 +201,12 @@ REPORT_COUNTERS = (
     "leased",
     "reissued",
     "unreported",
+    "stalled_s",
     # A volunteer's machine: what it did.
     "microbatches",
     "tokens",
     "accepted",
     "rejected",
-    "validated",
     "leases",
     "unsent_tasks",
     # The driver: where the time went, and what crossed the wire.

@@ -99,7 +99,8 @@ class Swarm:
     `servers` holds one server process for each place of the run, or none when a test plays the servers itself.
     """
 
-    def __init__(self, folder: Path, run: str = RUN, server_count: int = 4) -> None:
+    def __init__(self, folder: Path, run: str = RUN, server_count: int = 4, more: tuple[str, ...] = ()) -> None:
+        """`more`: further words of every server's command line."""
         self.folder = folder
         self._server_count = server_count
         self._children = Children()
@@ -113,7 +114,7 @@ class Swarm:
         self.links: dict[str, Any] = eventually(lambda: self._read_links(child), "the coordinator's links")
         self.coordinator = Daemon(child, self.links["metrics"])
         self.servers = [
-            self.node(f"server-{number}", "server", self.links["server"], "--listen", "127.0.0.1:0")
+            self.node(f"server-{number}", "server", self.links["server"], "--listen", "127.0.0.1:0", *more)
             for number in range(server_count)
         ]
 

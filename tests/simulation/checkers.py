@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from coordinator.live.core import CoordinatorMachine
 from coordinator.live.records import HistoryEnded, PlanRow, StepRow
 from node.machine.records import (
     CheckpointWritten,
@@ -79,6 +80,8 @@ class Checker(Watcher):
         """Checkpoints whose manifest was written; only the weather may make one of them unreadable."""
         self.done_at: list[float] = []
         """When steps were closed, in the world's time."""
+        self._moved_at: list[float] = []
+        """When plans came into force."""
         self.sealed_count = 0
         self.accepted_count = 0
 
@@ -108,6 +111,7 @@ class Checker(Watcher):
                 self._on_going_back(world, record)
                 self._on_replaced(world, record.plan)
                 self._on_plan(record)
+                self._moved_at.append(world.now)
             case StepRow():
                 self._on_row(record)
             case HistoryEnded():
@@ -239,6 +243,11 @@ class Checker(Watcher):
         for host in [world.hosts[node] for node in before if node not in plan.server_nodes()]:
             if host.machine is None or host.paused or world.now - host.started_at < SURELY_LINKED_S:
                 continue
+            fellows = [world.hosts[node] for node in before if node != host.node]
+            well = sum("server" not in f.hung and world.now - f.hung_until.get("server", -9.0) > 5.0 for f in fellows)
+            hangs = world.hung_s(host) >= 0.9 * self._config.limits.server_gone_s
+            if hangs and 2 * well >= len(before) - 1:
+                continue
             steady = all(world.steady(host.node, node) for node in before if node != host.node)
             told = all(world.steady(node, COORDINATOR) for node in before if node != host.node)
             expect(not (steady and told), "L1", f"{host.node} is given up, though its fellows reach it")
@@ -278,15 +287,20 @@ class Checker(Watcher):
         expect(follows, "T-I10", f"step {row.step} is stored where {self._next_row} should follow")
         self._next_row = row.step
         expect(row.loss == self.reference.losses[row.step], "T-I10", f"step {row.step} is reported with another loss")
-        for found in row.validations:
-            right = self.reference.validations.get(found.version)
-            expect(found.loss == right, "T-I10", f"version {found.version} is validated with {found.loss}, not {right}")
         now = self._plans[-1].ledger_generation
         expect(
             row.ledger_generation == now, "T-I10", f"step {row.step} of generation {row.ledger_generation}, not {now}"
         )
         self.rows.append(row)
         self._next_row += 1
+
+    def _on_status(self, world: World, host: Host, machine: CoordinatorMachine) -> None:
+        """Where no step has closed for three leases, the run does not count as training, and somebody is named."""
+        last_s = max([host.started_at, *self._moved_at[-1:], *self.done_at[-1:]])
+        quiet_s = 3 * self._config.limits.lease_s + 5.0  # news takes a report's time, and a link its silence
+        if world.now - last_s > quiet_s and not machine.finished and not machine.placement.paused:
+            named = "stage " in machine.waiting_for or "server" in machine.waiting_for
+            expect(named, "L1", f"no step for {world.now - last_s:.0f} s, and the status says {machine.waiting_for!r}")
 
     # ---- what is said --------------------------------------------------------------------------------------------
 
@@ -311,6 +325,8 @@ class Checker(Watcher):
                 self._on_opened(host, message)
 
     def performed(self, world: World, host: Host) -> None:
+        if isinstance(host.machine, CoordinatorMachine):
+            self._on_status(world, host, host.machine)
         self._on_written_again(world)
         self.leaks.performed(host)
 
@@ -365,11 +381,6 @@ class Checker(Watcher):
                 expect(newest == self._config.steps, "L1", f"shard {stage}/{shard} ends at version {newest}")
         whole = self._next_row == self._config.steps or self._reports_were_lost
         expect(whole, "T-I10", f"the history ends before step {self._next_row}")
-        if not any(
-            plan.restore_step >= 0 for plan in self._plans
-        ):  # of what goes back with unheard reports, some is lost
-            told = [found.version for row in self.rows for found in row.validations]
-            expect(told == sorted(self.reference.validations), "T-I10", f"versions {told} were validated")
         self.leaks.finish(world)
 
     def _stage_tasks(self, stage: int, step: int) -> list[TaskId]:

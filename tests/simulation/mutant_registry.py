@@ -67,6 +67,9 @@ SHORT_LEASES = Scene(
 )
 """Work is given to a second worker while the first one still does it, and both bring what they made."""
 
+HANGING = Scene(only=("hang",), gap_s=(1.0, 3.0), run={"spares": 2})
+"""Lanes and disks in which nothing ends, and somebody who could take their servers' places."""
+
 
 def liars(*lies: str) -> Scene:
     """Volunteers that do nothing worse than this, and so are given work."""

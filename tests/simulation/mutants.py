@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from coordinator.live.seating import Placement
+import tests.simulation.mutants_of_faults  # noqa: F401 - they register themselves
 from node.core import NodeMachine
-from node.machine.jobs import DEVICE_JOBS, ServeParameters, WriteCheckpoint
-from node.machine.records import ShardStarted, SnapshotWritten, StepCommitted
+from node.machine.jobs import ServeParameters
+from node.machine.records import SnapshotWritten
 from node.server import intake
 from node.server.back import BackRole
 from node.server.context import StageContext
@@ -34,9 +34,7 @@ from node.server.shard import Phase, ShardRole
 from node.server.tickets import TicketOffice
 from node.volunteer.gradients import Gradients
 from node.volunteer.volunteer import VolunteerMachine
-from protocol.base.machine import Exit
 from protocol.messages import Commit
-from tests.simulation.lanes import Lanes
 from tests.simulation.mutant_registry import EQUIVALENT, LINE, MUTANTS, SHORT_LEASES, equivalent, liars, mutant
 from tests.simulation.run_seed import SeedFailedError, run_seed
 from tests.simulation.scene import Scene
@@ -450,77 +448,6 @@ def the_last_activation_stays(original: Any) -> Any:
         self._out.drop((held,))
 
     return on_activation
-
-
-# ---- nodes and coordinator -----------------------------------------------------------------------------------------
-
-
-@mutant(
-    NodeMachine,
-    "_computed",
-    scene=Scene(
-        only=("server_disk_loss", "slow_host"),
-        gap_s=(0.2, 0.5),
-        disk_losses_max=6,
-        run={**LINE, "collocated": "always", "microbatches": 12, "volunteers": 1},
-    ),
-)
-def a_server_drops_what_its_device_made(original: Any) -> Any:
-    def computed(self: Any, job: Any, result: Any, now: float) -> None:
-        if isinstance(job, DEVICE_JOBS) and self.server is not None:
-            self.server.computed(job, result, now)
-        original(self, job, result, now)
-
-    return computed
-
-
-@mutant(NodeMachine, "_failed", "folder_full")
-def a_full_checkpoint_folder_ends_the_process(original: Any) -> Any:
-    def failed(self: Any, job: Any, reason: str, now: float) -> None:
-        self._out.add(Exit(f"failed: {type(job).__name__}: {reason}"))
-
-    return failed
-
-
-@mutant(Placement, "_ask_first", "server_lost")
-def nobody_looks_before_the_run_goes_back(original: Any) -> Any:
-    return lambda self, verdict, linked, now: verdict
-
-
-@mutant(NodeMachine, "_looked", "server_lost")
-def a_spare_says_nothing_of_what_it_found(original: Any) -> Any:
-    return lambda self, found: original(self, None)
-
-
-@mutant(Lanes, "perform", "bytes_differ", "server_kill", "server_disk_loss")
-def a_checkpoint_part_is_written_in_place(original: Any) -> Any:
-    """Under one name, whatever its bytes: those that a manifest has the digest of are gone."""
-
-    def perform(self: Any, job: Any, inputs: Any) -> Any:
-        result = original(self, job, inputs)
-        if isinstance(job, WriteCheckpoint):
-            for name in [name for name in self.shared if name.startswith(result[0].rpartition("/")[0] + "/")]:
-                if name != result[0]:
-                    del self.shared[name]
-        return result
-
-    return perform
-
-
-@mutant(
-    NodeMachine,
-    "_held",
-    scene=Scene(only=("snapshot_lost",), gap_s=(1.0, 3.0), disk_losses_max=6, run={"steps": 16, "snapshot_steps": 2}),
-)
-def a_disk_without_its_snapshot_counts_as_whole(original: Any) -> Any:
-    def held(self: Any) -> Any:
-        starts = [record for record in self._facts.records if isinstance(record, ShardStarted)]
-        commits = [record.step + 1 for record in self._facts.records if isinstance(record, StepCommitted)]
-        if self.server is not None or not commits:
-            return original(self)
-        return starts[-1].stage, starts[-1].shard, commits[-1], starts[-1].ledger_generation
-
-    return held
 
 
 # ---- volunteers ------------------------------------------------------------------------------------------------------

@@ -41,10 +41,12 @@ KINDS = (
     "snapshot_lost",
     "coordinator_away",
     "coordinator_cut",
+    "hang",
+    "folder_hangs",
 )
 
 
-ASKED_FOR = ("hop_kill", "unsaid_commit", "late_words")
+ASKED_FOR = ("hop_kill", "unsaid_commit", "late_words", "crew_hangs")
 """Kinds that only a scene brings: no seed draws them."""
 
 
@@ -89,6 +91,8 @@ class Weather:
         for host in world.hosts.values():
             host.slowness = host.disk_slowness = 1.0
             world.resume(host)
+            for lane in () if host.hangs_for_good else list(host.hung):
+                world.go_on(host, lane)
             if host.lies:
                 world.crash(host)
             elif not host.gone:
@@ -293,13 +297,51 @@ class Weather:
 
     def _server_lost(self, rng: random.Random) -> bool:
         """A server and its disk are gone for good, where a spare waits."""
-        here = [host for host in self._swarm.servers if not host.gone]
-        place_count = self._swarm.shape.stages * (self._swarm.shape.fronts + self._swarm.shape.backs)
-        if len(here) <= place_count:
+        here = [host for host in self._swarm.servers if not host.gone and not host.hangs_for_good]
+        if not self._spares_wait:
             return False
         host = rng.choice(here)
         host.gone = True
         self._world.crash(host, lose_disk=True)
+        return True
+
+    @property
+    def _spares_wait(self) -> bool:
+        shape = self._swarm.shape
+        here = [host for host in self._swarm.servers if not host.gone and not host.hangs_for_good]
+        return len(here) > shape.stages * (shape.fronts + shape.backs)
+
+    def _hang(self, rng: random.Random) -> bool:
+        """A lane or the disk of a server ends nothing any more, while its links are as good as ever: for good where a
+        spare waits, else for a while."""
+        here = [host for host in self._swarm.servers if host.machine is not None and not host.hung]
+        if not here or rng.random() < 0.5:
+            return False
+        host, lane = rng.choice(here), rng.choice(["server", "disk", "device"])
+        for_good = self._spares_wait and lane != "device"
+        self._world.hang(host, lane)
+        host.hangs_for_good = for_good
+        if not for_good:
+            self._world.at(rng.uniform(2.0, 25.0), lambda: self._world.go_on(host, lane))
+        return True
+
+    def _crew_hangs(self, rng: random.Random) -> bool:
+        """The devices of all volunteers end nothing for a while, and their servers do not compute."""
+        for host in self._swarm.volunteers:
+            if host.machine is not None and not host.hung:
+                self._world.hang(host, "device")
+                self._world.at(40.0, partial(self._world.go_on, host, "device"))
+        return True
+
+    def _folder_hangs(self, rng: random.Random) -> bool:
+        """What all servers write to gives no answer for a while: whoever writes there hangs."""
+        if rng.random() < 0.7:
+            return False
+        seconds = rng.uniform(12.0, 16.0)
+        for host in self._swarm.servers:
+            if host.machine is not None and not host.hung:
+                self._world.hang(host, "server")
+                self._world.at(seconds, partial(self._world.go_on, host, "server"))
         return True
 
     def _folder_full(self, rng: random.Random) -> bool:

@@ -11,7 +11,6 @@ import hashlib
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Any, Union
@@ -36,7 +35,6 @@ from protocol.base.machine import (
     LinkDown,
     LinkUp,
     Log,
-    Machine,
     Persist,
     Persisted,
     Prune,
@@ -46,6 +44,8 @@ from protocol.base.machine import (
 )
 from protocol.messages import MESSAGES, Message
 from protocol.speakers import MAY_SEND
+from tests.simulation.host import Host as Host
+from tests.simulation.host import Link, Way
 from tests.simulation.lanes import FileLostError, Lanes, SharedFolder
 
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Union[MESSAGES])  # noqa: UP007
@@ -53,94 +53,6 @@ DIAL_TIMEOUT_S = 5.0
 """After this a driver gives an attempt up."""
 PRUNABLE = (ContributionStored, StepCommitted, SnapshotWritten)
 """What a journal forgets when it is told to prune; the ledger's small records stay, for the audit."""
-
-
-@dataclass
-class _Lane:
-    """One direction of a link, for one kind of message: in order."""
-
-    free_at: float = 0.0
-    arrived_at: float = 0.0
-
-
-@dataclass
-class Link:
-    """An open link between two hosts. Messages with tensors and without queue apart, each kind in order."""
-
-    a: NodeId
-    b: NodeId
-    latency_s: float
-    bytes_per_s: float
-    opened_at: float = 0.0
-    alive: bool = True
-    silent: bool = False
-    """Half open: nothing arrives any more and nobody is told."""
-    slow_s: dict[NodeId, float] = field(default_factory=dict)
-    """Seconds that everything of a sender takes longer: a link can be slow one way, and others overtake it."""
-    last_words_of: NodeId | None = None
-    """The link is gone, but what this end had sent before it died still arrives."""
-    lanes: dict[tuple[NodeId, bool], _Lane] = field(default_factory=dict)
-    """By sender, and whether the messages have tensors: those without overtake those with."""
-
-    def other(self, node: NodeId) -> NodeId:
-        return self.b if node == self.a else self.a
-
-
-@dataclass
-class Host:
-    """A computer: a machine (None while it is down), a disk that survives, a store and lanes that do not."""
-
-    node: NodeId
-    role: str
-    build: Callable[[Host, random.Random], Machine]
-    address: str
-    speed: float = 1.0
-    """Jobs take 1 / speed of their time."""
-    slowness: float = 1.0
-    """Above 1 while a fault holds the host back."""
-    disk_slowness: float = 1.0
-    rate: float = 1.0
-    """Seconds of its clock in one of the world's: no two clocks run alike."""
-    lag_s: float = 0.0
-    """What its clock lost while it stood still with its host."""
-    paused: bool = False
-    """The whole computer stands: inputs queue up in `inbox`."""
-    paused_at: float = 0.0
-    clock_stands: bool = False
-    """Whether its clock stands with it."""
-    inbox: deque[Input] = field(default_factory=deque)
-    started_at: float = 0.0
-    gone: bool = False
-    """Whether it has left for good, with its disk."""
-    harmed: bool = False
-    """Whether its disk has ever lost what was on it."""
-    lies: bool = False
-    """Whether it may break the protocol (see `liar.py`); everybody else is held to it."""
-    machine: Machine | None = None
-    life: int = 0
-    """Counts starts: what was ordered by an earlier life is lost."""
-    records: list[tuple[Any, dict[int, Any]]] = field(default_factory=list)
-    """The disk: durable records with their tensors, oldest first."""
-    writing: deque[tuple[int, Any, dict[int, Any]]] = field(default_factory=deque)
-    """On the way to the disk, in order: (number, record, tensors), or (-1, `Prune`, {})."""
-    files: dict[str, Any] = field(default_factory=dict)
-    store: dict[int, Any] = field(default_factory=dict)
-    keys: count[int] = field(default_factory=lambda: count(1))
-    lanes: Lanes | None = None
-    lane_free_at: dict[str, float] = field(default_factory=dict)
-    jobs: deque[jobs.Job] = field(default_factory=deque)
-    """Ordered and not ended."""
-    wake_at: float | None = None
-    """When its alarm rings, in the world's time."""
-    exited: str = ""
-
-    def clock(self, now: float) -> float:
-        """What the host's own clock shows."""
-        return (now - self.lag_s) * self.rate
-
-    def world_time(self, clock_s: float) -> float:
-        """When the host's clock will show that; a hair later, so that no rounding wakes it too early."""
-        return clock_s / self.rate + self.lag_s + 1e-9
 
 
 class Watcher:
@@ -221,6 +133,7 @@ class World:
         host.life += 1
         host.started_at = self.now
         host.exited = ""
+        host.hung, host.held_up, host.hangs_for_good = {}, {}, False
         host.store = {}
         host.keys = count(1)
         host.lanes = Lanes(host.store, host.files, self.shared)
@@ -280,6 +193,33 @@ class World:
         while host.inbox and host.life == life and not host.paused:
             self.feed(host, host.inbox.popleft())
         self._arm(host)
+
+    def hang(self, host: Host, lane: str) -> None:
+        """From now on nothing ends in a lane, or on the disk; the process is as lively as before."""
+        host.hung.setdefault(lane, self.now)
+
+    def go_on(self, host: Host, lane: str) -> None:
+        """What was held up there ends."""
+        since, held_up = host.hung.pop(lane, None), host.held_up.pop(lane, ())
+        if since is not None:
+            host.hung_until[lane] = self.now
+            if held_up:
+                host.hung_before = (since, self.now)
+        for end in held_up:
+            end()
+
+    def hung_s(self, host: Host) -> float:
+        """For how long something hangs there, or hung until a moment ago: what others know of it is a little older."""
+        begun, ended = host.hung_before
+        before_s = self.now - begun if self.now - ended < 5.0 else 0.0
+        return max([before_s, *(self.now - since for lane, since in host.hung.items() if lane in host.held_up)])
+
+    def _ends(self, host: Host, lane: str, life: int, end: Callable[[], None]) -> None:
+        if host.life == life:
+            if lane in host.hung:
+                host.held_up.setdefault(lane, deque()).append(end)
+            else:
+                end()
 
     def cut(self, link: Link) -> None:
         """A link breaks; each side notices in its own time."""
@@ -457,7 +397,7 @@ class World:
         values = [host.store[ref.key] for ref in tensors]
         packed = msgspec.msgpack.encode(message)
         byte_count = len(packed) + sum(ref.byte_count for ref in tensors)
-        lane = link.lanes.setdefault((host.node, bool(tensors)), _Lane())
+        lane = link.lanes.setdefault((host.node, bool(tensors)), Way())
         lane.free_at = max(self.now, lane.free_at) + byte_count / link.bytes_per_s
         way_s = link.latency_s * self.rng.uniform(0.9, 1.1) + link.slow_s.get(host.node, 0.0)
         lane.arrived_at = max(lane.arrived_at, lane.free_at + way_s)
@@ -503,7 +443,7 @@ class World:
             else:
                 self.feed(host, Computed(job, result))
 
-        self.at(end - self.now, finish)
+        self.at(end - self.now, lambda: self._ends(host, lane, life, finish))
 
     def _may_send(self, host: Host, peer: NodeId, message: Message) -> bool:
         return (host.role, self.hosts[peer].role) in MAY_SEND[type(message)]
@@ -523,7 +463,8 @@ class World:
             if number >= 0 and not self._dies(host, "after", Persist(number, record)):
                 self.feed(host, Persisted(number))
 
-        self.at(self.disk_s * host.disk_slowness * self.rng.uniform(1.0, 1.05), durable)
+        delay_s = self.disk_s * host.disk_slowness * self.rng.uniform(1.0, 1.05)
+        self.at(delay_s, lambda: self._ends(host, "disk", life, durable))
 
     def _write(self, host: Host) -> tuple[int, Any]:
         """The first of what waits is on the disk."""

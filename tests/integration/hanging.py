@@ -1,0 +1,35 @@
+"""A server's own daemon in which something hangs: `python -m tests.integration.hanging lane|disk FILE server LINK …`.
+
+Everything else is production: links, messages, pings, reports. From the moment that FILE exists, the server lane never
+ends a job again, or the journal's writer never comes back from a sync; as with a disk or a driver that hangs.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from node.compute.lanes import ServerPerformer
+from node.process.journal import Journal
+from protocol.cli import main
+
+
+def _hangs_once_there(file: Path, original: Callable[..., Any]) -> Callable[..., Any]:
+    def do(*arguments: Any) -> Any:
+        if file.exists():
+            time.sleep(10**6)
+        return original(*arguments)
+
+    return do
+
+
+if __name__ == "__main__":
+    _, where, name, *sys.argv[1:] = sys.argv
+    if where == "lane":
+        ServerPerformer.perform = _hangs_once_there(Path(name), ServerPerformer.perform)  # type: ignore[method-assign]
+    else:
+        Journal.commit = _hangs_once_there(Path(name), Journal.commit)  # type: ignore[method-assign]
+    main()

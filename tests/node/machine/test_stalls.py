@@ -1,0 +1,77 @@
+"""Lanes and disks that end nothing are noticed and named; busy ones, and suspended computers, are not."""
+
+from __future__ import annotations
+
+from node.machine.jobs import Apply, LoadBatch, PrepareData, SetUpServer
+from node.machine.stalls import PREPARE_S, STATE_BYTES, STATE_BYTES_PER_S, Stalls
+from tests.node.setting import make_config, make_plan
+
+CONFIG = make_config()
+APPLY = Apply(3, 1.0, False)
+
+
+def look(stalls: Stalls, begin: float, seconds: int) -> None:
+    for second in range(0, seconds + 1, 2):
+        stalls.look(begin + second)
+
+
+def test_a_job_that_does_not_end_is_named_with_its_time() -> None:
+    """From its first look on it counts; when it ends nothing is wrong any more."""
+    stalls = Stalls()
+    look(stalls, 0.0, 10)
+    stalls.ordered(APPLY)
+    stalls.ordered(LoadBatch(4, 0, 1, 2))
+    look(stalls, 12.0, 6)
+    assert stalls.sentence() == "" and stalls.seconds == 6.0
+    look(stalls, 20.0, 10)
+    assert stalls.sentence() == "the update of its parameters, which has not come to an end for 18 s"
+    stalls.ended(APPLY)
+    look(stalls, 32.0, 2)
+    assert stalls.sentence() == "" and stalls.seconds < 10.0
+
+
+def test_a_disk_that_writes_nothing_is_named() -> None:
+    """One record waits for it."""
+    stalls = Stalls()
+    stalls.writing()
+    look(stalls, 0.0, 14)
+    assert stalls.sentence() == "its disk, which has written nothing for 14 s"
+    stalls.written()
+    look(stalls, 16.0, 2)
+    assert stalls.seconds == 0.0
+
+
+def test_a_lane_that_always_has_work_and_ends_some_does_not_stand_still() -> None:
+    """However long its queue is."""
+    stalls = Stalls()
+    for number in range(50):
+        stalls.ordered(LoadBatch(number, 0, 1, 2))
+    for number in range(50):
+        stalls.look(2.0 * number)
+        stalls.ended(LoadBatch(number, 0, 1, 2))
+    assert stalls.seconds == 0.0
+
+
+def test_a_suspended_computer_has_not_failed() -> None:
+    """An hour between two looks counts as a few seconds."""
+    stalls = Stalls()
+    stalls.ordered(APPLY)
+    look(stalls, 0.0, 4)
+    stalls.look(3604.0)
+    assert stalls.seconds < 10.0
+
+
+def test_a_large_state_and_new_data_have_their_time() -> None:
+    """A billion parameters take five minutes to write on a slow disk, and text an hour to read."""
+    stalls = Stalls()
+    stalls.ended(SetUpServer(CONFIG, 259, make_plan(), 0, 0), 10**9)
+    stalls.ordered(APPLY)
+    state_s = 10**9 * STATE_BYTES / STATE_BYTES_PER_S
+    look(stalls, 0.0, int(state_s))
+    assert stalls.seconds == 0.0
+    look(stalls, state_s, 20)
+    assert 10.0 <= stalls.seconds <= 20.0
+    stalls.ended(APPLY)
+    stalls.ordered(PrepareData(CONFIG))
+    look(stalls, 1000.0, int(PREPARE_S) - 10)
+    assert stalls.seconds == 0.0

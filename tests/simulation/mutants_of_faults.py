@@ -1,0 +1,120 @@
+"""Mutants of what outlives faults: hosts, places, disks, checkpoints. `mutants.py` hunts them with its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coordinator.live import seating, status
+from coordinator.live.gray import Arbitration, stalled_s
+from coordinator.live.seating import Placement
+from node.core import NodeMachine
+from node.machine.jobs import DEVICE_JOBS, WriteCheckpoint
+from node.machine.records import ShardStarted, StepCommitted
+from node.machine.roles import Roles
+from node.machine.stalls import Stalls
+from protocol.base.machine import Exit
+from tests.simulation.lanes import Lanes
+from tests.simulation.mutant_registry import HANGING, LINE, mutant
+from tests.simulation.scene import Scene
+
+
+@mutant(
+    NodeMachine,
+    "_computed",
+    scene=Scene(
+        only=("server_disk_loss", "slow_host"),
+        gap_s=(0.2, 0.5),
+        disk_losses_max=6,
+        run={**LINE, "collocated": "always", "microbatches": 12, "volunteers": 1},
+    ),
+)
+def a_server_drops_what_its_device_made(original: Any) -> Any:
+    def computed(self: Any, job: Any, result: Any, now: float) -> None:
+        if isinstance(job, DEVICE_JOBS) and self.server is not None:
+            self.server.computed(job, result, now)
+        original(self, job, result, now)
+
+    return computed
+
+
+@mutant(NodeMachine, "_failed", "folder_full")
+def a_full_checkpoint_folder_ends_the_process(original: Any) -> Any:
+    def failed(self: Any, job: Any, reason: str, now: float) -> None:
+        self._out.add(Exit(f"failed: {type(job).__name__}: {reason}"))
+
+    return failed
+
+
+@mutant(Placement, "_ask_first", "server_lost")
+def nobody_looks_before_the_run_goes_back(original: Any) -> Any:
+    return lambda self, verdict, linked, now: verdict
+
+
+@mutant(NodeMachine, "_looked", "server_lost")
+def a_spare_says_nothing_of_what_it_found(original: Any) -> Any:
+    return lambda self, found: original(self, None)
+
+
+@mutant(Lanes, "perform", "bytes_differ", "server_kill", "server_disk_loss")
+def a_checkpoint_part_is_written_in_place(original: Any) -> Any:
+    """Under one name, whatever its bytes: those that a manifest has the digest of are gone."""
+
+    def perform(self: Any, job: Any, inputs: Any) -> Any:
+        result = original(self, job, inputs)
+        if isinstance(job, WriteCheckpoint):
+            for name in [name for name in self.shared if name.startswith(result[0].rpartition("/")[0] + "/")]:
+                if name != result[0]:
+                    del self.shared[name]
+        return result
+
+    return perform
+
+
+@mutant(
+    Roles,
+    "held",
+    scene=Scene(only=("snapshot_lost",), gap_s=(1.0, 3.0), disk_losses_max=6, run={"steps": 16, "snapshot_steps": 2}),
+)
+def a_disk_without_its_snapshot_counts_as_whole(original: Any) -> Any:
+    def held(self: Any, readable: Any) -> Any:
+        starts = [record for record in self._facts.records if isinstance(record, ShardStarted)]
+        commits = [record.step + 1 for record in self._facts.records if isinstance(record, StepCommitted)]
+        if self.server is not None or not commits:
+            return original(self, readable)
+        return starts[-1].stage, starts[-1].shard, commits[-1], starts[-1].ledger_generation
+
+    return held
+
+
+@mutant(Stalls, "look", scene=HANGING)
+def nobody_notices_a_hang(original: Any) -> Any:
+    return lambda self, now: None
+
+
+@mutant(Arbitration, "is_given_up", scene=HANGING)
+def a_server_that_hangs_keeps_its_place(original: Any) -> Any:
+    return lambda *facts: False
+
+
+@mutant(Arbitration, "is_given_up", scene=Scene(only=("folder_hangs",), gap_s=(1.0, 2.0), run={"spares": 2}))
+def a_server_is_given_up_though_all_hang(original: Any) -> Any:
+    def is_given_up(self: Any, member: Any, others: Any, fellows: int, quiet_s: float, gone_s: float, now: Any) -> bool:
+        return member is not None and quiet_s >= gone_s and bool(stalled_s(member, now) >= gone_s)
+
+    return is_given_up
+
+
+@mutant(seating, "is_well", scene=HANGING)
+def a_spare_that_hangs_is_called(original: Any) -> Any:
+    return lambda member, now: True
+
+
+@mutant(
+    status,
+    "_no_step",
+    scene=Scene(
+        only=("crew_hangs",), gap_s=(1.0, 2.0), until_s=(45.0, 50.0), run={"collocated": "never", "lease_s": 8.0}
+    ),
+)
+def a_run_that_stands_still_counts_as_training(original: Any) -> Any:
+    return lambda machine, now: ""
