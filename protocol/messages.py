@@ -24,6 +24,11 @@ from protocol.run.news import Share as Share
 from protocol.run.news import Wrote as Wrote
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
+from protocol.run.step_report import StepReport as StepReport
+from protocol.run.step_report import StepReportStored as StepReportStored
+from protocol.run.validation import Evaluated as Evaluated
+from protocol.run.validation import Validated as Validated
+from protocol.run.validation import ValidationLoss as ValidationLoss
 from protocol.trust.messages import CoordinatorSeen as CoordinatorSeen
 from protocol.trust.messages import Renewed as Renewed
 from protocol.trust.messages import Revoked as Revoked
@@ -116,34 +121,6 @@ class DataReady(Message, frozen=True, kw_only=True):
     vocabulary: int
     data_hash: str
     token_count: int
-
-
-class StepReport(Work, frozen=True, kw_only=True):
-    """The decider says that a step is closed everywhere. Repeated until acknowledged, so none is missed.
-
-    Fenced like work: a report that was under way while the run went back to a checkpoint must not count. After a
-    link-up, and when an acknowledgement names an earlier step, the decider repeats all that it still has, in order. The
-    norm is that before clipping, `duration_s` its own from opening to closing, `changes` how many were in force.
-    """
-
-    step: int
-    loss: float
-    """Mean nats per token over the whole batch."""
-    tokens: int
-    gradient_norm: float
-    clip_factor: float
-    skipped: bool
-    learning_rate: float
-    duration_s: float
-    shares: tuple[Share, ...] = ()
-    """Who computed the step, by the ledgers of all stages: what credit is given for. No node twice."""
-    changes: int = 0
-
-
-class StepReportStored(Message, frozen=True, kw_only=True):
-    """The coordinator has stored reports up to and including `step`."""
-
-    step: int
 
 
 class NodeReport(Message, frozen=True, kw_only=True):
@@ -252,14 +229,15 @@ class Ready(Work, frozen=True, kw_only=True):
 
     Each lease that needs a slot uses one up; a new link starts with none. `slots` are for work that leaves nothing
     behind (route ends, recomputation), `graph_slots` for forwards, whose graph stays until the backward: (position,
-    slots) pairs, because room is never shared between positions (`Plan.graphs_max`). `hello` asks for a `VersionReady`
-    as soon as the shard can serve; with it go `graphs`, the forwards whose graph the volunteer keeps, and the tickets
-    of their leases in the same order.
+    slots) pairs, because room is never shared between positions (`Plan.graphs_max`), `validation_slots` for those of
+    the validation, which leave none. `hello` asks for a `VersionReady` as soon as the shard can serve; with it go
+    `graphs`, the forwards whose graph the volunteer keeps, and the tickets of their leases in the same order.
     """
 
     hello: bool
     slots: int
     graph_slots: tuple[tuple[int, int], ...] = ()
+    validation_slots: int = 0
     graphs: tuple[TaskId, ...] = ()
     tickets: tuple[Ticket, ...] = ()
 
@@ -268,7 +246,7 @@ class Lease(Work, frozen=True, kw_only=True):
     """A server gives work. `tasks` are done in order without anything in between leaving the volunteer.
 
     F: tensors (input). B: tensors (output gradient); `recompute` says that the input has to be fetched from
-    `front`. F, L, B of a route's end together: tensors (input, labels).
+    `front`. F, L, B of a route's end together, or of the validation F and L: tensors (input, labels).
     """
 
     tasks: tuple[TaskId, ...]
@@ -592,9 +570,9 @@ MESSAGES: tuple[type[Message], ...] = (
     Revoked, Renewed, CoordinatorSeen,
     Reach, Relays, Signal,
     MeasureAsk, MeasureData, MeasureGot,
-    Ready, Lease, Summed, Flush, Allowance, LeaseReturned, Output, InputGradient, Forget, FetchInput, InputAnswer,
-    FetchParameters, Parameters, VersionReady, Contribute, Verdict,
+    Ready, Lease, Summed, Flush, Allowance, LeaseReturned, Output, InputGradient, Evaluated, Forget, FetchInput,
+    InputAnswer, FetchParameters, Parameters, VersionReady, Contribute, Verdict,
     ServerReady, StageKey, Activation, Labels, Gradient, Held, Stored, StepOpened, StepClosed, Tail, Freeze,
-    PartialNorm, StageFrozen, Decision, Commit, Committed, StageCommitted, CheckpointPart, CheckpointDone,
+    PartialNorm, StageFrozen, Validated, Decision, Commit, Committed, StageCommitted, CheckpointPart, CheckpointDone,
 )  # fmt: skip
 """All kinds, in the order of this file; the codec and the role table are tested to know each."""

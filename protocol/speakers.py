@@ -14,6 +14,7 @@ from protocol.messages import (
     CoordinatorSeen,
     DataReady,
     Decision,
+    Evaluated,
     FetchInput,
     FetchParameters,
     Flush,
@@ -60,6 +61,7 @@ from protocol.messages import (
     Stored,
     Summed,
     Tail,
+    Validated,
     Verdict,
     VersionReady,
     Welcome,
@@ -91,9 +93,9 @@ _may((("coordinator", "server"),), StepReportStored)
 _may((("volunteer", "server"), ("server", "volunteer"), ("server", "server")), MeasureAsk, MeasureData, MeasureGot)
 # A server with a device computes as a volunteer does, so it speaks that conversation with its fellow servers.
 _may((("volunteer", "server"), ("server", "server")), Ready, Summed, LeaseReturned, Output, InputGradient,
-     FetchInput, FetchParameters, Contribute)  # fmt: skip
+     Evaluated, FetchInput, FetchParameters, Contribute)  # fmt: skip
 _may((("server", "volunteer"), ("server", "server")), Lease, Flush, Allowance, Forget, InputAnswer, Parameters,
      VersionReady, Verdict, StepClosed)  # fmt: skip
 _may((("server", "server"),), ServerReady, StageKey, Activation, Labels, Gradient, Held, Stored, StepOpened, Tail,
-     Freeze, PartialNorm, StageFrozen, Decision, Commit, Committed, StageCommitted, CheckpointPart,
+     Freeze, PartialNorm, StageFrozen, Validated, Decision, Commit, Committed, StageCommitted, CheckpointPart,
      CheckpointDone)  # fmt: skip

@@ -193,6 +193,11 @@ def describe(status: dict[str, Any]) -> str:
     speed = "" if run["state"] == "finished" else f", {run['tokens_per_s']:,.0f} tokens/s"
     # The API's number of the newest step counts from 0, people count steps that are done.
     lines = [f"run {run['name']}: {run['state']}, {run['step'] + 1} of {run['target_steps']} steps{loss}{speed}"]
+    found = run.get("validation") or {}
+    if found.get("loss") is not None and found["perplexity"] is not None:
+        lines.append(
+            f"  validation {found['loss']:.3f} (perplexity {found['perplexity']:,.1f}) after {found['version']} steps"
+        )
     if run["waiting_for"]:
         lines.append(f"  {run['waiting_for']} (for {run['waiting_s']:.0f} s)")
     lines += [f"  alert: {sentence}" for sentence in run.get("alerts", [])]

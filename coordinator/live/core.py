@@ -508,7 +508,7 @@ class CoordinatorMachine:
         if not 0 <= report.changes <= len(plan.changes):
             self._expel(member, "unexpected", f"StepReport with {report.changes} of {len(plan.changes)} changes", now)
             return
-        fault = _fault_of_shares(report, self.config, plan)
+        fault = _fault_of_report(report, self.config, plan)
         if fault:
             self._expel(member, "unexpected", fault, now)
             return
@@ -542,9 +542,18 @@ class CoordinatorMachine:
         self.outbox.send(member.peer, StepReportStored(step=row.step))
 
 
-def _fault_of_shares(report: StepReport, config: RunConfig, plan: Plan) -> str:
-    """What no honest decider says of who computed a step, or an empty string: each microbatch has one task at each
-    place of its route, which may come to a stage several times (a loop that ends where it began, chunks)."""
+def _fault_of_report(report: StepReport, config: RunConfig, plan: Plan) -> str:
+    """What no honest decider says of a step's validation, and of who computed it, or an empty string.
+
+    Each microbatch has one task at each place of its route, which may come to a stage several times (a loop that ends
+    where it began, chunks).
+    """
+    versions = [found.version for found in report.validations]
+    allowed = {report.step - config.batch.delay, config.steps if report.step == config.steps - 1 else -1} - {-1}
+    if not set(versions) <= allowed or len(set(versions)) < len(versions):
+        return f"versions {versions} validated with step {report.step}"
+    if any(found.tokens < 1 or found.loss < 0 for found in report.validations):
+        return "a validation of no tokens, or with a loss below 0"
     nodes = {share.node for share in report.shares}
     tasks = sum(share.tasks for share in report.shares)
     most = sum(plan.length(report.step, microbatch) for microbatch in range(config.batch.microbatches))

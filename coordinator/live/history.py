@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from coordinator.live.outbox import Outbox
 from coordinator.live.records import TAIL_STEPS, HistoryEnded, StepRow, StoredState
 from protocol.base.ids import NodeId
-from protocol.messages import Share, StepReport, StepReportStored
+from protocol.messages import Share, StepReport, StepReportStored, ValidationLoss
 from protocol.run.run import RunConfig
+
+LOSS_MAX = 700.0
+"""Nats whose exponential is still a number."""
 
 
 def first_step_after(restore_step: int) -> int:
@@ -19,6 +23,11 @@ def first_step_after(restore_step: int) -> int:
     return max(0, restore_step)
 
 
+def perplexity(loss: float) -> float:
+    """Of a loss in nats a token: among how many tokens the model is as unsure as if they were equally likely."""
+    return math.exp(loss) if not loss >= LOSS_MAX else math.inf
+
+
 class History:
     """Closed steps of the present ledger generation, with the steps before it that still count."""
 
@@ -27,6 +36,8 @@ class History:
         """The newest rows that count, oldest first."""
         self.newest_step = self.tail[-1].step if self.tail else -1
         """The newest closed step that is durable here and not thrown away; -1: none."""
+        self.validations: deque[ValidationLoss] = deque(stored.validations, maxlen=TAIL_STEPS)
+        """The newest that count, oldest first."""
         self.tokens = stored.tokens
         """Tokens of all steps up to it."""
         self.rollback_count = stored.rollback_count
@@ -80,6 +91,9 @@ class History:
         """
         first = first_step_after(restore_step)
         lost = self.lost_by(restore_step)
+        last, delay = self._config.steps - 1, self._config.batch.delay
+        kept = [found for found in self.validations if min(found.version + delay, last) < first]
+        self.validations = deque(kept, maxlen=TAIL_STEPS)
         while self.tail and self.tail[-1].step >= first:
             row = self.tail.pop()
             self.tokens -= row.tokens
@@ -91,6 +105,7 @@ class History:
             again = self._thrown.pop(step, None)
             if again is not None:
                 self.tail.append(again)
+                self.validations.extend(again.validations)
                 self.tokens += again.tokens
                 remaining = step
         for step in sorted(self._thrown)[:-TAIL_STEPS]:
@@ -134,6 +149,7 @@ class History:
             wall_s=round(wall_s, 3),
             shares=shares,
             changes=report.changes,
+            validations=report.validations,
         )
 
     def store(self, row: StepRow) -> None:
@@ -142,6 +158,8 @@ class History:
         self.tail.append(row)
         self.newest_step = row.step
         self.tokens += row.tokens
+        for found in row.validations:
+            self._validated(found)
         self._outbox.count("barnraise_run_tokens_total", row.tokens, run=run)
         self._outbox.count("barnraise_run_step_duration_seconds", row.duration_s, run=run)
         if row.skipped:
@@ -150,6 +168,13 @@ class History:
             "info", "step", step=row.step, done=f"{row.step + 1} of {self._config.steps}", loss=row.loss,
             tokens=row.tokens, skipped=row.skipped, learning_rate=row.learning_rate,
             gradient_norm=row.gradient_norm, duration_s=row.duration_s,
+        )  # fmt: skip
+
+    def _validated(self, found: ValidationLoss) -> None:
+        self.validations.append(found)
+        self._outbox.log(
+            "info", "validation", version=found.version, loss=found.loss, perplexity=perplexity(found.loss),
+            tokens=found.tokens,
         )  # fmt: skip
 
     def check(self) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from protocol.base.ids import NodeId
-from protocol.messages import Share
+from protocol.messages import Share, ValidationLoss
 from protocol.run.plan import Plan
 
 
@@ -102,6 +102,8 @@ class StepRow(Record, frozen=True, kw_only=True):
     """Tokens of one task."""
     changes: int = 0
     """How many of the operator's changes were in force."""
+    validations: tuple[ValidationLoss, ...] = ()
+    """Of the version that it ran on; with the last step of the last one, too. In a table of their own."""
 
 
 class HistoryEnded(Record, frozen=True, kw_only=True):
@@ -173,6 +175,8 @@ class StoredState:
     """Of everybody who ever computed."""
     curve: tuple[tuple[int, float], ...] = ()
     """(first step, mean loss) of pieces of the whole history that counts."""
+    validations: tuple[ValidationLoss, ...] = ()
+    """The newest that count, oldest first (at most `TAIL_STEPS`)."""
 
 
 TAIL_STEPS = 512

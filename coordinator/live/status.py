@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from coordinator.live.gray import NAMED_S, stalled_s
+from coordinator.live.history import perplexity
 from coordinator.live.plan_builder import stage_blocks
 from coordinator.live.roster import Member
 from protocol.run.changes import changes_hash
@@ -42,6 +43,7 @@ def build_status(machine: CoordinatorMachine, now: float) -> dict[str, Any]:
             "loss": newest.loss if newest else None,
             "learning_rate": newest.learning_rate if newest else None,
             "gradient_norm": newest.gradient_norm if newest else None,
+            "validation": newest_validation(machine),
             "tokens_per_s": tokens_per_s(machine, now),
             "last_step_wall_s": newest.wall_s if newest else None,
             "rollbacks": history.rollback_count,
@@ -61,11 +63,25 @@ def build_status(machine: CoordinatorMachine, now: float) -> dict[str, Any]:
         "restore_step": plan.restore_step if plan else -1,
         "plan": placement.sentence,
         "losses": [{"step": row.step, "loss": row.loss} for row in list(history.tail)[-LOSSES_SHOWN:]],
+        "validations": [{"version": v.version, "loss": v.loss} for v in list(history.validations)[-LOSSES_SHOWN:]],
         "stages": build_stages(machine),
         "members": [_member(machine, member, now) for member in machine.roster.all()],
         "away": _away(machine, now),
         "banned": machine.admission.banned_count,
         "events": list(machine.outbox.events),
+    }
+
+
+def newest_validation(machine: CoordinatorMachine) -> dict[str, Any] | None:
+    """The loss on text that was kept aside, of the newest version that has one. A version is made by so many steps."""
+    if not machine.history.validations:
+        return None
+    found = machine.history.validations[-1]
+    return {
+        "version": found.version,
+        "loss": found.loss,
+        "perplexity": perplexity(found.loss),
+        "tokens": found.tokens,
     }
 
 

@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from coordinator.live.roster import Member
-from coordinator.live.status import build_stages, run_state, step_interval_s, tokens_per_s
+from coordinator.live.status import build_stages, newest_validation, run_state, step_interval_s, tokens_per_s
 
 if TYPE_CHECKING:
     from coordinator.live.core import CoordinatorMachine
@@ -47,6 +47,7 @@ def overview(machine: CoordinatorMachine, now: float) -> dict[str, Any]:
             "target_steps": config.steps,
             "tokens": history.tokens,
             "loss": newest.loss if newest else None,
+            "validation": newest_validation(machine),
             "gradient_norm": newest.gradient_norm if newest else None,
             "learning_rate": newest.learning_rate if newest else None,
             "tokens_per_s": tokens_per_s(machine, now),

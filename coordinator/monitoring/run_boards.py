@@ -98,7 +98,10 @@ def run() -> Dashboard:
                         "Nats per token; a rise that stays is a divergence.",
                         "timeseries",
                         "none",
-                        one(f"barnraise_run_loss{{{OF_RUN}}}", "{{split}}"),
+                        (
+                            *one(f"barnraise_run_loss{{{OF_RUN}}}", "{{split}}"),
+                            *one(f"barnraise_validation_loss{{{OF_RUN}}}", "validation"),
+                        ),
                         12,
                     ),
                     Panel(
@@ -116,6 +119,22 @@ def run() -> Dashboard:
                         "none",
                         one(f"barnraise_run_learning_rate{{{OF_RUN}}}", "rate"),
                         6,
+                    ),
+                    Panel(
+                        "Validation perplexity",
+                        "Of text that is not trained on: among how many next tokens the model is as unsure.",
+                        "timeseries",
+                        "none",
+                        one(f"barnraise_validation_perplexity{{{OF_RUN}}}", "perplexity"),
+                        12,
+                    ),
+                    Panel(
+                        "Validated version",
+                        "Steps that made the newest version that is validated; -1: none yet.",
+                        "timeseries",
+                        "none",
+                        one(f"barnraise_validation_version{{{OF_RUN}}}", "version"),
+                        12,
                     ),
                     Panel(
                         "Bad steps",

@@ -5,6 +5,7 @@ const ROWS = 50;
 const RECENT_MAX = 3000;
 const TILES = [
   ["Loss", (v) => digits(v.run.loss, 4)],
+  ["Validation", (v) => (v.run.validation ? digits(v.run.validation.loss, 4) : "–")],
   ["Tokens/s", (v) => short(v.run.tokens_per_s)],
   ["Time left", (v) => (v.run.state === "finished" ? "done" : v.run.tokens_per_s ? time(v.run.left_s) : "–")],
   ["Steps", (v) => count(v.run.step + 1) + " / " + short(v.run.target_steps)],
@@ -15,13 +16,15 @@ const TILES = [
 ];
 let pieces = [];
 let recent = new Map();
+let validations = new Map();
 let rollbacks = null;
 let members = [];
 let first = 0;
 let heardAt = 0;
 let curveAt = 0;
 
-const loss = new Chart($("loss"), [["loss", "--accent", 4, 2], ["lowest", "--soft", 4, 0.5], ["highest", "--soft", 4, 0.5]],
+const loss = new Chart($("loss"), [["loss", "--accent", 4, 2], ["lowest", "--soft", 4, 0.5], ["highest", "--soft", 4, 0.5],
+  ["validation", "--bad", 4, 2, true]],
   (plot, low, high) => (low == null ? [0, 1] : [low - 0.05 * (high - low || 1), high + 0.05 * (high - low || 1)]));
 const speed = new Chart($("speed"), [["tokens/s", "--accent", 0]], (plot, low, high) => [0, high ? 1.1 * high : 1]);
 
@@ -32,15 +35,27 @@ function curves() {
     if (step > end) rows.push(row);
   }
   const column = (index) => rows.map((row) => row[index]);
-  loss.show([column(0), column(1), column(2), column(3)]);
+  loss.show([column(0), column(1), column(2), column(3), validated(rows)]);
   speed.show([column(0), calm(column(4))]);
   const known = rows.filter((row) => row[1] != null);
   if (known.length) {
     const least = known.reduce((a, b) => (b[1] < a[1] ? b : a));
     const last = known[known.length - 1];
     say($("loss-words"), `${digits(known[0][1], 3)} at the beginning, ${digits(last[1], 3)} now; the lowest was `
-      + `${digits(least[1], 3)} at step ${count(least[0])}. In nats per token.`);
+      + `${digits(least[1], 3)} at step ${count(least[0])}. In nats per token.`
+      + (validations.size ? ` Red: on text that is not trained on, ${digits([...validations.values()].pop(), 3)} now.` : ""));
   }
+}
+
+// A version's loss stands at the last row before its number of steps.
+function validated(rows) {
+  const values = rows.map(() => null);
+  let at = 0;
+  for (const [version, value] of [...validations].sort((a, b) => a[0] - b[0])) {
+    while (at + 1 < rows.length && rows[at + 1][0] <= version) at += 1;
+    if (rows.length) values[at] = value;
+  }
+  return values;
 }
 
 // The median of nine neighbours: two steps that close together would otherwise be a spike as high as the chart.
@@ -55,7 +70,9 @@ async function readCurve() {
   curveAt = Date.now();
   try {
     const answer = await fetch("page/curve", { cache: "no-store" });
-    pieces = (await answer.json()).pieces;
+    const found = await answer.json();
+    pieces = found.pieces;
+    validations = new Map(found.validations);
     const end = pieces.length ? pieces[pieces.length - 1][0] : -1;
     for (const step of [...recent.keys()]) if (step <= end) recent.delete(step);
     curves();
@@ -72,6 +89,11 @@ function takeSteps(view) {
   rollbacks = view.run.rollbacks;
   let news = false;
   let before = null;
+  const newest = view.run.validation;
+  if (newest && !validations.has(newest.version)) {
+    validations.set(newest.version, newest.loss);
+    news = true;
+  }
   for (const [step, value, tokens, duration, wall] of view.steps) {
     const took = before !== null && wall > before ? wall - before : duration;
     before = wall;

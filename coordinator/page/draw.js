@@ -77,7 +77,7 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-// One chart with its own size: x are steps. `lines`: [label, colour's name, digits].
+// One chart with its own size: x are steps. `lines`: [label, colour's name, digits, width, whether it has few points].
 class Chart {
   constructor(place, lines, range) {
     this.place = place;
@@ -116,8 +116,8 @@ class Chart {
       axes: [{ ...axis, size: 32, values: (_, ticks) => ticks.map(short) }, { ...axis, size: 58, values: (_, ticks) => ticks.map((v) => (v >= 1000 ? short(v) : String(+v.toFixed(3)))) }],
       series: [
         { label: "step", value: (_, v) => count(v) },
-        ...this.lines.map(([label, name, places, width]) => ({
-          label, stroke: colour(name), width: width ?? 1.5, spanGaps: false, points: { show: false },
+        ...this.lines.map(([label, name, places, width, few]) => ({
+          label, stroke: colour(name), width: width ?? 1.5, spanGaps: few === true, points: { show: few === true, size: 6 },
           value: (_, v) => (v == null ? "–" : v.toFixed(places)),
         })),
       ],

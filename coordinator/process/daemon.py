@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import secrets
 import socket
@@ -71,7 +72,7 @@ from protocol.drive.stun import StunResponder
 from protocol.drive.tcp import open_all_listeners
 from protocol.drive.transport import PATHS, Link, Transport
 from protocol.link.reach import split
-from protocol.messages import Message
+from protocol.messages import Message, ValidationLoss
 from protocol.run.changes import RunChange, make_change
 from protocol.run.run import RunConfig
 from protocol.schedule.profile import NetworkFile
@@ -421,6 +422,10 @@ class Daemon:
     async def curve(self, points: int) -> list[Any]:
         found: list[Any] = await self._in_thread("read", partial(self._store.curve, points))
         return found
+
+    async def validations(self, count_max: int) -> list[Any]:
+        found: list[ValidationLoss] = await self._in_thread("read", partial(self._store.validations, count_max))
+        return [(one.version, one.loss if math.isfinite(one.loss) else None) for one in found]
 
     def network(self) -> NetworkFile:
         return self.machine.network_file(trio.current_time())

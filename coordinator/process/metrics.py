@@ -6,7 +6,10 @@ scrape never touches the machine from another thread. Names are an interface: re
 
 from __future__ import annotations
 
+import math
+
 from coordinator.live.core import CoordinatorMachine
+from coordinator.live.history import perplexity
 from coordinator.live.stage_choice import ASSIGNMENT_LABELS
 from coordinator.live.status import run_state, step_interval_s
 from protocol.drive.link import PATHS
@@ -120,6 +123,9 @@ def coordinator_families(config: RunConfig) -> tuple[Family, ...]:
         Family("barnraise_run_target_steps", "gauge", "Steps planned.", run),
         Family("barnraise_run_tokens_total", "counter", "Tokens trained on.", run),
         Family("barnraise_run_loss", "gauge", "Loss in nats per token.", {**run, "split": ("train",)}),
+        Family("barnraise_validation_loss", "gauge", "Nats per token on text kept aside; NaN before the first.", run),
+        Family("barnraise_validation_perplexity", "gauge", "Its exponential: equally likely next tokens.", run),
+        Family("barnraise_validation_version", "gauge", "Steps that made the version validated last; -1: none.", run),
         Family("barnraise_run_learning_rate", "gauge", "Learning rate of the newest step.", run),
         Family("barnraise_run_gradient_norm", "gauge", "Global gradient norm before clipping.", run),
         Family("barnraise_run_batch_tokens", "gauge", "Tokens in a global batch.", run),
@@ -210,6 +216,11 @@ def refresh(metrics: Metrics, machine: CoordinatorMachine, now: float) -> None:
     if machine.data is not None and machine.data.token_count > 0:
         metrics.record("barnraise_run_data_epoch", history.tokens // machine.data.token_count, run=run)
     metrics.record("barnraise_run_step_interval_seconds", step_interval_s(machine), run=run)
+    validation = history.validations[-1] if history.validations else None
+    loss = math.nan if validation is None else validation.loss
+    metrics.record("barnraise_validation_loss", loss, run=run)
+    metrics.record("barnraise_validation_perplexity", perplexity(loss), run=run)
+    metrics.record("barnraise_validation_version", -1 if validation is None else validation.version, run=run)
     if history.tail:
         newest = history.tail[-1]
         metrics.record("barnraise_run_loss", newest.loss, run=run, split="train")

@@ -3,7 +3,7 @@
 GET /                 the page
 GET /page/NAME        its scripts and styles
 GET /page/events      a stream: `overview` every second, `members` every five
-GET /page/curve       the loss over all steps, in at most 2,000 pieces
+GET /page/curve       the loss over all steps in at most 2,000 pieces, and of the newest 2,000 validations
 
 Everything that others said comes as JSON and is put into the page as text, never as markup; the policy lets the
 browser run nothing but the page's own files. All viewers share one picture a second, so a hundred cost what one does
@@ -66,6 +66,8 @@ class PageApi(Protocol):
 
     async def curve(self, points: int) -> list[Any]: ...
 
+    async def validations(self, count_max: int) -> list[Any]: ...
+
 
 class Page:
     """The routes of one address. `operator`: whether its reader may be the operator, who gets whole ids and a form."""
@@ -105,7 +107,8 @@ class Page:
         async with self._reading:
             made_at, picture = self._pictures.get("curve", (float("-inf"), b""))
             if trio.current_time() - made_at >= CURVE_S:
-                picture = msgspec.json.encode({"pieces": await self._api.curve(POINTS_MAX)})
+                pieces, validations = await self._api.curve(POINTS_MAX), await self._api.validations(POINTS_MAX)
+                picture = msgspec.json.encode({"pieces": pieces, "validations": validations})
                 self._pictures["curve"] = (trio.current_time(), picture)
         return Response(picture, 200, {**SECURITY, "Cache-Control": "no-store"}, "application/json")
 

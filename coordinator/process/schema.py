@@ -108,6 +108,17 @@ MIGRATIONS: tuple[str, ...] = (
     -- How many of the operator's changes, which are in the plan, were in force.
     ALTER TABLE steps ADD COLUMN changes INTEGER NOT NULL DEFAULT 0;
     """,
+    """
+    -- Losses on text that was kept aside, each told with a step, and thrown away with it.
+    CREATE TABLE validations (
+        version INTEGER NOT NULL,
+        step INTEGER NOT NULL,
+        ledger_generation INTEGER NOT NULL,
+        loss REAL NOT NULL,
+        tokens INTEGER NOT NULL,
+        PRIMARY KEY (version, step, ledger_generation)
+    );
+    """,
 )
 
 

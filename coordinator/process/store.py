@@ -36,7 +36,7 @@ from coordinator.process.database import Database, SqliteDatabase, StateBrokenEr
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
 from protocol.base.limits import CURVE_MAX
-from protocol.messages import Share
+from protocol.messages import Share, ValidationLoss
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 from protocol.trust.membership import RUN_ID_BYTES, JoinRole
@@ -45,7 +45,8 @@ EVENTS_MAX = 100_000
 """Events kept in the database: weeks of a large run, some 20 MB."""
 MEMBERS_MAX = 100_000
 """Memberships remembered, 10 MB: of 200 members that renew twice an hour, those of ten days (each lives an hour)."""
-_STEP_FIELDS = tuple(name for name in StepRow.__struct_fields__ if name not in ("shares", "worked_s", "task_tokens"))
+_NO_COLUMNS = ("shares", "worked_s", "task_tokens", "validations")
+_STEP_FIELDS = tuple(name for name in StepRow.__struct_fields__ if name not in _NO_COLUMNS)
 _CREDIT_FIELDS = Credit.__struct_fields__
 _ADD_CREDIT = (
     "INSERT INTO credits (node, tasks, tokens, working_s, since_s, until_s) VALUES (?, ?, ?, ?, ?, ?)"
@@ -229,6 +230,7 @@ class Store:
             closed_invites=tuple(nonce for (nonce,) in closed),
             next_serial=serial + 1,
             credits=tuple(Credit(**dict(zip(_CREDIT_FIELDS, row, strict=True))) for row in credits),
+            validations=tuple(self.validations(TAIL_STEPS)),
             curve=tuple((first, mean) for first, mean, *_ in Curve(CURVE_MAX).read(self._db) if mean is not None),
         )
 
@@ -250,9 +252,32 @@ class Store:
     def _select_steps(self, rest: str, values: tuple[int, ...]) -> list[StepRow]:
         columns = ", ".join(_STEP_FIELDS)
         rows = self._db.execute(f"SELECT {columns} FROM steps {rest}", values)  # noqa: S608
-        return [
+        found = [
             msgspec.convert(dict(zip(_STEP_FIELDS, row, strict=True)), StepRow, strict=False) for row in rows.fetchall()
         ]
+        told: dict[tuple[int, int], list[ValidationLoss]] = {}
+        if found:
+            between = min(row.step for row in found), max(row.step for row in found)
+            for step, generation, *values in self._db.execute(
+                "SELECT step, ledger_generation, version, loss, tokens FROM validations WHERE step BETWEEN ? AND ?"
+                " ORDER BY version",
+                between,
+            ).fetchall():
+                told.setdefault((step, generation), []).append(_validation(*values))
+        return [
+            msgspec.structs.replace(row, validations=tuple(told.get((row.step, row.ledger_generation), ())))
+            for row in found
+        ]
+
+    def validations(self, count_max: int) -> list[ValidationLoss]:
+        """The newest ones that count, oldest first."""
+        rows = self._db.execute(
+            "SELECT version, validations.loss, validations.tokens FROM validations JOIN steps"
+            " ON steps.step = validations.step AND steps.ledger_generation = validations.ledger_generation"
+            " WHERE steps.thrown_away = 0 ORDER BY version DESC LIMIT ?",
+            (count_max,),
+        ).fetchall()
+        return [_validation(*row) for row in reversed(rows)]
 
     def invites(self) -> list[StoredInvite]:
         """Invites given out, oldest first."""
@@ -284,6 +309,13 @@ class Store:
                 marks = ", ".join("?" * len(_STEP_FIELDS))
                 values = [_number(getattr(item, name)) for name in _STEP_FIELDS]
                 self._db.execute(f"INSERT INTO steps ({', '.join(_STEP_FIELDS)}) VALUES ({marks})", values)  # noqa: S608
+                self._db.execute_many(
+                    "INSERT INTO validations (version, step, ledger_generation, loss, tokens) VALUES (?, ?, ?, ?, ?)",
+                    [
+                        (v.version, item.step, item.ledger_generation, _number(v.loss), v.tokens)
+                        for v in item.validations
+                    ],
+                )
                 self._db.execute_many(_ADD_CREDIT, [_given(share, item) for share in item.shares])
             case PlanRow():
                 self._write_plan(item)
@@ -341,6 +373,10 @@ class Store:
                 " AND NOT EXISTS (SELECT 1 FROM steps AS other WHERE other.step = steps.step AND thrown_away = 0)",
                 (first,),
             )
+
+
+def _validation(version: int, loss: float, tokens: int) -> ValidationLoss:
+    return ValidationLoss(version=int(version), loss=float(loss), tokens=int(tokens))
 
 
 def _given(share: Share, row: StepRow) -> tuple[Any, ...]:

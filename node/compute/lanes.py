@@ -37,6 +37,7 @@ from node.machine import jobs
 from node.process.store import Buffer
 from protocol.base.ids import TaskId, TensorRef
 from protocol.base.machine import Computed, ComputeFailed
+from protocol.run.course import VALIDATION_FIRST
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 from protocol.trust.seals import Sealer
@@ -147,6 +148,7 @@ class DevicePerformer(_Performer):
             jobs.Forward: ("compute", self._forward),
             jobs.Backward: ("compute", self._backward),
             jobs.RouteEnd: ("compute", self._route_end),
+            jobs.Evaluate: ("compute", self._evaluate),
             jobs.TakeGradient: ("compute", self._take_gradient),
             jobs.DropGraphs: ("other", self._drop_graphs),
             jobs.DropAccumulators: ("other", self._drop_accumulators),
@@ -216,6 +218,13 @@ class DevicePerformer(_Performer):
         self._stage.begin_task(job.version, job.tasks[0].step, job.tasks[0].microbatch)
         loss_sum, dx = self._stage.tail(job.version, x, labels, job.accumulator, self._chunk(job.tasks[0]))
         return loss_sum, self._input_gradient(job.input_gradient, dx)
+
+    def _evaluate(self, job: jobs.Evaluate, buffers: Buffers) -> TensorRef | float:
+        labels = None if job.labels is None else self._decode(job.labels, buffers)
+        found = self._stage.evaluate(job.version, self._decode(job.input, buffers), labels, self._chunk(job.task))
+        if isinstance(found, float):
+            return found
+        return self._encode(job.output, found, self._config.wire.activations_up)
 
     def _input_gradient(self, key: int | None, dx: Tensor | None) -> TensorRef | None:
         if key is None:
@@ -294,7 +303,10 @@ class ServerPerformer(_Performer):
     def _load_batch(self, job: jobs.LoadBatch, _: Buffers) -> tuple[TensorRef, TensorRef]:
         if self._data is None:
             raise RuntimeError("the data was not read")
-        tokens, labels = self._data.batch(job.step, job.microbatch)
+        if job.microbatch >= VALIDATION_FIRST:
+            tokens, labels = self._data.validation_batch(job.microbatch - VALIDATION_FIRST)
+        else:
+            tokens, labels = self._data.batch(job.step, job.microbatch)
         return (
             self._encode(job.tokens, torch.from_numpy(tokens), "int32"),
             self._encode(job.labels, torch.from_numpy(labels), "int32"),

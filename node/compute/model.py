@@ -123,10 +123,16 @@ class StageModel:
         dx = self.backward(StageContext(x, loss, leaves), torch.full_like(loss, scale), grad_flat)
         return loss.item(), labels.numel(), dx
 
+    def outputs(self, params: Tensor, x: Tensor) -> Tensor:
+        """As `forward`, without a graph."""
+        assert not self._has_head, "the chunk with the head computes the loss"
+        with torch.no_grad():
+            return self._run_blocks(self._plain_input(x), self._leaves(params, requires_grad=False))
+
     def evaluate(self, params: Tensor, x: Tensor, labels: Tensor) -> tuple[float, int]:
         """The loss sum in nats and the number of labels, without any gradient."""
         with torch.no_grad():
-            loss = self._cross_entropy(x, labels, self._leaves(params, requires_grad=False))
+            loss = self._cross_entropy(self._plain_input(x), labels, self._leaves(params, requires_grad=False))
         return loss.item(), labels.numel()
 
     def logits(self, params: Tensor, x: Tensor) -> Tensor:
@@ -173,6 +179,9 @@ class StageModel:
 
     def _input_leaf(self, x: Tensor) -> Tensor:
         return x if self._takes_tokens else x.detach().to(self.dtype).requires_grad_(True)
+
+    def _plain_input(self, x: Tensor) -> Tensor:
+        return x if self._takes_tokens else x.to(self.dtype)
 
     # ---- arithmetic ----
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,9 +26,11 @@ from node.compute.stage_grid import StageGrid
 from node.compute.wire import round_trip
 from node.data.dataset import Dataset
 from node.machine.numbers import clip_factor, learning_rate
+from node.machine.numbers import validation_loss as validation_loss_of
 from protocol.run.changes import RunChange, changed, in_force
 from protocol.run.course import Course, course_of
 from protocol.run.run import RunConfig
+from protocol.run.validation import ValidationLoss
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class ReferenceResult:
     params: Tensor
     """The newest version's weights [layout.parameter_count]."""
     dataset: Dataset
+    validations: list[ValidationLoss]
+    """Of the versions that the run validates, oldest first."""
 
     @property
     def losses(self) -> list[float]:
@@ -96,6 +100,7 @@ def train_reference(
     averages = torch.empty(0) if grid is None else grid.first_averages()
     steps_of = {} if grid is None else {0: grid.steps(averages)}  # by version: the grid of the gradients made on it
     reports: list[ReferenceStep] = []
+    validations: list[ValidationLoss] = []
     steps = config.steps if steps is None else steps
     began_s = time.perf_counter()
     for step in range(steps):
@@ -124,6 +129,7 @@ def train_reference(
             now = changed(config, changes[: in_force(changes, step)])
             factor = clip_factor([square_norm], now.optimizer.clip_norm)
             optimizer.apply(versions[step + 1], gradient, step, factor, learning_rate(now, step))
+        validations += _validations(config, models, versions, step, dataset)
         for version in [each for each in versions if each < config.version_of(step + 1)]:
             del versions[version]
             steps_of.pop(version, None)
@@ -131,7 +137,26 @@ def train_reference(
         if on_step is not None:
             on_step(reports[-1])
     elapsed_s = time.perf_counter() - began_s
-    return ReferenceResult(reports, steps * config.step_tokens / elapsed_s, layout, versions[steps], dataset)
+    validations += _validations(config, models, versions, config.final_step, dataset) if steps == config.steps else []
+    speed = steps * config.step_tokens / elapsed_s
+    return ReferenceResult(reports, speed, layout, versions[steps], dataset, validations)
+
+
+def _validations(
+    config: RunConfig, models: Sequence[StageModel], versions: Mapping[int, Tensor], step: int, dataset: Dataset
+) -> list[ValidationLoss]:
+    """What the version that a step runs on comes to, if it is validated: forwards through all chunks, as on the way."""
+    if not config.validates(step):
+        return []
+    version = config.version_of(step)
+    params = _as_sent(versions[version], config).to(models[0].dtype)
+    sums = []
+    for index in range(config.validation.batches):
+        x, labels = (torch.from_numpy(array).long() for array in dataset.validation_batch(index))
+        for model in models[:-1]:
+            x = round_trip(model.outputs(params, x).float(), config.wire.activations_up)
+        sums.append(models[-1].evaluate(params, x, labels)[0])
+    return [validation_loss_of(config, version, sums)]
 
 
 def _as_sent(params: Tensor, config: RunConfig) -> Tensor:

@@ -185,6 +185,14 @@ class StageWorker:
         self._add(into)
         return loss_sum, self._to_host(dx)
 
+    def evaluate(self, version: int, x: Tensor, labels: Tensor | None, chunk: int = 0) -> Tensor | float:
+        """Forward without a graph: the chunk's output, or with `labels`, where the head is, the loss sum in nats."""
+        model, params = self._models[chunk], self._params[version]
+        x = self._device.upload(x, model.dtype)
+        if labels is None:
+            return self._device.download(model.outputs(params, x))
+        return model.evaluate(params, x, self._device.upload(labels))[0]
+
     # ---- sums of weight gradients ----
 
     def take_gradient(self, into: Hashable) -> Tensor:

@@ -58,6 +58,7 @@ def _read_paths(config: RunConfig) -> list[tuple[str, str]]:
         ("data.source", "" if config.data.source.startswith("builtin:") else config.data.source),
         ("data.tokenizer", "" if tokenizer in (BYTES, PREPARED) or tokenizer.startswith("bpe:") else tokenizer),
         ("model.start_from", config.model.start_from),
+        ("validation.source", config.validation.source),
     ]
     return [(field, path) for field, path in paths if path]
 

@@ -26,6 +26,9 @@ def check_data(config: RunConfig) -> tuple[list[str], int]:
         BadInputError: it is here and cannot be used.
     """
     notes: list[str] = []
+    own = config.validation.source
+    if own and not own.startswith("builtin:") and not _is_here(own):
+        notes.append(_absent("validation.source", own))
     source, choice = config.data.source, config.data.tokenizer
     if is_prepared(source):
         found = Dataset(config).describe()

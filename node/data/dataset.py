@@ -2,13 +2,16 @@
 
 Samples are numbered through the whole run: microbatch b of step t holds `samples` numbers, from (t x microbatches + b)
 x samples on. A finite text is cut into samples of `context` tokens; every epoch visits each of them once, in an order
-of its own. A few samples, chosen by the seed, are kept aside for validation. With `data.mixture` each part of a
+of its own. A few samples, chosen by the seed, are kept aside for validation, unless that has text of its own
+(`validation.source`). With `data.mixture` each part of a
 prepared folder has samples and epochs of its own, and every number falls on one part.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -28,7 +31,6 @@ from protocol.base.errors import BadInputError
 from protocol.run.mixture import parse_mixture
 from protocol.run.run import DataSection, RunConfig
 
-VALIDATION_SHARE = 1 / 64
 _MOST_VALIDATION_SAMPLES = 4096
 TEXT_CHARACTERS_MAX = 256 << 20
 """Of a source that a run tokenizes itself: its tokens stand in memory, 2 bytes each, at most one a byte of UTF-8, so
@@ -70,6 +72,19 @@ class Dataset:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._samples: _Samples
+        self._own: _TextSamples | None = None
+        """Of `validation.source`."""
+        self._read(config)
+        if config.validation.source:
+            self._read_own(config)
+        if config.validation.every_steps > 0 and self.validation_batches < config.validation.batches:
+            where = config.validation.source or f"what is kept aside (validation.share {config.validation.share})"
+            raise BadInputError(
+                f"validation.batches: {config.validation.batches} batches of {config.batch.samples} samples, but"
+                f" {where} has {self._description.validation_samples} samples"
+            )
+
+    def _read(self, config: RunConfig) -> None:
         if config.data.source == BUILTIN_GRAMMAR:
             grammar = _GrammarSamples(config)
             self._samples, self.tokenizer = grammar, grammar.tokenizer
@@ -94,6 +109,27 @@ class Dataset:
             validation_samples=text.validation_count,
         )
 
+    def _read_own(self, config: RunConfig) -> None:
+        """The validation's own text, with the tokenizer of the data."""
+        source = config.validation.source
+        section = DataSection(source=source, text_field=config.data.text_field, tokenizer=config.data.tokenizer)
+        row: Row
+        if is_prepared(source):
+            folder = PreparedFolder.open(source)
+            if folder.tokenizer.to_json() != self.tokenizer.to_json():
+                raise BadInputError(f"validation.source: {source} was prepared with another tokenizer than the data")
+            row, digest = JoinedRow(folder.rows), folder.about.data_hash
+        else:
+            try:
+                row, digest = _row_of(section, self.tokenizer)
+            except BadInputError as error:
+                raise BadInputError(str(error).replace("data.source", "validation.source", 1)) from error
+        self._own = _TextSamples(config, row, whole="validation.source")
+        both = hashlib.blake2b(f"{self._description.data_hash} {digest}".encode(), digest_size=32, person=b"br-data")
+        self._description = dataclasses.replace(
+            self._description, data_hash=both.hexdigest(), validation_samples=self._own.validation_count
+        )
+
     @property
     def vocabulary(self) -> int:
         return self._description.vocabulary
@@ -114,7 +150,8 @@ class Dataset:
         if not 0 <= index < self.validation_batches:
             raise ValueError(f"validation batch {index} of {self.validation_batches}")
         first = index * self._config.batch.samples
-        return _cut([self._samples.validation(first + offset) for offset in range(self._config.batch.samples)])
+        samples = self._samples if self._own is None else self._own
+        return _cut([samples.validation(first + offset) for offset in range(self._config.batch.samples)])
 
     @property
     def validation_batches(self) -> int:
@@ -151,6 +188,11 @@ def tokenize(section: DataSection) -> tuple[TextTokenizer, MemoryRow, str]:
     if section.mixture:
         raise BadInputError("data.mixture: needs a data.source made by `barnraise data prepare`, which has parts")
     tokenizer = make_tokenizer(section.tokenizer, training_texts(section))
+    return tokenizer, *_row_of(section, tokenizer)
+
+
+def _row_of(section: DataSection, tokenizer: TextTokenizer) -> tuple[MemoryRow, str]:
+    """Tokens of all documents in one row, and their hash."""
     digest = DataHash(tokenizer)
     kind = np.uint16 if tokenizer.vocabulary <= 1 << 16 else np.int32
     parts: list[npt.NDArray[np.integer]] = []
@@ -159,7 +201,7 @@ def tokenize(section: DataSection) -> tuple[TextTokenizer, MemoryRow, str]:
         parts.append(tokens.astype(kind))
     if not parts:
         raise BadInputError(f"data.source: {section.source} holds no text")
-    return tokenizer, MemoryRow(np.concatenate(parts)), digest.hexdigest()
+    return MemoryRow(np.concatenate(parts)), digest.hexdigest()
 
 
 def _up_to(characters: int, pieces: Iterator[Piece], source: str) -> Iterator[Piece]:
@@ -176,18 +218,21 @@ def _up_to(characters: int, pieces: Iterator[Piece], source: str) -> Iterator[Pi
 class _TextSamples:
     """Samples of a finite text: sample i begins at token i x context and shares one token with the next."""
 
-    def __init__(self, config: RunConfig, row: Row, part: str = "") -> None:
+    def __init__(self, config: RunConfig, row: Row, part: str = "", whole: str = "") -> None:
+        """`whole`: the field that names this text, which is for the validation alone."""
         self._row = row
         self._context = config.model.context
         self._seed = config.seed
         count = (len(row) - 1) // self._context
         if count < 1:
             name = f"the part {part} of {config.data.source}" if part else config.data.source
+            name = config.validation.source if whole else name
             raise BadInputError(
-                f"data.source: {name} has {len(row)} tokens, fewer than one sample of model.context = "
+                f"{whole or 'data.source'}: {name} has {len(row)} tokens, fewer than one sample of model.context = "
                 f"{self._context} needs"
             )
-        self.validation_count = min(_MOST_VALIDATION_SAMPLES, int(count * VALIDATION_SHARE))
+        share = 0.0 if config.validation.source else config.validation.share
+        self.validation_count = min(_MOST_VALIDATION_SAMPLES, count if whole else int(count * share))
         self.training_count = count - self.validation_count
         # The first places of one fixed shuffle are for training, the rest for validation.
         self._split = Permutation(count, self._seed, "split")

@@ -21,7 +21,8 @@ def train_without_machinery(
         config, on_step=lambda report: on_step(report.step, report.loss), threads=threads, changes=changes
     )
     result.export(out)
-    return summary(config, result.losses, result.tokens_per_second, out)
+    validations = {found.version: found.loss for found in result.validations}
+    return summary(config, result.losses, result.tokens_per_second, out, validations=validations)
 
 
 def summary(
@@ -36,6 +37,7 @@ def summary(
     samples_doubled: int = 0,
     moved: dict[str, float] | None = None,
     seconds: dict[str, float] | None = None,
+    validations: dict[int, float] | None = None,
 ) -> dict[str, Any]:
     """The content of `--summary FILE`; the same shape with and without the machinery."""
     return {
@@ -44,6 +46,7 @@ def summary(
         "delay": config.batch.delay,
         "steps": len(losses),
         "losses": losses,
+        "validations": {str(version): loss for version, loss in (validations or {}).items()},
         "tokens_per_second": round(tokens_per_second, 3),
         "kills": kills,
         "reissued": reissued,

@@ -105,8 +105,10 @@ def _view(options: DemoOptions, config: RunConfig) -> View:
 def _tell(content: dict[str, Any], options: DemoOptions) -> None:
     losses = content["losses"]
     moved = sum(content["bytes"].values()) / 1e6
+    validated = list(content["validations"].values())
+    aside = f" (validation {validated[0]:.2f} -> {validated[-1]:.2f})" if validated else ""
     click.echo(
-        f"done  {content['steps']} steps, loss {losses[0]:.2f} -> {losses[-1]:.2f}, "
+        f"done  {content['steps']} steps, loss {losses[0]:.2f} -> {losses[-1]:.2f}{aside}, "
         f"{content['tokens_per_second']:,.0f} tokens/s, {content['kills']} kills, "
         f"{content['reissued']} tasks re-issued, "
         f"{content['samples_lost']} samples lost, {content['samples_doubled']} doubled, {moved:,.0f} MB moved"
@@ -140,6 +142,8 @@ class _Demo:
         self._first_seen: tuple[int, float] | None = None
         self._last_seen = 0.0
         self._waits_told = ""
+        self._validations: dict[int, float] = {}
+        """By version, as the coordinator tells them."""
         self._interrupted = False
         self.kills = 0
 
@@ -256,6 +260,10 @@ class _Demo:
                     self._first_seen = (row["step"], now)  # steps that are seen together have no speed
                 self._view.step(row["step"], row["loss"], self._speed())
         running = sum(child.running for child, _ in self._volunteers.values())
+        for found in status["validations"]:
+            if found["version"] not in self._validations and found["loss"] is not None:
+                self._validations[found["version"]] = found["loss"]
+                self._view.news(f"validation loss {found['loss']:.4f} after {found['version']} steps")
         self._view.status(status, running)
         waits = status["run"]["waiting_for"]
         if waits != self._waits_told:
@@ -361,5 +369,6 @@ class _Demo:
             samples_lost=verdict.samples_lost,
             samples_doubled=verdict.samples_doubled,
             moved=self._tally.by_prefix("bytes_tx_"),
+            validations=self._validations,
             seconds={name: self._tally.total(name) for name in ("compute_s", "codec_s", "optimizer_s", "input_wait_s")},
         )

@@ -95,6 +95,20 @@ class RouteEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluate:
+    """Forward without a graph, for the validation. With `labels`, at a route's end, its loss.
+
+    Result: TensorRef of the output, stored as `output`; or the loss sum in nats.
+    """
+
+    task: TaskId
+    version: int
+    input: TensorRef
+    labels: TensorRef | None
+    output: int
+
+
+@dataclass(frozen=True, slots=True)
 class TakeGradient:
     """Cut the sum in `accumulator` into shards. Result: tuple of TensorRefs, stored as `shards`, in shard order."""
 
@@ -139,7 +153,10 @@ class SetUpServer:
 
 @dataclass(frozen=True, slots=True)
 class LoadBatch:
-    """Stage 0: a microbatch. Result: (TensorRef of tokens as `tokens`, TensorRef of labels as `labels`)."""
+    """Stage 0: a microbatch, of the training or the validation.
+
+    Result: (TensorRef of tokens as `tokens`, TensorRef of labels as `labels`).
+    """
 
     step: int
     microbatch: int
@@ -268,6 +285,7 @@ DEVICE_JOBS = (
     Forward,
     Backward,
     RouteEnd,
+    Evaluate,
     TakeGradient,
     DropGraphs,
     DropAccumulators,
@@ -296,6 +314,7 @@ Job = (
     | Forward
     | Backward
     | RouteEnd
+    | Evaluate
     | TakeGradient
     | DropGraphs
     | DropAccumulators

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from protocol.base.ids import TaskId
 from protocol.run.run import RunConfig
+from protocol.run.validation import ValidationLoss
 
 NORM_FLOOR = 1e-6
 """Added to the norm before dividing, as torch's `clip_grad_norm_` does."""
@@ -31,6 +32,14 @@ def task_count(tasks: Sequence[TaskId]) -> int:
     """Microbatches that went through a stage, there and back: what credit counts. The loss at a route's end is part of
     its backward."""
     return sum(task.op == "B" for task in tasks)
+
+
+def validation_loss(config: RunConfig, version: int, loss_sums: Iterable[float]) -> ValidationLoss:
+    """What a version comes to, of the loss sums of all microbatches of the validation, whatever their order."""
+    tokens = config.validation.batches * config.batch.samples * config.model.context
+    sums = list(loss_sums)
+    total = math.fsum(sums) if all(map(math.isfinite, sums)) and sum(sums) < math.inf else math.inf
+    return ValidationLoss(version=version, loss=total / tokens, tokens=tokens)
 
 
 def learning_rate(config: RunConfig, step: int) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from protocol.base.ids import ContributionId, TaskId, TensorRef, Ticket
-from protocol.messages import Share
+from protocol.messages import Share, ValidationLoss
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -101,6 +101,14 @@ class StepDone(Record, frozen=True, kw_only=True):
     """Decider: every stage has committed the step. `shares`: who computed it; kept until the coordinator knows."""
 
     shares: tuple[Share, ...] = ()
+    validation: ValidationLoss | None = None
+    """Of the version that the step ran on, if it was validated."""
+
+
+class LastValidated(Record, frozen=True, kw_only=True):
+    """Decider: what the run's last version comes to on text that was kept aside; `step` is `RunConfig.final_step`."""
+
+    validation: ValidationLoss
 
 
 class CheckpointWritten(Record, frozen=True, kw_only=True):
@@ -119,5 +127,6 @@ RECORDS: tuple[type[Record], ...] = (
     StepSealed,
     StepDecided,
     StepDone,
+    LastValidated,
     CheckpointWritten,
 )

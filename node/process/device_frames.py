@@ -25,6 +25,7 @@ RESULTS: Mapping[str, Any] = {
     "Forward": TensorRef,
     "Backward": TensorRef | None,
     "RouteEnd": tuple[float, TensorRef | None],
+    "Evaluate": TensorRef | float,
     "TakeGradient": tuple[TensorRef, ...],
 }
 """What a job's result is; None where nothing stands here."""

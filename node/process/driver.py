@@ -72,6 +72,7 @@ OPERATIONS = {
     "Forward": "forward",
     "Backward": "backward",
     "RouteEnd": "backward",
+    "Evaluate": "validation",
     "TakeGradient": "weight_gradient",
     "Fold": "optimizer",
     "Reduce": "optimizer",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NODE_STATES = ("idle", "joining", "syncing", "training", "paused", "draining", "offline")
 SERVER_ROLES = ("leader", "follower", "joining", "stopped")
-OPERATIONS = ("forward", "backward", "weight_gradient", "optimizer", "send", "receive")
+OPERATIONS = ("forward", "backward", "validation", "weight_gradient", "optimizer", "send", "receive")
 PHASES = ("compute", "transfer_wait", "input_wait", "codec", "optimizer", "paused", "other")
 SUSPENDED_REASONS = (
     "user", "user_active", "schedule", "program", "battery", "metered", "temperature", "power", "memory", "disk",

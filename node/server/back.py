@@ -14,6 +14,7 @@ from node.server.front import DEADLINE_SHARE
 from node.server.pool import Entry, Grant, Pool
 from protocol.base.ids import NodeId, TaskId, TensorRef
 from protocol.messages import Activation, Forget, Gradient, Held, Lease, Output, Ready
+from protocol.run.course import VALIDATION_FIRST
 
 
 @dataclass(slots=True)
@@ -54,6 +55,8 @@ class BackRole:
         places = dict.fromkeys(self._context.back_places(step))
         self._steps[step] = _Step(places)
         for microbatch, position in places:
+            if microbatch >= VALIDATION_FIRST:
+                continue
             backward = TaskId(step, microbatch, position, "B")
             self.pool.add(Entry((backward,), needs_result=position > 0, needs_gradient=True))
 
@@ -77,10 +80,12 @@ class BackRole:
         place = message.task.microbatch, message.task.position
         if state is None or place not in state.places or place in state.outputs:
             self._out.drop(message.tensors)
-            self.on_graphs(peer, (message.task,))
+            if message.task.microbatch < VALIDATION_FIRST:
+                self.on_graphs(peer, (message.task,))
             return
         (state.outputs[place],) = message.tensors
-        self.on_graphs(peer, (message.task,))
+        if message.task.microbatch < VALIDATION_FIRST:
+            self.on_graphs(peer, (message.task,))
         if place not in state.delivered:
             self._send_activation(message.task.step, place)
         self._output_safe(message.task.step, place)

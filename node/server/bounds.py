@@ -15,6 +15,7 @@ from protocol.messages import (
     Commit,
     Contribute,
     Decision,
+    Evaluated,
     FetchInput,
     Gradient,
     InputGradient,
@@ -24,12 +25,15 @@ from protocol.messages import (
     Ready,
     StageKey,
     Summed,
+    Validated,
     Work,
 )
+from protocol.run.course import VALIDATION_FIRST
 from protocol.run.run import LEARNING_RATE_MAX
 
 _OP_OF: dict[type[Work], str] = {
     Output: "F", FetchInput: "F", Activation: "F", InputGradient: "B", Gradient: "B", Labels: "L",
+    Evaluated: "L", Validated: "L",
 }  # fmt: skip
 """Messages to a server about one task, and what sort of task it is."""
 
@@ -38,8 +42,9 @@ def _check_slots(context: StageContext, message: Ready) -> None:
     """What an honest worker asks for: what it can hold in memory at once, at positions that the stage is visited at."""
     graphs_max = context.plan.graphs_max(context.stage)
     positions = context.plan.course.graph_positions(context.stage)
-    if not 0 <= message.slots <= RUN_SLOTS_MAX:
-        raise RemoteProtocolError("decode", f"{message.slots} slots, where 0 to {RUN_SLOTS_MAX} are possible")
+    for count in (message.slots, message.validation_slots):
+        if not 0 <= count <= RUN_SLOTS_MAX:
+            raise RemoteProtocolError("decode", f"{count} slots, where 0 to {RUN_SLOTS_MAX} are possible")
     for position, slots in message.graph_slots:
         if position not in positions:
             raise RemoteProtocolError("decode", f"slots for position {position}, where no forward of this stage is")
@@ -55,18 +60,20 @@ def check_bounds(context: StageContext, message: Work) -> None:
         tasks = message.graphs
         _check_slots(context, message)
     for task in tasks:
-        if not 0 <= task.microbatch < context.config.batch.microbatches or task.segment or task.slice:
+        if not context.config.has_microbatch(task.step, task.microbatch) or task.segment or task.slice:
             raise RemoteProtocolError("decode", f"{task} is no task of this run")
-        if not 0 <= task.step < context.config.steps:
+        if task.microbatch >= VALIDATION_FIRST and task.op not in ("F", "L"):
             raise RemoteProtocolError("decode", f"{task} is no task of this run")
         end = context.plan.length(task.step, task.microbatch)
         if not 0 <= task.position <= end or (task.position == end) != (task.op == "L"):
             raise RemoteProtocolError("decode", f"{task} is no task of this run")
-    if isinstance(message, (Ready, Summed, Output, InputGradient, FetchInput, LeaseReturned, Contribute)):
+    if isinstance(message, (Ready, Summed, Output, InputGradient, Evaluated, FetchInput, LeaseReturned, Contribute)):
         for task in tasks:
             if context.plan.stage_at(task.step, task.microbatch, task.position) != context.stage:
                 raise RemoteProtocolError("role", f"{task} is not of stage {context.stage}")
-    if single is not None:
+    if isinstance(message, (Evaluated, Validated)) and single is not None:
+        _check_loss(single, message.loss_sum)
+    if single is not None and not isinstance(message, Validated):
         _check_owner(context, message, single)
     if isinstance(message, StageKey) and len(message.key) != KEY_BYTES:
         raise RemoteProtocolError("decode", f"a stage's key of {len(message.key)} bytes")
@@ -84,6 +91,12 @@ def check_bounds(context: StageContext, message: Work) -> None:
         _check_shape(message.tensors, shape, config.wire.activations_down)
     elif isinstance(message, Labels):
         _check_shape(message.tensors, shape[:2], "int32")
+
+
+def _check_loss(task: TaskId, loss_sum: float) -> None:
+    """Of the validation alone: what is trained on comes with its gradient."""
+    if task.microbatch < VALIDATION_FIRST or task.op != "L" or loss_sum < 0:
+        raise RemoteProtocolError("decode", f"a loss sum of {loss_sum} for {task}")
 
 
 def _check_owner(context: StageContext, message: Work, task: TaskId) -> None:

@@ -91,12 +91,12 @@ class StageContext:
     def in_window(self, step: int) -> bool:
         """Whether a message about `step` can be of use: not closed, and not further than any step can be open."""
         newest = self.closed + CLOSED_LAG_STEPS + 1 + self.config.batch.delay
-        return self.closed < step <= newest and step < self.config.steps
+        return self.closed < step <= newest and self.config.has_step(step)
 
     def front_places(self, step: int) -> Iterator[Place]:
         """Visits whose input this server keeps, in order."""
         plan = self.plan
-        for microbatch in range(self.config.batch.microbatches):
+        for microbatch in self.config.microbatches_of(step):
             for position in range(plan.length(step, microbatch)):
                 if plan.front_of(step, microbatch, position) == self.node:
                     yield microbatch, position
@@ -104,7 +104,7 @@ class StageContext:
     def back_places(self, step: int) -> Iterator[Place]:
         """Visits whose output this server keeps, in order: a route's end has none."""
         plan = self.plan
-        for microbatch in range(self.config.batch.microbatches):
+        for microbatch in self.config.microbatches_of(step):
             for position in range(plan.length(step, microbatch) - 1):
                 if plan.back_of(step, microbatch, position) == self.node:
                     yield microbatch, position

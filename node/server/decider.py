@@ -1,5 +1,8 @@
 """The decider: the ledger of stage 0 opens steps, decides how each ends, and closes it when all have committed.
 
+A step that goes with a validation is closed when that is through, too: servers then still have its version, and who
+computes has nothing else to do until the next step opens.
+
 A per-stage ledger cannot know the global gradient norm, so one place must: every stage reports when it is frozen, the
 decision is made durable, and only then told. The coordinator has no part in it (state-and-trust 4.3).
 """
@@ -15,8 +18,8 @@ from pathlib import PurePath
 import msgspec
 
 from node.machine.jobs import WriteManifest
-from node.machine.numbers import clip_factor, learning_rate
-from node.machine.records import CheckpointWritten, Record, StepDecided, StepDone
+from node.machine.numbers import clip_factor, learning_rate, validation_loss
+from node.machine.records import CheckpointWritten, LastValidated, Record, StepDecided, StepDone
 from node.machine.waits import Wait, listed
 from node.server.context import StageContext
 from node.server.ledger import largest_shares
@@ -31,6 +34,8 @@ from protocol.messages import (
     StepClosed,
     StepOpened,
     StepReport,
+    Validated,
+    ValidationLoss,
     Work,
 )
 from protocol.run.changes import changed, in_force
@@ -49,6 +54,8 @@ class _Step:
     decision_durable: bool = False
     committed: dict[int, tuple[Share, ...]] = field(default_factory=dict)
     """By stage: who computed it."""
+    losses: dict[int, float] = field(default_factory=dict)
+    """Of the validation: sums in nats, by microbatch."""
 
 
 class DeciderRole:
@@ -69,6 +76,8 @@ class DeciderRole:
         """Reports that the coordinator has not acknowledged, in order."""
         self._parts: dict[int, dict[tuple[int, int], CheckpointPart]] = {}
         self._manifests: dict[int, None] = {}
+        self._final: ValidationLoss | None = None
+        """Of the run's last version."""
         self._coordinator_linked = False
         self._acknowledged = -1
         self._reported = -1
@@ -119,11 +128,13 @@ class DeciderRole:
             if isinstance(record, StepDecided):
                 step = self._steps.setdefault(record.step, _Step(now))
                 step.decision, step.decision_durable = record, True
+            elif isinstance(record, LastValidated):
+                self._last_known(record)
             elif isinstance(record, StepDone):
                 step = self._steps.pop(record.step)
                 assert step.decision is not None, f"step {record.step} is done but was never decided"
                 self._closed = self._closing = record.step
-                self._reports[record.step] = self._report(step.decision, duration_s=0.0, shares=record.shares)
+                self._reports[record.step] = self._report(step.decision, 0.0, record.shares, record.validation)
             elif isinstance(record, CheckpointWritten):
                 self._manifests[record.step] = None
         self._opened = max([self._closed, *self._steps])
@@ -147,8 +158,22 @@ class DeciderRole:
         while self._opened < newest and not self._context.plan.paused:
             self._opened += 1
             self._steps[self._opened] = _Step(now)
-            for stage in range(self._stage_count):
-                self._out.send(self._context.plan.ledger_of(stage), self._opened_message(self._opened))
+            self._tell_opened(self._opened)
+        if self._final_is_due and self._closed == config.steps - 1 and not self._context.plan.paused:
+            self._opened = config.final_step
+            if self._opened not in self._steps:
+                self._steps[self._opened] = _Step(now)
+                self._tell_opened(self._opened)
+
+    @property
+    def _final_is_due(self) -> bool:
+        """Whether the run's last version has to be validated, and was not."""
+        config = self._context.config
+        return self._final is None and config.validates(config.final_step)
+
+    def _tell_opened(self, step: int) -> None:
+        for stage in range(self._stage_count):
+            self._out.send(self._context.plan.ledger_of(stage), self._opened_message(step))
 
     def _opened_message(self, step: int) -> StepOpened:
         return StepOpened(ledger_generation=self._context.generation, step=step, closed=self._closed)
@@ -162,6 +187,8 @@ class DeciderRole:
                 self.on_stage_committed(message)
             case CheckpointPart():
                 self.on_checkpoint_part(message)
+            case Validated():
+                self.on_validated(message)
             case _:
                 self._out.drop(getattr(message, "tensors", ()))
 
@@ -232,20 +259,59 @@ class DeciderRole:
         step = self._steps.get(self._closing + 1)
         if step is None or step.decision is None or len(step.committed) < self._stage_count:
             return
+        validation = self._validation(self._closing + 1, step)
+        if validation is None and self._context.config.validates(self._closing + 1):
+            return
         self._closing += 1
         brought: Counter[NodeId] = Counter()
         for stage in sorted(step.committed):
             for share in step.committed[stage]:
                 brought[share.node] += share.tasks
-        shares = largest_shares(brought)
-        self._out.persist(StepDone(ledger_generation=self._context.generation, step=self._closing, shares=shares))
+        generation, shares = self._context.generation, largest_shares(brought)
+        self._out.persist(
+            StepDone(ledger_generation=generation, step=self._closing, shares=shares, validation=validation)
+        )
+
+    def on_validated(self, message: Validated) -> None:
+        """A loss of the validation. The last one may be what a step waits for."""
+        step = self._steps.get(message.task.step)
+        if step is None or message.task.microbatch in step.losses:
+            return
+        step.losses[message.task.microbatch] = message.loss_sum
+        if message.task.step < self._context.config.steps:
+            self._close_next()
+        elif (found := self._validation(message.task.step, step)) is not None:
+            generation = self._context.generation
+            self._out.persist(LastValidated(ledger_generation=generation, step=message.task.step, validation=found))
+
+    def _validation(self, number: int, step: _Step) -> ValidationLoss | None:
+        """What the step's version comes to, when all losses are here."""
+        config = self._context.config
+        if not config.validates(number) or len(step.losses) < config.validation.batches:
+            return None
+        return validation_loss(config, config.version_of(number), step.losses.values())
+
+    def last_validated(self, record: LastValidated) -> None:
+        """The last version is validated, durably; nobody has to forget its step, since the run is over."""
+        del self._steps[record.step]
+        self._last_known(record)
+        self._send_reports()
+
+    def _last_known(self, record: LastValidated) -> None:
+        """The report of the run's last step tells it."""
+        self._final = record.validation
+        last = self._reports.get(self._context.config.steps - 1)
+        if last is not None and record.validation not in last.validations:
+            told = msgspec.structs.replace(last, validations=(*last.validations, record.validation))
+            self._reports[last.step] = told
 
     def done(self, record: StepDone, now: float) -> None:
         """The step is over for good: tell the stages and the coordinator, open the next."""
         self._closed = record.step
         step = self._steps.pop(record.step)
         assert step.decision is not None
-        self._reports[record.step] = self._report(step.decision, now - step.opened_at, record.shares)
+        duration_s = now - step.opened_at
+        self._reports[record.step] = self._report(step.decision, duration_s, record.shares, record.validation)
         for stage in range(self._stage_count):
             self._out.send(
                 self._context.plan.ledger_of(stage),
@@ -257,7 +323,13 @@ class DeciderRole:
 
     # ---- reports -------------------------------------------------------------------------------------------------
 
-    def _report(self, decision: StepDecided, duration_s: float, shares: tuple[Share, ...] = ()) -> StepReport:
+    def _report(
+        self,
+        decision: StepDecided,
+        duration_s: float,
+        shares: tuple[Share, ...] = (),
+        validation: ValidationLoss | None = None,
+    ) -> StepReport:
         return StepReport(
             ledger_generation=self._context.generation,
             step=decision.step,
@@ -274,16 +346,19 @@ class DeciderRole:
             duration_s=duration_s,
             shares=shares,
             changes=decision.changes,
+            validations=() if validation is None else (validation,),
         )
 
     def _send_reports(self) -> None:
         """Sends the oldest unacknowledged reports, each once a link. The last step's waits for the last checkpoint,
-        unless that is where these ledgers begin."""
+        unless that is where these ledgers begin, and for the last version's validation."""
         if not self._coordinator_linked:
             return
         last = self._context.config.steps
         for step in list(self._reports)[:REPORTS_IN_FLIGHT_MAX]:
             if step + 1 == last and step >= self._first_step and last not in self._manifests:
+                break
+            if step + 1 == last and self._final_is_due:
                 break
             if step > self._reported:
                 self._reported = step
@@ -368,9 +443,19 @@ class DeciderRole:
             return None
         number = min(self._steps)
         step = self._steps[number]
+        if number >= self._context.config.steps:
+            return self._losses_missing(number, step)
         if step.decision is None:
             return self._others_to("finish the gradients", number, step.frozen)
-        return self._others_to("save the update", number, step.committed)
+        return self._others_to("save the update", number, step.committed) or self._losses_missing(number, step)
+
+    def _losses_missing(self, number: int, step: _Step) -> Wait | None:
+        if not self._context.config.validates(number):
+            return None
+        missing = self._context.config.validation.batches - len(step.losses)
+        if not missing:
+            return None
+        return Wait(number, f"{missing} microbatch{'' if missing == 1 else 'es'} of the validation")
 
     def _others_to(self, what: str, number: int, done: Collection[int]) -> Wait | None:
         own = self._context.stage

@@ -1,5 +1,7 @@
 """The front role: receives a stage's inputs, hands out forwards (and whole route ends), collects input gradients.
 
+Forwards of the validation go the same way, in a pool of their own: nobody's gradient waits for them.
+
 It keeps every input and every input gradient of a step until all stages have committed it, so that anybody can redo
 anybody's work and a restarted neighbour can fetch instead of rerun (hybrid paper section 3; design section 4).
 """
@@ -12,7 +14,20 @@ from node.machine.jobs import LoadBatch
 from node.server.context import RUN_SLOTS_MAX, Place, StageContext
 from node.server.pool import Entry, Grant, Pool
 from protocol.base.ids import NodeId, TaskId, TensorRef
-from protocol.messages import Activation, FetchInput, Gradient, Held, InputAnswer, InputGradient, Labels, Lease, Ready
+from protocol.messages import (
+    Activation,
+    Evaluated,
+    FetchInput,
+    Gradient,
+    Held,
+    InputAnswer,
+    InputGradient,
+    Labels,
+    Lease,
+    Ready,
+    Validated,
+)
+from protocol.run.course import VALIDATION_FIRST
 
 DEADLINE_SHARE = 0.8
 """A volunteer gives up at this share of a lease, so that it never works beside its successor (state-and-trust 4.5)."""
@@ -31,6 +46,8 @@ class _Step:
     """Of the visits' backwards (or route ends); a route's beginning has none."""
     delivered: dict[Place, None] = field(default_factory=dict)
     """Input gradients that the visit before is known to hold."""
+    losses: dict[int, float] = field(default_factory=dict)
+    """Of the validation, by microbatch, where its route ends here."""
 
 
 class FrontRole:
@@ -49,19 +66,29 @@ class FrontRole:
         """Forwards, by position: a slot for one is none for another."""
         self.ends = Pool(*terms)
         """Route ends, which leave no graph behind and never wait for one."""
+        self.validation = Pool(*terms)
+        """Forwards that nobody trains on; those of a route's end are its loss, too."""
 
     @property
     def all_pools(self) -> tuple[Pool, ...]:
-        """What is nearest to a route's end comes first: it makes room."""
+        """What is nearest to a route's end comes first: it makes room. The validation comes last."""
+        return (*self.training_pools, self.validation)
+
+    @property
+    def training_pools(self) -> tuple[Pool, ...]:
+        """Those whose work leads to weight gradients."""
         return (self.ends, *self.pools.values())
 
     def pool_of(self, task: TaskId) -> Pool:
         """Where a forward, or the first task of a route's end, waits for somebody who does it."""
+        if task.microbatch >= VALIDATION_FIRST:
+            return self.validation
         return self.ends if self._ends_at(task.step, task.microbatch, task.position) else self.pools[task.position]
 
     def add_slots(self, node: NodeId, message: Ready) -> None:
         """A volunteer takes more leases."""
         self.ends.add_slots(node, message.slots, RUN_SLOTS_MAX)
+        self.validation.add_slots(node, message.validation_slots, RUN_SLOTS_MAX)
         for position, slots in message.graph_slots:
             self.pools[position].add_slots(node, slots, self._context.plan.graphs_max(self._context.stage))
 
@@ -75,7 +102,11 @@ class FrontRole:
         self._steps[step] = _Step(places)
         for microbatch, position in places:
             forward = TaskId(step, microbatch, position, "F")
-            if self._ends_at(step, microbatch, position):
+            if microbatch >= VALIDATION_FIRST:
+                ends = self._ends_at(step, microbatch, position)
+                tasks: tuple[TaskId, ...] = (forward, self._loss(step, microbatch)) if ends else (forward,)
+                entry = Entry(tasks, needs_result=True, needs_gradient=False)
+            elif self._ends_at(step, microbatch, position):
                 tasks = (forward, self._loss(step, microbatch), TaskId(step, microbatch, position, "B"))
                 entry = Entry(tasks, needs_result=position > 0, needs_gradient=True)
             else:
@@ -161,6 +192,22 @@ class FrontRole:
             self._send_gradient(message.task.step, place)
         self._input_gradient_safe(message.task.step, place)
 
+    def on_evaluated(self, message: Evaluated) -> None:
+        """The loss of a microbatch of the validation. The first that came stays; the decider hears of it."""
+        state = self._steps.get(message.task.step)
+        microbatch = message.task.microbatch
+        if state is None or microbatch in state.losses:
+            return
+        state.losses[microbatch] = message.loss_sum
+        self.validation.result_held(TaskId(message.task.step, microbatch, message.task.position - 1, "F"))
+        self._send_loss(message.task, message.loss_sum)
+
+    def _send_loss(self, task: TaskId, loss_sum: float) -> None:
+        generation = self._context.generation
+        self._out.send(
+            self._context.plan.decider, Validated(ledger_generation=generation, task=task, loss_sum=loss_sum)
+        )
+
     def on_held(self, peer: NodeId, message: Held) -> None:
         """A neighbour says what it holds: outputs (same visit), gradients (the visit before), labels (route's end)."""
         told = dict.fromkeys(message.tasks)
@@ -206,7 +253,9 @@ class FrontRole:
             if place in state.input_gradients:
                 self._send_gradient(step, place)
             elif delivered and self._ends_at(step, microbatch, position):
-                self.ends.result_lost(TaskId(step, microbatch, position, "F"))
+                self.pool_of(TaskId(step, microbatch, position, "F")).result_lost(
+                    TaskId(step, microbatch, position, "F")
+                )
             elif delivered:
                 lost[self._context.plan.back_of(step, microbatch, position)] = None
 
@@ -214,6 +263,10 @@ class FrontRole:
         """A server is ready: say all that it must know about what this role holds."""
         context = self._context
         neighbours = context.plan.neighbours_of(context.stage)
+        if peer == context.plan.decider:
+            for step, state in self._steps.items():
+                for microbatch, loss_sum in state.losses.items():
+                    self._send_loss(self._loss(step, microbatch), loss_sum)
         if peer in neighbours.backs_before:
             held = [
                 TaskId(step, microbatch, position, "F")
@@ -264,7 +317,7 @@ class FrontRole:
                 front=context.node,
                 back=context.plan.back_of(task.step, task.microbatch, task.position),
                 recompute=False,
-                need_input_gradient=len(entry.tasks) > 1 and entry.needs_result,
+                need_input_gradient=entry.tasks[-1].op == "B" and entry.needs_result,
                 need_weight_gradient=entry.needs_gradient,
                 tensors=entry.tensors,
             ),
@@ -282,7 +335,7 @@ class FrontRole:
         if not self._ends_at(step, microbatch, position):
             self.pool_of(task).supply(task, (state.inputs[place],))
         elif place in state.inputs and microbatch in state.labels:
-            self.ends.supply(task, (state.inputs[place], state.labels[microbatch]))
+            self.pool_of(task).supply(task, (state.inputs[place], state.labels[microbatch]))
 
     def _input_gradient_safe(self, step: int, place: Place) -> None:
         microbatch, position = place

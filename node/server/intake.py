@@ -21,6 +21,7 @@ from protocol.messages import (
     Activation,
     Commit,
     Contribute,
+    Evaluated,
     FetchInput,
     FetchParameters,
     Freeze,
@@ -99,7 +100,9 @@ class Intake:
 
     def _dispatch(self, peer: NodeId, message: Work, now: float, size: float) -> None:
         match message:
-            case Output() | Activation() | Gradient() | InputGradient() | Labels() if self._open_early(message):
+            case Output() | Activation() | Gradient() | InputGradient() | Labels() | Evaluated() if self._open_early(
+                message
+            ):
                 self._on_tensor(peer, message, size)
             case Held():
                 for role in (self._roles.front, self._roles.back):
@@ -163,6 +166,8 @@ class Intake:
             self._roles.front.on_activation(message)
         elif self._roles.front is not None and isinstance(message, Labels):
             self._roles.front.on_labels(message)
+        elif self._roles.front is not None and isinstance(message, Evaluated):
+            self._roles.front.on_evaluated(message)
         elif self._roles.front is not None and isinstance(message, InputGradient):
             if not self._roles.front.wants(message.task) or self._roles.guard.is_used(peer, message, size):
                 self._roles.front.on_input_gradient(message)
@@ -185,7 +190,7 @@ class Intake:
         step = message.task.step  # type: ignore[attr-defined]
         if not self._context.in_window(step):
             return False
-        if not (self._context.reads_data and isinstance(message, (Output, InputGradient))):
+        if not (self._context.reads_data and isinstance(message, (Output, InputGradient, Evaluated))):
             self._roles.open_step(step)
         return True
 

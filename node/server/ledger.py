@@ -123,12 +123,14 @@ class LedgerRole:
                 )
 
     def on_step_opened(self, message: StepOpened) -> None:
-        """The decider opens a step: the whole stage hears of it."""
-        step = self._open(message.step)
-        step.opened = True
+        """The decider opens a step: the whole stage hears of it. What only validates has nothing to cover."""
         for node in self._context.stage_servers:
             if node != self._context.node:
                 self._out.send(node, message)
+        if message.step >= self._context.config.steps:
+            return
+        step = self._open(message.step)
+        step.opened = True
         for pending in list(step.pending.values()):
             self._judge_if_complete(step, pending)
         if not step.tasks and not step.norms:

@@ -18,6 +18,7 @@ from node.server.shard import Phase, ShardRole
 from node.server.tails import TailDesk
 from protocol.base.ids import NodeId
 from protocol.messages import ServerReady, StageKey, StepClosed
+from protocol.run.course import VALIDATION_FIRST
 
 
 class Roles:
@@ -45,10 +46,17 @@ class Roles:
         """Pools of this server's own tasks, those of the front first."""
         return [pool for role in (self.front, self.back) if role is not None for pool in role.all_pools]
 
+    def _training_pools(self) -> list[Any]:
+        """Those whose work leads to weight gradients."""
+        fronts = () if self.front is None else self.front.training_pools
+        return [*fronts, *(() if self.back is None else self.back.all_pools)]
+
     def open_step(self, step: int) -> None:
-        for role in (self.front, self.back, self.tails):
+        for role in (self.front, self.back):
             if role is not None:
                 role.open_step(step)
+        if step < self._context.config.steps:
+            self.tails.open_step(step)
 
     def close_step(self, step: int) -> None:
         """Every role forgets the step and those before it; volunteers and our own device are told to."""
@@ -69,8 +77,8 @@ class Roles:
                 grants = role.give_leases(now)
                 for grant in grants:
                     self.guard.leased(grant.worker, now)
-                self.tails.granted(grants)
-        self.tails.look(self.pools(), now)
+                self.tails.granted(grant for grant in grants if grant.entry.tasks[0].microbatch < VALIDATION_FIRST)
+        self.tails.look(self._training_pools(), now)
         tell_allowances(self._context, self.pools())
 
     def check(self) -> None:

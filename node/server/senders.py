@@ -18,6 +18,7 @@ from protocol.messages import (
     Committed,
     Contribute,
     Decision,
+    Evaluated,
     FetchInput,
     FetchParameters,
     Freeze,
@@ -38,11 +39,14 @@ from protocol.messages import (
     Stored,
     Summed,
     Tail,
+    Validated,
     Verdict,
     Work,
 )
 
-_FROM_WORKERS = (Ready, Summed, LeaseReturned, Output, InputGradient, FetchInput, FetchParameters, Contribute)
+_FROM_WORKERS = (
+    Ready, Summed, LeaseReturned, Output, InputGradient, Evaluated, FetchInput, FetchParameters, Contribute,
+)  # fmt: skip
 
 
 def check_sender(context: StageContext, peer: NodeId, message: Work, *, is_volunteer: bool) -> None:
@@ -79,6 +83,8 @@ def _may_say(context: StageContext, peer: NodeId, message: Work, is_volunteer: b
             return message.task.position > 0 and peer == plan.back_of(*_visit(message.task, -1))
         case Gradient():
             return not plan.ends_at(*_visit(message.task)) and peer == plan.front_of(*_visit(message.task, +1))
+        case Validated():
+            return peer == plan.front_of(*_visit(message.task))
         case Labels():
             return peer == plan.front_of(message.task.step, message.task.microbatch, 0)
         case ServerReady() | Held():

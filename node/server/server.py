@@ -30,6 +30,7 @@ from node.machine.records import (
     CheckpointWritten,
     ContributionAccepted,
     ContributionStored,
+    LastValidated,
     Record,
     SnapshotWritten,
     StageKeyKnown,
@@ -138,7 +139,7 @@ class ServerMachine:
         """
         for role in (self.front, self.back):
             if role is not None:
-                role.close_step(self.context.config.steps)
+                role.close_step(self.context.config.final_step)
         self.shard.end()
         return self.decider.unreported() if self.decider is not None else ()
 
@@ -285,6 +286,8 @@ class ServerMachine:
                 self.decider.decided(record)
             case StepDone() if self.decider is not None:
                 self.decider.done(record, now)
+            case LastValidated() if self.decider is not None:
+                self.decider.last_validated(record)
             case CheckpointWritten() if self.decider is not None:
                 self.decider.manifest_durable(record)
             case _:

@@ -20,10 +20,10 @@ import msgspec
 
 from protocol.base.errors import RemoteProtocolError
 from protocol.base.ids import TICKET_BYTES, NodeId, TaskId, Ticket
-from protocol.messages import Contribute, FetchInput, InputGradient, Output, Ready, Summed, Work
+from protocol.messages import Contribute, Evaluated, FetchInput, InputGradient, Output, Ready, Summed, Work
 
 KEY_BYTES = 32
-NEED_LEASE = (Output, InputGradient, FetchInput, Contribute, Summed)
+NEED_LEASE = (Output, InputGradient, Evaluated, FetchInput, Contribute, Summed)
 """What only somebody with a lease can say."""
 
 
@@ -58,7 +58,7 @@ class TicketOffice:
         return self._fence
 
     def issue(self, node: NodeId, task: TaskId, fence: int) -> Ticket:
-        """The ticket of a lease; `task` is the last of its tasks: a forward, or the backward that ends it."""
+        """The ticket of a lease; `task` is the last of its tasks: a forward, a backward or a loss to validate."""
         return Ticket(fence, self._mac(node, task, fence))
 
     def check(self, node: NodeId, task: TaskId, ticket: Ticket) -> None:
@@ -79,7 +79,7 @@ class TicketOffice:
 def _claims(message: Work) -> Iterator[tuple[TaskId, Ticket]]:
     """What a message says its sender was given. Raises `RemoteProtocolError` ("decode") where tickets are missing."""
     match message:
-        case Output() | InputGradient():
+        case Output() | InputGradient() | Evaluated():
             yield message.task, message.ticket
         case FetchInput():
             yield msgspec.structs.replace(message.task, op="B"), message.ticket

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from protocol.base.ids import NodeId, TaskId, TensorRef
 from protocol.messages import Lease, Verdict
+from protocol.run.course import VALIDATION_FIRST
 
 
 @dataclass(slots=True)
@@ -32,15 +33,20 @@ class Held:
         return self.gives_slot and not (self.stalled and self.input is None)
 
 
-def urgency(held: Held) -> tuple[int, bool, TaskId]:
-    """Older steps first; within a step backwards and route ends before forwards; then by number."""
+def urgency(held: Held) -> tuple[int, bool, bool, TaskId]:
+    """Older steps first; in a step backwards and route ends before forwards, the validation last; then by number."""
     key = held.lease.tasks[0]
-    return key.step, key.op == "F" and len(held.lease.tasks) == 1, key
+    return key.step, is_validation(held.lease), key.op == "F" and len(held.lease.tasks) == 1, key
+
+
+def is_validation(lease: Lease) -> bool:
+    """Whether nobody trains on it: a forward that leaves nothing behind."""
+    return lease.tasks[0].microbatch >= VALIDATION_FIRST
 
 
 def leaves_graph(lease: Lease) -> bool:
     """Whether it is a forward of a route that goes on: its graph stays here until the backward."""
-    return len(lease.tasks) == 1 and lease.tasks[0].op == "F"
+    return len(lease.tasks) == 1 and lease.tasks[0].op == "F" and not is_validation(lease)
 
 
 def forward_of(task: TaskId) -> TaskId:

@@ -6,6 +6,7 @@ from protocol.base.errors import RemoteProtocolError
 from protocol.base.forms import DIFFERENCES_MAX
 from protocol.base.ids import NodeId, TaskId, TensorRef
 from protocol.messages import InputAnswer, Lease, Parameters, StepClosed, Verdict, Work
+from protocol.run.course import VALIDATION_FIRST
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 
@@ -39,7 +40,8 @@ def check_from_server(config: RunConfig, plan: Plan, stage: int, peer: NodeId, m
 
 def _check_lease(config: RunConfig, plan: Plan, stage: int, peer: NodeId, lease: Lease) -> None:
     ops = "".join(task.op for task in lease.tasks)
-    if ops not in ("F", "B", "FLB"):
+    aside = bool(lease.tasks) and lease.tasks[0].microbatch >= VALIDATION_FIRST
+    if ops not in (("F", "FL") if aside else ("F", "B", "FLB")):
         raise RemoteProtocolError("decode", f"a lease of {ops or 'nothing'}")
     first = lease.tasks[0]
     end = plan.length(first.step, first.microbatch)
@@ -47,9 +49,9 @@ def _check_lease(config: RunConfig, plan: Plan, stage: int, peer: NodeId, lease:
         place = TaskId(first.step, first.microbatch, end if task.op == "L" else first.position, task.op)
         if task != place or plan.stage_at(task.step, task.microbatch, task.position) != stage:
             raise RemoteProtocolError("role", f"{task} is not of stage {stage}, or not of one lease")
-    if first.position >= end or first.microbatch >= config.batch.microbatches or first.step >= config.steps:
+    if first.position >= end or not config.has_microbatch(first.step, first.microbatch):
         raise RemoteProtocolError("decode", f"{first} is no task of this run")
-    if (ops == "FLB") != (first.position == end - 1):
+    if ("L" in ops) != (first.position == end - 1):
         raise RemoteProtocolError("decode", f"{ops} at position {first.position} of {end}")
     if lease.version != config.version_of(first.step):
         raise RemoteProtocolError("version", f"version {lease.version} for step {first.step}")
@@ -59,9 +61,11 @@ def _check_lease(config: RunConfig, plan: Plan, stage: int, peer: NodeId, lease:
         raise RemoteProtocolError("role", f"{first} is not this server's to lease")
     if lease.need_input_gradient and first.position == 0:
         raise RemoteProtocolError("decode", "an input gradient of tokens")
+    if aside and (lease.need_input_gradient or lease.need_weight_gradient):
+        raise RemoteProtocolError("decode", "a gradient of the validation")
     takes = _input(config, first.position)
     labels = (config.batch.samples, config.model.context), "int32"
-    expected = {"F": (takes,), "B": (_hidden(config),), "FLB": (takes, labels)}
+    expected = {"F": (takes,), "B": (_hidden(config),), "FLB": (takes, labels), "FL": (takes, labels)}
     _check_tensors(lease.tensors, expected[ops])
 
 

@@ -2,7 +2,8 @@
 
 A forward leaves a graph in memory until its backward, so there is room for so many *at each position* of the stage
 (`Plan.graphs_max`). Whatever else (route ends, backwards of others) leaves nothing behind and needs no room, but should
-not be hoarded. The two never share a slot: route ends are what frees graphs.
+not be hoarded. The two never share a slot: route ends are what frees graphs. The validation has slots of its own, since
+a lease of it may wait for a while: training goes first.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from node.volunteer.leases import Held, leaves_graph
+from node.volunteer.leases import Held, is_validation, leaves_graph
 from protocol.base.ids import NodeId, TaskId
 from protocol.messages import Lease, Ready
 from protocol.run.plan import Plan
@@ -19,12 +20,16 @@ AHEAD = 2
 """Work without a graph asked for ahead from each server: one runs, one is on its way."""
 RUN = -1
 """Stands where a position stands for forwards."""
+VALIDATION = -2
+"""The same."""
 
 
 class Slots:
     """What was given to the linked servers of one stage and not used yet, and what more may be given."""
 
-    def __init__(self, plan: Plan, stage: int) -> None:
+    def __init__(self, plan: Plan, stage: int, validates: bool = False) -> None:
+        """`validates`: whether the run has a validation."""
+        self._validates = validates
         self._generation = plan.ledger_generation
         self._fronts = tuple(server.node for server in plan.stages[stage].fronts)
         self._backs = tuple(server.node for server in plan.stages[stage].backs)
@@ -32,7 +37,7 @@ class Slots:
         self._graphs_max = plan.graphs_max(stage)
         self._ends_here = plan.course.ends_at(stage)
         self._given: dict[NodeId, Counter[int]] = {}
-        """By position of a forward, or `RUN`."""
+        """By position of a forward, or `RUN`, or `VALIDATION`."""
 
     def link_up(self, server: NodeId) -> None:
         """A new link starts with none."""
@@ -43,7 +48,8 @@ class Slots:
 
     def used(self, issuer: NodeId, lease: Lease) -> None:
         """A lease has come that needed one."""
-        place = lease.tasks[0].position if leaves_graph(lease) else RUN
+        other = VALIDATION if is_validation(lease) else RUN
+        place = lease.tasks[0].position if leaves_graph(lease) else other
         self._given[issuer][place] = max(0, self._given[issuer][place] - 1)
 
     def give(
@@ -66,7 +72,8 @@ class Slots:
         room = self._graphs_max
         if fits is not None and self._positions:
             room = min(room, max(1, fits // len(self._positions)))
-        ends = sum(len(each.lease.tasks) > 1 for each in held)
+        ends = sum(len(each.lease.tasks) > 1 and not is_validation(each.lease) for each in held)
+        validated = sum(is_validation(each.lease) for each in held)
         for server in servers:
             wanted = {}
             if server in self._fronts:  # each may fill the room alone: slots idle at one front would starve the others
@@ -76,13 +83,18 @@ class Slots:
                     each.issuer == server and each.lease.tasks[0].op == "B" and each.takes_slot for each in held
                 )
                 wanted[RUN] = AHEAD - ends - again
+            if self._validates and server in self._fronts:
+                wanted[VALIDATION] = AHEAD - validated
             given = self._given[server]
             more = {place: count - given[place] for place, count in wanted.items() if count > given[place]}
             if more:
                 given.update(more)
-                runs = more.pop(RUN, 0)
-                graph_slots = tuple(more.items())
-                yield (
-                    server,
-                    Ready(ledger_generation=self._generation, hello=False, slots=runs, graph_slots=graph_slots),
+                runs, validation = more.pop(RUN, 0), more.pop(VALIDATION, 0)
+                ready = Ready(
+                    ledger_generation=self._generation,
+                    hello=False,
+                    slots=runs,
+                    graph_slots=tuple(more.items()),
+                    validation_slots=validation,
                 )
+                yield server, ready

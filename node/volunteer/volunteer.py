@@ -13,6 +13,7 @@ from typing import Any
 from node.machine.jobs import (
     Backward,
     DropGraphs,
+    Evaluate,
     Forward,
     Job,
     LoadParameters,
@@ -25,12 +26,13 @@ from node.machine.outbox import Outbox
 from node.machine.waits import Wait, sentence, work_name
 from node.volunteer.allowances import Allowances
 from node.volunteer.gradients import OUTSTANDING_MAX, Gradients
-from node.volunteer.leases import AskedAgain, Held, backward_of, forward_of, urgency
+from node.volunteer.leases import AskedAgain, Held, backward_of, forward_of, is_validation, urgency
 from node.volunteer.room import Room, is_out_of_memory
 from node.volunteer.screening import check_from_server
 from node.volunteer.slots import Slots
 from node.volunteer.tails import Tails
 from node.volunteer.versions import Versions
+from node.volunteer.work import evaluated, job_of
 from protocol.base.errors import RemoteProtocolError
 from protocol.base.ids import NodeId, TaskId, TensorRef, Ticket
 from protocol.base.machine import HangUp
@@ -52,6 +54,7 @@ from protocol.messages import (
     VersionReady,
     Work,
 )
+from protocol.run.course import VALIDATION_FIRST
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 
@@ -88,7 +91,7 @@ class VolunteerMachine:
         self._asked_again = AskedAgain()
         limits = config.limits
         self.gradients = Gradients(out, incarnation, limits.contribution_tasks, limits.linger_s)
-        self.totals = {"microbatches": 0.0, "tokens": 0.0, "accepted": 0.0, "rejected": 0.0}
+        self.totals = {"microbatches": 0.0, "tokens": 0.0, "accepted": 0.0, "rejected": 0.0, "validated": 0.0}
 
     # ---- plan and links ------------------------------------------------------------------------------------------
 
@@ -111,7 +114,7 @@ class VolunteerMachine:
         self._place += 1
         self._stage = stage
         self._servers = tuple(server.node for server in plan.stages[stage].servers)
-        self._slots = Slots(plan, stage)
+        self._slots = Slots(plan, stage, validates=self._config.validation.every_steps > 0)
         self._linked = {}
         self.gradients.reset(plan.ledger_generation, self._servers)
         self._versions.reset(plan.ledger_generation, self._servers)
@@ -196,7 +199,8 @@ class VolunteerMachine:
         if gives_slot:
             assert self._slots is not None
             self._slots.used(issuer, lease)
-        self._tails.leased(key.step, issuer)
+        if not is_validation(lease):
+            self._tails.leased(key.step, issuer)
         sent = [task for task in lease.tasks if task.op != "F" and self.gradients.has(task)]
         wants = lease.need_weight_gradient and not sent
         if lease.need_weight_gradient:
@@ -207,7 +211,9 @@ class VolunteerMachine:
             or running
             or self._draining
             or len(self._leases) >= LEASES_MAX
-            or not (wants or lease.need_input_gradient or (lease.tasks == (key,) and key.op == "F"))
+            or not (
+                wants or lease.need_input_gradient or is_validation(lease) or (lease.tasks == (key,) and key.op == "F")
+            )
         ):
             self._out.drop(lease.tensors)
             if sent and not self._draining:
@@ -280,7 +286,8 @@ class VolunteerMachine:
             if ready:
                 self._run(min(ready, key=urgency))
         if self._running is None:
-            busy = [key.step for key in self._leases if key.op == "B" or len(self._leases[key].lease.tasks) > 1]
+            training = [held.lease.tasks for held in self._leases.values() if not is_validation(held.lease)]
+            busy = [tasks[0].step for tasks in training if tasks[0].op == "B" or len(tasks) > 1]
             if self._draining:
                 self.gradients.flush_all(now)
             else:
@@ -300,18 +307,9 @@ class VolunteerMachine:
         self._running = held
         step = key.step
         accumulator = self.gradients.accumulator_for(step, lease.version) if held.wants_gradient else None
-        input_gradient = self._out.key() if lease.need_input_gradient else None
-        if len(lease.tasks) > 1:
-            assert held.input is not None
-            labels = lease.tensors[1]
-            self._out.compute(RouteEnd(lease.tasks, lease.version, held.input, labels, input_gradient, accumulator))
-        elif key.op == "F":
-            assert held.input is not None
-            self._out.compute(Forward(key, lease.version, held.input, self._out.key()))
-        else:
-            if held.input is None:
-                del self._graphs[forward_of(key)]
-            self._out.compute(Backward(key, lease.version, lease.tensors[0], held.input, input_gradient, accumulator))
+        if key.op == "B" and held.input is None:
+            del self._graphs[forward_of(key)]
+        self._out.compute(job_of(held, accumulator, self._out.key))
 
     def computed(self, job: Job, result: Any, now: float) -> None:
         match job:
@@ -324,6 +322,8 @@ class VolunteerMachine:
                 self._versions.loaded(job)
             case Forward():
                 self._forward_done(job, result)
+            case Evaluate():
+                self._evaluated(job, result)
             case Backward():
                 self._backward_done(job.task, (job.task,), (), result, job.accumulator, now)
             case RouteEnd():
@@ -352,6 +352,17 @@ class VolunteerMachine:
             Output(ledger_generation=self._generation, task=job.task, ticket=held.lease.ticket, tensors=(output,)),
         )
         self._out.drop((output,))
+
+    def _evaluated(self, job: Evaluate, result: TensorRef | float) -> None:
+        """A forward of the validation: its output goes on, or its loss is told. Nothing stays here."""
+        held, self._running = self._running, None
+        assert held is not None
+        self._drop_held(held)
+        self._room.succeeded()
+        if job.task.step > self._closed and held.place == self._place:
+            self._count(job.task)
+            self._out.send(*evaluated(self._generation, held.lease, result))
+        self._out.drop((result,) if isinstance(result, TensorRef) else ())
 
     def _backward_done(
         self,
@@ -388,7 +399,7 @@ class VolunteerMachine:
 
     def failed(self, job: Job, reason: str, now: float) -> None:
         """The device could not: what it may have left half added is thrown away, and the work goes back."""
-        if isinstance(job, (Forward, Backward, RouteEnd)):
+        if isinstance(job, (Forward, Backward, RouteEnd, Evaluate)):
             held, self._running = self._running, None
             assert held is not None
             self._drop_held(held)
@@ -581,7 +592,7 @@ class VolunteerMachine:
         return self._plan.ledger_generation
 
     def _count(self, task: TaskId) -> None:
-        self.totals["microbatches"] += 1
+        self.totals["validated" if task.microbatch >= VALIDATION_FIRST else "microbatches"] += 1
         if task.op == "B":
             tokens = self._config.batch.samples * self._config.model.context
             self.totals["tokens"] += tokens

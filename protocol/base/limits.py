@@ -207,6 +207,7 @@ REPORT_COUNTERS = (
     "tokens",
     "accepted",
     "rejected",
+    "validated",
     "leases",
     "unsent_tasks",
     # The driver: where the time went, and what crossed the wire.

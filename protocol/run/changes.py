@@ -44,6 +44,7 @@ _WHY_NOT = {
     "wire": f"both ends of every link round by it; {_BRANCH}",
     "compute": f"volunteers compute in it; {_BRANCH}",
     "checkpoint": "all stages must write the same versions, and look for them in the same folder",
+    "validation": "every node counts its microbatches",
     "limits": "every node has its clocks from it",
 }
 

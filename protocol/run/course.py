@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 ROUTES_MAX = 64
 """Routes of one course: as many as a wave of routes has in the largest published plan, eight times over."""
+VALIDATION_FIRST = 1 << 16
+"""Microbatches from this number on are of the validation (`RunConfig.validates`): a step trains on those below, and has
+at most so many. No gradient is made of them, and they visit the whole model, whatever training skips."""
 VISITS_MAX = 1024
 """Visits of one route: a chunk is at least one block, and no run has more layers than this."""
 
@@ -45,8 +48,15 @@ class Course(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     routes: tuple[tuple[int, ...], ...]
     """Sequences of chunk numbers. Steps take turns in where they begin: see `route`."""
 
+    @property
+    def whole_route(self) -> tuple[int, ...]:
+        """The way through the whole model, chunk by chunk."""
+        return tuple(range(len(self.chunks)))
+
     def route(self, step: int, microbatch: int) -> tuple[int, ...]:
         """The chunks that a microbatch visits, in order."""
+        if microbatch >= VALIDATION_FIRST:
+            return self.whole_route
         return self.routes[(step + microbatch) % len(self.routes)]
 
     def stages_of(self, route: tuple[int, ...]) -> tuple[int, ...]:

@@ -102,8 +102,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return position == self.length(step, microbatch) - 1
 
     def neighbours_of(self, stage: int) -> Neighbours:
-        """Whom a stage's servers sync with: by every route that the plan has."""
-        routes = [self.course.stages_of(route) for route in self.course.routes]
+        """Whom a stage's servers sync with: by every route that the plan has, and the validation's."""
+        # The validation goes through the whole model, also where all that is trained skips something.
+        routes = [self.course.stages_of(route) for route in (*self.course.routes, self.course.whole_route)]
         before = sorted({a for route in routes for a, b in pairwise(route) if b == stage})
         after = sorted({b for route in routes for a, b in pairwise(route) if a == stage})
         ends = any(route[-1] == stage and route[0] != stage for route in routes)

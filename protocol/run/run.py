@@ -14,11 +14,14 @@ import msgspec
 
 from protocol.base.errors import BadInputError
 from protocol.base.printable import is_printable
-from protocol.run.course import check_course_keys
+from protocol.run.course import VALIDATION_FIRST, check_course_keys
 from protocol.run.mixture import parse_mixture
 
 DESCRIPTION_MAX = 400
 """Characters of the operator's words: five lines of a terminal, above a question that has twenty."""
+VALIDATION_BATCHES_MAX = 1024
+"""Servers keep their activations until the step is closed: at 8 B parameters (17 MB each in 8 bits) 17 GB over all
+front servers of a stage. Some dozens tell a loss to the third digit."""
 LEARNING_RATE_MAX = 100.0
 """Of no use far below: what is more is a slip of the pen."""
 
@@ -187,6 +190,19 @@ class CheckpointSection(_Section, frozen=True, kw_only=True):
         )
 
 
+class ValidationSection(_Section, frozen=True, kw_only=True):
+    """How well the model does on text that it was not trained on: forwards through the same pipeline, no gradients."""
+
+    every_steps: int = 0
+    """Versions of the weights between two that are validated; the first and the last one are, too. 0: none is."""
+    batches: int = 8
+    """Microbatches of text kept aside that a version is validated on, the same ones each time."""
+    share: float = 0.015625
+    """Share of the samples that is kept aside, at most 4,096 of them; which ones follows from the data and `seed`."""
+    source: str = ""
+    """Text of its own, as in `data.source`, with the run's tokenizer; then nothing of the data is kept aside."""
+
+
 class LimitsSection(_Section, frozen=True, kw_only=True):
     """Bounds of the run's protocol; each has the reason beside it."""
 
@@ -232,6 +248,7 @@ class RunConfig(_Section, frozen=True, kw_only=True):
     wire: WireSection = WireSection()
     compute: ComputeSection = ComputeSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    validation: ValidationSection = ValidationSection()
     limits: LimitsSection = LimitsSection()
 
     @property
@@ -252,6 +269,37 @@ class RunConfig(_Section, frozen=True, kw_only=True):
     def version_of(self, step: int) -> int:
         """The parameter version that step `step` runs on (design section 3)."""
         return max(0, step - self.batch.delay)
+
+    def validates(self, step: int) -> bool:
+        """Whether forwards of the validation go with a step: those of the version that it runs on.
+
+        The last version, which no step runs on, has a step of its own behind the others, in which nothing is trained.
+        """
+        version, every = step - self.batch.delay, self.validation.every_steps
+        if every == 0 or version < 0:
+            return False
+        return version % every == 0 if step < self.steps else version == self.steps
+
+    @property
+    def final_step(self) -> int:
+        """The step behind all others that only validates the last version."""
+        return self.steps + self.batch.delay
+
+    def has_step(self, step: int) -> bool:
+        """Whether there is work of such a step: the run's own, and the one that validates what they made."""
+        return 0 <= step < self.steps or (step == self.final_step and self.validates(step))
+
+    def microbatches_of(self, step: int) -> tuple[int, ...]:
+        """The microbatches of a step by number: those that it trains on, then those of the validation."""
+        training = range(self.batch.microbatches) if step < self.steps else range(0)
+        validation = range(VALIDATION_FIRST, VALIDATION_FIRST + self.validation.batches * self.validates(step))
+        return (*training, *validation)
+
+    def has_microbatch(self, step: int, microbatch: int) -> bool:
+        """Whether the step has a microbatch with this number."""
+        if microbatch >= VALIDATION_FIRST:
+            return microbatch - VALIDATION_FIRST < self.validation.batches and self.validates(step)
+        return 0 <= microbatch < self.batch.microbatches and 0 <= step < self.steps
 
     def config_hash(self) -> bytes:
         """32 bytes that two nodes compare before they train together."""
@@ -284,6 +332,8 @@ class RunConfig(_Section, frozen=True, kw_only=True):
             ("optimizer.warmup_steps", self.optimizer.warmup_steps, 0, 10**9),
             ("checkpoint.every_steps", self.checkpoint.every_steps, 0, 10**9),
             ("checkpoint.keep", self.checkpoint.keep, 1, 10**6),
+            ("validation.every_steps", self.validation.every_steps, 0, 10**9),
+            ("validation.batches", self.validation.batches, 1, VALIDATION_BATCHES_MAX),
             ("wire.gradient_grid_bits", self.wire.gradient_grid_bits, 0, 60),
             ("limits.contribution_tasks", self.limits.contribution_tasks, 1, 1024),
             ("limits.snapshot_steps", self.limits.snapshot_steps, 1, 10**6),
@@ -301,6 +351,7 @@ class RunConfig(_Section, frozen=True, kw_only=True):
             ("optimizer.decay_share", self.optimizer.decay_share, 0.0, 1.0),
             ("optimizer.final_ratio", self.optimizer.final_ratio, 0.0, 1.0),
             ("routes.skip", self.routes.skip, 0.0, 1.0),
+            ("validation.share", self.validation.share, 0.0, 0.5),
             ("model.rope_theta", self.model.rope_theta, 1.0, 1e12),
             ("model.norm_eps", self.model.norm_eps, 0.0, 1.0),
             ("limits.lease_s", self.limits.lease_s, 0.01, 86400.0),

@@ -33,6 +33,7 @@ from protocol.run.run import (
     ModelSection,
     OptimizerSection,
     RunConfig,
+    ValidationSection,
     WireSection,
 )
 
@@ -317,3 +318,15 @@ def test_changes_of_a_run_are_done_again_from_their_steps_on() -> None:
     only_first = train_reference(config, 6, changes=changes[:1])
     assert [step.loss for step in only_first.steps] == [step.loss for step in new.steps]
     assert not torch.equal(only_first.params, new.params)
+
+
+def test_the_validation_is_of_the_versions_that_the_run_names() -> None:
+    """Every so many versions, the first and the last, also where one is missed because no step runs on it; the last is
+    what the whole model says of the same text, and training does not notice it."""
+    config = small_run(1)
+    asked = msgspec.structs.replace(config, validation=ValidationSection(every_steps=5, batches=3))
+    found, plain = train_reference(asked), train_reference(config)
+    assert [one.version for one in found.validations] == [0, 5, 10, 12]
+    assert found.validations[-1].loss == pytest.approx(found.validation_loss(3), rel=1e-6)
+    assert {one.tokens for one in found.validations} == {3 * 2 * config.model.context}
+    assert found.losses == plain.losses and torch.equal(found.params, plain.params) and not plain.validations

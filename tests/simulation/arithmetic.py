@@ -11,7 +11,7 @@ import hashlib
 from dataclasses import dataclass
 
 from node.machine.numbers import clip_factor
-from protocol.run.course import course_of
+from protocol.run.course import VALIDATION_FIRST, course_of
 from protocol.run.run import RunConfig
 
 PRIME = 2**61 - 1
@@ -84,6 +84,8 @@ class Reference:
     skipped: list[bool]
     clips: list[float]
     """By step; 0 where it is skipped."""
+    validations: dict[int, float]
+    """By version that is validated: mean loss a token."""
 
 
 def reference(config: RunConfig, shard_counts: list[int]) -> Reference:
@@ -124,7 +126,24 @@ def reference(config: RunConfig, shard_counts: list[int]) -> Reference:
         skips.append(skipped)
         clips.append(0.0 if skipped else clip)
     digests = [[_shard_digests(v[s], m[s]) for s in stages] for v, m in zip(versions, moments, strict=True)]
-    return Reference(versions, moments, digests, gradients, losses, skips, clips)
+    validations = {
+        config.version_of(step): _validation(config, versions[config.version_of(step)])
+        for step in range(config.final_step + 1)
+        if config.validates(step)
+    }
+    return Reference(versions, moments, digests, gradients, losses, skips, clips, validations)
+
+
+def _validation(config: RunConfig, weights: list[Vector]) -> float:
+    """Forwards of text that no step trains on, through the whole model."""
+    course, total = course_of(config), 0.0
+    *visits, end = course.chunks
+    for microbatch in range(VALIDATION_FIRST, VALIDATION_FIRST + config.validation.batches):
+        x, label = sample(config.seed, -1, microbatch)
+        for number, chunk in enumerate(visits):
+            x = forward(weights[chunk.stage], x, number)
+        total += route_end(weights[end.stage], x, label, len(visits))[0]
+    return total / (config.validation.batches * config.batch.samples * config.model.context)
 
 
 def sum_up(vectors: list[Vector], elements: int) -> Vector:

@@ -287,6 +287,9 @@ class Checker(Watcher):
         expect(follows, "T-I10", f"step {row.step} is stored where {self._next_row} should follow")
         self._next_row = row.step
         expect(row.loss == self.reference.losses[row.step], "T-I10", f"step {row.step} is reported with another loss")
+        for found in row.validations:
+            right = self.reference.validations.get(found.version)
+            expect(found.loss == right, "T-I10", f"version {found.version} is validated with {found.loss}, not {right}")
         now = self._plans[-1].ledger_generation
         expect(
             row.ledger_generation == now, "T-I10", f"step {row.step} of generation {row.ledger_generation}, not {now}"
@@ -381,6 +384,11 @@ class Checker(Watcher):
                 expect(newest == self._config.steps, "L1", f"shard {stage}/{shard} ends at version {newest}")
         whole = self._next_row == self._config.steps or self._reports_were_lost
         expect(whole, "T-I10", f"the history ends before step {self._next_row}")
+        if not any(
+            plan.restore_step >= 0 for plan in self._plans
+        ):  # of what goes back with unheard reports, some is lost
+            told = [found.version for row in self.rows for found in row.validations]
+            expect(told == sorted(self.reference.validations), "T-I10", f"versions {told} were validated")
         self.leaks.finish(world)
 
     def _stage_tasks(self, stage: int, step: int) -> list[TaskId]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from node.machine import jobs
 from protocol.base.ids import TaskId, TensorRef
+from protocol.run.course import VALIDATION_FIRST
 from tests.simulation.arithmetic import (
     PRIME,
     SHARD_ELEMENTS,
@@ -113,6 +114,12 @@ class Lanes:
                 loss, dx, dw = route_end(weights, x, label, self._chunk(job.tasks[0]))
                 self._add(job.accumulator, dw)
                 return loss, None if job.input_gradient is None else self._activation(job.input_gradient, dx)
+            case jobs.Evaluate():
+                self._expect_shape(job.input)
+                weights, x = self.versions[job.version], self.inputs[job.input.key]
+                if job.labels is None:
+                    return self._activation(job.output, forward(weights, x, self._chunk(job.task)))
+                return route_end(weights, x, self.inputs[job.labels.key], self._chunk(job.task))[0]
             case jobs.TakeGradient():
                 total = self.sums.pop(job.accumulator)
                 cuts = range(0, len(total), SHARD_ELEMENTS)
@@ -142,7 +149,8 @@ class Lanes:
         count = len(self.place.plan.stages[stage].servers)
         match job:
             case jobs.LoadBatch():
-                tokens, labels = sample(seed, job.step, job.microbatch)
+                aside = job.microbatch >= VALIDATION_FIRST  # the same text at each step
+                tokens, labels = sample(seed, -1 if aside else job.step, job.microbatch)
                 return self._tokens(job.tokens, tokens), self._tokens(job.labels, labels)
             case jobs.StartShard():
                 if job.checkpoint_step >= 0:

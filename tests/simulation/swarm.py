@@ -37,6 +37,7 @@ from protocol.run.run import (
     RoutesSection,
     RunConfig,
     StagesSection,
+    ValidationSection,
     WireSection,
 )
 from protocol.trust.membership import Invite, Trust
@@ -95,6 +96,7 @@ class Shape:
     skip: float = 0.0
     swaps: int = 0
     lease_s: float = 8.0
+    validate_every: int = 0
 
     @property
     def shards(self) -> int:
@@ -157,6 +159,7 @@ class Shape:
             routes=RoutesSection(skip=self.skip, swaps=self.swaps),
             wire=WireSection(activations_up="fp32", activations_down="fp32", gradients="fp32", parameters="p12"),
             checkpoint=CheckpointSection(every_steps=self.checkpoint_every),
+            validation=ValidationSection(every_steps=self.validate_every, batches=2),
             limits=LimitsSection(
                 lease_s=self.lease_s,
                 contribution_tasks=self.contribution_tasks,

@@ -91,7 +91,7 @@ def test_the_stream_tells_the_run_and_its_members(coordinator: Coordinator) -> N
     assert found["overview"]["run"]["name"] == "small" and found["overview"]["operator"] is True
     assert found["members"] == []
     code, _, body = ask(coordinator.links["http"] + "/page/curve")
-    assert (code, json.loads(body)) == (200, {"pieces": []})
+    assert (code, json.loads(body)) == (200, {"pieces": [], "validations": []})
 
 
 def test_the_address_for_everybody_has_the_page_and_nothing_else(coordinator: Coordinator) -> None:

@@ -31,7 +31,7 @@ from coordinator.process.schema import MIGRATIONS
 from coordinator.process.store import Event, Store, StoredInvite
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
-from protocol.messages import Share
+from protocol.messages import Share, ValidationLoss
 from protocol.run.changes import RunChange
 from protocol.run.course import line
 from protocol.run.plan import Plan, ServerPlan, StagePlan
@@ -327,3 +327,22 @@ def test_the_operators_words_may_change_while_the_run_runs(tmp_path: Path) -> No
     with pytest.raises(BadInputError, match="seed"):
         Store(tmp_path, msgspec.structs.replace(told, seed=2))
     Store(tmp_path, told).close()
+
+
+def test_validations_are_kept_and_thrown_away_with_their_steps(tmp_path: Path) -> None:
+    """Also one that is not a number; what is computed again after going back to a checkpoint counts alone."""
+    store = Store(tmp_path, CONFIG)
+
+    def told(version: int, generation: int, loss: float) -> StepRow:
+        found = ValidationLoss(version=version, loss=loss, tokens=64)
+        return msgspec.structs.replace(step_row(version + 1, generation), validations=(found,))
+
+    store.write([plan_row(1, 1), told(0, 1, 5.5), told(2, 1, 5.25), told(4, 1, math.nan)])
+    store = reopened(store)
+    assert [(one.version, one.loss) for one in store.load().validations] == [(0, 5.5), (2, 5.25), (4, math.inf)]
+    store.write([plan_row(2, 2, restore_step=2, lost=3), told(2, 2, 5.0)])
+    store = reopened(store)
+    assert [(one.version, one.loss) for one in store.load().validations] == [(0, 5.5), (2, 5.0)]
+    assert [row.validations[0].loss for row in store.load().thrown] == [math.inf]
+    assert [row.validations[0].version for row in store.steps_from(0, 10)] == [0, 2]
+    store.close()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from node.data.dataset import Dataset, tokenize
 from node.data.grammar import sentences
 from protocol.base.errors import BadInputError
-from protocol.run.run import BatchSection, DataSection, ModelSection, RunConfig
+from protocol.run.run import BatchSection, DataSection, ModelSection, RunConfig, ValidationSection
 
 CONTEXT = 8
 
@@ -142,3 +143,43 @@ def test_batches_that_do_not_exist_are_refused(step: int, microbatch: int, text_
     """There is no microbatch before the first or after a step's last."""
     with pytest.raises(ValueError, match="microbatch"):
         Dataset(run(text_file)).batch(step, microbatch)
+
+
+def test_the_validation_may_have_text_of_its_own(text_file: str, tmp_path: Path) -> None:
+    """Then no sample of the data is kept aside, and the servers' hash speaks of both texts."""
+    other = tmp_path / "other.txt"
+    other.write_text("quite another text, and long enough " * 4, encoding="utf-8")
+    plain = Dataset(run(text_file))
+    config = msgspec.structs.replace(run(text_file), validation=ValidationSection(source=str(other), every_steps=1))
+    own = Dataset(config)
+    aside = {row.tobytes() for index in range(own.validation_batches) for row in own.validation_batch(index)[0]}
+    letters = other.read_bytes()
+    assert len(aside) >= 8 and all(
+        np.frombuffer(row, dtype=np.int32).astype(np.uint8).tobytes() in letters for row in aside
+    )
+    described = own.describe()
+    assert described.training_samples == (described.token_count - 1) // CONTEXT > plain.describe().training_samples
+    assert described.data_hash != plain.describe().data_hash
+    other.write_text(other.read_text().replace("quite", "still"), encoding="utf-8")
+    assert Dataset(config).describe().data_hash != described.data_hash
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"batches": 9}, "validation.batches: 9 batches of 2 samples, but what is kept aside"),
+        ({"share": 0.0}, "has 0 samples"),
+        ({"source": "EMPTY"}, "validation.source"),
+        ({"source": "SHORT"}, "validation.source: .*fewer than one sample"),
+    ],
+)
+def test_a_validation_without_enough_text_is_refused(
+    text_file: str, tmp_path: Path, changes: dict[str, object], sentence: str
+) -> None:
+    """Before anybody trains, and in words."""
+    (tmp_path / "SHORT.txt").write_text("a")
+    if "source" in changes:
+        changes = {"source": str(tmp_path / f"{changes['source']}.txt")}
+    section = ValidationSection(**{"every_steps": 1, "batches": 1, **changes})  # type: ignore[arg-type]
+    with pytest.raises(BadInputError, match=sentence):
+        Dataset(msgspec.structs.replace(run(text_file), validation=section))

@@ -1,0 +1,37 @@
+"""What the decider tells the coordinator of each step."""
+
+from __future__ import annotations
+
+from protocol.base.message import Message, Work
+from protocol.run.news import Share
+from protocol.run.validation import ValidationLoss
+
+
+class StepReport(Work, frozen=True, kw_only=True):
+    """The decider says that a step is closed everywhere. Repeated until acknowledged, so none is missed.
+
+    Fenced like work: a report that was under way while the run went back to a checkpoint must not count. After a
+    link-up, and when an acknowledgement names an earlier step, the decider repeats all that it still has, in order. The
+    norm is that before clipping, `duration_s` its own from opening to closing, `changes` how many were in force.
+    """
+
+    step: int
+    loss: float
+    """Mean nats per token over the whole batch."""
+    tokens: int
+    gradient_norm: float
+    clip_factor: float
+    skipped: bool
+    learning_rate: float
+    duration_s: float
+    shares: tuple[Share, ...] = ()
+    """Who computed the step, by the ledgers of all stages: what credit is given for. No node twice."""
+    changes: int = 0
+    validations: tuple[ValidationLoss, ...] = ()
+    """Of the version that the step ran on; with the run's last step that of the last one, too."""
+
+
+class StepReportStored(Message, frozen=True, kw_only=True):
+    """The coordinator has stored reports up to and including `step`."""
+
+    step: int
