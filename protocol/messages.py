@@ -19,11 +19,19 @@ from protocol.base.message import Work as Work
 from protocol.link.messages import MeasureAsk as MeasureAsk
 from protocol.link.messages import MeasureData as MeasureData
 from protocol.link.messages import MeasureGot as MeasureGot
+from protocol.run.audits import Audit as Audit
+from protocol.run.audits import Audited as Audited
+from protocol.run.audits import AuditOver as AuditOver
+from protocol.run.audits import AuditReport as AuditReport
+from protocol.run.audits import Blamed as Blamed
+from protocol.run.audits import FetchAudited as FetchAudited
 from protocol.run.news import News as News
 from protocol.run.news import Share as Share
 from protocol.run.news import Wrote as Wrote
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
+from protocol.run.saves import CheckpointDone as CheckpointDone
+from protocol.run.saves import CheckpointPart as CheckpointPart
 from protocol.run.step_report import StepReport as StepReport
 from protocol.run.step_report import StepReportStored as StepReportStored
 from protocol.run.validation import Evaluated as Evaluated
@@ -546,27 +554,10 @@ class StageCommitted(Work, frozen=True, kw_only=True):
     shares: tuple[Share, ...] = ()
 
 
-class CheckpointPart(Work, frozen=True, kw_only=True):
-    """Shard to decider: the shard's file of a checkpoint is durable."""
-
-    step: int
-    stage: int
-    shard: int
-    file: str
-    byte_count: int
-    digest: bytes
-
-
-class CheckpointDone(Work, frozen=True, kw_only=True):
-    """Decider to all servers: the manifest of a checkpoint is durable, so they can name it when they join."""
-
-    step: int
-
-
 MESSAGES: tuple[type[Message], ...] = (
     Ping, Pong, Bye,
     Join, Welcome, Refused, PlanChanged, DataReady, StepReport, StepReportStored, NodeReport, LinkReport,
-    RunFinished, News, Wrote, Leave,
+    RunFinished, News, Wrote, Blamed, Leave,
     Revoked, Renewed, CoordinatorSeen,
     Reach, Relays, Signal,
     MeasureAsk, MeasureData, MeasureGot,
@@ -574,5 +565,6 @@ MESSAGES: tuple[type[Message], ...] = (
     InputAnswer, FetchParameters, Parameters, VersionReady, Contribute, Verdict,
     ServerReady, StageKey, Activation, Labels, Gradient, Held, Stored, StepOpened, StepClosed, Tail, Freeze,
     PartialNorm, StageFrozen, Validated, Decision, Commit, Committed, StageCommitted, CheckpointPart, CheckpointDone,
+    Audit, AuditOver, FetchAudited, Audited, AuditReport,
 )  # fmt: skip
 """All kinds, in the order of this file; the codec and the role table are tested to know each."""

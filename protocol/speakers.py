@@ -5,6 +5,11 @@ from __future__ import annotations
 from protocol.messages import (
     Activation,
     Allowance,
+    Audit,
+    Audited,
+    AuditOver,
+    AuditReport,
+    Blamed,
     Bye,
     CheckpointDone,
     CheckpointPart,
@@ -15,6 +20,7 @@ from protocol.messages import (
     DataReady,
     Decision,
     Evaluated,
+    FetchAudited,
     FetchInput,
     FetchParameters,
     Flush,
@@ -82,7 +88,7 @@ def _may(pairs: tuple[tuple[str, str], ...], *kinds: type[Message]) -> None:
 
 _may(tuple((a, b) for a in ROLES for b in ROLES), Ping, Pong, Bye)
 _may(tuple((a, "coordinator") for a in _NODE), Join, NodeReport, LinkReport, Leave)
-_may((("server", "coordinator"),), DataReady, StepReport, Wrote)
+_may((("server", "coordinator"),), DataReady, StepReport, Wrote, Blamed)
 _may((("coordinator", "volunteer"),), News)
 _may(tuple(("coordinator", b) for b in _NODE), Welcome, Refused, PlanChanged, RunFinished, Reach, Relays)
 _may((*((a, "coordinator") for a in _NODE), *(("coordinator", b) for b in _NODE)), Signal)
@@ -98,4 +104,4 @@ _may((("server", "volunteer"), ("server", "server")), Lease, Flush, Allowance, F
      VersionReady, Verdict, StepClosed)  # fmt: skip
 _may((("server", "server"),), ServerReady, StageKey, Activation, Labels, Gradient, Held, Stored, StepOpened, Tail,
      Freeze, PartialNorm, StageFrozen, Validated, Decision, Commit, Committed, StageCommitted, CheckpointPart,
-     CheckpointDone)  # fmt: skip
+     CheckpointDone, Audit, AuditOver, FetchAudited, Audited, AuditReport)  # fmt: skip

@@ -14,8 +14,12 @@ from coordinator.live.outbox import Outbox
 from coordinator.live.roster import Member, Roster
 from protocol.base.ids import NodeId
 from protocol.base.limits import ITEMS_MAX
-from protocol.messages import Revoked
+from protocol.messages import Blamed, Revoked
 from protocol.trust.membership import LISTED_S, Revocations
+
+LINEAGE_MAX = 4
+"""Members by the invites of one that is blamed, above which they are no lineage: a link that a whole laboratory joins
+by proves nothing about the others. An invite for one household of computers has fewer uses."""
 
 
 class Bans:
@@ -67,6 +71,20 @@ class Bans:
                 if closing is not None:
                     self._outbox.log("info", "invite closed", nonce=order.nonce)
                     self._outbox.persist(closing)
+
+    def blamed(self, server: Member, message: Blamed, now: float) -> None:
+        """A server's audits have found a member's results false: it is banned, and whoever came by its invite, unless
+        that is one which many people share. Only the operator takes a server's place away."""
+        node = message.node
+        member = self._roster.get(node)
+        if member is not None and member.role == "server":
+            self._outbox.log("error", "audits blame a server", node=node, by=server.peer, claim=message.claim)
+            return
+        if self._admission.ban_reason(node) is not None:
+            return
+        together = len(self._admission.lineage(node)) <= LINEAGE_MAX
+        reason = f"audits: its {message.claim.replace('_', ' ')} of {message.task} is off by {message.difference:.2g}"
+        self.order(Ban(node, reason, lineage=together), now)
 
     def _ban(self, node: NodeId, reason: str, now: float) -> None:
         record = self._admission.ban(node, reason, now + self._wall_offset_s)

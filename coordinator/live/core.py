@@ -39,6 +39,7 @@ from protocol.base.limits import ADDRESSES_MAX
 from protocol.base.machine import Effect, Input, LinkDown, LinkUp, Ordered, Persisted, Received, Told
 from protocol.link.reach import host_of
 from protocol.messages import (
+    Blamed,
     Bye,
     DataReady,
     Join,
@@ -346,6 +347,9 @@ class CoordinatorMachine:
                 self._data_ready(member, message, now)
             case StepReport():
                 self._step_report(member, message, now)
+            case Blamed():
+                if self._stage_of(member) >= 0:
+                    self._bans.blamed(member, message, now)
             case Wrote():
                 if self._stage_of(member) >= 0:
                     self.bulletin.wrote(message.sample, message.step)

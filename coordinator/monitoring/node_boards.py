@@ -103,6 +103,14 @@ def servers() -> Dashboard:
                         rates(f"{name}updates_total", OF_ONE, "outcome"),
                     ),
                     Panel(
+                        "Audits by outcome",
+                        "Contributions that were computed again. *again*: another result, so a second opinion is asked"
+                        " for; *missed*: no auditor was free.",
+                        "timeseries",
+                        "cps",
+                        rates(f"{name}audits_total", OF_ONE, "outcome"),
+                    ),
+                    Panel(
                         "Merged into a step",
                         "Contributions of each step.",
                         "heatmap",

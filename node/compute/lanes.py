@@ -9,6 +9,7 @@ the keys that the job names before it tells the machine. So a machine may drop a
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -29,6 +30,7 @@ from node.compute.fixed_parameters import FixedParameters
 from node.compute.forms import grid, p12, packed
 from node.compute.layout import StageLayout
 from node.compute.shard import ShardWorker
+from node.compute.tolerance import relative_difference
 from node.compute.wire import decode, encode
 from node.compute.worker import StageWorker
 from node.data.allowed import Allowed
@@ -150,6 +152,7 @@ class DevicePerformer(_Performer):
             jobs.RouteEnd: ("compute", self._route_end),
             jobs.Evaluate: ("compute", self._evaluate),
             jobs.TakeGradient: ("compute", self._take_gradient),
+            jobs.Compare: ("compute", self._compare),
             jobs.DropGraphs: ("other", self._drop_graphs),
             jobs.DropAccumulators: ("other", self._drop_accumulators),
         }
@@ -241,6 +244,21 @@ class DevicePerformer(_Performer):
             part = total[slice(*self._stage.layout.shard_range(shard, len(job.shards)))]
             made.append(self._pack(key, grid.short(part)) if form == "gi" else self._encode(key, part, form))
         return tuple(made)
+
+    def _compare(self, job: jobs.Compare, buffers: Buffers) -> float:
+        if [(ref.shape, ref.form) for ref in job.computed] != [(ref.shape, ref.form) for ref in job.claimed]:
+            return math.inf
+        if job.computed[0].form == "gi":
+            ours, theirs = (
+                self._stage.sum_value(job.version, torch.cat([self._unpack(ref, buffers) for ref in refs]))
+                for refs in (job.computed, job.claimed)
+            )
+        else:
+            ours, theirs = (
+                torch.cat([self._decode(ref, buffers).flatten() for ref in refs])
+                for refs in (job.computed, job.claimed)
+            )
+        return relative_difference(ours, theirs)
 
     def _drop_graphs(self, job: jobs.DropGraphs, _: Buffers) -> None:
         for task in job.tasks:

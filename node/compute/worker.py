@@ -200,6 +200,16 @@ class StageWorker:
         total = self._sums.pop(into, None)
         return torch.zeros(self.layout.parameter_count, dtype=self._sum_type) if total is None else total.cpu()
 
+    def sum_value(self, version: int, total: Tensor) -> Tensor:
+        """What a sum of a version's steps, [parameter_count] int32 on its grid, stands for, in fp32.
+
+        Raises:
+            ValueError: not a sum of this stage, or the run or version has no grid.
+        """
+        if self._grid is None or version not in self._grid_steps or total.shape != (self.layout.parameter_count,):
+            raise ValueError(f"{total.numel()} numbers are no sum of a step on version {version}")
+        return self._grid.value(total, self._grid_steps[version])
+
     @property
     def _sum_type(self) -> torch.dtype:
         return torch.float64 if self._grid is None else torch.int32

@@ -11,7 +11,7 @@ import msgspec
 from protocol.base.errors import BadInputError
 from protocol.run.changes import RunChange, check_changes
 from protocol.run.config_file import change_run, load_run
-from protocol.run.run import CheckpointSection, RunConfig, ValidationSection
+from protocol.run.run import AuditSection, CheckpointSection, RunConfig, ValidationSection
 
 VALIDATION = ValidationSection(every_steps=50, batches=4)
 """Of a demo without a run file: four forwards in fifty steps of eight microbatches are 0.3 % of its work."""
@@ -46,7 +46,11 @@ class DemoOptions:
 
     def run(self) -> RunConfig:
         """The run: the file's or the defaults, changed by what the command line says. Raises `BadInputError`."""
-        config = RunConfig(validation=VALIDATION) if self.config is None else load_run(self.config)
+        config = (
+            RunConfig(validation=VALIDATION, audit=AuditSection(rate=0.0))
+            if self.config is None
+            else load_run(self.config)
+        )
         config = change_run(config, self.settings)
         replace = msgspec.structs.replace
         if self.steps is not None:

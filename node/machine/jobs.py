@@ -117,6 +117,21 @@ class TakeGradient:
 
 
 @dataclass(frozen=True, slots=True)
+class Compare:
+    """How far what was claimed is from what was computed here, each one vector cut into tensors of one form.
+
+    Result: |claimed - computed| / |computed|, 0 for equal ones; not finite where one of them is not.
+    """
+
+    unit: int
+    """Whose comparison it is."""
+    version: int
+    """Its grid is the unit of sums in the form `gi`."""
+    computed: tuple[TensorRef, ...]
+    claimed: tuple[TensorRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DropGraphs:
     """Forget the graphs of these forwards. Result: None."""
 
@@ -287,6 +302,7 @@ DEVICE_JOBS = (
     RouteEnd,
     Evaluate,
     TakeGradient,
+    Compare,
     DropGraphs,
     DropAccumulators,
 )
@@ -316,6 +332,7 @@ Job = (
     | RouteEnd
     | Evaluate
     | TakeGradient
+    | Compare
     | DropGraphs
     | DropAccumulators
     | PrepareData

@@ -20,6 +20,9 @@ from node.volunteer.volunteer import VolunteerMachine
 from protocol.base.ids import NodeId, TensorRef
 from protocol.messages import (
     Allowance,
+    Audit,
+    Audited,
+    AuditOver,
     DataReady,
     Flush,
     Forget,
@@ -38,8 +41,8 @@ from protocol.run.run import RunConfig
 DEVICE_LOST_S = 600.0
 DEVICE_LOST_MAX = 3
 """A driver that crashes now and then is lived with; one that crashes a fourth time within ten minutes is not."""
-FOR_VOLUNTEER = (Lease, Flush, Allowance, Forget, InputAnswer, Parameters, VersionReady)
-FOR_BOTH = (Verdict, StepClosed)
+FOR_VOLUNTEER = (Lease, Flush, Allowance, Forget, InputAnswer, Parameters, VersionReady, Audited)
+FOR_BOTH = (Verdict, StepClosed, Audit, AuditOver)
 
 
 class Roles:

@@ -27,6 +27,7 @@ RESULTS: Mapping[str, Any] = {
     "RouteEnd": tuple[float, TensorRef | None],
     "Evaluate": TensorRef | float,
     "TakeGradient": tuple[TensorRef, ...],
+    "Compare": float,
 }
 """What a job's result is; None where nothing stands here."""
 

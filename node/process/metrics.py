@@ -97,6 +97,12 @@ SERVER_FAMILIES = (
     Family("barnraise_server_optimizer_state_bytes", "gauge", "Bytes of optimizer state held.", _RUN),
     Family("barnraise_server_step", "gauge", "Newest step of this shard.", _RUN),
     Family(
+        "barnraise_server_audits_total",
+        "counter",
+        "Contributions that were computed again, by what came of it.",
+        {**_RUN, "outcome": ("passed", "again", "blamed", "disagreed", "missed")},
+    ),
+    Family(
         "barnraise_server_updates_total",
         "counter",
         "Gradient updates, by what became of them.",

@@ -14,6 +14,7 @@ from node.server.front import DEADLINE_SHARE
 from node.server.pool import Entry, Grant, Pool
 from protocol.base.ids import NodeId, TaskId, TensorRef
 from protocol.messages import Activation, Forget, Gradient, Held, Lease, Output, Ready
+from protocol.run.audits import Kept
 from protocol.run.course import VALIDATION_FIRST
 
 
@@ -27,6 +28,8 @@ class _Step:
     delivered: dict[Place, None] = field(default_factory=dict)
     """Outputs that the next visit is known to hold."""
     output_gradients: dict[Place, TensorRef] = field(default_factory=dict)
+    brought_by: dict[Place, NodeId] = field(default_factory=dict)
+    """Who computed the outputs."""
 
 
 class BackRole:
@@ -84,6 +87,7 @@ class BackRole:
                 self.on_graphs(peer, (message.task,))
             return
         (state.outputs[place],) = message.tensors
+        state.brought_by[place] = peer
         if message.task.microbatch < VALIDATION_FIRST:
             self.on_graphs(peer, (message.task,))
         if place not in state.delivered:
@@ -115,6 +119,17 @@ class BackRole:
             return
         (state.output_gradients[place],) = message.tensors
         self.pool.supply(message.task, message.tensors)
+
+    def kept_of(self, task: TaskId) -> dict[Kept, tuple[TensorRef, str]]:
+        """What is held of a backward's visit, for an audit: what it is, and who brought it."""
+        state = self._steps.get(task.step)
+        place = task.microbatch, task.position
+        kept: dict[Kept, tuple[TensorRef, str]] = {}
+        if state is not None and place in state.output_gradients:
+            kept["output_gradient"] = state.output_gradients[place], ""
+        if state is not None and place in state.outputs:
+            kept["output"] = state.outputs[place], state.brought_by[place]
+        return kept
 
     def on_held(self, peer: NodeId, message: Held) -> None:
         """A neighbour says what it holds: inputs (next visit), input gradients (front of the same visit)."""

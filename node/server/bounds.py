@@ -73,7 +73,7 @@ def check_bounds(context: StageContext, message: Work) -> None:
                 raise RemoteProtocolError("role", f"{task} is not of stage {context.stage}")
     if isinstance(message, (Evaluated, Validated)) and single is not None:
         _check_loss(single, message.loss_sum)
-    if single is not None and not isinstance(message, Validated):
+    if single is not None and type(message) in _OP_OF and not isinstance(message, Validated):
         _check_owner(context, message, single)
     if isinstance(message, StageKey) and len(message.key) != KEY_BYTES:
         raise RemoteProtocolError("decode", f"a stage's key of {len(message.key)} bytes")

@@ -27,6 +27,7 @@ from protocol.messages import (
     Ready,
     Validated,
 )
+from protocol.run.audits import Kept
 from protocol.run.course import VALIDATION_FIRST
 
 DEADLINE_SHARE = 0.8
@@ -44,6 +45,8 @@ class _Step:
     """By microbatch: of routes that begin here, and of those that end here."""
     input_gradients: dict[Place, TensorRef] = field(default_factory=dict)
     """Of the visits' backwards (or route ends); a route's beginning has none."""
+    brought_by: dict[Place, NodeId] = field(default_factory=dict)
+    """Who computed them."""
     delivered: dict[Place, None] = field(default_factory=dict)
     """Input gradients that the visit before is known to hold."""
     losses: dict[int, float] = field(default_factory=dict)
@@ -180,7 +183,7 @@ class FrontRole:
         state = self._steps.get(task.step)
         return state is not None and task.position > 0 and (task.microbatch, task.position) not in state.input_gradients
 
-    def on_input_gradient(self, message: InputGradient) -> None:
+    def on_input_gradient(self, peer: NodeId, message: InputGradient) -> None:
         """A backward's input gradient: used at once, whatever becomes of its weight gradient."""
         state = self._steps.get(message.task.step)
         place = message.task.microbatch, message.task.position
@@ -188,6 +191,7 @@ class FrontRole:
             self._out.drop(message.tensors)
             return
         (state.input_gradients[place],) = message.tensors
+        state.brought_by[place] = peer
         if place not in state.delivered:
             self._send_gradient(message.task.step, place)
         self._input_gradient_safe(message.task.step, place)
@@ -207,6 +211,19 @@ class FrontRole:
         self._out.send(
             self._context.plan.decider, Validated(ledger_generation=generation, task=task, loss_sum=loss_sum)
         )
+
+    def kept_of(self, task: TaskId) -> dict[Kept, tuple[TensorRef, str]]:
+        """What is held of a backward's visit, for an audit: what it is, and who brought it."""
+        state = self._steps.get(task.step)
+        place = task.microbatch, task.position
+        if state is None or place not in state.inputs:
+            return {}
+        kept: dict[Kept, tuple[TensorRef, str]] = {"input": (state.inputs[place], "")}
+        if self._ends_at(task.step, *place) and task.microbatch in state.labels:
+            kept["labels"] = state.labels[task.microbatch], ""
+        if place in state.input_gradients:
+            kept["input_gradient"] = state.input_gradients[place], state.brought_by[place]
+        return kept
 
     def on_held(self, peer: NodeId, message: Held) -> None:
         """A neighbour says what it holds: outputs (same visit), gradients (the visit before), labels (route's end)."""

@@ -19,9 +19,13 @@ from protocol.base.ids import NodeId, TensorRef
 from protocol.base.machine import HangUp
 from protocol.messages import (
     Activation,
+    Audit,
+    AuditOver,
+    AuditReport,
     Commit,
     Contribute,
     Evaluated,
+    FetchAudited,
     FetchInput,
     FetchParameters,
     Freeze,
@@ -66,8 +70,7 @@ class Intake:
         an activation, where it was measured (`protocol.base.machine.Received`)."""
         context = self._context
         tensors: tuple[TensorRef, ...] = getattr(message, "tensors", ())
-        for pool in self._roles.pools():
-            pool.clock(now)
+        self._roles.clock(now)
         if message.ledger_generation > context.generation:
             self._out.drop(tensors)  # our plan is on its way; being ready under it brings everything again
             return
@@ -109,6 +112,8 @@ class Intake:
                     if role is not None:
                         role.on_held(peer, message)
             case Ready():
+                if self._roles.ledger is not None and peer in self._context.stage_servers:
+                    self._roles.ledger.desk.auditor_here(peer)  # it has a device
                 if message.hello:
                     self._roles.shard.greet(peer)
                 if self._roles.back is not None and self._roles.ready:
@@ -139,6 +144,17 @@ class Intake:
             case Verdict():
                 self._roles.shard.on_verdict(message)
                 self._roles.guard.on_verdict(message)
+            case Audit():
+                self._roles.pins.on_audit(message)
+            case FetchAudited():
+                self._roles.pins.on_fetch(peer, message)
+            case AuditOver():
+                self._roles.pins.on_over(message)
+                for pool in self._roles.pools():
+                    for node in message.blamed:
+                        pool.blame(node)
+            case AuditReport() if self._roles.ledger is not None:
+                self._roles.ledger.desk.on_report(peer, message)
             case Freeze():
                 self._roles.shard.on_freeze(message)
             case Commit():
@@ -170,7 +186,7 @@ class Intake:
             self._roles.front.on_evaluated(message)
         elif self._roles.front is not None and isinstance(message, InputGradient):
             if not self._roles.front.wants(message.task) or self._roles.guard.is_used(peer, message, size):
-                self._roles.front.on_input_gradient(message)
+                self._roles.front.on_input_gradient(peer, message)
         elif self._roles.back is not None and isinstance(message, Output):
             if not self._roles.back.wants(message.task) or self._roles.guard.is_used(peer, message, size):
                 self._roles.back.on_output(peer, message)

@@ -16,6 +16,7 @@ import msgspec
 from node.machine.numbers import same_losses, task_count
 from node.machine.records import ContributionAccepted, Record, StepSealed
 from node.machine.waits import Wait, listed
+from node.server.audit_desk import AuditDesk
 from node.server.context import StageContext
 from node.server.doubts import Doubts
 from protocol.base.errors import RemoteProtocolError
@@ -89,7 +90,7 @@ SERVERS_NAMED = 3
 class LedgerRole:
     """The ledger of one stage, on its first front server."""
 
-    def __init__(self, context: StageContext) -> None:
+    def __init__(self, context: StageContext, coordinator: NodeId | None = None) -> None:
         self._context = context
         self._out = context.out
         self._steps: dict[int, _Step] = {}
@@ -97,6 +98,7 @@ class LedgerRole:
         self._doubts = Doubts(loss_tokens=batch.samples * model.context)
         self._shard_count = len(context.stage_servers)
         self._banned: frozenset[NodeId] = frozenset()
+        self.desk = AuditDesk(context, coordinator, accept=self._accept, void=self._void)
 
     # ---- start and steps -----------------------------------------------------------------------------------------
 
@@ -131,6 +133,7 @@ class LedgerRole:
             return
         step = self._open(message.step)
         step.opened = True
+        self.desk.step_opened(message.step)
         for pending in list(step.pending.values()):
             self._judge_if_complete(step, pending)
         if not step.tasks and not step.norms:
@@ -144,6 +147,7 @@ class LedgerRole:
 
     def close_step(self, step: int) -> None:
         self._doubts.close_step(step)
+        self.desk.close_step(step)
         for key in [key for key in self._steps if key <= step]:
             del self._steps[key]
 
@@ -177,7 +181,7 @@ class LedgerRole:
         if verdict is not None:
             self._tell(verdict)
             return
-        if message.contribution in step.writing:
+        if message.contribution in step.writing or self.desk.is_held(message.step, message.contribution):
             return
         pending = step.pending.get(message.contribution)
         if pending is None:
@@ -196,16 +200,41 @@ class LedgerRole:
             return
         message, square_norm = pending.first, sum(pending.shards.values())
         refusal = self._refusal(step, message)
-        blamed: tuple[NodeId, ...] = ()
         trusted = message.contribution.node in self._context.stage_servers
         doubt = "" if refusal else self._doubts.look(message, square_norm, trusted)
         if doubt:
             self._out.log("warning", "contribution doubted", contribution=str(message.contribution), reason=doubt)
         elif not refusal:
-            step.blamed[message.contribution] = blamed = self._doubts.accepted(message, square_norm)
-        for node in blamed:
-            self._out.log("warning", "a false result", blamed=node, tasks=[str(task) for task in message.tasks])
+            step.pending.pop(message.contribution)
+            if self.desk.hold(message, square_norm):
+                self.desk.look(message.step, step.uncovered)
+            else:
+                self._accept(message, square_norm)
+            return
         self._judge(step, message, doubt or refusal, doubted=bool(doubt))
+
+    def _accept(self, message: Stored, square_norm: float) -> None:
+        """It counts, unless meanwhile, while it was audited, it cannot any more."""
+        step = self._steps.get(message.step)
+        if step is None:
+            return
+        refusal = self._refusal(step, message)
+        if not refusal:
+            step.blamed[message.contribution] = blamed = self._doubts.accepted(message, square_norm)
+            for node in blamed:
+                self._out.log("warning", "a false result", blamed=node, tasks=[str(task) for task in message.tasks])
+        self._judge(step, message, refusal)
+
+    def _void(self, message: Stored, reason: str, blamed: tuple[NodeId, ...]) -> None:
+        """An audit has shown it to be false: others do its tasks."""
+        step = self._steps.get(message.step)
+        if step is not None:
+            self._decide(step, message.contribution, message.step, message.tasks, reason, doubted=True, blamed=blamed)
+
+    def audit_counts(self) -> dict[str, float]:
+        """Of this ledger's audits, by what came of them."""
+        counts = self.desk.audits.counts
+        return {f"audits_{outcome}": float(counts[outcome]) for outcome in ("passed", "blamed", "missed")}
 
     def ban(self, nodes: Collection[NodeId]) -> None:
         """What these nodes brought and is not accepted yet never will be; what was accepted stays and counts once."""
@@ -253,7 +282,9 @@ class LedgerRole:
         del step.writing[record.contribution]
         self._accepted(step, record)
         self._tell(step.verdicts[record.contribution])
+        self.desk.look(record.step, step.uncovered)
         if step.frozen:
+            self.desk.frozen(record.step)
             self._freeze(record.step, step)
 
     def _accepted(self, step: _Step, record: ContributionAccepted) -> None:
@@ -272,9 +303,10 @@ class LedgerRole:
         tasks: tuple[TaskId, ...],
         refusal: str,
         doubted: bool,
+        blamed: tuple[NodeId, ...] = (),
     ) -> None:
         verdict = self._verdict(contribution, number, tasks, -1, refusal)
-        step.verdicts[contribution] = msgspec.structs.replace(verdict, doubted=doubted)
+        step.verdicts[contribution] = msgspec.structs.replace(verdict, doubted=doubted, blamed=blamed)
         self._tell(step.verdicts[contribution])
         self._out.log("info", "contribution refused", contribution=str(contribution), reason=refusal)
 
@@ -391,6 +423,7 @@ class LedgerRole:
         """A server is ready. To a shard: the open steps, what counts, what it still owes. To the decider: the same."""
         context = self._context
         if peer in context.stage_servers:
+            self.desk.server_came()
             for number, step in self._steps.items():
                 if step.opened:
                     opened = StepOpened(ledger_generation=context.generation, step=number, closed=context.closed)
@@ -444,6 +477,7 @@ class LedgerRole:
         return f"{listed(missing) if len(missing) <= SERVERS_NAMED else f'{len(missing)} servers'} to {what}"
 
     def check(self) -> None:
+        self.desk.check()
         for number, step in self._steps.items():
             assert number > self._context.closed, f"closed step {number} is kept (L3)"
             named = list(step.uncovered)

@@ -14,6 +14,7 @@ from node.server.decider import DeciderRole
 from node.server.front import FrontRole
 from node.server.guard import Guard
 from node.server.ledger import LedgerRole
+from node.server.pins import Pins
 from node.server.shard import Phase, ShardRole
 from node.server.tails import TailDesk
 from protocol.base.ids import NodeId
@@ -35,7 +36,8 @@ class Roles:
         self.back = BackRole(context) if context.is_back else None
         self.shard = ShardRole(context)
         self.tails = TailDesk(context)
-        self.ledger = LedgerRole(context) if context.ledger == context.node else None
+        self.ledger = LedgerRole(context, coordinator) if context.ledger == context.node else None
+        self.pins = Pins(context, self.front, self.back, self.shard)
         self.decider = DeciderRole(context, coordinator) if context.plan.decider == context.node else None
 
     @property
@@ -51,6 +53,13 @@ class Roles:
         fronts = () if self.front is None else self.front.training_pools
         return [*fronts, *(() if self.back is None else self.back.all_pools)]
 
+    def clock(self, now: float) -> None:
+        """What happens from here on, happens at `now`."""
+        for pool in self.pools():
+            pool.clock(now)
+        if self.ledger is not None:
+            self.ledger.desk.clock(now)
+
     def open_step(self, step: int) -> None:
         for role in (self.front, self.back):
             if role is not None:
@@ -62,6 +71,7 @@ class Roles:
         """Every role forgets the step and those before it; volunteers and our own device are told to."""
         self._context.closed = step
         self.guard.close_step(step)
+        self.pins.close_step(step)
         for role in (self.front, self.back, self.ledger, self.shard, self.tails):
             if role is not None:
                 role.close_step(step)
@@ -82,7 +92,7 @@ class Roles:
         tell_allowances(self._context, self.pools())
 
     def check(self) -> None:
-        for role in (self.front, self.back, self.shard, self.ledger, self.decider, self.tails):
+        for role in (self.front, self.back, self.shard, self.ledger, self.decider, self.tails, self.pins):
             if role is not None:
                 role.check()
 

@@ -12,6 +12,9 @@ from protocol.base.errors import RemoteProtocolError
 from protocol.base.ids import NodeId, TaskId
 from protocol.messages import (
     Activation,
+    Audit,
+    AuditOver,
+    AuditReport,
     CheckpointDone,
     CheckpointPart,
     Commit,
@@ -19,6 +22,7 @@ from protocol.messages import (
     Contribute,
     Decision,
     Evaluated,
+    FetchAudited,
     FetchInput,
     FetchParameters,
     Freeze,
@@ -63,7 +67,7 @@ def _may_say(context: StageContext, peer: NodeId, message: Work, is_volunteer: b
     if isinstance(message, _FROM_WORKERS):
         return is_volunteer or peer in context.stage_servers
     match message:
-        case Freeze() | Commit() | Verdict() | StageKey():
+        case Freeze() | Commit() | Verdict() | StageKey() | Audit() | AuditOver():
             return peer == context.ledger
         case Decision() | CheckpointDone():
             return peer == plan.decider
@@ -73,7 +77,7 @@ def _may_say(context: StageContext, peer: NodeId, message: Work, is_volunteer: b
             return peer == plan.decider or peer in context.stage_servers
         case Stored() | PartialNorm() | Committed():
             return peer in context.stage_servers and plan.shard_of(peer) == message.shard
-        case Tail():
+        case Tail() | FetchAudited() | AuditReport():
             return peer in context.stage_servers
         case StageFrozen() | StageCommitted():
             return 0 <= message.stage < len(plan.stages) and peer == plan.ledger_of(message.stage)

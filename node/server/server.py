@@ -141,6 +141,7 @@ class ServerMachine:
             if role is not None:
                 role.close_step(self.context.config.final_step)
         self.shard.end()
+        self._roles.pins.end()
         return self.decider.unreported() if self.decider is not None else ()
 
     def take_over(self, reports: tuple[StepReport, ...]) -> None:
@@ -167,8 +168,8 @@ class ServerMachine:
         if role == "volunteer" or peer in self.context.stage_servers:
             if role == "volunteer":
                 self._roles.volunteers[peer] = None
+            self._roles.clock(now)
             for pool in self._roles.pools():
-                pool.clock(now)
                 pool.worker_here(peer, is_server=role == "server")
             self.tails.worker_here(peer)
             self._out.send(peer, StepClosed(ledger_generation=self.context.generation, step=self.context.closed))
@@ -180,11 +181,15 @@ class ServerMachine:
         self._roles.volunteers.pop(peer, None)
         for pool in self._roles.pools():
             pool.worker_gone(peer, now)
+        if self.ledger is not None:
+            self.ledger.desk.auditor_gone(peer)
         self.tails.worker_gone(peer)
         self.shard.worker_gone(peer)
         self._roles.give_leases(now)
 
     def coordinator_here(self) -> None:
+        if self.ledger is not None:
+            self.ledger.desk.coordinator_here()
         if self.decider is not None:
             self.decider.coordinator_here()
 
@@ -269,6 +274,7 @@ class ServerMachine:
     def persisted(self, record: Record, now: float) -> None:
         if record.ledger_generation != self.context.generation:
             return
+        self._roles.clock(now)
         match record:
             case ContributionStored():
                 self.shard.stored(record)
@@ -298,10 +304,14 @@ class ServerMachine:
 
     def wake_at(self) -> float | None:
         deadlines = [self.shard.saves.wake_at(), *(pool.next_deadline() for pool in self._roles.pools())]
+        if self.ledger is not None:
+            deadlines.append(self.ledger.desk.wake_at())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def wake(self, now: float) -> None:
         self.shard.saves.wake(now, self.shard.version)
+        if self.ledger is not None:
+            self.ledger.desk.wake(now)
         for pool in self._roles.pools():
             for entry, worker in pool.expire(now):
                 self._out.log("info", "lease over", task=str(entry.tasks[0]), worker=worker)
@@ -336,6 +346,7 @@ class ServerMachine:
             "reissued": float(sum(pool.reissued_count for pool in pools)),
             "queue": float(counts["free"]),
             "leased": float(counts["leased"]),
+            **({} if self.ledger is None else self.ledger.audit_counts()),
             **({} if self.decider is None else {"unreported": float(self.decider.unreported_count)}),
         }
 

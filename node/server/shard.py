@@ -241,6 +241,11 @@ class ShardRole:
         writer = message.contribution.node, message.step
         self._written[writer] = self._written.get(writer, 0) + 1
 
+    def part_of(self, contribution: ContributionId, step: int) -> TensorRef | None:
+        """This shard's part, as long as it is not in the step's sum."""
+        part = self._parts.get((contribution, step))
+        return None if part is None or part.folded else part.message.tensors[0]
+
     @property
     def part_count(self) -> int:
         """Parts of contributions that wait here for their step's commit."""

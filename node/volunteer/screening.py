@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from node.machine.outbox import Outbox
 from protocol.base.errors import RemoteProtocolError
 from protocol.base.forms import DIFFERENCES_MAX
 from protocol.base.ids import NodeId, TaskId, TensorRef
-from protocol.messages import InputAnswer, Lease, Parameters, StepClosed, Verdict, Work
+from protocol.base.machine import HangUp
+from protocol.messages import Audit, InputAnswer, Lease, Parameters, StepClosed, Verdict, Work
 from protocol.run.course import VALIDATION_FIRST
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
+
+
+def refuse(out: Outbox, peer: NodeId, tensors: tuple[TensorRef, ...], error: RemoteProtocolError) -> None:
+    """Hangs up on a server that has broken a rule."""
+    out.drop(tensors)
+    out.count("barnraise_transport_rejected_messages_total", reason=error.reason)
+    out.log("warning", "message refused", peer=peer, reason=error.reason, detail=error.detail)
+    out.add(HangUp(peer, str(error)))
 
 
 def check_from_server(config: RunConfig, plan: Plan, stage: int, peer: NodeId, message: Work) -> None:
@@ -32,6 +42,8 @@ def check_from_server(config: RunConfig, plan: Plan, stage: int, peer: NodeId, m
                 raise RemoteProtocolError("shape", f"a shard of parameters is one vector each in {forms}")
         case Verdict() if peer != plan.ledger_of(stage):
             raise RemoteProtocolError("role", "a verdict that is not the ledger's")
+        case Audit():
+            _check_audit(config, plan, stage, peer, message)
         case StepClosed() if message.step >= config.steps:
             raise RemoteProtocolError("decode", f"step {message.step} of {config.steps} is closed")
         case _:
@@ -67,6 +79,21 @@ def _check_lease(config: RunConfig, plan: Plan, stage: int, peer: NodeId, lease:
     labels = (config.batch.samples, config.model.context), "int32"
     expected = {"F": (takes,), "B": (_hidden(config),), "FLB": (takes, labels), "FL": (takes, labels)}
     _check_tensors(lease.tensors, expected[ops])
+
+
+def _check_audit(config: RunConfig, plan: Plan, stage: int, peer: NodeId, audit: Audit) -> None:
+    if peer != plan.ledger_of(stage):
+        raise RemoteProtocolError("role", "an audit that is not the ledger's")
+    for task in audit.tasks:
+        if task.microbatch >= config.batch.microbatches or task.step != audit.step or task.step >= config.steps:
+            raise RemoteProtocolError("decode", f"{task} is no task of step {audit.step}")
+        end = plan.length(task.step, task.microbatch)
+        if task.op not in ("B", "L") or task.position >= end + (task.op == "L"):
+            raise RemoteProtocolError("decode", f"{task} is no task of this run")
+        if plan.stage_at(task.step, task.microbatch, task.position) != stage:
+            raise RemoteProtocolError("role", f"{task} is not of stage {stage}")
+    if audit.version != config.version_of(audit.step):
+        raise RemoteProtocolError("version", f"version {audit.version} for step {audit.step}")
 
 
 def _hidden(config: RunConfig) -> tuple[tuple[int, ...], str]:

@@ -25,13 +25,15 @@ from node.machine.numbers import task_count
 from node.machine.outbox import Outbox
 from node.machine.waits import Wait, sentence, work_name
 from node.volunteer.allowances import Allowances
+from node.volunteer.auditor import Auditor
 from node.volunteer.gradients import OUTSTANDING_MAX, Gradients
 from node.volunteer.leases import AskedAgain, Held, backward_of, forward_of, is_validation, urgency
 from node.volunteer.room import Room, is_out_of_memory
-from node.volunteer.screening import check_from_server
+from node.volunteer.screening import check_from_server, refuse
 from node.volunteer.slots import Slots
 from node.volunteer.tails import Tails
 from node.volunteer.versions import Versions
+from node.volunteer.words import Words
 from node.volunteer.work import evaluated, job_of
 from protocol.base.errors import RemoteProtocolError
 from protocol.base.ids import NodeId, TaskId, TensorRef, Ticket
@@ -44,12 +46,10 @@ from protocol.messages import (
     InputAnswer,
     InputGradient,
     Lease,
-    LeaseReturned,
     Output,
     Parameters,
     Ready,
     StepClosed,
-    Summed,
     Verdict,
     VersionReady,
     Work,
@@ -77,6 +77,7 @@ class VolunteerMachine:
         """Servers of our stage, in shard order."""
         self._linked: dict[NodeId, bool] = {}
         """Those with a live link, and whether they have said that they are ready."""
+        self._words = Words(out, self._linked)
         self._slots: Slots | None = None
         self._closed = -1
         self._versions = Versions(out, by_changes=config.wire.parameters == "p12")
@@ -89,6 +90,7 @@ class VolunteerMachine:
         self._tails = Tails()
         self._allowances = Allowances(self._out)
         self._asked_again = AskedAgain()
+        self._auditor = Auditor(out, self._want_version, self._versions.has, self._drop_old_versions)
         limits = config.limits
         self.gradients = Gradients(out, incarnation, limits.contribution_tasks, limits.linger_s)
         self.totals = {"microbatches": 0.0, "tokens": 0.0, "accepted": 0.0, "rejected": 0.0, "validated": 0.0}
@@ -115,9 +117,11 @@ class VolunteerMachine:
         self._stage = stage
         self._servers = tuple(server.node for server in plan.stages[stage].servers)
         self._slots = Slots(plan, stage, validates=self._config.validation.every_steps > 0)
-        self._linked = {}
+        self._linked.clear()
+        self._words.generation = plan.ledger_generation
         self.gradients.reset(plan.ledger_generation, self._servers)
         self._versions.reset(plan.ledger_generation, self._servers)
+        self._auditor.reset(plan, self._servers)
         self._device_ready = False
         self._room.reset()
         self._out.compute(SetUpDevice(self._config, self._vocabulary, plan, stage))
@@ -139,7 +143,7 @@ class VolunteerMachine:
         graphs, tickets = tuple(self._graphs), tuple(self._graphs.values())
         here = Ready(ledger_generation=self._generation, hello=hello, slots=0, graphs=graphs, tickets=tickets)
         self._out.send(server, here)
-        self._tell_summed(server, self.gradients.backwards(), complete=True)
+        self._words.tell_summed(server, self.gradients.backwards(), complete=True)
 
     def link_down(self, peer: NodeId) -> None:
         """Its leases go on: the work is worth as much as before, and results go to other servers too."""
@@ -159,10 +163,7 @@ class VolunteerMachine:
         try:
             check_from_server(self._config, self._plan, self._stage, peer, message)
         except RemoteProtocolError as error:
-            self._out.drop(tensors)
-            self._out.count("barnraise_transport_rejected_messages_total", reason=error.reason)
-            self._out.log("warning", "message refused", peer=peer, reason=error.reason, detail=error.detail)
-            self._out.add(HangUp(peer, str(error)))
+            refuse(self._out, peer, tensors, error)
             return
         match message:
             case Lease():
@@ -182,14 +183,14 @@ class VolunteerMachine:
             case Verdict():
                 if self.gradients.on_verdict(message, now):
                     for issuer, returned in self._asked_again.settle(message):
-                        self._give_back(issuer, returned, "refused")
+                        self._words.give_back(issuer, returned, "refused")
                     outcome = "accepted" if message.accepted else "rejected"
                     done = task_count(message.tasks)
                     self.totals[outcome] += done
                     self._out.count("barnraise_node_work_results_total", done, outcome=outcome)
             case StepClosed():
                 self._close(message.step)
-            case _:
+            case _ if not self._auditor.handle(peer, message):
                 self._out.drop(tensors)
         self._go_on(now)
 
@@ -217,9 +218,9 @@ class VolunteerMachine:
         ):
             self._out.drop(lease.tensors)
             if sent and not self._draining:
-                self._say_summed(issuer, lease)
+                self._words.say_summed(issuer, lease, self.gradients)
             elif self._draining or len(self._leases) >= LEASES_MAX:
-                self._give_back(issuer, lease.tasks, "draining" if self._draining else "too many leases")
+                self._words.give_back(issuer, lease.tasks, "draining" if self._draining else "too many leases")
             return
         before = self._leases.pop(key, None)
         if before is not None:
@@ -239,12 +240,8 @@ class VolunteerMachine:
 
     def _on_forget(self, message: Forget) -> None:
         """Graphs that nobody will ask for make room, unless a lease for one is here already."""
-        running = None if self._running is None else self._running.lease.tasks[0]
-        tasks = tuple(
-            task
-            for task in message.tasks
-            if task in self._graphs and task != running and backward_of(task) not in self._leases
-        )
+        wanted = {*self._leases, *(() if self._running is None else (backward_of(self._running.lease.tasks[0]),))}
+        tasks = tuple(task for task in message.tasks if task in self._graphs and backward_of(task) not in wanted)
         for task in tasks:
             del self._graphs[task]
         if tasks:
@@ -312,14 +309,18 @@ class VolunteerMachine:
         self._out.compute(job_of(held, accumulator, self._out.key))
 
     def computed(self, job: Job, result: Any, now: float) -> None:
+        if self._auditor.owns(job):
+            self._auditor.computed(job, result)
+            self._go_on(now)
+            return
         match job:
             case SetUpDevice():
-                here = (self._stage, self._generation)
-                self._device_ready = (job.stage, job.plan.ledger_generation) == here
+                self._device_ready = self._is_here(job)
                 if self._device_ready:
                     self._room.set_up(result)
             case LoadParameters():
                 self._versions.loaded(job)
+                self._auditor.go_on()
             case Forward():
                 self._forward_done(job, result)
             case Evaluate():
@@ -395,31 +396,27 @@ class VolunteerMachine:
             if accumulator is not None:
                 self.gradients.added(accumulator, covered, losses, held.lease.ticket, now)
             if held.lease.need_weight_gradient:
-                self._say_summed(held.issuer, held.lease)
+                self._words.say_summed(held.issuer, held.lease, self.gradients)
 
     def failed(self, job: Job, reason: str, now: float) -> None:
         """The device could not: what it may have left half added is thrown away, and the work goes back."""
-        if isinstance(job, (Forward, Backward, RouteEnd, Evaluate)):
+        if self._auditor.owns(job):
+            self._auditor.failed(job, reason)
+        elif isinstance(job, (Forward, Backward, RouteEnd, Evaluate)):
             held, self._running = self._running, None
             assert held is not None
             self._drop_held(held)
             step = held.lease.tasks[0].step
             lost = self.gradients.lose(step) if held.wants_gradient else ()
             self._device_failed(job, reason, now)
-            for server in self._linked:
-                self._give_back(server, (*held.lease.tasks, *lost), "device failed")
+            self._words.give_all_back((*held.lease.tasks, *lost), "device failed")
         elif isinstance(job, LoadParameters):
             self._device_failed(job, reason, now)
             self._versions.failed(job)
         elif isinstance(job, TakeGradient):
             self._device_failed(job, reason, now)
-            lost = self.gradients.cannot_take(job)
-            for server in self._linked:
-                self._give_back(server, lost, "device failed")
-        elif isinstance(job, SetUpDevice) and (job.stage, job.plan.ledger_generation) == (
-            self._stage,
-            self._generation,
-        ):
+            self._words.give_all_back(self.gradients.cannot_take(job), "device failed")
+        elif isinstance(job, SetUpDevice) and self._is_here(job):
             self._device_failed(job, reason, now)
         self._go_on(now)
 
@@ -459,23 +456,8 @@ class VolunteerMachine:
         for key in [k for k, held in self._leases.items() if now >= held.received + held.lease.deadline_s]:
             held = self._leases.pop(key)
             self._drop_held(held)
-            self._give_back(held.issuer, held.lease.tasks, "late")
+            self._words.give_back(held.issuer, held.lease.tasks, "late")
             self._out.count("barnraise_node_work_results_total", len(held.lease.tasks), outcome="late")
-
-    def _give_back(self, server: NodeId, tasks: tuple[TaskId, ...], reason: str) -> None:
-        if tasks and server in self._linked:
-            self._out.send(server, LeaseReturned(ledger_generation=self._generation, tasks=tasks, reason=reason))
-
-    def _say_summed(self, issuer: NodeId, lease: Lease) -> None:
-        """The lease's result clock may stop: what it waits for from here on is our contribution."""
-        summed = {task: lease.ticket for task in lease.tasks if task.op == "B" and self.gradients.has(task)}
-        if summed and issuer in self._linked:
-            self._tell_summed(issuer, summed, complete=False)
-
-    def _tell_summed(self, server: NodeId, summed: dict[TaskId, Ticket], complete: bool) -> None:
-        tasks, tickets = tuple(summed), tuple(summed.values())
-        words = Summed(ledger_generation=self._generation, tasks=tasks, tickets=tickets, complete=complete)
-        self._out.send(server, words)
 
     def _drop_held(self, held: Held) -> None:
         own = () if held.input is None or held.input in held.lease.tensors else (held.input,)
@@ -485,7 +467,14 @@ class VolunteerMachine:
         if step > self._closed:
             self._closed = step
             self._forget_steps(step)
-            self._versions.drop_below(self._config.version_of(step + 1))
+            self._auditor.versions_dropped(self._config.version_of(step + 1))
+            self._drop_old_versions()
+
+    def _drop_old_versions(self) -> None:
+        """Versions that neither an open step nor an audit needs."""
+        audited = self._auditor.version
+        oldest = self._config.version_of(self._closed + 1)
+        self._versions.drop_below(oldest if audited is None else min(oldest, audited))
 
     def _forget_steps(self, step: int | None) -> None:
         for key in [key for key in self._leases if step is None or key.step <= step]:
@@ -507,7 +496,7 @@ class VolunteerMachine:
         for key in list(self._leases):
             held = self._leases.pop(key)
             self._drop_held(held)
-            self._give_back(held.issuer, held.lease.tasks, "draining")
+            self._words.give_back(held.issuer, held.lease.tasks, "draining")
         if self._running is None:
             self.gradients.flush_all(now)
 
@@ -518,9 +507,8 @@ class VolunteerMachine:
         self._leases, self._running, self._graphs = {}, None, {}
         for one in held:
             self._drop_held(one)
-            self._give_back(one.issuer, one.lease.tasks, reason)
-        for server in self._linked:
-            self._give_back(server, lost, reason)
+            self._words.give_back(one.issuer, one.lease.tasks, reason)
+        self._words.give_all_back(lost, reason)
 
     def device_lost(self, reason: str) -> None:
         """A fresh process has the device. Servers count on graphs and slots that are gone: links begin anew, too."""
@@ -564,9 +552,8 @@ class VolunteerMachine:
             missing = [node[:8] for node in self._servers if not self._linked.get(node)]
             return f"servers {', '.join(missing)} of stage {self._stage}"
         if self._running is None and self._leases:
-            held = next(iter(self._leases.values()))
-            step = held.lease.tasks[0].step
-            return sentence([Wait(step, f"parameters or inputs for the {work_name(held.lease.tasks)}")])
+            tasks = next(iter(self._leases.values())).lease.tasks
+            return sentence([Wait(tasks[0].step, f"parameters or inputs for the {work_name(tasks)}")])
         return self._allowances.sentence() or ("" if self._running is not None else f"work of stage {self._stage}")
 
     def given(self) -> dict[str, float]:
@@ -575,16 +562,20 @@ class VolunteerMachine:
         return {"accepted": self.totals["accepted"], "tokens": self.totals["accepted"] * task_tokens}
 
     def counters(self) -> dict[str, float]:
-        leases = len(self._leases) + (self._running is not None)
-        return {**self.totals, "leases": float(leases), "unsent_tasks": float(self.gradients.unsent_task_count)}
+        leases = float(len(self._leases) + (self._running is not None))
+        return {**self.totals, "leases": leases, "unsent_tasks": float(self.gradients.unsent_task_count)}
 
     def check(self) -> None:
         self.gradients.check()
+        self._auditor.check()
         self._room.check()
         for key in self._leases:
             assert key.step > self._closed, f"a lease of closed step {key.step} is kept"
         for task in self._graphs:
             assert task.step > self._closed, f"a graph of closed step {task.step} is kept (L3)"
+
+    def _is_here(self, job: SetUpDevice) -> bool:
+        return (job.stage, job.plan.ledger_generation) == (self._stage, self._generation)
 
     @property
     def _generation(self) -> int:

@@ -202,6 +202,9 @@ REPORT_COUNTERS = (
     "reissued",
     "unreported",
     "stalled_s",
+    "audits_passed",
+    "audits_blamed",
+    "audits_missed",
     # A volunteer's machine: what it did.
     "microbatches",
     "tokens",

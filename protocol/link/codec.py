@@ -38,6 +38,7 @@ from protocol.base.printable import is_printable, printable
 from protocol.messages import (
     MESSAGES,
     Activation,
+    Audited,
     Contribute,
     Gradient,
     InputAnswer,
@@ -182,6 +183,8 @@ def traffic_kind(message: Message) -> str:
         return "control"
     if isinstance(message, Lease):
         return "gradient" if all(task.op == "B" for task in message.tasks) else "activation"
+    if isinstance(message, Audited):
+        return "gradient" if message.task is None else "activation"
     return _TRAFFIC.get(type(message), "control")
 
 

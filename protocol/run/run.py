@@ -227,6 +227,20 @@ class LimitsSection(_Section, frozen=True, kw_only=True):
     """Volunteers that one server holds links to."""
 
 
+class AuditSection(_Section, frozen=True, kw_only=True):
+    """How much of the volunteers' work is computed again by servers that compute (`stages.collocated`), to find false
+    results. No part of the arithmetic: what an audit finds changes who takes part."""
+
+    rate: float = 0.05
+    """Share of the contributions that are audited once a member has shown itself; 0: no audits at all, for runs among
+    people who know each other. A liar that is always found gets 19 false ones in before it is caught, at 0.05."""
+    first: int = 20
+    """A new member's contributions are all audited until so many have been found right, in each stage."""
+    tolerance: float = 0.02
+    """Relative difference (L2) up to which results are the same: what bf16 and other graphics cards make. Within one
+    class of devices and kernels there is none."""
+
+
 class RunConfig(_Section, frozen=True, kw_only=True):
     """`RUN.toml`, whole."""
 
@@ -250,6 +264,7 @@ class RunConfig(_Section, frozen=True, kw_only=True):
     checkpoint: CheckpointSection = CheckpointSection()
     validation: ValidationSection = ValidationSection()
     limits: LimitsSection = LimitsSection()
+    audit: AuditSection = AuditSection()
 
     @property
     def step_tokens(self) -> int:
@@ -338,6 +353,7 @@ class RunConfig(_Section, frozen=True, kw_only=True):
             ("limits.contribution_tasks", self.limits.contribution_tasks, 1, 1024),
             ("limits.snapshot_steps", self.limits.snapshot_steps, 1, 10**6),
             ("limits.volunteers_max", self.limits.volunteers_max, 1, 4096),
+            ("audit.first", self.audit.first, 0, 10**6),
         ):
             if not least <= value <= most:
                 raise BadInputError(f"{field}: {value} is not between {least} and {most}")
@@ -352,6 +368,8 @@ class RunConfig(_Section, frozen=True, kw_only=True):
             ("optimizer.final_ratio", self.optimizer.final_ratio, 0.0, 1.0),
             ("routes.skip", self.routes.skip, 0.0, 1.0),
             ("validation.share", self.validation.share, 0.0, 0.5),
+            ("audit.rate", self.audit.rate, 0.0, 1.0),
+            ("audit.tolerance", self.audit.tolerance, 0.0, 1.0),
             ("model.rope_theta", self.model.rope_theta, 1.0, 1e12),
             ("model.norm_eps", self.model.norm_eps, 0.0, 1.0),
             ("limits.lease_s", self.limits.lease_s, 0.01, 86400.0),
@@ -384,8 +402,9 @@ class RunConfig(_Section, frozen=True, kw_only=True):
 
 
 def config_hash(config: RunConfig) -> bytes:
-    """BLAKE2b-256 over the canonical msgpack form of the configuration, but for its words to people."""
+    """BLAKE2b-256 over the canonical msgpack form of the configuration, but for its words to people and its audits."""
     fields = msgspec.to_builtins(config)
     del fields["description"]
+    del fields["audit"]
     packed = msgspec.msgpack.encode(fields)
     return hashlib.blake2b(packed, digest_size=32, person=b"br-run-config").digest()

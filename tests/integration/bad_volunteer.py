@@ -38,7 +38,7 @@ def gives_back() -> None:
     def on_lease(self: Any, issuer: Any, lease: Lease, now: float) -> None:
         self._given[issuer] = max(0, self._given[issuer] - 1)
         self._out.drop(lease.tensors)
-        self._give_back(issuer, lease.tasks, "too many leases")
+        self._words.give_back(issuer, lease.tasks, "too many leases")
 
     VolunteerMachine._on_lease = on_lease  # type: ignore[method-assign]
 

@@ -126,6 +126,9 @@ class Lanes:
                 return tuple(
                     self._shard(key, total[i : i + SHARD_ELEMENTS]) for key, i in zip(job.shards, cuts, strict=True)
                 )
+            case jobs.Compare():
+                ours, theirs = ([self.inputs[ref.key] for ref in refs] for refs in (job.computed, job.claimed))
+                return 0.0 if ours == theirs else 1.4
             case jobs.DropGraphs():
                 for task in job.tasks:
                     self.graphs.pop(task, None)

@@ -1,7 +1,7 @@
 """A volunteer that works and lies: beside its honest messages it sends what no honest peer would.
 
-Everything here can be seen to be wrong by looking at it, so it must be refused and harm nobody but its sender.
-(Wrong numbers in the right shape are the business of audits.)
+What `LIES` and most of `BENDS` hold can be seen to be wrong by looking at it, so it must be refused and harm nobody
+but its sender. Wrong numbers in the right shape (`false_…`) can only be found by audits.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ LIE_SHARE = 0.15
 """Lies for each input."""
 
 
+FALSE_SHARE = 0.5
+"""Results of false numbers among those of a liar that makes some. `test_audits.py` has them found."""
 HUGE_SHARE = 0.3
 """Absurd ones among its contributions."""
 
@@ -57,6 +59,7 @@ class Liar:
         """Results of real leases as they were sent, with their values."""
         self._huge: dict[ContributionId, bool] = {}
         self._spoilt: dict[TaskId, None] = {}
+        self._false: dict[ContributionId | TaskId, bool] = {}
 
     def start(self, now: float) -> Sequence[Effect]:
         return self._inner.start(now)
@@ -99,6 +102,31 @@ class Liar:
         value = self._host.store[message.tensors[0].key]
         self._host.store[message.tensors[0].key] = tuple(number + 1 for number in value)
         return Send(effect.peer, msgspec.structs.replace(message, square_norm=float("inf")))
+
+    def _false_gradient(self, effect: Effect) -> Effect:
+        """A part of some contributions is not the sum that it should be, though of its size."""
+        if isinstance(effect, Send) and isinstance(effect.message, Contribute) and effect.message.shard == 0:
+            self._falsify(effect.message.contribution, effect.message.tensors[0])
+        return effect
+
+    def _false_output(self, effect: Effect) -> Effect:
+        if isinstance(effect, Send) and isinstance(effect.message, Output):
+            self._falsify(effect.message.task, effect.message.tensors[0])
+        return effect
+
+    def _false_input_gradient(self, effect: Effect) -> Effect:
+        if isinstance(effect, Send) and isinstance(effect.message, InputGradient):
+            self._falsify(effect.message.task, effect.message.tensors[0])
+        return effect
+
+    def _falsify(self, what: ContributionId | TaskId, ref: TensorRef) -> None:
+        """The same when it is sent again."""
+        if what not in self._false:
+            self._false[what] = self._rng.random() < FALSE_SHARE
+            if self._false[what]:
+                value = self._host.store[ref.key]
+                false = tuple(number + 1 for number in value) if isinstance(value, tuple) else value + 1
+                self._host.store[ref.key] = false
 
     def _another_name(self, effect: Effect) -> Effect:
         """Some contributions, with the tickets of real leases, name somebody else as who made them."""
@@ -360,6 +388,9 @@ BENDS: dict[str, Callable[[Liar, Effect], Effect]] = {
     "absurd": Liar._absurd,
     "another_name": Liar._another_name,
     "bent_shape": Liar._bent_shape,
+    "false_gradient": Liar._false_gradient,
+    "false_output": Liar._false_output,
+    "false_input_gradient": Liar._false_input_gradient,
 }
 """What becomes of a liar's honest messages."""
 OLD_RESULTS = "old_results"

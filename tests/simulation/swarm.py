@@ -30,6 +30,7 @@ from protocol.base.ids import NodeId
 from protocol.base.machine import Received
 from protocol.messages import PlanChanged, Welcome
 from protocol.run.run import (
+    AuditSection,
     BatchSection,
     CheckpointSection,
     LimitsSection,
@@ -40,7 +41,8 @@ from protocol.run.run import (
     ValidationSection,
     WireSection,
 )
-from protocol.trust.membership import Invite, Trust
+from protocol.trust.identity import SIGNATURE_BYTES
+from protocol.trust.membership import Invite, Revocations, Trust
 from tests.simulation.liar import Liar
 from tests.simulation.scene import Scene
 from tests.simulation.world import Host, Watcher, World
@@ -97,6 +99,8 @@ class Shape:
     swaps: int = 0
     lease_s: float = 8.0
     validate_every: int = 0
+    audit_first: int = 20
+    audit_rate: float = 0.05
 
     @property
     def shards(self) -> int:
@@ -167,9 +171,22 @@ class Shape:
                 linger_s=self.linger_s,
                 server_gone_s=SERVER_GONE_S,
             ),
+            audit=AuditSection(first=self.audit_first, rate=self.audit_rate),
         )
         config.validate()
         return config
+
+
+class WorldTrust(Trust):
+    """Believes every list of bans: the world has no signatures, and its names are no node ids."""
+
+    def revoke(self, signed: bytes) -> bool:
+        _, run_id, number, nodes = msgspec.msgpack.decode(signed[:-SIGNATURE_BYTES])
+        if number <= self.revocations.number:
+            return False
+        self.revocations, self.revocations_signed = Revocations(run_id, number, tuple(nodes)), signed
+        self._revoked = frozenset(nodes)
+        return True
 
 
 class Swarm:
@@ -258,7 +275,7 @@ class Swarm:
             kept=host.files.get(PLAN),
             records=records,
         )
-        trust = Trust(b"world", INVITE.issuer)
+        trust = WorldTrust(b"world", INVITE.issuer)
         return NodeMachine(host.node, facts, COORDINATOR, (self.coordinator.address,), host.keys, trust)
 
     def _build_coordinator(self, host: Host, rng: random.Random) -> CoordinatorMachine:
@@ -273,7 +290,7 @@ class Swarm:
             stored,
             sign_membership=lambda terms: f"{terms.node}/{terms.serial}".encode(),
             sign_thanks=lambda thanks: f"{thanks.node}/{thanks.tasks}".encode(),
-            sign_revocations=lambda revocations: b"",  # no operator of the world bans anybody
+            sign_revocations=lambda revocations: bytes(SIGNATURE_BYTES),
             read_invite=lambda credential: INVITE,
         )
 

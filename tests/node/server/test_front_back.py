@@ -108,7 +108,9 @@ def test_an_input_gradient_goes_on_at_once_and_is_kept() -> None:
     """The stage before gets it; when that one comes back without it, it gets it again."""
     desk = front_desk("f1")
     task = backward(0, 0, 1)
-    desk.role.on_input_gradient(InputGradient(ledger_generation=1, task=task, ticket=TICKET, tensors=tensors(1)))
+    desk.role.on_input_gradient(
+        NodeId("v1"), InputGradient(ledger_generation=1, task=task, ticket=TICKET, tensors=tensors(1))
+    )
     assert desk.take().peers(Gradient) == ["b0"]
     assert desk.held("b0", "gradient", (backward(0, 0),)).sent(Gradient) == []
     assert desk.held("b0", "gradient", ()).peers(Gradient) == ["b0"]
@@ -141,7 +143,7 @@ def test_a_closed_step_lets_go_of_every_tensor() -> None:
     desk.role.on_activation(Activation(ledger_generation=1, task=forward(0, 0, 1), tensors=tensors(1)))
     desk.role.on_labels(Labels(ledger_generation=1, task=TaskId(0, 0, 2, "L"), tensors=tensors(2)))
     desk.role.on_input_gradient(
-        InputGradient(ledger_generation=1, task=backward(0, 0, 1), ticket=TICKET, tensors=tensors(3))
+        NodeId("v1"), InputGradient(ledger_generation=1, task=backward(0, 0, 1), ticket=TICKET, tensors=tensors(3))
     )
     desk.context.closed = 0
     desk.role.close_step(0)

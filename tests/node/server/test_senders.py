@@ -24,7 +24,7 @@ SERVERS = {name: NodeId(name.replace(" ", "-").ljust(52, "x")) for name in
 VOLUNTEER, SPARE = NodeId("v" * 52), NodeId("s" * 52)
 TO_SERVERS = [kind for kind in MESSAGES if issubclass(kind, Work) and any(to == "server" for _, to in MAY_SEND[kind])]
 """Kinds about work that a server may hear at all, by the role table."""
-ONLY_TO_THE_DEVICE = {"Allowance", "Flush", "Lease", "Forget", "InputAnswer", "Parameters", "VersionReady"}
+ONLY_TO_THE_DEVICE = {"Allowance", "Audited", "Flush", "Lease", "Forget", "InputAnswer", "Parameters", "VersionReady"}
 """Kinds that a server hears only as a volunteer: `node.volunteer.screening` looks at those."""
 
 

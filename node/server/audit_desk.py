@@ -1,0 +1,241 @@
+"""Where a ledger's audits meet its steps: what is drawn waits for its result a little, and what was found is told.
+
+A contribution under audit is held back, so that a false one is never summed up. The step does not wait for that beyond
+a tenth of its time: counted from when nothing else is missing, what is held is accepted, the audit goes on, and what it
+finds still puts its member out. Only a member with strikes waits to the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from node.server.audits import Audits, Ruling, Unit
+from node.server.context import StageContext
+from node.server.pins import PIN_STEPS
+from protocol.base.ids import ContributionId, NodeId, TaskId
+from protocol.messages import Audit, AuditOver, AuditReport, Blamed, Stored
+from protocol.run.audits import Difference
+
+WAIT_SHARE = 0.1
+"""Of a step's time that its seal may wait for audits."""
+FALSE = "it is not what two audits computed"
+BLAMED_MAX = 64
+"""Findings that the coordinator is told (again) at link-up: a ban that it knows changes nothing."""
+
+
+@dataclass(slots=True)
+class _Step:
+    opened_at: float
+    held: dict[ContributionId, tuple[Stored, float]] = field(default_factory=dict)
+    """With the square of its norm."""
+    since: float | None = None
+    """When nothing but these was missing."""
+
+
+class AuditDesk:
+    """Of one ledger.
+
+    Args:
+        coordinator: who is told of blames; None: nobody.
+        accept: a contribution that was held counts.
+        void: it never does; whom the audit has blamed.
+    """
+
+    def __init__(
+        self,
+        context: StageContext,
+        coordinator: NodeId | None,
+        accept: Callable[[Stored, float], None],
+        void: Callable[[Stored, str, tuple[NodeId, ...]], None],
+    ) -> None:
+        self._context = context
+        self._out = context.out
+        self._coordinator = coordinator
+        self._accept, self._void = accept, void
+        self.audits = Audits(context.config.audit, lambda: context.tickets.key, self._is_trusted, context.result_s)
+        self._steps: dict[int, _Step] = {}
+        self._blamed: list[Blamed] = []
+        self._now = 0.0
+        self._step_s = 0.0
+        """From a step's opening to when it was frozen, of late."""
+        self._unsure = -1
+        """Steps up to this one may have been begun before a server of the stage started anew: it could hold other
+        tensors than those that were computed with, and an honest member would be blamed."""
+
+    def _is_trusted(self, node: str) -> bool:
+        """Servers of the stage are; what nobody in particular brought, one of them made."""
+        return not node or node in self._context.stage_servers
+
+    def clock(self, now: float) -> None:
+        self._now = now
+
+    # ---- steps ---------------------------------------------------------------------------------------------------
+
+    def step_opened(self, step: int) -> None:
+        self._steps.setdefault(step, _Step(self._now))
+
+    def frozen(self, step: int) -> None:
+        state = self._steps.get(step)
+        if state is not None:
+            took = self._now - state.opened_at
+            self._step_s = took if not self._step_s else self._step_s + 0.25 * (took - self._step_s)
+
+    def close_step(self, step: int) -> None:
+        for key in [key for key in self._steps if key <= step]:
+            del self._steps[key]
+        for ruling in self.audits.give_up(step - PIN_STEPS):
+            self._end(ruling)
+
+    def server_came(self) -> None:
+        """A server of the stage is ready (again)."""
+        newest = max(self._context.opened, self._context.closed)
+        self._unsure = max(self._unsure, newest + 1 + self._context.config.batch.delay)
+
+    # ---- holding back --------------------------------------------------------------------------------------------
+
+    def hold(self, stored: Stored, square_norm: float) -> bool:
+        """Whether a contribution that could be accepted is audited first."""
+        state = self._steps.get(stored.step)
+        if state is None or stored.step <= self._unsure or not self.audits.draw(stored):
+            return False
+        state.held[stored.contribution] = stored, square_norm
+        for server in self._context.stage_servers:
+            self._out.send(server, self._order(stored, None, 0))
+        self._give()
+        return True
+
+    def is_held(self, step: int, contribution: ContributionId) -> bool:
+        return step in self._steps and contribution in self._steps[step].held
+
+    def look(self, step: int, missing: Collection[TaskId]) -> None:
+        """Something of the step was accepted or held: whether all that is `missing` now is held."""
+        state = self._steps.get(step)
+        if state is None or not state.held:
+            return
+        held = {task for stored, _ in state.held.values() for task in stored.tasks}
+        if not all(task in held for task in missing):
+            state.since = None
+        elif state.since is None:
+            state.since = self._now
+
+    def _release_at(self, state: _Step, stored: Stored) -> float | None:
+        if state.since is None:
+            return None
+        if self.audits.waits_for(stored.contribution.node):
+            return state.since + self._context.config.limits.lease_s
+        return state.since + WAIT_SHARE * (self._step_s or self._now - state.opened_at)
+
+    def wake_at(self) -> float | None:
+        times = [self._release_at(state, stored) for state in self._steps.values() for stored, _ in state.held.values()]
+        return min((time for time in (*times, self.audits.wake_at()) if time is not None), default=None)
+
+    def wake(self, now: float) -> None:
+        self._now = now
+        for ruling in self.audits.wake(now):
+            self._end(ruling)
+        for state in list(self._steps.values()):
+            for stored, square_norm in list(state.held.values()):
+                at = self._release_at(state, stored)
+                if at is not None and at <= now:
+                    del state.held[stored.contribution]
+                    self._accept(stored, square_norm)
+        self._give()
+
+    # ---- opinions ------------------------------------------------------------------------------------------------
+
+    def auditor_here(self, node: NodeId) -> None:
+        self.audits.auditor_here(node)
+        self._give()
+
+    def auditor_gone(self, node: NodeId) -> None:
+        self.audits.auditor_gone(node)
+        self._give()
+
+    def on_report(self, peer: NodeId, message: AuditReport) -> None:
+        ruling = self.audits.report(peer, message)
+        if ruling is not None:
+            self._end(ruling, message.evidence)
+            self._give()
+
+    def _give(self) -> None:
+        for unit in self.audits.give(self._now):
+            assert unit.busy is not None
+            self._out.send(unit.busy, self._order(unit.stored, unit.busy, len(unit.auditors)))
+
+    def _order(self, stored: Stored, auditor: NodeId | None, attempt: int) -> Audit:
+        return Audit(
+            ledger_generation=self._context.generation,
+            contribution=stored.contribution,
+            step=stored.step,
+            version=stored.version,
+            tasks=stored.tasks,
+            losses=stored.losses,
+            auditor=auditor,
+            attempt=attempt,
+        )
+
+    def _end(self, ruling: Ruling, evidence: bytes = b"") -> None:
+        """An opinion has led to something: a second is asked for, or the audit is over."""
+        unit, outcome = ruling.unit, ruling.outcome
+        self._out.count("barnraise_server_audits_total", outcome=outcome)
+        level = "info" if outcome in ("passed", "missed") else "warning"
+        findings = [f"{b.difference.claim} of {b.difference.task}: {b.difference.value:.3g}" for b in ruling.blames]
+        self._out.log(
+            level, "audit", contribution=str(unit.contribution), outcome=outcome, reason=ruling.reason, found=findings
+        )
+        if outcome == "again":
+            return
+        out = tuple(dict.fromkeys(blame.difference.node for blame in ruling.blames if blame.out))
+        self._settle(ruling, out)
+        for server in self._context.stage_servers:
+            over = AuditOver(
+                ledger_generation=self._context.generation,
+                contribution=unit.contribution,
+                step=unit.stored.step,
+                blamed=out,
+            )
+            self._out.send(server, over)
+        for blame in ruling.blames:
+            if blame.out:
+                self._tell(unit, blame.difference, evidence)
+
+    def _settle(self, ruling: Ruling, out: tuple[NodeId, ...]) -> None:
+        """What was held counts, or never will."""
+        stored = ruling.unit.stored
+        state = self._steps.get(stored.step)
+        held = state.held.pop(stored.contribution, None) if state is not None else None
+        if held is None:
+            return
+        claims = [b.difference for b in ruling.blames if b.difference.node == stored.contribution.node]
+        if any(difference.claim in ("gradient", "loss") for difference in claims):
+            self._void(stored, FALSE, out)
+        else:
+            self._accept(*held)
+
+    def _tell(self, unit: Unit, difference: Difference, evidence: bytes) -> None:
+        blamed = Blamed(
+            node=difference.node,
+            contribution=unit.contribution,
+            step=unit.stored.step,
+            claim=difference.claim,
+            task=difference.task,
+            difference=difference.value,
+            auditors=unit.auditors,
+            evidence=evidence,
+        )
+        self._blamed = [*self._blamed[-BLAMED_MAX + 1 :], blamed]
+        if self._coordinator is not None:
+            self._out.send(self._coordinator, blamed)
+
+    def coordinator_here(self) -> None:
+        """It may have missed what was found meanwhile."""
+        if self._coordinator is not None:
+            for blamed in self._blamed:
+                self._out.send(self._coordinator, blamed)
+
+    def check(self) -> None:
+        self.audits.check()
+        for state in self._steps.values():
+            for contribution in state.held:
+                assert self.audits.has(contribution), f"{contribution} is held, and nobody audits it"

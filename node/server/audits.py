@@ -1,0 +1,295 @@
+"""Who is audited, by whom, and what follows: the decisions of one ledger. What is compared, and how, is the auditor's.
+
+    all shards have it ─▶ drawn? ─▶ queue ─▶ an auditor computes it again ─▶ the same: passed
+                                                       └▶ another result ─▶ a second opinion ─▶ the same finding: blamed
+
+A contribution is drawn after all of it lies on the shards' disks, by a MAC over its name under the stage's key: nobody
+outside of the stage's servers can tell beforehand, nothing can be changed afterwards, and a ledger that restarts draws
+the same. A new member's are all drawn until `audit.first` of them have passed; then `audit.rate` of them; all of them
+again after a strike too many, and one for each that nobody could audit. With detection d and rate p a liar gets
+(1 - pd) / (pd) false ones in before it is caught, however rarely it lies.
+
+Nobody is blamed by one opinion. The second comes from another machine where there is one, else from the same once more:
+auditors are servers of the stage, which everybody trusts with sums anyway.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from protocol.base.ids import ContributionId, NodeId
+from protocol.messages import AuditReport, Stored
+from protocol.run.audits import Difference
+from protocol.run.run import AuditSection
+
+GROSS_TIMES = 10.0
+"""A difference of so many tolerances (0.2 at the default: a sign that is flipped gives 2, a tenth of a gradient left
+out 0.1 to 0.3) is no device's rounding: the member is out at once. Less is a strike."""
+STRIKES_WITHIN = 100
+"""Audits of a member that its strikes are counted over."""
+STRIKES_WATCHED = 2
+"""So many of them: everything it brings is audited, and waits for the result."""
+STRIKES_OUT = 3
+"""So many: it is out. A machine that computes otherwise than the class is of no use, whatever the reason."""
+QUEUE_MAX = 8
+"""Units that wait for each auditor. More come later than anybody can use; whoever brought them is drawn next time."""
+REMEMBERED_MAX = 4096
+"""Members whose record is kept: sixteen times what one server links to."""
+
+Outcome = Literal["passed", "again", "blamed", "disagreed", "missed"]
+
+
+@dataclass(slots=True)
+class Unit:
+    """A contribution under audit."""
+
+    stored: Stored
+    auditors: tuple[NodeId, ...] = ()
+    """Who was asked, in order."""
+    busy: NodeId | None = None
+    deadline: float = 0.0
+    found: tuple[Difference, ...] = ()
+    """By the first opinion: claims of members that are not what it computed."""
+
+    @property
+    def contribution(self) -> ContributionId:
+        return self.stored.contribution
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """What both opinions found of one claim of one member."""
+
+    difference: Difference
+    """The smaller of the two."""
+    out: bool
+    """Whether the member is banned, or has one strike more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """What came of one opinion."""
+
+    unit: Unit
+    outcome: Outcome
+    blames: tuple[Blame, ...] = ()
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class _Record:
+    """What audits have shown of one member."""
+
+    passed: int = 0
+    judged: int = 0
+    strikes: list[int] = field(default_factory=list)
+    """Of which of its audits, by number, each was."""
+    owed: bool = False
+    """One that was drawn could not be audited: the next one is."""
+
+    @property
+    def watched(self) -> bool:
+        return self.recent >= STRIKES_WATCHED
+
+    @property
+    def recent(self) -> int:
+        return sum(number > self.judged - STRIKES_WITHIN for number in self.strikes)
+
+
+class Audits:
+    """The audits of one ledger.
+
+    Args:
+        key: of the stage, known to its servers only.
+        trusted: whether a node is a server of the stage, which nobody audits.
+        unit_s: seconds that an opinion may take for each task, transfers included.
+    """
+
+    def __init__(
+        self, terms: AuditSection, key: Callable[[], bytes], trusted: Callable[[str], bool], unit_s: float
+    ) -> None:
+        self._terms = terms
+        self._key = key
+        self._trusted = trusted
+        self._unit_s = unit_s
+        self._auditors: dict[NodeId, Unit | None] = {}
+        self._queue: dict[ContributionId, Unit] = {}
+        self._records: dict[NodeId, _Record] = {}
+        self.counts: dict[Outcome, int] = dict.fromkeys(("passed", "again", "blamed", "disagreed", "missed"), 0)
+
+    # ---- auditors ------------------------------------------------------------------------------------------------
+
+    def auditor_here(self, node: NodeId) -> None:
+        """A server of the stage computes, so it can audit."""
+        self._auditors.setdefault(node, None)
+
+    def auditor_gone(self, node: NodeId) -> None:
+        """What it was at goes back to the queue, to its front."""
+        unit = self._auditors.pop(node, None)
+        if unit is not None:
+            unit.busy, unit.auditors = None, unit.auditors[:-1]
+            self._queue = {unit.contribution: unit, **self._queue}
+
+    # ---- drawing -------------------------------------------------------------------------------------------------
+
+    def draw(self, stored: Stored) -> bool:
+        """Whether a contribution, of which every shard has its part, is audited. It is then waiting for an auditor."""
+        node = stored.contribution.node
+        if not self._auditors or self._trusted(node) or stored.contribution in self._units():
+            return False
+        if not self._is_drawn(stored.contribution, stored.step, self.rate_of(node)):
+            return False
+        record = self._of(node)
+        if len(self._queue) >= QUEUE_MAX * len(self._auditors):
+            record.owed = True
+            self.counts["missed"] += 1
+            return False
+        record.owed = False
+        self._queue[stored.contribution] = Unit(stored)
+        return True
+
+    def rate_of(self, node: NodeId) -> float:
+        """The chance that a contribution of the member is audited."""
+        if self._terms.rate <= 0.0:
+            return 0.0
+        record = self._records.get(node, _Record())
+        sure = record.passed < self._terms.first or record.watched or record.owed
+        return 1.0 if sure else self._terms.rate
+
+    def waits_for(self, node: NodeId) -> bool:
+        """Whether a member's contributions count only when their audit is over, however long that takes."""
+        record = self._records.get(node)
+        return record is not None and record.watched
+
+    def has(self, contribution: ContributionId) -> bool:
+        return contribution in self._units()
+
+    def _is_drawn(self, contribution: ContributionId, step: int, rate: float) -> bool:
+        words = msgspec.msgpack.encode((contribution, step))
+        drawn = hashlib.blake2b(words, digest_size=8, key=self._key(), person=b"br-audit-draw").digest()
+        return int.from_bytes(drawn, "big") < rate * 2.0**64
+
+    # ---- opinions ------------------------------------------------------------------------------------------------
+
+    def give(self, now: float) -> list[Unit]:
+        """Units that an auditor begins with: `busy` says which, the number of `auditors` which opinion it is."""
+        given = []
+        for node, at in list(self._auditors.items()):
+            if at is not None:
+                continue
+            unit = self._next_for(node)
+            if unit is None:
+                continue
+            del self._queue[unit.contribution]
+            unit.busy, unit.auditors = node, (*unit.auditors, node)
+            unit.deadline = now + self._unit_s * (1 + len(unit.stored.tasks))
+            self._auditors[node] = unit
+            given.append(unit)
+        return given
+
+    def _next_for(self, node: NodeId) -> Unit | None:
+        """The oldest that this auditor may have: a second opinion is another's, where there is another."""
+        for unit in self._queue.values():
+            if node not in unit.auditors or len(self._auditors) == 1:
+                return unit
+        return None
+
+    def report(self, auditor: NodeId, message: AuditReport) -> Ruling | None:
+        """An opinion; None where nobody waits for it (any more)."""
+        unit = self._auditors.get(auditor)
+        asked = unit is not None and (unit.contribution, len(unit.auditors)) == (message.contribution, message.attempt)
+        if unit is None or not asked:
+            return None
+        self._auditors[auditor] = None
+        if message.reason:
+            return self._missed(unit, message.reason)
+        found = tuple(
+            each
+            for each in message.differences
+            if not each.value <= self._terms.tolerance and not self._trusted(each.node)
+        )
+        if not unit.found:
+            if not found:
+                return self._passed(unit)
+            unit.found, unit.busy = found, None
+            self._queue = {unit.contribution: unit, **self._queue}
+            return self._rule(Ruling(unit, "again"))
+        return self._second(unit, found)
+
+    def _second(self, unit: Unit, found: tuple[Difference, ...]) -> Ruling:
+        blames = []
+        for first in unit.found:
+            again = next((d for d in found if (d.claim, d.node) == (first.claim, first.node)), None)
+            if again is not None:
+                smaller = min(first, again, key=lambda each: each.value)
+                blames.append(self._blame(smaller))
+        if not blames:
+            return self._rule(Ruling(unit, "disagreed", reason="two auditors found different things"))
+        return self._rule(Ruling(unit, "blamed", tuple(blames)))
+
+    def _blame(self, difference: Difference) -> Blame:
+        record = self._of(difference.node)
+        record.judged += 1
+        record.passed = 0
+        record.strikes = [*record.strikes[-STRIKES_OUT:], record.judged]
+        gross = not difference.value <= GROSS_TIMES * self._terms.tolerance
+        return Blame(difference, out=gross or record.recent >= STRIKES_OUT)
+
+    def _passed(self, unit: Unit) -> Ruling:
+        record = self._of(unit.contribution.node)
+        record.passed += 1
+        record.judged += 1
+        return self._rule(Ruling(unit, "passed"))
+
+    def _missed(self, unit: Unit, reason: str) -> Ruling:
+        self._of(unit.contribution.node).owed = True
+        return self._rule(Ruling(unit, "missed", reason=reason))
+
+    def _rule(self, ruling: Ruling) -> Ruling:
+        self.counts[ruling.outcome] += 1
+        return ruling
+
+    # ---- time and steps ------------------------------------------------------------------------------------------
+
+    def wake_at(self) -> float | None:
+        return min((unit.deadline for unit in self._auditors.values() if unit is not None), default=None)
+
+    def wake(self, now: float) -> list[Ruling]:
+        """Opinions that did not come in time: the unit is given up."""
+        over = [(node, unit) for node, unit in self._auditors.items() if unit is not None and unit.deadline <= now]
+        for node, _ in over:
+            del self._auditors[node]  # it computes again when it asks for work
+        return [self._missed(unit, "the auditor did not answer") for _, unit in over]
+
+    def give_up(self, step: int) -> list[Ruling]:
+        """Units of steps up to `step` that nobody has begun with: what belongs to them is kept no longer."""
+        waiting = [unit for unit in self._queue.values() if unit.stored.step <= step]
+        for unit in waiting:
+            del self._queue[unit.contribution]
+        return [self._missed(unit, "no auditor was free") for unit in waiting]
+
+    def standing(self) -> dict[NodeId, tuple[int, int]]:
+        """Of each member with a record: audits that it passed, and its strikes."""
+        return {node: (record.passed, record.recent) for node, record in self._records.items()}
+
+    def check(self) -> None:
+        for unit in self._queue.values():
+            assert unit.busy is None, "a unit under audit waits for an auditor"
+        for node, at in self._auditors.items():
+            assert at is None or at.busy == node, "an auditor is at another's unit"
+
+    def _units(self) -> set[ContributionId]:
+        return {*self._queue, *(unit.contribution for unit in self._auditors.values() if unit is not None)}
+
+    def _of(self, node: NodeId) -> _Record:
+        record = self._records.get(node)
+        if record is None:
+            if len(self._records) >= REMEMBERED_MAX:
+                del self._records[next(iter(self._records))]
+            record = self._records[node] = _Record()
+        return record

@@ -1,0 +1,38 @@
+"""What a volunteer tells servers of its leases: which it gives back, and which it has summed up."""
+
+from __future__ import annotations
+
+from node.machine.outbox import Outbox
+from node.volunteer.gradients import Gradients
+from protocol.base.ids import NodeId, TaskId, Ticket
+from protocol.messages import Lease, LeaseReturned, Summed
+
+
+class Words:
+    """`linked`: servers of the stage with a live link; nobody else is told anything."""
+
+    def __init__(self, out: Outbox, linked: dict[NodeId, bool]) -> None:
+        self._out = out
+        self._linked = linked
+        self.generation = -1
+        """Of the ledgers."""
+
+    def give_back(self, server: NodeId, tasks: tuple[TaskId, ...], reason: str) -> None:
+        if tasks and server in self._linked:
+            self._out.send(server, LeaseReturned(ledger_generation=self.generation, tasks=tasks, reason=reason))
+
+    def give_all_back(self, tasks: tuple[TaskId, ...], reason: str) -> None:
+        """To whoever gave them."""
+        for server in self._linked:
+            self.give_back(server, tasks, reason)
+
+    def say_summed(self, issuer: NodeId, lease: Lease, gradients: Gradients) -> None:
+        """The lease's result clock may stop: what it waits for from here on is our contribution."""
+        summed = {task: lease.ticket for task in lease.tasks if task.op == "B" and gradients.has(task)}
+        if summed and issuer in self._linked:
+            self.tell_summed(issuer, summed, complete=False)
+
+    def tell_summed(self, server: NodeId, summed: dict[TaskId, Ticket], complete: bool) -> None:
+        tasks, tickets = tuple(summed), tuple(summed.values())
+        words = Summed(ledger_generation=self.generation, tasks=tasks, tickets=tickets, complete=complete)
+        self._out.send(server, words)

@@ -1,0 +1,98 @@
+"""Messages of audits: work that is computed again by somebody reliable, after its result has come.
+
+ledger ── Audit ──▶ the stage's servers (keep), and the one that is named (compute again)
+auditor ── FetchAudited ──▶ servers ── Audited ──▶ auditor ── AuditReport ──▶ ledger
+ledger ── AuditOver ──▶ the stage's servers (let go, and who lied gets nothing)
+ledger ── Blamed ──▶ coordinator (which bans)
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef
+from protocol.base.message import Message, Work
+
+Kept = Literal["input", "labels", "output_gradient", "output", "input_gradient", "part"]
+"""What a server keeps of an audited task: what went in, and what members say came out; a shard its part of the sum."""
+Claim = Literal["gradient", "loss", "output", "input_gradient"]
+"""What a member can be wrong in."""
+
+
+class Audit(Work, frozen=True, kw_only=True):
+    """Ledger to the servers of its stage, when the contribution lies durably on all shards: keep what belongs to these
+    tasks until `AuditOver`. To the one named in `auditor`, later: compute them again."""
+
+    contribution: ContributionId
+    step: int
+    version: int
+    tasks: tuple[TaskId, ...]
+    losses: tuple[float, ...]
+    """Those of the L tasks among `tasks`, as they were claimed."""
+    auditor: NodeId | None
+    attempt: int
+    """0 while there is no auditor; 1, and 2 when the first found something and a second opinion is asked for."""
+
+
+class AuditOver(Work, frozen=True, kw_only=True):
+    """Ledger to the servers of its stage: nothing need be kept for it any more. `blamed`: who was found out."""
+
+    contribution: ContributionId
+    step: int
+    blamed: tuple[NodeId, ...]
+
+
+class FetchAudited(Work, frozen=True, kw_only=True):
+    """An auditor asks a server for what it keeps of a task (a backward); no task: for its part of the contribution."""
+
+    contribution: ContributionId
+    task: TaskId | None
+
+
+class Audited(Work, frozen=True, kw_only=True):
+    """The answer: of each tensor what it is, and who brought it; empty where the server keeps nothing (any more)."""
+
+    contribution: ContributionId
+    task: TaskId | None
+    kept: tuple[Kept, ...]
+    brought_by: tuple[str, ...]
+    """In the order of `kept`; empty text: a server's own."""
+    tensors: tuple[TensorRef, ...]
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far a member's claim lies from what was computed again: relative L2, at most 1e30."""
+
+    claim: Claim
+    node: NodeId
+    task: TaskId
+    """The one that differs most; of a gradient the first."""
+    value: float
+
+
+class AuditReport(Work, frozen=True, kw_only=True):
+    """Auditor to ledger: the largest difference of each member and kind of claim; `reason`: why there are none."""
+
+    contribution: ContributionId
+    step: int
+    attempt: int
+    differences: tuple[Difference, ...]
+    reason: str = ""
+    evidence: bytes = b""
+    """Digest of the file that holds what was compared; empty: none was written."""
+
+
+class Blamed(Message, frozen=True, kw_only=True):
+    """Ledger to coordinator: two recomputations found a member's result false. Repeated at link-up."""
+
+    node: NodeId
+    contribution: ContributionId
+    step: int
+    claim: Claim
+    task: TaskId
+    difference: float
+    """The smaller one of the two."""
+    auditors: tuple[NodeId, ...]
+    evidence: bytes = b""
