@@ -9,6 +9,7 @@ from platformdirs import user_state_path
 
 from coordinator.commands.check import checked
 from coordinator.live.signals import Helpers
+from coordinator.tracking.trackers import parse_target
 from protocol.base.errors import BadInputError
 from protocol.base.limits import ADDRESSES_MAX
 from protocol.drive.addresses import HostPort
@@ -121,6 +122,13 @@ def read_helpers(stun: tuple[str, ...], turn: tuple[str, ...], secret_file: Path
     is_flag=True,
     help="Wait while another coordinator has the run, and take over when it dies. Needs a copy of its file `identity`.",
 )
+@click.option(
+    "--track",
+    multiple=True,
+    metavar="KIND:FOLDER",
+    help="Write loss, validation, rate and so on of every step to FOLDER, too: csv, or (with the extra `trackers`) "
+    "tensorboard, wandb (offline) or mlflow. May be repeated.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Log and announce in JSON.")
 @click.option(
     "--example", is_flag=True, is_eager=True, expose_value=False, callback=_print_example,
@@ -139,6 +147,7 @@ def coordinator(
     turn_secret_file: Path | None,
     store: str,
     standby: bool,
+    track: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Run the training job of RUN.toml: admit computers, place servers, keep the record.
@@ -147,6 +156,7 @@ def coordinator(
     the same command again and it continues.
     """
     config = load_run(run)
+    trackers = tuple(dict.fromkeys(map(parse_target, track)))
     for note in checked(config)[0]:
         click.echo(note, err=True)
     from coordinator.process.daemon import CoordinatorOptions, run_coordinator
@@ -164,6 +174,7 @@ def coordinator(
         helpers=helpers,
         store=store,
         standby=standby,
+        trackers=trackers,
     )
     try:
         run_coordinator(config, options)

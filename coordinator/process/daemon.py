@@ -42,6 +42,9 @@ from coordinator.process.invites import join_links, new_invite
 from coordinator.process.metrics import coordinator_families, first_values, refresh
 from coordinator.process.page import READ_S
 from coordinator.process.store import Event, Store, StoredInvite
+from coordinator.process.tracking import History, Places, track
+from coordinator.tracking.feed import Segments
+from coordinator.tracking.trackers import Target
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
 from protocol.base.limits import CLOSE_S
@@ -126,6 +129,8 @@ class CoordinatorOptions:
     """Where the record is, `postgresql://…`; empty: in a file of the state folder."""
     standby: bool = False
     """Whether to wait while another coordinator has the run."""
+    trackers: tuple[Target, ...] = ()
+    """Where else the run's numbers go."""
 
 
 def run_coordinator(config: RunConfig, options: CoordinatorOptions) -> str:
@@ -244,6 +249,9 @@ async def _run(config: RunConfig, options: CoordinatorOptions, store: Store, met
         nursery.start_soon(daemon.refresh_gauges)
         nursery.start_soon(daemon.transport.serve, listeners)
         nursery.start_soon(StunResponder().serve, listeners)
+        history, tracked = History(daemon.steps, daemon.segments), Places(store.folder)
+        for target in options.trackers:
+            nursery.start_soon(track, target, config, store.run_id.hex(), history, tracked)
         reason = await daemon.pump.run()
         await daemon.say_goodbye()
         nursery.cancel_scope.cancel()
@@ -277,6 +285,7 @@ class Daemon:
         self._metrics = metrics
         self._logger = structlog.get_logger()
         self._disk = trio.CapacityLimiter(1)
+        self._segments: tuple[tuple[int, int], Segments] = ((-1, -1), ())
         self._unwritten: list[tuple[int, Record | Event]] = []
         """Records and events in their order; an event has the number -1 and is acknowledged to nobody."""
         self._to_write = trio.Event()
@@ -433,6 +442,15 @@ class Daemon:
     async def steps(self, first: int, count_max: int) -> Sequence[StepRow]:
         rows: list[StepRow] = await self._in_thread("read", partial(self._store.steps_from, first, count_max))
         return rows
+
+    async def segments(self) -> Segments:
+        """As `Store.segments`; they change only when the run goes back, or a first step of new ledgers closes."""
+        history = self.machine.history
+        newest = history.tail[-1].ledger_generation if history.tail else -1
+        if self._segments[0] != (history.rollback_count, newest):
+            found: Segments = await self._in_thread("read", self._store.segments)
+            self._segments = (history.rollback_count, newest), found
+        return self._segments[1]
 
     def order(self, order: Order) -> None:
         self.pump.put(Ordered(order))

@@ -238,6 +238,13 @@ class Store:
         """Closed steps that count, from `first` on, oldest first."""
         return self._select_steps("WHERE thrown_away = 0 AND step >= ? ORDER BY step LIMIT ?", (first, count_max))
 
+    def segments(self) -> tuple[tuple[int, int], ...]:
+        """(first step, ledger generation) of the steps that count, rising."""
+        rows = self._db.execute(
+            "SELECT MIN(step), ledger_generation FROM steps WHERE thrown_away = 0 GROUP BY ledger_generation ORDER BY 1"
+        ).fetchall()
+        return tuple((int(first), int(generation)) for first, generation in rows)
+
     def curve(self, points: int) -> list[Piece]:
         """At most `points` even pieces of the history: first step, mean, smallest and largest loss, tokens a second.
 
