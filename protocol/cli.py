@@ -6,6 +6,9 @@ Nothing of `coordinator` or `node` is imported here; a subcommand is loaded only
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -47,7 +50,14 @@ class _BadInputExit(click.ClickException):
     exit_code = 2
 
     def show(self, file: Any = None) -> None:
-        click.echo(printable(self.message, keep="\n"), err=True)
+        text = printable(self.message, keep="\n")
+        if sys.stderr.isatty():
+            columns = shutil.get_terminal_size().columns
+            text = "\n".join(
+                textwrap.fill(line, columns, break_long_words=False, break_on_hyphens=False)
+                for line in text.split("\n")
+            )
+        click.echo(text, err=True)
 
 
 @click.command(cls=_EntryPointGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -342,7 +342,7 @@ def is_known(agreed: Consent | None, offer: Offer) -> bool:
     if agreed is None or agreed.config_hash != offer.config_hash:
         return False
     when = datetime.fromtimestamp(agreed.since_unix_s).strftime("%Y-%m-%d")
-    click.echo(f"You said yes to this run on {when}; `barnraise consent withdraw {agreed.run}` takes it back.")
+    say(f"You said yes to this run on {when}; `barnraise consent withdraw {agreed.run}` takes it back.")
     return True
 
 

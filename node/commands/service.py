@@ -18,6 +18,7 @@ import click
 
 from node.commands.link_argument import link_argument, parse_link
 from node.commands.members import state_folder
+from node.commands.say import say
 from node.owner.consent import read_consents
 from node.owner.limits import read_limits, shown
 from node.platform.local_socket import NotRunningError, NotWellError, ask
@@ -91,7 +92,7 @@ def doctor(as_json: bool) -> None:
         click.echo(json.dumps([{"what": what, "well": well, "says": says} for what, well, says in rows], indent=1))
     else:
         for what, well, says in rows:
-            click.echo(f"{'ok  ' if well else 'BAD '} {what:12} {says}")
+            say(f"{'ok  ' if well else 'BAD '} {what:13} {says}")
     sys.exit(0 if all(well for _, well, _ in rows) else 1)
 
 
@@ -174,7 +175,7 @@ def bugreport(out: Path, logs: tuple[Path, ...]) -> None:
                 archive.writestr(name, scrubbed(text))
     except OSError as error:
         raise BadInputError(f"{out}: cannot be written: {error.strerror or error}") from None
-    click.echo(f"{out}: {', '.join(parts)}. Look into it before you give it away.")
+    say(f"{out}: {', '.join(parts)}. Look into it before you give it away.")
 
 
 def _limits() -> dict[str, str]:

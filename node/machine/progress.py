@@ -30,10 +30,10 @@ class Progress:
         if self._said_at == float("-inf"):
             self._say_at = now + FIRST_PROGRESS_S
         else:
+            works = tokens > self._said_tokens
             self._out.log(
-                "info", "working" if tokens > self._said_tokens else "idle", stage=stage,
-                microbatches=int(counters["microbatches"]),
+                "info", "working" if works else "idle", stage=stage, microbatches=int(counters["microbatches"]),
                 tokens_per_s=round(max(0.0, tokens - self._said_tokens) / (now - self._said_at), 1),
-                waiting_for=waiting_for,
+                waiting_for="" if works else waiting_for,
             )  # fmt: skip
         self._said_at, self._said_tokens = now, tokens

@@ -64,6 +64,8 @@ from protocol.trust.seals import Sealer
 BUILD = f"barnraise-{version('barnraise')}"
 CLOSE_LINKS_S = 2.0
 """How long a node that ends waits for its last words to leave."""
+SELDOM = {"a server gives less work, or more again": 300.0}
+"""Seconds between two lines of an event on a terminal; where nobody looks, each is written."""
 GOOD_ENDS = ("finished", "drained", "stopped", "left", "drain time is over")
 """Reasons of `Exit` that are no failure."""
 
@@ -139,7 +141,7 @@ def _stopped(error: BaseException) -> int:
 async def _run(options: NodeOptions) -> str:
     """One life of the process. The state folder is locked from the first to the last moment."""
     metrics = NodeMetrics(options.link.role)
-    set_up_logging(metrics, role=options.link.role)
+    set_up_logging(metrics, role=options.link.role, seldom=SELDOM)
     if options.link.role == "server":
         journal = Journal(options.state, partial(metrics.record, "barnraise_server_journal_sync_duration_seconds"))
     else:

@@ -127,6 +127,7 @@ class Keeper:
                 return self._ending
             self._line.renew()
             self.tally.begin_life()
+            self._worked_at_s = float("-inf")  # the device starts anew: until it works, that is no work
             self._life = make(self.limits)
             self._life.set_share(self.decision.share)
             try:

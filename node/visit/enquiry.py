@@ -123,7 +123,7 @@ def describe(
     if servers:
         lines.append(f"  line       {describe_line(servers)}")
     lines += [
-        f"The run: {config.name}, a LLaMA of {parameters / 1e6:.1f} M parameters in {config.stages.count} stages, "
+        f"The run: {config.name}, a LLaMA of {show_count(parameters)} parameters in {config.stages.count} stages, "
         f"{config.steps} steps of {config.step_tokens:,} tokens.",
         "It will send you weights and activations, never code.",
     ]
@@ -140,10 +140,15 @@ def describe(
     elif device is not None and not device.is_accelerator:
         lends += ", watts not known"
     lines += [
-        f"  memory {memory_gb:.1f} GB while it works, disk under {DISK_GB:g} GB, {lends}",
+        f"  memory {max(memory_gb, 0.1):.1f} GB while it works, disk under {DISK_GB:g} GB, {lends}",
         "To stop: Ctrl-C (finishes what is being computed), `barnraise pause` or `finish` from another terminal.",
     ]
     return "\n".join(lines)
+
+
+def show_count(count: int) -> str:
+    """Millions, or all digits where that would be nothing."""
+    return f"{count / 1e6:.1f} M" if count >= 1e5 else f"{count:,}"
 
 
 def describe_line(servers: Sequence[Reached]) -> str:

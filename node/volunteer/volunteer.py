@@ -548,13 +548,15 @@ class VolunteerMachine:
             return "a stage"
         if self._room.reason and self._room.rest_until:
             return f"the device, which rests: {self._room.reason}"
+        if not self._device_ready:
+            return "the device to start"
         if not all(self._linked.get(node) for node in self._servers):
             missing = [node[:8] for node in self._servers if not self._linked.get(node)]
             return f"servers {', '.join(missing)} of stage {self._stage}"
         if self._running is None and self._leases:
             tasks = next(iter(self._leases.values())).lease.tasks
             return sentence([Wait(tasks[0].step, f"parameters or inputs for the {work_name(tasks)}")])
-        return self._allowances.sentence() or ("" if self._running is not None else f"work of stage {self._stage}")
+        return self._allowances.sentence() or ("" if self._running is not None else "work")
 
     def given(self) -> dict[str, float]:
         """What the ledgers have accepted of it: tasks, and their tokens."""

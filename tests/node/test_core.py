@@ -420,7 +420,7 @@ def test_an_owner_sees_now_and_then_what_the_computer_does() -> None:
         effects = desk.machine.wake(float(second))
         said += [e for e in effects if isinstance(e, Log) and e.event in ("working", "idle")]
     assert [(line.event, line.fields["tokens_per_s"]) for line in said] == [("idle", 0.0), ("working", 30.0)]
-    assert "of stage 0" in said[0].fields["waiting_for"]
+    assert [line.fields["waiting_for"] for line in said] == ["the device to start", ""]
 
 
 @pytest.mark.parametrize(("role", "vocabulary"), [("server", 0), ("volunteer", 259)])

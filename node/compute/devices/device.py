@@ -185,10 +185,18 @@ class SmallDevice(Device):
         memory_bytes: the device's whole memory.
         copy_s_per_gib: how long a copy to or from it takes beyond the processor's own.
         fail_claims: the numbers (from 1) of claims that fail although there was room, as fragmentation makes them.
+        cap_bytes: as for `Device`; a claim beyond it fails, too.
     """
 
-    def __init__(self, memory_bytes: int, copy_s_per_gib: float = 0.0, fail_claims: tuple[int, ...] = ()) -> None:
-        super().__init__(torch.device("cpu"))
+    def __init__(
+        self,
+        memory_bytes: int,
+        copy_s_per_gib: float = 0.0,
+        fail_claims: tuple[int, ...] = (),
+        cap_bytes: int | None = None,
+    ) -> None:
+        super().__init__(torch.device("cpu"), cap_bytes)
+        self._room_bytes = memory_bytes if cap_bytes is None else min(memory_bytes, cap_bytes)
         self._memory_bytes = memory_bytes
         self._copy_s_per_gib = copy_s_per_gib
         self._fail_claims = fail_claims
@@ -215,9 +223,9 @@ class SmallDevice(Device):
 
     def claim(self, byte_count: int) -> None:
         self.claims += 1
-        if self._claimed + byte_count > self._memory_bytes or self.claims in self._fail_claims:
+        if self._claimed + byte_count > self._room_bytes or self.claims in self._fail_claims:
             raise torch.OutOfMemoryError(
-                f"small device out of memory: {self._claimed:,} of {self._memory_bytes:,} bytes are taken,"
+                f"small device out of memory: {self._claimed:,} of {self._room_bytes:,} bytes are taken,"
                 f" {byte_count:,} more are wanted"
             )
         super().claim(byte_count)
@@ -258,7 +266,7 @@ def find_device(choice: DeviceChoice) -> torch.device:
 def open_device(choice: DeviceChoice, cap_bytes: int | None = None) -> Device:
     """The device that the owner chose. Raises `BadInputError` as `find_device` does."""
     if choice.kind == "small":
-        return SmallDevice(choice.memory_bytes)
+        return SmallDevice(choice.memory_bytes, cap_bytes=cap_bytes)
     where = find_device(choice)
     return Device(where, cap_bytes) if where.type == "cpu" else Accelerator(where, cap_bytes)
 

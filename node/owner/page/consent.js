@@ -10,13 +10,8 @@ function render(offer) {
   renderLimits(offer.limits, offer.meanings, order);
 }
 
-async function order(body, done) {
-  const reply = await fetch("/api/order", {
-    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body),
-  });
-  const answer = await reply.json();
-  at("answer").classList.toggle("wrong", Boolean(answer.error));
-  show("answer", answer.error || done);
+async function order(body, done, place = "answer") {
+  const answer = await send(body, done, place);
   if (!answer.error) render(answer);
   return !answer.error;
 }

@@ -4,14 +4,21 @@
 const at = (id) => document.getElementById(id);
 const show = (id, text) => { if (at(id).textContent !== text) at(id).textContent = text; };
 const gigabytes = (bytes) => `${(bytes / 1e9).toFixed(2)} GB`;
-const mbit = (rate) => rate === null ? "no limit" : `${(rate * 8e-6).toFixed(1)} Mbit/s`;
+const mbit = (rate) => `${(rate * 8e-6).toFixed(1)} Mbit/s`;
+const most = (rate) => rate === null ? "no limit" : `at most ${mbit(rate)}`;
 const WORDS = { working: "Working", waiting: "Waiting", paused: "Paused", finishing: "Finishing", leaving: "Ending" };
+
+let last = null;
+
+function plural(count, word) {
+  const whole = Math.round(count);
+  return `${whole.toLocaleString("en")} ${word}${whole === 1 ? "" : "s"}`;
+}
 
 function given(amount) {
   const hours = amount.working_s / 3600;
-  const time = hours >= 1 ? `${hours.toFixed(1)} hours` : `${Math.round(amount.working_s / 60)} minutes`;
-  const tokens = Math.round(amount.tokens).toLocaleString("en");
-  return `${Math.round(amount.tasks).toLocaleString("en")} tasks accepted, ${tokens} tokens, ${time} of work`;
+  const time = hours >= 1 ? `${hours.toFixed(1)} hours` : plural(amount.working_s / 60, "minute");
+  return `${plural(amount.tasks, "task")} accepted, ${plural(amount.tokens, "token")}, ${time} of work`;
 }
 
 // The loss so far, as a line. Every number is one; nothing of it becomes markup.
@@ -37,9 +44,9 @@ function renderNews(status) {
   if (news === null) return;
   show("step", news.step < 0 ? "none is finished yet" : news.step.toLocaleString("en"));
   renderCurve(news.curve);
-  const part = news.hour_ratio > 0 ? `${(100 * news.hour_ratio).toFixed(1)} % of the last hour's work; step `
-    + `${news.step.toLocaleString("en")} holds ${news.step_tasks.toLocaleString("en")} of your tasks` : "nothing yet";
-  show("part", part);
+  const held = news.step_tasks
+    ? `; step ${news.step.toLocaleString("en")} holds ${news.step_tasks.toLocaleString("en")} of your tasks` : "";
+  show("part", news.hour_ratio > 0 ? `${(100 * news.hour_ratio).toFixed(1)} % of the last hour's work${held}` : "nothing yet");
   at("sample").hidden = at("sample-title").hidden = !news.sample;
   show("sample", news.sample);
   show("sample-step", news.sample ? `after step ${news.sample_step.toLocaleString("en")}` : "");
@@ -51,6 +58,8 @@ function render(status) {
   at("state").classList.toggle("held", held);
   const stage = status.stage >= 0 ? `, stage ${status.stage + 1} of ${status.stages}` : "";
   const free = status.state === "paused" && status.device.free ? " Nothing runs; the device's memory is free." : "";
+  last = status;
+  document.title = `${WORDS[status.state]} – Barnraise`;
   show("state", held ? `${WORDS[status.state]}: ${status.sentence}.${free}` : `Working${stage}`);
   const others = status.holds.filter(([reason]) => reason !== status.reason).map(([, sentence]) => sentence);
   at("also").hidden = others.length === 0;
@@ -64,8 +73,10 @@ function render(status) {
   const power = device.power_w === null ? "" : `, ${Math.round(device.power_w)} W`;
   show("temperature", (device.temperature_c === null ? "no sensor" : `${Math.round(device.temperature_c)} °C${limit}`) + power);
   const line = status.line;
-  show("line", `${mbit(line.bytes_per_s)} now; limits: ${mbit(line.up_limit_bytes_per_s)} up, `
-    + `${mbit(line.down_limit_bytes_per_s)} down; ${gigabytes(line.moved_bytes)} this visit`);
+  const up = line.up_limit_bytes_per_s, down = line.down_limit_bytes_per_s;
+  const rates = up === null && down === null ? "no limits" : `${most(up)} up, ${most(down)} down`;
+  const links = Object.entries(line.paths).map(([path, count]) => `${count} ${path}`).join(", ") || "none";
+  show("line", `${mbit(line.bytes_per_s)} now, ${gigabytes(line.moved_bytes)} this visit; ${rates}; links: ${links}`);
   show("quota", line.quota_left_bytes === null ? "no quota" : `${gigabytes(line.quota_left_bytes)} left`);
   show("today", given(status.today));
   show("visit", given(status.visit));
@@ -74,26 +85,24 @@ function render(status) {
   renderLimits(status.limits, status.meanings, order);
 }
 
-async function order(body, done) {
-  const reply = await fetch("/api/order", {
-    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body),
-  });
-  const answer = await reply.json();
-  at("answer").classList.toggle("wrong", Boolean(answer.error));
-  show("answer", answer.error || done);
+async function order(body, done, place = "answer") {
+  const answer = await send(body, done, place);
   if (!answer.error) render(answer);
 }
 
-at("pause").addEventListener("click", () => order({ verb: "pause" }, "paused"));
-at("snooze").addEventListener("click", () => order({ verb: "pause", for_s: 3600 }, "paused for an hour"));
-at("resume").addEventListener("click", () => order({ verb: "resume" }, "resumed"));
-at("finish").addEventListener("click", () => order({ verb: "finish" }, "finishing"));
-at("leave").addEventListener("click", () => order({ verb: "leave" }, "it ends"));
-at("withdraw").addEventListener("click", () => order({ verb: "leave", for_good: true }, "your yes is taken back; it ends"));
+at("pause").addEventListener("click", () => order({ verb: "pause" }, "Paused, until you resume."));
+at("snooze").addEventListener("click", () => order({ verb: "pause", for_s: 3600 }, "Paused for an hour."));
+at("resume").addEventListener("click", () => order({ verb: "resume" }, "Resumed."));
+at("finish").addEventListener("click", () => order({ verb: "finish" }, "It finishes what it has begun, then it pauses."));
+at("leave").addEventListener("click", () => order({ verb: "leave" }, "It ends.", "answer-yes"));
+at("withdraw").addEventListener("click", () => order(
+  { verb: "leave", for_good: true }, "Your yes is taken back; it ends.", "answer-yes"));
 
 const events = new EventSource("/api/events");
 events.addEventListener("message", (event) => render(JSON.parse(event.data)));
 events.addEventListener("error", () => {
   at("state").classList.add("held");
-  show("state", "The program on this computer does not answer; trying again …");
+  const ended = last !== null && last.state === "leaving";
+  document.title = `${ended ? "Ended" : "No answer"} – Barnraise`;
+  show("state", ended ? `It has ended. ${last.thanks}` : "The program on this computer does not answer; trying again …");
 });

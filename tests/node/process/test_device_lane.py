@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import psutil
 import pytest
 import torch
 
+from node.compute.device_process import REST_MAX_S
 from node.compute.devices.choice import DeviceChoice
 from node.compute.forms import p12
 from node.compute.lanes import DevicePerformer
@@ -140,6 +142,35 @@ def test_a_process_that_dies_fails_its_jobs_and_can_be_started_again(lane: Devic
     lane.start_again()
     lane.submit(*jobs[0])
     assert listener.answer()[1].reason is None
+
+
+def test_it_works_no_more_than_its_share_of_the_time(lane: DeviceLane, listener: Listener) -> None:
+    """After each job it rests, so that 2 % are 2 %, by the device's own count of its work."""
+    jobs, _ = forward()
+    for job in jobs:
+        lane.submit(*job)
+        listener.answer()
+    lane.set_share(0.02)
+    worked_s = []
+    for number in range(4):
+        if number == 1:
+            began_s = time.monotonic()  # the first says that the new share holds
+        lane.submit(*jobs[2])
+        worked_s.append(listener.answer()[1].seconds)
+    assert time.monotonic() - began_s >= sum(min(REST_MAX_S, 49 * seconds) for seconds in worked_s[:3])
+
+
+def test_the_owners_cap_bounds_what_the_device_holds(listener: Listener) -> None:
+    """`gpu-memory`, on a small device: fewer graphs fit below a cap; where the stage does not, it says so."""
+    graphs = []
+    for cap_bytes in (None, 4e6, 1e4):
+        lane = DeviceLane(DeviceOptions(1, DeviceChoice.parse("small:64"), True, cap_bytes), listener.deliver, print)
+        lane.submit(SET_UP, {})
+        done = listener.answer()[1]
+        graphs.append(done.result if done.reason is None else done.reason)
+        lane.close()
+    free, capped, little = graphs
+    assert 0 < capped < free and "memory" in little, graphs
 
 
 def test_it_stands_back_and_ends_with_its_daemon(lane: DeviceLane, listener: Listener) -> None:

@@ -17,6 +17,7 @@ import pytest
 import trio
 
 from node.owner.governor import Readings
+from node.owner.limits import KEYS
 from node.platform.sensors import clock_s, moment_at
 from node.process.consent_page import Answer, ask_on_page
 from node.process.device_frames import Hello
@@ -122,7 +123,8 @@ class Lent:
         self.ended.append(await self.keeper.live(lambda _: Life()))
 
     def close(self) -> None:
-        self._token.run_sync_soon(self._stop.set)
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._stop.set)
         self._thread.join(PATIENCE_S)
 
 
@@ -253,7 +255,7 @@ def test_the_page_in_a_browser(lent: Lent, browser: Any) -> None:
     browser.get(lent.address)
     assert browser.current_url.endswith("/") and "enter" not in browser.current_url
     wait(browser, "the state", lambda: text(browser, "state") == "Working, stage 2 of 4")
-    assert text(browser, "run") == HOSTILE and browser.title == "Barnraise"
+    assert text(browser, "run") == HOSTILE and browser.title == "Working – Barnraise"
     assert not browser.find_elements(By.CSS_SELECTOR, "h1 img, h1 script")
     assert text(browser, "sample").startswith(HOSTILE) and not browser.find_elements(By.CSS_SELECTOR, "q img, q script")
     assert text(browser, "loss") == "from 5.00 to 2.20"
@@ -267,22 +269,28 @@ def test_the_page_in_a_browser(lent: Lent, browser: Any) -> None:
     assert lent.keeper.decision.reason == "user"
     browser.find_element(By.ID, "resume").send_keys(Keys.ENTER)
     wait(browser, "the resume", lambda: text(browser, "state").startswith("Working"))
+    browser.find_element(By.XPATH, "//summary[contains(., 'line')]").click()
     field = browser.find_element(By.ID, "limit-up")
     field.clear()
     field.send_keys("5 apples", Keys.ENTER)
-    wait(browser, "the sentence", lambda: "is no rate" in text(browser, "answer"))
+    wait(browser, "the sentence at its field", lambda: "is no rate" in text(browser, "answer-up"))
     field.clear()
     field.send_keys("5 Mbit/s", Keys.ENTER)
-    wait(browser, "the limit", lambda: "limits: 5.0 Mbit/s up" in text(browser, "line"))
+    wait(browser, "the limit", lambda: "; at most 5.0 Mbit/s up, no limit down; links: 2 tcp" in text(browser, "line"))
     assert lent.keeper.limits.up_bytes_per_s == 5e6 / 8
     unnamed = "return [...document.querySelectorAll('input')].filter(i => !i.labels.length).length"
     assert browser.execute_script(unnamed) == 0
+    inputs = browser.find_elements(By.CSS_SELECTOR, "#limits input")
+    assert {field.get_attribute("id") for field in inputs} == {f"limit-{key.name}" for key in KEYS}
     browser.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride", {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
     )
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
     browser.find_element(By.ID, "withdraw").click()
     wait(browser, "the end", lambda: lent.ended == ["left"])
+    wait(browser, "the last words", lambda: text(browser, "state").startswith("Ending"))
+    lent.close()
+    wait(browser, "thanks", lambda: text(browser, "state").startswith("It has ended. Thank you. This visit: "))
 
 
 class Asked:
@@ -353,18 +361,19 @@ def test_the_yes_is_a_click(asked: Asked, browser: Any, tmp_path: Path) -> None:
         By.CSS_SELECTOR, "#offer img, h1 img, h1 script"
     )
     assert browser.title == "Barnraise: may it start?"
+    browser.find_element(By.XPATH, "//summary[contains(., 'line')]").click()
     field = browser.find_element(By.ID, "limit-up")
     field.clear()
     field.send_keys("5 apples")
     browser.find_element(By.CSS_SELECTOR, "button[aria-label='Set up']").click()
-    wait(browser, "the sentence", lambda: "is no rate" in text(browser, "answer"))
+    wait(browser, "the sentence", lambda: "is no rate" in text(browser, "answer-up"))
     browser.find_element(By.ID, "yes").click()
     wait(browser, "the answer", lambda: [answer.yes for answer in asked.answers] == [True])
     (tmp_path / "lent").mkdir()
     lent = Lent(tmp_path / "lent", asked.answers[0].token)
     try:
         if lent.address == asked.address:  # elsewhere if somebody else took the port in between
-            wait(browser, "the status page", lambda: browser.title == "Barnraise")
+            wait(browser, "the status page", lambda: browser.title == "Working – Barnraise")
             wait(browser, "the state", lambda: text(browser, "state").startswith("Working"))
     finally:
         lent.close()

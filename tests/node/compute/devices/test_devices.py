@@ -76,6 +76,11 @@ def test_an_owners_cap_bounds_what_is_free() -> None:
     assert device.free_bytes() == 1 << 19
     device.claim(1 << 20)
     assert device.free_bytes() == 0
+    small = SmallDevice(1 << 20, cap_bytes=1 << 10)
+    small.claim(1 << 9)
+    assert small.free_bytes() == 1 << 9
+    with pytest.raises(torch.OutOfMemoryError, match="512 of 1,024 bytes are taken"):
+        small.claim(1 << 10)
 
 
 def test_tensors_come_and_go() -> None:
