@@ -13,7 +13,7 @@ import msgspec
 
 from node.machine.drain import Drain
 from node.machine.facts import NodeFacts, join_message
-from node.machine.jobs import FindCheckpoints, PrepareData
+from node.machine.jobs import Benchmark, FindCheckpoints, PrepareData
 from node.machine.kept_plan import Resumption
 from node.machine.outbox import Outbox
 from node.machine.progress import Progress
@@ -21,6 +21,7 @@ from node.machine.readable import ReadableCheckpoints
 from node.machine.revocation import Revocation
 from node.machine.roles import Roles
 from node.machine.stalls import Stalls
+from node.machine.survey import SurveyDesk
 from node.machine.wanted import Links
 from node.machine.welcome import why_no_plan, why_not
 from node.server.server import ServerMachine
@@ -57,6 +58,7 @@ from protocol.messages import (
     Revoked,
     RunFinished,
     StepReportStored,
+    Survey,
     Welcome,
     Work,
 )
@@ -98,6 +100,7 @@ class NodeMachine:
         self._roles = Roles(node, facts, coordinator, self._out, self._links, self._bans)
         self._addresses = facts.addresses
         self._readable = ReadableCheckpoints(self._out, facts.checkpoints)
+        self._survey = SurveyDesk(node, self._out)
         self._resumption = Resumption(facts.kept, facts.records)
         self._joined: Join | None = None
         """What the coordinator was told last."""
@@ -210,7 +213,7 @@ class NodeMachine:
     # ---- links ---------------------------------------------------------------------------------------------------
 
     def _want_links(self, now: float) -> None:
-        peers = {self._coordinator: (self._coordinator_addresses, True)} | self._roles.peers()
+        peers = {self._coordinator: (self._coordinator_addresses, True)} | self._survey.peers() | self._roles.peers()
         self._links.want(peers, now)
 
     def _link_up(self, fact: LinkUp, now: float) -> None:
@@ -254,7 +257,8 @@ class NodeMachine:
 
     def _join_message(self) -> Join:
         """What this node would say of itself now."""
-        return join_message(self._facts, self._addresses, self._roles.held(self._readable.steps), self._readable.steps)
+        held, speed = self._roles.held(self._readable.steps), self._survey.tokens_per_s(self.config)
+        return join_message(self._facts, self._addresses, held, self._readable.steps, speed)
 
     def _say_news(self) -> None:
         """What this node says of itself has changed: the coordinator hears it now, or when it is back."""
@@ -307,6 +311,10 @@ class NodeMachine:
             case Refused():
                 self._out.log("error", "refused by the coordinator", reason=message.reason)
                 self._out.add(Exit(f"refused: {message.reason}"))
+            case Survey():
+                if self.plan is None and self.config is not None and self._facts.role == "server":
+                    self._survey.take(message, self.config, self._facts.computes)
+                    self._want_links(now)
             case PlanChanged():
                 self._plan_changed(message, now)
             case StepReportStored():
@@ -324,7 +332,9 @@ class NodeMachine:
                 pass
 
     def _welcome(self, message: Welcome, now: float) -> None:
-        refusal = why_not(message, self.config, self._facts.records, self._facts.memory_bytes)
+        refusal = why_not(
+            message, self.config, self._facts.records, self._facts.memory_bytes, serves=self._facts.role == "server"
+        )
         if refusal:
             self._out.add(Exit(f"refused: {refusal}"))
             return
@@ -360,6 +370,7 @@ class NodeMachine:
         if self.config is not None and (fault := why_no_plan(message.plan, self.config)):
             self._out.add(Exit(f"refused: {fault}"))
             return
+        self._survey.over()
         self._roles.place(message.plan, message.stage, message.reason)
         self._out.log("info", "plan", generation=message.plan.generation, stage=message.stage, reason=message.reason)
         self._begin_roles(now)
@@ -386,6 +397,10 @@ class NodeMachine:
         if isinstance(job, FindCheckpoints):
             self._looked(result)
             return
+        if isinstance(job, Benchmark):
+            self._survey.measured(result)
+            self._say_news()
+            return
         self._roles.computed(job, result, now)
         self._leave_if_drained(now)
 
@@ -393,6 +408,10 @@ class NodeMachine:
         if isinstance(job, FindCheckpoints):
             self._out.log("warning", "checkpoints cannot be looked for", reason=reason)
             self._looked(None)
+            return
+        if isinstance(job, Benchmark):
+            self._out.log("warning", "the device cannot be measured", reason=reason)
+            self._survey.measured(0.0)
             return
         if self._roles.failed(job, reason, now):
             return

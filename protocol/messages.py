@@ -16,9 +16,13 @@ import msgspec
 from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef, Ticket
 from protocol.base.message import Message as Message
 from protocol.base.message import Work as Work
+from protocol.link.messages import Fellow as Fellow
+from protocol.link.messages import LinkFigures as LinkFigures
+from protocol.link.messages import LinkReport as LinkReport
 from protocol.link.messages import MeasureAsk as MeasureAsk
 from protocol.link.messages import MeasureData as MeasureData
 from protocol.link.messages import MeasureGot as MeasureGot
+from protocol.link.messages import Survey as Survey
 from protocol.run.audits import Audit as Audit
 from protocol.run.audits import Audited as Audited
 from protocol.run.audits import AuditOver as AuditOver
@@ -145,31 +149,6 @@ class NodeReport(Message, frozen=True, kw_only=True):
     """Of a server: its fellows in the plan that it has a link with. Nobody is given up whom its fellows reach."""
     counters: dict[str, float]
     """Totals since the process started; names of `protocol.base.limits.REPORT_COUNTERS`."""
-
-
-class LinkFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a node knows about its link to `peer`. Unknown: -1 for `round_trip_s` and `loss`, 0 for a rate."""
-
-    peer: NodeId
-    path: Literal["tcp", "quic", "channel", "relay"]
-    """The way that carries the link at present."""
-    round_trip_s: float
-    loss: float
-    """Share of packets that had to be sent again, or were lost."""
-    sent_bytes_per_s: float
-    """Goodput from the reporter to the peer, measured while the line was full."""
-    received_bytes_per_s: float
-    """The same from the peer."""
-    age_s: float
-    """Since the newest measurement of a rate."""
-    spread: float
-    """Median absolute deviation over median of what was measured."""
-
-
-class LinkReport(Message, frozen=True, kw_only=True):
-    """Now and then: all links of a node with its servers, as measured; replaces what it said before."""
-
-    links: tuple[LinkFigures, ...]
 
 
 class RunFinished(Message, frozen=True, kw_only=True):
@@ -556,8 +535,8 @@ class StageCommitted(Work, frozen=True, kw_only=True):
 
 MESSAGES: tuple[type[Message], ...] = (
     Ping, Pong, Bye,
-    Join, Welcome, Refused, PlanChanged, DataReady, StepReport, StepReportStored, NodeReport, LinkReport,
-    RunFinished, News, Wrote, Blamed, Leave,
+    Join, Welcome, Refused, PlanChanged, Survey, DataReady, StepReport, StepReportStored, NodeReport,
+    LinkReport, RunFinished, News, Wrote, Blamed, Leave,
     Revoked, Renewed, CoordinatorSeen,
     Reach, Relays, Signal,
     MeasureAsk, MeasureData, MeasureGot,

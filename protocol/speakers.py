@@ -66,6 +66,7 @@ from protocol.messages import (
     StepReportStored,
     Stored,
     Summed,
+    Survey,
     Tail,
     Validated,
     Verdict,
@@ -95,7 +96,7 @@ _may((*((a, "coordinator") for a in _NODE), *(("coordinator", b) for b in _NODE)
 _may((*(("coordinator", b) for b in _NODE), *(("server", b) for b in _NODE)), Revoked)
 _may((("volunteer", "server"), ("server", "volunteer"), ("server", "server")), Renewed)
 _may((("server", "server"),), CoordinatorSeen)
-_may((("coordinator", "server"),), StepReportStored)
+_may((("coordinator", "server"),), StepReportStored, Survey)
 _may((("volunteer", "server"), ("server", "volunteer"), ("server", "server")), MeasureAsk, MeasureData, MeasureGot)
 # A server with a device computes as a volunteer does, so it speaks that conversation with its fellow servers.
 _may((("volunteer", "server"), ("server", "server")), Ready, Summed, LeaseReturned, Output, InputGradient,

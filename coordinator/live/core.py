@@ -36,7 +36,7 @@ from coordinator.live.signals import Helpers, Signalling
 from coordinator.live.status import build_status, run_state
 from protocol.base.ids import NodeId
 from protocol.base.limits import ADDRESSES_MAX
-from protocol.base.machine import Effect, Input, LinkDown, LinkUp, Ordered, Persisted, Received, Told
+from protocol.base.machine import Effect, Input, LinkDown, LinkUp, Ordered, Persisted, PlanReady, Received, Told
 from protocol.link.reach import host_of
 from protocol.messages import (
     Blamed,
@@ -90,14 +90,15 @@ class CoordinatorMachine:
             read_invite: what a credential says if it is an invite (its signature is checked), None for a membership.
             helpers: servers that help nodes behind NATs.
         """
-        self.config = config
         self.run_id = run_id
         self.outbox = Outbox(wall_offset_s)
         self.roster = Roster()
         self.admission = Admission(stored.spent, stored.banned, stored.closed_invites, stored.ban_number)
         self.history = History(config, stored, self.outbox)
-        self.placement = Placement(config, generation, stored, self.roster, self.history, self.outbox)
-        self.network = NetworkBook(over=self.finished)
+        self.network = NetworkBook(over=self.history.finished)
+        self.placement = Placement(config, generation, stored, self.roster, self.history, self.outbox, self.network)
+        self.placement.first.flops_per_s = self.flops_per_s
+        self.placement.on_settled = self._settled
         self.crew = Crew(config, self.roster, self.placement, self.outbox)
         self.signalling = Signalling(self.roster, self.outbox, helpers or Helpers(), wall_offset_s)
         self._bans = Bans(
@@ -109,8 +110,7 @@ class CoordinatorMachine:
         curve = LossCurve(stored.curve)
         self.bulletin = Bulletin(run_id, config.name, self.giving, curve, self.outbox, sign_thanks, wall_offset_s)
         self.data = stored.data
-        self.reported = Reported(config, self.outbox)
-        self._config_hash = config.config_hash()
+        self.reported = Reported(self.config, self.outbox)
         self.wall_offset_s = wall_offset_s
         self._sign_membership = sign_membership
         self._read_invite = read_invite
@@ -153,6 +153,8 @@ class CoordinatorMachine:
                 self._told(fact.what, now)
             case Ordered():
                 self._ordered(fact.order, now)
+            case PlanReady():
+                self.placement.planned(fact.number, fact.proposal, fact.sentence, now)
             case _:
                 raise AssertionError(f"a coordinator has no use for {fact!r}")
         if len(self.roster) and self._next_sweep is None:
@@ -210,6 +212,11 @@ class CoordinatorMachine:
         assert self.data is not None or not self.roster.volunteers(), "a volunteer was welcomed without a vocabulary"
 
     @property
+    def config(self) -> RunConfig:
+        """The run; what its file leaves open is filled in by the first plan."""
+        return self.placement.config
+
+    @property
     def finished(self) -> bool:
         """Whether the run's last step is stored."""
         return self.history.finished
@@ -220,17 +227,19 @@ class CoordinatorMachine:
 
     def network_file(self, now: float) -> NetworkFile:
         """What is measured, in the planner's form. Raises `BadInputError` when nothing is."""
+        working = [*self.roster.servers(), *self.roster.volunteers()]
+        return self.network.to_network(working, self.flops_per_s, now)
+
+    def flops_per_s(self, member: Member) -> float:
+        """A member's power by its own benchmark, 0 where there was none.
+
+        The benchmark's tokens went through an even share of the blocks: a multiply and an add for each of the
+        forward's, and the same twice for the backward.
+        """
         vocabulary = self.data.vocabulary if self.data is not None else 0
         work = sum(block_work(self.config, block, vocabulary) for block in range(self.config.block_count))
-
-        def flops_per_s(member: Member) -> float:
-            # The benchmark's tokens went through an even share of the blocks: a multiply and an add for each of the
-            # forward's, and the same twice for the backward.
-            tokens_per_s = member.join.tokens_per_s if member.join is not None else 0.0
-            return tokens_per_s * 6 * work / self.config.stages.count
-
-        working = [*self.roster.servers(), *self.roster.volunteers()]
-        return self.network.to_network(working, flops_per_s, now)
+        tokens_per_s = member.join.tokens_per_s if member.join is not None else 0.0
+        return tokens_per_s * 6 * work / max(1, self.config.stages.count)
 
     # ---- links -------------------------------------------------------------------------------------------------
 
@@ -432,15 +441,7 @@ class CoordinatorMachine:
         vocabulary = self.data.vocabulary if self.data is not None else 0
         if member.role == "volunteer" and not vocabulary:
             return
-        self.outbox.send(
-            member.peer,
-            Welcome(
-                membership=member.membership,
-                config=self.config,
-                config_hash=self._config_hash,
-                vocabulary=vocabulary,
-            ),
-        )
+        self._say_welcome(member)
         if member.welcomed:
             return
         assert member.join is not None
@@ -471,6 +472,26 @@ class CoordinatorMachine:
         fault = self.network.take(member.peer, report, now)
         if fault:
             self._expel(member, "unexpected", fault, now)
+        elif self.placement.first.is_planning:
+            self.placement.look(now)
+
+    def _settled(self) -> None:
+        """What was open in the run is filled in: servers hear of it before the plan."""
+        self.reported.stages = self.config.stages.count
+        for member in self.roster.all():
+            if member.welcomed:
+                self._say_welcome(member)
+
+    def _say_welcome(self, member: Member) -> None:
+        self.outbox.send(
+            member.peer,
+            Welcome(
+                membership=member.membership,
+                config=self.config,
+                config_hash=self.config.config_hash(),
+                vocabulary=self.data.vocabulary if self.data is not None else 0,
+            ),
+        )
 
     def _data_ready(self, member: Member, message: DataReady, now: float) -> None:
         slot = self.placement.table.slot_of(member.peer)

@@ -38,7 +38,7 @@ class Crew:
                 if choice.stage != -1:
                     self._give(member, choice, now)
         powers = self._powers()
-        empty = any(all(power.stage != stage for power in powers) for stage in range(self._config.stages.count))
+        empty = any(all(power.stage != stage for power in powers) for stage in range(len(self._work(vocabulary))))
         if not empty or not powers:
             self._empty_since = None
             return

@@ -6,10 +6,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from coordinator.live.problem import Problem
 from coordinator.live.records import Record
 from protocol.base.ids import NodeId
 from protocol.base.limits import REJECT_REASONS, TEXT_MAX
-from protocol.base.machine import Count, Effect, Exit, HangUp, Log, Persist, Send
+from protocol.base.machine import Count, Effect, Exit, HangUp, Log, Persist, Send, StartPlanning
 from protocol.messages import Message, Refused
 
 EVENTS_KEPT = 200
@@ -79,6 +80,10 @@ class Outbox:
             return
         wall_s = round(self._now + self._wall_offset_s, 3)
         self.events.append({"wall_s": wall_s, "level": level, "event": event, **fields})
+
+    def start_planning(self, number: int, problem: Problem) -> None:
+        """Has a planner work on a problem; `PlanReady` answers."""
+        self._effects.append(StartPlanning(number, problem))
 
     def exit(self, reason: str) -> None:
         self._effects.append(Exit(reason))

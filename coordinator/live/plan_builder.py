@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from protocol.run.changes import RunChange
-from protocol.run.course import Course, course_of
+from protocol.run.course import EVEN, Course, course_of
 from protocol.run.plan import Plan, ServerPlan, StagePlan
 from protocol.run.run import RunConfig
 
@@ -73,8 +73,10 @@ def build_plan(
     restore_step: int,
     changes: tuple[RunChange, ...] = (),
     paused: bool = False,
+    why: str = "",
 ) -> tuple[Plan, str]:
-    """The plan with these servers (a sequence per stage, in shard order), and why it cuts the model as it does."""
+    """The plan with these servers (a sequence per stage, in shard order), and why it cuts the model as it does: `why`
+    is what a planner has to say of it, or that there was none."""
     assert len(servers) == config.stages.count, "one list of servers per stage"
     course = course_of(config)
     plan = Plan(
@@ -88,9 +90,10 @@ def build_plan(
     )
     parts = "stages" if len(course.chunks) == len(servers) else f"chunks on {len(servers)} stages"
     cut = "; ".join(f"stage {stage}: {stage_blocks(config, course, stage)}" for stage in range(len(servers)))
-    sentence = f"{config.block_count} sub-layer blocks cut evenly into {len(course.chunks)} {parts} ({cut})"
+    how = "evenly" if config.stages.cut == EVEN else f"at {config.stages.cut}"
+    sentence = f"{config.block_count} sub-layer blocks cut {how} into {len(course.chunks)} {parts} ({cut})"
     if len(course.routes) > 1 or course.routes[0] != tuple(range(len(course.chunks))):
         shown = ", ".join("-".join(map(str, course.stages_of(route))) for route in course.routes[:ROUTES_NAMED])
         more = f" and {len(course.routes) - ROUTES_NAMED} more" if len(course.routes) > ROUTES_NAMED else ""
         sentence += f"; routes by stage, in turns: {shown}{more}"
-    return plan, sentence
+    return plan, f"{sentence}; {why}" if why else sentence

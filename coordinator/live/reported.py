@@ -19,7 +19,8 @@ class Reported:
 
     def __init__(self, config: RunConfig, outbox: Outbox) -> None:
         self._run = config.name
-        self._stages = config.stages.count
+        self.stages = config.stages.count
+        """Known with the first plan, where the run leaves it open."""
         self._outbox = outbox
         self._busy: dict[NodeId, float] = {}
         self._done = 0.0
@@ -39,7 +40,7 @@ class Reported:
                 self._outbox.count("barnraise_coordinator_relay_bytes_total", carried, direction=direction)
         # Each microbatch has one backward at each stage (at a route's end it is one with the loss): forwards would
         # leave out the last stage.
-        if 0 <= stage < self._stages and (done := grown("tasks_backward")):
+        if 0 <= stage < self.stages and (done := grown("tasks_backward")):
             name = "barnraise_coordinator_stage_microbatches_total"
             self._outbox.count(name, done, run=self._run, stage=str(stage))
             self._done += done
@@ -54,9 +55,9 @@ class Reported:
 
     def accepted(self, microbatches: int) -> None:
         """A step has closed: so many microbatches count at every stage."""
-        self._accepted += microbatches * self._stages
+        self._accepted += microbatches * self.stages
         self._outbox.count(
-            "barnraise_run_microbatches_total", microbatches * self._stages, run=self._run, outcome="accepted"
+            "barnraise_run_microbatches_total", microbatches * self.stages, run=self._run, outcome="accepted"
         )
 
     def goodput(self) -> float | None:

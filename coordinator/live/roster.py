@@ -155,6 +155,14 @@ class Roster:
             if member.welcomed and member.role == "volunteer" and not (member.join is not None and member.join.visit)
         ]
 
+    def waiting_volunteers(self) -> list[Member]:
+        """Volunteers that have joined to work and have no vocabulary yet, in order of arrival."""
+        return [
+            member
+            for member in self._members.values()
+            if member.role == "volunteer" and not member.welcomed and member.join is not None and not member.join.visit
+        ]
+
     def check(self) -> None:
         """Raises if an invariant is broken."""
         numbers = [member.number for member in self._members.values()]

@@ -6,15 +6,19 @@ throws away what the open steps have gathered; a plan that merely moves an addre
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 
 import msgspec
 
 from coordinator.live import gray
+from coordinator.live.first_plan import FirstPlanner, settled_by, why_of
 from coordinator.live.gray import REPORT_FRESH_S, Arbitration, is_well, stalled_s
 from coordinator.live.history import History, first_step_after
+from coordinator.live.measured_links import NetworkBook
 from coordinator.live.outbox import Outbox
 from coordinator.live.plan_builder import build_plan
+from coordinator.live.problem import Proposal
 from coordinator.live.records import PlanRow, StoredState
 from coordinator.live.relays import RelayBook
 from coordinator.live.roster import Member, Roster
@@ -33,15 +37,27 @@ class Placement:
     """The servers' side of the coordinator."""
 
     def __init__(
-        self, config: RunConfig, generation: int, stored: StoredState, roster: Roster, history: History, outbox: Outbox
+        self,
+        config: RunConfig,
+        generation: int,
+        stored: StoredState,
+        roster: Roster,
+        history: History,
+        outbox: Outbox,
+        network: NetworkBook,
     ) -> None:
+        self.config = config if stored.plan is None else settled_by(config, stored.plan)
+        """The run, with what was open in it as the plan in force has it."""
+        self.first = FirstPlanner(self.config, roster, network, outbox)
+        self.on_settled: Callable[[], None] = lambda: None
+        """Called when `config` has changed, before anybody is told the plan."""
         self.plan: Plan | None = stored.plan
         """The plan in force: durable, so told to everybody."""
         self.sentence = stored.plan_sentence
         """Why the plan looks as it does."""
         self.generation = generation
         """The newest generation opened."""
-        self.table = SlotTable(config.stages, stored.plan)
+        self.table = SlotTable(self.config.stages, stored.plan)
         self.review = Review("wait", "the coordinator has just started")
         self.changes = () if stored.plan is None else stored.plan.changes
         """What the operator has changed, with the steps from which it counts as far as they are reported."""
@@ -49,7 +65,6 @@ class Placement:
         """Whether the operator wants no further step opened."""
         for count, step in stored.changed_at:
             self.changes_counted(count, step)
-        self._config = config
         self._roster = roster
         self._history = history
         self._outbox = outbox
@@ -216,6 +231,8 @@ class Placement:
         if verdict.kind in ("keep", "wait") and self.plan is not None and not self._is_ordered(self.plan):
             stages = tuple(stage.servers for stage in self.plan.stages)
             self._issue(stages, self.plan.ledger_generation, self.plan.restore_step, "the operator changed the run")
+        elif verdict.kind == "issue" and self.plan is None and self.config.is_open:
+            self._plan_first(linked, verdict.sentence, now)
         elif verdict.kind == "issue":
             servers = self.table.servers(linked, self.plan)
             if self.plan is None:
@@ -224,6 +241,31 @@ class Placement:
                 self._issue(servers, self.plan.ledger_generation, self.plan.restore_step, verdict.sentence)
         elif verdict.kind == "go_back":
             self._issue(self.table.servers(linked, self.plan), None, verdict.restore_step, verdict.sentence)
+
+    def _plan_first(self, linked: Mapping[NodeId, Member], cause: str, now: float) -> None:
+        """All servers are here, and how the model is cut is open: they measure, a planner plans, its answer counts."""
+        if not self.config.stages.count and not self.first.is_planning and (why := self.first.too_few(linked, now)):
+            self.review = Review("wait", why)
+            return
+        seated = [self.table.holder[slot] for slot in self.table.slots]
+        servers = [linked[node] for node in seated] + [m for node, m in linked.items() if node not in seated]
+        decision = self.first.look(servers, now)
+        if decision is None:
+            self.review = Review("wait", self.first.sentence)
+            return
+        proposal = decision.proposal
+        config = self.config.settled(decision.stage_count, proposal.edges if proposal is not None else ())
+        table = SlotTable(config.stages)
+        order = [member.peer for member in servers] if proposal is None else chain.from_iterable(proposal.servers)
+        for slot, node in zip(table.slots, order, strict=False):
+            table.bind(slot, node)
+        self.table = table
+        self._issue(table.servers(linked, None), None, -1, cause, config, why_of(decision))
+
+    def planned(self, number: int, proposal: Proposal | None, sentence: str, now: float) -> None:
+        """A planner has answered."""
+        self.first.answered(number, proposal, sentence, now)
+        self.look(now)
 
     def answered(self, now: float) -> None:
         """A pong has come: if it was the last one that going back waits for, the run goes back."""
@@ -287,7 +329,7 @@ class Placement:
                 self._seen_at[slot] = now
             # While steps close, the holder works, and only its link to us is down.
             alive_at = max(self.step_stored_at, self._seen_at.get(slot, float("-inf")))
-            if gone_since is not None and now - max(gone_since, alive_at) >= self._config.limits.server_gone_s:
+            if gone_since is not None and now - max(gone_since, alive_at) >= self.config.limits.server_gone_s:
                 node, gone_s = self.table.holder[slot], round(now - gone_since, 1)
                 self._outbox.log("warning", "server given up", node=node, slot=self.table.name(slot), gone_s=gone_s)
                 self.table.release(slot)
@@ -301,7 +343,7 @@ class Placement:
         holders = dict.fromkeys(self.table.holder.values())
         fellows = [linked[peer] for peer in holders if peer != node and peer in linked]
         others = [*fellows, *(member for peer, member in linked.items() if peer not in holders)]
-        gone_s = self._config.limits.server_gone_s
+        gone_s = self.config.limits.server_gone_s
         given_up = self._arbitration.is_given_up(
             linked.get(node), others, len(fellows), now - self.newest_news_at, gone_s, now
         )
@@ -310,22 +352,35 @@ class Placement:
         return given_up
 
     def _issue(
-        self, servers: Sequence[Sequence[ServerPlan]], ledger_generation: int | None, restore_step: int, cause: str
+        self,
+        servers: Sequence[Sequence[ServerPlan]],
+        ledger_generation: int | None,
+        restore_step: int,
+        cause: str,
+        settled: RunConfig | None = None,
+        why: str = "",
     ) -> None:
-        """Makes a plan and writes it; it is in force once it is durable. No ledger generation: new ledgers."""
+        """Makes a plan and writes it; it is in force once it is durable. No ledger generation: new ledgers.
+
+        The first plan may fill in what was open in the run (`settled`), with the planner's words (`why`).
+        """
+        config = settled or self.config
         if self._generation_used:
             self.generation += 1
         self._generation_used = True
         goes_back = ledger_generation is None and self.plan is not None
         plan, sentence = build_plan(
-            self._config,
+            config,
             servers,
             generation=self.generation,
             ledger_generation=self.generation if ledger_generation is None else ledger_generation,
             restore_step=restore_step,
             changes=self.changes,
             paused=self.paused,
+            why=why,
         )
+        if self.plan is not None and self.plan.course == plan.course:
+            sentence = self.sentence  # why the model is cut so does not change when a server moves
         lost_steps = max(self._history.lost_by(restore_step), self._unreported(restore_step)) if goes_back else 0
         row = PlanRow(plan=plan, sentence=sentence, goes_back=goes_back, lost_steps=lost_steps)
         self._on_its_way = row
@@ -334,6 +389,9 @@ class Placement:
             self._on_its_way = None
             new_ledgers = self.plan is None or self.plan.ledger_generation != plan.ledger_generation
             self.plan, self.sentence = plan, sentence
+            if config != self.config:
+                self.config = config
+                self.on_settled()
             if new_ledgers:
                 self._in_force_at = now
                 self._given = dict.fromkeys(self.table.slots, False)
@@ -354,7 +412,7 @@ class Placement:
         last = self._history.newest_step
         self._history.go_back(restore_step, lost_steps)
         if lost_steps:
-            self._outbox.count("barnraise_run_bad_steps_total", lost_steps, run=self._config.name, reason="rolled_back")
+            self._outbox.count("barnraise_run_bad_steps_total", lost_steps, run=self.config.name, reason="rolled_back")
         self._outbox.log(
             "warning", "run goes back", cause=cause, restore_step=restore_step, lost_steps=lost_steps,
             first_lost=self._history.newest_step + 1, last_lost=last,
@@ -393,7 +451,7 @@ class Placement:
         self._outbox.send(member.peer, PlanChanged(plan=plan, stage=stage, reason=reason))
 
     def _count_assignment(self, reason: str) -> None:
-        self._outbox.count("barnraise_coordinator_assignments_total", run=self._config.name, reason=reason)
+        self._outbox.count("barnraise_coordinator_assignments_total", run=self.config.name, reason=reason)
 
     def check(self) -> None:
         """Raises if an invariant is broken."""
@@ -404,7 +462,7 @@ class Placement:
         assert plan.ledger_generation <= plan.generation <= self.generation, "a plan of an unopened generation"
         nodes = plan.server_nodes()
         assert len(set(nodes)) == len(nodes) == len(self.table.slots), "a plan with doubled or missing servers"
-        plan.course.check(self._config.block_count, len(plan.stages))
+        plan.course.check(self.config.block_count, len(plan.stages))
         for member in self._roster.all():
             assert member.told_generation <= plan.generation, f"{member.peer} was told a plan that is not durable"
             assert -1 <= member.stage < len(plan.stages)

@@ -46,6 +46,9 @@ def build_status(machine: CoordinatorMachine, now: float) -> dict[str, Any]:
             "validation": newest_validation(machine),
             "tokens_per_s": tokens_per_s(machine, now),
             "last_step_wall_s": newest.wall_s if newest else None,
+            # Where the model is cut, in the form of RUN.toml: a reference of this very run needs them.
+            "stages": config.stages.count,
+            "cut": config.stages.cut,
             "rollbacks": history.rollback_count,
             "lost_steps": history.lost_steps,
             "changes": [

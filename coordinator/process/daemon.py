@@ -41,6 +41,7 @@ from coordinator.process.http import build_app, build_public_app
 from coordinator.process.invites import join_links, new_invite
 from coordinator.process.metrics import coordinator_families, first_values, refresh
 from coordinator.process.page import READ_S
+from coordinator.process.planner import ask_planner
 from coordinator.process.store import Event, Store, StoredInvite
 from coordinator.process.tracking import History, Places, track
 from coordinator.tracking.feed import Segments
@@ -60,10 +61,12 @@ from protocol.base.machine import (
     Ordered,
     Persist,
     Persisted,
+    PlanReady,
     Prune,
     Received,
     Send,
     ShareTensor,
+    StartPlanning,
 )
 from protocol.drive.addresses import ANY_HOST, host_port, is_loopback, reachable_addresses
 from protocol.drive.keyfile import load_or_create_identity
@@ -77,7 +80,7 @@ from protocol.drive.transport import PATHS, Link, Transport
 from protocol.link.reach import split
 from protocol.messages import Message, ValidationLoss
 from protocol.run.changes import RunChange, make_change
-from protocol.run.run import RunConfig
+from protocol.run.run import STAGES_MAX, RunConfig
 from protocol.schedule.profile import NetworkFile
 from protocol.trust.identity import SIGNATURE_BYTES, Identity
 from protocol.trust.membership import (
@@ -211,7 +214,7 @@ async def _run(config: RunConfig, options: CoordinatorOptions, store: Store, met
     listeners, ports = await _listen(options.listen)
     sockets = [(host, port) for (host, _), port in zip(options.listen, ports, strict=True)]
     addresses = reachable_addresses(sockets, options.announce)
-    places = config.stages.count * (config.stages.front_servers + config.stages.back_servers)
+    places = (config.stages.count or STAGES_MAX) * (config.stages.front_servers + config.stages.back_servers)
     links = join_links(store, identity, addresses, places, time.time())
     async with trio.open_nursery() as nursery:
         helpers = options.helpers
@@ -274,6 +277,7 @@ class Daemon:
         addresses: Sequence[str],
     ) -> None:
         """`addresses`: where others reach this coordinator, for the links of new invites."""
+        self._nursery = nursery
         self._identity = identity
         self._addresses = tuple(addresses)
         self.links_file = ""
@@ -347,6 +351,13 @@ class Daemon:
 
     def count(self, effect: Count) -> None:
         self._metrics.apply(effect)
+
+    def start_planning(self, effect: StartPlanning) -> None:
+        self._nursery.start_soon(self._plan, effect)
+
+    async def _plan(self, effect: StartPlanning) -> None:
+        answer = await ask_planner(effect.problem)
+        self.pump.put(PlanReady(effect.number, answer.proposal, answer.sentence))
 
     def _never(self, effect: Dial | Compute | Prune | DropTensors | ShareTensor) -> None:
         raise AssertionError(f"a coordinator does not order {effect!r}")

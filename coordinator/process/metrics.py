@@ -14,7 +14,7 @@ from coordinator.live.stage_choice import ASSIGNMENT_LABELS
 from coordinator.live.status import run_state, step_interval_s
 from protocol.drive.link import PATHS
 from protocol.drive.metrics import DIRECTIONS, Family, Metrics
-from protocol.run.run import RunConfig
+from protocol.run.run import STAGES_MAX, RunConfig
 
 NODE_STATES = ("idle", "joining", "syncing", "training", "paused", "draining")
 PLACE_STATES = ("filled", "away", "open")
@@ -34,7 +34,7 @@ _STAY_S = (10.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 12 * 3600.0, 86400.0, 3
 def coordinator_families(config: RunConfig) -> tuple[Family, ...]:
     """Every family of a coordinator; the run's name and its stages are known, so all children exist from the start."""
     run = {"run": (config.name,)}
-    stage = {**run, "stage": tuple(str(index) for index in range(config.stages.count))}
+    stage = {**run, "stage": tuple(str(index) for index in range(config.stages.count or STAGES_MAX))}
     return (
         Family("barnraise_coordinator_leader", "gauge", "1 on the leading coordinator."),
         Family("barnraise_coordinator_nodes", "gauge", "Linked nodes by state.", {"state": NODE_STATES}),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from coordinator.planning.placement.pools import PoolPlan, Pools, PoolStage
-from coordinator.planning.placement.run_plan import pool_sizes
+from coordinator.planning.placement.run_sizes import pool_sizes
 from coordinator.world.churn import Churn
 from coordinator.world.swarm import ARRIVE_S, Swarm
 from protocol.run.plan import Plan

@@ -22,8 +22,9 @@ import msgspec
 
 from coordinator.live.core import CoordinatorMachine
 from coordinator.live.records import StepRow, StoredState
-from coordinator.planning.placement.run_plan import pool_sizes, vocabulary_of
+from coordinator.planning.placement.run_sizes import pool_sizes, vocabulary_of
 from coordinator.world.churn import Change, Churn
+from coordinator.world.planned import planned
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
 from protocol.base.machine import Log, Machine
@@ -57,6 +58,9 @@ class Members(Protocol):
         self, host: Host, forward_flops_per_s: float, backward_flops_per_s: float, memory_bytes: float
     ) -> tuple[Machine, Lanes]: ...
 
+
+SEATED_APART_S = 2.0
+"""Between two servers that come to planned seats: more than joining takes over a line of half a second."""
 
 MakeMembers = Callable[..., Members]
 
@@ -101,6 +105,7 @@ class Swarm:
             ping_s=max(PING_S, config.limits.ping_s),
             silent_s=max(SILENT_S, config.limits.silent_s, 4 * config.limits.ping_s),
         )
+        config, seats = planned(config, network)
         self.config = msgspec.structs.replace(config, limits=limits)
         self.network = network
         self.churn = churn
@@ -125,8 +130,10 @@ class Swarm:
         self.world.add(self.coordinator)
         self.world.at(0.0, self.world.start, self.coordinator)
         self.servers = [self._host(network.machines[place].name, place) for place in range(network.servers)]
-        for number, host in enumerate(self.servers):
-            self.world.at(0.05 + 0.4 * number / len(self.servers), self.world.start, host)
+        # Whoever comes first sits first: where seats are planned nobody overtakes.
+        apart_s = 0.4 / len(self.servers) if seats == sorted(seats) else SEATED_APART_S
+        for number, place in enumerate(seats):
+            self.world.at(0.05 + apart_s * number, self.world.start, self.servers[place])
         self.volunteers: dict[str, Host] = {}
         self.departures = 0
         self._ways: dict[int, tuple[float, float]] = {}

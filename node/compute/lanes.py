@@ -29,6 +29,7 @@ from node.compute.devices.device import Device, open_device
 from node.compute.fixed_parameters import FixedParameters
 from node.compute.forms import grid, p12, packed
 from node.compute.layout import StageLayout
+from node.compute.probe import probe
 from node.compute.shard import ShardWorker
 from node.compute.tolerance import relative_difference
 from node.compute.wire import decode, encode
@@ -308,6 +309,7 @@ class ServerPerformer(_Performer):
             jobs.WriteCheckpoint: ("disk", self._write_checkpoint),
             jobs.WriteManifest: ("disk", self._write_manifest),
             jobs.FindCheckpoints: ("disk", self._find_checkpoints),
+            jobs.Benchmark: ("other", lambda job, _: probe(job.config, 1, threads=torch.get_num_threads()).flops_per_s),
         }
 
     # ---- data ----

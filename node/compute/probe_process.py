@@ -24,7 +24,7 @@ def answer(question: Question) -> DeviceFacts:
         device = open_device(DeviceChoice.parse(question.device))
     except BadInputError as error:
         return DeviceFacts("", False, "", 0.0, problem=str(error))
-    layers = max(1, round(config.model.layers / config.stages.count))
+    layers = max(1, round(config.model.layers / max(1, config.stages.count)))
     speed = 0.0
     if question.measure:
         speed = probe(config, question.vocabulary, 1, 1 + 2 * layers, question.threads, device).tokens_per_s

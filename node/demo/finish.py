@@ -44,6 +44,8 @@ def summary(
         "run": config.name,
         "seed": config.seed,
         "delay": config.batch.delay,
+        "stages": config.stages.count,
+        "cut": config.stages.cut,
         "steps": len(losses),
         "losses": losses,
         "validations": {str(version): loss for version, loss in (validations or {}).items()},

@@ -24,6 +24,8 @@ class DemoOptions:
     steps: int | None = None
     seed: int | None = None
     volunteers: int = 3
+    servers: int | None = None
+    """None: as many as the stages have places."""
     stages: int | None = None
     delay: int | None = None
     data: str | None = None
@@ -64,6 +66,7 @@ class DemoOptions:
         if self.data is not None:
             config = replace(config, data=replace(config.data, source=_whole_path(self.data)))
         config.validate()
+        self._check_stages(config)
         for option, step in (
             ("--kill-coordinator", self.kill_coordinator),
             ("--kill-server", self.kill_server),
@@ -72,6 +75,25 @@ class DemoOptions:
             if step is not None and not 0 < step < config.steps:
                 raise BadInputError(f"{option}: step {step} is not between 1 and {config.steps - 1}")
         return config
+
+    def server_count(self, config: RunConfig) -> int:
+        """Servers that are started."""
+        stages = config.stages
+        return self.servers or stages.count * (stages.front_servers + stages.back_servers)
+
+    def _check_stages(self, config: RunConfig) -> None:
+        """Raises `BadInputError` naming the key that a demo with these servers cannot do."""
+        stages = config.stages
+        if self.reference and config.is_open:
+            key = "stages.cut" if stages.count else "stages.count"
+            raise BadInputError(f"{key}: --reference plans nothing; name what a plan has chosen (--summary tells it)")
+        places = max(1, stages.count) * (stages.front_servers + stages.back_servers)
+        if stages.count == 0 and self.servers is None:
+            raise BadInputError('stages.count: "auto" needs --servers, for how many there are decides')
+        if self.servers is not None and self.servers < places:
+            count = f"{self.servers} server{'' if self.servers == 1 else 's'}"
+            wanted = 'at the least, with "auto"' if stages.count == 0 else f"for {stages.count} stages"
+            raise BadInputError(f"stages.count: {count}, but {places} are wanted {wanted}")
 
     def changes_made(self, config: RunConfig) -> tuple[RunChange, ...]:
         """The changes of the run that the reference does again. Raises `BadInputError`."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 from rich.console import Console
 
 from node.audit import AuditError, audit
@@ -190,10 +191,9 @@ class _Demo:
         self._coordinator = self._children.start("coordinator", folder, arguments)
         self._links = self._wait_for_links(folder / "links.json")
         self._http = self._links["http"]
-        stages = self._config.stages
         checkpoints = self._state / "checkpoints"
         checkpoints.mkdir(exist_ok=True)
-        for index in range(stages.count * (stages.front_servers + stages.back_servers)):
+        for index in range(self._options.server_count(self._config)):
             name = f"server-{index + 1}"
             home = self._state / name
             arguments = ["server", str(folder / "server.link"), "--state", str(home), "--listen", "127.0.0.1:0"]
@@ -241,6 +241,7 @@ class _Demo:
             if status is not None:
                 self._tally.take(status)
                 self._show(status)
+                self._settle(status)
                 if status["run"]["state"] == "finished":
                     return
             self._break_things()
@@ -249,6 +250,15 @@ class _Demo:
             if stalled_s > STALL_S:
                 raise DemoError(f"no step was closed for {stalled_s:.0f} s: {self._reasons(status)}")
             self._rest()
+
+    def _settle(self, status: dict[str, Any]) -> None:
+        """What was open in the run is filled in with the first plan, and shown with its reason."""
+        if self._config.is_open and status["stages"]:
+            stages = msgspec.structs.replace(
+                self._config.stages, count=status["run"]["stages"], cut=status["run"]["cut"]
+            )
+            self._config = msgspec.structs.replace(self._config, stages=stages)
+            self._view.news(status["plan"])
 
     def _show(self, status: dict[str, Any]) -> None:
         now = time.monotonic()

@@ -39,16 +39,21 @@ class NodeFacts:
 
 
 def join_message(
-    facts: NodeFacts, addresses: tuple[str, ...], held: tuple[int, int, int, int], checkpoints: tuple[int, ...]
+    facts: NodeFacts,
+    addresses: tuple[str, ...],
+    held: tuple[int, int, int, int],
+    checkpoints: tuple[int, ...],
+    tokens_per_s: float,
 ) -> Join:
-    """What a node says of itself: `held` is (stage, shard, version, ledger generation) of what its disk gives back."""
+    """What a node says of itself: `held` is (stage, shard, version, ledger generation) of what its disk gives back,
+    `tokens_per_s` what a survey measured (0: nothing, so what was known at the start counts)."""
     stage, shard, version, generation = held
     return Join(
         role="server" if facts.role == "server" else "volunteer",
         addresses=addresses,
         local_addresses=facts.local_addresses,
         build=facts.build,
-        tokens_per_s=facts.tokens_per_s,
+        tokens_per_s=tokens_per_s or facts.tokens_per_s,
         memory_bytes=facts.memory_bytes,
         stage=stage,
         shard=shard,

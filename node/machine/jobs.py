@@ -293,6 +293,13 @@ class FindCheckpoints:
     config: RunConfig
 
 
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """Run a layer of the run's model for about half a second. Result: floating point operations a second."""
+
+    config: RunConfig
+
+
 DEVICE_JOBS = (
     SetUpDevice,
     LoadParameters,
@@ -322,6 +329,7 @@ SERVER_JOBS = (
     WriteCheckpoint,
     WriteManifest,
     FindCheckpoints,
+    Benchmark,
 )
 Job = (
     SetUpDevice
@@ -350,4 +358,5 @@ Job = (
     | WriteCheckpoint
     | WriteManifest
     | FindCheckpoints
+    | Benchmark
 )

@@ -18,13 +18,16 @@ STAGE_BYTES_PER_PARAMETER = 8
 billion parameters takes 2 GB, of seven billion 14 GB; activations and optimizer state come on top."""
 
 
-def why_not(message: Welcome, known: RunConfig | None, records: Sequence[Record], memory_bytes: int) -> str:
+def why_not(
+    message: Welcome, known: RunConfig | None, records: Sequence[Record], memory_bytes: int, serves: bool = False
+) -> str:
     """A sentence why this node refuses, or nothing.
 
     Args:
         known: the run as this process knows it already.
         records: what the state folder holds.
         memory_bytes: free on this computer; 0: not known.
+        serves: whether this is a server, which is there before the run is planned.
     """
     config = message.config
     if config.config_hash() != message.config_hash:
@@ -33,13 +36,15 @@ def why_not(message: Welcome, known: RunConfig | None, records: Sequence[Record]
         config.validate()
     except BadInputError as error:
         return f"the run cannot be: {error}"
-    if known is not None and known.config_hash() != message.config_hash:
+    if config.is_open and not serves:
+        return "the run cannot be: stages.count or stages.cut is still open, and nobody computes before that is planned"
+    if known is not None and known.config_hash() != message.config_hash and not config.settles(known):
         return "the run's configuration changed while this node was away"
     starts = [record for record in records if isinstance(record, ShardStarted)]
     if starts and starts[-1].config_hash != message.config_hash:
         return "this state folder belongs to another configuration of the run"
     parameters = ModelSpec.of_run(config.model, max(1, message.vocabulary)).parameters
-    needed = STAGE_BYTES_PER_PARAMETER * parameters // config.stages.count
+    needed = STAGE_BYTES_PER_PARAMETER * parameters // config.stages.count if config.stages.count else 0
     if 0 < memory_bytes < needed:
         return (
             f"one of the run's {config.stages.count} stages takes {needed / 1e9:.1f} GB of memory at least, and this"

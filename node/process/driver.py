@@ -51,6 +51,7 @@ from protocol.base.machine import (
     Received,
     Send,
     ShareTensor,
+    StartPlanning,
 )
 from protocol.drive.process import write_log
 from protocol.drive.pump import Pump
@@ -446,6 +447,9 @@ class Driver:
 
     def log(self, effect: Log) -> None:
         write_log(self._log, effect)
+
+    def start_planning(self, effect: StartPlanning) -> None:
+        raise AssertionError("a node plans nothing")
 
     def count(self, effect: Count) -> None:
         self._metrics.apply(effect)

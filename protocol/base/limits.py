@@ -98,6 +98,9 @@ NUMBER_MAX = 2**63 - 1
 """Largest whole number: what SQLite and a signed 64-bit tensor hold."""
 ADDRESSES_MAX = 8
 """Addresses of one node: host interfaces, a name, a relay."""
+FELLOWS_MAX = 64
+"""Servers that one server measures before the first plan: 63 links of half a megabyte each way are 64 MB, what one
+measures for others at once (`MEASURE_TOTAL_BYTES`)."""
 RELAYS_MAX = 8
 """Spare servers named to one node as relays: an attempt tries four, and some of them may be full."""
 

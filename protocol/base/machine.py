@@ -113,6 +113,15 @@ class AddressesChanged:
     addresses: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class PlanReady:
+    """A planner has answered `StartPlanning`, or has failed: then there is no `proposal`, and the sentence says why."""
+
+    number: int
+    proposal: Any
+    sentence: str = ""
+
+
 Input = (
     LinkUp
     | LinkDown
@@ -125,6 +134,7 @@ Input = (
     | CheckpointsFound
     | AddressesChanged
     | DeviceLost
+    | PlanReady
 )
 
 
@@ -208,13 +218,23 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
+class StartPlanning:
+    """Have a planner work on a problem, beside everything else; answered by `PlanReady` with the same number."""
+
+    number: int
+    problem: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Exit:
     """The machine is done: the process ends."""
 
     reason: str
 
 
-Effect = Send | Dial | HangUp | Compute | Persist | Prune | DropTensors | ShareTensor | Log | Count | Exit
+Effect = (
+    Send | Dial | HangUp | Compute | Persist | Prune | DropTensors | ShareTensor | Log | Count | StartPlanning | Exit
+)
 
 
 class Machine(Protocol):

@@ -24,6 +24,7 @@ from protocol.base.machine import (
     Prune,
     Send,
     ShareTensor,
+    StartPlanning,
 )
 
 _TURN_S = 0.005
@@ -52,6 +53,8 @@ class Handlers(Protocol):
     def log(self, effect: Log) -> None: ...
 
     def count(self, effect: Count) -> None: ...
+
+    def start_planning(self, effect: StartPlanning) -> None: ...
 
 
 class Pump:
@@ -86,6 +89,7 @@ class Pump:
             ShareTensor: handlers.share_tensor,
             Log: handlers.log,
             Count: handlers.count,
+            StartPlanning: handlers.start_planning,
             Exit: self._on_exit,
         }
 

@@ -1,8 +1,13 @@
-"""Messages that measure a link: questions of so many bytes, and their answers."""
+"""Messages that measure a link, questions of some number of bytes and their answers; who should measure, and what was
+found."""
 
 from __future__ import annotations
 
-from protocol.base.ids import TensorRef
+from typing import Literal
+
+import msgspec
+
+from protocol.base.ids import NodeId, TensorRef
 from protocol.base.message import Message
 
 
@@ -26,3 +31,45 @@ class MeasureGot(Message, frozen=True, kw_only=True):
 
     number: int
     refused: bool
+
+
+class LinkFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a node knows about its link to `peer`. Unknown: -1 for `round_trip_s` and `loss`, 0 for a rate."""
+
+    peer: NodeId
+    path: Literal["tcp", "quic", "channel", "relay"]
+    """The way that carries the link at present."""
+    round_trip_s: float
+    loss: float
+    """Share of packets that had to be sent again, or were lost."""
+    sent_bytes_per_s: float
+    """Goodput from the reporter to the peer, measured while the line was full."""
+    received_bytes_per_s: float
+    """The same from the peer."""
+    age_s: float
+    """Since the newest measurement of a rate."""
+    spread: float
+    """Median absolute deviation over median of what was measured."""
+
+
+class LinkReport(Message, frozen=True, kw_only=True):
+    """Now and then: all links of a node with its servers, as measured; replaces what it said before."""
+
+    links: tuple[LinkFigures, ...]
+
+
+class Fellow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Another server of the run."""
+
+    node: NodeId
+    addresses: tuple[str, ...]
+    """host:port, best first; empty where nobody can dial it."""
+
+
+class Survey(Message, frozen=True, kw_only=True):
+    """The coordinator asks a server, before the first plan, to link to its fellows and to measure links and itself.
+
+    What they find comes back as `LinkReport` and `Join`. A plan ends the survey.
+    """
+
+    fellows: tuple[Fellow, ...]

@@ -58,6 +58,7 @@ def load_struct(path: Path, struct: type[S]) -> S:
         raise BadInputError(f"{path.name}: not UTF-8 at byte {error.start}") from error
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise BadInputError(f"{path.name}: not TOML: {error}") from error
+    _read_auto(table)
     mistakes = [f"{path.name}: {mistake}" for mistake in _mistakes(table, struct, "", _homes(struct))]
     if len(mistakes) > ERRORS_SHOWN:
         mistakes[ERRORS_SHOWN:] = [f"{path.name}: and {len(mistakes) - ERRORS_SHOWN} more"]
@@ -87,6 +88,7 @@ def change_run(config: RunConfig, settings: Sequence[str]) -> RunConfig:
             if not isinstance(place, dict):
                 raise BadInputError(f"--set {key.strip()}: {section} is no table")
         place[name] = value
+    _read_auto(table)
     mistakes = [f"--set {mistake}" for mistake in _mistakes(table, RunConfig, "", _homes(RunConfig))]
     if mistakes:
         raise BadInputError("\n".join(mistakes[:ERRORS_SHOWN]))
@@ -109,6 +111,13 @@ def run_example(model: ModelSection | None = None) -> str:
         "A run of Barnraise. Every key may be left out; the values here are the defaults, which train a 0.9"
         " M-parameter LLaMA on Python's own documentation.",
     )
+
+
+def _read_auto(table: dict[str, Any]) -> None:
+    """`stages.count = "auto"`: the one key that takes a word in place of a number, 0 in the struct."""
+    stages = table.get("stages")
+    if isinstance(stages, dict) and stages.get("count") == "auto":
+        stages["count"] = 0
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------

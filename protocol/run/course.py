@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 ROUTES_MAX = 64
 """Routes of one course: as many as a wave of routes has in the largest published plan, eight times over."""
+EVEN, PLANNED = "even", "planned"
+"""Words for `stages.cut`; anything else is a list of blocks."""
 VALIDATION_FIRST = 1 << 16
 """Microbatches from this number on are of the validation (`RunConfig.validates`): a step trains on those below, and has
 at most so many. No gradient is made of them, and they visit the whole model, whatever training skips."""
@@ -115,6 +117,36 @@ def even_partition(block_count: int, part_count: int) -> tuple[tuple[int, int], 
     return tuple(pairwise(cuts))
 
 
+def cut_edges(config: RunConfig) -> tuple[int, ...]:
+    """The blocks at which `stages.cut` has a part begin, but for the first part; none where it is a word.
+
+    Raises `BadInputError` naming the key.
+    """
+    cut = config.stages.cut
+    if cut in (EVEN, PLANNED):
+        return ()
+    words = cut.replace(",", " ").split()
+    if not words or not all(word.isascii() and word.isdigit() and len(word) <= 6 for word in words):
+        raise BadInputError(f'stages.cut: "{cut}" is neither "even" nor "planned" nor a list of blocks like "3 6"')
+    return tuple(map(int, words))
+
+
+def parts_of(config: RunConfig) -> tuple[tuple[int, int], ...]:
+    """(first, end) blocks of each chunk, in the order of the model. Raises `BadInputError` naming the key."""
+    head_alone = len(chunk_owners(config)) > config.stages.count * config.stages.chunks
+    count, blocks = config.stages.count * config.stages.chunks, config.block_count - head_alone
+    edges = cut_edges(config)
+    if not edges:
+        parts = even_partition(blocks, count)
+    else:
+        if len(edges) != count - 1:
+            raise BadInputError(f"stages.cut: {len(edges)} blocks, but {count} parts begin at {count - 1}")
+        parts = tuple(pairwise((0, *edges, blocks)))
+        if any(first >= end for first, end in parts):
+            raise BadInputError(f"stages.cut: {list(edges)} does not rise between 1 and {blocks - 1}")
+    return (*parts, (blocks, blocks + 1)) if head_alone else parts
+
+
 def skipped_stages(config: RunConfig) -> int:
     """Stages that each route leaves out."""
     return round(config.routes.skip * config.stages.count)
@@ -146,15 +178,13 @@ def line(block_count: int, stage_count: int) -> Course:
 
 
 def course_of(config: RunConfig) -> Course:
-    """The course that a run's own words ask for, with the model cut evenly. Raises `BadInputError`, naming the key."""
+    """The course that a run's own words ask for; where its cut is still to be planned, an even one.
+
+    Raises `BadInputError`, naming the key.
+    """
     owners = chunk_owners(config)
-    head_alone = len(owners) > config.stages.count * config.stages.chunks
-    parts = config.stages.count * config.stages.chunks
-    blocks = list(even_partition(config.block_count - head_alone, parts))
-    if head_alone:
-        blocks.append((config.block_count - 1, config.block_count))
     course = Course(
-        tuple(Chunk(first, end, stage) for (first, end), stage in zip(blocks, owners, strict=True)),
+        tuple(Chunk(first, end, stage) for (first, end), stage in zip(parts_of(config), owners, strict=True)),
         _routes(config, owners),
     )
     course.check(config.block_count, config.stages.count)
@@ -162,13 +192,14 @@ def course_of(config: RunConfig) -> Course:
 
 
 def is_asked_for(course: Course, config: RunConfig) -> bool:
-    """Whether a plan's course computes what the run asks for; where the model is cut is the planner's choice."""
-    wanted = course_of(config)
-    try:
-        course.check(config.block_count, config.stages.count)
-    except BadInputError:
-        return False
-    return [c.stage for c in course.chunks] == [c.stage for c in wanted.chunks] and course.routes == wanted.routes
+    """Whether a plan's course computes what the run asks for: the run's words decide it all, once none is open."""
+    return not config.is_open and course == course_of(config)
+
+
+def check_cut_of_auto(config: RunConfig) -> None:
+    """Raises `BadInputError` naming the key where the number of stages is open, and the run asks for what needs it."""
+    if cut_edges(config):
+        raise BadInputError('stages.cut: a list of blocks needs a number of stages; stages.count is "auto"')
 
 
 def check_course_keys(config: RunConfig) -> None:
@@ -180,6 +211,7 @@ def check_course_keys(config: RunConfig) -> None:
         raise BadInputError(
             f"stages.chunks: {stages.count * stages.chunks} chunks of a model of {config.block_count} blocks"
         )
+    parts_of(config)
     omitted = skipped_stages(config)
     if routes.skip > 0 and omitted == 0:
         raise BadInputError(f"routes.skip: {routes.skip} of {stages.count} stages is less than half a stage")

@@ -14,7 +14,7 @@ import msgspec
 
 from protocol.base.errors import BadInputError
 from protocol.base.printable import is_printable
-from protocol.run.course import VALIDATION_FIRST, check_course_keys
+from protocol.run.course import EVEN, PLANNED, VALIDATION_FIRST, check_course_keys, check_cut_of_auto, parts_of
 from protocol.run.mixture import parse_mixture
 
 DESCRIPTION_MAX = 400
@@ -111,7 +111,12 @@ class StagesSection(_Section, frozen=True, kw_only=True):
     """How the model is cut. The planner fills in what stands open."""
 
     count: int = 2
-    """Pipeline stages."""
+    """Pipeline stages. `"auto"` (0 on the wire): as many as make the shortest step with the servers that are there when
+    the run begins."""
+    cut: str = "even"
+    """Where the model is cut: `even`; `planned`, by what the run's first servers and volunteers measure, with the
+    servers put where their links suit; or the sub-layer blocks that begin each part but the first, as in `3 6`. What a
+    plan has chosen stands in its sentence in this form: the cut is part of the result, and another run can name it."""
     front_servers: int = 1
     """Front servers of each stage."""
     back_servers: int = 1
@@ -316,6 +321,33 @@ class RunConfig(_Section, frozen=True, kw_only=True):
             return microbatch - VALIDATION_FIRST < self.validation.batches and self.validates(step)
         return 0 <= microbatch < self.batch.microbatches and 0 <= step < self.steps
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the coordinator has still to choose how the model is cut: nobody trains by such a configuration."""
+        return self.stages.count == 0 or self.stages.cut == PLANNED
+
+    def settled(self, stage_count: int, edges: tuple[int, ...] = ()) -> RunConfig:
+        """The run with its open keys filled in: the number of stages, and the blocks that begin each part but the
+        first (none: cut evenly). One cut has one form, since the configuration's hash follows from it."""
+        cut = EVEN if self.stages.cut == PLANNED else self.stages.cut
+        even = msgspec.structs.replace(self, stages=msgspec.structs.replace(self.stages, count=stage_count, cut=cut))
+        words = " ".join(map(str, edges))
+        if self.stages.cut != PLANNED or not words:
+            return even
+        planned = msgspec.structs.replace(even, stages=msgspec.structs.replace(even.stages, cut=words))
+        return even if parts_of(planned) == parts_of(even) else planned
+
+    def settles(self, other: RunConfig) -> bool:
+        """Whether this is `other` with its open keys filled in, and nothing else changed that is computed by."""
+        if not other.is_open or self.is_open:
+            return False
+        stages = msgspec.structs.replace(
+            self.stages,
+            count=self.stages.count if other.stages.count else 0,
+            cut=other.stages.cut if other.stages.cut == PLANNED else self.stages.cut,
+        )
+        return msgspec.structs.replace(self, stages=stages).config_hash() == other.config_hash()
+
     def config_hash(self) -> bytes:
         """32 bytes that two nodes compare before they train together."""
         return config_hash(self)
@@ -339,7 +371,7 @@ class RunConfig(_Section, frozen=True, kw_only=True):
             ("model.context", self.model.context, 1, 2**20),
             ("batch.microbatches", self.batch.microbatches, 1, 2**16),
             ("batch.samples", self.batch.samples, 1, 2**16),
-            ("stages.count", self.stages.count, 1, self.block_count),
+            ("stages.count", self.stages.count, 0, self.block_count),
             ("stages.front_servers", self.stages.front_servers, 1, 64),
             ("stages.back_servers", self.stages.back_servers, 0, 64),
             ("stages.chunks", self.stages.chunks, 1, 64),
@@ -393,12 +425,35 @@ class RunConfig(_Section, frozen=True, kw_only=True):
             raise BadInputError("model.hidden: must be an even multiple of model.heads")
         if self.model.heads % self.model.kv_heads:
             raise BadInputError("model.kv_heads: must divide model.heads")
-        check_course_keys(self)
+        if self.stages.count:
+            check_course_keys(self)
+        else:
+            check_cut_of_auto(self)
+            if not possible_counts(self, STAGES_MAX):
+                raise BadInputError('stages.count: "auto", but no number of stages fits the other keys of the run')
         parse_mixture(self.data.mixture)
         if self.wire.activations_up != self.wire.activations_down:
             raise BadInputError("wire.activations_up: must be the form of wire.activations_down: servers hand on bytes")
         if self.limits.ping_s >= self.limits.silent_s:
             raise BadInputError("limits.ping_s: must be below limits.silent_s")
+
+
+STAGES_MAX = 64
+"""Stages of a run whose number is left open: at 64 of two servers each, another stage saves less than a hundredth."""
+
+
+def possible_counts(config: RunConfig, most: int) -> list[int]:
+    """The numbers of stages, up to `most`, with which the run's other keys can be: its own number, where it has one."""
+    if config.stages.count:
+        return [config.stages.count]
+    found = []
+    for count in range(1, min(most, STAGES_MAX, config.block_count) + 1):
+        try:
+            check_course_keys(config.settled(count))
+        except BadInputError:
+            continue
+        found.append(count)
+    return found
 
 
 def config_hash(config: RunConfig) -> bytes:

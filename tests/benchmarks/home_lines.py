@@ -17,7 +17,7 @@ import time
 
 from coordinator.planning.placement.pool_search import even_plan, search_pools
 from coordinator.planning.placement.pools import Pools
-from coordinator.planning.placement.run_plan import pool_sizes
+from coordinator.planning.placement.run_sizes import pool_sizes
 from protocol.run.run import BatchSection, DataSection, ModelSection, RunConfig, StagesSection, WireSection
 from protocol.schedule.profile import Machine, Network, NetworkFile, SiteLink, build_network
 

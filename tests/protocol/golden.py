@@ -18,7 +18,7 @@ from protocol.base.ids import ContributionId, TaskId, TensorRef, Ticket
 from protocol.link.candidates import Candidate
 from protocol.link.codec import encode
 from protocol.link.signal import Answer, Offer, letter_hash, prologue, sign_letter
-from protocol.messages import MESSAGES, LinkFigures, Relay
+from protocol.messages import MESSAGES, Fellow, LinkFigures, Relay
 from protocol.run.course import Chunk, Course
 from protocol.run.plan import Plan, ServerPlan, StagePlan
 from protocol.run.run import RunConfig
@@ -36,7 +36,7 @@ def form_hash() -> str:
     """16 letters over names, order and types of all fields of all messages and of what they hold."""
     sections = [hint for hint in get_type_hints(RunConfig).values() if issubclass(hint, msgspec.Struct)]
     structs = (
-        *MESSAGES, LinkFigures, Relay, TaskId, Ticket, ContributionId, TensorRef, Plan, StagePlan, ServerPlan,
+        *MESSAGES, LinkFigures, Relay, Fellow, TaskId, Ticket, ContributionId, TensorRef, Plan, StagePlan, ServerPlan,
         Course, Chunk, RunConfig, *sections,
     )  # fmt: skip
     # A type is known by its bare name: which module it lives in is no matter of the wire.

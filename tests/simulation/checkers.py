@@ -69,6 +69,8 @@ class Checker(Watcher):
         self._brought: dict[ContributionId, NodeId] = {}
         """Who has sent each contribution under its own name."""
         self._plans: list[Plan] = []
+        self.first_plan_s = 0.0
+        """When the run had its first plan."""
         self.rows: list[StepRow] = []
         self._thrown: dict[int, StepRow] = {}
         """The coordinator's present history."""
@@ -110,7 +112,7 @@ class Checker(Watcher):
             case PlanRow():
                 self._on_going_back(world, record)
                 self._on_replaced(world, record.plan)
-                self._on_plan(record)
+                self._on_plan(world, record)
                 self._moved_at.append(world.now)
             case StepRow():
                 self._on_row(record)
@@ -262,14 +264,17 @@ class Checker(Watcher):
 
     # ---- what the coordinator keeps ------------------------------------------------------------------------------
 
-    def _on_plan(self, record: PlanRow) -> None:
+    def _on_plan(self, world: World, record: PlanRow) -> None:
         plan = record.plan
         for earlier in self._plans:
             expect(plan.generation > earlier.generation, "T-I9", f"generation {plan.generation} is used twice")
         if self._plans:
             before = self._plans[-1].ledger_generation
+            expect(plan.course == self._plans[-1].course, "C1", "the model is cut anew in the middle of a run")
             new = plan.ledger_generation == plan.generation
             expect(new or plan.ledger_generation == before, "T-I9", f"ledgers of {plan.ledger_generation} come back")
+        else:
+            self.first_plan_s = world.now
         self._plans.append(plan)
         if record.goes_back:
             first = max(0, plan.restore_step)

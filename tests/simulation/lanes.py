@@ -69,6 +69,8 @@ class Lanes:
     store: dict[int, Any]
     files: dict[str, Any]
     shared: SharedFolder
+    flops_per_s: float = 1e9
+    """What a benchmark finds."""
     versions: dict[int, Vector] = field(default_factory=dict)
     bases: dict[int, Vector] = field(default_factory=dict)
     """Versions that a server may send the difference to."""
@@ -147,6 +149,8 @@ class Lanes:
             return ANNOUNCED_ELEMENTS
         if isinstance(job, jobs.FindCheckpoints):
             return self.shared.complete()
+        if isinstance(job, jobs.Benchmark):
+            return self.flops_per_s
         assert self.place is not None
         seed, stage, shard = self.place.config.seed, self.place.stage, self.place.shard
         count = len(self.place.plan.stages[stage].servers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from coordinator.live import seating, status
+from coordinator.live.core import CoordinatorMachine
 from coordinator.live.gray import Arbitration, stalled_s
 from coordinator.live.seating import Placement
 from node.core import NodeMachine
@@ -13,6 +14,7 @@ from node.machine.records import ShardStarted, StepCommitted
 from node.machine.roles import Roles
 from node.machine.stalls import Stalls
 from protocol.base.machine import Exit
+from protocol.run.course import PLANNED
 from tests.simulation.lanes import Lanes
 from tests.simulation.mutant_registry import HANGING, LINE, mutant
 from tests.simulation.scene import Scene
@@ -118,3 +120,15 @@ def a_spare_that_hangs_is_called(original: Any) -> Any:
 )
 def a_run_that_stands_still_counts_as_training(original: Any) -> Any:
     return lambda machine, now: ""
+
+
+PLANNED_RUN = Scene(
+    only=("coordinator_kill",), gap_s=(4.0, 8.0), until_s=(30.0, 40.0),
+    run={**LINE, "stages": 3, "cut": PLANNED, "steps": 40, "checkpoint_every": 0},
+)  # fmt: skip
+"""The coordinator dies seldom enough to have made a plan before."""
+
+
+@mutant(CoordinatorMachine, "_settled", scene=PLANNED_RUN)
+def nobody_hears_how_the_run_is_cut(original: Any) -> Any:
+    return lambda self: None

@@ -85,7 +85,8 @@ def _expect_steps(checker: Checker, swarm: Swarm, calm_s: float) -> None:
     bound_s = 3 * (max(swarm.config.limits.lease_s, Shape.lease_s) + SLOWEST_TASK_S)
     if any(host.hangs_for_good for host in swarm.servers):  # somebody has to take its place first
         bound_s += swarm.config.limits.server_gone_s
-    times = [calm_s, *(time for time in checker.done_at if time > calm_s)]
+    begun_s = max(calm_s, checker.first_plan_s)  # before it there is nothing to compute
+    times = [begun_s, *(time for time in checker.done_at if time > begun_s)]
     for earlier, later in pairwise(times):
         expect(later - earlier <= bound_s, "D7", f"no step completed for {later - earlier:.1f} s of calm")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from coordinator.live.records import (
     StepRow,
     StoredState,
 )
+from coordinator.process.planner import solve
 from node.core import NodeMachine
 from node.machine.facts import NodeFacts
 from node.machine.kept_plan import KeptPlan
@@ -28,7 +30,8 @@ from node.machine.records import SnapshotWritten
 from node.server.tickets import KEY_BYTES
 from protocol.base.ids import NodeId
 from protocol.base.machine import Received
-from protocol.messages import PlanChanged, Welcome
+from protocol.messages import LinkFigures, LinkReport, PlanChanged, Welcome
+from protocol.run.course import EVEN, PLANNED
 from protocol.run.run import (
     AuditSection,
     BatchSection,
@@ -43,6 +46,7 @@ from protocol.run.run import (
 )
 from protocol.trust.identity import SIGNATURE_BYTES
 from protocol.trust.membership import Invite, Revocations, Trust
+from tests.simulation.host import Link
 from tests.simulation.liar import Liar
 from tests.simulation.scene import Scene
 from tests.simulation.world import Host, Watcher, World
@@ -97,6 +101,7 @@ class Shape:
     tied: bool = False
     skip: float = 0.0
     swaps: int = 0
+    cut: str = EVEN
     lease_s: float = 8.0
     validate_every: int = 0
     audit_first: int = 20
@@ -115,6 +120,8 @@ class Shape:
             shape = replace(shape, **rng.choice(COURSES))
         if shape.collocated == "never":  # a stage that nobody computes for would wait for ever, and rightly so
             shape = replace(shape, volunteers=max(shape.volunteers, shape.stages))
+        if shape.stages > 1 and rng.random() < 0.25:
+            shape = replace(shape, cut=PLANNED)
         # Two at the least: of a contribution that a liar made, one shard alone would never see the rest missing.
         return replace(shape, fronts=2, backs=0) if rng.random() < 0.15 else shape
 
@@ -159,6 +166,7 @@ class Shape:
                 collocated=self.collocated,  # type: ignore[arg-type]
                 chunks=self.chunks,
                 placement=self.placement,  # type: ignore[arg-type]
+                cut=self.cut,
             ),
             routes=RoutesSection(skip=self.skip, swaps=self.swaps),
             wire=WireSection(activations_up="fp32", activations_down="fp32", gradients="fp32", parameters="p12"),
@@ -203,6 +211,8 @@ class Swarm:
         self._made = 0
         self.world.on_exit = self._look_after
         self.world.before_received = keep_plan
+        self.world.plan = lambda problem: solve(problem, clock=lambda: 0.0)
+        self.world.linked = self._measure
         self.world.start(self.coordinator)
         for _ in range(shape.stages * shape.shards):
             self.add_server()
@@ -293,6 +303,26 @@ class Swarm:
             sign_revocations=lambda revocations: bytes(SIGNATURE_BYTES),
             read_invite=lambda credential: INVITE,
         )
+
+    def _measure(self, link: Link) -> None:
+        """What watches the links of a real node: both of two servers tell what they have measured."""
+        world = self.world
+        if self.config.stages.cut != PLANNED or {world.hosts[node].role for node in (link.a, link.b)} != {"server"}:
+            return
+
+        def report(node: NodeId) -> None:
+            host, peer = world.hosts[node], link.other(node)
+            if host.machine is None or not link.alive:
+                return
+            figures = LinkFigures(
+                peer=peer, path="tcp", round_trip_s=2 * link.latency_s, loss=0.0,
+                sent_bytes_per_s=link.bytes_per_s * host.speed, received_bytes_per_s=link.bytes_per_s,
+                age_s=0.0, spread=0.0,
+            )  # fmt: skip
+            world.say(host, COORDINATOR, LinkReport(links=(figures,)))
+
+        for node in (link.a, link.b):
+            world.at(0.1, partial(report, node))
 
     @property
     def finished(self) -> bool:

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from protocol.run.course import PLANNED
 from tests.simulation.run_seed import run_seed
+from tests.simulation.scene import Scene
 
 ROOT = Path(__file__).parents[2]
 ONCE_FAILED = [int(word) for word in (ROOT / "tests/simulation/seeds.txt").read_text().split()]
@@ -37,6 +39,13 @@ def finish(process: subprocess.Popen[str]) -> list[str]:
 def test_no_invariant_breaks_in_any_weather(seed: int) -> None:
     """A run under faults keeps T-I1 to T-I12 and L1 to L3 at every step, and ends as one process would."""
     run_seed(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2001, 2031))
+def test_planned_layouts_compute_what_one_process_computes(seed: int) -> None:
+    """Servers measure each other, the planner seats them and cuts the model, under every weather and any course."""
+    run_seed(seed, scene=Scene(run={"cut": PLANNED}))
 
 
 @pytest.mark.slow

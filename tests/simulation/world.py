@@ -37,10 +37,12 @@ from protocol.base.machine import (
     Log,
     Persist,
     Persisted,
+    PlanReady,
     Prune,
     Received,
     Send,
     ShareTensor,
+    StartPlanning,
 )
 from protocol.messages import MESSAGES, Message
 from protocol.speakers import MAY_SEND
@@ -87,10 +89,14 @@ class World:
         self.steps = 0
         self.counts: dict[str, float] = {}
         self.log: deque[str] = deque(maxlen=400)
+        self.linked: Callable[[Link], None] = lambda link: None
+        """A link is up: whoever measures links in a real node begins now."""
         self.on_exit: Callable[[Host], None] = lambda host: None
         """A process has ended by itself: whoever looks after it may start it again."""
         self.kill_at: Callable[[Host, str, Effect], bool] = lambda host, moment, effect: False
         """Asked `before` and `after` every send and durable write: whether the process dies at this very point."""
+        self.plan: Callable[[Any], Any] = lambda problem: None
+        """What a planner answers."""
         self.blocked: dict[frozenset[NodeId], None] = {}
         """Pairs between which no link comes about."""
         self.before_received: Callable[[Host, Received], None] = lambda host, fact: None
@@ -136,7 +142,7 @@ class World:
         host.hung, host.held_up, host.hangs_for_good = {}, {}, False
         host.store = {}
         host.keys = count(1)
-        host.lanes = Lanes(host.store, host.files, self.shared)
+        host.lanes = Lanes(host.store, host.files, self.shared, 1e9 * host.speed)
         host.lane_free_at = {}
         host.jobs = deque()
         host.machine = host.build(host, self.rng)
@@ -289,7 +295,7 @@ class World:
     def _do(self, host: Host, effect: Effect) -> None:
         match effect:
             case Send():
-                self._send(host, effect.peer, effect.message)
+                self.say(host, effect.peer, effect.message)
             case Dial():
                 self.dial(host, effect.peer)
             case HangUp():
@@ -312,6 +318,13 @@ class World:
                 self.log.append(f"{self.now:9.3f} {host.node:<4} {effect.event} {effect.fields}")
             case Count():
                 self.counts[effect.metric] = self.counts.get(effect.metric, 0.0) + effect.value
+            case StartPlanning():
+                life = host.life
+                answer = self.plan(effect.problem)
+                fact = PlanReady(effect.number, answer.proposal, answer.sentence)
+                # Now and then longer than the coordinator's patience.
+                delay_s = self.rng.choice([0.5, 2.0, 2.0, 5.0, 60.0])
+                self.at(delay_s, lambda: self.feed(host, fact) if host.life == life else None)
             case Exit():
                 host.exited = effect.reason
                 self.log.append(f"{self.now:9.3f} {host.node:<4} exits: {effect.reason}")
@@ -351,6 +364,7 @@ class World:
             self.links[link.a, link.b] = link
             self.feed(target, LinkUp(host.node, host.role))
             self.feed(host, LinkUp(peer, target.role))
+            self.linked(link)
 
         def time_out() -> None:
             # An attempt that another one has overtaken has no outcome.
@@ -388,7 +402,8 @@ class World:
         if self.hosts[node].life == life:
             self.feed(self.hosts[node], LinkDown(peer, reason))
 
-    def _send(self, host: Host, peer: NodeId, message: Message) -> None:
+    def say(self, host: Host, peer: NodeId, message: Message) -> None:
+        """A message of a host's machine, or of the driver beside it, goes on its way."""
         assert host.lies or self._may_send(host, peer, message), f"{host.node} may not say {message} to {peer}"
         link = self._link(host.node, peer)
         if link is None or link.silent:
@@ -512,7 +527,7 @@ def _duration_s(job: jobs.Job) -> float:
             return 0.01
         case jobs.SetUpServer():
             return 0.05
-        case jobs.PrepareData() | jobs.WriteCheckpoint() | jobs.WriteSnapshot():
+        case jobs.Benchmark() | jobs.PrepareData() | jobs.WriteCheckpoint() | jobs.WriteSnapshot():
             return 0.1
         case _:
             return 0.001

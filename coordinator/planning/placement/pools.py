@@ -155,7 +155,7 @@ class Pools:
             self.to_s = 1.0 / network.to_bytes_per_s
             self.from_s = 1.0 / network.from_bytes_per_s
         self._capacities: dict[tuple[tuple[int, ...], tuple[int, ...], int, int, int], Capacity] = {}
-        self._capacities_max = max(64, CACHE_BYTES // (40 * len(machines)))
+        self.capacities_max = max(64, CACHE_BYTES // (40 * len(machines)))
 
     # ------------------------------------------------------------------------------------------------ one member
 
@@ -192,7 +192,7 @@ class Pools:
         known = self._capacities.get(key)
         if known is None:
             known = self._capacity(stage, last_block)
-            if len(self._capacities) >= self._capacities_max:
+            if len(self._capacities) >= self.capacities_max:
                 del self._capacities[next(iter(self._capacities))]
             self._capacities[key] = known
         compute, up, down, contribution, version = known
@@ -251,11 +251,11 @@ class Pools:
         lines_s = self.lines_s(stage, visits, last_block)
         if not self.servers_hold(stage.front, stage.back, stage.first_block, stage.end_block):
             lines_s = NEVER_S
-        pool_s = self._pool_s(visits, capacity)
+        pool_s = self.pool_s(visits, capacity)
         pace_s = max(pool_s, lines_s)
         done = self.done(pace_s, self.sizes.contribution_tasks, *capacity) if pace_s < NEVER_S else np.zeros(len(rows))
         return StagePace(
-            pace_s, pool_s, lines_s, self._binds(pace_s, capacity), visits, self._shares(done, visits, stage)
+            pace_s, pool_s, lines_s, self.binds(pace_s, capacity), visits, self._shares(done, visits, stage)
         )
 
     def _shares(self, done: Floats, visits: float, stage: PoolStage) -> tuple[float, ...]:
@@ -264,7 +264,7 @@ class Pools:
         scaled = done * (min(1.0, visits / total) if total > 0 else 0.0)
         return tuple(float(n) for n in scaled[: len(stage.volunteers)])
 
-    def _pool_s(self, visits: float, capacity: tuple[Floats, ...]) -> float:
+    def pool_s(self, visits: float, capacity: tuple[Floats, ...]) -> float:
         """The least step in which the members do all visits: bisection, since what they do grows with the time."""
         compute, up, down, contribution, version = capacity
         tasks = self.sizes.contribution_tasks
@@ -291,7 +291,7 @@ class Pools:
         return high
 
     @staticmethod
-    def _binds(pace_s: float, capacity: tuple[Floats, ...]) -> str:
+    def binds(pace_s: float, capacity: tuple[Floats, ...]) -> str:
         """What most of the members wait for at this pace."""
         compute, up, down, contribution, version = capacity
         if not len(compute) or pace_s >= NEVER_S:

@@ -21,6 +21,7 @@ from coordinator.planning.placement.cost import Placement
 from coordinator.planning.placement.pool_search import PoolAnswer, Roles, search_pools
 from coordinator.planning.placement.pools import PoolPlan, Pools, PoolSizes
 from coordinator.planning.placement.recipe import recipe_with
+from coordinator.planning.placement.run_sizes import pool_sizes, vocabulary_of, wire_bytes
 from coordinator.planning.placement.search import PlacementAnswer
 from coordinator.planning.placement.swarm import ModelSizes, SwarmRoutes, member_model, world_of
 from coordinator.planning.placement.uplinks import swarm_sharing
@@ -30,14 +31,12 @@ from coordinator.planning.simulator.graph import Costs, StageCosts
 from coordinator.planning.simulator.links import Network as SimulatedNetwork
 from coordinator.planning.simulator.pipeline import Timeline
 from protocol.base.errors import BadInputError
-from protocol.base.forms import TYPICAL_BITS
 from protocol.run.model_spec import ModelSpec, blocks_of
 from protocol.run.run import RunConfig
 from protocol.schedule.profile import Network
 
 ROUTED_MEMBERS_MAX = 4_000
 SIMULATED_MICROBATCHES_MAX = 64
-VOCABULARY_DEFAULT = 32_000
 SKIP_DENOMINATOR_MAX = 64
 
 
@@ -85,47 +84,6 @@ class RunPlan:
     @property
     def finish_s(self) -> float:
         return self.steps * self.step_s
-
-
-def vocabulary_of(tokenizer: str) -> int:
-    """The vocabulary as far as the config tells it; a tokenizer file counts as `VOCABULARY_DEFAULT`."""
-    if tokenizer == "bytes":
-        return 259
-    if tokenizer.startswith("bpe:") and tokenizer[4:].isdigit():
-        return max(1, int(tokenizer[4:]))
-    return VOCABULARY_DEFAULT
-
-
-def wire_bytes(config: RunConfig) -> tuple[float, float, float, float]:
-    """Bytes a value takes on the wire: activations up, activations down, weight gradients, parameters."""
-    wire = config.wire
-    forms = (wire.activations_up, wire.activations_down, wire.gradients, wire.parameters)
-    return tuple(TYPICAL_BITS[form] / 8 for form in forms)  # type: ignore[return-value]
-
-
-def pool_sizes(config: RunConfig, recompute: bool = False) -> PoolSizes:
-    """A run's model, batch and wire forms as its members feel them; bytes are those on the wire."""
-    spec = ModelSpec.of_run(config.model, vocabulary_of(config.data.tokenizer))
-    tokens = config.batch.samples * config.model.context
-    up_bytes, down_bytes, gradient_bytes, parameter_bytes = wire_bytes(config)
-    return PoolSizes(
-        blocks=tuple(blocks_of(spec)),
-        microbatch_tokens=tokens,
-        microbatches=config.batch.microbatches,
-        activation_up_bytes=up_bytes * spec.boundary_values * tokens,
-        activation_down_bytes=down_bytes * spec.boundary_values * tokens,
-        gradient_bytes=gradient_bytes,
-        parameter_bytes=parameter_bytes,
-        contribution_tasks=config.limits.contribution_tasks,
-        # A volunteer: weights, a task's gradients, and their sum. The servers of a stage together: weights and AdamW's
-        # two moments, and the version before that stale tasks still ask for.
-        held_bytes=8.0 + max(4.0, gradient_bytes),
-        server_held_bytes=16.0,
-        boundary_values=spec.boundary_values,
-        recompute=recompute,
-        delayed=config.batch.delay == 1,
-        collocated=config.stages.collocated,
-    )
 
 
 def sizes_of(config: RunConfig, recompute: bool = False) -> ModelSizes:

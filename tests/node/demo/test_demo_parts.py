@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from node.demo.options import DemoOptions, to_toml, with_checkpoints
 from node.demo.processes import Children
 from node.demo.status import Tally
 from node.demo.view import PlainView, clock, sparkline, time_left
+from protocol.base.errors import BadInputError
 from protocol.run.config_file import load_run
 from protocol.run.run import RunConfig
 
@@ -185,3 +187,20 @@ def test_an_interruption_that_python_drops_ends_the_demo_all_the_same(
         with pytest.raises(KeyboardInterrupt):
             demo._rest()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"servers": 1, "settings": ("stages.count=auto",)}, "stages.count: 1 server, but 2 are wanted at the least"),
+        ({"settings": ("stages.count=auto",)}, 'stages.count: "auto" needs --servers'),
+        ({"servers": 3}, "stages.count: 3 servers, but 4 are wanted for 2 stages"),
+        ({"reference": True, "settings": ("stages.cut=planned",)}, "stages.cut: --reference plans nothing"),
+        ({"settings": ("stages.cut=3 4",)}, "stages.cut: 2 blocks, but 2 parts begin at 1"),
+    ],
+)
+def test_stages_that_a_demo_cannot_have_are_refused_by_their_key(options: dict[str, Any], sentence: str) -> None:
+    """Before anything is started, and in one sentence: the command ends with code 2."""
+    with pytest.raises(BadInputError) as refusal:
+        DemoOptions(**options).run()
+    assert str(refusal.value).startswith(sentence)

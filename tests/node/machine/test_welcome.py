@@ -21,7 +21,9 @@ def _welcome(config: RunConfig, vocabulary: int = 32_000) -> Welcome:
     [
         (RunConfig(model=ModelSection(hidden=2**31)), "model.hidden"),
         (RunConfig(batch=BatchSection(samples=2**40)), "batch.samples"),
+        (RunConfig(stages=StagesSection(count=-1)), "stages.count"),
         (RunConfig(stages=StagesSection(count=0)), "stages.count"),
+        (RunConfig(stages=StagesSection(cut="planned")), "stages.count or stages.cut"),
         (RunConfig(model=ModelSection(rope_theta=float("nan"))), "model.rope_theta"),
     ],
 )
@@ -46,3 +48,16 @@ def test_another_run_than_the_one_that_was_begun_is_refused() -> None:
     assert "changed while this node was away" in why_not(_welcome(other), config, [], 0)
     forged = msgspec.structs.replace(_welcome(config), config_hash=other.config_hash())
     assert "does not have the hash" in why_not(forged, None, [], 0)
+
+
+def test_a_server_waits_with_an_open_run_and_takes_it_filled_in_and_nothing_else() -> None:
+    """Servers are there before the plan; what was open may be filled in once, and no other key may change with it."""
+    open_run = RunConfig(stages=StagesSection(count=0, cut="planned"))
+    settled = open_run.settled(2, (3,))
+    assert (settled.stages.count, settled.stages.cut) == (2, "3") and not settled.is_open
+    assert why_not(_welcome(open_run), None, [], 0, serves=True) == ""
+    assert why_not(_welcome(settled), open_run, [], 0, serves=True) == ""
+    other = msgspec.structs.replace(settled, steps=settled.steps + 1)
+    assert "changed while this node was away" in why_not(_welcome(other), open_run, [], 0, serves=True)
+    assert "changed while this node was away" in why_not(_welcome(open_run.settled(3)), settled, [], 0, serves=True)
+    assert open_run.settled(2, (5,)) == open_run.settled(2), "an even cut has one form, and so one hash"

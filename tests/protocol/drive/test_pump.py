@@ -85,7 +85,7 @@ class _Handlers:
     def note(self, effect: Effect) -> None:
         self.performed.append(effect)
 
-    send = dial = hang_up = compute = prune = drop_tensors = share_tensor = log = count = note
+    send = dial = hang_up = compute = prune = drop_tensors = share_tensor = log = count = start_planning = note
 
     def persist(self, effect: Persist) -> None:
         self.note(effect)

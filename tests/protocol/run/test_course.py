@@ -100,3 +100,29 @@ def test_a_course_that_cannot_be_run_is_refused(change: dict[str, object], sente
     with pytest.raises(BadInputError, match=sentence):
         msgspec.structs.replace(course, **change).check(10, 3)
     assert isinstance(course, Course)
+
+
+def test_a_cut_that_a_run_names_is_its_course() -> None:
+    """Blocks that begin each part but the first, for a line, for chunks, and beside the head's own chunk of a loop."""
+    assert [c.first_block for c in course_of(run(count=3, cut="2 7")).chunks] == [0, 2, 7]
+    assert [c.first_block for c in course_of(run(count=2, chunks=2, placement="v", cut="1,2,8")).chunks] == [0, 1, 2, 8]
+    loop = course_of(run(count=2, tied=True, cut="8"))
+    assert [(c.first_block, c.end_block, c.stage) for c in loop.chunks] == [(0, 8, 0), (8, 9, 1), (9, 10, 0)]
+
+
+@pytest.mark.parametrize(
+    ("stages", "sentence"),
+    [
+        ({"count": 3, "cut": "2"}, "stages.cut: 1 blocks, but 3 parts begin at 2"),
+        ({"count": 3, "cut": "7 2"}, "stages.cut: [7, 2] does not rise between 1 and 9"),
+        ({"count": 3, "cut": "5 10"}, "stages.cut: [5, 10] does not rise between 1 and 9"),
+        ({"count": 2, "cut": "half"}, 'stages.cut: "half" is neither "even" nor "planned" nor a list of blocks'),
+        ({"count": 0, "cut": "5"}, "stages.cut: a list of blocks needs a number of stages"),
+        ({"count": 0, "chunks": 64}, 'stages.count: "auto", but no number of stages fits the other keys'),
+    ],
+)
+def test_a_cut_that_cannot_be_is_refused_by_its_key(stages: dict[str, object], sentence: str) -> None:
+    """Before anybody joins, in one sentence."""
+    with pytest.raises(BadInputError) as refusal:
+        run(**stages).validate()  # type: ignore[arg-type]
+    assert str(refusal.value).startswith(sentence)

@@ -1,0 +1,75 @@
+"""The planner at work for a coordinator: in a process of its own, so that links and API are answered meanwhile.
+
+    ask_planner ─▶ python -m coordinator.process.planner < msgpack of a `Problem` > msgpack of an `Answer`
+
+A search is arithmetic without a pause: in a thread it would hold the interpreter for tens of milliseconds at a time.
+It touches neither disk nor network, ends by itself after `BUDGET_S`, and is killed if it does not.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+import trio
+
+from coordinator.live.problem import Problem, Proposal
+from coordinator.planning.placement.seat_search import search_seats
+from protocol.base.errors import BadInputError
+from protocol.base.ids import NodeId
+
+BUDGET_S = 10.0
+KILL_S = 30.0
+"""After this a planner is ended: it has hung, or the computer swaps."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a planner says: a proposal, or a sentence why there is none."""
+
+    proposal: Proposal | None
+    sentence: str = ""
+
+
+def solve(problem: Problem, clock: Callable[[], float] = time.perf_counter) -> Answer:
+    """The planner itself. `clock` in seconds; one that stands makes the answer depend on the problem alone."""
+    try:
+        found = search_seats(problem.config, problem.network, BUDGET_S, clock=clock)
+    except BadInputError as error:
+        return Answer(None, str(error))
+    proposal = Proposal(
+        servers=tuple(tuple(map(NodeId, stage)) for stage in found.servers),
+        edges=found.edges,
+        step_s=found.step_s,
+        even_step_s=found.even_step_s,
+        bound_s=found.bound_s,
+        reason=found.reason,
+    )
+    return Answer(proposal)
+
+
+async def ask_planner(problem: Problem) -> Answer:
+    """Has a process solve the problem; whatever goes wrong with it is an answer with a sentence."""
+    command = [sys.executable, "-m", __name__]
+    with trio.move_on_after(KILL_S) as patience:
+        try:
+            done = await trio.run_process(
+                command, stdin=msgspec.msgpack.encode(problem), capture_stdout=True, capture_stderr=True, check=False
+            )
+        except OSError as error:
+            return Answer(None, f"the planner cannot be started: {error.strerror}")
+    if patience.cancelled_caught:
+        return Answer(None, f"the planner has not ended within {KILL_S:g} s")
+    if done.returncode != 0:
+        words = bytes(done.stderr).decode(errors="replace").strip().splitlines()
+        return Answer(None, f"the planner ended with code {done.returncode}: {words[-1] if words else 'no word'}")
+    try:
+        return msgspec.msgpack.decode(done.stdout, type=Answer)
+    except msgspec.MsgspecError as error:
+        return Answer(None, f"the planner's answer cannot be read: {error}")
+
+
+if __name__ == "__main__":
+    asked = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Problem)
+    sys.stdout.buffer.write(msgspec.msgpack.encode(solve(asked)))
