@@ -243,11 +243,11 @@ def lends(lent: Lent, share: float, up_mbit: int | None, down_mbit: int | None) 
         return False
     up, down = (None if rate is None else rate * 1e6 / 8 for rate in (up_mbit, down_mbit))
     line = status["line"]
-    family = "barnraise_node_bandwidth_limit_bytes_per_second"
-    told = {f'{family}{{direction="tx"}} {up or 0.0}', f'{family}{{direction="rx"}} {down or 0.0}'}
-    return (line["up_limit_bytes_per_s"], line["down_limit_bytes_per_s"]) == (up, down) and told <= {
-        text for text in lent.daemon.metrics().splitlines() if text.startswith(family)
-    }
+    family = r'^barnraise_node_bandwidth_limit_bytes_per_second{direction="([rt]x)"} (\S+)$'
+    told = {name: float(value) for name, value in re.findall(family, lent.daemon.metrics(), re.MULTILINE)}
+    return (line["up_limit_bytes_per_s"], line["down_limit_bytes_per_s"]) == (up, down) and (
+        told == {"tx": up or 0.0, "rx": down or 0.0}
+    )
 
 
 @pytest.mark.slow
