@@ -160,7 +160,7 @@ def get_limit(name: str, state: Path | None) -> None:
     click.echo(limits_of(state)[key.name])
 
 
-@limits.command("set")
+@limits.command("set", context_settings={"ignore_unknown_options": True})  # "-5" is a wrong value, and no option
 @click.argument("name")
 @click.argument("value", nargs=-1, required=True)
 @_STATE

@@ -92,7 +92,7 @@ def doctor(as_json: bool) -> None:
         click.echo(json.dumps([{"what": what, "well": well, "says": says} for what, well, says in rows], indent=1))
     else:
         for what, well, says in rows:
-            say(f"{'ok  ' if well else 'BAD '} {what:13} {says}")
+            say(f"{'ok  ' if well else 'BAD '} {what:12} {says}")
     sys.exit(0 if all(well for _, well, _ in rows) else 1)
 
 

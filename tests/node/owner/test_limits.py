@@ -12,6 +12,7 @@ from node.commands.owner import pause
 from node.owner.limits import KEYS, OwnerLimits, read_limits, shown, with_value, write_limits
 from node.owner.units import Hours, hours
 from protocol.base.errors import BadInputError
+from protocol.cli import main
 
 DAY = 24 * 60
 
@@ -61,6 +62,26 @@ def test_what_cannot_be_is_one_sentence(name: str, text: str, sentence: str) -> 
         with_value(OwnerLimits(), name, text)
     assert str(error.value).startswith(sentence)
     assert "\n" not in str(error.value)
+
+
+NUMBERS = {
+    "idle": "-3 min", "other-cpu": "-25 %", "cpu": "-50 %", "gpu": "-80 %", "gpu-memory": "-6 GB", "memory": "-4 GB",
+    "disk": "-10 GB", "temperature": "-80 C", "power": "-150 W", "up": "-5 Mbit/s", "down": "-20 Mbit/s",
+    "other-up": "-1 Mbit/s", "other-down": "-4 Mbit/s", "quota": "-200 GB",
+}  # fmt: skip
+"""Every limit that is an amount, below nothing."""
+
+
+def test_the_command_line_refuses_each_with_exit_code_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong units, amounts below nothing, hours that end before they start, unknown lists: the sentence alone, and no
+    file is written."""
+    monkeypatch.setenv("BARNRAISE_CONFIG", str(tmp_path))
+    assert set(NUMBERS) == {key.name for key in KEYS if key.example.strip("@")[0].isdigit()}
+    below = [(name, text, f"{name}: {text!r} must be more than nothing; write it as") for name, text in NUMBERS.items()]
+    for name, text, sentence in [*WRONG, *below]:
+        done = CliRunner().invoke(main, ["limits", "set", name, *text.split(" ")])
+        assert (done.exit_code, done.output.count("\n")) == (2, 1) and done.output.startswith(sentence), done.output
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_limit_has_a_wrong_value_above() -> None:
