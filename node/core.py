@@ -24,6 +24,7 @@ from node.machine.stalls import Stalls
 from node.machine.survey import SurveyDesk
 from node.machine.wanted import Links
 from node.machine.welcome import why_no_plan, why_not
+from node.server.recovery import StateLostError
 from node.server.server import ServerMachine
 from node.volunteer.volunteer import VolunteerMachine
 from protocol.base.ids import NodeId
@@ -152,6 +153,18 @@ class NodeMachine:
     def handle(self, fact: Input, now: float) -> Sequence[Effect]:
         if self._stalls is not None and isinstance(fact, Computed | ComputeFailed):
             self._stalls.ended(fact.job, fact.result if isinstance(fact, Computed) else None)
+        try:
+            self._handle(fact, now)
+        except StateLostError as error:
+            self._lose_state(str(error))
+        return self._take(now)
+
+    def _lose_state(self, reason: str) -> None:
+        """Other ledgers must begin: the coordinator hears on a new link that this node has nothing any more."""
+        self._roles.lose_state(reason)
+        self._out.add(HangUp(self._coordinator, "the state here is lost"))
+
+    def _handle(self, fact: Input, now: float) -> None:
         match fact:
             case LinkUp():
                 self._link_up(fact, now)
@@ -178,7 +191,6 @@ class NodeMachine:
                 self._device_lost(fact, now)
             case Told():
                 self._told(fact.what, now)
-        return self._take(now)
 
     def wake_at(self) -> float | None:
         times = (
@@ -482,7 +494,10 @@ class NodeMachine:
         """Handles what this node says to itself until it has nothing more to say, then gives the effects away."""
         while messages := self._out.take_to_self():
             for message in messages:
-                self._received(self.node, message, now)
+                try:
+                    self._received(self.node, message, now)
+                except StateLostError as error:
+                    self._lose_state(str(error))
         return self._out.take_effects()
 
 

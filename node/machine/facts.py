@@ -36,6 +36,8 @@ class NodeFacts:
     """The plan that it went by before, with the run."""
     records: list[Record] = field(default_factory=list)
     """A server's durable records, oldest first."""
+    gives_up: str = ""
+    """Why a server must not go by its newest records any more, or nothing."""
 
 
 def join_message(

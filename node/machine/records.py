@@ -60,6 +60,12 @@ class ShardStarted(Record, frozen=True, kw_only=True):
     config_hash: bytes
 
 
+class StateLost(Record, frozen=True, kw_only=True):
+    """Every server: what it or a fellow has on disk of this ledger generation contradicts itself; it gives it up."""
+
+    reason: str
+
+
 class StageKeyKnown(Record, frozen=True, kw_only=True):
     """Every server of a stage: the key of its lease tickets in this generation. The ledger drew it."""
 
@@ -122,6 +128,7 @@ RECORDS: tuple[type[Record], ...] = (
     StepCommitted,
     SnapshotWritten,
     ShardStarted,
+    StateLost,
     StageKeyKnown,
     ContributionAccepted,
     StepSealed,

@@ -12,9 +12,10 @@ from typing import Any
 from node.machine.facts import NodeFacts
 from node.machine.jobs import DEVICE_JOBS, PrepareData
 from node.machine.outbox import Outbox
+from node.machine.records import StateLost
 from node.machine.revocation import Revocation
 from node.machine.wanted import Links
-from node.server.recovery import held
+from node.server.recovery import held, newest_start
 from node.server.server import ServerMachine
 from node.volunteer.volunteer import VolunteerMachine
 from protocol.base.ids import NodeId, TensorRef
@@ -31,6 +32,7 @@ from protocol.messages import (
     NodeReport,
     Parameters,
     StepClosed,
+    StepReport,
     Verdict,
     VersionReady,
     Work,
@@ -76,6 +78,13 @@ class Roles:
         self.data: DataReady | None = None
         """What was read here of the run's data, by a server of stage 0."""
         self._preparing = False
+        self._state_lost = {r.ledger_generation: r.reason for r in facts.records if isinstance(r, StateLost)}
+        """Ledger generations of which this node has given up what it had, and why."""
+        newest = newest_start(facts.records) if facts.gives_up else None
+        if newest is not None:
+            self._state_lost[newest.ledger_generation] = facts.gives_up
+        self._unreported: tuple[StepReport, ...] = ()
+        """Of a decider that has given up its state."""
         self._lost_at: list[float] = []
 
     # ---- the place in the plan -----------------------------------------------------------------------------------
@@ -106,7 +115,7 @@ class Roles:
             return False
         if self.vocabulary == 0:
             return False
-        if serving:
+        if serving and self.plan.ledger_generation not in self._state_lost:
             self._begin_server(now)
         elif self.server is not None:
             self.server.end()
@@ -125,7 +134,8 @@ class Roles:
         if self.server is not None and self.server.context.generation == self.plan.ledger_generation:
             self.server.change_plan(self.plan, now)
             return
-        unreported = self.server.end() if self.server is not None else ()
+        unreported = self.server.end() if self.server is not None else self._unreported
+        self._unreported = ()
         records, self._unread = self._unread, []
         self.server = ServerMachine(
             self.node, self.config, self.vocabulary, self.plan, self._out, records, self._coordinator,
@@ -141,12 +151,27 @@ class Roles:
         if self._links.is_up(self._coordinator):
             self.server.coordinator_here()
 
+    def lose_state(self, reason: str) -> None:
+        """Gives up what this node has of the present ledgers, durably: other ledgers begin from a checkpoint."""
+        if self.server is None:
+            return
+        generation = self.server.context.generation
+        self._state_lost[generation] = reason
+        self._out.log("critical", "state lost", ledger_generation=generation, reason=reason)
+        self._out.persist(StateLost(ledger_generation=generation, step=0, reason=reason))
+        self._unreported = self.server.end()
+        self.server = None
+
     def held(self, readable: tuple[int, ...]) -> tuple[int, int, int, int]:
         """(stage, shard, version, ledger generation) of what this node holds, as `Join` wants it; `readable` are
         the steps of checkpoints that it can read."""
         if self.server is not None:
             context = self.server.context
             return context.stage, context.shard, self.server.shard.held_version, context.generation
+        newest = newest_start(self._facts.records)
+        present = -1 if self.plan is None else self.plan.ledger_generation
+        if present in self._state_lost or (newest is not None and newest.ledger_generation in self._state_lost):
+            return self._facts.wished_stage, -1, -1, -1
         config = self.config or (self._facts.kept and self._facts.kept.config)
         delay = config.batch.delay if config else 1  # the longest, where the run is not known
         return held(self._facts.records, delay, readable) or (self._facts.wished_stage, -1, -1, -1)
@@ -256,6 +281,8 @@ class Roles:
             return "stage 0 to read the data"
         if self.server is not None:
             return self.server.waiting_for()
+        if lost := self._state_lost.get(self.plan.ledger_generation):
+            return f"the run to go back, because the state here is lost: {lost}"
         return self.volunteer.waiting_for() if self.volunteer is not None else ""
 
     def report(self, draining: bool) -> NodeReport:

@@ -160,7 +160,9 @@ async def _run(options: NodeOptions) -> str:
 
             try:
                 if options.link.role == "server":
-                    return await live(lambda: make().run(), limits, metrics)
+                    state.crashes.check(options.state)
+                    with state.crashes.counted():
+                        return await live(lambda: make().run(), limits, metrics)
                 return await lend(
                     make,
                     state=options.state,
@@ -374,6 +376,7 @@ class _Node:
             secret=secrets.token_bytes(KEY_BYTES),
             kept=state.kept,
             records=records,
+            gives_up=state.crashes.gives_up,
         )
         return NodeMachine(
             state.identity.node, facts, options.link.coordinator, options.link.addresses, self._keys, self._trust
@@ -433,5 +436,7 @@ class _Node:
             self._metrics.show(machine, self._state.journal.byte_count, self._state.folder)
             self._metrics.show_limits(self._limits)
             self._state.keep_bans(self._trust)
+            if machine.server is not None and machine.server.has_closed_some:
+                self._state.crashes.forget()
             self._driver.look_at_memberships()
             await trio.sleep(1.0)

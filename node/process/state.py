@@ -16,6 +16,7 @@ from node.compute.checkpoint import run_folder
 from node.compute.seals import scan_checkpoints
 from node.data.allowed import Allowed
 from node.machine.kept_plan import KeptPlan
+from node.process.crashes import Crashes
 from node.process.journal import Journal
 from protocol.base.errors import BadInputError, ProtocolError, RemoteProtocolError
 from protocol.drive.addresses import reachable_addresses
@@ -49,6 +50,7 @@ class NodeState:
         self.kept = None if kept is None else msgspec.msgpack.decode(kept, type=KeptPlan)
         """The plan that this node went by last."""
         self._vocabulary = 0 if self.kept is None else self.kept.vocabulary
+        self.crashes = Crashes(journal)
 
     def credential(self) -> bytes:
         """What to show now: the membership once there is one, before that the link's invite."""

@@ -23,6 +23,7 @@ from node.machine.records import CheckpointWritten, LastValidated, Record, StepD
 from node.machine.waits import Wait, listed
 from node.server.context import StageContext
 from node.server.ledger import largest_shares
+from node.server.recovery import StateLostError
 from protocol.base.ids import NodeId
 from protocol.messages import (
     CheckpointDone,
@@ -116,8 +117,8 @@ class DeciderRole:
 
     # ---- start ---------------------------------------------------------------------------------------------------
 
-    def start(self, records: list[Record], now: float) -> None:
-        """Goes on where the durable records end."""
+    def start(self, records: list[Record], now: float) -> str:
+        """Goes on where the durable records end. Returns what is missing among them, or nothing."""
         for record in records:
             if record.ledger_generation != self._context.generation:
                 # What the run has kept of earlier ledgers' steps: the coordinator may not have heard of it. The
@@ -131,13 +132,15 @@ class DeciderRole:
             elif isinstance(record, LastValidated):
                 self._last_known(record)
             elif isinstance(record, StepDone):
-                step = self._steps.pop(record.step)
-                assert step.decision is not None, f"step {record.step} is done but was never decided"
+                step = self._steps.pop(record.step, _Step(now))
+                if step.decision is None:
+                    return f"step {record.step} is closed, and this disk does not say how it was decided"
                 self._closed = self._closing = record.step
                 self._reports[record.step] = self._report(step.decision, 0.0, record.shares, record.validation)
             elif isinstance(record, CheckpointWritten):
                 self._manifests[record.step] = None
         self._opened = max([self._closed, *self._steps])
+        return ""
 
     def begin(self, now: float) -> None:
         """This server's shard is ready: open what may be open."""
@@ -177,6 +180,11 @@ class DeciderRole:
 
     def _opened_message(self, step: int) -> StepOpened:
         return StepOpened(ledger_generation=self._context.generation, step=step, closed=self._closed)
+
+    def check_closed(self, step: int) -> None:
+        """A server says which step is closed: nobody can know of more than this one."""
+        if step > self._closed:
+            raise StateLostError(f"step {step} was closed, and this disk only knows of {self._closed}")
 
     def handle(self, peer: NodeId, message: Work) -> None:
         """A message to the decider; the sender's right to it is checked."""
@@ -250,6 +258,8 @@ class DeciderRole:
         step = self._steps.get(message.step)
         if step is None:
             return
+        if step.decision is None:
+            raise StateLostError(f"stage {message.stage} has committed step {message.step}, which is not decided here")
         step.committed[message.stage] = message.shares
         self._close_next()
 

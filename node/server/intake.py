@@ -11,6 +11,7 @@ from node.machine.records import StageKeyKnown
 from node.server.bounds import check_bounds
 from node.server.context import StageContext
 from node.server.ledger import FOR_LEDGER
+from node.server.recovery import StateLostError
 from node.server.roles import Roles
 from node.server.senders import check_sender
 from node.server.tickets import NEED_LEASE
@@ -162,7 +163,9 @@ class Intake:
             case ServerReady():
                 self._on_server_ready(peer)
             case StageKey():
-                if message.key != self._context.tickets.key:
+                if self._context.tickets.open and message.key != self._context.tickets.key:
+                    raise StateLostError("the key of the stage's leases is said to be another one")
+                if not self._context.tickets.open:
                     self._out.persist(
                         StageKeyKnown(ledger_generation=message.ledger_generation, step=0, key=message.key)
                     )
@@ -248,6 +251,8 @@ class Intake:
         self._roles.open_step(message.step)
 
     def _on_step_closed(self, message: StepClosed) -> None:
+        if self._roles.decider is not None:
+            self._roles.decider.check_closed(message.step)
         if message.step <= self._context.closed:
             return
         if self._roles.ledger is not None:

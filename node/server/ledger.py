@@ -19,7 +19,7 @@ from node.machine.waits import Wait, listed
 from node.server.audit_desk import AuditDesk
 from node.server.context import StageContext
 from node.server.doubts import Doubts
-from protocol.base.errors import RemoteProtocolError
+from node.server.recovery import StateLostError
 from protocol.base.ids import ContributionId, NodeId, TaskId
 from protocol.base.limits import ITEMS_MAX
 from protocol.messages import (
@@ -102,8 +102,8 @@ class LedgerRole:
 
     # ---- start and steps -----------------------------------------------------------------------------------------
 
-    def start(self, records: list[Record]) -> None:
-        """Reads its acceptances and seals back; the shards tell the rest."""
+    def start(self, records: list[Record]) -> str:
+        """Reads its acceptances and seals back; the shards tell the rest. Returns what is missing, or nothing."""
         for record in records:
             if record.ledger_generation != self._context.generation or record.step <= self._context.closed:
                 continue
@@ -115,6 +115,8 @@ class LedgerRole:
                 self._accepted(step, record)
             elif isinstance(record, StepSealed):
                 step = self._open(record.step)
+                if tuple(step.accepted) != record.contributions:
+                    return f"step {record.step} is sealed, and this disk does not have all that it counts"
                 step.opened = step.sealed = True
                 step.decision = Decision(
                     ledger_generation=self._context.generation,
@@ -123,6 +125,7 @@ class LedgerRole:
                     skipped=record.skipped,
                     learning_rate=record.learning_rate,
                 )
+        return ""
 
     def on_step_opened(self, message: StepOpened) -> None:
         """The decider opens a step: the whole stage hears of it. What only validates has nothing to cover."""
@@ -364,7 +367,7 @@ class LedgerRole:
         if step is None or step.decision is not None:
             return
         if not step.frozen:
-            raise RemoteProtocolError("unexpected", f"step {message.step} is decided before this stage froze it")
+            raise StateLostError(f"step {message.step} is decided, and here it is not complete")
         step.decision = message
         self._out.persist(
             StepSealed(

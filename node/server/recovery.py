@@ -11,7 +11,20 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from node.machine.records import ContributionStored, Record, ShardStarted, SnapshotWritten, StepCommitted
+from node.machine.records import (
+    ContributionStored,
+    Record,
+    ShardStarted,
+    SnapshotWritten,
+    StateLost,
+    StepCommitted,
+)
+
+
+class StateLostError(Exception):
+    """What a server has of the present ledgers cannot be what it was: a disk has lost what it had acknowledged, or gave
+    back something else. The text says how that shows. Nobody can tell whose disk it was, or what is missing besides;
+    so the run goes back to its newest checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +62,7 @@ def recovery(
     """
     mine = [record for record in records if record.ledger_generation == generation]
     started = next((record for record in mine if isinstance(record, ShardStarted)), None)
-    if started is None:
+    if started is None or any(isinstance(record, StateLost) for record in mine):
         return None
     commits = {record.step: record for record in mine if isinstance(record, StepCommitted)}
     stored = {record.contribution: None for record in mine if isinstance(record, ContributionStored)}

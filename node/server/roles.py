@@ -104,6 +104,9 @@ class Roles:
     def sync(self, peer: NodeId) -> None:
         """Tells a ready server all that it must know; what it knows already changes nothing there."""
         self.tell_key(peer)
+        if peer == self._context.plan.decider != self._context.node and self._context.closed >= 0:
+            closed = StepClosed(ledger_generation=self._context.generation, step=self._context.closed)
+            self._out.send(peer, closed)  # it knows, unless its disk has lost it
         for role in (self.decider, self.ledger, self.shard, self.front, self.back, self.tails):
             if role is not None:
                 role.sync(peer)

@@ -73,8 +73,9 @@ def _may_say(context: StageContext, peer: NodeId, message: Work, is_volunteer: b
             return peer == plan.decider
         case StepOpened():
             return peer in (plan.decider, context.ledger)
-        case StepClosed():  # a fellow says it to us as to anybody who may compute for it
-            return peer == plan.decider or peer in context.stage_servers
+        case StepClosed():  # a fellow says it as to anybody who may compute for it; to a decider, what it should know
+            fellow = context.node == plan.decider and plan.stage_of(peer) is not None
+            return fellow or peer == plan.decider or peer in context.stage_servers
         case Stored() | PartialNorm() | Committed():
             return peer in context.stage_servers and plan.shard_of(peer) == message.shard
         case Tail() | FetchAudited() | AuditReport():

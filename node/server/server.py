@@ -32,6 +32,7 @@ from node.machine.records import (
     ContributionStored,
     LastValidated,
     Record,
+    ShardStarted,
     SnapshotWritten,
     StageKeyKnown,
     StepCommitted,
@@ -42,6 +43,7 @@ from node.machine.records import (
 from node.machine.waits import sentence
 from node.server.context import StageContext
 from node.server.intake import Intake
+from node.server.recovery import StateLostError
 from node.server.roles import Roles
 from node.server.tickets import TicketOffice
 from protocol.base.ids import NodeId, TensorRef
@@ -90,6 +92,11 @@ class ServerMachine:
         self.shard, self.ledger, self.decider = self._roles.shard, self._roles.ledger, self._roles.decider
 
     @property
+    def has_closed_some(self) -> bool:
+        """Whether it has made a version that it did not begin with."""
+        return self.ready and self.shard.version > self.shard.began_with
+
+    @property
     def ready(self) -> bool:
         return self._roles.ready
 
@@ -108,22 +115,29 @@ class ServerMachine:
         context.closed = max(first, (commits[-1] if commits else -1) - 1 - context.config.batch.delay)
         context.opened = context.closed
         self._out.compute(SetUpServer(context.config, self._vocabulary, context.plan, context.stage, context.shard))
-        self._begin_tickets(records)
+        missing = self._begin_tickets(records)
         if self.ledger is not None:
-            self.ledger.start(records)
+            missing = self.ledger.start(records) or missing
         if self.decider is not None:
-            self.decider.start(everything, now)
+            missing = self.decider.start(everything, now) or missing
             if self.decider.closed > context.closed:
                 self._roles.close_step(self.decider.closed)
         self.shard.start(records)
+        if missing:
+            raise StateLostError(missing)
 
-    def _begin_tickets(self, records: list[Record]) -> None:
-        """The stage's key is that of the generation's first start; the ledger's server draws it."""
+    def _begin_tickets(self, records: list[Record]) -> str:
+        """The stage's key is that of the generation's first start; the ledger's server draws it, and writes it down
+        before anything else. Returns what is missing, or nothing."""
         for record in records:
             if isinstance(record, StageKeyKnown):
                 self.context.tickets.set_key(record.key)
-        if self.ledger is not None and not self.context.tickets.open:
-            self._out.persist(StageKeyKnown(ledger_generation=self.context.generation, step=0, key=self._secret))
+        if self.ledger is None or self.context.tickets.open:
+            return ""
+        if any(isinstance(record, ShardStarted) for record in records):
+            return "the key of the stage's leases is not on this disk any more"
+        self._out.persist(StageKeyKnown(ledger_generation=self.context.generation, step=0, key=self._secret))
+        return ""
 
     def _key_durable(self, record: StageKeyKnown) -> None:
         """From here on leases are given and results are taken; fellow servers hear the key from the ledger."""
@@ -265,6 +279,8 @@ class ServerMachine:
 
     def failed(self, job: Job, reason: str, now: float) -> bool:
         """Whether the server goes on without what a job should have done: with a checkpoint or snapshot less."""
+        if isinstance(job, LoadSnapshot):
+            raise StateLostError(f"snapshot {job.version} cannot be read: {reason}")
         if not isinstance(job, WriteCheckpoint | WriteSnapshot | WriteManifest):
             return False
         if self._lane_is_ours:  # else it was ordered under earlier ledgers

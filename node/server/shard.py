@@ -31,10 +31,9 @@ from node.machine.jobs import WriteSnapshot as WriteSnapshotJob
 from node.machine.numbers import same_losses
 from node.machine.records import ContributionStored, Record, ShardStarted, SnapshotWritten, StepCommitted
 from node.server.context import StageContext
-from node.server.recovery import recovery
+from node.server.recovery import StateLostError, recovery
 from node.server.saves import Saves
 from node.server.serving import Serving
-from protocol.base.errors import RemoteProtocolError
 from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef
 from protocol.messages import (
     Commit,
@@ -107,6 +106,8 @@ class ShardRole:
         self.phase = Phase.NEW
         self.version = -1
         """Newest version whose commit is durable."""
+        self.began_with = -1
+        """The version that was newest when this process was ready."""
         self._digests: dict[int, bytes] = {}
         self._parts: dict[_Key, _Part] = {}
         self._spent: dict[tuple[TaskId, int], ContributionId] = {}
@@ -196,6 +197,7 @@ class ShardRole:
     def _replay_next(self) -> None:
         if not self._replay:
             self.phase = Phase.READY
+            self.began_with = self.version
             self.close_step(self._context.closed)
             # A crash may have come between the commit and the checkpoint; writing one twice does no harm.
             self.saves.checkpoint_if_due(self.version)
@@ -322,7 +324,9 @@ class ShardRole:
         if not message.accepted:
             self._forget((message.contribution, message.step))
         elif message.step >= self.version:
-            self._accepted.setdefault(message.step, {})[message.number] = message.contribution
+            accepted = self._accepted.setdefault(message.step, {})
+            if accepted.setdefault(message.number, message.contribution) != message.contribution:
+                raise StateLostError(f"contribution {message.number} of step {message.step} is said to be another one")
             self._fold_next()
 
     def _forget(self, key: _Key) -> None:
@@ -370,13 +374,11 @@ class ShardRole:
         parts = [self._parts.get((contribution, step)) for contribution in contributions]
         missing = sum(part is None or not part.durable for part in parts)
         if missing:
-            raise RemoteProtocolError(
-                "unexpected", f"step {step} counts {missing} contributions that this shard never acknowledged (T-I2)"
-            )
+            raise StateLostError(f"step {step} counts {missing} contributions that are not on this disk (T-I2)")
         before = self._accepted.get(step, {})
         now = dict(enumerate(contributions))
         if before != {n: now.get(n) for n in before}:
-            raise RemoteProtocolError("unexpected", f"step {step} is frozen in another order than it was accepted")
+            raise StateLostError(f"step {step} is frozen in another order than it was accepted")
         self._reductions[step] = _Reduction(contributions)
         self._accepted[step] = now
         self._fold_next()
@@ -415,7 +417,7 @@ class ShardRole:
         if reduction is None:
             self._reduce(message.step, message.contributions)
         elif reduction.contributions != message.contributions:
-            raise RemoteProtocolError("unexpected", f"step {message.step} is sealed with another list (T-I9)")
+            raise StateLostError(f"step {message.step} is sealed with another list (T-I9)")
         self._commits[message.step] = message
         self._apply_next()
 
@@ -431,7 +433,7 @@ class ShardRole:
         if self._replay and self._replay[0].step == job.step:
             record = self._replay.pop(0)
             if record.digest != digest:
-                raise ReplayError(f"version {job.step + 1} came out with another digest than before the restart")
+                raise StateLostError(f"version {job.step + 1} came out with another digest than before the restart")
             self._finish_version(job.step, digest)
             self._replay_next()
             return
@@ -507,6 +509,8 @@ class ShardRole:
         """Nobody asks for versions older than the oldest open step's any more."""
         if self.phase is not Phase.READY:
             return  # what is being replayed still needs all of it
+        if self.version <= step:
+            raise StateLostError(f"step {step} is closed, and this disk has version {self.version} only")
         oldest = self._context.config.version_of(step + 1)
         if oldest > self._oldest_version:
             self._oldest_version = oldest
@@ -566,10 +570,6 @@ class ShardRole:
         assert self.phase is not Phase.READY or self.version in self._digests, "a version without a digest"
         pending = sum(part.message.step < self._context.closed for part in self._parts.values() if part.durable)
         assert pending == 0 or self.phase is not Phase.READY, f"{pending} parts of closed steps are kept (L3)"
-
-
-class ReplayError(RuntimeError):
-    """The journal and the optimizer do not agree: the disk is damaged, or the arithmetic has changed."""
 
 
 def _leases(message: Contribute) -> list[tuple[TaskId, int]]:

@@ -471,3 +471,18 @@ def test_the_owner_who_says_drain_while_it_pauses_ends_it() -> None:
     desk.feed(Told("drain"))
     desk.hear(News(step=3))
     assert desk.of(Exit)[0].reason == "drained"
+
+
+def test_a_server_that_crashed_again_and_again_says_that_it_holds_nothing() -> None:
+    """What lies on its disk may be what makes it crash: the coordinator is told of nothing, and sends the run back."""
+    records: list[Record] = [
+        ShardStarted(
+            ledger_generation=1, step=0, stage=0, shard=0, shard_count=2, checkpoint_step=-1,
+            config_hash=CONFIG.config_hash(),
+        )
+    ]  # fmt: skip
+    for gives_up, generation in (("", 1), ("3 crashes in a row: KeyError: 1", -1)):
+        desk = Desk("a", records=list(records), gives_up=gives_up)
+        effects = desk.feed(LinkUp(COORDINATOR, "coordinator"))
+        (join,) = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Join)]
+        assert join.held_generation == generation

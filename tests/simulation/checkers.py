@@ -367,6 +367,22 @@ class Checker(Watcher):
                 newest = self._committed.get((message.ledger_generation, stage, shard), began)
                 expect(newest >= needed, "T-I8", f"step {message.step} open, but {stage}/{shard} is at {newest}")
 
+    def record_lost(self, world: World, host: Host, record: Any) -> None:
+        """What was true before may come to be true again, in the same way only."""
+        place = self._place[host.node]
+        generation = getattr(record, "ledger_generation", -1)
+        match record:
+            case StepCommitted():
+                key = (generation, place.stage, place.shard)
+                self._committed[key] = min(record.step, self._committed.get(key, 0))
+            case ContributionAccepted():
+                self._accepted.get((generation, place.stage, record.step), {}).pop(record.contribution, None)
+                for task in record.tasks:
+                    self._credit.pop((generation, task, place.stage), None)
+            case StepDone():
+                self._done.pop(generation, None)
+                self._reports_were_lost = True
+
     def disk_lost(self, world: World, host: Host) -> None:
         if any(plan.decider == host.node for plan in self._plans):
             self._reports_were_lost = True

@@ -74,3 +74,10 @@ HANGING = Scene(only=("hang",), gap_s=(1.0, 3.0), run={"spares": 2})
 def liars(*lies: str) -> Scene:
     """Volunteers that do nothing worse than this, and so are given work."""
     return Scene(only=("liar",), gap_s=(0.1, 0.3), run={**LINE, "volunteers": 2}, lies=lies)
+
+
+def lying(*kinds: str) -> Scene:
+    """Disks that lose what they have acknowledged: records of these kinds."""
+    return Scene(
+        only=("disk_lied",), gap_s=(1.0, 2.0), until_s=(8.0, 14.0), disk_losses_max=3, loses=kinds, run={"steps": 9}
+    )

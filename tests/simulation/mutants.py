@@ -97,7 +97,7 @@ def the_ledger_forgets_its_verdicts(original: Any) -> Any:
 
 @mutant(LedgerRole, "start", "server_kill", "power_cut")
 def the_ledger_forgets_on_restart(original: Any) -> Any:
-    return lambda self, records: None
+    return lambda self, records: ""
 
 
 @mutant(LedgerRole, "on_decision", "server_kill")

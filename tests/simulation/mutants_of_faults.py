@@ -13,10 +13,11 @@ from node.machine.jobs import DEVICE_JOBS, WriteCheckpoint
 from node.machine.records import ShardStarted, StepCommitted
 from node.machine.roles import Roles
 from node.machine.stalls import Stalls
+from node.server.decider import DeciderRole
 from protocol.base.machine import Exit
 from protocol.run.course import PLANNED
 from tests.simulation.lanes import Lanes
-from tests.simulation.mutant_registry import HANGING, LINE, mutant
+from tests.simulation.mutant_registry import HANGING, LINE, lying, mutant
 from tests.simulation.scene import Scene
 
 
@@ -132,3 +133,16 @@ PLANNED_RUN = Scene(
 @mutant(CoordinatorMachine, "_settled", scene=PLANNED_RUN)
 def nobody_hears_how_the_run_is_cut(original: Any) -> Any:
     return lambda self: None
+
+
+# ---- disks that lie --------------------------------------------------------------------------------------------------
+
+
+@mutant(NodeMachine, "_lose_state", scene=lying("ContributionStored", "ContributionAccepted"))
+def ledgers_that_contradict_each_other_go_on(original: Any) -> Any:
+    return lambda self, reason: None
+
+
+@mutant(DeciderRole, "check_closed", scene=lying("StepDone"))
+def a_decider_believes_only_its_own_disk(original: Any) -> Any:
+    return lambda self, step: None

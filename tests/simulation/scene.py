@@ -25,5 +25,7 @@ class Scene:
     disk_losses_max: int = 2
     run: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `Shape`, whatever the seed draws for them."""
+    loses: tuple[str, ...] = ()
+    """Kinds of records that a disk which lies about a sync loses; none: any."""
     lies: tuple[str, ...] | None = None
     """What a liar says or does, by names of `LIES` and `BENDS`; None: all of `LIES`, and absurd contributions."""

@@ -43,6 +43,7 @@ KINDS = (
     "coordinator_cut",
     "hang",
     "folder_hangs",
+    "disk_lied",
 )
 
 
@@ -371,6 +372,23 @@ class Weather:
                 del host.files[name]
                 host.harmed = True
         self._start_soon(host, rng.uniform(0.1, 2.0))
+        return True
+
+    def _disk_lied(self, rng: random.Random) -> bool:
+        """A server dies, and one of the newest records that its disk had acknowledged is not there."""
+        here = [host for host in self._swarm.servers if host.machine is not None and host.records]
+        if not here or self._disk_losses >= self._disk_losses_max:
+            return False
+        host = rng.choice(here)
+        self._world.crash(host)
+        newest = {type(record): index for index, (record, _) in enumerate(host.records)}
+        wanted = self._swarm.scene.loses
+        kinds = [kind for kind in newest if not wanted or kind.__name__ in wanted]
+        self._start_soon(host, rng.uniform(0.1, 2.0))
+        if not kinds:
+            return False
+        self._disk_losses += 1
+        self._world.forget(host, newest[rng.choice(kinds)])
         return True
 
     def _coordinator_away(self, rng: random.Random) -> bool:

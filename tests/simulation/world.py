@@ -69,6 +69,9 @@ class Watcher:
     def durable(self, world: World, host: Host, record: Any, tensors: dict[int, Any]) -> None:
         """A record is on the disk of `host`, with the values of its tensors by key."""
 
+    def record_lost(self, world: World, host: Host, record: Any) -> None:
+        """A record that the disk of `host` had acknowledged is not there any more."""
+
     def disk_lost(self, world: World, host: Host) -> None:
         """The disk of `host` is empty again."""
 
@@ -174,6 +177,13 @@ class World:
             self._close(
                 link, "connection reset", told=link.other(host.node), last_words_of=host.node if heard else None
             )
+
+    def forget(self, host: Host, index: int) -> None:
+        """The disk has lied about a sync: this record was never written."""
+        assert host.machine is None, "a disk lies about what it has when its computer goes down"
+        record, _ = host.records.pop(index)
+        host.harmed = True
+        self._watcher.record_lost(self, host, record)
 
     def pause(self, host: Host, seconds: float, clock_stands: bool) -> None:
         """The computer stands still: a suspended virtual machine, or a stopped process (whose clock goes on)."""

@@ -20,8 +20,8 @@ from node.machine.jobs import (
 )
 from node.machine.jobs import WriteSnapshot as WriteSnapshotJob
 from node.machine.records import ContributionStored, Record, ShardStarted, SnapshotWritten, StepCommitted
-from node.server.shard import Phase, ReplayError, ShardRole
-from protocol.base.errors import RemoteProtocolError
+from node.server.recovery import StateLostError
+from node.server.shard import Phase, ShardRole
 from protocol.base.ids import NodeId, TensorRef, Ticket
 from protocol.base.machine import Prune
 from protocol.messages import (
@@ -219,11 +219,11 @@ def test_a_freeze_is_summed_up_once_in_the_ledgers_order() -> None:
     assert again.jobs(Reduce) == [] and len(again.sent(PartialNorm)) == 1
 
 
-def test_a_freeze_of_what_was_never_acknowledged_is_refused() -> None:
-    """T-I2 is broken somewhere: nothing is guessed, and whoever says it is the one who hears of it."""
+def test_a_freeze_of_what_was_never_acknowledged_means_that_the_state_is_lost() -> None:
+    """T-I2 is broken somewhere: a disk has lost what it had acknowledged, and nothing is guessed."""
     desk = Desk()
     desk.contribute(1)
-    with pytest.raises(RemoteProtocolError, match="T-I2"):
+    with pytest.raises(StateLostError, match="T-I2"):
         desk.shard.on_freeze(Freeze(ledger_generation=1, step=0, contributions=(contribution(1),)))
     assert desk.take().jobs(Reduce) == []
 
@@ -236,7 +236,7 @@ def test_a_seal_with_another_list_than_its_freeze_is_refused() -> None:
     desk.shard.on_freeze(Freeze(ledger_generation=1, step=0, contributions=(contribution(1),)))
     desk.take()
     seal = Commit(ledger_generation=1, step=0, contributions=(contribution(2),), clip_factor=1.0, skipped=False)
-    with pytest.raises(RemoteProtocolError, match="T-I9"):
+    with pytest.raises(StateLostError, match="T-I9"):
         desk.shard.on_commit(seal)
     assert desk.take().jobs(Apply) == []
 
@@ -442,7 +442,7 @@ def test_a_restart_makes_the_same_versions_again() -> None:
     assert again.shard.phase is Phase.READY and again.shard.version == 2
 
 
-def test_another_digest_than_before_the_restart_stops_the_process() -> None:
+def test_another_digest_than_before_the_restart_means_that_the_state_is_lost() -> None:
     """The disk or the arithmetic is damaged: nothing is guessed."""
     record = StepCommitted(
         ledger_generation=1, step=0, contributions=(contribution(0),), clip_factor=1.0, skipped=False, digest=b"right"
@@ -452,7 +452,7 @@ def test_another_digest_than_before_the_restart_stops_the_process() -> None:
     _, (reduce,) = desk.sum_up()
     desk.shard.reduced(reduce, 1.0, True)
     (apply,) = desk.take().jobs(Apply)
-    with pytest.raises(ReplayError):
+    with pytest.raises(StateLostError):
         desk.shard.applied(apply, b"wrong")
 
 
