@@ -193,14 +193,11 @@ class NodeMachine:
                 self._told(fact.what, now)
 
     def wake_at(self) -> float | None:
-        times = (
-            self._report_at,
-            self._links.wake_at(),
-            self._drain.until_s,
-            self._resumption.at,
-            self._roles.wake_at(),
-        )
-        return min((time for time in times if time is not None), default=None)
+        first = self._report_at  # asked after every input, so no list is made of these
+        for time in (self._links.wake_at(), self._drain.until_s, self._resumption.at, self._roles.wake_at()):
+            if time is not None and time < first:
+                first = time
+        return first
 
     def wake(self, now: float) -> Sequence[Effect]:
         self._links.wake(now)

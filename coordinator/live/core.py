@@ -284,6 +284,7 @@ class CoordinatorMachine:
         self.network.left(member.peer)
         self.reported.left(member.peer)
         self._bans.left(member.peer)
+        self.crew.changed()
         if not member.welcomed:
             return
         self.giving.left(member.peer)
@@ -376,6 +377,7 @@ class CoordinatorMachine:
             self._expel(member, "unexpected", fault, now)
         elif member.join is not None:
             member.join = join  # the same node with news: a checkpoint, an address, a speed
+            self.crew.changed()
             if member.role == "server" and member.welcomed:
                 self.placement.look(now)
         else:

@@ -6,7 +6,7 @@ A pipeline is as fast as its slowest stage, so power goes where work per power i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from protocol.base.ids import NodeId
@@ -28,6 +28,34 @@ class Power:
     """Order of arrival."""
 
 
+class Standing:
+    """Who works for which stage, with the sums that the next choice goes by: a newcomer costs the number of stages, not
+    that of all who are there. (A run that begins welcomes thousands within one input.)"""
+
+    def __init__(self, stages: int, powers: Iterable[Power] = ()) -> None:
+        self.powers: list[Power] = []
+        """In order of arrival."""
+        self.counts = [0] * stages
+        self._sums = [0.0] * stages
+        self._all_measured = True
+        for power in powers:
+            self.add(power)
+
+    def add(self, power: Power) -> None:
+        """One more, who came after all others."""
+        self.powers.append(power)
+        self._all_measured = self._all_measured and power.tokens_per_s > 0
+        if 0 <= power.stage < len(self.counts):
+            self.counts[power.stage] += 1
+            self._sums[power.stage] += power.tokens_per_s
+
+    def per_work(self, work: Sequence[float]) -> list[float]:
+        """As `power_per_work`."""
+        if not self._all_measured:  # what is not measured counts as the mean of what is, which every newcomer moves
+            return power_per_work(work, self.powers)
+        return _over_shares(self._sums, work)
+
+
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """A stage and the sentence that says why. Stage -1: no stage has room."""
@@ -42,7 +70,7 @@ ASSIGNMENT_LABELS = ("least_power", "wished", "empty_stage", "full", "slot", "sp
 """Values of the label `reason` of barnraise_coordinator_assignments_total."""
 
 
-def assign(work: Sequence[float], powers: Sequence[Power], wished: int, per_stage_max: int) -> Assignment:
+def assign(work: Sequence[float], standing: Standing, wished: int, per_stage_max: int) -> Assignment:
     """The stage for one more volunteer.
 
     Args:
@@ -50,8 +78,7 @@ def assign(work: Sequence[float], powers: Sequence[Power], wished: int, per_stag
         wished: the stage it asks for (its line to that stage's servers is the best), or -1.
         per_stage_max: volunteers that the servers of one stage take.
     """
-    ratios = power_per_work(work, powers)
-    counts = [sum(power.stage == stage for power in powers) for stage in range(len(work))]
+    ratios, counts = standing.per_work(work), standing.counts
     open_stages = [stage for stage in range(len(work)) if counts[stage] < per_stage_max]
     if not open_stages:
         return Assignment(-1, f"all stages have the {per_stage_max} volunteers that they can serve", "full")
@@ -95,9 +122,13 @@ def power_per_work(work: Sequence[float], powers: Sequence[Power]) -> list[float
     work, since a route may leave a stage out and so may all of them (two stages of which half is skipped)."""
     measured = [power.tokens_per_s for power in powers if power.tokens_per_s > 0]
     typical = sum(measured) / len(measured) if measured else 1.0
-    total = sum(work)
     sums = [0.0] * len(work)
     for power in powers:
         if 0 <= power.stage < len(work):
             sums[power.stage] += power.tokens_per_s if power.tokens_per_s > 0 else typical
+    return _over_shares(sums, work)
+
+
+def _over_shares(sums: Sequence[float], work: Sequence[float]) -> list[float]:
+    total = sum(work)
     return [gathered * total / share if share else math.inf for gathered, share in zip(sums, work, strict=True)]

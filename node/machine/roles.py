@@ -249,9 +249,11 @@ class Roles:
     # ---- time ----------------------------------------------------------------------------------------------------
 
     def wake_at(self) -> float | None:
-        hosted = (self.server, self.volunteer)
-        times = [role.wake_at() for role in hosted if role is not None]
-        return min((time for time in times if time is not None), default=None)
+        server = None if self.server is None else self.server.wake_at()
+        volunteer = None if self.volunteer is None else self.volunteer.wake_at()
+        if server is None or volunteer is None:
+            return volunteer if server is None else server
+        return min(server, volunteer)
 
     def wake(self, now: float) -> None:
         if self.server is not None and _due(self.server.wake_at(), now):

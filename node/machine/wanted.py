@@ -124,6 +124,8 @@ class Links:
         return min(times, default=None)
 
     def wake(self, now: float) -> None:
+        if self._due_known and (self._due is None or now < self._due):
+            return  # something else of the node was due
         self._due_known = False
         for peer, wanted in self._wanted.items():
             late = wanted.dialling_since is not None and now >= wanted.dialling_since + DIAL_TIMEOUT_S

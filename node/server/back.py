@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from node.server.context import RUN_SLOTS_MAX, Place, StageContext
+from node.server.context import RUN_SLOTS_MAX, Place, StageContext, named
 from node.server.front import DEADLINE_SHARE
 from node.server.pool import Entry, Grant, Pool
 from protocol.base.ids import NodeId, TaskId, TensorRef
@@ -137,7 +137,7 @@ class BackRole:
         told = dict.fromkeys(message.tasks)
         lost: dict[NodeId, None] = {}
         for step, state in self._steps.items():
-            for place in state.places:
+            for place in named(state.places, step, message, ahead=-1 if message.kind == "input" else 0):
                 microbatch, position = place
                 if message.kind == "input_gradient" and plan.front_of(step, microbatch, position) == peer:
                     task = TaskId(step, microbatch, position, "B")

@@ -14,6 +14,7 @@ after time within minutes and without one result, gets nothing for ten minutes a
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -80,14 +81,26 @@ class Conduct:
 
     def __init__(self) -> None:
         self._records: dict[NodeId, _Record] = {}
+        self._times: dict[Kind, list[float]] = {"result": [], "gradient": []}
+        """What each node takes, in ascending order: the usual is asked for with every lease, and for every worker."""
+        self._samples: dict[Kind, int] = {"result": 0, "gradient": 0}
+        """Answers by those who are remembered."""
+        self._out_until: dict[NodeId, float] = {}
+        """Until when those get nothing who do at present, and some whose time is over."""
 
     def answered(self, node: NodeId, kind: Kind, seconds: float, now: float) -> None:
         """It took so long."""
         record = self._of(node)
         before = seconds if self._is_forgotten(record, now) else record.typical_s.get(kind, seconds)
         record.answered_at = now
-        record.typical_s[kind] = before + 0.25 * (seconds - before)
+        typical_s = before + 0.25 * (seconds - before)
+        times = self._times[kind]
+        if kind in record.typical_s:
+            del times[bisect_left(times, record.typical_s[kind])]
+        insort(times, typical_s)
+        record.typical_s[kind] = typical_s
         record.samples[kind] = record.samples.get(kind, 0) + 1
+        self._samples[kind] += 1
 
     def finished(self, node: NodeId) -> Ruling | None:
         """It finished a lease: what was before is forgotten. Returns what changes for it, if anything."""
@@ -98,6 +111,7 @@ class Conduct:
         if not record.overtaken:
             return None
         record.overtaken, record.out_until = 0, float("-inf")
+        self._out_until.pop(node, None)
         return Ruling(node, -1, 0.0, "")
 
     def overtaken_by_others(self, node: NodeId, granted_at: float, now: float) -> Ruling | None:
@@ -112,7 +126,7 @@ class Conduct:
         others = "others had to finish its lease" if count == 1 else f"others had to finish {count} leases in a row"
         if count < OVERTAKEN_MAX:
             return Ruling(node, 1, 0.0, others)
-        record.out_until = now + OUT_S
+        record.out_until = self._out_until[node] = now + OUT_S
         return Ruling(node, 0, OUT_S, others)
 
     def left(self, node: NodeId, now: float) -> Ruling | None:
@@ -137,7 +151,7 @@ class Conduct:
 
     def back_at(self, now: float) -> float | None:
         """When the first of those who get nothing may have a lease again."""
-        return min((r.out_until for r in self._records.values() if r.out_until > now), default=None)
+        return min((until for until in self._out_until.values() if until > now), default=None)
 
     def is_slow(self, node: NodeId, now: float) -> bool:
         """Whether it took more than twice what is usual here, not long ago: others come first."""
@@ -156,6 +170,7 @@ class Conduct:
     def _out(self, node: NodeId, now: float, reason: str) -> Ruling:
         record = self._of(node)
         record.overtaken, record.overtaken_at, record.out_until = OVERTAKEN_MAX, now, now + OUT_S
+        self._out_until[node] = now + OUT_S
         return Ruling(node, 0, OUT_S, reason)
 
     def _is_forgotten(self, record: _Record, now: float) -> bool:
@@ -165,16 +180,23 @@ class Conduct:
 
     def _usual_s(self, kind: Kind) -> float | None:
         """The median over nodes, the lower one of two: half of the nodes may be as slow as they like."""
-        known = [record for record in self._records.values() if kind in record.typical_s]
-        if sum(record.samples[kind] for record in known) < SAMPLES_MIN:
+        if self._samples[kind] < SAMPLES_MIN:
             return None
-        times = sorted(record.typical_s[kind] for record in known)
+        times = self._times[kind]
         return times[(len(times) - 1) // 2]
 
     def _of(self, node: NodeId) -> _Record:
         record = self._records.get(node)
         if record is None:
             if len(self._records) >= REMEMBERED_MAX:
-                del self._records[next(iter(self._records))]
+                self._forget(next(iter(self._records)))
             record = self._records[node] = _Record()
         return record
+
+    def _forget(self, node: NodeId) -> None:
+        record = self._records.pop(node)
+        self._out_until.pop(node, None)
+        for kind, typical_s in record.typical_s.items():
+            times = self._times[kind]
+            del times[bisect_left(times, typical_s)]
+            self._samples[kind] -= record.samples[kind]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from node.machine.outbox import Outbox
 from node.server.tickets import TicketOffice
 from protocol.base.forms import TYPICAL_BITS
 from protocol.base.ids import NodeId
+from protocol.messages import Held
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 
@@ -29,6 +30,15 @@ SLOWEST_LINE_BYTES_PER_S = 1.25e6
 UPLOAD_TIMES = 2.0
 """A contribution shares its line. At 8 B in 16 stages (0.5 G parameters each, 5 bits) it has 312 MB, which take 250 s
 on the slowest line; at 1.1 B in 8 stages 86 MB and 69 s, where `lease_s` alone has 60."""
+
+
+def named(places: Mapping[Place, None], step: int, message: Held, ahead: int = 0) -> Iterable[Place]:
+    """The visits that a neighbour's word on what it holds is about: all of the step's, if what it does not name it has
+    not; else those that its tasks name, `ahead` positions after theirs. That is most often one of thousands."""
+    if message.complete:
+        return places
+    told = ((task.microbatch, task.position + ahead) for task in message.tasks if task.step == step)
+    return [place for place in told if place in places]
 
 
 @dataclass(slots=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from node.machine.waits import Wait, work_name
 from protocol.base.ids import NodeId, TaskId, TensorRef
 
 
@@ -60,6 +62,8 @@ class Worker:
 
     node: NodeId
     is_server: bool
+    number: int = 0
+    """Order of arrival; breaks ties."""
     slots: int = 0
     active_at: float = 0.0
     """When it last held a lease or asked for one."""
@@ -71,6 +75,14 @@ class Worker:
     """What others have finished of that meanwhile: when it had got it, and when they were done."""
 
 
+@dataclass(slots=True)
+class Holding:
+    """What one node has to do with a pool, by the entries' first tasks."""
+
+    leased: dict[TaskId, Entry] = field(default_factory=dict)
+    preferring: dict[TaskId, Entry] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Grant:
     """A lease that the pool has just given."""
@@ -78,3 +90,30 @@ class Grant:
     entry: Entry
     worker: NodeId
     has_graph: bool
+
+
+def oldest_wait(entries: Iterable[Entry], own: NodeId, lonely: bool) -> Wait | None:
+    """Why the oldest unfinished task is not finished, or nothing. `own`: the server itself, which may compute.
+    `lonely`: nobody may do it."""
+    entry = min((e for e in entries if not e.finished), key=lambda e: e.tasks[0], default=None)
+    if entry is None:
+        return None
+    step, work = entry.tasks[0].step, work_name(entry.tasks)
+    if entry.tensors is None:
+        return Wait(step, f"input for the {work}")
+    if entry.worker is not None:
+        what = work if entry.needs_result else f"weight gradient of microbatch {entry.tasks[0].microbatch}"
+        return Wait(step, f"its own {what}" if entry.worker == own else f"{what} by {entry.worker[:8]}")
+    if lonely:
+        return Wait(step, f"a volunteer for the {work}")
+    return Wait(step, f"a volunteer with a free slot for the {work}")
+
+
+def counted(entries: Iterable[Entry]) -> dict[str, int]:
+    """Unfinished units by what they wait for."""
+    result = {"input": 0, "free": 0, "leased": 0}
+    for entry in entries:
+        if not entry.finished:
+            key = "leased" if entry.worker is not None else "free" if entry.tensors is not None else "input"
+            result[key] += 1
+    return result

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from node.machine.jobs import LoadBatch
-from node.server.context import RUN_SLOTS_MAX, Place, StageContext
+from node.server.context import RUN_SLOTS_MAX, Place, StageContext, named
 from node.server.pool import Entry, Grant, Pool
 from protocol.base.ids import NodeId, TaskId, TensorRef
 from protocol.messages import (
@@ -232,7 +232,7 @@ class FrontRole:
         plan = self._context.plan
         for step, state in self._steps.items():
             if message.kind == "output":
-                for microbatch, position in state.places:
+                for microbatch, position in named(state.places, step, message):
                     ends = self._ends_at(step, microbatch, position)
                     if ends or plan.back_of(step, microbatch, position) != peer:
                         continue
@@ -242,7 +242,7 @@ class FrontRole:
                     elif message.complete:
                         self.pool_of(task).result_lost(task)
             elif message.kind == "gradient":
-                for place in state.places:
+                for place in named(state.places, step, message, ahead=1):
                     microbatch, position = place
                     if position > 0 and plan.back_of(step, microbatch, position - 1) == peer:
                         self._gradient_told(step, state, place, told, message.complete, lost)

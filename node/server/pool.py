@@ -23,13 +23,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
-from node.machine.waits import Wait, work_name
+from node.machine.waits import Wait
+from node.server.clocks import Clocks
 from node.server.conduct import Conduct, Ruling
 from node.server.entries import Entry as Entry
 from node.server.entries import Grant as Grant
-from node.server.entries import Worker
+from node.server.entries import Holding, Worker, counted, oldest_wait
 from protocol.base.ids import NodeId, TaskId, TensorRef
 
 REJOIN_S = 5.0
@@ -41,14 +41,6 @@ LEAVING_S = 90.0
 IDLE_S = 2.0
 """A volunteer that neither holds a lease nor asks for one for so long does not count as one that works: the servers
 of a run that compute `when_empty` do it then."""
-
-
-@dataclass(slots=True)
-class _Holding:
-    """What one node has to do with the pool, by the entries' first tasks."""
-
-    leased: dict[TaskId, Entry] = field(default_factory=dict)
-    preferring: dict[TaskId, Entry] = field(default_factory=dict)
 
 
 class Pool:
@@ -70,14 +62,17 @@ class Pool:
         self._entries: dict[TaskId, Entry] = {}
         self._of_task: dict[TaskId, Entry] = {}
         self._workers: dict[NodeId, Worker] = {}
-        self._holdings: dict[NodeId, _Holding] = {}
+        self._askers: dict[NodeId, Worker] = {}
+        """Volunteers with a free slot."""
+        self._arrivals = 0
+        self._holdings: dict[NodeId, Holding] = {}
         self._free: dict[NodeId | None, list[tuple[TaskId, int]]] = {}
         """Heaps of free entries by who is preferred; an item is stale when its entry is not free for that one."""
         self._open: dict[int, dict[NodeId | None, int]] = {}
         """Step -> entries that somebody still has to be given, by who is preferred."""
         self._deadlines: list[tuple[float, int, TaskId]] = []
         """Heap of result clocks: (time, fence, first task); stale when the fence is not the entry's."""
-        self._gradient_clocks: dict[tuple[NodeId, int], float] = {}
+        self._gradient_clocks: Clocks[tuple[NodeId, int]] = Clocks()
         """(worker, step) in its tail -> when its sums are given up."""
         self._tails: dict[int, float] = {}
         """Steps whose tail has come in the whole stage, and when."""
@@ -106,12 +101,17 @@ class Pool:
     def worker_here(self, node: NodeId, is_server: bool) -> None:
         """A link to somebody who may compute is up: it starts without slots."""
         self._dirty = True
-        self._workers[node] = Worker(node, is_server, active_at=self._now)
+        self._askers.pop(node, None)
+        before = self._workers.get(node)
+        self._arrivals += 1
+        number = self._arrivals if before is None else before.number
+        self._workers[node] = Worker(node, is_server, number, active_at=self._now)
 
     def worker_gone(self, node: NodeId, now: float) -> None:
         """Its leases are free at once, and its graphs are lost; its sums are waited for a little."""
         self._dirty = True
         worker = self._workers.pop(node, None)
+        self._askers.pop(node, None)
         if worker is not None and not worker.is_server and (worker.returned or self._leased_by(node)):
             self._forgive(worker, now)
             self._rule(self._conduct.left(node, now))
@@ -135,6 +135,8 @@ class Pool:
             self._stays(worker)
         worker.slots = min(worker.slots + slots, slots_max)
         worker.active_at = self._now
+        if worker.slots > 0 and not worker.is_server:
+            self._askers[node] = worker
 
     def prefer(self, task: TaskId, node: NodeId) -> bool:
         """`node` has the graph that this backward needs. Returns whether it will be asked for it."""
@@ -205,7 +207,7 @@ class Pool:
             if entry is not None and entry.worker == node and not entry.summed:
                 self._change(entry, summed=True)
                 if entry.step in self._tails:
-                    self._gradient_clocks.setdefault((node, entry.step), now + self._sum_s)
+                    self._start_gradient_clock(node, entry.step, now)
 
     def claim(self, tasks: tuple[TaskId, ...], node: NodeId, now: float) -> None:
         """`node`, whose link is new, says all that it has summed up: that is its own (again), and nothing else is."""
@@ -221,7 +223,7 @@ class Pool:
             elif held.open and held.needs_gradient and not held.needs_result:
                 self._change(held, worker=node, summed=True)
                 if held.step in self._tails:
-                    self._gradient_clocks.setdefault((node, held.step), now + self._sum_s)
+                    self._start_gradient_clock(node, held.step, now)
         self._dirty = True
 
     def tail(self, step: int, now: float) -> None:
@@ -231,7 +233,7 @@ class Pool:
         self._tails[step] = now
         for node, holding in self._holdings.items():
             if any(entry.step == step and entry.summed for entry in holding.leased.values()):
-                self._gradient_clocks[node, step] = now + self._sum_s
+                self._gradient_clocks.set((node, step), now + self._sum_s)
 
     def allow_upload(self, seconds: float) -> None:
         """A whole contribution may take so long: the clock of weight gradients is that much longer."""
@@ -240,7 +242,7 @@ class Pool:
     def progress(self, node: NodeId, step: int, now: float) -> None:
         """Bytes of the worker's weight gradients of the step have arrived."""
         if (node, step) in self._gradient_clocks:
-            self._gradient_clocks[node, step] = now + self._sum_s
+            self._gradient_clocks.set((node, step), now + self._sum_s)
 
     def give_back(self, tasks: Iterable[TaskId], node: NodeId, *, untried: bool = False, doubted: bool = False) -> None:
         """`node` says that it will not finish these (`untried`), or the ledger refused what it sent for them, and
@@ -276,8 +278,9 @@ class Pool:
         for number in [number for number in self._open if number <= step]:
             del self._open[number]
             self._tails.pop(number, None)
-        for clock in [clock for clock in self._gradient_clocks if clock[1] <= step]:
-            del self._gradient_clocks[clock]
+        for clock, _ in self._gradient_clocks.items():
+            if clock[1] <= step:
+                self._gradient_clocks.pop(clock)
         for task in [task for task in self._claims if task.step <= step]:
             del self._claims[task]
 
@@ -308,6 +311,8 @@ class Pool:
                 skipped.append(free)
                 continue
             worker.slots -= 1
+            if worker.slots <= 0:
+                self._askers.pop(worker.node, None)
             self._lease(free, worker, now)
             given.append((free, worker, False))
         for free in skipped:
@@ -338,9 +343,10 @@ class Pool:
             if entry is not None and self._result_is_due(entry, fence):
                 assert entry.worker is not None
                 late.append((entry, entry.worker))
-        over = [clock for clock, deadline in self._gradient_clocks.items() if deadline <= now]
+        first = self._gradient_clocks.first()
+        over = [] if first is None or first > now else [c for c, at in self._gradient_clocks.items() if at <= now]
         for node, step in over:
-            del self._gradient_clocks[node, step]
+            self._gradient_clocks.pop((node, step))
             late += [(e, node) for e in self._leased_by(node) if e.step == step and e.waits_for_sum]
         for node in [node for node, until in self._gone.items() if until <= now]:
             del self._gone[node]
@@ -360,35 +366,20 @@ class Pool:
             if entry is not None and self._result_is_due(entry, fence):
                 break
             heapq.heappop(self._deadlines)
-        times = [*self._gradient_clocks.values(), *self._gone.values()]
-        times += [at for at in (self._look_at, self._conduct.back_at(self._now)) if at is not None]
+        others = (self._gradient_clocks.first(), self._look_at, self._conduct.back_at(self._now))
+        times = [*self._gone.values(), *(at for at in others if at is not None)]
         return min([deadline, *times] if self._deadlines else times, default=None)
 
     # ---- what an operator asks -----------------------------------------------------------------------------------
 
     def waiting_for(self, own: NodeId) -> Wait | None:
         """Why the oldest unfinished task is not finished, or nothing. `own`: the server itself, which may compute."""
-        entry = min((e for e in self._entries.values() if not e.finished), key=lambda e: e.tasks[0], default=None)
-        if entry is None:
-            return None
-        step, work = entry.tasks[0].step, work_name(entry.tasks)
-        if entry.tensors is None:
-            return Wait(step, f"input for the {work}")
-        if entry.worker is not None:
-            what = work if entry.needs_result else f"weight gradient of microbatch {entry.tasks[0].microbatch}"
-            return Wait(step, f"its own {what}" if entry.worker == own else f"{what} by {entry.worker[:8]}")
-        if not self._workers or (self.volunteer_count == 0 and self._collocated == "never"):
-            return Wait(step, f"a volunteer for the {work}")
-        return Wait(step, f"a volunteer with a free slot for the {work}")
+        lonely = not self._workers or (self.volunteer_count == 0 and self._collocated == "never")
+        return oldest_wait(self._entries.values(), own, lonely)
 
     def counts(self) -> dict[str, int]:
         """Unfinished units by what they wait for."""
-        result = {"input": 0, "free": 0, "leased": 0}
-        for entry in self._entries.values():
-            if not entry.finished:
-                key = "leased" if entry.worker is not None else "free" if entry.tensors is not None else "input"
-                result[key] += 1
-        return result
+        return counted(self._entries.values())
 
     def take_rulings(self) -> list[Ruling]:
         """What has changed for workers since this was asked last."""
@@ -482,9 +473,9 @@ class Pool:
         if entry.free:
             self._wait_free(entry)
         if entry.worker is not None:
-            self._holdings.setdefault(entry.worker, _Holding()).leased[key] = entry
+            self._holdings.setdefault(entry.worker, Holding()).leased[key] = entry
         if entry.preferred is not None:
-            self._holdings.setdefault(entry.preferred, _Holding()).preferring[key] = entry
+            self._holdings.setdefault(entry.preferred, Holding()).preferring[key] = entry
 
     def _wait_free(self, entry: Entry) -> None:
         self._serial += 1
@@ -525,11 +516,13 @@ class Pool:
         if not 0.8 * self._sum_s < sum_s < 1.25 * self._sum_s:
             self._sum_s = sum_s
             for clock, deadline in self._gradient_clocks.items():
-                self._gradient_clocks[clock] = min(deadline, self._now + sum_s)
+                self._gradient_clocks.set(clock, min(deadline, self._now + sum_s))
 
     def _choose(self, entry: Entry) -> Worker | None:
         """Who gets an entry that nobody is preferred for: of those with a free slot the one that is not slow and has
         most of them. Servers only where the run says so; who failed with it before only if nobody else takes it."""
+        if self._collocated != "always" and (asker := self._best_asker(entry)) is not None:
+            return asker
         volunteers = [w for w in self._workers.values() if not w.is_server and self._could_do(entry, w)]
         servers = [w for w in self._workers.values() if w.is_server and w.node not in entry.late]
         allowed = list(volunteers)
@@ -545,6 +538,20 @@ class Pool:
             ready = [w for w in self._workers.values() if w.node in entry.late and w.slots and self._may_have_more(w)]
         return min(ready, key=lambda w: (self._conduct.is_slow(w.node, self._now), -w.slots), default=None)
 
+    def _best_asker(self, entry: Entry) -> Worker | None:
+        """The same, where a volunteer with a free slot may have it: nobody else need be looked at."""
+        best: Worker | None = None
+        best_is_slow = False
+        for worker in self._askers.values():
+            if best is not None and not best_is_slow and (worker.slots, -worker.number) < (best.slots, -best.number):
+                continue
+            if not self._could_do(entry, worker) or not self._may_have_more(worker):
+                continue
+            is_slow = self._conduct.is_slow(worker.node, self._now)
+            if best is None or (is_slow, -worker.slots, worker.number) < (best_is_slow, -best.slots, best.number):
+                best, best_is_slow = worker, is_slow
+        return best
+
     def _could_do(self, entry: Entry, worker: Worker) -> bool:
         return worker.node not in entry.late and self._conduct.leases_max(worker.node, self._now) != 0
 
@@ -554,7 +561,7 @@ class Pool:
 
     def _some_work(self, volunteers: list[Worker]) -> bool:
         """Whether one of these has room, holds a lease, or did so a moment ago."""
-        if any(w.slots > 0 or self._leased_by(w.node) for w in volunteers):
+        if any(w.slots > 0 or self._holds(w.node) for w in volunteers):
             return True
         return bool(volunteers) and not self._moment_passed(max(w.active_at for w in volunteers))
 
@@ -565,6 +572,10 @@ class Pool:
             return True
         self._look_at = min(until, float("inf") if self._look_at is None else self._look_at)
         return False
+
+    def _start_gradient_clock(self, node: NodeId, step: int, now: float) -> None:
+        if (node, step) not in self._gradient_clocks:
+            self._gradient_clocks.set((node, step), now + self._sum_s)
 
     def _failed_with(self, entry: Entry, node: NodeId) -> None:
         entry.late[node] = entry.granted_at
@@ -577,6 +588,10 @@ class Pool:
     def _leased_by(self, node: NodeId) -> list[Entry]:
         holding = self._holdings.get(node)
         return [] if holding is None else list(holding.leased.values())
+
+    def _holds(self, node: NodeId) -> bool:
+        holding = self._holdings.get(node)
+        return holding is not None and bool(holding.leased)
 
     def _preferring(self, node: NodeId) -> list[Entry]:
         holding = self._holdings.get(node)

@@ -25,6 +25,8 @@ class _Step:
     """Leases that each worker was given on its present link."""
     told: dict[NodeId, int] = field(default_factory=dict)
     """Workers that know of their tail, and how many leases they had by then."""
+    untold: dict[NodeId, None] = field(default_factory=dict)
+    """Workers that do not, or have been given more since."""
     servers: dict[NodeId, None] = field(default_factory=dict)
     """Servers of the stage that have nothing left to give."""
 
@@ -35,10 +37,12 @@ class TailDesk:
     def __init__(self, context: StageContext) -> None:
         self._context = context
         self._steps: dict[int, _Step] = {}
-        self._workers: dict[NodeId, None] = {}
+        self._workers: dict[NodeId, int] = {}
+        """With the order of their arrival."""
+        self._arrivals = 0
 
     def open_step(self, step: int) -> None:
-        self._steps.setdefault(step, _Step())
+        self._steps.setdefault(step, _Step(untold=dict.fromkeys(self._workers)))
 
     def close_step(self, step: int) -> None:
         for key in [key for key in self._steps if key <= step]:
@@ -47,29 +51,35 @@ class TailDesk:
     def worker_here(self, node: NodeId) -> None:
         """A new link: whatever was counted on an earlier one is void, on the other side too."""
         self.worker_gone(node)
-        self._workers[node] = None
+        self._arrivals += 1
+        self._workers[node] = self._arrivals
+        for step in self._steps.values():
+            step.untold[node] = None
 
     def worker_gone(self, node: NodeId) -> None:
         self._workers.pop(node, None)
         for step in self._steps.values():
             step.given.pop(node, None)
             step.told.pop(node, None)
+            step.untold.pop(node, None)
 
     def granted(self, grants: Iterable[Grant]) -> None:
         for grant in grants:
             step = self._steps.get(grant.entry.step)
             if step is not None:
                 step.given[grant.worker] = step.given.get(grant.worker, 0) + 1
+                if grant.worker in self._workers:
+                    step.untold[grant.worker] = None
 
     def look(self, pools: list[Pool], now: float) -> None:
         """After every change: tells those whose tail has come, or has come again after more work."""
         for number, step in self._steps.items():
             if any(pool.open_to_all(number) for pool in pools):
                 continue
-            for node in self._workers:
-                given = step.given.get(node, 0)
-                if step.told.get(node) != given and not any(pool.has_more_for(node, number) for pool in pools):
-                    step.told[node] = given
+            for node in sorted(step.untold, key=self._workers.__getitem__):
+                if not any(pool.has_more_for(node, number) for pool in pools):
+                    given = step.told[node] = step.given.get(node, 0)
+                    del step.untold[node]
                     self._out_flush(node, number, given)
             if self._context.node not in step.servers and not any(pool.open_count(number) for pool in pools):
                 for server in self._context.stage_servers:

@@ -115,8 +115,11 @@ class Gradients:
                 total.flush_at = now + max(self._linger_s, 2 * self._upload_s)
 
     def wake_at(self) -> float | None:
-        times = [total.flush_at for total in self._sums.values() if total.flush_at is not None]
-        return min(times, default=None)
+        first = None
+        for total in self._sums.values():
+            if total.flush_at is not None and (first is None or total.flush_at < first):
+                first = total.flush_at
+        return first
 
     def wake(self, now: float) -> None:
         for step in [s for s, total in self._sums.items() if total.flush_at is not None and total.flush_at <= now]:

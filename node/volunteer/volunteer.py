@@ -527,13 +527,14 @@ class VolunteerMachine:
     # ---- time and reports ----------------------------------------------------------------------------------------
 
     def wake_at(self) -> float | None:
-        times = [held.received + held.lease.deadline_s for held in self._leases.values()]
-        flush = self.gradients.wake_at()
-        if flush is not None:
-            times.append(flush)
-        if self._room.reason and self._room.rest_until:
-            times.append(self._room.rest_until)
-        return min(times, default=None)
+        first = self.gradients.wake_at()
+        if self._room.reason and self._room.rest_until and (first is None or self._room.rest_until < first):
+            first = self._room.rest_until
+        for held in self._leases.values():
+            over = held.received + held.lease.deadline_s
+            if first is None or over < first:
+                first = over
+        return first
 
     def wake(self, now: float) -> None:
         self.gradients.wake(now)

@@ -362,15 +362,24 @@ def _from_sites(
     machines: tuple[Machine, ...], servers: int, site_links: Screened
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """The four matrices of `Network` as the site table alone gives them; unreachable where it is silent."""
-    names = sorted({machine.site for machine in machines if machine.site is not None})
-    number = {name: position for position, name in enumerate(names)}
-    nowhere = len(names)
-    site = np.array([nowhere if machine.site is None else number[machine.site] for machine in machines])
-    latency = np.full((nowhere + 1, nowhere + 1), math.inf)
-    rate = np.zeros((nowhere + 1, nowhere + 1))
+    # Between volunteers there are no links: a table of all sites by all sites would take gigabytes for 10,000 homes.
+    number = _numbered(machines)
+    near = _numbered(machines[:servers])
+    site = np.array([number.get(machine.site, len(number)) for machine in machines])
+    server_site = np.array([near.get(machine.site, len(near)) for machine in machines[:servers]], dtype=np.int64)
+    to_latency = np.full((len(number) + 1, len(near) + 1), math.inf)
+    from_latency = to_latency.T.copy()
+    to_rate, from_rate = np.zeros(to_latency.shape), np.zeros(from_latency.shape)
     for (a, b), (latency_s, bytes_per_s) in site_links.items():
-        if a in number and b in number:
-            latency[number[a], number[b]] = latency_s
-            rate[number[a], number[b]] = bytes_per_s
-    to, back = np.ix_(site, site[:servers]), np.ix_(site[:servers], site)
-    return latency[to], rate[to], latency[back], rate[back]
+        if a in number and b in near:
+            to_latency[number[a], near[b]], to_rate[number[a], near[b]] = latency_s, bytes_per_s
+        if a in near and b in number:
+            from_latency[near[a], number[b]], from_rate[near[a], number[b]] = latency_s, bytes_per_s
+    to, back = np.ix_(site, server_site), np.ix_(server_site, site)
+    return to_latency[to], to_rate[to], from_latency[back], from_rate[back]
+
+
+def _numbered(machines: Sequence[Machine]) -> dict[str | None, int]:
+    """The sites of these machines, by name."""
+    names = sorted({machine.site for machine in machines if machine.site is not None})
+    return {name: position for position, name in enumerate(names)}

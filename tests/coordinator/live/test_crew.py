@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from coordinator.live.crew import MOVE_PAUSE_S, STAY_S
-from coordinator.live.stage_choice import Power, assign, move, power_per_work
+from coordinator.live.stage_choice import Assignment, Power, Standing, move, power_per_work
+from coordinator.live.stage_choice import assign as assign_by
 from protocol.base.ids import NodeId
 from protocol.messages import PlanChanged
 from protocol.run.run import LimitsSection, RunConfig
 from tests.coordinator.live.desk import Desk
 
 SERVERS = ("s0", "s1", "s2", "s3")
+
+
+def assign(work: list[float], there: list[Power], wished: int, per_stage_max: int) -> Assignment:
+    return assign_by(work, Standing(len(work), there), wished, per_stage_max)
 
 
 def powers(*stages_and_speeds: tuple[int, float]) -> list[Power]:
