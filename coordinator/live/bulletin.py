@@ -74,6 +74,8 @@ class Bulletin:
         wall_offset_s: float,
     ) -> None:
         self._run_id = run_id
+        self.build = ""
+        """This program's, for the owners of older ones."""
         self._run = run
         self._giving = giving
         self._outbox = outbox
@@ -100,6 +102,7 @@ class Bulletin:
                 hour_ratio=self._giving.hour_ratio(member.peer, now),
                 step_tasks=self._giving.newest[member.peer],
                 thanks=self._thanks(member, now),
+                build=self.build,
             ),
         )
 

@@ -20,6 +20,7 @@ import urllib.parse
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -313,6 +314,7 @@ class Daemon:
             config, store.run_id, store.generation, store.load(), sign, sign_list, sign_given, wall_offset_s,
             read_invite, helpers,
         )  # fmt: skip
+        self.machine.bulletin.build = f"barnraise-{version('barnraise')}"
         self.pump = Pump(self.machine, self)
         self.transport = Transport(
             nursery,

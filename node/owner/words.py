@@ -62,6 +62,8 @@ def describe(status: dict[str, Any]) -> str:
         lines += _wrap(f"  also: {'; '.join(others)}")
     if status["complaint"]:
         lines += _wrap(f"  limits file: {status['complaint']}")
+    if status["update"]:
+        lines += _wrap(f"  update: {status['update']}")
     parts = [device["name"]]
     if device["temperature_c"] is not None:
         limit = device["temperature_limit_c"]

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +28,7 @@ from node.owner.governor import Decision, Governor, Moment, Readings, UserPause,
 from node.owner.limits import OwnerLimits, read_limits, shown, with_values, write_limits
 from node.owner.tally import Tally, as_dict, in_words, part_in_words
 from node.owner.thanks import ThanksBook
+from node.owner.update import update_words
 from node.platform.notify import notify
 from node.platform.sensors import Sensors
 from node.process.device_frames import Hello
@@ -36,6 +38,7 @@ from protocol.base.machine import Told
 from protocol.drive.limits import Limits
 from protocol.messages import News
 
+BUILD = f"barnraise-{version('barnraise')}"
 LOOK_S = 0.3
 """Between two looks at the sensors: a game is seen within this, and has the device within a second."""
 SAVE_S = 60.0
@@ -85,6 +88,8 @@ class Keeper:
         self._device: Hello | None = None
         self.news: News | None = None
         """What the run's coordinator told last."""
+        self.update = ""
+        """That the run has a newer Barnraise, in words."""
         self._state = state
         self._settings = settings
         self._overrides = overrides
@@ -336,6 +341,10 @@ class Keeper:
         if news is None or news is self.news:
             return
         self.news = news
+        update = update_words(news.build, BUILD)
+        if update and update != self.update:
+            self._log.info("update", detail=update)
+        self.update = update
         if self._thanks is not None:
             before = self._thanks.complaint
             self._thanks.take(news.thanks)
@@ -432,6 +441,7 @@ class Keeper:
             },
             "news": None if self.news is None else shown_news(self.news),
             "thanks": self.thanks(),
+            "update": self.update,
             "limits": shown(limits),
             "name": limits.name,
             "pid": os.getpid(),

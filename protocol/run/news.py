@@ -32,6 +32,8 @@ class News(Message, frozen=True, kw_only=True):
     """Its tasks in `step`."""
     thanks: bytes = b""
     """What it has given for ever, signed (`protocol.trust.thanks`); empty: nothing yet."""
+    build: str = ""
+    """The coordinator's, so that an owner hears of a newer one; empty: not said."""
 
 
 class Wrote(Message, frozen=True, kw_only=True):

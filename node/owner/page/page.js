@@ -64,6 +64,8 @@ function render(status) {
   const others = status.holds.filter(([reason]) => reason !== status.reason).map(([, sentence]) => sentence);
   at("also").hidden = others.length === 0;
   show("also", `Also: ${others.join("; ")}`);
+  at("update").hidden = !status.update;
+  show("update", `Update: ${status.update}.`);
   at("complaint").hidden = !status.complaint;
   show("complaint", status.complaint);
   const device = status.device;

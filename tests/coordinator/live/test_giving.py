@@ -79,9 +79,11 @@ def test_a_volunteer_is_told_now_and_then_and_when_it_drains() -> None:
     desk.report(0, shares=(Share(A, 4), Share(NodeId("s1"), 12)))
     desk.say("s0", Wrote(step=0, sample="Once upon a time"))
     nodes = ("s0", "s1", "s2", "s3", "v0")
+    desk.machine.bulletin.build = "barnraise-9.0"
     assert not news(desk.stay(NEWS_S / 2, *nodes))
     (told,) = news(desk.stay(NEWS_S, *nodes))
     assert (told.step, told.step_tasks, told.hour_ratio) == (0, 4, 0.25)
+    assert told.build == "barnraise-9.0", "whoever has an older one hears of it"
     assert told.thanks == b"4 tasks" and told.sample == "Once upon a time"
     assert [step for step, _ in told.curve] == [0]
     draining = NodeReport(state="draining", waiting_for="", counters={})

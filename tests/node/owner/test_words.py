@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from node.owner.limits import OwnerLimits, shown
+from node.owner.update import update_words
 from node.owner.words import limits_in_words, list_limits, wrapped
 
 OFFER = """Device
@@ -38,3 +39,21 @@ def test_rates_in_words() -> None:
     """Off is no number that a person must interpret."""
     assert limits_in_words(None, None) == "no limits"
     assert limits_in_words(2e6 / 8, None) == "at most 2 Mbit/s up, no limit down"
+
+
+def test_a_newer_build_of_the_run_is_told() -> None:
+    """By its numbers, not its letters; an older or equal one, or what is no release, is nothing to tell."""
+    said = update_words("barnraise-0.10.0", "barnraise-0.9.1")
+    assert (
+        said.startswith("the run's coordinator has Barnraise 0.10.0, this computer 0.9.1: ") and "pip install" in said
+    )
+    for theirs in (
+        "barnraise-0.9.1",
+        "barnraise-0.9",
+        "barnraise-0.8.20",
+        "",
+        "barnraise-",
+        "0.x",
+        "barnraise-9999999",
+    ):
+        assert update_words(theirs, "barnraise-0.9.1") == ""
