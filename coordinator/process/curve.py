@@ -9,8 +9,9 @@ from coordinator.process.database import Database
 
 Piece = tuple[int, float | None, float | None, float | None, float]
 """First step, mean loss, smallest, largest, tokens a second."""
-ROWS_MAX = 20_000
-"""Steps in memory at once, 10 MB: a database on another computer sends all that a query finds."""
+ROWS_MAX = 2_000
+"""Steps in memory at once, 1 MB, which the process never gives back: a database on another computer sends all that a
+query finds."""
 _LOSS_MAX = 1e300
 """A loss beyond this is not finite; what was no number is in the database as infinity."""
 
