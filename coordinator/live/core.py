@@ -99,7 +99,7 @@ class CoordinatorMachine:
         self.placement = Placement(config, generation, stored, self.roster, self.history, self.outbox, self.network)
         self.placement.first.flops_per_s = self.flops_per_s
         self.placement.on_settled = self._settled
-        self.crew = Crew(config, self.roster, self.placement, self.outbox)
+        self.crew = Crew(config, self.roster, self.placement, self.outbox, self.network, self.flops_per_s)
         self.signalling = Signalling(self.roster, self.outbox, helpers or Helpers(), wall_offset_s)
         self._bans = Bans(
             run_id, self.admission, self.roster, self.outbox, sign_revocations, self._expel_banned, wall_offset_s
@@ -283,8 +283,8 @@ class CoordinatorMachine:
         self.roster.remove(member)
         self.network.left(member.peer)
         self.reported.left(member.peer)
+        self.crew.left(member.peer)
         self._bans.left(member.peer)
-        self.crew.changed()
         if not member.welcomed:
             return
         self.giving.left(member.peer)
@@ -377,7 +377,7 @@ class CoordinatorMachine:
             self._expel(member, "unexpected", fault, now)
         elif member.join is not None:
             member.join = join  # the same node with news: a checkpoint, an address, a speed
-            self.crew.changed()
+            self.crew.changed(member.peer)
             if member.role == "server" and member.welcomed:
                 self.placement.look(now)
         else:
@@ -566,6 +566,8 @@ class CoordinatorMachine:
         self.placement.changes_counted(row.changes, row.step)
         self.reported.accepted(self.config.batch.microbatches)
         self.placement.step_stored(now)
+        if self.data is not None:
+            self.crew.step_closed(row.shares, row.duration_s, self.data.vocabulary, now)
         self.outbox.send(member.peer, StepReportStored(step=row.step))
 
 

@@ -1,106 +1,190 @@
-"""Gives volunteers their stages, and moves one when a stage has nobody while another has several."""
+"""Gives volunteers their stages by what they would do there, and moves one where a stage has nobody or too few."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
+from coordinator.live.measured_links import NetworkBook
 from coordinator.live.outbox import Outbox
-from coordinator.live.plan_builder import stage_work
 from coordinator.live.roster import Member, Roster
 from coordinator.live.seating import Placement
-from coordinator.live.stage_choice import Assignment, Power, Standing, assign, move
+from coordinator.live.stage_choice import Assignment, Power, Standing, assign, balance, fill
+from coordinator.live.throughput import Delivered, Means, Needs, needs_of, reload_s, steps_per_s, typical_flops_per_s
+from protocol.base.ids import NodeId
+from protocol.run.course import Course
+from protocol.run.news import Share
 from protocol.run.run import RunConfig
 
 MOVE_PAUSE_S = 5.0
 """A stage is without volunteers for so long before one is moved, and two moves are so far apart: one that was killed
 is often back within it, and a swarm that jumps at every change only downloads parameters."""
 STAY_S = 15.0
-"""A volunteer that came to its stage less than this ago is not moved."""
+"""A volunteer that came to its stage less than this ago is not moved to an empty one …"""
+SETTLED_S = 60.0
+"""… and one less than a minute not to balance two stages; two such moves are as far apart, so that what the first has
+changed is counted before the next."""
+LOOK_AGAIN_S = 10.0
+"""How old what is known of a volunteer's throughput may be: links report as often."""
 
 
 class Crew:
     """The volunteers' side of the coordinator."""
 
-    def __init__(self, config: RunConfig, roster: Roster, placement: Placement, outbox: Outbox) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        roster: Roster,
+        placement: Placement,
+        outbox: Outbox,
+        network: NetworkBook,
+        flops_per_s: Callable[[Member], float],
+    ) -> None:
+        """`flops_per_s`: a member's power by its benchmark, 0 where there was none."""
         self._config = config
         self._roster = roster
         self._placement = placement
         self._outbox = outbox
-        self._empty_since: float | None = None
+        self._network = network
+        self._flops_per_s = flops_per_s
+        self.delivered = Delivered()
+        self.step_s = 0.0
+        """How far apart steps close; 0: not known yet."""
+        self._needs: tuple[Course, int, tuple[Needs, ...]] | None = None
+        self._known: dict[NodeId, tuple[tuple[float, ...], tuple[float, ...]]] = {}
+        """(steps a second, seconds to reload) of each volunteer, by stage, before what it delivers counts."""
+        self._known_at = float("-inf")
+        self._typical = 0.0
+        """The power of whoever was not measured; 0: to be found."""
         self._standing: Standing | None = None
         """Of those with a stage; None: to be found anew."""
         self._newest = -1
         """The number of the last of them."""
-        self._known_work: tuple[int, int, list[float]] | None = None
-        """Plan, vocabulary, and each stage's work."""
-
-    def changed(self) -> None:
-        """A volunteer has left, or says something else of itself."""
-        self._standing = None
+        self._empty_since: float | None = None
+        self._balanced_at = float("-inf")
 
     def arrive(self, member: Member, vocabulary: int, now: float) -> None:
         """A welcomed volunteer gets a stage and the plan."""
-        self._give(member, self._choose(member, vocabulary), now)
+        self._give(member, self._choose(member, vocabulary), vocabulary, now)
+
+    def changed(self, peer: NodeId) -> None:
+        """A volunteer says something else of itself."""
+        self._known.pop(peer, None)
+        self._standing = None
+
+    def left(self, peer: NodeId) -> None:
+        self._standing = None
+        self._known.pop(peer, None)
+        self.delivered.left(peer)
+
+    def step_closed(self, shares: Iterable[Share], duration_s: float, vocabulary: int, now: float) -> None:
+        """A step is stored: `shares` is who computed how many of its tasks, by the ledgers' count."""
+        self.step_s = duration_s if not self.step_s else 0.8 * self.step_s + 0.2 * duration_s
+        crews: dict[int, dict[NodeId, float]] = {}
+        for member in self._roster.volunteers():
+            if member.stage >= 0 and now - member.stage_since > 2 * self.step_s + STAY_S:
+                crews.setdefault(member.stage, {})[member.peer] = self._promise(member, vocabulary)[0][member.stage]
+        self.delivered.count({share.node: share.tasks for share in shares}, crews.values())
 
     def even_out(self, vocabulary: int, now: float) -> None:
         """Gives work to those without, and moves one volunteer where that is due. Called now and then."""
+        if now - self._known_at >= LOOK_AGAIN_S:
+            self._known.clear()
+            self._known_at, self._typical, self._standing = now, 0.0, None
         for member in self._roster.volunteers():
             if member.stage == -1:
                 choice = self._choose(member, vocabulary)
                 if choice.stage != -1:
-                    self._give(member, choice, now)
-        standing = self._stands()
-        powers = standing.powers
-        if all(standing.counts) or not powers:
+                    self._give(member, choice, vocabulary, now)
+        standing, needed = self._stands(vocabulary), self._needed(vocabulary)
+        if not standing.powers:
             self._empty_since = None
-            return
-        if self._empty_since is None:
-            self._empty_since = now
-        if now - self._empty_since < MOVE_PAUSE_S:
-            return
-        keep = [member.peer for member in self._roster.volunteers() if now - member.stage_since < STAY_S]
-        moved = move(self._work(vocabulary), powers, keep)
-        if moved is None:
-            return
-        node, choice = moved
+        elif not all(standing.counts):
+            if self._empty_since is None:
+                self._empty_since = now
+            if now - self._empty_since >= MOVE_PAUSE_S:
+                moved = fill(needed, standing, self._here_less_than(STAY_S, now))
+                if moved is not None:
+                    self._empty_since = now
+                    self._move(*moved, vocabulary, now)
+        else:
+            self._empty_since = None
+            if now - self._balanced_at >= SETTLED_S:
+                keep = self._here_less_than(SETTLED_S, now)
+                moved = balance(needed, standing, self._config.limits.volunteers_max, keep)
+                if moved is not None:
+                    self._balanced_at = now
+                    self._move(*moved, vocabulary, now)
+
+    def _here_less_than(self, seconds: float, now: float) -> list[NodeId]:
+        return [member.peer for member in self._roster.volunteers() if now - member.stage_since < seconds]
+
+    def _move(self, node: NodeId, choice: Assignment, vocabulary: int, now: float) -> None:
         mover = self._roster.get(node)
         assert mover is not None
-        self._empty_since = now
-        self._give(mover, choice, now)
+        self._give(mover, choice, vocabulary, now)
 
     def _choose(self, member: Member, vocabulary: int) -> Assignment:
         assert member.join is not None
-        return assign(self._work(vocabulary), self._stands(), member.join.stage, self._config.limits.volunteers_max)
+        newcomer = self._power(member, vocabulary).steps_per_s
+        most = self._config.limits.volunteers_max
+        return assign(self._needed(vocabulary), self._stands(vocabulary), newcomer, member.join.stage, most)
 
-    def _give(self, member: Member, choice: Assignment, now: float) -> None:
+    def _give(self, member: Member, choice: Assignment, vocabulary: int, now: float) -> None:
         newcomer = member.stage < 0 and member.number > self._newest
         member.stage, member.stage_reason, member.stage_since = choice.stage, choice.reason, now
         if self._standing is None or not newcomer:
             self._standing = None
         elif choice.stage >= 0:
-            self._standing.add(_power_of(member))
+            self._standing.add(self._power(member, vocabulary))
             self._newest = member.number
         member.told_generation = -1
         self._outbox.count("barnraise_coordinator_assignments_total", run=self._config.name, reason=choice.label)
         self._outbox.log("info", "volunteer assigned", node=member.peer, stage=choice.stage, detail=choice.reason)
         self._placement.tell(member)
 
-    def _stands(self) -> Standing:
-        plan = self._placement.plan
-        stages = 0 if plan is None else len(plan.stages)
+    # ---- what volunteers would do ----------------------------------------------------------------------------------
+
+    def _stands(self, vocabulary: int) -> Standing:
+        stages = len(self._stages(vocabulary))
         if self._standing is None or len(self._standing.counts) != stages:
             working = [member for member in self._roster.volunteers() if member.join is not None and member.stage >= 0]
-            self._standing = Standing(stages, map(_power_of, working))
+            self._standing = Standing(stages, (self._power(member, vocabulary) for member in working))
             self._newest = working[-1].number if working else -1
         return self._standing
 
-    def _work(self, vocabulary: int) -> list[float]:
+    def _power(self, member: Member, vocabulary: int) -> Power:
+        steps, reloads = self._promise(member, vocabulary)
+        share = self.delivered.share(member.peer)
+        return Power(member.peer, member.stage, tuple(share * each for each in steps), member.number, reloads)
+
+    def _promise(self, member: Member, vocabulary: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        known = self._known.get(member.peer)
+        needs = self._stages(vocabulary)
+        if known is None or len(known[0]) != len(needs):
+            means = self._means(member)
+            known = self._known[member.peer] = (
+                tuple(steps_per_s(means, need, self.step_s) for need in needs),
+                tuple(reload_s(means, need) for need in needs),
+            )
+        return known
+
+    def _means(self, member: Member) -> Means:
+        up, down = self._network.line_of(member.peer)
+        power = self._flops_per_s(member)
+        if power <= 0:
+            if not self._typical:
+                self._typical = typical_flops_per_s(self._flops_per_s(other) for other in self._roster.volunteers())
+            power = self._typical
+        return Means(power, up, down)
+
+    def _needed(self, vocabulary: int) -> list[bool]:
+        return [need.visits > 0 for need in self._stages(vocabulary)]
+
+    def _stages(self, vocabulary: int) -> tuple[Needs, ...]:
         plan = self._placement.plan
         assert plan is not None, "volunteers come in only when stage 0 has read the data, so after the first plan"
-        if self._known_work is None or self._known_work[:2] != (plan.generation, vocabulary):
-            work = [stage_work(self._config, plan.course, stage, vocabulary) for stage in range(len(plan.stages))]
-            self._known_work = plan.generation, vocabulary, work
-        return self._known_work[2]
-
-
-def _power_of(member: Member) -> Power:
-    assert member.join is not None, "a welcomed volunteer has joined"
-    return Power(member.peer, member.stage, member.join.tokens_per_s, member.number)
+        if self._needs is None or self._needs[:2] != (plan.course, vocabulary):
+            self._needs = plan.course, vocabulary, needs_of(self._placement.config, plan.course, vocabulary)
+            self._known.clear()
+            self._standing = None
+        return self._needs[2]

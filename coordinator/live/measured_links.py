@@ -70,6 +70,19 @@ class NetworkBook:
         """The links that a member reports, by peer."""
         return self._heard.get(member, {})
 
+    def line_of(self, member: NodeId) -> tuple[float, float]:
+        """Bytes per second up and down of a member's best links, by its own measurements when it came and by what its
+        servers have seen since; 0: not known."""
+        own = self._heard.get(member, {})
+        up = max((heard.figures.sent_bytes_per_s for heard in own.values()), default=0.0)
+        down = max((heard.figures.received_bytes_per_s for heard in own.values()), default=0.0)
+        for peer in own:  # a server's word counts more than the member's own
+            seen = self._heard.get(peer, {}).get(member)
+            if seen is not None:
+                up = seen.figures.received_bytes_per_s or up
+                down = seen.figures.sent_bytes_per_s or down
+        return up, down
+
     def directions(self, now: float) -> dict[tuple[NodeId, NodeId], Direction]:
         """(source, target) -> the newest that either end says, where a rate is known."""
         newest: dict[tuple[NodeId, NodeId], Direction] = {}

@@ -34,16 +34,6 @@ def block_work(config: RunConfig, block: int, vocabulary: int) -> float:
     return float(3 * model.hidden * model.feed_forward)
 
 
-def stage_work(config: RunConfig, course: Course, stage: int, vocabulary: int) -> float:
-    """Multiply-adds per token of the batch of a stage's forwards: each chunk by the share of routes that visit it."""
-    work = 0.0
-    for number in course.chunks_of(stage):
-        chunk = course.chunks[number]
-        blocks = range(chunk.first_block, chunk.end_block)
-        work += course.share(number) * sum(block_work(config, block, vocabulary) for block in blocks)
-    return work
-
-
 def stage_blocks(config: RunConfig, course: Course, stage: int) -> str:
     """The blocks of a stage as people say it, chunk by chunk: `embed, 0a-1f + head`."""
     chunks = [course.chunks[number] for number in course.chunks_of(stage)]

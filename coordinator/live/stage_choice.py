@@ -1,6 +1,7 @@
-"""Which stage a volunteer works for: the one with the least power for its work. Pure functions with reasons.
+"""Which stage a volunteer works for: the one that would be the slowest, as long as it helps there. Pure functions.
 
-A pipeline is as fast as its slowest stage, so power goes where work per power is greatest; ties go to the lower stage.
+A pipeline is as fast as its slowest stage, so power goes where the fewest steps a second are carried; ties go to the
+lower stage. Power is what a volunteer would do for that very stage, with its device and its lines (`throughput`).
 """
 
 from __future__ import annotations
@@ -12,20 +13,27 @@ from dataclasses import dataclass
 from protocol.base.ids import NodeId
 
 WISH_SLACK = 2.0
-"""A wish is granted while its stage has at most so many times the power per work of the poorest one: moving costs a
+"""A wish is granted while its stage carries at most so many times the steps of the slowest one: moving costs a
 download of parameters, which a small imbalance does not pay back."""
+GAIN_MIN = 0.2
+"""A volunteer moves between stages that have somebody for at least a fifth more steps a second: the way back would then
+be worth nothing, so nobody moves to and fro, and what is known of members is not much better than that."""
+PAYBACK_S = 600.0
+"""A move must make up for its download within ten minutes: half of all volunteers stay longer than that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """A volunteer at work: its stage and what it gives."""
+    """A volunteer: its stage (-1: none yet), and what it would do."""
 
     node: NodeId
     stage: int
-    tokens_per_s: float
-    """0: not measured; counts as the mean of the measured."""
+    steps_per_s: tuple[float, ...]
+    """By stage: the steps a second that it alone would carry there."""
     number: int
     """Order of arrival."""
+    reload_s: tuple[float, ...] = ()
+    """By stage: what taking its parameters costs; nothing where that is empty."""
 
 
 class Standing:
@@ -37,23 +45,20 @@ class Standing:
         """In order of arrival."""
         self.counts = [0] * stages
         self._sums = [0.0] * stages
-        self._all_measured = True
         for power in powers:
             self.add(power)
 
     def add(self, power: Power) -> None:
         """One more, who came after all others."""
         self.powers.append(power)
-        self._all_measured = self._all_measured and power.tokens_per_s > 0
         if 0 <= power.stage < len(self.counts):
             self.counts[power.stage] += 1
-            self._sums[power.stage] += power.tokens_per_s
+            self._sums[power.stage] += power.steps_per_s[power.stage]
 
-    def per_work(self, work: Sequence[float]) -> list[float]:
-        """As `power_per_work`."""
-        if not self._all_measured:  # what is not measured counts as the mean of what is, which every newcomer moves
-            return power_per_work(work, self.powers)
-        return _over_shares(self._sums, work)
+    def carried(self, needed: Sequence[bool]) -> list[float]:
+        """Steps a second that each stage's volunteers carry together: without bounds where no route comes, since one
+        may leave a stage out and so may all of them (two stages of which half is skipped)."""
+        return [steps if here else math.inf for steps, here in zip(self._sums, needed, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,69 +71,86 @@ class Assignment:
     """One of `ASSIGNMENT_LABELS`."""
 
 
-ASSIGNMENT_LABELS = ("least_power", "wished", "empty_stage", "full", "slot", "spare")
+ASSIGNMENT_LABELS = ("least_power", "wished", "empty_stage", "full", "slot", "spare", "balance")
 """Values of the label `reason` of barnraise_coordinator_assignments_total."""
 
 
-def assign(work: Sequence[float], standing: Standing, wished: int, per_stage_max: int) -> Assignment:
+def assign(
+    needed: Sequence[bool], standing: Standing, newcomer: Sequence[float], wished: int, per_stage_max: int
+) -> Assignment:
     """The stage for one more volunteer.
 
     Args:
-        work: multiply-adds per token of each stage.
+        needed: of each stage, whether any route comes to it.
+        standing: those at work.
+        newcomer: what it would do for each stage, as `Power.steps_per_s`.
         wished: the stage it asks for (its line to that stage's servers is the best), or -1.
         per_stage_max: volunteers that the servers of one stage take.
     """
-    ratios, counts = standing.per_work(work), standing.counts
-    open_stages = [stage for stage in range(len(work)) if counts[stage] < per_stage_max]
+    carried, counts = standing.carried(needed), standing.counts
+    open_stages = [stage for stage in range(len(needed)) if counts[stage] < per_stage_max]
     if not open_stages:
         return Assignment(-1, f"all stages have the {per_stage_max} volunteers that they can serve", "full")
-    poorest = min(open_stages, key=lambda stage: (ratios[stage], counts[stage], stage))
-    if wished in open_stages and wished != poorest:
+    useful = [stage for stage in open_stages if newcomer[stage] > 0] or open_stages
+    poorest = min(useful, key=lambda stage: (carried[stage], counts[stage], stage))
+    if wished in useful and wished != poorest:
         nobody_waits = counts[poorest] > 0
-        if nobody_waits and ratios[wished] <= WISH_SLACK * ratios[poorest]:
+        if nobody_waits and carried[wished] <= WISH_SLACK * carried[poorest]:
             return Assignment(wished, f"stage {wished} as it wished: no other stage is short of power", "wished")
-    instead = f", so not stage {wished} as it wished" if 0 <= wished < len(work) and wished != poorest else ""
+    instead = f", so not stage {wished} as it wished" if 0 <= wished < len(needed) and wished != poorest else ""
     if counts[poorest] == 0:
         return Assignment(poorest, f"stage {poorest} has no volunteer{instead}", "empty_stage")
     return Assignment(poorest, f"stage {poorest} has the least power for its work{instead}", "least_power")
 
 
-def move(
-    work: Sequence[float], powers: Sequence[Power], keep: Sequence[NodeId] = ()
-) -> tuple[NodeId, Assignment] | None:
+def fill(needed: Sequence[bool], standing: Standing, keep: Sequence[NodeId] = ()) -> tuple[NodeId, Assignment] | None:
     """A volunteer to take from a stage that has two or more for a stage that has none, or None.
 
     The weakest of the richest stage goes, of equals the last to come: that leaves the giver with the most. Those in
     `keep` stay where they are.
     """
-    counts = [sum(power.stage == stage for power in powers) for stage in range(len(work))]
-    needy = [stage for stage, count in enumerate(counts) if count == 0 and work[stage] > 0]
-    movable = [power for power in powers if power.node not in keep]
+    counts = standing.counts
+    needy = [stage for stage, count in enumerate(counts) if count == 0 and needed[stage]]
+    kept = frozenset(keep)
+    movable = [power for power in standing.powers if power.node not in kept]
     givers = [power.stage for power in movable if counts[power.stage] >= 2]
     if not needy or not givers:
         return None
-    ratios = power_per_work(work, powers)
-    giver = max(givers, key=lambda stage: (ratios[stage], counts[stage], -stage))
-    chosen = min(
-        (power for power in movable if power.stage == giver), key=lambda power: (power.tokens_per_s, -power.number)
-    )
-    target = max(needy, key=lambda stage: (work[stage], -stage))
+    carried = standing.carried(needed)
+    giver = max(givers, key=lambda stage: (carried[stage], counts[stage], -stage))
+    crew = [power for power in movable if power.stage == giver]
+    chosen = min(crew, key=lambda power: (power.steps_per_s[giver], -power.number))
+    target = min(needy, key=lambda stage: (chosen.steps_per_s[stage], stage))  # where the work is most
     reason = f"moved from stage {giver} to stage {target}, which has no volunteer"
     return chosen.node, Assignment(target, reason, "empty_stage")
 
 
-def power_per_work(work: Sequence[float], powers: Sequence[Power]) -> list[float]:
-    """Tokens per second of each stage's volunteers over the stage's share of the work: without bounds where there is no
-    work, since a route may leave a stage out and so may all of them (two stages of which half is skipped)."""
-    measured = [power.tokens_per_s for power in powers if power.tokens_per_s > 0]
-    typical = sum(measured) / len(measured) if measured else 1.0
-    sums = [0.0] * len(work)
-    for power in powers:
-        if 0 <= power.stage < len(work):
-            sums[power.stage] += power.tokens_per_s if power.tokens_per_s > 0 else typical
-    return _over_shares(sums, work)
+def balance(
+    needed: Sequence[bool], standing: Standing, per_stage_max: int, keep: Sequence[NodeId] = ()
+) -> tuple[NodeId, Assignment] | None:
+    """The one move to the slowest stage that makes the pipeline most faster, if it is worth it, or None.
 
-
-def _over_shares(sums: Sequence[float], work: Sequence[float]) -> list[float]:
-    total = sum(work)
-    return [gathered * total / share if share else math.inf for gathered, share in zip(sums, work, strict=True)]
+    Nobody leaves a stage alone, and those in `keep` stay where they are.
+    """
+    counts, carried = standing.counts, standing.carried(needed)
+    slowest = min((stage for stage in range(len(needed)) if needed[stage]), key=lambda s: (carried[s], s), default=-1)
+    if slowest < 0 or carried[slowest] <= 0 or counts[slowest] >= per_stage_max:
+        return None
+    others = sorted((carried[stage], stage) for stage in range(len(needed)) if needed[stage] and stage != slowest)
+    best: tuple[float, int, Power] | None = None
+    kept = frozenset(keep)
+    for power in standing.powers:
+        if power.stage == slowest or power.node in kept or counts[power.stage] < 2:
+            continue
+        left = carried[power.stage] - power.steps_per_s[power.stage]
+        third = next((steps for steps, stage in others if stage != power.stage), math.inf)
+        after = min(left, carried[slowest] + power.steps_per_s[slowest], third)
+        gain = after / carried[slowest] - 1.0
+        cost_s = power.reload_s[slowest] if power.reload_s else 0.0
+        if gain >= GAIN_MIN and gain * PAYBACK_S > cost_s and (best is None or (gain, power.number) > best[:2]):
+            best = gain, power.number, power
+    if best is None:
+        return None
+    gain, _, power = best
+    reason = f"moved from stage {power.stage} to stage {slowest}, the slowest: {gain:.0%} more steps"
+    return power.node, Assignment(slowest, reason, "balance")

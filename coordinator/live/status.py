@@ -285,6 +285,8 @@ def _member(machine: CoordinatorMachine, member: Member, now: float) -> dict[str
         "counters": dict(report.counters) if report else {},
         "report_age_s": round(now - member.report_at, 3) if report else None,
         "tokens_per_s": member.join.tokens_per_s if member.join else 0.0,
+        # Of what a volunteer's device and line promised, by the ledgers' count against its fellows; 1: nothing known.
+        "delivers": round(machine.crew.delivered.share(member.peer), 3),
         "since_s": round(now - member.linked_at, 3),
         "links": [
             {

@@ -34,6 +34,9 @@ samples = 2
 count = 2
 [limits]
 contribution_tasks = 64
+[audit]
+rate = 0.0
+first = 0
 """
 
 

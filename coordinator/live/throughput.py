@@ -1,0 +1,156 @@
+"""What a volunteer would do for each stage, in the steps a second that it carries there. Pure.
+
+A member of a stage is bound by its device, its uplink and its downlink: for each microbatch it computes, sends up and
+takes down; once in a step it sends its sum of gradients and takes the new parameters. Device and lines are what was
+measured when it came. What the *ledgers* count corrects that: whoever does less of its stage's tasks than its fellows,
+against what all of them promised, is worth so much less in every choice, and nobody's own word raises what was counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from protocol.base.forms import TYPICAL_BITS
+from protocol.base.ids import NodeId
+from protocol.run.course import Course
+from protocol.run.model_spec import ModelSpec, blocks_of
+from protocol.run.run import RunConfig
+
+FLOPS_PER_S = 1e11
+"""Where nobody's device was measured: only the relation counts then, and all are equal."""
+MEMORY = 0.9
+"""What of the counts is kept from step to step: after ten steps a third of what it was."""
+PRIOR_TASKS = 4.0
+"""Tasks as promised that everybody is credited with, so that the luck of single tasks moves nobody."""
+DELIVERS_MIN, DELIVERS_MAX = 1 / 16, 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a stage takes of its members: per visit of a microbatch, and once a step."""
+
+    visits: float
+    """Of a step, over all its chunks; 0 where every route leaves it out."""
+    flops: float
+    up_bytes: float
+    down_bytes: float
+    contribution_bytes: float
+    version_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a volunteer has. 0: not known."""
+
+    flops_per_s: float
+    up_bytes_per_s: float
+    down_bytes_per_s: float
+
+
+def needs_of(config: RunConfig, course: Course, vocabulary: int) -> tuple[Needs, ...]:
+    """Of every stage, in the bytes of the run's wire forms."""
+    spec = ModelSpec.of_run(config.model, vocabulary)
+    blocks = blocks_of(spec)
+    tokens, microbatches = config.batch.samples * config.model.context, config.batch.microbatches
+    wire = config.wire
+    up_bits, down_bits, gradient_bits, parameter_bits = (
+        TYPICAL_BITS[form] for form in (wire.activations_up, wire.activations_down, wire.gradients, wire.parameters)
+    )
+    found = []
+    for stage in range(config.stages.count):
+        visits = flops = parameters = 0.0
+        for number in course.chunks_of(stage):
+            chunk, share = course.chunks[number], course.share(number)
+            own = blocks[chunk.first_block : chunk.end_block]
+            visits += share
+            flops += share * tokens * sum(block.forward_flops + block.backward_flops for block in own)
+            parameters += sum(block.parameters for block in own)
+        boundaries = 0.0
+        for route in course.routes:
+            stages = course.stages_of(route)
+            ends = sum((place > 0) + (place < len(stages) - 1) for place, s in enumerate(stages) if s == stage)
+            boundaries += ends / len(course.routes)
+        per_visit = boundaries / visits * spec.boundary_values * tokens / 8 if visits else 0.0
+        found.append(
+            Needs(
+                visits=visits * microbatches,
+                flops=flops / visits if visits else 0.0,
+                up_bytes=per_visit * up_bits,
+                down_bytes=per_visit * down_bits,
+                contribution_bytes=parameters * gradient_bits / 8,
+                version_bytes=parameters * parameter_bits / 8,
+            )
+        )
+    return tuple(found)
+
+
+def steps_per_s(means: Means, needs: Needs, step_s: float) -> float:
+    """The steps a second that one volunteer alone would carry through a stage, where steps are `step_s` apart.
+
+    A sum and a version that take longer than a step go with every second step or so: the time that they have is at
+    least twice what they take.
+    """
+    if not needs.visits:
+        return 0.0
+    compute_s = needs.flops / means.flops_per_s
+    up_s, sum_s = (
+        (needs.up_bytes / means.up_bytes_per_s, needs.contribution_bytes / means.up_bytes_per_s)
+        if means.up_bytes_per_s
+        else (0.0, 0.0)
+    )
+    down_s, version_s = (
+        (needs.down_bytes / means.down_bytes_per_s, needs.version_bytes / means.down_bytes_per_s)
+        if means.down_bytes_per_s
+        else (0.0, 0.0)
+    )
+    span_s = max(step_s, 2 * sum_s, 2 * version_s, compute_s, 1e-9)
+    done = span_s / compute_s if compute_s else float("inf")
+    if up_s:
+        done = min(done, (span_s - sum_s) / up_s)
+    if down_s:
+        done = min(done, (span_s - version_s) / down_s)
+    return done / span_s / needs.visits
+
+
+def reload_s(means: Means, needs: Needs) -> float:
+    """What it costs a volunteer to begin at a stage: its parameters, whole."""
+    return needs.version_bytes / means.down_bytes_per_s if means.down_bytes_per_s else 0.0
+
+
+def typical_flops_per_s(known: Iterable[float]) -> float:
+    """What counts for whoever was not measured."""
+    measured = [power for power in known if power > 0]
+    return median(measured) if measured else FLOPS_PER_S
+
+
+class Delivered:
+    """What volunteers do against what they promised, by the ledgers' count of tasks."""
+
+    def __init__(self) -> None:
+        self._counts: dict[NodeId, tuple[float, float]] = {}
+        """(tasks done, tasks that its promise is worth), both fading."""
+
+    def count(self, tasks: Mapping[NodeId, int], crews: Iterable[Mapping[NodeId, float]]) -> None:
+        """A step is over. `crews`: the members of each stage that were there for all of it, with what each promised
+        (in any unit, the same within a stage)."""
+        for crew in crews:
+            total = sum(tasks.get(node, 0) for node in crew)
+            promised = sum(crew.values())
+            if len(crew) < 2 or not total or not promised:
+                continue  # alone it does whatever there is to do
+            for node, promise in crew.items():
+                done, due = self._counts.get(node, (0.0, 0.0))
+                self._counts[node] = (
+                    MEMORY * done + tasks.get(node, 0),
+                    MEMORY * due + total * promise / promised,
+                )
+
+    def left(self, node: NodeId) -> None:
+        self._counts.pop(node, None)
+
+    def share(self, node: NodeId) -> float:
+        """What a volunteer delivers of what it promised, 1 where nothing is known."""
+        done, due = self._counts.get(node, (0.0, 0.0))
+        return min(DELIVERS_MAX, max(DELIVERS_MIN, (done + PRIOR_TASKS) / (due + PRIOR_TASKS)))
