@@ -11,7 +11,6 @@ their effects into one `Outbox`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ import msgspec
 
 from coordinator.live.admission import Admission
 from coordinator.live.bans import Bans
+from coordinator.live.believable import fault_of_join, fault_of_report
 from coordinator.live.bulletin import LAST_NEWS_S, Bulletin, LossCurve
 from coordinator.live.crew import Crew
 from coordinator.live.giving import Giving
@@ -35,7 +35,6 @@ from coordinator.live.seating import Placement
 from coordinator.live.signals import Helpers, Signalling
 from coordinator.live.status import build_status, run_state
 from protocol.base.ids import NodeId
-from protocol.base.limits import ADDRESSES_MAX
 from protocol.base.machine import Effect, Input, LinkDown, LinkUp, Ordered, Persisted, PlanReady, Received, Told
 from protocol.link.reach import host_of
 from protocol.messages import (
@@ -56,7 +55,6 @@ from protocol.messages import (
     Welcome,
     Wrote,
 )
-from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 from protocol.schedule.profile import NetworkFile
 from protocol.trust.membership import MEMBERSHIP_S, Invite, JoinRole, Membership, Revocations
@@ -372,7 +370,7 @@ class CoordinatorMachine:
         return member.stage if slot is None else slot[0]
 
     def _join(self, member: Member, join: Join, now: float) -> None:
-        fault = _fault_of(member, join)
+        fault = fault_of_join(member, join)
         if fault:
             self._expel(member, "unexpected", fault, now)
         elif member.join is not None:
@@ -535,7 +533,7 @@ class CoordinatorMachine:
         if not 0 <= report.changes <= len(plan.changes):
             self._expel(member, "unexpected", f"StepReport with {report.changes} of {len(plan.changes)} changes", now)
             return
-        fault = _fault_of_report(report, self.config, plan)
+        fault = fault_of_report(report, self.config, plan)
         if fault:
             self._expel(member, "unexpected", fault, now)
             return
@@ -569,34 +567,3 @@ class CoordinatorMachine:
         if self.data is not None:
             self.crew.step_closed(row.shares, row.duration_s, self.data.vocabulary, now)
         self.outbox.send(member.peer, StepReportStored(step=row.step))
-
-
-def _fault_of_report(report: StepReport, config: RunConfig, plan: Plan) -> str:
-    """What no honest decider says of a step's validation, and of who computed it, or an empty string.
-
-    Each microbatch has one task at each place of its route, which may come to a stage several times (a loop that ends
-    where it began, chunks).
-    """
-    versions = [found.version for found in report.validations]
-    allowed = {report.step - config.batch.delay, config.steps if report.step == config.steps - 1 else -1} - {-1}
-    if not set(versions) <= allowed or len(set(versions)) < len(versions):
-        return f"versions {versions} validated with step {report.step}"
-    if any(found.tokens < 1 or found.loss < 0 for found in report.validations):
-        return "a validation of no tokens, or with a loss below 0"
-    nodes = {share.node for share in report.shares}
-    tasks = sum(share.tasks for share in report.shares)
-    most = sum(plan.length(report.step, microbatch) for microbatch in range(config.batch.microbatches))
-    if len(nodes) < len(report.shares) or any(share.tasks < 1 for share in report.shares) or tasks > most:
-        return f"shares of {tasks} tasks, where a step has {most}"
-    return ""
-
-
-def _fault_of(member: Member, join: Join) -> str:
-    """What no honest node says, or an empty string."""
-    if join.role != member.role:
-        return f"asked to be a {join.role} with the credential of a {member.role}"
-    if not (math.isfinite(join.tokens_per_s) and 0 <= join.tokens_per_s <= 1e12):
-        return f"tokens_per_s {join.tokens_per_s} cannot be"
-    if len(join.addresses) > ADDRESSES_MAX or len(join.local_addresses) > ADDRESSES_MAX or len(join.checkpoints) > 16:
-        return "more addresses or checkpoints than allowed"
-    return ""
