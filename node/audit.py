@@ -47,7 +47,8 @@ class Finding:
 class Audit:
     """The verdict on a run: on the steps from `first_step` to `steps` - 1.
 
-    The first step is 0 unless all journals that remain begin at a checkpoint: what was before is nobody's record.
+    The first step is 0 unless all journals that remain begin at a checkpoint, or one of them has been shortened: what
+    was before is nobody's record.
     """
 
     first_step: int
@@ -87,6 +88,8 @@ class _Journal:
     """Ledger generation -> first step of its history."""
     config: dict[str, Any]
     rows: list[tuple[str, dict[str, Any]]]
+    forgotten: int
+    """Steps below this one were taken out of the journal, which keeps what a restart needs and some thousands more."""
 
 
 def audit(folders: Sequence[Path], steps: int | None = None) -> Audit:
@@ -112,7 +115,8 @@ def audit(folders: Sequence[Path], steps: int | None = None) -> Audit:
     missing = sorted(set(range(count)) - {journal.stage for journal in journals})
     if missing:
         raise AuditError(f"no journal of stage {', '.join(map(str, missing))} among the folders")
-    verdict = Audit(min(starts.values()), steps, count, vouched=max(starts.values()))
+    first_step = max(min(starts.values()), *(journal.forgotten for journal in journals))
+    verdict = Audit(first_step, steps, count, vouched=max(starts.values()))
     for stage in range(count):
         _audit_stage(verdict, stage, config, [(kind, body) for s, kind, body in counted if s == stage])
     _audit_decisions(verdict, config, [(kind, body) for _, kind, body in counted])
@@ -207,6 +211,7 @@ def _read(folder: Path) -> _Journal | None:
         rows = connection.execute(f"SELECT kind, body FROM records WHERE kind IN ({marks}) ORDER BY number", _KINDS)  # noqa: S608
         records = [(kind, msgspec.msgpack.decode(body)) for kind, body in rows]
         config = connection.execute("SELECT value FROM meta WHERE name = 'config'").fetchone()
+        forgotten = connection.execute("SELECT value FROM meta WHERE name = 'forgotten'").fetchone()
     except sqlite3.DatabaseError as error:
         raise AuditError(f"{path}: {error}") from error
     finally:
@@ -222,6 +227,7 @@ def _read(folder: Path) -> _Journal | None:
         starts={body["ledger_generation"]: max(0, body["checkpoint_step"]) for body in started},
         config=msgspec.msgpack.decode(config[0]),
         rows=[(kind, body) for kind, body in records if kind != "ShardStarted"],
+        forgotten=0 if forgotten is None else int(forgotten[0]),
     )
 
 

@@ -110,6 +110,8 @@ class LedgerRole:
             if isinstance(record, ContributionAccepted):
                 step = self._open(record.step)
                 step.opened = True
+                if any(task not in step.uncovered for task in record.tasks):
+                    return f"step {record.step} counts a task twice on this disk"
                 for task in record.tasks:
                     del step.uncovered[task]
                 self._accepted(step, record)

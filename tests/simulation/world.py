@@ -54,7 +54,7 @@ _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Union[MESSA
 DIAL_TIMEOUT_S = 5.0
 """After this a driver gives an attempt up."""
 PRUNABLE = (ContributionStored, StepCommitted, SnapshotWritten)
-"""What a journal forgets when it is told to prune; the ledger's small records stay, for the audit."""
+"""What a journal forgets when it is told to prune; the small records of a ledger stay for 10,000 steps more."""
 
 
 class Watcher:

@@ -23,7 +23,7 @@ from node.machine.records import (
     StepDone,
     StepSealed,
 )
-from node.process.journal import CHUNK_BYTES, Append, Forget, Journal, JournalError, JournalWriter
+from node.process.journal import CHUNK_BYTES, KEPT_STEPS, Append, Forget, Journal, JournalError, JournalWriter
 from node.process.store import TensorStore
 from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef
 from protocol.base.machine import Persisted
@@ -94,7 +94,7 @@ def test_records_and_tensors_come_back_in_order(tmp_path: Path) -> None:
 
 
 def test_forget_keeps_the_ledger_and_drops_what_recovery_needed(tmp_path: Path) -> None:
-    """Below the step: tensors, commits, snapshots with their files go; the ledger's records of all steps stay."""
+    """Below the step: tensors, commits, snapshots with their files go; the ledger's records stay."""
     journal = Journal(tmp_path)
     for step in range(4):
         name = f"snapshot-{step}.safetensors"
@@ -110,6 +110,18 @@ def test_forget_keeps_the_ledger_and_drops_what_recovery_needed(tmp_path: Path) 
             assert kinds.count((kind, step)) == (1 if step >= 2 else 0)
     assert sorted(file.name for file in tmp_path.glob("snapshot-*")) == [f"snapshot-{n}.safetensors" for n in (2, 3)]
     assert journal._connection.execute("SELECT count(*) FROM chunks").fetchone() == (2,)
+    journal.close()
+
+
+def test_what_a_ledger_wrote_is_kept_for_a_while_only(tmp_path: Path) -> None:
+    """A journal does not grow for ever: steps far behind leave no record, and the audit is told from where on it has
+    them."""
+    journal = Journal(tmp_path)
+    for step in (0, 1, 2, KEPT_STEPS + 1):
+        journal.commit([*map(Append, every_kind(step))])
+    journal.commit([Forget(KEPT_STEPS + 2)])
+    steps = {record.step for record in journal.read(TensorStore())}
+    assert steps == {2, KEPT_STEPS + 1} and journal.meta("forgotten") == b"2"
     journal.close()
 
 
