@@ -1,5 +1,5 @@
-"""`barnraise run set|pause|resume|changes|ban|unban|invite|invites|uninvite`: what an operator orders of a running
-coordinator, by its API."""
+"""`barnraise run set|pause|resume|rollback|changes|ban|unban|invite|invites|uninvite`: what an operator orders of a
+running coordinator, by its API."""
 
 from __future__ import annotations
 
@@ -145,6 +145,19 @@ def resume(url: str, links: Path | None) -> None:
     """Open steps again after `run pause`."""
     _post(_base(url), links, "pause", {"paused": False})
     click.echo("the run goes on")
+
+
+@run.command()
+@click.argument("step", type=click.IntRange(0, 10**9))
+@_asking
+def rollback(step: int, url: str, links: Path | None) -> None:
+    """Send the run back to the checkpoint of STEP (made by so many steps). The steps after it are done again.
+
+    What was changed from one of these steps on is undone with them; `run pause` before it leaves time to change
+    something. A step that no checkpoint has is refused, with those there are.
+    """
+    found = _post(_base(url), links, "rollback", {"step": step})
+    click.echo(f"the run is back at step {step}; {found['lost_steps']} closed steps are thrown away")
 
 
 @run.command()

@@ -25,7 +25,7 @@ from coordinator.live.giving import Giving
 from coordinator.live.history import History
 from coordinator.live.join_rates import JoinRates
 from coordinator.live.measured_links import NetworkBook
-from coordinator.live.orders import ChangeRun, Order, PauseRun
+from coordinator.live.orders import ChangeRun, Order, PauseRun, RollBack
 from coordinator.live.outbox import Outbox
 from coordinator.live.plan_builder import block_work
 from coordinator.live.records import DataRow, MemberRow, StepRow, StoredState
@@ -163,6 +163,8 @@ class CoordinatorMachine:
         match order:
             case ChangeRun():
                 self.placement.change(order.change, now)
+            case RollBack():
+                self.placement.roll_back(order.step, now)
             case PauseRun():
                 self.placement.pause(order.paused, now)
             case _:
@@ -563,7 +565,7 @@ class CoordinatorMachine:
         self.bulletin.curve.add(row.step, row.loss)
         self.placement.changes_counted(row.changes, row.step)
         self.reported.accepted(self.config.batch.microbatches)
-        self.placement.step_stored(now)
+        self.placement.step_stored(row, now)
         if self.data is not None:
             self.crew.step_closed(row.shares, row.duration_s, self.data.vocabulary, now)
         self.outbox.send(member.peer, StepReportStored(step=row.step))

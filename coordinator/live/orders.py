@@ -40,10 +40,17 @@ class PauseRun:
 
 
 @dataclass(frozen=True, slots=True)
+class RollBack:
+    """The run goes back to a checkpoint and does the steps after it again."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class CloseInvite:
     """Nobody joins by this invite from here on; who has joined stays."""
 
     nonce: bytes
 
 
-Order = Ban | Unban | CloseInvite | ChangeRun | PauseRun
+Order = Ban | Unban | CloseInvite | ChangeRun | PauseRun | RollBack

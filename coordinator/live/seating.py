@@ -19,8 +19,9 @@ from coordinator.live.measured_links import NetworkBook
 from coordinator.live.outbox import Outbox
 from coordinator.live.plan_builder import build_plan
 from coordinator.live.problem import Proposal
-from coordinator.live.records import PlanRow, StoredState
+from coordinator.live.records import PlanRow, StepRow, StoredState
 from coordinator.live.relays import RelayBook
+from coordinator.live.rollback import Rollback, changes_before, guarded, readable_steps, why_not
 from coordinator.live.roster import Member, Roster
 from coordinator.live.slots import Review, Slot, SlotTable, holds_state, review
 from protocol.base.ids import NodeId
@@ -31,6 +32,10 @@ from protocol.run.run import RunConfig
 
 ASKED_NAMED = 4
 """Servers that one sentence names."""
+
+
+PAUSED_FOR = "; paused: "
+"""Before the reason, in the sentence of a plan."""
 
 
 class Placement:
@@ -63,6 +68,12 @@ class Placement:
         """What the operator has changed, with the steps from which it counts as far as they are reported."""
         self.paused = stored.plan is not None and stored.plan.paused
         """Whether the operator wants no further step opened."""
+        self.pause_reason = stored.plan_sentence.partition(PAUSED_FOR)[2]
+        """Why, where the run's guard wants it and not a person."""
+        self.rollback: Rollback | None = None
+        """Where the operator wants the run to go back to, until it has."""
+        self.rollback_refusal = ""
+        """Why the newest wish of this kind came to nothing."""
         for count, step in stored.changed_at:
             self.changes_counted(count, step)
         self._roster = roster
@@ -107,12 +118,68 @@ class Placement:
         self._outbox.log("info", "run changed", key=change.key, value=change.value)
         self.look(now)
 
-    def pause(self, paused: bool, now: float) -> None:
+    def pause(self, paused: bool, now: float, reason: str = "") -> None:
         """No step is opened any more, or they are opened again; training work that is under way ends."""
         if paused != self.paused:
-            self.paused = paused
-            self._outbox.log("info", "run paused" if paused else "run goes on")
+            self.paused, self.pause_reason = paused, reason
+            self._outbox.log("info", "run paused" if paused else "run goes on", detail=reason)
             self.look(now)
+
+    def roll_back(self, step: int, now: float, cause: str = "the operator goes back") -> None:
+        """To a checkpoint, as soon as all servers have said that they can read it; if one cannot, the run goes on."""
+        self.rollback_refusal = self.why_no_rollback(step)
+        if not self.rollback_refusal:
+            self.rollback = Rollback(step, cause)
+            self.look(now)
+
+    def _guard(self, row: StepRow, now: float) -> None:
+        """If training went wrong in a step, the run waits for its operator, behind it or at a checkpoint before it."""
+        wanted, why = guarded(self.config.guard, row, list(self._history.tail)[:-1])
+        if not wanted or self.paused or self._history.finished:
+            return
+        self._outbox.log("warning", "run guarded", detail=why, step=row.step)
+        self.pause(True, now, why)
+        good = [each for each in self.readable_steps() if each <= row.step - self.config.batch.delay]
+        if wanted == "rollback" and good:
+            self.roll_back(good[0], now, f"{why}; back to the newest checkpoint before it")
+
+    def why_no_rollback(self, step: int) -> str:
+        """A sentence, or nothing. Who is away cannot say what it can read."""
+        if self.plan is None or self._history.finished:
+            return "there is nothing to go back from"
+        absent = [self.table.name(slot) for slot in self.table.slots if self._join_of(slot) is None]
+        if absent or self.review.kind == "go_back" or self.review.lost:
+            return f"not while servers are missed: {', '.join(absent) or self.review.sentence}"
+        return why_not(step, self.readable_steps())
+
+    def readable_steps(self) -> tuple[int, ...]:
+        """Checkpoints that every server of the plan can read, newest first; none while one is away."""
+        joins = [self._join_of(slot) for slot in self.table.slots]
+        here = [join for join in joins if join is not None]
+        return readable_steps(here, self.config.checkpoint.keep) if len(here) == len(joins) else ()
+
+    def _join_of(self, slot: Slot) -> Join | None:
+        member = self._roster.get(self.table.holder[slot]) if slot in self.table.holder else None
+        return member.join if member is not None and member.welcomed else None
+
+    def _rolled_back(self, verdict: Review, linked: Mapping[NodeId, Member], now: float) -> Review:
+        """What the operator's wish to go back makes of a verdict that is nothing but that all is well."""
+        wanted = self.rollback
+        if wanted is None or verdict.kind != "keep" or verdict.sentence:
+            return verdict
+        asked = self._ask_first(Review("go_back", wanted.cause, restore_step=wanted.step), linked, now)
+        if asked.kind != "go_back":
+            return asked
+        self.rollback = None
+        self.rollback_refusal = why_not(wanted.step, self.readable_steps())
+        if self.rollback_refusal:
+            self._outbox.log("warning", "run does not go back", step=wanted.step, reason=self.rollback_refusal)
+            return verdict
+        undone = self.changes[len(changes_before(self.changes, wanted.step)) :]
+        self.changes = changes_before(self.changes, wanted.step)
+        for change in undone:
+            self._outbox.log("warning", "change undone", key=change.key, value=change.value, step=wanted.step)
+        return asked
 
     def changes_counted(self, count: int, step: int) -> None:
         """A step that counts had so many changes in force: those of them that had no step began with this one."""
@@ -179,9 +246,10 @@ class Placement:
         if _tasks_of(report) > _tasks_of(before):
             self.worked_at = now
 
-    def step_stored(self, now: float) -> None:
-        """The run makes progress, so servers without a link to us are not gone."""
+    def step_stored(self, row: StepRow, now: float) -> None:
+        """The run makes progress, so servers without a link to us are not gone. The guard looks at it."""
         self.step_stored_at = now
+        self._guard(row, now)
 
     def _slot_by_disk(self, join: Join) -> Slot | None:
         """The slot whose shard lies on the server's disk, unless somebody with as good a claim has it."""
@@ -218,8 +286,9 @@ class Placement:
         verdict = review(self.table, linked, self.plan, self._given, self._newest_of_ledgers)
         if verdict.kind == "go_back":
             verdict = self._ask_first(verdict, linked, now)
-        else:
+        elif self.rollback is None:
             self._asked_at = None
+        verdict = self._rolled_back(verdict, linked, now)
         found = [slot for slot in self.review.lost if slot not in verdict.lost]
         self.review = verdict
         if self._history.finished:
@@ -380,7 +449,8 @@ class Placement:
             why=why,
         )
         if self.plan is not None and self.plan.course == plan.course:
-            sentence = self.sentence  # why the model is cut so does not change when a server moves
+            sentence = self.sentence.partition(PAUSED_FOR)[0]  # the reason for the cut does not change with a server
+        sentence += f"{PAUSED_FOR}{self.pause_reason}" if self.paused and self.pause_reason else ""
         lost_steps = max(self._history.lost_by(restore_step), self._unreported(restore_step)) if goes_back else 0
         row = PlanRow(plan=plan, sentence=sentence, goes_back=goes_back, lost_steps=lost_steps)
         self._on_its_way = row

@@ -108,7 +108,8 @@ def run_state(machine: CoordinatorMachine, now: float) -> tuple[str, str]:
     if placement.plan is None or placement.review.kind != "keep":
         return "waiting", placement.review.sentence
     if placement.paused and placement.plan.paused:
-        return "paused", "paused by the operator; `barnraise run resume` lets it go on"
+        why = placement.pause_reason or "by the operator"
+        return "paused", f"paused{': ' if placement.pause_reason else ' '}{why}; `barnraise run resume` lets it go on"
     if waiting_for := _missed_servers(machine, now):
         return "waiting", waiting_for
     if placement.plan.restore_step >= machine.config.steps:

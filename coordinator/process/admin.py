@@ -46,6 +46,10 @@ class AdminApi(Protocol):
         """Orders that no step is opened, or that they are again. Raises `BadInputError`."""
         ...
 
+    async def roll_back(self, step: int) -> int:
+        """Sends the run back to a checkpoint; returns how many steps are done again. Raises `BadInputError`."""
+        ...
+
     def lineage(self, node: NodeId) -> tuple[NodeId, ...]: ...
 
     async def invites(self) -> Sequence[StoredInvite]: ...
@@ -82,7 +86,11 @@ class _Pause(msgspec.Struct, forbid_unknown_fields=True):
     paused: bool
 
 
-_Order = TypeVar("_Order", _Ban, _Unban, _Invite, _Uninvite, _Set, _Pause)
+class _RollBack(msgspec.Struct, forbid_unknown_fields=True):
+    step: Annotated[int, msgspec.Meta(ge=0, le=10**9)]
+
+
+_Order = TypeVar("_Order", _Ban, _Unban, _Invite, _Uninvite, _Set, _Pause, _RollBack)
 
 
 def answer(content: Any, code: int = 200) -> Response:
@@ -179,7 +187,15 @@ def admin_routes(api: AdminApi, admin_token: str, refused: Callable[[], None]) -
             return answer({"error": str(error)}, 400)
         return answer({"paused": order.paused})
 
+    async def roll_back(order: _RollBack) -> Response:
+        try:
+            lost_steps = await api.roll_back(order.step)
+        except BadInputError as error:
+            return answer({"error": str(error)}, 400)
+        return answer({"step": order.step, "lost_steps": lost_steps})
+
     return [
+        Route("/api/rollback", taking(_RollBack, roll_back), methods=["POST"]),
         Route("/api/set", taking(_Set, set_key), methods=["POST"]),
         Route("/api/pause", taking(_Pause, pause), methods=["POST"]),
         Route("/api/ban", taking(_Ban, ban), methods=["POST"]),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import secrets
 import socket
@@ -38,13 +37,14 @@ from coordinator.live.signals import Helpers
 from coordinator.live.view import members, overview
 from coordinator.process.database import PostgresDatabase, StateBrokenError, StateLockedError
 from coordinator.process.discovery import Discovery
+from coordinator.process.going_back import roll_back
 from coordinator.process.http import build_app, build_public_app
 from coordinator.process.invites import join_links, new_invite
 from coordinator.process.metrics import coordinator_families, first_values, refresh
 from coordinator.process.page import READ_S
 from coordinator.process.planner import ask_planner
 from coordinator.process.store import Event, Store, StoredInvite
-from coordinator.process.tracking import History, Places, track
+from coordinator.process.tracking import History, start_trackers
 from coordinator.tracking.feed import Segments
 from coordinator.tracking.trackers import Target
 from protocol.base.errors import BadInputError
@@ -79,7 +79,7 @@ from protocol.drive.stun import StunResponder
 from protocol.drive.tcp import open_all_listeners
 from protocol.drive.transport import PATHS, Link, Transport
 from protocol.link.reach import split
-from protocol.messages import Message, ValidationLoss
+from protocol.messages import Message
 from protocol.run.changes import RunChange, make_change
 from protocol.run.run import STAGES_MAX, RunConfig
 from protocol.schedule.profile import NetworkFile
@@ -253,9 +253,7 @@ async def _run(config: RunConfig, options: CoordinatorOptions, store: Store, met
         nursery.start_soon(daemon.refresh_gauges)
         nursery.start_soon(daemon.transport.serve, listeners)
         nursery.start_soon(StunResponder().serve, listeners)
-        history, tracked = History(daemon.steps, daemon.segments), Places(store.folder)
-        for target in options.trackers:
-            nursery.start_soon(track, target, config, store.run_id.hex(), history, tracked)
+        start_trackers(nursery, options.trackers, config, store, History(daemon.steps, daemon.segments))
         reason = await daemon.pump.run()
         await daemon.say_goodbye()
         nursery.cancel_scope.cancel()
@@ -446,8 +444,8 @@ class Daemon:
         return found
 
     async def validations(self, count_max: int) -> list[Any]:
-        found: list[ValidationLoss] = await self._in_thread("read", partial(self._store.validations, count_max))
-        return [(one.version, one.loss if math.isfinite(one.loss) else None) for one in found]
+        found: list[Any] = await self._in_thread("read", partial(self._store.validation_points, count_max))
+        return found
 
     def network(self) -> NetworkFile:
         return self.machine.network_file(trio.current_time())
@@ -478,6 +476,10 @@ class Daemon:
     def pause(self, paused: bool) -> None:
         _check_begun(self.machine)
         self.order(PauseRun(paused))
+
+    async def roll_back(self, step: int) -> int:
+        _check_begun(self.machine)
+        return await roll_back(self.machine, self.pump, step)
 
     def lineage(self, node: NodeId) -> tuple[NodeId, ...]:
         return self.machine.admission.lineage(node)

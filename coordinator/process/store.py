@@ -276,6 +276,10 @@ class Store:
             for row in found
         ]
 
+    def validation_points(self, count_max: int) -> list[tuple[int, float | None]]:
+        """(version, loss) of the newest ones that count; None where the loss is not finite."""
+        return [(one.version, one.loss if math.isfinite(one.loss) else None) for one in self.validations(count_max)]
+
     def validations(self, count_max: int) -> list[ValidationLoss]:
         """The newest ones that count, oldest first."""
         rows = self._db.execute(

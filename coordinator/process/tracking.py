@@ -18,6 +18,7 @@ import structlog
 import trio
 
 from coordinator.live.records import StepRow
+from coordinator.process.store import Store
 from coordinator.tracking.child import OPEN, frame_of
 from coordinator.tracking.feed import Place, Segments, flat, row_for_trackers
 from coordinator.tracking.trackers import About, Target
@@ -63,6 +64,15 @@ class Places:
         new = self._path.with_suffix(".new")
         new.write_bytes(msgspec.json.encode(self._known))
         new.replace(self._path)
+
+
+def start_trackers(
+    nursery: trio.Nursery, targets: Sequence[Target], config: RunConfig, store: Store, history: History
+) -> None:
+    """Each follows the run until the nursery is cancelled."""
+    places = Places(store.folder)
+    for target in targets:
+        nursery.start_soon(track, target, config, store.run_id.hex(), history, places)
 
 
 async def track(target: Target, config: RunConfig, run_id: str, history: History, places: Places) -> None:

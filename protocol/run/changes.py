@@ -45,6 +45,7 @@ _WHY_NOT = {
     "compute": f"volunteers compute in it; {_BRANCH}",
     "checkpoint": "all stages must write the same versions, and look for them in the same folder",
     "validation": "every node counts its microbatches",
+    "guard": "it is in the run's file that every node has",
     "limits": "every node has its clocks from it",
 }
 

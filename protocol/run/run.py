@@ -208,6 +208,17 @@ class ValidationSection(_Section, frozen=True, kw_only=True):
     """Text of its own, as in `data.source`, with the run's tokenizer; then nothing of the data is kept aside."""
 
 
+class GuardSection(_Section, frozen=True, kw_only=True):
+    """What happens when training goes wrong. A run that goes back is paused, too: left alone, it would do the same."""
+
+    not_finite: Literal["skip", "pause", "rollback"] = "skip"
+    """A step whose gradient is not finite is skipped; then the run goes on, is paused, or goes back as well."""
+    spike: float = 0.0
+    """A loss over so many times the mean of the 20 steps before is a spike; 0: nothing is."""
+    on_spike: Literal["pause", "rollback"] = "pause"
+    """`rollback`: to the newest checkpoint from before the step."""
+
+
 class LimitsSection(_Section, frozen=True, kw_only=True):
     """Bounds of the run's protocol; each has the reason beside it."""
 
@@ -268,6 +279,7 @@ class RunConfig(_Section, frozen=True, kw_only=True):
     compute: ComputeSection = ComputeSection()
     checkpoint: CheckpointSection = CheckpointSection()
     validation: ValidationSection = ValidationSection()
+    guard: GuardSection = GuardSection()
     limits: LimitsSection = LimitsSection()
     audit: AuditSection = AuditSection()
 
@@ -399,6 +411,7 @@ class RunConfig(_Section, frozen=True, kw_only=True):
             ("optimizer.decay_share", self.optimizer.decay_share, 0.0, 1.0),
             ("optimizer.final_ratio", self.optimizer.final_ratio, 0.0, 1.0),
             ("routes.skip", self.routes.skip, 0.0, 1.0),
+            ("guard.spike", self.guard.spike, 0.0, 1e6),
             ("validation.share", self.validation.share, 0.0, 0.5),
             ("audit.rate", self.audit.rate, 0.0, 1.0),
             ("audit.tolerance", self.audit.tolerance, 0.0, 1.0),
@@ -434,6 +447,8 @@ class RunConfig(_Section, frozen=True, kw_only=True):
         parse_mixture(self.data.mixture)
         if self.wire.activations_up != self.wire.activations_down:
             raise BadInputError("wire.activations_up: must be the form of wire.activations_down: servers hand on bytes")
+        if 0 < self.guard.spike <= 1:
+            raise BadInputError("guard.spike: a loss over 1 time the mean and less is nothing strange; 0 is off")
         if self.limits.ping_s >= self.limits.silent_s:
             raise BadInputError("limits.ping_s: must be below limits.silent_s")
 

@@ -99,8 +99,15 @@ class Swarm:
     `servers` holds one server process for each place of the run, or none when a test plays the servers itself.
     """
 
-    def __init__(self, folder: Path, run: str = RUN, server_count: int = 4, more: tuple[str, ...] = ()) -> None:
-        """`more`: further words of every server's command line."""
+    def __init__(
+        self,
+        folder: Path,
+        run: str = RUN,
+        server_count: int = 4,
+        more: tuple[str, ...] = (),
+        coordinator: tuple[str, ...] = (),
+    ) -> None:
+        """`more`, `coordinator`: further words of every server's command line, and of the coordinator's."""
         self.folder = folder
         self._server_count = server_count
         self._children = Children()
@@ -108,7 +115,7 @@ class Swarm:
         toml.write_text(run)
         home = folder / "coordinator"
         arguments = ["coordinator", str(toml), "--state", str(home), "--listen", "127.0.0.1:0"]
-        arguments += ["--http", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
+        arguments += ["--http", "127.0.0.1:0", "--metrics", "127.0.0.1:0", *coordinator]
         child = self._children.start("coordinator", home, arguments)
         self.state = home
         self.links: dict[str, Any] = eventually(lambda: self._read_links(child), "the coordinator's links")

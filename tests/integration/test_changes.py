@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("changes")]
 
 RUN = """
 name = "changes"
-steps = 10
+steps = 120
 [model]
 layers = 1
 hidden = 32
@@ -36,7 +39,7 @@ collocated = "never"
 [optimizer]
 warmup_steps = 2
 [checkpoint]
-every_steps = 0
+every_steps = 5
 folder = "FOLDER"
 """
 """One stage that a volunteer computes: nothing happens before it has come. With the delay of one step two are open."""
@@ -51,12 +54,20 @@ def tensors(model: Path) -> dict[str, Any]:
         return {name: file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118
 
 
-def test_a_run_is_paused_changed_and_goes_on_as_its_reference(tmp_path: Path) -> None:
+def settled(swarm: Swarm) -> bool:
+    """Nothing is open any more: two looks, a second apart, see the same step."""
+    before = swarm.step()
+    time.sleep(1.0)
+    return swarm.step() == before
+
+
+def test_a_run_is_paused_changed_sent_back_and_goes_on_as_its_reference(tmp_path: Path) -> None:
     """Paused before anybody computes, it ends the two steps that are open and no more; the change counts from step 2;
-    what cannot be changed is said; and the weights are those of `--reference` with the same changes, bit by bit."""
+    what cannot be changed is said; sent back to a checkpoint, and no other step, it does the steps after it again; the
+    weights are those of `--reference` with the same changes, bit by bit, and a tracker has each step once."""
     (tmp_path / "checkpoints").mkdir()
     text = RUN.replace("FOLDER", str(tmp_path / "checkpoints"))
-    with Swarm(tmp_path, text, server_count=0) as swarm:
+    with Swarm(tmp_path, text, server_count=0, coordinator=("--track", f"csv:{tmp_path / 'csv'}")) as swarm:
         url = ["--url", swarm.links["http"]]
         early = command("run", "pause", *url)
         assert early.returncode == 2 and "edit RUN.toml" in early.stderr
@@ -80,9 +91,32 @@ def test_a_run_is_paused_changed_and_goes_on_as_its_reference(tmp_path: Path) ->
             assert done.returncode == 0 and key in done.stdout, done.stderr
         assert swarm.step() == 1, "a paused run opens no step"
         assert command("run", "resume", *url).returncode == 0
+        eventually(lambda: swarm.step() >= 6, "a checkpoint")
+        assert command("run", "set", "optimizer.clip_norm", "0.01", *url).returncode == 0
+        assert command("run", "pause", *url).returncode == 0
+        eventually(lambda: settled(swarm), "the open steps")
+        newest = swarm.step()
+        refused = command("run", "rollback", "4", *url)
+        assert refused.returncode == 2 and "no checkpoint has step 4; there" in refused.stderr, refused.stderr
+        assert swarm.step() == newest
+        back = next(int(word) for word in re.findall(r"\d+", refused.stderr.partition("of step")[2]))
+        done = command("run", "rollback", str(back), *url)
+        assert done.returncode == 0 and f"back at step {back}; {newest + 1 - back} closed steps" in done.stdout, (
+            done.stderr
+        )
+        assert swarm.status()["run"]["lost_steps"] == newest + 1 - back and swarm.step() == back - 1
+        assert command("run", "set", "optimizer.learning_rate", "0.005", *url).returncode == 0
+        assert command("run", "resume", *url).returncode == 0
         eventually(lambda: swarm.status()["run"]["state"] == "finished", "the end")
         changes = command("run", "changes", "--json", *url).stdout
-    assert [change["from_step"] for change in json.loads(changes)] == [2, 2]
+    known = [(change["key"], change["from_step"]) for change in json.loads(changes)]
+    assert known[:2] == [("optimizer.learning_rate", 2), ("optimizer.decay", 2)], known
+    assert known[2:] in (
+        [("optimizer.learning_rate", back)],  # what was changed after the checkpoint is undone, else it stays
+        [("optimizer.clip_norm", known[2][1]), ("optimizer.learning_rate", back)],
+    ), known
+    with (tmp_path / "csv" / "changes.csv").open(newline="") as file:
+        assert [int(line["step"]) for line in csv.DictReader(file)] == list(range(120)), "each step once"
     (tmp_path / "changes.json").write_text(changes)
     exported = command("export", str(tmp_path / "model"), str(tmp_path / "checkpoints"))
     assert exported.returncode == 0, exported.stderr

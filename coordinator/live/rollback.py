@@ -1,0 +1,69 @@
+"""The operator's way back: which checkpoints a run can be sent back to, and what becomes of its changes.
+
+A run also goes back by itself, when a shard is lost; then it does the same steps again, with the same changes. An
+operator goes back because of what these steps came to, so changes that began in steps that are thrown away go with
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from coordinator.live.records import StepRow
+from protocol.messages import Join
+from protocol.run.changes import RunChange
+from protocol.run.run import GuardSection
+
+SPIKE_STEPS = 20
+"""Steps before one that its loss is compared with; a spike is judged when there are so many."""
+
+
+class Rollback(msgspec.Struct, frozen=True):
+    """What the operator wants, until the run has gone back or cannot."""
+
+    step: int
+    cause: str
+
+
+def readable_steps(joins: Sequence[Join], keep: int) -> tuple[int, ...]:
+    """Checkpoints that every server names, newest first: those that are kept. Older names are of files gone."""
+    common = sorted({step for step in joins[0].checkpoints if all(step in join.checkpoints for join in joins)})
+    return tuple(reversed(common[-keep:]))
+
+
+def why_not(step: int, readable: Sequence[int]) -> str:
+    """A sentence when no checkpoint has the step, or nothing."""
+    if step in readable:
+        return ""
+    if not readable:
+        return "there is no checkpoint yet that every server can read: the run goes on"
+    names = [str(each) for each in sorted(readable)]
+    listed = " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+    one = len(names) == 1
+    return (
+        f"no checkpoint has step {step}; there {'is one' if one else 'are those'} of step{'' if one else 's'} {listed}"
+    )
+
+
+def changes_before(changes: Sequence[RunChange], step: int) -> tuple[RunChange, ...]:
+    """Those in force in the steps before `step`."""
+    return tuple(change for change in changes if 0 <= change.from_step < step)
+
+
+def guarded(guard: GuardSection, row: StepRow, before: Sequence[StepRow]) -> tuple[str, str]:
+    """(what the operator wants done about a step, why): `pause`, `rollback`, or nothing.
+
+    Args:
+        before: steps that count, oldest first, without this one.
+    """
+    if row.skipped and guard.not_finite != "skip":
+        return guard.not_finite, f"the gradient of step {row.step + 1} was not finite"
+    losses = [each.loss for each in list(before)[-SPIKE_STEPS:] if not each.skipped]
+    if not guard.spike or len(losses) < SPIKE_STEPS:
+        return "", ""
+    usual = sum(losses) / len(losses)
+    if row.loss <= guard.spike * usual:
+        return "", ""
+    return guard.on_spike, f"the loss of step {row.step + 1}, {row.loss:.3f}, is over {guard.spike:g} times {usual:.3f}"
