@@ -16,12 +16,12 @@ import socket
 import sys
 import time
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import click
 import hypercorn
@@ -112,6 +112,9 @@ STANDBY_LOOK_S = 1.0
 to start, another one has the run within 15 s."""
 WRITE_BATCH_MAX = 1024
 """Records of one transaction: a burst of joins is one fsync, and still well under a tenth of a second."""
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -377,7 +380,7 @@ class Daemon:
                     if number >= 0:
                         self.pump.put(Persisted(number))
 
-    async def _in_thread(self, operation: str, work: Any) -> Any:
+    async def _in_thread(self, operation: str, work: Callable[[], T]) -> T:
         """Blocking work on the database, one at a time."""
         started = trio.current_time()
         result = await trio.to_thread.run_sync(work, limiter=self._disk)
@@ -440,27 +443,23 @@ class Daemon:
         return members(self.machine, trio.current_time(), whole_ids=whole_ids)
 
     async def curve(self, points: int) -> list[Any]:
-        found: list[Any] = await self._in_thread("read", partial(self._store.curve, points))
-        return found
+        return await self._in_thread("read", partial(self._store.curve, points))
 
     async def validations(self, count_max: int) -> list[Any]:
-        found: list[Any] = await self._in_thread("read", partial(self._store.validation_points, count_max))
-        return found
+        return await self._in_thread("read", partial(self._store.validation_points, count_max))
 
     def network(self) -> NetworkFile:
         return self.machine.network_file(trio.current_time())
 
     async def steps(self, first: int, count_max: int) -> Sequence[StepRow]:
-        rows: list[StepRow] = await self._in_thread("read", partial(self._store.steps_from, first, count_max))
-        return rows
+        return await self._in_thread("read", partial(self._store.steps_from, first, count_max))
 
     async def segments(self) -> Segments:
         """As `Store.segments`; they change only when the run goes back, or a first step of new ledgers closes."""
         history = self.machine.history
         newest = history.tail[-1].ledger_generation if history.tail else -1
         if self._segments[0] != (history.rollback_count, newest):
-            found: Segments = await self._in_thread("read", self._store.segments)
-            self._segments = (history.rollback_count, newest), found
+            self._segments = (history.rollback_count, newest), await self._in_thread("read", self._store.segments)
         return self._segments[1]
 
     def order(self, order: Order) -> None:
@@ -485,8 +484,7 @@ class Daemon:
         return self.machine.admission.lineage(node)
 
     async def invites(self) -> Sequence[StoredInvite]:
-        rows: list[StoredInvite] = await self._in_thread("read", self._store.invites)
-        return rows
+        return await self._in_thread("read", self._store.invites)
 
     async def invite(self, role: JoinRole, uses: int, days: float) -> tuple[StoredInvite, JoinLink]:
         invite = new_invite(self._store.run_id, self._identity, role, uses, time.time(), days * 86400)
