@@ -21,6 +21,8 @@ EVENTS_SHOWN = 40
 ID_LETTERS = 8
 WORDS_MAX = 300
 """Letters of one sentence: a peer's reason may be longer than anybody wants to read."""
+PLAN_WORDS_MAX = 1500
+"""Letters of a plan's sentence: the blocks of 16 stages, and then what the planner has to say of it."""
 _WHOLE_ID = re.compile(r"\b([a-z2-7]{8})[a-z2-7]{44}\b")
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b|\[[0-9a-fA-F:.%]+\](?::\d+)?")
 _SAID = ("detail", "reason", "role")
@@ -63,7 +65,7 @@ def overview(machine: CoordinatorMachine, now: float) -> dict[str, Any]:
         "plan": {
             "generation": placement.plan.generation if placement.plan else 0,
             "restore_step": placement.plan.restore_step if placement.plan else -1,
-            "sentence": public(placement.sentence),
+            "sentence": public(placement.sentence, PLAN_WORDS_MAX),
         },
         "checkpoints": _checkpoints(machine, servers),
         "stages": _stages(machine),
@@ -93,10 +95,10 @@ def members(machine: CoordinatorMachine, now: float, *, whole_ids: bool) -> list
     return found
 
 
-def public(text: str) -> str:
+def public(text: str, most: int = WORDS_MAX) -> str:
     """A sentence without whole ids and addresses, and not longer than anybody reads."""
     short = _ADDRESS.sub("(address)", _WHOLE_ID.sub(r"\1", text))
-    return short if len(short) <= WORDS_MAX else f"{short[: WORDS_MAX - 1]}…"
+    return short if len(short) <= most else f"{short[: most - 1]}…"
 
 
 def _member(machine: CoordinatorMachine, member: Member, now: float, whole_ids: bool) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
     python -m tests.benchmarks.trace_replay
 
-Throughput is the slowest stage's number of equal volunteers at work, relative to the best assignment of those
-that are there at every moment; both averaged over time. Newcomers take the neediest stage, or any stage
-("blind", as when bandwidth alone decides and says nothing). Movers and newcomers load parameters for
-`RELOAD_S` and compute nothing meanwhile, newcomers in the best assignment too. SWARM reports 82.7 %, 95.8 %
-and about 97 % on a trace of its own.
+Throughput is the slowest stage's number of equal volunteers at work, relative to the best assignment of those that are
+there at every moment; both averaged over time. Newcomers and moves follow the running coordinator's rule, one move a
+look; "blind" newcomers take any stage, as when bandwidth alone decides and says nothing. Movers and newcomers load
+parameters for `RELOAD_S` and compute nothing meanwhile, newcomers in the best assignment too. SWARM reports 82.7 %,
+95.8 % and about 97 % on a trace of its own.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import random
 import sys
 from pathlib import Path
 
-from coordinator.planning.placement.moves import Member, choose_stage, plan_moves
+from coordinator.live.stage_choice import Power, Standing, assign, balance, fill
+from protocol.base.ids import NodeId
 
 TRACE = Path(__file__).parents[1] / "data" / "bamboo_p3-trace.csv"
 RELOAD_S = 20.0
-HORIZON_S = 1_200.0
 NEVER = float("inf")
 
 
@@ -27,6 +27,13 @@ def events() -> list[tuple[float, str, str]]:
     """(seconds, add or remove, name), in order."""
     rows = [line.split(",") for line in TRACE.read_text().split()]
     return [(int(at) / 1000, what, name) for at, what, name in rows]
+
+
+def standing(stages: int, stage_of: dict[str, int]) -> Standing:
+    """Equal volunteers, as the running coordinator's rule sees them."""
+    reloads = (RELOAD_S,) * stages
+    crew = [Power(NodeId(name), stage, (1.0,) * stages, n, reloads) for n, (name, stage) in enumerate(stage_of.items())]
+    return Standing(stages, crew)
 
 
 def replay(stages: int, every_s: float, blind: bool, seed: int = 0) -> tuple[float, int]:
@@ -62,17 +69,18 @@ def replay(stages: int, every_s: float, blind: bool, seed: int = 0) -> tuple[flo
             if what == "remove":
                 stage_of.pop(name, None)
                 continue
-            counts = [sum(stage == k for stage in stage_of.values()) for k in range(stages)]
-            stage_of[name] = rng.randrange(stages) if blind else choose_stage([1.0] * stages, counts)
+            neediest = assign([True] * stages, standing(stages, stage_of), (1.0,) * stages, -1, 10**6).stage
+            stage_of[name] = rng.randrange(stages) if blind else neediest
             if now > 0:
                 new_until[name] = now + RELOAD_S
         if now >= next_check:
             next_check += every_s
-            names = list(stage_of)
-            batch = plan_moves([1.0] * stages, [Member(1.0, stage_of[name]) for name in names], RELOAD_S, HORIZON_S)
-            for move in batch.moves:
-                stage_of[names[move.member]] = move.target
-                loading[names[move.member]] = now + RELOAD_S
+            there_now, needed = standing(stages, stage_of), [True] * stages
+            busy = [NodeId(name) for name in stage_of if loading.get(name, 0) > now or new_until.get(name, 0) > now]
+            move = fill(needed, there_now, busy) or balance(needed, there_now, 10**6, busy)
+            if move is not None:
+                stage_of[move[0]] = move[1].stage
+                loading[move[0]] = now + RELOAD_S
                 moves += 1
     return got / best, moves
 
