@@ -201,6 +201,15 @@ def describe(status: dict[str, Any]) -> str:
     if run["waiting_for"]:
         lines.append(f"  {run['waiting_for']} (for {run['waiting_s']:.0f} s)")
     lines += [f"  alert: {sentence}" for sentence in run.get("alerts", [])]
+    counts = {
+        outcome: sum(member.get("counters", {}).get(f"audits_{outcome}", 0.0) for member in status["members"])
+        for outcome in ("passed", "blamed", "missed")
+    }
+    if any(counts.values()):
+        lines.append(
+            f"  audits: {counts['passed']:,.0f} passed, {counts['blamed']:,.0f} found something false,"
+            f" {counts['missed']:,.0f} could not be done"
+        )
     names = name_members(status)
     away = status.get("away", [])
     if status["members"] or away:

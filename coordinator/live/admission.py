@@ -26,6 +26,8 @@ class Admission:
     ) -> None:
         """`number`: the newest number of a ban or of the end of one."""
         self._users: dict[bytes, dict[NodeId, None]] = {}
+        self._uses: dict[bytes, int] = {}
+        """How many may come by an invite, of those that somebody has shown since this process started."""
         self._banned: dict[NodeId, Banned] = {}
         self._closed = set(closed)
         for use in spent:
@@ -75,6 +77,15 @@ class Admission:
                 found.update(users)
         return tuple(found)
 
+    def household(self, node: NodeId, uses_max: int) -> tuple[tuple[NodeId, ...], tuple[bytes, ...]]:
+        """The node and all that came by an invite of at most so many uses which it has used; and these invites."""
+        found, invites = {node: None}, []
+        for nonce, users in self._users.items():
+            if node in users and self._uses.get(nonce, uses_max + 1) <= uses_max:
+                found.update(users)
+                invites.append(nonce)
+        return tuple(found), tuple(invites)
+
     # ---- invites -------------------------------------------------------------------------------------------------
 
     def close_invites_of(self, node: NodeId) -> tuple[InviteClosed, ...]:
@@ -104,6 +115,7 @@ class Admission:
     def spend(self, invite: Invite, node: NodeId) -> InviteSpent | None:
         """Takes one use at once, so that two joins cannot share the last; None when `node` has used it before."""
         users = self._users.setdefault(invite.nonce, {})
+        self._uses[invite.nonce] = invite.uses
         if node in users:
             return None
         assert len(users) < invite.uses, "a spent invite was spent again"

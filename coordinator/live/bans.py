@@ -17,9 +17,9 @@ from protocol.base.limits import ITEMS_MAX
 from protocol.messages import Blamed, Revoked
 from protocol.trust.membership import LISTED_S, Revocations
 
-LINEAGE_MAX = 4
-"""Members by the invites of one that is blamed, above which they are no lineage: a link that a whole laboratory joins
-by proves nothing about the others. An invite for one household of computers has fewer uses."""
+HOUSEHOLD_MAX = 4
+"""Uses of an invite up to which all who came by it are taken for one person's computers. A link that a whole laboratory
+joins by proves nothing about the others."""
 
 
 class Bans:
@@ -73,8 +73,8 @@ class Bans:
                     self._outbox.persist(closing)
 
     def blamed(self, server: Member, message: Blamed, now: float) -> None:
-        """A server's audits have found a member's results false: it is banned, and whoever came by its invite, unless
-        that is one which many people share. Only the operator takes a server's place away."""
+        """A server's audits have found a member's results false: it is banned, with whoever came by its invite, unless
+        many may come by that. Only the operator takes a server's place away."""
         node = message.node
         member = self._roster.get(node)
         if member is not None and member.role == "server":
@@ -82,9 +82,12 @@ class Bans:
             return
         if self._admission.ban_reason(node) is not None:
             return
-        together = len(self._admission.lineage(node)) <= LINEAGE_MAX
         reason = f"audits: its {message.claim.replace('_', ' ')} of {message.task} is off by {message.difference:.2g}"
-        self.order(Ban(node, reason, lineage=together), now)
+        household, invites = self._admission.household(node, HOUSEHOLD_MAX)
+        for one in household:
+            self._ban(one, reason if one == node else f"came by the invite of {node[:8]}, which {reason}", now)
+        for nonce in invites:
+            self.order(CloseInvite(nonce), now)
 
     def _ban(self, node: NodeId, reason: str, now: float) -> None:
         record = self._admission.ban(node, reason, now + self._wall_offset_s)

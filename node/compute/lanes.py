@@ -23,7 +23,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from node.compute import checkpoint, seals
+from node.compute import checkpoint, evidence, seals
 from node.compute.devices.choice import DeviceChoice
 from node.compute.devices.device import Device, open_device
 from node.compute.fixed_parameters import FixedParameters
@@ -154,6 +154,7 @@ class DevicePerformer(_Performer):
             jobs.Evaluate: ("compute", self._evaluate),
             jobs.TakeGradient: ("compute", self._take_gradient),
             jobs.Compare: ("compute", self._compare),
+            jobs.TakeWeights: ("other", self._take_weights),
             jobs.DropGraphs: ("other", self._drop_graphs),
             jobs.DropAccumulators: ("other", self._drop_accumulators),
         }
@@ -261,6 +262,12 @@ class DevicePerformer(_Performer):
             )
         return relative_difference(ours, theirs)
 
+    def _take_weights(self, job: jobs.TakeWeights, _: Buffers) -> tuple[TensorRef, ...]:
+        weights = self._encode(job.weights, self._stage.weights(job.version), "fp32")
+        if job.grid is None:
+            return (weights,)
+        return weights, self._encode(job.grid, self._stage.grid_steps(job.version), "int32")
+
     def _drop_graphs(self, job: jobs.DropGraphs, _: Buffers) -> None:
         for task in job.tasks:
             self._stage.drop_graph(task)
@@ -308,6 +315,7 @@ class ServerPerformer(_Performer):
             jobs.WriteSnapshot: ("disk", self._write_snapshot),
             jobs.WriteCheckpoint: ("disk", self._write_checkpoint),
             jobs.WriteManifest: ("disk", self._write_manifest),
+            jobs.WriteEvidence: ("disk", self._write_evidence),
             jobs.FindCheckpoints: ("disk", self._find_checkpoints),
             jobs.Benchmark: ("other", lambda job, _: probe(job.config, 1, threads=torch.get_num_threads()).flops_per_s),
         }
@@ -476,6 +484,10 @@ class ServerPerformer(_Performer):
             parts=tuple(checkpoint.PartEntry(*part) for part in job.parts),
         )
         return str(checkpoint.write_manifest(self._checkpoints, manifest, self._shared, self._sign))
+
+    def _write_evidence(self, job: jobs.WriteEvidence, buffers: Buffers) -> str:
+        place, _shard = self._here
+        return evidence.write(self._state / evidence.FOLDER, place, job, buffers, self._sealer)
 
     def _sign(self, home: Path, manifest: checkpoint.Manifest) -> None:
         if self._sealer is not None:

@@ -200,6 +200,14 @@ class StageWorker:
         total = self._sums.pop(into, None)
         return torch.zeros(self.layout.parameter_count, dtype=self._sum_type) if total is None else total.cpu()
 
+    def weights(self, version: int) -> Tensor:
+        """[parameter_count] fp32 of a version, as tasks were computed with them."""
+        return self._params[version].float().cpu()
+
+    def grid_steps(self, version: int) -> Tensor:
+        """[blocks] int8: the grid of a version's sums."""
+        return self._grid_steps[version]
+
     def sum_value(self, version: int, total: Tensor) -> Tensor:
         """What a sum of a version's steps, [parameter_count] int32 on its grid, stands for, in fp32.
 

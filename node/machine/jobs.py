@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol.base.ids import ContributionId, TaskId, TensorRef
+from protocol.run.audits import Audit, Difference
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 
@@ -129,6 +130,15 @@ class Compare:
     """Its grid is the unit of sums in the form `gi`."""
     computed: tuple[TensorRef, ...]
     claimed: tuple[TensorRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TakeWeights:
+    """A version's weights in fp32 and, where sums are on a grid, its grid. Result: TensorRefs stored as the keys."""
+
+    version: int
+    weights: int
+    grid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +297,18 @@ class WriteManifest:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteEvidence:
+    """Write all that an audit compared to the disk, signed. Result: the file's name; empty: there are too many."""
+
+    order: Audit
+    differences: tuple[Difference, ...]
+    names: tuple[str, ...]
+    """Of the tensors: `weights`, `grid`, `part N` of the contribution, and what a task went in and came out with, as
+    `KIND N` for the N-th backward of the order."""
+    tensors: tuple[TensorRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class FindCheckpoints:
     """Look which checkpoints lie where the run keeps them. Result: their steps, newest first."""
 
@@ -310,6 +332,7 @@ DEVICE_JOBS = (
     Evaluate,
     TakeGradient,
     Compare,
+    TakeWeights,
     DropGraphs,
     DropAccumulators,
 )
@@ -328,6 +351,7 @@ SERVER_JOBS = (
     WriteSnapshot,
     WriteCheckpoint,
     WriteManifest,
+    WriteEvidence,
     FindCheckpoints,
     Benchmark,
 )
@@ -341,6 +365,7 @@ Job = (
     | Evaluate
     | TakeGradient
     | Compare
+    | TakeWeights
     | DropGraphs
     | DropAccumulators
     | PrepareData
@@ -357,6 +382,7 @@ Job = (
     | WriteSnapshot
     | WriteCheckpoint
     | WriteManifest
+    | WriteEvidence
     | FindCheckpoints
     | Benchmark
 )

@@ -52,6 +52,9 @@ class DeviceLane:
         lost: called in a thread when the process has ended without being told to; with a sentence.
     """
 
+    module = "node.compute.device_process"
+    """What is started; tests start one that lies."""
+
     def __init__(self, options: DeviceOptions, deliver: Delivered, lost: Callable[[str], None]) -> None:
         self._arguments = options.arguments()
         self.hello: Hello | None = None
@@ -65,7 +68,7 @@ class DeviceLane:
         self._start()
 
     def _start(self) -> None:
-        command = [sys.executable, "-P", "-m", "node.compute.device_process", *self._arguments]
+        command = [sys.executable, "-P", "-m", self.module, *self._arguments]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603 - our own
         self._queue: queue.SimpleQueue[tuple[Any, Mapping[int, Buffer]] | SetShare | None] = queue.SimpleQueue()
         self._unanswered: deque[Any] = deque()

@@ -155,7 +155,7 @@ class AuditDesk:
     def on_report(self, peer: NodeId, message: AuditReport) -> None:
         ruling = self.audits.report(peer, message)
         if ruling is not None:
-            self._end(ruling, message.evidence)
+            self._end(ruling)
             self._give()
 
     def _give(self) -> None:
@@ -175,7 +175,7 @@ class AuditDesk:
             attempt=attempt,
         )
 
-    def _end(self, ruling: Ruling, evidence: bytes = b"") -> None:
+    def _end(self, ruling: Ruling) -> None:
         """An opinion has led to something: a second is asked for, or the audit is over."""
         unit, outcome = ruling.unit, ruling.outcome
         self._out.count("barnraise_server_audits_total", outcome=outcome)
@@ -198,7 +198,7 @@ class AuditDesk:
             self._out.send(server, over)
         for blame in ruling.blames:
             if blame.out:
-                self._tell(unit, blame.difference, evidence)
+                self._tell(unit, blame.difference)
 
     def _settle(self, ruling: Ruling, out: tuple[NodeId, ...]) -> None:
         """What was held counts, or never will."""
@@ -213,7 +213,7 @@ class AuditDesk:
         else:
             self._accept(*held)
 
-    def _tell(self, unit: Unit, difference: Difference, evidence: bytes) -> None:
+    def _tell(self, unit: Unit, difference: Difference) -> None:
         blamed = Blamed(
             node=difference.node,
             contribution=unit.contribution,
@@ -222,7 +222,6 @@ class AuditDesk:
             task=difference.task,
             difference=difference.value,
             auditors=unit.auditors,
-            evidence=evidence,
         )
         self._blamed = [*self._blamed[-BLAMED_MAX + 1 :], blamed]
         if self._coordinator is not None:

@@ -22,6 +22,7 @@ from node.machine.jobs import (
     SetUpServer,
     StartShard,
     WriteCheckpoint,
+    WriteEvidence,
     WriteManifest,
     WriteSnapshot,
 )
@@ -271,6 +272,9 @@ class ServerMachine:
             case WriteManifest() if self.decider is not None:
                 self.shard.saves.manifest_written(job)
                 self.decider.manifest_written(job, result)
+            case WriteEvidence():
+                of = str(job.order.contribution)
+                self._out.log("warning", "evidence", file=result or "none: there are too many", contribution=of)
             case _:
                 pass
         if self.ready and not was_ready:
@@ -281,6 +285,9 @@ class ServerMachine:
         """Whether the server goes on without what a job should have done: with a checkpoint or snapshot less."""
         if isinstance(job, LoadSnapshot):
             raise StateLostError(f"snapshot {job.version} cannot be read: {reason}")
+        if isinstance(job, WriteEvidence):
+            self._out.log("warning", "evidence cannot be written", reason=reason)
+            return True
         if not isinstance(job, WriteCheckpoint | WriteSnapshot | WriteManifest):
             return False
         if self._lane_is_ours:  # else it was ordered under earlier ledgers

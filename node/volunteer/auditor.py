@@ -19,19 +19,33 @@ from typing import Any
 
 import msgspec
 
-from node.machine.jobs import Backward, Compare, DropAccumulators, Forward, Job, RouteEnd, TakeGradient
+from node.machine.jobs import (
+    Backward,
+    Compare,
+    DropAccumulators,
+    Forward,
+    Job,
+    RouteEnd,
+    TakeGradient,
+    TakeWeights,
+    WriteEvidence,
+)
 from node.machine.outbox import Outbox
 from node.volunteer.leases import forward_of
 from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef
 from protocol.messages import Audit, Audited, AuditOver, AuditReport, FetchAudited, Work
 from protocol.run.audits import Claim, Difference, Kept
 from protocol.run.plan import Plan
+from protocol.run.run import RunConfig
 
 WAITING_MAX = 4
 """Orders that wait: a ledger gives one at a time, and one more when it has given one up."""
 VERSIONS_MAX = 4
 """Versions that are kept for audits after the servers have dropped them: what a step's audits and second opinions need
 where they take a few steps. Of a stage of 0.5 G parameters that is 8 GB of the device's memory at most."""
+EVIDENCE_BYTES_MAX = 1 << 30
+"""A file of evidence: of an 8 B model's contribution of eight tasks half a gigabyte beside a stage's weights. What has
+more leads to the same ban, and to a line in the log instead of a file."""
 DIFFERENCE_MAX = 1e30
 """What is not a number, or more, is this."""
 AUDIT_SLICE = 1
@@ -56,6 +70,10 @@ class _Unit:
     running: bool = False
     found: dict[tuple[Claim, str], Difference] = field(default_factory=dict)
     summed: tuple[TensorRef, ...] = ()
+    kept: dict[str, TensorRef] = field(default_factory=dict)
+    """For the evidence, by the names of `WriteEvidence`: of a second opinion, until it is over."""
+    done_count: int = 0
+    """Backwards that are done."""
     comparing: deque[tuple[Claim, str, TaskId, tuple[TensorRef, ...]]] = field(default_factory=deque)
     """Comparisons under way, in the order in which the lane ends them; with what they let go of."""
 
@@ -68,8 +86,14 @@ class Auditor:
     """
 
     def __init__(
-        self, out: Outbox, want: Callable[[int], None], has: Callable[[int], bool], let_go: Callable[[], None]
+        self,
+        config: RunConfig,
+        out: Outbox,
+        want: Callable[[int], None],
+        has: Callable[[int], bool],
+        let_go: Callable[[], None],
     ) -> None:
+        self._config = config
         self._out = out
         self._want, self._has, self._let_go = want, has, let_go
         self._plan: Plan | None = None
@@ -120,13 +144,18 @@ class Auditor:
 
     def on_over(self, contribution: ContributionId) -> None:
         """Nobody is asked for an opinion on it any more."""
+        if self._unit is not None and self._unit.order.contribution == contribution:
+            self._forget()
+            self._begin_next()
         if self._drawn.pop(contribution, None) is not None:
             self._let_go()
 
     def versions_dropped(self, oldest: int) -> None:
         """Servers have no version below `oldest` any more."""
         self._oldest = oldest
-        for contribution in [c for c, version in self._drawn.items() if version < oldest - VERSIONS_MAX]:
+        busy = None if self._unit is None else self._unit.order.contribution
+        old = [c for c, version in self._drawn.items() if version < oldest - VERSIONS_MAX and c != busy]
+        for contribution in old:
             del self._drawn[contribution]
 
     def _begin_next(self) -> None:
@@ -176,6 +205,7 @@ class Auditor:
                 self._end("a part of the contribution is not kept")
                 return
             (unit.parts[peer],) = message.tensors
+            self._keep(unit, f"part {self._servers.index(peer)}", message.tensors[0])
         elif unit.left and message.task == unit.left[0] and not unit.given and peer in self._owners(unit.left[0]):
             before = unit.answers.pop(peer, None)
             self._out.drop(() if before is None else before.tensors)
@@ -201,6 +231,7 @@ class Auditor:
         for answer in unit.answers.values():
             for kind, by, ref in zip(answer.kept, answer.brought_by, answer.tensors, strict=True):
                 unit.given[kind] = ref, by
+                self._keep(unit, f"{kind} {unit.done_count}", ref)
         unit.answers.clear()
         assert self._plan is not None
         ends = self._plan.ends_at(task.step, task.microbatch, task.position)
@@ -222,6 +253,12 @@ class Auditor:
             dy = unit.given["output_gradient"][0]
             self._out.compute(Backward(ours, version, dy, None, input_gradient, unit.accumulator))
 
+    def _keep(self, unit: _Unit, name: str, ref: TensorRef) -> None:
+        """For the evidence of a second opinion, as far as there is room."""
+        kept_bytes = sum(kept.byte_count for kept in unit.kept.values())
+        if unit.order.attempt > 1 and name not in unit.kept and kept_bytes + ref.byte_count <= EVIDENCE_BYTES_MAX:
+            unit.kept[name] = self._out.share(ref)
+
     # ---- the device ----------------------------------------------------------------------------------------------
 
     def owns(self, job: Job) -> bool:
@@ -234,7 +271,7 @@ class Auditor:
             case TakeGradient():
                 return self._unit is not None and job.accumulator == self._unit.accumulator
             case _:
-                return isinstance(job, Compare)
+                return isinstance(job, Compare | TakeWeights)
 
     def computed(self, job: Job, result: Any) -> None:
         unit = self._unit
@@ -263,8 +300,11 @@ class Auditor:
                 self._note(unit, claim, by, task, result)
                 if claim == "gradient":
                     unit.parts, unit.summed = {}, ()
-                    self._end("")
+                    self._conclude(unit)
                     return
+            case TakeWeights():
+                self._testify(unit, result)
+                return
             case _:
                 pass
         self.go_on()
@@ -286,6 +326,7 @@ class Auditor:
         self._out.drop(ref for ref, _ in unit.given.values())
         unit.given = {}
         unit.left.popleft()
+        unit.done_count += 1
         unit.running = False
         self._fetch_task()
 
@@ -312,10 +353,27 @@ class Auditor:
         if before is None or value > before.value:
             unit.found[claim, by] = Difference(claim=claim, node=NodeId(by), task=task, value=value)
 
+    def _conclude(self, unit: _Unit) -> None:
+        """All is compared. What a second opinion finds is written down with what led to it, for anybody to check."""
+        false = any(not each.value <= self._config.audit.tolerance for each in unit.found.values())
+        if not (false and unit.kept):
+            self._end("")
+            return
+        grid = self._out.key() if self._config.wire.gradients == "gi" else None
+        self._out.compute(TakeWeights(unit.order.version, self._out.key(), grid))
+
+    def _testify(self, unit: _Unit, weights: tuple[TensorRef, ...]) -> None:
+        named = {**dict(zip(("weights", "grid"), weights, strict=False)), **unit.kept}
+        if sum(ref.byte_count for ref in named.values()) <= EVIDENCE_BYTES_MAX:
+            found = tuple(unit.found.values())
+            self._out.compute(WriteEvidence(unit.order, found, tuple(named), tuple(named.values())))
+        self._out.drop(weights)
+        self._end("")
+
     def failed(self, job: Job, reason: str) -> None:
         """The device could not: the audit is over, and nobody is blamed."""
         if self._unit is not None and self._is_current(self._unit, job):
-            self._end(f"the device failed: {reason}"[:200])
+            self._end("" if isinstance(job, TakeWeights) else f"the device failed: {reason}"[:200])
 
     # ---- the end -------------------------------------------------------------------------------------------------
 
@@ -334,6 +392,7 @@ class Auditor:
         self._out.drop(ref for answer in unit.answers.values() for ref in answer.tensors)
         self._out.drop(ref for ref, _ in unit.given.values())
         self._out.drop(ref for *_, refs in unit.comparing for ref in refs)
+        self._out.drop(unit.kept.values())
         self._out.compute(DropAccumulators((unit.accumulator,)))
 
     def _say(self, ledger: NodeId, order: Audit, found: Iterable[Difference], reason: str) -> None:

@@ -90,7 +90,7 @@ class VolunteerMachine:
         self._tails = Tails()
         self._allowances = Allowances(self._out)
         self._asked_again = AskedAgain()
-        self._auditor = Auditor(out, self._want_version, self._versions.has, self._drop_old_versions)
+        self._auditor = Auditor(config, out, self._want_version, self._versions.has, self._drop_old_versions)
         limits = config.limits
         self.gradients = Gradients(out, incarnation, limits.contribution_tasks, limits.linger_s)
         self.totals = {"microbatches": 0.0, "tokens": 0.0, "accepted": 0.0, "rejected": 0.0, "validated": 0.0}

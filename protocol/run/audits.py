@@ -80,8 +80,6 @@ class AuditReport(Work, frozen=True, kw_only=True):
     attempt: int
     differences: tuple[Difference, ...]
     reason: str = ""
-    evidence: bytes = b""
-    """Digest of the file that holds what was compared; empty: none was written."""
 
 
 class Blamed(Message, frozen=True, kw_only=True):
@@ -95,4 +93,3 @@ class Blamed(Message, frozen=True, kw_only=True):
     difference: float
     """The smaller one of the two."""
     auditors: tuple[NodeId, ...]
-    evidence: bytes = b""

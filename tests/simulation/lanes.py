@@ -131,6 +131,8 @@ class Lanes:
             case jobs.Compare():
                 ours, theirs = ([self.inputs[ref.key] for ref in refs] for refs in (job.computed, job.claimed))
                 return 0.0 if ours == theirs else 1.4
+            case jobs.TakeWeights():
+                return (self._shard(job.weights, self.versions[job.version]),)
             case jobs.DropGraphs():
                 for task in job.tasks:
                     self.graphs.pop(task, None)
@@ -211,6 +213,10 @@ class Lanes:
                 if name not in self.shared:
                     self.shared.put(name, (*self.shard[job.version], previous))
                 return name, 8 * SHARD_ELEMENTS, state
+            case jobs.WriteEvidence():
+                name = f"evidence-{job.order.contribution.node}-{job.order.contribution.number}"
+                self.files[name] = job, [self.inputs[ref.key] for ref in job.tensors]
+                return name
             case jobs.WriteManifest():
                 if job.step not in self.shared.complete():  # one that verifies is never touched again
                     self.shared.put(f"manifest-{job.step}", job.parts)

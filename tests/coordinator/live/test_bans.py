@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from coordinator.live.orders import Ban, CloseInvite, Unban
 from coordinator.live.records import Banned, InviteClosed, InviteSpent, StoredState, Unbanned
-from protocol.base.ids import NodeId
+from protocol.base.ids import ContributionId, NodeId, TaskId
 from protocol.base.machine import LinkUp, Ordered
-from protocol.messages import Bye, Refused, Revoked, Welcome
+from protocol.messages import Blamed, Bye, Refused, Revoked, Welcome
 from protocol.trust.membership import LISTED_S, Invite
 from tests.coordinator.live.desk import RUN_ID, Desk, join
 
@@ -125,3 +127,44 @@ def test_a_demo_may_start_twenty_at_once_but_not_six_hundred() -> None:
         desk.feed(LinkUp(NodeId(f"v{number}"), "volunteer", b"", b"many", "127.0.0.1:1"))
         desk.say(f"v{number}", join(role="volunteer", addresses=()))
     assert len(desk.written(InviteSpent)) == 64
+
+
+def _blamed(node: str) -> Blamed:
+    made = ContributionId(NodeId(node), 1, 2)
+    task = TaskId(3, 0, 0, "B")
+    return Blamed(
+        node=NodeId(node),
+        contribution=made,
+        step=3,
+        claim="gradient",
+        task=task,
+        difference=2.0,
+        auditors=(NodeId("s0"),),
+    )
+
+
+@pytest.mark.parametrize(("uses", "out"), [(1, ["v5"]), (2, ["v5", "v6"]), (10**6, ["v5"])])
+def test_whom_audits_blame_is_banned_with_its_household_and_nobody_else(uses: int, out: list[str]) -> None:
+    """All by an invite for a few computers; of a link that anybody may use the others stay, and it stays open."""
+    invite = Invite(bytes(32), RUN_ID, "volunteer", uses, 2**40, b"h" * 16)
+    desk = Desk(invites={b"household": invite})
+    desk.train()
+    for node in ("v5", "v6")[:uses]:
+        desk.link(node, "volunteer", b"household")
+        desk.say(node, join(role="volunteer", addresses=()))
+    desk.say("s1", _blamed("v5"))
+    assert [record.node for record in desk.written(Banned)] == out
+    assert len(desk.written(InviteClosed)) == (uses <= 2)
+    assert "audits: its gradient of 3:B0@0 is off by 2" in desk.written(Banned)[0].reason
+    desk.say("s1", _blamed("v5"))
+    assert len(desk.written(Banned)) == len(out), "told again, it changes nothing"
+
+
+def test_only_a_server_in_its_place_can_blame_and_no_server_is_blamed() -> None:
+    """A spare has audited nothing; servers are the operator's to judge."""
+    desk = Desk()
+    desk.train()
+    desk.server("s9")
+    desk.say("s9", _blamed("v0"))
+    desk.say("s1", _blamed("s2"))
+    assert not desk.written(Banned) and desk.logged("audits blame a server")

@@ -1,0 +1,100 @@
+"""A volunteer's device with one thing wrong in it, which `bad_volunteer.py` starts in place of the ordinary one.
+
+The deed stands in the environment: what a daemon says to its device's process is not changed for it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from node.compute.device_process import main
+from node.compute.lanes import DevicePerformer
+from node.compute.worker import StageWorker
+from node.machine.jobs import Backward, Forward, RouteEnd
+
+DEED = "BARNRAISE_TEST_DEED"
+HONEST_JOBS = 20
+"""It works as it should for a moment, so that nobody takes it for somebody who has only just come."""
+SLOW_S = 3.0
+
+
+def hangs() -> None:
+    """Its device never ends a job again: the process lives, answers pings, and keeps its leases."""
+    _before_each_job(lambda: time.sleep(10**6))
+
+
+def dawdles() -> None:
+    """Every job takes seconds."""
+    _before_each_job(lambda: time.sleep(SLOW_S))
+
+
+def huge() -> None:
+    """Its gradients are finite and absurd."""
+    _change_gradient(lambda total: total * 0 + 10**9)
+
+
+def steers() -> None:
+    """Its gradients are a thousand times too large: the global norm is all its own, and everybody else is clipped."""
+    _change_gradient(lambda total: total * 1000)
+
+
+def flips() -> None:
+    """Its gradients point uphill, at their usual size."""
+    _change_gradient(lambda total: -total)
+
+
+def inflates() -> None:
+    """Its outputs and input gradients are half as large again; its sums are what it computed."""
+    forward, backward, tail = StageWorker.forward, StageWorker._backward, StageWorker.tail
+
+    def larger(tensor: Any) -> Any:
+        return None if tensor is None else 1.5 * tensor
+
+    def more(self: Any, *words: Any, **named: Any) -> Any:
+        return larger(forward(self, *words, **named))
+
+    def more_back(self: Any, *words: Any, **named: Any) -> Any:
+        return larger(backward(self, *words, **named))
+
+    def more_at_the_end(self: Any, *words: Any, **named: Any) -> Any:
+        loss, gradient = tail(self, *words, **named)
+        return loss, larger(gradient)
+
+    StageWorker.forward = more  # type: ignore[method-assign]
+    StageWorker._backward = more_back  # type: ignore[method-assign]
+    StageWorker.tail = more_at_the_end  # type: ignore[method-assign]
+
+
+def _before_each_job(wait: Callable[[], None]) -> None:
+    original, done = DevicePerformer.perform, [0]
+
+    def perform(self: Any, job: Any, buffers: Any) -> Any:
+        if isinstance(job, Forward | Backward | RouteEnd):
+            done[0] += 1
+            if done[0] > HONEST_JOBS:
+                wait()
+        return original(self, job, buffers)
+
+    DevicePerformer.perform = perform  # type: ignore[method-assign]
+
+
+def _change_gradient(change: Callable[[Any], Any]) -> None:
+    original, done = StageWorker.take_gradient, [0]
+
+    def take_gradient(self: Any, into: Hashable) -> Any:
+        done[0] += 1
+        total = original(self, into)
+        return change(total) if done[0] > 3 else total
+
+    StageWorker.take_gradient = take_gradient  # type: ignore[method-assign]
+
+
+DEEDS: dict[str, Callable[[], None]] = {deed.__name__: deed for deed in (hangs, dawdles, huge, steers, flips, inflates)}
+
+if __name__ == "__main__":
+    DEEDS[os.environ[DEED]]()
+    main(sys.argv[1:])

@@ -1,0 +1,89 @@
+"""Audits with real processes and torch: who sends false numbers of a usual size is banned, and the run goes on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from node.commands.audit import audit
+from node.demo.processes import Children
+from protocol.drive.process import free_port
+from tests.integration.swarm import Daemon, Swarm, eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("audits")]
+
+RUN = """
+name = "audits"
+steps = 1000000
+[model]
+layers = 2
+hidden = 32
+heads = 2
+kv_heads = 1
+feed_forward = 64
+context = 16
+[data]
+source = "builtin:grammar"
+[batch]
+microbatches = 8
+[stages]
+count = 2
+back_servers = 1
+[checkpoint]
+every_steps = 0
+[audit]
+first = 1000000
+"""
+"""Two stages of two servers, which compute when nobody else does and audit all that is brought."""
+AUDITED = re.compile(r'^barnraise_server_audits_total\{[^}]*outcome="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
+
+
+class BadChildren(Children):
+    """Starts volunteers that do a deed: the first word of their arguments."""
+
+    module = "tests.integration.bad_volunteer"
+
+
+def start(children: Children, folder: Path, name: str, *words: str) -> Daemon:
+    home, port = folder / name, free_port()
+    arguments = [*words, "--yes", "--no-benchmark", "--no-punch", "--state", str(home)]
+    child = children.start(name, home, [*arguments, "--metrics", f"127.0.0.1:{port}"])
+    return Daemon(child, f"http://127.0.0.1:{port}/metrics")
+
+
+def audited(swarm: Swarm) -> dict[str, float]:
+    """What came of the audits of all ledgers."""
+    found: dict[str, float] = {}
+    for server in swarm.servers:
+        for outcome, count in AUDITED.findall(server.metrics()):
+            found[outcome] = found.get(outcome, 0.0) + float(count)
+    return found
+
+
+def test_who_sends_false_numbers_is_banned_and_the_others_go_on(tmp_path: Path) -> None:
+    """One flips the sign of its gradients, one makes its outputs and input gradients larger; beside them two honest
+    volunteers, whose hundred audits are exact."""
+    with Swarm(tmp_path, RUN) as swarm, Children() as children, BadChildren() as bad:
+        link = str(swarm.links["volunteer"])
+        honest = [start(children, tmp_path, f"honest-{number}", "join", link) for number in range(2)]
+        eventually(lambda: swarm.step() >= 0, "the first step")
+        eventually(lambda: audited(swarm).get("passed", 0) >= 10, "audits")
+        liars = [start(bad, tmp_path, deed, deed, "join", link) for deed in ("flips", "inflates")]
+        eventually(lambda: not any(liar.child.running for liar in liars), "the liars' end")
+        banned = [line for line in swarm.coordinator.log() if line.get("event") == "node banned"]
+        assert len(banned) == 2, banned
+        assert {line["reason"].split()[0] for line in banned} == {"audits:"}
+        assert any("its gradient" in line["reason"] and "off by 2" in line["reason"] for line in banned)
+        files = sorted(tmp_path.glob("server-*/evidence/*.safetensors"))
+        checked = [CliRunner().invoke(audit, ["verify", str(path)]) for path in files]
+        assert checked and all(done.exit_code == 0 for done in checked), [done.output for done in checked]
+        passed = audited(swarm)["passed"]
+        eventually(lambda: audited(swarm)["passed"] >= passed + 100, "a hundred more audits")
+        swarm.moves_on()
+        assert all(volunteer.child.running for volunteer in honest)
+        found = audited(swarm)
+        assert len([line for line in swarm.coordinator.log() if line.get("event") == "node banned"]) == 2
+        print(found)
