@@ -131,6 +131,8 @@ class ShardRole:
         self._durable_version = -1
         """What the disk gives back, while it is being restored."""
         self.saves = Saves(context)
+        self._base_digest = b""
+        """Of the snapshot that is being loaded, as its record says; empty: not known."""
         self._replay: list[StepCommitted] = []
         self._elements: int | None = None
         self._workers: dict[NodeId, None] = {}
@@ -161,6 +163,8 @@ class ShardRole:
         known = recovery(records, generation, self._context.config.batch.delay, None)
         base = self._first_version if known is None else known.base
         if known is not None and known.snapshot:
+            written = [record.digest for record in mine if isinstance(record, SnapshotWritten) and record.step == base]
+            self._base_digest = written[-1]
             self._out.compute(LoadSnapshot(base, known.snapshot))
         else:
             self._out.compute(StartShard(self._context.plan.restore_step))
@@ -190,6 +194,8 @@ class ShardRole:
 
     def base_loaded(self, digest: bytes) -> None:
         """The snapshot, checkpoint or seed is in memory; what was committed since is made again."""
+        if self._base_digest not in (b"", digest):
+            raise StateLostError(f"snapshot {self.version + 1} is not what was written")
         self.version += 1
         self._digests[self.version] = digest
         self._replay_next()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from coordinator.live import seating, status
 from coordinator.live.core import CoordinatorMachine
 from coordinator.live.gray import Arbitration, stalled_s
@@ -14,6 +16,8 @@ from node.machine.records import ShardStarted, StepCommitted
 from node.machine.roles import Roles
 from node.machine.stalls import Stalls
 from node.server.decider import DeciderRole
+from node.server.saves import Saves
+from node.server.shard import ShardRole
 from protocol.base.machine import Exit
 from protocol.run.course import PLANNED
 from tests.simulation.lanes import Lanes
@@ -146,3 +150,38 @@ def ledgers_that_contradict_each_other_go_on(original: Any) -> Any:
 @mutant(DeciderRole, "check_closed", scene=lying("StepDone"))
 def a_decider_believes_only_its_own_disk(original: Any) -> Any:
     return lambda self, step: None
+
+
+# ---- rules that once could be taken away without anybody's notice ----------------------------------------------------
+
+
+@mutant(Placement, "_call_spares", scene=Scene(only=("server_lost",), gap_s=(1.0, 3.0), run={"spares": 2}))
+def no_spare_ever_takes_a_place(original: Any) -> Any:
+    return lambda self, now: None
+
+
+@mutant(Saves, "failed", scene=Scene(only=("folder_full",), gap_s=(0.3, 1.0), run={"checkpoint_every": 2}))
+def what_could_not_be_written_is_forgotten(original: Any) -> Any:
+    return lambda self, job, reason, now: None
+
+
+@mutant(
+    ShardRole,
+    "base_loaded",
+    scene=Scene(only=("snapshot_bent",), gap_s=(1.0, 3.0), disk_losses_max=6, run={"steps": 16, "snapshot_steps": 2}),
+)
+def a_disk_is_believed_whatever_it_gives_back(original: Any) -> Any:
+    """Neither the snapshot's digest nor those of the steps that are made again are looked at."""
+
+    def base_loaded(self: Any, digest: bytes) -> None:
+        self._base_digest, applied = b"", self.applied
+
+        def believed(job: Any, digest: bytes) -> None:
+            if self._replay:
+                self._replay[0] = msgspec.structs.replace(self._replay[0], digest=digest)
+            applied(job, digest)
+
+        self.applied = believed
+        original(self, digest)
+
+    return base_loaded

@@ -47,7 +47,7 @@ KINDS = (
 )
 
 
-ASKED_FOR = ("hop_kill", "unsaid_commit", "late_words", "crew_hangs")
+ASKED_FOR = ("hop_kill", "unsaid_commit", "late_words", "crew_hangs", "snapshot_bent")
 """Kinds that only a scene brings: no seed draws them."""
 
 
@@ -389,6 +389,21 @@ class Weather:
             return False
         self._disk_losses += 1
         self._world.forget(host, newest[rng.choice(kinds)])
+        return True
+
+    def _snapshot_bent(self, rng: random.Random) -> bool:
+        """A server dies, and its disk gives back its snapshots with other numbers in them."""
+        here = [host for host in self._swarm.servers if host.machine is not None and snapshots_of(host)]
+        if not here or self._disk_losses >= self._disk_losses_max:
+            return False
+        self._disk_losses += 1
+        host = rng.choice(here)
+        self._world.crash(host)
+        host.harmed = True
+        for name in snapshots_of(host):
+            weights, moments = host.files[name]
+            host.files[name] = (weights[0] + 1, *weights[1:]), moments
+        self._start_soon(host, rng.uniform(0.1, 2.0))
         return True
 
     def _coordinator_away(self, rng: random.Random) -> bool:
