@@ -73,8 +73,14 @@ class Links:
                 if we_dial and peer not in self._heard and known.dial_at is None and known.dialling_since is None:
                     self._dial(peer, now)
 
+    def _soon(self, at: float) -> None:
+        """Something more is due then. Not to look at all links for each that opens or ends matters where they are
+        hundreds."""
+        if self._due_known:
+            self._due = at if self._due is None else min(self._due, at)
+
     def up(self, peer: NodeId, now: float) -> None:
-        self._due_known = False
+        self._soon(now + self._ping_s)
         self._heard[peer] = now
         self._pinged.pop(peer, None)
         wanted = self._wanted.get(peer)
@@ -83,7 +89,6 @@ class Links:
 
     def down(self, peer: NodeId, now: float) -> None:
         """A link is gone, or an attempt has failed: try again after a while."""
-        self._due_known = False
         self._heard.pop(peer, None)
         self._pinged.pop(peer, None)
         wanted = self._wanted.get(peer)
@@ -94,6 +99,7 @@ class Links:
         if wanted is not None and wanted.we_dial:
             wanted.dialling_since = None
             wanted.dial_at = now + BACKOFF_S[min(wanted.attempts, len(BACKOFF_S) - 1)]
+            self._soon(wanted.dial_at)
             wanted.attempts += 1
 
     def heard(self, peer: NodeId, now: float) -> None:
@@ -144,5 +150,5 @@ class Links:
     def _dial(self, peer: NodeId, now: float) -> None:
         wanted = self._wanted[peer]
         wanted.dial_at, wanted.dialling_since = None, now
-        self._due_known = False
+        self._soon(now + DIAL_TIMEOUT_S)
         self._out.add(Dial(peer, wanted.addresses))

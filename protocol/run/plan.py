@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from itertools import pairwise
 from typing import Literal
 
@@ -21,16 +22,16 @@ class ServerPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """host:port, best first."""
 
 
-class StagePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StagePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """The servers that answer for one parameter group, in shard order: fronts first, then backs."""
 
     servers: tuple[ServerPlan, ...]
 
-    @property
+    @cached_property
     def fronts(self) -> tuple[ServerPlan, ...]:
         return tuple(server for server in self.servers if server.role != "back")
 
-    @property
+    @cached_property
     def backs(self) -> tuple[ServerPlan, ...]:
         return tuple(server for server in self.servers if server.role != "front")
 
@@ -50,7 +51,7 @@ class Neighbours(msgspec.Struct, frozen=True):
     """Front servers of where routes begin, if any route ends in this stage that began in another."""
 
 
-class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """Placement, partition and routes of one generation.
 
     The roles ask by (step, microbatch, position) and never count stages themselves: a microbatch visits one stage
@@ -139,26 +140,27 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def stage_of(self, node: NodeId) -> int | None:
         """The stage whose server `node` is, or None."""
-        for index, stage in enumerate(self.stages):
-            if any(server.node == node for server in stage.servers):
-                return index
-        return None
+        place = self._places.get(node)
+        return None if place is None else place[0]
 
     def shard_of(self, node: NodeId) -> int | None:
         """The shard that `node` holds in its stage, or None."""
-        for stage in self.stages:
-            for index, server in enumerate(stage.servers):
-                if server.node == node:
-                    return index
-        return None
+        place = self._places.get(node)
+        return None if place is None else place[1]
+
+    @cached_property
+    def _places(self) -> dict[NodeId, tuple[int, int]]:
+        """Stage and shard of each server. Kept, as everything that all messages are looked up by."""
+        found: dict[NodeId, tuple[int, int]] = {}
+        for stage, placed in enumerate(self.stages):
+            for shard, server in enumerate(placed.servers):
+                found.setdefault(server.node, (stage, shard))
+        return found
 
     def server_nodes(self) -> tuple[NodeId, ...]:
         """Every server, stage by stage."""
         return tuple(server.node for stage in self.stages for server in stage.servers)
 
     def addresses_of(self, node: NodeId) -> tuple[str, ...]:
-        for stage in self.stages:
-            for server in stage.servers:
-                if server.node == node:
-                    return server.addresses
-        return ()
+        place = self._places.get(node)
+        return () if place is None else self.stages[place[0]].servers[place[1]].addresses
