@@ -108,6 +108,8 @@ def test_a_run_is_paused_changed_sent_back_and_goes_on_as_its_reference(tmp_path
         assert command("run", "set", "optimizer.learning_rate", "0.005", *url).returncode == 0
         assert command("run", "resume", *url).returncode == 0
         eventually(lambda: swarm.status()["run"]["state"] == "finished", "the end")
+        # It looks for new steps every two seconds: a head and 120 lines.
+        eventually(lambda: (tmp_path / "csv" / "changes.csv").read_text().count("\n") == 121, "the tracker")
         changes = command("run", "changes", "--json", *url).stdout
     known = [(change["key"], change["from_step"]) for change in json.loads(changes)]
     assert known[:2] == [("optimizer.learning_rate", 2), ("optimizer.decay", 2)], known
