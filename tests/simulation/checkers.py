@@ -68,6 +68,8 @@ class Checker(Watcher):
         """(generation, stage, shard, contribution) that is durable, or was until a disk was lost."""
         self._brought: dict[ContributionId, NodeId] = {}
         """Who has sent each contribution under its own name."""
+        self._lost_commits: dict[tuple[int, int, int, int], None] = {}
+        """Commits that a disk had acknowledged and lost: they may be made again, with the same content."""
         self._plans: list[Plan] = []
         self.first_plan_s = 0.0
         """When the run had its first plan."""
@@ -185,12 +187,13 @@ class Checker(Watcher):
         place = self._place[host.node]
         key = (record.ledger_generation, place.stage, place.shard)
         newest = self._committed.get(key)
-        expect(newest == record.step, "T-I5", f"{key} commits step {record.step} at version {newest}")
+        again = (*key, record.step) in self._lost_commits
+        expect(newest == record.step or again, "T-I5", f"{key} commits step {record.step} at version {newest}")
         seal = self._seals.get((record.ledger_generation, place.stage, record.step))
         expect(seal is not None, "T-I9", f"{key} commits step {record.step}, which is not sealed")
         assert seal is not None
         expect(seal.contributions == record.contributions, "T-I9", f"{key} commits step {record.step} in another order")
-        self._committed[key] = record.step + 1
+        self._committed[key] = max(newest or 0, record.step + 1)
         right = self.reference.digests[record.step + 1][place.stage][place.shard]
         expect(record.digest == right, "T-I6", f"version {record.step + 1} of {key} is not the reference's")
 
@@ -373,8 +376,7 @@ class Checker(Watcher):
         generation = getattr(record, "ledger_generation", -1)
         match record:
             case StepCommitted():
-                key = (generation, place.stage, place.shard)
-                self._committed[key] = min(record.step, self._committed.get(key, 0))
+                self._lost_commits[generation, place.stage, place.shard, record.step] = None
             case ContributionAccepted():
                 self._accepted.get((generation, place.stage, record.step), {}).pop(record.contribution, None)
                 for task in record.tasks:

@@ -41,13 +41,19 @@ KINDS = (
     "snapshot_lost",
     "coordinator_away",
     "coordinator_cut",
+)
+
+
+ASKED_FOR = (
+    "hop_kill",
+    "unsaid_commit",
+    "late_words",
+    "crew_hangs",
+    "snapshot_bent",
     "hang",
     "folder_hangs",
     "disk_lied",
 )
-
-
-ASKED_FOR = ("hop_kill", "unsaid_commit", "late_words", "crew_hangs", "snapshot_bent")
 """Kinds that only a scene brings: no seed draws them."""
 
 
