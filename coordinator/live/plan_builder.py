@@ -34,6 +34,14 @@ def block_work(config: RunConfig, block: int, vocabulary: int) -> float:
     return float(3 * model.hidden * model.feed_forward)
 
 
+IN_FLIGHT_MIN = 4
+IN_FLIGHT_A_STAGE = 1
+"""Forwards that a volunteer may have open for each stage of the run. From a forward at the first of P stages to its
+backward lie 2 P - 1 others, each about as long as its own two halves are on average, where a line is what limits: P in
+the time of a round, and as many again for those that wait behind others. With 4 for every run, eight stages on home
+lines stood still for two thirds of the time. Devices with less memory take fewer (`node.volunteer.room`)."""
+
+
 def stage_blocks(config: RunConfig, course: Course, stage: int) -> str:
     """The blocks of a stage as people say it, chunk by chunk: `embed, 0a-1f + head`."""
     chunks = [course.chunks[number] for number in course.chunks_of(stage)]
@@ -75,6 +83,7 @@ def build_plan(
         restore_step=restore_step,
         stages=tuple(StagePlan(servers=tuple(placed)) for placed in servers),
         course=course,
+        in_flight_max=max(IN_FLIGHT_MIN, IN_FLIGHT_A_STAGE * len(servers)),
         changes=changes,
         paused=paused,
     )

@@ -40,7 +40,8 @@ class BackRole:
         self._out = context.out
         self._steps: dict[int, _Step] = {}
         limits, collocated = context.config.limits, context.config.stages.collocated
-        self.pool = Pool(context.result_s, collocated, limits.lease_s, context.tickets.next_fence)
+        next_fence = context.tickets.next_fence
+        self.pool = Pool(context.result_s, collocated, limits.lease_s, next_fence, context.transfer_s)
 
     @property
     def all_pools(self) -> tuple[Pool, ...]:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from node.machine.outbox import Outbox
+from node.machine.slow_line import transfer_s, upload_s
 from node.server.tickets import TicketOffice
-from protocol.base.forms import TYPICAL_BITS
 from protocol.base.ids import NodeId
 from protocol.messages import Held
 from protocol.run.plan import Plan
@@ -21,15 +21,6 @@ RUN_SLOTS_MAX = 2
 CLOSED_LAG_STEPS = 2
 """How far this server's `closed` can lag behind the decider's while a neighbour already sends work of a newer step:
 the word that a step is closed comes by another link than the work. A third cannot close without our own commit."""
-
-SLOWEST_LINE_BYTES_PER_S = 1.25e6
-"""10 Mbit/s, half of the line that the project is for: a lease waits behind others of its worker, up and down. At 8 B
-(4,096 wide, 4,096 tokens, fp32) one activation has 67 MB and takes 54 s on it; eight of them 430 s beside the 60 s of
-`lease_s`. At the demo's size this adds less than a second."""
-
-UPLOAD_TIMES = 2.0
-"""A contribution shares its line. At 8 B in 16 stages (0.5 G parameters each, 5 bits) it has 312 MB, which take 250 s
-on the slowest line; at 1.1 B in 8 stages 86 MB and 69 s, where `lease_s` alone has 60."""
 
 
 def named(places: Mapping[Place, None], step: int, message: Held, ahead: int = 0) -> Iterable[Place]:
@@ -88,15 +79,16 @@ class StageContext:
     @property
     def result_s(self) -> float:
         """Seconds from a grant until the result must be held by a server, transfers both ways included."""
-        batch, model = self.config.batch, self.config.model
-        activation_bytes = 4 * batch.samples * model.context * model.hidden
-        ahead = 2 * self.plan.in_flight_max * activation_bytes / SLOWEST_LINE_BYTES_PER_S
-        return self.config.limits.lease_s + ahead
+        return self.config.limits.lease_s + transfer_s(self.config, 2 * self.plan.in_flight_max, bits=32.0)
+
+    @property
+    def transfer_s(self) -> float:
+        """Seconds that a lease's tensors take on a slow line, behind those of the worker's other leases."""
+        return transfer_s(self.config, 2 * self.plan.in_flight_max)
 
     def upload_s(self, shard_elements: int) -> float:
         """Seconds that a contribution may take on a slow line, beside the next step's activations."""
-        stage_bytes = shard_elements * len(self.stage_servers) * TYPICAL_BITS[self.config.wire.gradients] / 8
-        return UPLOAD_TIMES * stage_bytes / SLOWEST_LINE_BYTES_PER_S
+        return upload_s(self.config, shard_elements * len(self.stage_servers))
 
     def in_window(self, step: int) -> bool:
         """Whether a message about `step` can be of use: not closed, and not further than any step can be open."""

@@ -63,7 +63,8 @@ class FrontRole:
         self._asked: dict[TaskId, dict[NodeId, None]] = {}
         """Who waits for an input that is not here."""
         limits, collocated = context.config.limits, context.config.stages.collocated
-        terms = context.result_s, collocated, limits.lease_s, context.tickets.next_fence
+        next_fence = context.tickets.next_fence
+        terms = context.result_s, collocated, limits.lease_s, next_fence, context.transfer_s
         positions = context.plan.course.graph_positions(context.stage)
         self.pools = {position: Pool(*terms) for position in reversed(positions)}
         """Forwards, by position: a slot for one is none for another."""

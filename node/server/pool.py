@@ -30,6 +30,7 @@ from node.server.conduct import Conduct, Ruling
 from node.server.entries import Entry as Entry
 from node.server.entries import Grant as Grant
 from node.server.entries import Holding, Worker, counted, oldest_wait
+from node.server.patience import Patience
 from protocol.base.ids import NodeId, TaskId, TensorRef
 
 REJOIN_S = 5.0
@@ -49,22 +50,27 @@ class Pool:
     Args:
         result_s: seconds from a grant after which a task without its result goes to somebody else.
         collocated: `always`, `never`, or `when_empty`: servers get leases only while no volunteer works.
-        gradient_s: seconds without progress, in the tail of a step, after which a worker's weight gradients are given
-            to others.
+        gradient_s: the same for weight gradients of which nothing more arrives in the tail of a step.
         next_fence: gives numbers that no lease of this server had before.
+        transfer_s: what a lease's tensors take on a slow line, behind others: nobody has less time for a result.
     """
 
-    def __init__(self, result_s: float, collocated: str, gradient_s: float, next_fence: Callable[[], int]) -> None:
-        self._result_s = result_s
+    def __init__(
+        self,
+        result_s: float,
+        collocated: str,
+        gradient_s: float,
+        next_fence: Callable[[], int],
+        transfer_s: float = 0.0,
+    ) -> None:
         self._next_fence = next_fence
         self._collocated = collocated
-        self._gradient_s = gradient_s
         self._entries: dict[TaskId, Entry] = {}
         self._of_task: dict[TaskId, Entry] = {}
         self._workers: dict[NodeId, Worker] = {}
         self._askers: dict[NodeId, Worker] = {}
         """Volunteers with a free slot."""
-        self._arrivals = 0
+        self._arrivals = self._serial = 0
         self._holdings: dict[NodeId, Holding] = {}
         self._free: dict[NodeId | None, list[tuple[TaskId, int]]] = {}
         """Heaps of free entries by who is preferred; an item is stale when its entry is not free for that one."""
@@ -80,13 +86,11 @@ class Pool:
         """Workers without a link whose sums are waited for, until when."""
         self._claims: dict[TaskId, NodeId] = {}
         """Tasks that a worker says it has summed up, of steps that are not open here yet."""
-        self._serial = 0
         self._dirty = False
         """Something has changed since the last grant that may allow another one."""
         self.reissued_count = 0
         self._conduct = Conduct()
-        self._patience_s = result_s
-        self._sum_s = gradient_s
+        self._patience = Patience(result_s, gradient_s, transfer_s)
         self._now = 0.0
         self._look_at: float | None = None
         """When a volunteer that does nothing counts no longer."""
@@ -233,16 +237,16 @@ class Pool:
         self._tails[step] = now
         for node, holding in self._holdings.items():
             if any(entry.step == step and entry.summed for entry in holding.leased.values()):
-                self._gradient_clocks.set((node, step), now + self._sum_s)
+                self._gradient_clocks.set((node, step), now + self._patience.gradient_s)
 
     def allow_upload(self, seconds: float) -> None:
         """A whole contribution may take so long: the clock of weight gradients is that much longer."""
-        self._gradient_s = self._sum_s = self._gradient_s + seconds
+        self._patience.allow_upload(seconds)
 
     def progress(self, node: NodeId, step: int, now: float) -> None:
         """Bytes of the worker's weight gradients of the step have arrived."""
         if (node, step) in self._gradient_clocks:
-            self._gradient_clocks.set((node, step), now + self._sum_s)
+            self._gradient_clocks.set((node, step), now + self._patience.gradient_s)
 
     def give_back(self, tasks: Iterable[TaskId], node: NodeId, *, untried: bool = False, doubted: bool = False) -> None:
         """`node` says that it will not finish these (`untried`), or the ledger refused what it sent for them, and
@@ -501,22 +505,20 @@ class Pool:
         self._start_clock(entry)
 
     def _start_clock(self, entry: Entry) -> None:
-        patience_s = min(self._result_s, self._patience_s * 2.0 ** min(16, len(entry.late)))
+        patience_s = self._patience.late_result_s(len(entry.late))
         heapq.heappush(self._deadlines, (entry.granted_at + patience_s, entry.fence, entry.tasks[0]))
 
     def _set_patience(self) -> None:
-        """Follows what the workers need, now and then; what was given with more patience ends earlier, too."""
-        patience_s = self._conduct.patience_s("result", self._result_s)
-        if not 0.8 * self._patience_s < patience_s < 1.25 * self._patience_s:
-            self._patience_s, self._deadlines = patience_s, []
+        """What was given with more patience ends earlier, too."""
+        results, gradients = self._patience.learn(self._conduct)
+        if results:
+            self._deadlines = []
             for entry in self._entries.values():
                 if self._result_is_due(entry, entry.fence):
                     self._start_clock(entry)
-        sum_s = self._conduct.patience_s("gradient", self._gradient_s)
-        if not 0.8 * self._sum_s < sum_s < 1.25 * self._sum_s:
-            self._sum_s = sum_s
+        if gradients:
             for clock, deadline in self._gradient_clocks.items():
-                self._gradient_clocks.set(clock, min(deadline, self._now + sum_s))
+                self._gradient_clocks.set(clock, min(deadline, self._now + self._patience.gradient_s))
 
     def _choose(self, entry: Entry) -> Worker | None:
         """Who gets an entry that nobody is preferred for: of those with a free slot the one that is not slow and has
@@ -575,7 +577,7 @@ class Pool:
 
     def _start_gradient_clock(self, node: NodeId, step: int, now: float) -> None:
         if (node, step) not in self._gradient_clocks:
-            self._gradient_clocks.set((node, step), now + self._sum_s)
+            self._gradient_clocks.set((node, step), now + self._patience.gradient_s)
 
     def _failed_with(self, entry: Entry, node: NodeId) -> None:
         entry.late[node] = entry.granted_at

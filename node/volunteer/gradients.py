@@ -59,14 +59,15 @@ class Gradients:
         self._uploads: dict[int, _Upload] = {}
         """By accumulator, which is also the contribution's number."""
         self._upload_s = 0.0
-        """From the cut to the verdict, of the newest contribution."""
+        """From the cut to the verdict, of the newest contribution; before the first one, as on a slow line."""
         self._generation = -1
         self._servers: tuple[NodeId, ...] = ()
 
-    def reset(self, generation: int, servers: tuple[NodeId, ...]) -> None:
-        """Another stage, or other ledgers: what was summed up is worth nothing there. `servers` in shard order."""
+    def reset(self, generation: int, servers: tuple[NodeId, ...], upload_s: float = 0.0) -> None:
+        """Another stage, or other ledgers: what was summed up is worth nothing there. `servers` in shard order;
+        `upload_s`: what a contribution of this stage may take, for as long as none was sent."""
         self.drop_steps(None)
-        self._generation, self._servers = generation, servers
+        self._generation, self._servers, self._upload_s = generation, servers, upload_s
 
     # ---- summing -------------------------------------------------------------------------------------------------
 
@@ -104,10 +105,12 @@ class Gradients:
 
         Where more may come, it is waited for, since a contribution costs a whole stage's vector on the way up; but not
         for ever, because a server that counts on the sum may be unable to say so: twice the time that an upload takes.
+        While one of the step is on its way, the next one would only stand behind it: work that came back after the
+        tail, a task at a time, would be a whole vector each.
         """
         for step in list(self._sums):
             total = self._sums[step]
-            if step in busy_steps or not total.tasks:
+            if step in busy_steps or not total.tasks or self._is_uploading(step):
                 continue
             if tail_has_come(step):
                 self.flush(step, now)
@@ -123,7 +126,13 @@ class Gradients:
 
     def wake(self, now: float) -> None:
         for step in [s for s, total in self._sums.items() if total.flush_at is not None and total.flush_at <= now]:
-            self.flush(step, now)
+            if self._is_uploading(step):
+                self._sums[step].flush_at = None  # its verdict asks again
+            else:
+                self.flush(step, now)
+
+    def _is_uploading(self, step: int) -> bool:
+        return any(upload.step == step for upload in self._uploads.values())
 
     # ---- uploading -----------------------------------------------------------------------------------------------
 

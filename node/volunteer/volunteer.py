@@ -23,6 +23,7 @@ from node.machine.jobs import (
 )
 from node.machine.numbers import task_count
 from node.machine.outbox import Outbox
+from node.machine.slow_line import stage_values, upload_s
 from node.machine.waits import Wait, sentence, work_name
 from node.volunteer.allowances import Allowances
 from node.volunteer.auditor import Auditor
@@ -119,7 +120,8 @@ class VolunteerMachine:
         self._slots = Slots(plan, stage, validates=self._config.validation.every_steps > 0)
         self._linked.clear()
         self._words.generation = plan.ledger_generation
-        self.gradients.reset(plan.ledger_generation, self._servers)
+        values = stage_values(self._config, self._vocabulary, plan, stage)
+        self.gradients.reset(plan.ledger_generation, self._servers, upload_s(self._config, values))
         self._versions.reset(plan.ledger_generation, self._servers)
         self._auditor.reset(plan, self._servers)
         self._device_ready = False

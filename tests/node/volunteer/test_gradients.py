@@ -161,3 +161,40 @@ def test_it_waits_twice_as_long_as_an_upload_takes() -> None:
     desk.add(backward(1, 0))
     desk.gradients.idle([], lambda step: False, now=31.0)
     assert desk.gradients.wake_at() == 91.0
+
+
+def test_the_first_contribution_is_waited_for_as_on_a_slow_line() -> None:
+    """Nobody knows yet how long an upload takes here: a whole stage's vector is not sent for one task because the
+    second did not come within the linger time."""
+    desk = Desk()
+    desk.gradients.reset(1, SERVERS, upload_s=138.0)
+    desk.add(backward(0, 0))
+    desk.gradients.idle([], lambda step: False, now=1.0)
+    assert desk.gradients.wake_at() == 277.0
+
+
+def test_what_comes_after_an_upload_of_its_step_waits_for_the_verdict() -> None:
+    """A sum was refused for one task that somebody else had done, and its eighty others came back one by one after the
+    tail: eighty vectors of 86 MB, each for one task, where one is enough."""
+    desk = Desk(tasks_max=100)
+    (part, _) = desk.upload(backward(0, 0))
+    for microbatch in range(1, 80):
+        desk.add(backward(0, microbatch))
+        desk.gradients.idle([], lambda step: True, now=float(microbatch))
+    assert desk.take().jobs(TakeGradient) == [] and desk.gradients.wake_at() is None
+    desk.gradients.on_verdict(verdict(part), 80.0)
+    desk.gradients.idle([], lambda step: True, now=80.0)
+    assert len(desk.take().jobs(TakeGradient)) == 1
+
+
+def test_a_linger_that_ends_during_an_upload_of_the_step_begins_anew() -> None:
+    """The timer was started before the step's first sum went out."""
+    desk = Desk()
+    desk.add(backward(0, 0))
+    desk.gradients.idle([], lambda step: False, now=1.0)
+    desk.gradients.flush(0, 1.1)
+    desk.take()
+    desk.add(backward(0, 1))
+    desk.gradients._sums[0].flush_at = 1.25
+    desk.gradients.wake(1.25)
+    assert desk.take().jobs(TakeGradient) == [] and desk.gradients.wake_at() is None
