@@ -383,7 +383,7 @@ class RunConfig(_Section, frozen=True, kw_only=True):
             ("model.context", self.model.context, 1, 2**20),
             ("batch.microbatches", self.batch.microbatches, 1, 2**16),
             ("batch.samples", self.batch.samples, 1, 2**16),
-            ("stages.count", self.stages.count, 0, self.block_count),
+            ("stages.count", self.stages.count or 1, 1, self.block_count),  # 0: "auto"
             ("stages.front_servers", self.stages.front_servers, 1, 64),
             ("stages.back_servers", self.stages.back_servers, 0, 64),
             ("stages.chunks", self.stages.chunks, 1, 64),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from node.process.device_lane import DeviceLane
@@ -34,6 +35,8 @@ if __name__ == "__main__":
     deed = sys.argv.pop(1)
     if deed in DEVICE_DEEDS:
         os.environ["BARNRAISE_TEST_DEED"] = deed
+        # The device's process is started with -P, and tests are no installed package.
+        os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
         DeviceLane.module = "tests.integration.bad_device"
     else:
         {"gives_back": gives_back}[deed]()

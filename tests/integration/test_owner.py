@@ -280,7 +280,7 @@ def test_hours_and_quota_finish_first(swarm: Swarm, lent: Lent) -> None:
     other_day = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")[(now.tm_wday + 3) % 7]
     for name, on, off, reason in (
         ("hours", f"{other_day} 10:00-11:00", "always", "schedule"),
-        ("quota", "0.1 MB", "off", "quota"),
+        ("quota", "0.001 MB", "off", "quota"),
     ):
         eventually(lent.works, "work")
         lent.ask("limits", values={name: on})

@@ -302,7 +302,7 @@ def a_step_is_opened_too_early(original: Any) -> Any:
     return open_steps
 
 
-@mutant(DeciderRole, "coordinator_here", "coordinator_kill")
+@mutant(DeciderRole, "coordinator_here", scene=Scene(only=("coordinator_kill",), gap_s=(0.1, 0.4)))
 def reports_are_not_repeated(original: Any) -> Any:
     def coordinator_here(self: Any) -> None:
         self._coordinator_linked = True
@@ -346,7 +346,7 @@ def no_fence_around_steps(original: Any) -> Any:
     ServerMachine,
     "handle",
     scene=Scene(
-        only=("late_words",), gap_s=(1.0, 3.0), disk_losses_max=6, run={**LINE, "checkpoint_every": 0, "steps": 9}
+        only=("late_words",), gap_s=(1.0, 3.0), disk_losses_max=6, run={**LINE, "checkpoint_every": 2, "steps": 16}
     ),
 )
 def no_fence_around_generations(original: Any) -> Any:

@@ -57,7 +57,11 @@ def nobody_looks_before_the_run_goes_back(original: Any) -> Any:
     return lambda self, verdict, linked, now: verdict
 
 
-@mutant(NodeMachine, "_looked", "server_lost")
+@mutant(
+    NodeMachine,
+    "_looked",
+    scene=Scene(only=("server_lost",), gap_s=(0.5, 1.5), run={**LINE, "spares": 2, "checkpoint_every": 2, "steps": 24}),
+)
 def a_spare_says_nothing_of_what_it_found(original: Any) -> Any:
     return lambda self, found: original(self, None)
 

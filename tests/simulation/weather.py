@@ -55,6 +55,8 @@ ASKED_FOR = (
     "disk_lied",
 )
 """Kinds that only a scene brings: no seed draws them."""
+LATE_S = (2.0, 8.0)
+"""How long words take that arrive after the run has gone back, which takes some seconds: the servers look first."""
 
 
 def snapshots_of(host: Host) -> list[str]:
@@ -230,7 +232,7 @@ class Weather:
         servers = dict.fromkeys(host.node for host in hosts)
         links = [link for link in self._world.links.values() if link.a in servers and link.b in servers]
         for link in links:
-            link.slow_s = {node: rng.uniform(1.0, 3.0) for node in (link.a, link.b)}
+            link.slow_s = {node: rng.uniform(*LATE_S) for node in (link.a, link.b)}
         host = rng.choice(hosts)
 
         def lose() -> None:
