@@ -259,11 +259,11 @@ class Checker(Watcher):
 
     def _on_written_again(self, world: World) -> None:
         """What verifies stays readable, whoever writes what."""
-        complete = world.shared.complete()
+        complete = dict.fromkeys(world.shared.whole())
         for step in [step for step in self._verified if step not in complete]:
             expect(world.shared.harmed, "T-I12", f"checkpoint {step} does not verify any more")
             del self._verified[step]
-        self._verified.update(dict.fromkeys(complete))
+        self._verified.update(complete)
 
     # ---- what the coordinator keeps ------------------------------------------------------------------------------
 

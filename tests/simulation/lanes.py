@@ -45,13 +45,16 @@ class SharedFolder(dict[str, Any]):
         """Whether the weather has taken a file."""
 
     def complete(self) -> tuple[int, ...]:
-        """Steps of the checkpoints that verify, newest first."""
-        steps = [
+        """Steps of the newest checkpoints that verify, newest first: as many as a server names."""
+        return tuple(sorted(self.whole(), reverse=True)[:16])
+
+    def whole(self) -> list[int]:
+        """Steps of all checkpoints that verify."""
+        return [
             int(name.removeprefix("manifest-"))
             for name, parts in self.items()
             if name.startswith("manifest-") and all(part[2] in self for part in parts)
         ]
-        return tuple(sorted(steps, reverse=True)[:16])
 
     def put(self, name: str, value: Any) -> None:
         if self.full:
