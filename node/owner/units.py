@@ -189,7 +189,8 @@ def show_rate(bytes_per_s: float | None) -> str:
 
 
 def show_size(byte_count: float | None) -> str:
-    return OFF if byte_count is None else f"{byte_count * 1e-9:g} GB"
+    """To the byte, as it is written into the file that is read again: never 1e-06 GB."""
+    return OFF if byte_count is None else f"{f'{byte_count * 1e-9:.9f}'.rstrip('0').rstrip('.')} GB"
 
 
 def show_duration(seconds: float | None) -> str:

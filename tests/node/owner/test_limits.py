@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from node.commands.owner import limits as limits_command
 from node.commands.owner import pause
 from node.owner.limits import KEYS, OwnerLimits, read_limits, shown, with_value, write_limits
-from node.owner.units import Hours, hours
+from node.owner.units import Hours, hours, show_size, size
 from protocol.base.errors import BadInputError
 from protocol.cli import main
 
@@ -154,3 +154,11 @@ def test_orders_without_a_daemon_say_so(tmp_path: Path, monkeypatch: pytest.Monk
     assert done.exit_code == 3 and done.output == "No lent computer runs here: is `barnraise join` running?\n"
     wrong = CliRunner().invoke(pause, ["--for", "2 apples"])
     assert str(wrong.exception) == "--for: '2 apples' is no time; write it as 30 min or 2 h"
+
+
+@pytest.mark.parametrize("text", ["0.001 MB", "12.345678912 GB", "3 GB", "1.5 TB"])
+def test_a_size_is_written_as_it_can_be_read_again(text: str) -> None:
+    """A quota of 0.001 MB stood in the file as 1e-06 GB, which was refused, and the limits from before went on."""
+    byte_count = size("quota", text)
+    assert byte_count is not None
+    assert size("quota", show_size(byte_count)) == pytest.approx(byte_count, abs=0.5)
