@@ -224,9 +224,10 @@ class Limits:
         return None if self._quota is None else self._quota.remaining_bytes / self._quota.byte_count
 
     def renew(self) -> None:
-        """Nobody waits for the events: they begin anew where there is quota (again)."""
+        """Events that have come begin anew where there is quota (again); somebody may wait for the others."""
         if self._quota is None or self._is_fresh():
-            self.low, self.used_up = trio.Event(), trio.Event()
+            self.low = trio.Event() if self.low.is_set() else self.low
+            self.used_up = trio.Event() if self.used_up.is_set() else self.used_up
 
     # ---- for streams -------------------------------------------------------------------------------------------
 

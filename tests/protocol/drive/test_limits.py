@@ -272,3 +272,16 @@ async def test_the_limit_of_a_link_over_tcp_holds_within_two_percent(direction: 
         measured = (back.received_bytes - before) / (trio.current_time() - began)
         assert 0.98 <= measured / rate <= 1.02, f"{measured / rate:.4f} of the limit"
         link.close("measured")
+
+
+async def test_who_waits_for_the_end_of_a_quota_hears_of_one_that_was_set_later(tmp_path: Path) -> None:
+    """An owner sets a quota while the daemon works: it waits for the same event as before. (It waited for one that
+    nobody set any more, and worked on without a line.)"""
+    limits = Limits()
+    low, used_up = limits.low, limits.used_up
+    limits.set_quota(1000.0, tmp_path)
+    limits._spend(limits._up, 1000)
+    assert low.is_set() and used_up.is_set()
+    limits.set_quota(None, tmp_path)
+    assert not limits.low.is_set() and not limits.used_up.is_set()
+    limits.close()
