@@ -8,12 +8,9 @@ Whatever it had promised is on disk, so SIGKILL at any moment is no worse than a
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import secrets
-import socket
-import sys
 import time
 import urllib.parse
 from collections.abc import Callable, Sequence
@@ -24,8 +21,6 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import click
-import hypercorn
-import hypercorn.trio
 import structlog
 import trio
 
@@ -41,8 +36,9 @@ from coordinator.process.going_back import roll_back
 from coordinator.process.http import build_app, build_public_app
 from coordinator.process.invites import join_links, new_invite
 from coordinator.process.metrics import coordinator_families, first_values, refresh
-from coordinator.process.page import READ_S
+from coordinator.process.papers import LINKS, announce, write_private
 from coordinator.process.planner import ask_planner
+from coordinator.process.sockets import free_or_any, listen, serve
 from coordinator.process.store import Event, Store, StoredInvite
 from coordinator.process.tracking import History, start_trackers
 from coordinator.tracking.feed import Segments
@@ -69,14 +65,13 @@ from protocol.base.machine import (
     ShareTensor,
     StartPlanning,
 )
-from protocol.drive.addresses import ANY_HOST, host_port, is_loopback, reachable_addresses
+from protocol.drive.addresses import host_port, is_loopback, reachable_addresses
 from protocol.drive.keyfile import load_or_create_identity
 from protocol.drive.metrics import Metrics
 from protocol.drive.process import keep_what_is_loaded, set_up_logging, watch_loop, watch_signals, write_log
 from protocol.drive.pump import Pump
 from protocol.drive.scrape import COORDINATOR_PORTS, open_metrics
 from protocol.drive.stun import StunResponder
-from protocol.drive.tcp import open_all_listeners
 from protocol.drive.transport import PATHS, Link, Transport
 from protocol.link.reach import split
 from protocol.messages import Message
@@ -97,11 +92,8 @@ from protocol.trust.membership import (
 from protocol.trust.thanks import Thanks, sign_thanks
 
 IDENTITY = "identity"
-LINKS = "links.json"
 LINK_FILE = "{role}.link"
 """A file with the one link of a role: what `barnraise server FILE` takes, so that no process list shows the link."""
-DEFAULT_LISTEN = (("*", 8469),)
-"""What the command line's default stands for."""
 DEFAULT_HTTP = ("127.0.0.1", 8470)
 REFRESH_S = 1.0
 """Between two settings of the gauges; Prometheus asks every 15 s or so."""
@@ -215,7 +207,7 @@ def _raise_first(group: BaseExceptionGroup[BaseException]) -> NoReturn:
 
 async def _run(config: RunConfig, options: CoordinatorOptions, store: Store, metrics: Metrics) -> str:
     identity = load_or_create_identity(store.folder / IDENTITY)
-    listeners, ports = await _listen(options.listen)
+    listeners, ports = await listen(options.listen)
     sockets = [(host, port) for (host, _), port in zip(options.listen, ports, strict=True)]
     addresses = reachable_addresses(sockets, options.announce)
     places = (config.stages.count or STAGES_MAX) * (config.stages.front_servers + config.stages.back_servers)
@@ -247,11 +239,11 @@ async def _run(config: RunConfig, options: CoordinatorOptions, store: Store, met
             "admin_token": admin_token,
         }
         for role, join_link in links.items():
-            _write_private(store.folder / LINK_FILE.format(role=role), f"{join_link}\n")
-        _write_private(store.folder / LINKS, json.dumps(papers, indent=2) + "\n")
+            write_private(store.folder / LINK_FILE.format(role=role), f"{join_link}\n")
+        write_private(store.folder / LINKS, json.dumps(papers, indent=2) + "\n")
         if is_loopback(urllib.parse.urlsplit(web).hostname or ""):
             daemon.links_file = str((store.folder / LINKS).resolve())
-        _announce(papers, options, daemon.machine)
+        announce(papers, as_json=options.json, machine=daemon.machine)
         nursery.start_soon(daemon.write_records)
         nursery.start_soon(daemon.refresh_gauges)
         nursery.start_soon(daemon.transport.serve, listeners)
@@ -492,21 +484,7 @@ class Daemon:
         return invite, JoinLink(self._addresses, invite.signed)
 
 
-# ---- sockets and files ---------------------------------------------------------------------------------------------
-
-
-async def _listen(where: tuple[tuple[str, int], ...]) -> tuple[list[trio.SocketListener], list[int]]:
-    """Listens; of a taken port that nobody has asked for it says how to get another."""
-    try:
-        return await open_all_listeners(where)
-    except BadInputError as error:
-        cause = error.__cause__
-        if where != DEFAULT_LISTEN or not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
-            raise
-        raise BadInputError(
-            f"port {DEFAULT_LISTEN[0][1]} is in use by another program, perhaps another coordinator;"
-            " `--listen HOST:PORT` chooses another"
-        ) from cause
+# ---- pages ----------------------------------------------------------------------------------------------------------
 
 
 async def _serve_http(
@@ -515,81 +493,12 @@ async def _serve_http(
     """Starts the API; returns its address as a URL."""
     host, port = asked or DEFAULT_HTTP
     app = build_app(daemon, metrics, host=host, admin_token=admin_token)
-    return await _serve(nursery, app, "--http", host, _free_or_any(host, port) if asked is None else port)
+    return await serve(nursery, app, "--http", host, free_or_any(host, port) if asked is None else port)
 
 
 async def _serve_page(nursery: trio.Nursery, daemon: Daemon, metrics: Metrics, asked: tuple[str, int]) -> str:
     """Starts the page that everybody may read; returns its address as a URL."""
-    return await _serve(nursery, build_public_app(daemon, metrics), "--page", *asked)
-
-
-async def _serve(nursery: trio.Nursery, app: Any, option: str, host: str, port: int) -> str:
-    settings = hypercorn.Config()
-    host = "0.0.0.0" if host == ANY_HOST else host  # noqa: S104 - the operator's wish
-    settings.bind = [host_port(host, port)]
-    settings.errorlog = None
-    settings.include_server_header = False
-    settings.read_timeout = int(READ_S)
-    settings.graceful_timeout = 1.0
-    try:
-        await trio.socket.getaddrinfo(host, port)  # an unknown name comes out of hypercorn in nested groups
-        bound = await nursery.start(partial(hypercorn.trio.serve, app, settings))
-    except OSError as error:
-        raise BadInputError(f"{option}: {host_port(host, port)}: {error.strerror or error}") from error
-    url: str = bound[0]
-    return url
-
-
-def _free_or_any(host: str, port: int) -> int:
-    """`port` when nobody has it, else 0: a second coordinator on one computer needs no options."""
-    try:
-        with socket.create_server((host, port)):
-            return port
-    except OSError:
-        return 0
-
-
-def _write_private(path: Path, text: str) -> None:
-    """A file that only its owner may read, whole or not at all."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-
-
-def _announce(papers: dict[str, Any], options: CoordinatorOptions, machine: CoordinatorMachine) -> None:
-    """What an operator needs, on standard output: one JSON line, or some lines for people."""
-    if options.json:
-        shown = {name: value for name, value in papers.items() if name != "admin_token"}
-        click.echo(json.dumps(shown))
-    else:
-        config = machine.config
-        done = machine.history.newest_step + 1
-        past = f", {done} of them done" if done else ""
-        click.echo(f"run {config.name}: {config.steps} steps of {config.step_tokens} tokens{past}")
-        click.echo(f"  state    {papers['state']}")
-        click.echo(f"  page     {papers['page']}")
-        click.echo(f"  status   {papers['http']}/api/status")
-        click.echo(f"  metrics  {papers['metrics'] or 'off'}")
-        click.echo(f"  links    {papers['state']}{os.sep}{LINKS} (barnraise status --links prints them again)")
-        click.echo(f"\non each reliable machine:\n  barnraise server '{papers['server']}'")
-        click.echo("  (or copy server.link there from the state folder, and name that: no process list shows it then)")
-        click.echo(f"\nfor everybody who lends a computer:\n  barnraise join '{papers['volunteer']}'\n")
-        if all(is_loopback(address.rpartition(":")[0].strip("[]")) for address in _addresses_of(papers["server"])):
-            click.echo("  (these links work on this computer only; --listen and --announce say otherwise)\n")
-        if not config.checkpoint.shared:
-            click.echo(
-                "  (every server keeps its part of a checkpoint to itself; to replace a lost disk, name a folder that"
-                " all\n  servers share as checkpoint.folder in RUN.toml, by its absolute path)\n"
-            )
-    sys.stdout.flush()
-
-
-def _addresses_of(link: str) -> list[str]:
-    return link.partition("://")[2].partition("/")[0].split(",")
+    return await serve(nursery, build_public_app(daemon, metrics), "--page", *asked)
 
 
 def _check_begun(machine: CoordinatorMachine) -> None:

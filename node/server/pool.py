@@ -15,8 +15,8 @@ owner's pause gives back looks like what a hoarder gives back until the one leav
 
 Leases only save work. That no gradient counts twice is the ledger's doing.
 
-Nothing here looks at all entries to give one away: free entries wait in heaps, one for each worker that is preferred
-and one for everybody, and what is open is counted by step (a grant among 1,600 microbatches took 4.7 ms before).
+Nothing here looks at all entries to give one away (`node.server.tables`; a grant among 1,600 microbatches took 4.7 ms
+before). Which of the workers gets one is for `node.server.choice` to say.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ import heapq
 from collections.abc import Callable, Iterable
 
 from node.machine.waits import Wait
+from node.server.choice import Choice
 from node.server.clocks import Clocks
 from node.server.conduct import Conduct, Ruling
 from node.server.entries import Entry as Entry
 from node.server.entries import Grant as Grant
-from node.server.entries import Holding, Worker, counted, oldest_wait
+from node.server.entries import Worker, counted, oldest_wait
 from node.server.patience import Patience
+from node.server.tables import Tables
 from protocol.base.ids import NodeId, TaskId, TensorRef
 
 REJOIN_S = 5.0
@@ -39,9 +41,6 @@ tail of the step, and to do them again costs a whole contribution, his or anothe
 path by itself, so who is not back after this is gone."""
 LEAVING_S = 90.0
 """Who gives leases back and means to leave is gone by then: a volunteer that drains takes a minute at most."""
-IDLE_S = 2.0
-"""A volunteer that neither holds a lease nor asks for one for so long does not count as one that works: the servers
-of a run that compute `when_empty` do it then."""
 
 
 class Pool:
@@ -64,18 +63,13 @@ class Pool:
         transfer_s: float = 0.0,
     ) -> None:
         self._next_fence = next_fence
-        self._collocated = collocated
-        self._entries: dict[TaskId, Entry] = {}
-        self._of_task: dict[TaskId, Entry] = {}
-        self._workers: dict[NodeId, Worker] = {}
-        self._askers: dict[NodeId, Worker] = {}
-        """Volunteers with a free slot."""
-        self._arrivals = self._serial = 0
-        self._holdings: dict[NodeId, Holding] = {}
-        self._free: dict[NodeId | None, list[tuple[TaskId, int]]] = {}
-        """Heaps of free entries by who is preferred; an item is stale when its entry is not free for that one."""
-        self._open: dict[int, dict[NodeId | None, int]] = {}
-        """Step -> entries that somebody still has to be given, by who is preferred."""
+        self._conduct = Conduct()
+        self._tables = Tables()
+        self._entries, self._of_task = self._tables.entries, self._tables.of_task
+        self._leased_by = self._tables.leased_by
+        self._choice = Choice(collocated, self._tables, self._conduct)
+        self._workers, self._askers = self._choice.workers, self._choice.askers
+        self._arrivals = 0
         self._deadlines: list[tuple[float, int, TaskId]] = []
         """Heap of result clocks: (time, fence, first task); stale when the fence is not the entry's."""
         self._gradient_clocks: Clocks[tuple[NodeId, int]] = Clocks()
@@ -89,16 +83,16 @@ class Pool:
         self._dirty = False
         """Something has changed since the last grant that may allow another one."""
         self.reissued_count = 0
-        self._conduct = Conduct()
         self._patience = Patience(result_s, gradient_s, transfer_s)
-        self._now = 0.0
-        self._look_at: float | None = None
-        """When a volunteer that does nothing counts no longer."""
         self._rulings: list[Ruling] = []
 
     def clock(self, now: float) -> None:
         """What happens from here on, happens at `now`."""
-        self._now = now
+        self._choice.now = now
+
+    @property
+    def _now(self) -> float:
+        return self._choice.now
 
     # ---- workers -------------------------------------------------------------------------------------------------
 
@@ -121,7 +115,7 @@ class Pool:
             self._rule(self._conduct.left(node, now))
         for task in [task for task, claimer in self._claims.items() if claimer == node]:
             del self._claims[task]
-        for entry in self._preferring(node):
+        for entry in self._tables.preferring(node):
             self._change(entry, preferred=None)
         for entry in self._leased_by(node):
             if not entry.waits_for_sum:
@@ -161,14 +155,10 @@ class Pool:
 
     def add(self, entry: Entry) -> None:
         self._dirty = True
-        assert entry.tasks[0] not in self._of_task, f"{entry.tasks[0]} is in the pool already"
-        self._entries[entry.tasks[0]] = entry
-        self._open.setdefault(entry.step, {})
+        self._tables.add(entry)
         claimer = None
         for task in entry.tasks:
-            self._of_task[task] = entry
             claimer = self._claims.pop(task, claimer)
-        self._note(entry)
         if claimer is not None and entry.needs_gradient and not entry.needs_result:
             self._change(entry, worker=claimer, summed=True)
 
@@ -232,10 +222,10 @@ class Pool:
 
     def tail(self, step: int, now: float) -> None:
         """The stage has no work of the step to give any more: weight gradients that are summed up are waited for."""
-        if step in self._tails or step not in self._open:
+        if step in self._tails or step not in self._tables.open:
             return
         self._tails[step] = now
-        for node, holding in self._holdings.items():
+        for node, holding in self._tables.holdings.items():
             if any(entry.step == step and entry.summed for entry in holding.leased.values()):
                 self._gradient_clocks.set((node, step), now + self._patience.gradient_s)
 
@@ -275,12 +265,11 @@ class Pool:
     def drop_step(self, step: int) -> None:
         """Steps up to `step` are closed."""
         for key in [key for key in self._entries if key.step <= step]:
-            entry = self._entries.pop(key)
+            entry = self._entries[key]
             self._forget(entry)
-            for task in entry.tasks:
-                del self._of_task[task]
-        for number in [number for number in self._open if number <= step]:
-            del self._open[number]
+            self._tables.remove(entry)
+        for number in [number for number in self._tables.open if number <= step]:
+            del self._tables.open[number]
             self._tails.pop(number, None)
         for clock, _ in self._gradient_clocks.items():
             if clock[1] <= step:
@@ -292,26 +281,26 @@ class Pool:
 
     def grant(self, now: float) -> list[Grant]:
         """Gives what is free to who may have it, older steps first; each grant is a new lease."""
-        self._now = now
+        self.clock(now)
         if not self._dirty:
             return []
-        self._dirty, self._look_at = False, None
+        self._dirty, self._choice.look_at = False, None
         given: list[tuple[Entry, Worker, bool]] = []
-        for node in [node for node in self._free if node is not None]:
+        for node in self._tables.preferred_nodes():
             worker = self._workers.get(node)
-            while worker is not None and (entry := self._first_free(node)) is not None:
-                if not self._may_have_more(worker):
+            while worker is not None and (entry := self._tables.first_free(node)) is not None:
+                if not self._choice.may_have_more(worker):
                     self._change(entry, preferred=None)
                     continue
                 self._lease(entry, worker, now)
                 given.append((entry, worker, True))
         skipped: list[Entry] = []
-        while (free := self._first_free(None)) is not None:
-            worker = self._choose(free)
+        while (free := self._tables.first_free(None)) is not None:
+            worker = self._choice.choose(free)
             if worker is None and not free.late:
                 break
             if worker is None:
-                heapq.heappop(self._free[None])
+                self._tables.pass_over()
                 skipped.append(free)
                 continue
             worker.slots -= 1
@@ -320,27 +309,28 @@ class Pool:
             self._lease(free, worker, now)
             given.append((free, worker, False))
         for free in skipped:
-            self._wait_free(free)
+            self._tables.wait_free(free)
         given.sort(key=lambda each: each[0].tasks[0])
         return [Grant(entry, worker.node, has_graph) for entry, worker, has_graph in given]
 
     def open_to_all(self, step: int) -> bool:
         """Whether any worker may still get work of the step from this pool."""
-        return bool(self._open.get(step, {}).get(None, 0))
+        return bool(self._tables.open.get(step, {}).get(None, 0))
 
     def open_count(self, step: int) -> int:
         """Entries of the step that somebody still has to be given."""
-        return sum(self._open.get(step, {}).values())
+        return sum(self._tables.open.get(step, {}).values())
 
     def has_more_for(self, node: NodeId, step: int) -> bool:
         """Whether `node` can still expect work of the step from this pool."""
-        counts = self._open.get(step, {})
+        counts = self._tables.open.get(step, {})
         return bool(counts.get(None, 0) or counts.get(node, 0))
 
     def expire(self, now: float) -> list[tuple[Entry, NodeId]]:
         """Takes back the leases whose time is over; says whose they were."""
         late: list[tuple[Entry, NodeId]] = []
-        back_at, self._now = self._conduct.back_at(self._now), now
+        back_at = self._conduct.back_at(self._now)
+        self.clock(now)
         while self._deadlines and self._deadlines[0][0] <= now:
             _, fence, key = heapq.heappop(self._deadlines)
             entry = self._entries.get(key)
@@ -359,7 +349,8 @@ class Pool:
             if node in self._workers:  # who is gone has not failed: it may have been killed
                 self._failed_with(entry, node)
             self._change(entry, preferred=None, worker=None)
-        if (self._look_at is not None and self._look_at <= now) or (back_at is not None and back_at <= now):
+        look_at = self._choice.look_at
+        if (look_at is not None and look_at <= now) or (back_at is not None and back_at <= now):
             self._dirty = True
         return late
 
@@ -370,7 +361,7 @@ class Pool:
             if entry is not None and self._result_is_due(entry, fence):
                 break
             heapq.heappop(self._deadlines)
-        others = (self._gradient_clocks.first(), self._look_at, self._conduct.back_at(self._now))
+        others = (self._gradient_clocks.first(), self._choice.look_at, self._conduct.back_at(self._now))
         times = [*self._gone.values(), *(at for at in others if at is not None)]
         return min([deadline, *times] if self._deadlines else times, default=None)
 
@@ -378,7 +369,7 @@ class Pool:
 
     def waiting_for(self, own: NodeId) -> Wait | None:
         """Why the oldest unfinished task is not finished, or nothing. `own`: the server itself, which may compute."""
-        lonely = not self._workers or (self.volunteer_count == 0 and self._collocated == "never")
+        lonely = not self._workers or (self.volunteer_count == 0 and self._choice.collocated == "never")
         return oldest_wait(self._entries.values(), own, lonely)
 
     def counts(self) -> dict[str, int]:
@@ -396,11 +387,9 @@ class Pool:
             known = entry.worker is None or entry.worker in self._workers
             assert known or (entry.waits_for_sum and entry.worker in self._gone), f"{entry.tasks[0]}: a ghost's (L2)"
             assert entry.preferred is None or entry.preferred in self._workers, f"{entry.tasks[0]} prefers a ghost"
-        for step, counts in self._open.items():
-            opened = [entry for entry in self._entries.values() if entry.step == step and entry.open]
-            assert sum(counts.values()) == len(opened), f"step {step}: {counts}, but {len(opened)} entries are open"
+        self._tables.check()
 
-    # ---- the tables ----------------------------------------------------------------------------------------------
+    # ---- changes -------------------------------------------------------------------------------------------------
 
     def _change(self, entry: Entry, **values: object) -> None:
         """Every change of an entry goes through here, so that heaps and counts follow."""
@@ -417,7 +406,13 @@ class Pool:
                 self._rule(self._conduct.finished(node))
         if entry.worker is None or entry.finished:
             entry.worker, entry.summed = None, False
-        self._note(entry)
+        self._tables.note(entry)
+
+    def _forget(self, entry: Entry) -> None:
+        self._tables.forget(entry)
+        for node in (entry.worker, entry.preferred):
+            if node in self._workers:
+                self._workers[node].active_at = self._now
 
     def _overtaken(self, entry: Entry, but: NodeId) -> None:
         """The entry is done: others had it before and did not finish it."""
@@ -453,47 +448,8 @@ class Pool:
         self._dirty = True
         self._rulings.append(ruling)
         if ruling.leases_max == 0:
-            for entry in self._preferring(ruling.node):
+            for entry in self._tables.preferring(ruling.node):
                 self._change(entry, preferred=None)
-
-    def _forget(self, entry: Entry) -> None:
-        key = entry.tasks[0]
-        if entry.open:
-            self._open[entry.step][entry.preferred] -= 1
-        for node, table in ((entry.worker, "leased"), (entry.preferred, "preferring")):
-            if node is not None:
-                holding = self._holdings[node]
-                del getattr(holding, table)[key]
-                if node in self._workers:
-                    self._workers[node].active_at = self._now
-                if not holding.leased and not holding.preferring:
-                    del self._holdings[node]
-
-    def _note(self, entry: Entry) -> None:
-        key = entry.tasks[0]
-        if entry.open:
-            counts = self._open[entry.step]
-            counts[entry.preferred] = counts.get(entry.preferred, 0) + 1
-        if entry.free:
-            self._wait_free(entry)
-        if entry.worker is not None:
-            self._holdings.setdefault(entry.worker, Holding()).leased[key] = entry
-        if entry.preferred is not None:
-            self._holdings.setdefault(entry.preferred, Holding()).preferring[key] = entry
-
-    def _wait_free(self, entry: Entry) -> None:
-        self._serial += 1
-        heapq.heappush(self._free.setdefault(entry.preferred, []), (entry.tasks[0], self._serial))
-
-    def _first_free(self, preferred: NodeId | None) -> Entry | None:
-        heap = self._free.get(preferred, [])
-        while heap:
-            entry = self._entries.get(heap[0][0])
-            if entry is not None and entry.free and entry.preferred == preferred:
-                return entry
-            heapq.heappop(heap)
-        self._free.pop(preferred, None)
-        return None
 
     def _lease(self, entry: Entry, worker: Worker, now: float) -> None:
         if now - worker.returned_at > LEAVING_S:
@@ -520,61 +476,6 @@ class Pool:
             for clock, deadline in self._gradient_clocks.items():
                 self._gradient_clocks.set(clock, min(deadline, self._now + self._patience.gradient_s))
 
-    def _choose(self, entry: Entry) -> Worker | None:
-        """Who gets an entry that nobody is preferred for: of those with a free slot the one that is not slow and has
-        most of them. Servers only where the run says so; who failed with it before only if nobody else takes it."""
-        if self._collocated != "always" and (asker := self._best_asker(entry)) is not None:
-            return asker
-        volunteers = [w for w in self._workers.values() if not w.is_server and self._could_do(entry, w)]
-        servers = [w for w in self._workers.values() if w.is_server and w.node not in entry.late]
-        allowed = list(volunteers)
-        if self._collocated == "always" or (self._collocated == "when_empty" and not self._some_work(volunteers)):
-            allowed += servers
-        if not allowed:
-            allowed = [w for w in self._workers.values() if not w.is_server or self._collocated != "never"]
-        ready = [w for w in allowed if w.slots > 0 and (self._may_have_more(w) or not volunteers)]
-        # Each time that it is given back to one of these, the others have had four times as long to take it.
-        if not ready and entry.late and not self._moment_passed(entry.late_at, 4.0 ** min(4, entry.late_count - 1)):
-            return None
-        if not ready and entry.late:
-            ready = [w for w in self._workers.values() if w.node in entry.late and w.slots and self._may_have_more(w)]
-        return min(ready, key=lambda w: (self._conduct.is_slow(w.node, self._now), -w.slots), default=None)
-
-    def _best_asker(self, entry: Entry) -> Worker | None:
-        """The same, where a volunteer with a free slot may have it: nobody else need be looked at."""
-        best: Worker | None = None
-        best_is_slow = False
-        for worker in self._askers.values():
-            if best is not None and not best_is_slow and (worker.slots, -worker.number) < (best.slots, -best.number):
-                continue
-            if not self._could_do(entry, worker) or not self._may_have_more(worker):
-                continue
-            is_slow = self._conduct.is_slow(worker.node, self._now)
-            if best is None or (is_slow, -worker.slots, worker.number) < (best_is_slow, -best.slots, best.number):
-                best, best_is_slow = worker, is_slow
-        return best
-
-    def _could_do(self, entry: Entry, worker: Worker) -> bool:
-        return worker.node not in entry.late and self._conduct.leases_max(worker.node, self._now) != 0
-
-    def _may_have_more(self, worker: Worker) -> bool:
-        most = self._conduct.leases_max(worker.node, self._now)
-        return most is None or sum(not e.waits_for_sum for e in self._leased_by(worker.node)) < most
-
-    def _some_work(self, volunteers: list[Worker]) -> bool:
-        """Whether one of these has room, holds a lease, or did so a moment ago."""
-        if any(w.slots > 0 or self._holds(w.node) for w in volunteers):
-            return True
-        return bool(volunteers) and not self._moment_passed(max(w.active_at for w in volunteers))
-
-    def _moment_passed(self, since: float, moments: float = 1.0) -> bool:
-        """Whether `since` is more than a moment ago. If not, looks again when it is."""
-        until = since + moments * IDLE_S
-        if until <= self._now:
-            return True
-        self._look_at = min(until, float("inf") if self._look_at is None else self._look_at)
-        return False
-
     def _start_gradient_clock(self, node: NodeId, step: int, now: float) -> None:
         if (node, step) not in self._gradient_clocks:
             self._gradient_clocks.set((node, step), now + self._patience.gradient_s)
@@ -586,15 +487,3 @@ class Pool:
 
     def _result_is_due(self, entry: Entry, fence: int) -> bool:
         return entry.worker is not None and entry.fence == fence and not entry.waits_for_sum
-
-    def _leased_by(self, node: NodeId) -> list[Entry]:
-        holding = self._holdings.get(node)
-        return [] if holding is None else list(holding.leased.values())
-
-    def _holds(self, node: NodeId) -> bool:
-        holding = self._holdings.get(node)
-        return holding is not None and bool(holding.leased)
-
-    def _preferring(self, node: NodeId) -> list[Entry]:
-        holding = self._holdings.get(node)
-        return [] if holding is None else list(holding.preferring.values())

@@ -28,7 +28,8 @@ from node.machine.waits import Wait, sentence, work_name
 from node.volunteer.allowances import Allowances
 from node.volunteer.auditor import Auditor
 from node.volunteer.gradients import OUTSTANDING_MAX, Gradients
-from node.volunteer.leases import AskedAgain, Held, backward_of, forward_of, is_validation, urgency
+from node.volunteer.holdings import Holdings
+from node.volunteer.leases import AskedAgain, Held, forward_of, is_validation, urgency
 from node.volunteer.room import Room, is_out_of_memory
 from node.volunteer.screening import check_from_server, refuse
 from node.volunteer.slots import Slots
@@ -37,11 +38,10 @@ from node.volunteer.versions import Versions
 from node.volunteer.words import Words
 from node.volunteer.work import evaluated, job_of
 from protocol.base.errors import RemoteProtocolError
-from protocol.base.ids import NodeId, TaskId, TensorRef, Ticket
+from protocol.base.ids import NodeId, TaskId, TensorRef
 from protocol.base.machine import HangUp
 from protocol.messages import (
     Allowance,
-    FetchInput,
     Flush,
     Forget,
     InputAnswer,
@@ -82,9 +82,7 @@ class VolunteerMachine:
         self._slots: Slots | None = None
         self._closed = -1
         self._versions = Versions(out, by_changes=config.wire.parameters == "p12")
-        self._leases: dict[TaskId, Held] = {}
-        self._graphs: dict[TaskId, Ticket] = {}
-        self._running: Held | None = None
+        self._held = Holdings(out)
         self._device_ready = False
         self._room = Room()
         self._draining = False
@@ -119,7 +117,7 @@ class VolunteerMachine:
         self._servers = tuple(server.node for server in plan.stages[stage].servers)
         self._slots = Slots(plan, stage, validates=self._config.validation.every_steps > 0)
         self._linked.clear()
-        self._words.generation = plan.ledger_generation
+        self._words.generation = self._held.generation = plan.ledger_generation
         values = stage_values(self._config, self._vocabulary, plan, stage)
         self.gradients.reset(plan.ledger_generation, self._servers, upload_s(self._config, values))
         self._versions.reset(plan.ledger_generation, self._servers)
@@ -142,7 +140,7 @@ class VolunteerMachine:
 
     def _greet(self, server: NodeId, hello: bool) -> None:
         """Asks whether the shard is ready, and says which graphs are still here."""
-        graphs, tickets = tuple(self._graphs), tuple(self._graphs.values())
+        graphs, tickets = tuple(self._held.graphs), tuple(self._held.graphs.values())
         here = Ready(ledger_generation=self._generation, hello=hello, slots=0, graphs=graphs, tickets=tickets)
         self._out.send(server, here)
         self._words.tell_summed(server, self.gradients.backwards(), complete=True)
@@ -175,9 +173,9 @@ class VolunteerMachine:
             case Allowance():
                 self._allowances.told(peer, message)
             case Forget():
-                self._on_forget(message)
+                self._held.forget_graphs(message.tasks)
             case InputAnswer():
-                self._on_input(message)
+                self._held.on_input(message)
             case Parameters():
                 self._versions.on_parameters(message)
             case VersionReady():
@@ -208,12 +206,11 @@ class VolunteerMachine:
         wants = lease.need_weight_gradient and not sent
         if lease.need_weight_gradient:
             self._asked_again.add(sent, issuer, lease)
-        running = self._running is not None and self._running.lease.tasks[0] == key
         if (
             key.step <= self._closed
-            or running
+            or self._held.is_running(key)
             or self._draining
-            or len(self._leases) >= LEASES_MAX
+            or len(self._held.leases) >= LEASES_MAX
             or not (
                 wants or lease.need_input_gradient or is_validation(lease) or (lease.tasks == (key,) and key.op == "F")
             )
@@ -221,42 +218,14 @@ class VolunteerMachine:
             self._out.drop(lease.tensors)
             if sent and not self._draining:
                 self._words.say_summed(issuer, lease, self.gradients)
-            elif self._draining or len(self._leases) >= LEASES_MAX:
+            elif self._draining or len(self._held.leases) >= LEASES_MAX:
                 self._words.give_back(issuer, lease.tasks, "draining" if self._draining else "too many leases")
             return
-        before = self._leases.pop(key, None)
-        if before is not None:
-            self._drop_held(before)
-        recompute = key.op == "B" and forward_of(key) not in self._graphs
-        held = Held(lease, issuer, now, None, gives_slot, wants, place=self._place)
-        if key.op == "F":
-            held.input = lease.tensors[0]
-        self._leases[key] = held
+        recompute = key.op == "B" and forward_of(key) not in self._held.graphs
+        self._held.add(Held(lease, issuer, now, None, gives_slot, wants, place=self._place))
         self._want_version(lease.version)
         if recompute:
-            self._fetch_input(lease)
-
-    def _fetch_input(self, lease: Lease) -> None:
-        fetch = FetchInput(ledger_generation=self._generation, task=forward_of(lease.tasks[0]), ticket=lease.ticket)
-        self._out.send(lease.front, fetch)
-
-    def _on_forget(self, message: Forget) -> None:
-        """Graphs that nobody will ask for make room, unless a lease for one is here already."""
-        wanted = {*self._leases, *(() if self._running is None else (backward_of(self._running.lease.tasks[0]),))}
-        tasks = tuple(task for task in message.tasks if task in self._graphs and backward_of(task) not in wanted)
-        for task in tasks:
-            del self._graphs[task]
-        if tasks:
-            self._out.compute(DropGraphs(tasks))
-
-    def _on_input(self, message: InputAnswer) -> None:
-        held = self._leases.get(backward_of(message.task))
-        if held is None or held.input is not None:
-            self._out.drop(message.tensors)
-        elif message.tensors:
-            held.input = message.tensors[0]
-        else:
-            held.stalled = True
+            self._held.fetch_input(lease)
 
     def _on_version_ready(self, peer: NodeId, message: VersionReady) -> None:
         """The first such word on a link also says that the shard takes work (again)."""
@@ -264,10 +233,7 @@ class VolunteerMachine:
             self._linked[peer] = True
             self.gradients.resend(peer)
             self._versions.server_ready(peer)
-            for held in self._leases.values():
-                key = held.lease.tasks[0]
-                if held.lease.front == peer and held.input is None and forward_of(key) not in self._graphs:
-                    self._fetch_input(held.lease)
+            self._held.fetch_missing_inputs(peer)
             self._greet(peer, hello=False)
         if message.version == self._config.version_of(self._closed + 1 + self._config.batch.delay):
             self._want_version(message.version)
@@ -280,34 +246,26 @@ class VolunteerMachine:
     def _go_on(self, now: float) -> None:
         """Starts the next job if the device is free, sends what is complete if it is not needed, asks for work."""
         self._abandon_late(now)
-        if self._running is None and self._device_ready and not self._room.rests(now):
-            ready = [held for held in self._leases.values() if self._is_ready(held)]
+        if self._held.running is None and self._device_ready and not self._room.rests(now):
+            ready = [held for held in self._held.leases.values() if self._is_ready(held)]
             if ready:
                 self._run(min(ready, key=urgency))
-        if self._running is None:
-            training = [held.lease.tasks for held in self._leases.values() if not is_validation(held.lease)]
-            busy = [tasks[0].step for tasks in training if tasks[0].op == "B" or len(tasks) > 1]
+        if self._held.running is None:
             if self._draining:
                 self.gradients.flush_all(now)
             else:
+                busy = self._held.busy_steps()
                 self.gradients.idle(busy, lambda step: self._tails.has_come(step, self._servers), now)
         self._ask_for_work(now)
 
     def _is_ready(self, held: Held) -> bool:
-        if not self._versions.has(held.lease.version):
-            return False
-        key = held.lease.tasks[0]
-        return held.input is not None or (key.op == "B" and forward_of(key) in self._graphs)
+        return self._versions.has(held.lease.version) and self._held.has_what_it_needs(held)
 
     def _run(self, held: Held) -> None:
         lease = held.lease
-        key = lease.tasks[0]
-        del self._leases[key]
-        self._running = held
-        step = key.step
+        self._held.begin(held)
+        step = lease.tasks[0].step
         accumulator = self.gradients.accumulator_for(step, lease.version) if held.wants_gradient else None
-        if key.op == "B" and held.input is None:
-            del self._graphs[forward_of(key)]
         self._out.compute(job_of(held, accumulator, self._out.key))
 
     def computed(self, job: Job, result: Any, now: float) -> None:
@@ -340,14 +298,12 @@ class VolunteerMachine:
         self._go_on(now)
 
     def _forward_done(self, job: Forward, output: TensorRef) -> None:
-        held, self._running = self._running, None
-        assert held is not None
-        self._drop_held(held)
+        held = self._held.end()
         if job.task.step <= self._closed or held.place != self._place:
             self._out.drop((output,))
             self._out.compute(DropGraphs((job.task,)))
             return
-        self._graphs[job.task] = held.lease.ticket
+        self._held.graphs[job.task] = held.lease.ticket
         self._room.succeeded()
         self._count(job.task)
         self._out.send(
@@ -358,9 +314,7 @@ class VolunteerMachine:
 
     def _evaluated(self, job: Evaluate, result: TensorRef | float) -> None:
         """A forward of the validation: its output goes on, or its loss is told. Nothing stays here."""
-        held, self._running = self._running, None
-        assert held is not None
-        self._drop_held(held)
+        held = self._held.end()
         self._room.succeeded()
         if job.task.step > self._closed and held.place == self._place:
             self._count(job.task)
@@ -376,9 +330,7 @@ class VolunteerMachine:
         accumulator: int | None,
         now: float,
     ) -> None:
-        held, self._running = self._running, None
-        assert held is not None
-        self._drop_held(held)
+        held = self._held.end()
         self._room.succeeded()
         alive = task.step > self._closed and held.place == self._place
         if input_gradient is not None:
@@ -405,9 +357,7 @@ class VolunteerMachine:
         if self._auditor.owns(job):
             self._auditor.failed(job, reason)
         elif isinstance(job, (Forward, Backward, RouteEnd, Evaluate)):
-            held, self._running = self._running, None
-            assert held is not None
-            self._drop_held(held)
+            held = self._held.end()
             step = held.lease.tasks[0].step
             lost = self.gradients.lose(step) if held.wants_gradient else ()
             self._device_failed(job, reason, now)
@@ -425,16 +375,11 @@ class VolunteerMachine:
     def _device_failed(self, job: Job, reason: str, now: float) -> None:
         """One line for the owner. Without memory all graphs go, and the device rests before it is asked for more."""
         self._out.count("barnraise_errors_total", component="compute")
-        held, rest_s = len(self._graphs), 0.0
+        held, rest_s = len(self._held.graphs), 0.0
         if is_out_of_memory(reason) or isinstance(job, SetUpDevice):
             rest_s = self._room.failed(reason, held, now)
-        if is_out_of_memory(reason) and held:
-            forwards = tuple(self._graphs)
-            self._graphs = {}
-            self._out.compute(DropGraphs(forwards))
-            for key in [key for key, lease in self._leases.items() if key.op == "B" and lease.input is None]:
-                if forward_of(key) in forwards:
-                    self._fetch_input(self._leases[key].lease)
+        if is_out_of_memory(reason):
+            self._held.make_room()
         self._out.log(
             "error", "device failed", job=type(job).__name__, reason=reason, dropped_graphs=held, rests_s=rest_s
         )
@@ -448,22 +393,15 @@ class VolunteerMachine:
         if self.gradients.outstanding >= OUTSTANDING_MAX:
             return
         assert self._slots is not None
-        held = [*self._leases.values(), *(() if self._running is None else (self._running,))]
         servers = [node for node in self._servers if self._linked.get(node)]
-        for server, ready in self._slots.give(servers, held, self._graphs, self._room.graphs_max):
+        for server, ready in self._slots.give(servers, self._held.all(), self._held.graphs, self._room.graphs_max):
             self._out.send(server, ready)
 
     def _abandon_late(self, now: float) -> None:
         """A lease that is over on our side never runs: its successor may be at work (state-and-trust 4.5)."""
-        for key in [k for k, held in self._leases.items() if now >= held.received + held.lease.deadline_s]:
-            held = self._leases.pop(key)
-            self._drop_held(held)
+        for held in self._held.take_late(now):
             self._words.give_back(held.issuer, held.lease.tasks, "late")
             self._out.count("barnraise_node_work_results_total", len(held.lease.tasks), outcome="late")
-
-    def _drop_held(self, held: Held) -> None:
-        own = () if held.input is None or held.input in held.lease.tensors else (held.input,)
-        self._out.drop((*held.lease.tensors, *own))
 
     def _close(self, step: int) -> None:
         if step > self._closed:
@@ -479,13 +417,7 @@ class VolunteerMachine:
         self._versions.drop_below(oldest if audited is None else min(oldest, audited))
 
     def _forget_steps(self, step: int | None) -> None:
-        for key in [key for key in self._leases if step is None or key.step <= step]:
-            self._drop_held(self._leases.pop(key))
-        graphs = tuple(task for task in self._graphs if step is None or task.step <= step)
-        if graphs:
-            self._out.compute(DropGraphs(graphs))
-            for task in graphs:
-                del self._graphs[task]
+        self._held.forget_steps(step)
         self._tails.forget(step)
         self._asked_again.forget(step)
         self.gradients.drop_steps(step)
@@ -495,20 +427,16 @@ class VolunteerMachine:
     def drain(self, now: float) -> None:
         """Takes no more work, gives back what has not begun, sends what is summed up."""
         self._draining = True
-        for key in list(self._leases):
-            held = self._leases.pop(key)
-            self._drop_held(held)
+        for held in self._held.take_all():
             self._words.give_back(held.issuer, held.lease.tasks, "draining")
-        if self._running is None:
+        if self._held.running is None:
             self.gradients.flush_all(now)
 
     def hand_back(self, reason: str) -> None:
         """The device is gone, now: everything that it had goes back to the servers at once, sums too."""
         self._draining = True
-        held, lost = [*self._leases.values(), *([self._running] if self._running else [])], self.gradients.lose_all()
-        self._leases, self._running, self._graphs = {}, None, {}
-        for one in held:
-            self._drop_held(one)
+        lost = self.gradients.lose_all()
+        for one in self._held.lose_all():
             self._words.give_back(one.issuer, one.lease.tasks, reason)
         self._words.give_all_back(lost, reason)
 
@@ -524,7 +452,7 @@ class VolunteerMachine:
 
     @property
     def drained(self) -> bool:
-        return self._draining and self._running is None and self.gradients.empty
+        return self._draining and self._held.running is None and self.gradients.empty
 
     # ---- time and reports ----------------------------------------------------------------------------------------
 
@@ -532,10 +460,9 @@ class VolunteerMachine:
         first = self.gradients.wake_at()
         if self._room.reason and self._room.rest_until and (first is None or self._room.rest_until < first):
             first = self._room.rest_until
-        for held in self._leases.values():
-            over = held.received + held.lease.deadline_s
-            if first is None or over < first:
-                first = over
+        over = self._held.first_deadline()
+        if over is not None and (first is None or over < first):
+            first = over
         return first
 
     def wake(self, now: float) -> None:
@@ -556,10 +483,10 @@ class VolunteerMachine:
         if not all(self._linked.get(node) for node in self._servers):
             missing = [node[:8] for node in self._servers if not self._linked.get(node)]
             return f"servers {', '.join(missing)} of stage {self._stage}"
-        if self._running is None and self._leases:
-            tasks = next(iter(self._leases.values())).lease.tasks
+        if self._held.running is None and self._held.leases:
+            tasks = next(iter(self._held.leases.values())).lease.tasks
             return sentence([Wait(tasks[0].step, f"parameters or inputs for the {work_name(tasks)}")])
-        return self._allowances.sentence() or ("" if self._running is not None else "work")
+        return self._allowances.sentence() or ("" if self._held.running is not None else "work")
 
     def given(self) -> dict[str, float]:
         """What the ledgers have accepted of it: tasks, and their tokens."""
@@ -567,17 +494,14 @@ class VolunteerMachine:
         return {"accepted": self.totals["accepted"], "tokens": self.totals["accepted"] * task_tokens}
 
     def counters(self) -> dict[str, float]:
-        leases = float(len(self._leases) + (self._running is not None))
+        leases = float(len(self._held.all()))
         return {**self.totals, "leases": leases, "unsent_tasks": float(self.gradients.unsent_task_count)}
 
     def check(self) -> None:
         self.gradients.check()
         self._auditor.check()
         self._room.check()
-        for key in self._leases:
-            assert key.step > self._closed, f"a lease of closed step {key.step} is kept"
-        for task in self._graphs:
-            assert task.step > self._closed, f"a graph of closed step {task.step} is kept (L3)"
+        self._held.check(self._closed)
 
     def _is_here(self, job: SetUpDevice) -> bool:
         return (job.stage, job.plan.ledger_generation) == (self._stage, self._generation)

@@ -19,7 +19,7 @@ import pytest
 import trio
 from click.testing import CliRunner
 
-from coordinator.process import daemon
+from coordinator.process import sockets
 from protocol.base.errors import BadInputError
 from protocol.base.limits import REPORT_COUNTERS
 from protocol.cli import main
@@ -199,10 +199,10 @@ async def test_the_usual_port_in_use_is_no_riddle(monkeypatch: pytest.MonkeyPatc
     with socket.create_server(("127.0.0.1", 0)) as taken:
         where = (("127.0.0.1", taken.getsockname()[1]),)
         with pytest.raises(BadInputError, match=r"^--listen 127"):
-            await daemon._listen(where)
-        monkeypatch.setattr(daemon, "DEFAULT_LISTEN", where)
+            await sockets.listen(where)
+        monkeypatch.setattr(sockets, "DEFAULT_LISTEN", where)
         with pytest.raises(BadInputError, match=f"^port {where[0][1]} is in use .* `--listen HOST:PORT` chooses"):
-            await daemon._listen(where)
+            await sockets.listen(where)
 
 
 def test_bad_peers_are_closed_counted_and_disturb_nobody(coordinator: Coordinator) -> None:

@@ -56,7 +56,7 @@ class Siege:
                     self.alive.remove(key)
             elif isinstance(effect, Compute):
                 self.jobs.append(effect.job)
-        assert len(self.desk.machine._leases) <= LEASES_MAX
+        assert len(self.desk.machine._held.leases) <= LEASES_MAX
         assert len(self.desk.machine._versions) <= CONFIG.steps + 1
 
     def say(self, message: Any, peer: NodeId | None = None) -> None:

@@ -1,0 +1,61 @@
+"""What a coordinator tells its operator when it starts: addresses and links, on the screen and in files."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from coordinator.live.core import CoordinatorMachine
+from protocol.drive.addresses import is_loopback
+
+LINKS = "links.json"
+"""A file of the state folder: addresses, links and what else this process was given."""
+
+
+def write_private(path: Path, text: str) -> None:
+    """A file that only its owner may read, whole or not at all."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def announce(papers: dict[str, Any], *, as_json: bool, machine: CoordinatorMachine) -> None:
+    """What an operator needs, on standard output: one JSON line, or some lines for people."""
+    if as_json:
+        shown = {name: value for name, value in papers.items() if name != "admin_token"}
+        click.echo(json.dumps(shown))
+    else:
+        config = machine.config
+        done = machine.history.newest_step + 1
+        past = f", {done} of them done" if done else ""
+        click.echo(f"run {config.name}: {config.steps} steps of {config.step_tokens} tokens{past}")
+        click.echo(f"  state    {papers['state']}")
+        click.echo(f"  page     {papers['page']}")
+        click.echo(f"  status   {papers['http']}/api/status")
+        click.echo(f"  metrics  {papers['metrics'] or 'off'}")
+        click.echo(f"  links    {papers['state']}{os.sep}{LINKS} (barnraise status --links prints them again)")
+        click.echo(f"\non each reliable machine:\n  barnraise server '{papers['server']}'")
+        click.echo("  (or copy server.link there from the state folder, and name that: no process list shows it then)")
+        click.echo(f"\nfor everybody who lends a computer:\n  barnraise join '{papers['volunteer']}'\n")
+        if all(is_loopback(address.rpartition(":")[0].strip("[]")) for address in _addresses_of(papers["server"])):
+            click.echo("  (these links work on this computer only; --listen and --announce say otherwise)\n")
+        if not config.checkpoint.shared:
+            click.echo(
+                "  (every server keeps its part of a checkpoint to itself; to replace a lost disk, name a folder that"
+                " all\n  servers share as checkpoint.folder in RUN.toml, by its absolute path)\n"
+            )
+    sys.stdout.flush()
+
+
+def _addresses_of(link: str) -> list[str]:
+    return link.partition("://")[2].partition("/")[0].split(",")

@@ -1,0 +1,61 @@
+"""Where a coordinator listens: for links, and for those who read its pages."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from functools import partial
+from typing import Any
+
+import hypercorn
+import hypercorn.trio
+import trio
+
+from coordinator.process.page import READ_S
+from protocol.base.errors import BadInputError
+from protocol.drive.addresses import ANY_HOST, host_port
+from protocol.drive.tcp import open_all_listeners
+
+DEFAULT_LISTEN = (("*", 8469),)
+"""What the command line's default stands for."""
+
+
+async def listen(where: tuple[tuple[str, int], ...]) -> tuple[list[trio.SocketListener], list[int]]:
+    """Listens; of a taken port that nobody has asked for it says how to get another."""
+    try:
+        return await open_all_listeners(where)
+    except BadInputError as error:
+        cause = error.__cause__
+        if where != DEFAULT_LISTEN or not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
+            raise
+        raise BadInputError(
+            f"port {DEFAULT_LISTEN[0][1]} is in use by another program, perhaps another coordinator;"
+            " `--listen HOST:PORT` chooses another"
+        ) from cause
+
+
+async def serve(nursery: trio.Nursery, app: Any, option: str, host: str, port: int) -> str:
+    """Serves `app` there; returns its address as a URL. Raises `BadInputError` that names the option."""
+    settings = hypercorn.Config()
+    host = "0.0.0.0" if host == ANY_HOST else host  # noqa: S104 - the operator's wish
+    settings.bind = [host_port(host, port)]
+    settings.errorlog = None
+    settings.include_server_header = False
+    settings.read_timeout = int(READ_S)
+    settings.graceful_timeout = 1.0
+    try:
+        await trio.socket.getaddrinfo(host, port)  # an unknown name comes out of hypercorn in nested groups
+        bound = await nursery.start(partial(hypercorn.trio.serve, app, settings))
+    except OSError as error:
+        raise BadInputError(f"{option}: {host_port(host, port)}: {error.strerror or error}") from error
+    url: str = bound[0]
+    return url
+
+
+def free_or_any(host: str, port: int) -> int:
+    """`port` when nobody has it, else 0: a second coordinator on one computer needs no options."""
+    try:
+        with socket.create_server((host, port)):
+            return port
+    except OSError:
+        return 0

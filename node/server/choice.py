@@ -1,0 +1,86 @@
+"""Who gets a unit of work: the workers of a pool, and which of them is asked first."""
+
+from __future__ import annotations
+
+from node.server.conduct import Conduct
+from node.server.entries import Entry, Worker
+from node.server.tables import Tables
+from protocol.base.ids import NodeId
+
+IDLE_S = 2.0
+"""A volunteer that neither holds a lease nor asks for one for so long does not count as one that works: the servers
+of a run that compute `when_empty` do it then."""
+
+
+class Choice:
+    """The workers with a live link, and the choice among them.
+
+    Args:
+        collocated: `always`, `never`, or `when_empty`: servers get leases only while no volunteer works.
+    """
+
+    def __init__(self, collocated: str, tables: Tables, conduct: Conduct) -> None:
+        self.collocated = collocated
+        self._tables = tables
+        self._conduct = conduct
+        self.workers: dict[NodeId, Worker] = {}
+        self.askers: dict[NodeId, Worker] = {}
+        """Volunteers with a free slot."""
+        self.now = 0.0
+        self.look_at: float | None = None
+        """When a volunteer that does nothing counts no longer."""
+
+    def choose(self, entry: Entry) -> Worker | None:
+        """Who gets an entry that nobody is preferred for: of those with a free slot the one that is not slow and has
+        most of them. Servers only where the run says so; who failed with it before only if nobody else takes it."""
+        if self.collocated != "always" and (asker := self._best_asker(entry)) is not None:
+            return asker
+        volunteers = [w for w in self.workers.values() if not w.is_server and self._could_do(entry, w)]
+        servers = [w for w in self.workers.values() if w.is_server and w.node not in entry.late]
+        allowed = list(volunteers)
+        if self.collocated == "always" or (self.collocated == "when_empty" and not self._some_work(volunteers)):
+            allowed += servers
+        if not allowed:
+            allowed = [w for w in self.workers.values() if not w.is_server or self.collocated != "never"]
+        ready = [w for w in allowed if w.slots > 0 and (self.may_have_more(w) or not volunteers)]
+        # Each time that it is given back to one of these, the others have had four times as long to take it.
+        if not ready and entry.late and not self._moment_passed(entry.late_at, 4.0 ** min(4, entry.late_count - 1)):
+            return None
+        if not ready and entry.late:
+            ready = [w for w in self.workers.values() if w.node in entry.late and w.slots and self.may_have_more(w)]
+        return min(ready, key=lambda w: (self._conduct.is_slow(w.node, self.now), -w.slots), default=None)
+
+    def _best_asker(self, entry: Entry) -> Worker | None:
+        """The same, where a volunteer with a free slot may have it: nobody else need be looked at."""
+        best: Worker | None = None
+        best_is_slow = False
+        for worker in self.askers.values():
+            if best is not None and not best_is_slow and (worker.slots, -worker.number) < (best.slots, -best.number):
+                continue
+            if not self._could_do(entry, worker) or not self.may_have_more(worker):
+                continue
+            is_slow = self._conduct.is_slow(worker.node, self.now)
+            if best is None or (is_slow, -worker.slots, worker.number) < (best_is_slow, -best.slots, best.number):
+                best, best_is_slow = worker, is_slow
+        return best
+
+    def _could_do(self, entry: Entry, worker: Worker) -> bool:
+        return worker.node not in entry.late and self._conduct.leases_max(worker.node, self.now) != 0
+
+    def may_have_more(self, worker: Worker) -> bool:
+        most = self._conduct.leases_max(worker.node, self.now)
+        return most is None or sum(not e.waits_for_sum for e in self._tables.leased_by(worker.node)) < most
+
+    def _some_work(self, volunteers: list[Worker]) -> bool:
+        """Whether one of these has room, holds a lease, or did so a moment ago."""
+        if any(w.slots > 0 or self._tables.holds(w.node) for w in volunteers):
+            return True
+        return bool(volunteers) and not self._moment_passed(max(w.active_at for w in volunteers))
+
+    def _moment_passed(self, since: float, moments: float = 1.0) -> bool:
+        """Whether `since` is more than a moment ago. If not, looks again when it is."""
+        until = since + moments * IDLE_S
+        if until <= self.now:
+            return True
+        self.look_at = min(until, float("inf") if self.look_at is None else self.look_at)
+        return False

@@ -1,0 +1,102 @@
+"""A pool's entries by all that is asked of them: by task, by holder, what is free for whom, what is open in a step.
+
+Nothing here looks at all entries to find one that is free: they wait in heaps, one for each worker that is preferred
+and one for everybody, and what is open is counted by step.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from node.server.entries import Entry, Holding
+from protocol.base.ids import NodeId, TaskId
+
+
+class Tables:
+    """Whoever changes an entry calls `forget` before and `note` after it."""
+
+    def __init__(self) -> None:
+        self.entries: dict[TaskId, Entry] = {}
+        """By first task."""
+        self.of_task: dict[TaskId, Entry] = {}
+        self.holdings: dict[NodeId, Holding] = {}
+        self.open: dict[int, dict[NodeId | None, int]] = {}
+        """Step -> entries that somebody still has to be given, by who is preferred."""
+        self._free: dict[NodeId | None, list[tuple[TaskId, int]]] = {}
+        """Heaps of free entries by who is preferred; an item is stale when its entry is not free for that one."""
+        self._serial = 0
+
+    def add(self, entry: Entry) -> None:
+        assert entry.tasks[0] not in self.of_task, f"{entry.tasks[0]} is in the pool already"
+        self.entries[entry.tasks[0]] = entry
+        self.open.setdefault(entry.step, {})
+        self.of_task.update(dict.fromkeys(entry.tasks, entry))
+        self.note(entry)
+
+    def remove(self, entry: Entry) -> None:
+        """After `forget`."""
+        del self.entries[entry.tasks[0]]
+        for task in entry.tasks:
+            del self.of_task[task]
+
+    def forget(self, entry: Entry) -> None:
+        key = entry.tasks[0]
+        if entry.open:
+            self.open[entry.step][entry.preferred] -= 1
+        for node, table in ((entry.worker, "leased"), (entry.preferred, "preferring")):
+            if node is not None:
+                holding = self.holdings[node]
+                del getattr(holding, table)[key]
+                if not holding.leased and not holding.preferring:
+                    del self.holdings[node]
+
+    def note(self, entry: Entry) -> None:
+        key = entry.tasks[0]
+        if entry.open:
+            counts = self.open[entry.step]
+            counts[entry.preferred] = counts.get(entry.preferred, 0) + 1
+        if entry.free:
+            self.wait_free(entry)
+        if entry.worker is not None:
+            self.holdings.setdefault(entry.worker, Holding()).leased[key] = entry
+        if entry.preferred is not None:
+            self.holdings.setdefault(entry.preferred, Holding()).preferring[key] = entry
+
+    def wait_free(self, entry: Entry) -> None:
+        self._serial += 1
+        heapq.heappush(self._free.setdefault(entry.preferred, []), (entry.tasks[0], self._serial))
+
+    def first_free(self, preferred: NodeId | None) -> Entry | None:
+        heap = self._free.get(preferred, [])
+        while heap:
+            entry = self.entries.get(heap[0][0])
+            if entry is not None and entry.free and entry.preferred == preferred:
+                return entry
+            heapq.heappop(heap)
+        self._free.pop(preferred, None)
+        return None
+
+    def pass_over(self) -> None:
+        """Takes the first entry that is free for everybody out of the heap; `wait_free` puts it back."""
+        heapq.heappop(self._free[None])
+
+    def preferred_nodes(self) -> list[NodeId]:
+        """Those for whom something may be free."""
+        return [node for node in self._free if node is not None]
+
+    def leased_by(self, node: NodeId) -> list[Entry]:
+        holding = self.holdings.get(node)
+        return [] if holding is None else list(holding.leased.values())
+
+    def holds(self, node: NodeId) -> bool:
+        holding = self.holdings.get(node)
+        return holding is not None and bool(holding.leased)
+
+    def preferring(self, node: NodeId) -> list[Entry]:
+        holding = self.holdings.get(node)
+        return [] if holding is None else list(holding.preferring.values())
+
+    def check(self) -> None:
+        for step, counts in self.open.items():
+            opened = [entry for entry in self.entries.values() if entry.step == step and entry.open]
+            assert sum(counts.values()) == len(opened), f"step {step}: {counts}, but {len(opened)} entries are open"

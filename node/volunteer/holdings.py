@@ -1,0 +1,159 @@
+"""What a volunteer has of others' work: leases that wait or run, and the graphs that its forwards left on the device.
+
+A graph waits for its backward; who lacks one fetches the input and computes the forward again. Nothing here decides
+when anything runs: it says what could.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from node.machine.jobs import DropGraphs
+from node.machine.outbox import Outbox
+from node.volunteer.leases import Held, backward_of, forward_of, is_validation
+from protocol.base.ids import NodeId, TaskId, Ticket
+from protocol.messages import FetchInput, InputAnswer, Lease
+
+
+class Holdings:
+    """Of one device that works for one stage."""
+
+    def __init__(self, out: Outbox) -> None:
+        self._out = out
+        self.generation = -1
+        """Of the ledgers."""
+        self.leases: dict[TaskId, Held] = {}
+        """Those that wait, by their first tasks."""
+        self.graphs: dict[TaskId, Ticket] = {}
+        """By forward."""
+        self.running: Held | None = None
+
+    def all(self) -> list[Held]:
+        """Leases that wait or run."""
+        return [*self.leases.values(), *(() if self.running is None else (self.running,))]
+
+    # ---- leases --------------------------------------------------------------------------------------------------
+
+    def add(self, held: Held) -> None:
+        """A new lease; one for the same work that waits here is replaced."""
+        key = held.lease.tasks[0]
+        before = self.leases.pop(key, None)
+        if before is not None:
+            self.drop(before)
+        if key.op == "F":
+            held.input = held.lease.tensors[0]
+        self.leases[key] = held
+
+    def is_running(self, task: TaskId) -> bool:
+        """Whether the device is at work on the lease that begins with `task`."""
+        return self.running is not None and self.running.lease.tasks[0] == task
+
+    def has_what_it_needs(self, held: Held) -> bool:
+        """Whether its input or its graph is here."""
+        key = held.lease.tasks[0]
+        return held.input is not None or (key.op == "B" and forward_of(key) in self.graphs)
+
+    def begin(self, held: Held) -> None:
+        """The device starts with it; a backward uses its graph up."""
+        key = held.lease.tasks[0]
+        del self.leases[key]
+        self.running = held
+        if key.op == "B" and held.input is None:
+            del self.graphs[forward_of(key)]
+
+    def end(self) -> Held:
+        """The device is done with what ran."""
+        held, self.running = self.running, None
+        assert held is not None
+        self.drop(held)
+        return held
+
+    def take_late(self, now: float) -> list[Held]:
+        """Leases that are over on our side."""
+        late = [key for key, held in self.leases.items() if now >= held.received + held.lease.deadline_s]
+        return self._take(late)
+
+    def take_all(self) -> list[Held]:
+        """All that have not begun."""
+        return self._take(list(self.leases))
+
+    def _take(self, keys: list[TaskId]) -> list[Held]:
+        taken = [self.leases.pop(key) for key in keys]
+        for held in taken:
+            self.drop(held)
+        return taken
+
+    def drop(self, held: Held) -> None:
+        """Lets go of its tensors."""
+        own = () if held.input is None or held.input in held.lease.tensors else (held.input,)
+        self._out.drop((*held.lease.tensors, *own))
+
+    def first_deadline(self) -> float | None:
+        return min((held.received + held.lease.deadline_s for held in self.leases.values()), default=None)
+
+    def busy_steps(self) -> list[int]:
+        """Steps of leases that wait and whose weight gradients are still to come."""
+        training = [held.lease.tasks for held in self.leases.values() if not is_validation(held.lease)]
+        return [tasks[0].step for tasks in training if tasks[0].op == "B" or len(tasks) > 1]
+
+    # ---- inputs --------------------------------------------------------------------------------------------------
+
+    def fetch_input(self, lease: Lease) -> None:
+        fetch = FetchInput(ledger_generation=self.generation, task=forward_of(lease.tasks[0]), ticket=lease.ticket)
+        self._out.send(lease.front, fetch)
+
+    def fetch_missing_inputs(self, front: NodeId) -> None:
+        """The front takes questions (again)."""
+        for held in self.leases.values():
+            if held.lease.front == front and held.input is None and forward_of(held.lease.tasks[0]) not in self.graphs:
+                self.fetch_input(held.lease)
+
+    def on_input(self, message: InputAnswer) -> None:
+        held = self.leases.get(backward_of(message.task))
+        if held is None or held.input is not None:
+            self._out.drop(message.tensors)
+        elif message.tensors:
+            held.input = message.tensors[0]
+        else:
+            held.stalled = True
+
+    # ---- graphs --------------------------------------------------------------------------------------------------
+
+    def forget_graphs(self, tasks: Iterable[TaskId]) -> None:
+        """Graphs that nobody will ask for make room, unless a lease for one is here already."""
+        wanted = {*self.leases, *(() if self.running is None else (backward_of(self.running.lease.tasks[0]),))}
+        self._drop_graphs(tuple(task for task in tasks if task in self.graphs and backward_of(task) not in wanted))
+
+    def make_room(self) -> None:
+        """All graphs go; leases that count on one fetch the input instead."""
+        forwards = tuple(self.graphs)
+        self._drop_graphs(forwards)
+        for key, held in self.leases.items():
+            if key.op == "B" and held.input is None and forward_of(key) in forwards:
+                self.fetch_input(held.lease)
+
+    def forget_steps(self, step: int | None) -> None:
+        """Steps up to `step` (None: all) are closed."""
+        self._take([key for key in self.leases if step is None or key.step <= step])
+        self._drop_graphs(tuple(task for task in self.graphs if step is None or task.step <= step))
+
+    def _drop_graphs(self, tasks: tuple[TaskId, ...]) -> None:
+        for task in tasks:
+            del self.graphs[task]
+        if tasks:
+            self._out.compute(DropGraphs(tasks))
+
+    def lose_all(self) -> list[Held]:
+        """The device is gone, and all graphs with it: returns every lease that waited or ran."""
+        held = self.all()
+        self.leases, self.running = {}, None
+        self.graphs.clear()
+        for one in held:
+            self.drop(one)
+        return held
+
+    def check(self, closed: int) -> None:
+        for key in self.leases:
+            assert key.step > closed, f"a lease of closed step {key.step} is kept"
+        for task in self.graphs:
+            assert task.step > closed, f"a graph of closed step {task.step} is kept (L3)"
