@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right
 
 from protocol.run.run import ModelSection
 
@@ -49,19 +50,63 @@ def attention_half(
     x_BTD: Tensor, gain_D: Tensor, qkv_ND: Tensor, out_DD: Tensor, rotary: tuple[Tensor, Tensor], model: ModelSection
 ) -> Tensor:
     """Residual plus causal grouped-query attention; `qkv_ND` holds the rows of query, key and value, N = D + 2KE."""
+    query, key, value = _query_key_value(x_BTD, gain_D, qkv_ND, rotary, model)
+    key, value, is_grouped = _as_kernels_take(x_BTD, key, value, model)
+    mixed_BHTE = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=is_grouped)
+    return _with_residual(x_BTD, mixed_BHTE, out_DD)
+
+
+def attention_segment(
+    x_BTD: Tensor,
+    gain_D: Tensor,
+    qkv_ND: Tensor,
+    out_DD: Tensor,
+    rotary: tuple[Tensor, Tensor],
+    model: ModelSection,
+    past_BKPE: tuple[Tensor, Tensor] | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of a segment of a sequence, whose T tokens see the P before them by their keys and values.
+
+    Returns the segment's hidden states, and keys and values of all P + T tokens, which the next segment sees.
+    `rotary` holds the angles of the segment's own places.
+    """
+    query, key, value = _query_key_value(x_BTD, gain_D, qkv_ND, rotary, model)
+    mask = None
+    if past_BKPE is not None:
+        key, value = torch.cat((past_BKPE[0], key), dim=2), torch.cat((past_BKPE[1], value), dim=2)
+        mask = causal_lower_right(query.shape[2], key.shape[2])
+    keys, values, is_grouped = _as_kernels_take(x_BTD, key, value, model)
+    mixed_BHTE = functional.scaled_dot_product_attention(
+        query, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=is_grouped
+    )
+    return _with_residual(x_BTD, mixed_BHTE, out_DD), key, value
+
+
+def _query_key_value(
+    x_BTD: Tensor, gain_D: Tensor, qkv_ND: Tensor, rotary: tuple[Tensor, Tensor], model: ModelSection
+) -> tuple[Tensor, Tensor, Tensor]:
+    """[B, H, T, E] and twice [B, K, T, E]; query and key are turned to their places."""
     samples, tokens, hidden = x_BTD.shape
     width = hidden // model.heads
     heads_BTNE = functional.linear(norm(x_BTD, gain_D, model.norm_eps), qkv_ND).view(samples, tokens, -1, width)
     query, key, value = (
         part.transpose(1, 2) for part in torch.split(heads_BTNE, [model.heads, model.kv_heads, model.kv_heads], dim=2)
     )
-    query, key, groups = rotate(query, rotary), rotate(key, rotary), model.heads // model.kv_heads
+    return rotate(query, rotary), rotate(key, rotary), value
+
+
+def _as_kernels_take(x_BTD: Tensor, key: Tensor, value: Tensor, model: ModelSection) -> tuple[Tensor, Tensor, bool]:
+    """Keys and values for fused attention, and whether they have fewer heads than queries."""
+    groups = model.heads // model.kv_heads
     if groups > 1 and not has_grouped_kernel(x_BTD):
         # Without a fused kernel for groups torch falls back to one that holds all T x T scores; copies of key and value
         # are smaller than those from T = 2 E on.
-        key, value, groups = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1), 1
-    mixed_BHTE = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=groups > 1)
-    return x_BTD + functional.linear(mixed_BHTE.transpose(1, 2).reshape(samples, tokens, hidden), out_DD)
+        return key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1), False
+    return key, value, groups > 1
+
+
+def _with_residual(x_BTD: Tensor, mixed_BHTE: Tensor, out_DD: Tensor) -> Tensor:
+    return x_BTD + functional.linear(mixed_BHTE.transpose(1, 2).reshape(x_BTD.shape), out_DD)
 
 
 def feed_forward_half(

@@ -13,6 +13,9 @@ run's dtype. Per token, autograd keeps for the backward of
 
 and for the loss, which is never kept, x, normed x and twice the scores in fp32. Where the norm is no kernel of its own
 (on the processor) it keeps its value before the gain too, in fp32, and with bf16 the input as fp32.
+
+A sample in segments takes more, per attention half: each segment keeps keys and values of all tokens up to its end, and
+going back each holds what later ones want changed in them. And its weight gradients stand apart until it has ended.
 """
 
 from __future__ import annotations
@@ -20,9 +23,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from node.compute.layout import StageLayout
+from protocol.run.segments import segment_ranges
 
 SUM_BYTES = {"gi": 4}
 """A parameter's part of a sum of weight gradients, by the form that it travels in: int32 on the grid, else fp64."""
+SEGMENT_RUNS_MAX = 2
+"""Samples in segments that are open on a device and have no room of their own: ends of routes, recomputations."""
 VERSIONS = 2
 """Versions of the parameters on the device at once: the one that works, and the next one while it arrives."""
 
@@ -47,6 +53,8 @@ class StageMemory:
     """Input, output and their gradients."""
     loss_bytes: int
     """What the head's half takes while a microbatch is at the route's end; 0 without a head."""
+    runs: int = 0
+    """Graphs beside those that are kept: those of samples in segments that pass through."""
 
     @property
     def fixed_bytes(self) -> int:
@@ -56,10 +64,10 @@ class StageMemory:
 
     def graphs(self, usable_bytes: int, light: bool = False) -> int:
         """How many graphs fit beside everything else; below 0 when not even that fits."""
-        left = usable_bytes - self.fixed_bytes
+        each = self.light_graph_bytes if light else self.graph_bytes
+        left = usable_bytes - self.fixed_bytes - self.runs * each
         if left < 0:
             return -1
-        each = self.light_graph_bytes if light else self.graph_bytes
         return left // max(1, each)
 
 
@@ -79,6 +87,11 @@ def stage_memory(layout: StageLayout, fused_norm: bool = False) -> StageMemory:
     halves = max((range(max(a, 1), min(b, config.block_count - 1)) for a, b in layout.chunks), key=len)
     graph = sum(attention if block % 2 else feed_forward for block in halves)
     boundary = tokens * hidden * value_bytes
+    apart = 0
+    if config.batch.segments > 1:
+        seen = config.batch.samples * sum(end for _, end in segment_ranges(config))
+        attentions = sum(block % 2 for block in halves)
+        apart = attentions * 2 * kv_width * value_bytes * (seen + tokens) + layout.parameter_count * 4
     ends = 2 if copies and not layout.has_embedding else 1  # the output, and the input where no norm keeps it
     count = layout.parameter_count
     sum_bytes = count * (value_bytes + SUM_BYTES.get(config.wire.gradients, 8))
@@ -86,11 +99,12 @@ def stage_memory(layout: StageLayout, fused_norm: bool = False) -> StageMemory:
         parameter_bytes=count * value_bytes,
         sum_bytes=sum_bytes,
         gradient_bytes=count * value_bytes,
-        graph_bytes=graph + ends * boundary + (tokens * 8 if layout.has_embedding else 0),
-        light_graph_bytes=boundary * (len(halves) + 1) + (tokens * 8 if layout.has_embedding else 0),
+        graph_bytes=graph + apart + ends * boundary + (tokens * 8 if layout.has_embedding else 0),
+        light_graph_bytes=boundary * (len(halves) + 1) + apart + (tokens * 8 if layout.has_embedding else 0),
         half_bytes=2 * max(attention, feed_forward) if len(halves) else 0,
         boundary_bytes=4 * boundary,
         loss_bytes=tokens * (layout.vocabulary * (2 * 4 + 2 * value_bytes) + 2 * hidden * value_bytes)
         if layout.has_head
         else 0,
+        runs=SEGMENT_RUNS_MAX if config.batch.segments > 1 else 0,
     )

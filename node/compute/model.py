@@ -185,9 +185,11 @@ class StageModel:
 
     # ---- arithmetic ----
 
+    def _embedded(self, x: Tensor, leaves: list[Tensor]) -> Tensor:
+        return x if self._embedding is None else functional.embedding(x, leaves[self._embedding])
+
     def _run_blocks(self, x: Tensor, leaves: list[Tensor]) -> Tensor:
-        if self._embedding is not None:
-            x = functional.embedding(x, leaves[self._embedding])
+        x = self._embedded(x, leaves)
         for places, half in self._halves:
             weights = [leaves[place] for place in places]
             if self.keeps_inputs_only and torch.is_grad_enabled():
@@ -205,13 +207,19 @@ class StageModel:
         return feed_forward_half(x_BTD, gain, gate_up, down, self._model)
 
     def _logits(self, x: Tensor, leaves: list[Tensor]) -> Tensor:
+        return self._scores(self._run_blocks(x, leaves), leaves)
+
+    def _scores(self, y: Tensor, leaves: list[Tensor]) -> Tensor:
+        """[samples, tokens, vocabulary] of what the blocks before the head have made."""
         assert self._head is not None, "this stage does not hold the head"
         gain, matrix = self._head
-        hidden = norm(self._run_blocks(x, leaves), leaves[gain], self._model.norm_eps)
-        return functional.linear(hidden, leaves[matrix])
+        return functional.linear(norm(y, leaves[gain], self._model.norm_eps), leaves[matrix])
 
     def _cross_entropy(self, x: Tensor, labels: Tensor, leaves: list[Tensor]) -> Tensor:
-        logits_BTV = self._logits(x, leaves)
+        return self._loss_of(self._run_blocks(x, leaves), labels, leaves)
+
+    def _loss_of(self, y: Tensor, labels: Tensor, leaves: list[Tensor]) -> Tensor:
+        logits_BTV = self._scores(y, leaves)
         return functional.cross_entropy(logits_BTV.flatten(0, 1).float(), labels.flatten(), reduction="sum")
 
     def _on_grid(self, gradient: Tensor) -> Tensor:

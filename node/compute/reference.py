@@ -22,6 +22,7 @@ from node.compute.forms import p12
 from node.compute.layout import StageLayout
 from node.compute.model import StageModel
 from node.compute.optimizer import AdamWShard, partial_square_norm
+from node.compute.segments import SegmentModel, Visit
 from node.compute.stage_grid import StageGrid
 from node.compute.wire import round_trip
 from node.data.dataset import Dataset
@@ -30,6 +31,7 @@ from node.machine.numbers import validation_loss as validation_loss_of
 from protocol.run.changes import RunChange, changed, in_force
 from protocol.run.course import Course, course_of
 from protocol.run.run import RunConfig
+from protocol.run.segments import segment_ranges
 from protocol.run.validation import ValidationLoss
 
 
@@ -93,7 +95,7 @@ def train_reference(
     dataset = Dataset(config) if dataset is None else dataset
     layout = StageLayout.whole(config, dataset.vocabulary)
     course = course_of(config) if course is None else course
-    models = [StageModel(layout, (chunk.first_block, chunk.end_block)) for chunk in course.chunks]
+    models = [SegmentModel(layout, (chunk.first_block, chunk.end_block)) for chunk in course.chunks]
     optimizer = AdamWShard(config, layout.decay_mask)
     versions = {0: initial_weights(layout)}
     grid = StageGrid.of(layout) if config.wire.gradients == "gi" else None
@@ -110,7 +112,8 @@ def train_reference(
         for microbatch in range(config.batch.microbatches):
             tokens, labels = (torch.from_numpy(array).long() for array in dataset.batch(step, microbatch))
             visits = [models[chunk] for chunk in course.route(step, microbatch)]
-            loss, gradients = along_route(config, visits, params, tokens, labels)
+            along = along_route if config.batch.segments == 1 else along_route_in_segments
+            loss, gradients = along(config, visits, params, tokens, labels)
             loss_sum += loss
             for gradient in gradients:
                 if grid is None:
@@ -166,7 +169,7 @@ def _as_sent(params: Tensor, config: RunConfig) -> Tensor:
 
 
 def along_route(
-    config: RunConfig, visits: Sequence[StageModel], params: Tensor, tokens: Tensor, labels: Tensor
+    config: RunConfig, visits: Sequence[SegmentModel], params: Tensor, tokens: Tensor, labels: Tensor
 ) -> tuple[float, list[Tensor]]:
     """Forward, loss and backward of a microbatch: the loss sum, and weight gradients that are terms of the step's sum.
 
@@ -186,6 +189,32 @@ def along_route(
     for model, graph in reversed(list(zip(visits[:-1], graphs, strict=True))):
         assert dx is not None, "only the first visit has no input gradient"
         dx = model.backward(graph, round_trip(dx.float(), form).to(model.dtype), terms[-1])
+    return loss_sum, terms
+
+
+def along_route_in_segments(
+    config: RunConfig, visits: Sequence[SegmentModel], params: Tensor, tokens: Tensor, labels: Tensor
+) -> tuple[float, list[Tensor]]:
+    """The same, segment by segment: forward in order, then loss and backward in reverse order."""
+    form = config.wire.activations_up
+    ranges = segment_ranges(config)
+    open_visits = [Visit() for _ in visits]
+    for first, end in ranges:
+        x = tokens[:, first:end]
+        for model, visit in zip(visits[:-1], open_visits[:-1], strict=True):
+            x = round_trip(model.forward_segment(params, x, visit).float(), form)
+        visits[-1].forward_segment(params, x, open_visits[-1])
+    terms = [torch.zeros_like(params, dtype=torch.float32)]
+    if len(visits) > 1 and config.model.tied_embeddings:
+        terms.append(torch.zeros_like(params, dtype=torch.float32))
+    loss_sum = 0.0
+    for first, end in reversed(ranges):
+        scale = 1.0 / config.step_tokens
+        loss, _, dx = visits[-1].loss_segment(open_visits[-1], labels[:, first:end], scale, terms[0])
+        loss_sum += loss
+        for model, visit in reversed(list(zip(visits[:-1], open_visits[:-1], strict=True))):
+            assert dx is not None, "only the first visit has no input gradient"
+            dx = model.backward_segment(visit, round_trip(dx.float(), form).to(model.dtype), terms[-1])
     return loss_sum, terms
 
 

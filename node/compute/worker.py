@@ -7,6 +7,7 @@ Everything that is kept is kept until the caller says that it can go: the bounds
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,11 +17,22 @@ from node.compute.devices.device import Device, open_device
 from node.compute.layout import StageLayout
 from node.compute.memory import stage_memory
 from node.compute.model import StageContext, StageModel
+from node.compute.segments import SegmentModel, Visit
 from node.compute.stage_grid import StageGrid
 from protocol.run.run import RunConfig
 
 GRAPHS_WANTED = 2
 """One that is worked on, and one that waits for its gradient: with fewer, the device waits for the line."""
+
+
+@dataclass(slots=True)
+class _OpenVisit:
+    """A microbatch in segments on its way through one chunk."""
+
+    model: SegmentModel
+    visit: Visit
+    gradient: Tensor | None = None
+    """Its weight gradients so far, in fp32 as the reference's: they are rounded once, when the last segment is done."""
 
 
 class StageWorker:
@@ -44,11 +56,13 @@ class StageWorker:
     ) -> None:
         torch.set_num_threads(threads)
         self.layout = StageLayout(config, vocabulary, first_block, end_block, further)
-        self._models = [StageModel(self.layout, chunk) for chunk in self.layout.chunks]
+        self._models = [SegmentModel(self.layout, chunk) for chunk in self.layout.chunks]
         self._device = open_device(DeviceChoice("cpu")) if device is None else device
         self._loss_scale = 1.0 / config.step_tokens
         self._params: dict[int, Tensor] = {}
         self._graphs: dict[Hashable, tuple[StageModel, StageContext]] = {}
+        self._visits: dict[Hashable, _OpenVisit] = {}
+        """Of samples in segments: what has begun here and not ended."""
         self._sums: dict[Hashable, Tensor] = {}
         """int32 on the run's grid, or fp64: the sum comes out the same whoever adds what to what first."""
         self._grid = StageGrid.of(self.layout) if config.wire.gradients == "gi" else None
@@ -78,7 +92,7 @@ class StageWorker:
                 model.keeps_inputs_only = True
             found = self.memory.graphs(usable_bytes, light=True)
         if found < 1:
-            needed_bytes = self.memory.fixed_bytes + self.memory.light_graph_bytes
+            needed_bytes = self.memory.fixed_bytes + (1 + self.memory.runs) * self.memory.light_graph_bytes
             raise torch.OutOfMemoryError(
                 f"out of memory: this stage needs {needed_bytes / 2**20:,.0f} MB of the device, where"
                 f" {usable_bytes / 2**20:,.0f} MB are free"
@@ -89,7 +103,7 @@ class StageWorker:
 
     def close(self) -> None:
         """Gives everything back; the worker is of no use after it."""
-        self._params, self._graphs, self._sums = {}, {}, {}
+        self._params, self._graphs, self._visits, self._sums = {}, {}, {}, {}
         self._task_gradient = torch.empty(0)
         for key in list(self._claims):
             self._release(key)
@@ -143,10 +157,10 @@ class StageWorker:
         return found
 
     def has_graph(self, key: Hashable) -> bool:
-        return key in self._graphs
+        return key in self._graphs or key in self._visits
 
     def drop_graph(self, key: Hashable) -> None:
-        if self._graphs.pop(key, None) is not None:
+        if self._graphs.pop(key, None) is not None or self._visits.pop(key, None) is not None:
             self._release(key)
 
     def backward(self, key: Hashable, dy: Tensor, into: Hashable | None) -> Tensor | None:
@@ -182,8 +196,54 @@ class StageWorker:
             self._loss_scale,
             self._fresh_gradient(into),
         )
-        self._add(into)
+        self._add(into, self._task_gradient)
         return loss_sum, self._to_host(dx)
+
+    # ---- samples in segments ----
+
+    def forward_segment(self, key: Hashable, version: int, x: Tensor, chunk: int = 0) -> Tensor:
+        """The chunk's output for the segment that comes next; its graph joins those kept under `key`. The chunk with
+        the head goes forward here, too, and computes its loss as it goes back."""
+        model = self._models[chunk]
+        if key not in self._visits:
+            graph_bytes = self.memory.light_graph_bytes if model.keeps_inputs_only else self.memory.graph_bytes
+            self._device.claim(graph_bytes)
+            self._visits[key], self._claims[key] = _OpenVisit(model, Visit()), graph_bytes
+        y = model.forward_segment(self._params[version], self._device.upload(x, model.dtype), self._visits[key].visit)
+        return self._device.download(y)
+
+    def backward_segment(self, key: Hashable, dy: Tensor, into: Hashable | None) -> Tensor | None:
+        """Backward of the last segment under `key` that has not gone back; returns its input's gradient.
+
+        With the first segment the visit ends, and its weight gradients are added to the sum `into`, or thrown away.
+        """
+        opened = self._visits[key]
+        gradient = self._visit_gradient(opened)
+        dx = opened.model.backward_segment(opened.visit, self._device.upload(dy, opened.model.dtype), gradient)
+        self._end_segment(key, opened, into)
+        return self._to_host(dx)
+
+    def tail_segment(self, key: Hashable, labels: Tensor, into: Hashable | None) -> tuple[float, Tensor | None]:
+        """The same where the chunk has the head: (loss sum of the segment in nats, its input's gradient or None)."""
+        opened = self._visits[key]
+        gradient = self._visit_gradient(opened)
+        loss_sum, _, dx = opened.model.loss_segment(
+            opened.visit, self._device.upload(labels), self._loss_scale, gradient
+        )
+        self._end_segment(key, opened, into)
+        return loss_sum, self._to_host(dx)
+
+    def _visit_gradient(self, opened: _OpenVisit) -> Tensor:
+        if opened.gradient is None:
+            opened.gradient = torch.zeros_like(self._task_gradient, dtype=torch.float32)
+        return opened.gradient
+
+    def _end_segment(self, key: Hashable, opened: _OpenVisit, into: Hashable | None) -> None:
+        if opened.visit.segments:
+            return
+        if into is not None and opened.gradient is not None:
+            self._add(into, opened.gradient)
+        self.drop_graph(key)
 
     def evaluate(self, version: int, x: Tensor, labels: Tensor | None, chunk: int = 0) -> Tensor | float:
         """Forward without a graph: the chunk's output, or with `labels`, where the head is, the loss sum in nats."""
@@ -227,18 +287,18 @@ class StageWorker:
 
     def _backward(self, model: StageModel, context: StageContext, dy: Tensor, into: Hashable | None) -> Tensor | None:
         dx = model.backward(context, self._device.upload(dy, model.dtype), self._fresh_gradient(into))
-        self._add(into)
+        self._add(into, self._task_gradient)
         return self._to_host(dx)
 
     def _fresh_gradient(self, into: Hashable | None) -> Tensor | None:
         return None if into is None else self._task_gradient.zero_()
 
-    def _add(self, into: Hashable | None) -> None:
+    def _add(self, into: Hashable | None, gradient: Tensor) -> None:
         """Adds the task's gradient to its sum. A task that failed half-way never gets here."""
         if into is None:
             return
         # A device without fp64 (Apple's) leaves the sum to the processor.
-        gradient = self._task_gradient.cpu() if self._device.torch_device.type == "mps" else self._task_gradient
+        gradient = gradient.cpu() if self._device.torch_device.type == "mps" else gradient
         if self._grid is not None:
             if into not in self._sums:
                 self._sums[into] = torch.zeros_like(gradient, dtype=torch.int32)

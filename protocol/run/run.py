@@ -16,6 +16,7 @@ from protocol.base.errors import BadInputError
 from protocol.base.printable import is_printable
 from protocol.run.course import EVEN, PLANNED, VALIDATION_FIRST, check_course_keys, check_cut_of_auto, parts_of
 from protocol.run.mixture import parse_mixture
+from protocol.run.segments import SEGMENTS_MAX, check_segments
 
 DESCRIPTION_MAX = 400
 """Characters of the operator's words: five lines of a terminal, above a question that has twenty."""
@@ -103,6 +104,10 @@ class BatchSection(_Section, frozen=True, kw_only=True):
     """Microbatches of a step: the unit of a task."""
     samples: int = 2
     """Samples of one microbatch."""
+    segments: int = 1
+    """Parts of a sample's tokens that go through the stages one after the other, each on its way as soon as the one
+    before is computed (Seq1F1B): for long samples. They are cut to cost the same, so later ones are shorter; what a
+    volunteer keeps of the earlier ones stays on its device."""
     delay: Literal[0, 1] = 1
     """Delayed parameter update: step t runs on version max(0, t - delay)."""
 
@@ -383,6 +388,7 @@ class RunConfig(_Section, frozen=True, kw_only=True):
             ("model.context", self.model.context, 1, 2**20),
             ("batch.microbatches", self.batch.microbatches, 1, 2**16),
             ("batch.samples", self.batch.samples, 1, 2**16),
+            ("batch.segments", self.batch.segments, 1, SEGMENTS_MAX),
             ("stages.count", self.stages.count or 1, 1, self.block_count),  # 0: "auto"
             ("stages.front_servers", self.stages.front_servers, 1, 64),
             ("stages.back_servers", self.stages.back_servers, 0, 64),
@@ -444,6 +450,7 @@ class RunConfig(_Section, frozen=True, kw_only=True):
             check_cut_of_auto(self)
             if not possible_counts(self, STAGES_MAX):
                 raise BadInputError('stages.count: "auto", but no number of stages fits the other keys of the run')
+        check_segments(self)
         parse_mixture(self.data.mixture)
         if self.wire.activations_up != self.wire.activations_down:
             raise BadInputError("wire.activations_up: must be the form of wire.activations_down: servers hand on bytes")

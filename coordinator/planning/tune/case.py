@@ -12,12 +12,12 @@ import numpy as np
 from coordinator.planning.order.policy_grid import Point, policies_of
 from coordinator.planning.order.search import latency_warmup
 from coordinator.planning.partition.costs import BlockCost
-from coordinator.planning.partition.segments import equal_cost_segments
 from coordinator.planning.schedules.design import Design, routes_of
 from coordinator.planning.simulator.graph import Costs, StageCosts
 from coordinator.planning.simulator.links import Network
 from coordinator.planning.simulator.pipeline import Timeline
 from protocol.base.errors import BadInputError
+from protocol.run.segments import equal_cost_segments
 from protocol.schedule.ir import Flow
 from protocol.schedule.policies import First, Policy
 

@@ -10,8 +10,10 @@ from node.compute.devices.device import SmallDevice
 from node.compute.layout import StageLayout
 from node.compute.memory import stage_memory
 from node.compute.model import StageContext, StageModel
+from node.compute.segments import SegmentModel, Visit
 from node.compute.worker import GRAPHS_WANTED, StageWorker
 from protocol.run.run import BatchSection, ComputeSection, ModelSection, RunConfig, WireSection
+from protocol.run.segments import segment_ranges
 from tests.node.compute.small import VOCABULARY
 
 CONFIG = RunConfig(model=ModelSection(layers=4, hidden=64, heads=4, kv_heads=2, feed_forward=176, context=64))
@@ -55,6 +57,39 @@ def test_a_graph_takes_what_is_counted(blocks: tuple[int, int], kv_heads: int, d
     assert kept_bytes(model) == stage_memory(layout).graph_bytes
     model.keeps_inputs_only = True
     assert kept_bytes(model) == stage_memory(layout).light_graph_bytes
+
+
+@pytest.mark.parametrize("light", [False, True])
+@pytest.mark.parametrize("segments", [2, 4])
+def test_samples_in_segments_take_no_more_than_is_counted(segments: int, light: bool) -> None:
+    """Keys and values that each segment keeps of all tokens before it are counted, and not twice."""
+    config = run_config("fp32")
+    batch = msgspec.structs.replace(config.batch, segments=segments)
+    layout = StageLayout(msgspec.structs.replace(config, batch=batch), VOCABULARY, 3, 9)
+    model, visit = SegmentModel(layout), Visit()
+    model.keeps_inputs_only = light
+    params = layout.initial(0)
+    x = torch.randn(config.batch.samples, config.model.context, config.model.hidden)
+    model.forward_segment(params, x, Visit())  # makes the angles
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        for first, end in segment_ranges(layout.config):
+            model.forward_segment(params, x[:, first:end], visit)
+    for context in visit.segments:
+        for tensor in (context.x, context.y, *(each for pair in context.seen for each in pair)):
+            keep(tensor)
+    for tensor in (params, *(angle for angles in model._rotary.values() for angle in angles)):
+        kept.pop(tensor.untyped_storage().data_ptr(), None)
+    memory = stage_memory(layout)
+    counted = (memory.light_graph_bytes if light else memory.graph_bytes) - 4 * layout.parameter_count
+    assert 0.7 * counted < sum(kept.values()) <= counted
+    assert memory.graphs(10**9) < stage_memory(StageLayout(config, VOCABULARY, 3, 9)).graphs(10**9)
 
 
 def test_bf16_takes_twelve_bytes_a_parameter() -> None:

@@ -137,4 +137,4 @@ def test_the_example_is_plain_toml() -> None:
     """It parses alone, and its values are what Python would print."""
     table = tomllib.loads(run_example())
     assert table["model"]["rope_theta"] == 10000.0
-    assert ast.literal_eval(repr(table["batch"])) == {"microbatches": 8, "samples": 2, "delay": 1}
+    assert ast.literal_eval(repr(table["batch"])) == {"microbatches": 8, "samples": 2, "segments": 1, "delay": 1}

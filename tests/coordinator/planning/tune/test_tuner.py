@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from coordinator.commands.plan import plan
 from coordinator.planning.order.policy_grid import PolicyGrid, grid
 from coordinator.planning.partition.costs import BlockCost
-from coordinator.planning.partition.segments import equal_cost_segments, equal_time_segments, transformer_costs
 from coordinator.planning.simulator.links import Network
 from coordinator.planning.simulator.report import report
 from coordinator.planning.tune.case import Case, Choice, Node, Workload, balanced_edges
 from coordinator.planning.tune.tuner import Space, tune
 from protocol.base.errors import BadInputError
+from protocol.run.segments import equal_cost_segments, equal_time_segments, transformer_costs
 from protocol.schedule.check import check
 
 WORK = Workload(
