@@ -78,7 +78,7 @@ class Join(Message, frozen=True, kw_only=True):
     since a run that must go back goes to the newest one that all of its servers named.
     """
 
-    role: Literal["server", "volunteer"]
+    role: Literal["server", "volunteer", "auditor"]
     addresses: tuple[str, ...]
     """Where anybody can dial it, best first; empty when nobody can."""
     local_addresses: tuple[str, ...] = ()

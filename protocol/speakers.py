@@ -75,8 +75,8 @@ from protocol.messages import (
     Wrote,
 )
 
-ROLES = ("coordinator", "server", "volunteer")
-_NODE = ("server", "volunteer")
+ROLES = ("coordinator", "server", "volunteer", "auditor")
+_NODE = ("server", "volunteer", "auditor")
 
 MAY_SEND: dict[type[Message], tuple[tuple[str, str], ...]] = {}
 """(sender's role, receiver's role) pairs that may exchange a kind of message. What is not here is refused."""
@@ -94,15 +94,21 @@ _may((("coordinator", "volunteer"),), News)
 _may(tuple(("coordinator", b) for b in _NODE), Welcome, Refused, PlanChanged, RunFinished, Reach, Relays)
 _may((*((a, "coordinator") for a in _NODE), *(("coordinator", b) for b in _NODE)), Signal)
 _may((*(("coordinator", b) for b in _NODE), *(("server", b) for b in _NODE)), Revoked)
-_may((("volunteer", "server"), ("server", "volunteer"), ("server", "server")), Renewed)
+_LINKED = (("volunteer", "server"), ("server", "volunteer"), ("server", "server"), ("auditor", "server"),
+           ("server", "auditor"))  # fmt: skip
+_may(_LINKED, Renewed)
 _may((("server", "server"),), CoordinatorSeen)
 _may((("coordinator", "server"),), StepReportStored, Survey)
-_may((("volunteer", "server"), ("server", "volunteer"), ("server", "server")), MeasureAsk, MeasureData, MeasureGot)
+_may(_LINKED, MeasureAsk, MeasureData, MeasureGot)
 # A server with a device computes as a volunteer does, so it speaks that conversation with its fellow servers.
-_may((("volunteer", "server"), ("server", "server")), Ready, Summed, LeaseReturned, Output, InputGradient,
-     Evaluated, FetchInput, FetchParameters, Contribute)  # fmt: skip
-_may((("server", "volunteer"), ("server", "server")), Lease, Flush, Allowance, Forget, InputAnswer, Parameters,
-     VersionReady, Verdict, StepClosed)  # fmt: skip
+_may((("volunteer", "server"), ("server", "server")), Summed, LeaseReturned, Output, InputGradient, Evaluated,
+     FetchInput, Contribute)  # fmt: skip
+_may((("server", "volunteer"), ("server", "server")), Lease, Flush, Allowance, Forget, InputAnswer, Verdict)
+# An auditor computes what others have done, and nothing of its own: it needs the parameters, and gives opinions.
+_may((("volunteer", "server"), ("server", "server"), ("auditor", "server")), Ready, FetchParameters)
+_may((("server", "volunteer"), ("server", "server"), ("server", "auditor")), Parameters, VersionReady, StepClosed)
+_may((("server", "server"), ("server", "auditor")), Audit, AuditOver, Audited)
+_may((("server", "server"), ("auditor", "server")), FetchAudited, AuditReport)
 _may((("server", "server"),), ServerReady, StageKey, Activation, Labels, Gradient, Held, Stored, StepOpened, Tail,
      Freeze, PartialNorm, StageFrozen, Validated, Decision, Commit, Committed, StageCommitted, CheckpointPart,
-     CheckpointDone, Audit, AuditOver, FetchAudited, Audited, AuditReport)  # fmt: skip
+     CheckpointDone)  # fmt: skip

@@ -80,13 +80,14 @@ def unban(node: str, url: str, links: Path | None) -> None:
 
 @run.command()
 @click.option("--uses", type=click.IntRange(1, 100_000), default=1, show_default=True, help="Computers it lets in.")
-@click.option("--role", type=click.Choice(["volunteer", "server"]), default="volunteer", show_default=True)
+@click.option("--role", type=click.Choice(["volunteer", "server", "auditor"]), default="volunteer", show_default=True)
 @click.option("--days", type=click.FloatRange(0, 3660, min_open=True), default=7.0, show_default=True)
 @_asking
 def invite(uses: int, role: str, days: float, url: str, links: Path | None) -> None:
     """Print a new join link. It lets in one computer, which may come again with it; --uses makes it one for several.
 
-    A link for several computers cannot tell them apart: somebody who was banned may come again by it.
+    A link for several computers cannot tell them apart: somebody who was banned may come again by it. Whoever has a
+    server's or an auditor's link is trusted: give it to machines of yours.
     """
     made = _post(_base(url), links, "invite", {"role": role, "uses": uses, "days": days})
     # Quoted where a person copies it: zsh and PowerShell read brackets and commas of addresses as their own.

@@ -12,11 +12,12 @@ their effects into one `Outbox`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from coordinator.live.admission import Admission
+from coordinator.live.auditors import Auditors
 from coordinator.live.bans import Bans
 from coordinator.live.believable import fault_of_join, fault_of_report
 from coordinator.live.bulletin import LAST_NEWS_S, Bulletin, LossCurve
@@ -98,6 +99,7 @@ class CoordinatorMachine:
         self.placement.first.flops_per_s = self.flops_per_s
         self.placement.on_settled = self._settled
         self.crew = Crew(config, self.roster, self.placement, self.outbox, self.network, self.flops_per_s)
+        self.auditors = Auditors(config, self.roster, self.placement, self.outbox)
         self.signalling = Signalling(self.roster, self.outbox, helpers or Helpers(), wall_offset_s)
         self._bans = Bans(
             run_id, self.admission, self.roster, self.outbox, sign_revocations, self._expel_banned, wall_offset_s
@@ -200,6 +202,7 @@ class CoordinatorMachine:
             self.bulletin.tell_if_due(member, self.history.newest_step, now)
         if self.data is not None:
             self.crew.even_out(self.data.vocabulary, now)
+            self.auditors.even_out(now)
         self._next_sweep = now + self._sweep_s if len(self.roster) else None
         return self._end(now)
 
@@ -260,8 +263,7 @@ class CoordinatorMachine:
         elif len(self.roster) >= MEMBERS_MAX:
             self.outbox.refuse(fact.peer, "busy", f"{MEMBERS_MAX} nodes are linked already")
         else:
-            role: JoinRole = "server" if fact.role == "server" else "volunteer"
-            self.roster.add(fact.peer, role, fact.public_key, fact.credential, now, fact.address)
+            self.roster.add(fact.peer, cast(JoinRole, fact.role), fact.public_key, fact.credential, now, fact.address)
 
     def _look_after(self, member: Member, now: float) -> None:
         """Pings a quiet link, closes a silent one, renews a membership at half of its life."""
@@ -439,9 +441,9 @@ class CoordinatorMachine:
         self.outbox.persist(row, durable)
 
     def _welcome(self, member: Member, now: float) -> None:
-        """Says welcome, for the first time or with news; a volunteer waits for the vocabulary."""
+        """Says welcome, for the first time or with news; who computes only waits for the vocabulary."""
         vocabulary = self.data.vocabulary if self.data is not None else 0
-        if member.role == "volunteer" and not vocabulary:
+        if member.role != "server" and not vocabulary:
             return
         self._say_welcome(member)
         if member.welcomed:
@@ -456,6 +458,8 @@ class CoordinatorMachine:
             self.placement.arrive(member, now)
         elif member.join.visit:
             member.stage_reason = "only looks"
+        elif member.role == "auditor":
+            self.auditors.arrive(member, now)
         else:
             self.crew.arrive(member, vocabulary, now)
             self._tell_news(member, now)

@@ -129,7 +129,7 @@ class NetworkBook:
         machines = [
             Machine(
                 name=peer,
-                role=member.role,
+                role="server" if member.role == "server" else "volunteer",
                 forward_flops_per_s=powers[peer] or typical,
                 backward_flops_per_s=powers[peer] or typical,
                 memory_bytes=member.join.memory_bytes if member.join is not None else 0,

@@ -48,7 +48,7 @@ class Member:
     renew_at: float = 0.0
     welcomed: bool = False
     stage: int = -1
-    """The stage that a volunteer was given, or -1. A server's place is in the slot table."""
+    """The stage that a volunteer or an auditor was given, or -1. A server's place is in the slot table."""
     stage_reason: str = ""
     stage_since: float = 0.0
     told_generation: int = -1
@@ -155,6 +155,10 @@ class Roster:
             if member.welcomed and member.role == "volunteer" and not (member.join is not None and member.join.visit)
         ]
 
+    def auditors(self) -> list[Member]:
+        """Welcomed auditors, in order of arrival."""
+        return [member for member in self._members.values() if member.welcomed and member.role == "auditor"]
+
     def waiting_volunteers(self) -> list[Member]:
         """Volunteers that have joined to work and have no vocabulary yet, in order of arrival."""
         return [
@@ -170,4 +174,4 @@ class Roster:
         for peer, member in self._members.items():
             assert member.peer == peer
             assert not member.welcomed or (member.join is not None and member.membership), f"{peer} welcomed unjoined"
-            assert member.role == "volunteer" or member.stage == -1, f"server {peer} carries a volunteer's stage"
+            assert member.role != "server" or member.stage == -1, f"server {peer} carries a volunteer's stage"

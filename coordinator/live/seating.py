@@ -503,7 +503,7 @@ class Placement:
             return  # everybody is told when it is durable
         if not member.welcomed or member.told_generation >= plan.generation:
             return
-        if member.role == "volunteer":
+        if member.role != "server":
             stage, reason = member.stage, member.stage_reason
         else:
             slot = self.table.slot_of(member.peer)

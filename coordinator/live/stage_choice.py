@@ -71,7 +71,7 @@ class Assignment:
     """One of `ASSIGNMENT_LABELS`."""
 
 
-ASSIGNMENT_LABELS = ("least_power", "wished", "empty_stage", "full", "slot", "spare", "balance")
+ASSIGNMENT_LABELS = ("least_power", "wished", "empty_stage", "full", "slot", "spare", "balance", "auditor")
 """Values of the label `reason` of barnraise_coordinator_assignments_total."""
 
 

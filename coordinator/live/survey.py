@@ -79,7 +79,7 @@ def surveyed_network(
     machines = [
         Machine(
             name=member.peer,
-            role=member.role,
+            role="server" if member.role == "server" else "volunteer",
             forward_flops_per_s=powers[member.peer] or typical,
             backward_flops_per_s=powers[member.peer] or typical,
             memory_bytes=(member.join.memory_bytes if member.join is not None else 0) or MEMORY_BYTES,

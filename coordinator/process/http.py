@@ -9,7 +9,7 @@ GET  /api/steps?from=N&count=M   closed steps from N on, at most 1000; steps are
 POST /api/ban                    {"node": ID, "reason": TEXT, "lineage": BOOL}
 POST /api/unban                  {"node": ID}
 GET  /api/invites                every invite, how often it was used, and whether it is closed
-POST /api/invite                 {"role": "volunteer" or "server", "uses": N, "days": D}: a new join link
+POST /api/invite                 {"role": "volunteer", "server" or "auditor", "uses": N, "days": D}: a new join link
 POST /api/uninvite               {"invite": ID}: nobody joins by it any more
 
 The last five want the header `Authorization: Bearer` with the admin token of links.json; `barnraise run` sends it.

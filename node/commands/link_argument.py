@@ -30,10 +30,12 @@ def parse_link(given: str | None, role: str) -> JoinLink:
     """The link of the command line; raises `BadInputError` when it is damaged or for the other kind of node."""
     link = JoinLink.parse(link_text(given))
     if link.role != role:
-        command = "barnraise server" if link.role == "server" else "barnraise join"
+        command = {"server": "barnraise server", "volunteer": "barnraise join", "auditor": "barnraise audit"}[link.role]
+        where = (
+            "`barnraise run invite --role auditor` prints" if role == "auditor" else "the coordinator prints beside it"
+        )
         raise BadInputError(
-            f"join link: this one is for {link.role}s (`{command}`); here the one for {role}s is needed, which the "
-            "coordinator prints beside it"
+            f"join link: this one is for {link.role}s (`{command}`); here the one for {role}s is needed, which {where}"
         )
     return link
 

@@ -112,6 +112,17 @@ def _line_options(command: Any) -> Any:
     return command
 
 
+def auditor_options(command: Any) -> Any:
+    """What a machine that only audits has of the server's options."""
+    stage = click.option("--stage", type=int, default=-1, metavar="N", help="The stage to audit. [default: any]")
+    threads = click.option(
+        "--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Threads of torch."
+    )
+    for option in (_DEVICE, threads, stage, _LAN, _NO_PUNCH, _line_options, _METRICS, _state_option("auditor")):
+        command = option(command)
+    return command
+
+
 @click.command()
 @link_argument
 @_state_option("server")

@@ -2,8 +2,8 @@
 
 The file holds all that the result follows from, in the bytes in which it travelled: the stage's weights of the version
 (and its grid), what went into each task, what the member brought, and the audit's order. Beside it lies the seal of the
-server that wrote it. Whoever checks it computes the tasks once more and compares; that the member brought these bytes
-is the server's word, since links are not signed message by message.
+server or auditor that wrote it. Whoever checks it computes the tasks once more and compares; that the member brought
+these bytes is the server's word, since links are not signed message by message.
 """
 
 from __future__ import annotations
@@ -52,11 +52,15 @@ class Evidence:
     buffers: Mapping[str, Buffer]
     """By name."""
     sealed: Sealed | None
-    """Which server wrote it; None: nobody has signed it."""
+    """Which server or auditor wrote it; None: nobody has signed it."""
 
 
 def write(
-    folder: Path, place: jobs.SetUpServer, job: jobs.WriteEvidence, buffers: Mapping[int, Buffer], sealer: Sealer | None
+    folder: Path,
+    place: jobs.SetUpServer | jobs.SetUpDevice,
+    job: jobs.WriteEvidence,
+    buffers: Mapping[int, Buffer],
+    sealer: Sealer | None,
 ) -> str:
     """Writes the file and its seal; returns its name, or nothing where there are too many already."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +109,7 @@ def read(path: Path) -> Evidence:
     sealed = None
     if seal.exists():
         try:
-            sealed = open_seal(seal.read_bytes()[: SEAL_BYTES_MAX + 1], _statement(path))
+            sealed = open_seal(seal.read_bytes()[: SEAL_BYTES_MAX + 1], _statement(path), ("server", "auditor"))
         except RemoteProtocolError as error:
             raise checkpoint.CheckpointError(f"{path} was changed, or its seal was: {error.detail}") from error
     return Evidence(about, {name: tensor.numpy().data for name, tensor in found.items()}, sealed)

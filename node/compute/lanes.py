@@ -129,10 +129,21 @@ class _Performer:
 
 
 class DevicePerformer(_Performer):
-    """Lane `device`: on the device that the owner chose. `threads` is torch's, one number for the whole process."""
+    """Lane `device`: on the device that the owner chose. `threads` is torch's, one number for the whole process.
 
-    def __init__(self, threads: int = 1, choice: DeviceChoice | None = None, cap_bytes: int | None = None) -> None:
+    Args:
+        evidence: of an auditor, which has no server's lane: the folder, and who signs what is written there.
+    """
+
+    def __init__(
+        self,
+        threads: int = 1,
+        choice: DeviceChoice | None = None,
+        cap_bytes: int | None = None,
+        evidence: tuple[Path, Sealer] | None = None,
+    ) -> None:
         super().__init__()
+        self._evidence = evidence
         self._threads = threads
         self._cap_bytes = cap_bytes
         self._choice = DeviceChoice("cpu") if choice is None else choice
@@ -157,6 +168,7 @@ class DevicePerformer(_Performer):
             jobs.TakeWeights: ("other", self._take_weights),
             jobs.DropGraphs: ("other", self._drop_graphs),
             jobs.DropAccumulators: ("other", self._drop_accumulators),
+            jobs.WriteEvidence: ("disk", self._write_evidence),
         }
 
     @property
@@ -267,6 +279,11 @@ class DevicePerformer(_Performer):
         if job.grid is None:
             return (weights,)
         return weights, self._encode(job.grid, self._stage.grid_steps(job.version), "int32")
+
+    def _write_evidence(self, job: jobs.WriteEvidence, buffers: Buffers) -> str:
+        assert self._evidence is not None and self._place is not None, "only auditors write evidence on this lane"
+        folder, sealer = self._evidence
+        return evidence.write(folder, self._place, job, buffers, sealer)
 
     def _drop_graphs(self, job: jobs.DropGraphs, _: Buffers) -> None:
         for task in job.tasks:

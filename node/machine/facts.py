@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import cast
 
 from node.machine.kept_plan import KeptPlan
 from node.machine.records import Record
 from protocol.messages import Join
+from protocol.trust.membership import JoinRole
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +16,7 @@ class NodeFacts:
     """What a node knows of itself before it joins."""
 
     role: str
-    """server or volunteer"""
+    """server, volunteer or auditor"""
     addresses: tuple[str, ...] = ()
     """Where anybody can dial it."""
     local_addresses: tuple[str, ...] = ()
@@ -51,7 +53,7 @@ def join_message(
     `tokens_per_s` what a survey measured (0: nothing, so what was known at the start counts)."""
     stage, shard, version, generation = held
     return Join(
-        role="server" if facts.role == "server" else "volunteer",
+        role=cast(JoinRole, facts.role),
         addresses=addresses,
         local_addresses=facts.local_addresses,
         build=facts.build,

@@ -1,4 +1,4 @@
-"""The roles that the plan gives one node: a server's, a volunteer's, or both; what is theirs of all that comes in.
+"""The roles that the plan gives one node: a server's, a volunteer's, both, an auditor's; what is theirs of what comes.
 
     run, plan, place ─▶ Roles.begin ─▶ ServerMachine and/or VolunteerMachine ◀─ links, work, results of jobs
 
@@ -10,13 +10,14 @@ from __future__ import annotations
 from typing import Any
 
 from node.machine.facts import NodeFacts
-from node.machine.jobs import DEVICE_JOBS, PrepareData
+from node.machine.jobs import DEVICE_JOBS, PrepareData, WriteEvidence
 from node.machine.outbox import Outbox
 from node.machine.records import StateLost
 from node.machine.revocation import Revocation
 from node.machine.wanted import Links
 from node.server.recovery import held, newest_start
-from node.server.server import ServerMachine
+from node.server.server import ServerMachine, say_evidence
+from node.volunteer.only_audits import AuditingMachine
 from node.volunteer.volunteer import VolunteerMachine
 from protocol.base.ids import NodeId, TensorRef
 from protocol.messages import (
@@ -121,9 +122,10 @@ class Roles:
             self.server.end()
             self.server = None
         hosted = serving and self._facts.computes and self.config.stages.collocated != "never"
-        if self.stage >= 0 and (hosted or self._facts.role == "volunteer"):
+        if self.stage >= 0 and (hosted or self._facts.role != "server"):
             if self.volunteer is None:
-                self.volunteer = VolunteerMachine(self.config, self.vocabulary, self._out, self._facts.incarnation)
+                kind = AuditingMachine if self._facts.role == "auditor" else VolunteerMachine
+                self.volunteer = kind(self.config, self.vocabulary, self._out, self._facts.incarnation)
             if self.volunteer.set_plan(self.plan, self.stage):
                 for peer in (*self._links.live, *((self.node,) if serving else ())):
                     self.volunteer.link_up(peer)
@@ -224,6 +226,8 @@ class Roles:
                 self.volunteer.computed(job, result, now)
         elif self.server is not None:
             self.server.computed(job, result, now)
+        elif isinstance(job, WriteEvidence):  # an auditor's
+            say_evidence(self._out, job, result)
         else:  # ordered for ledgers in which this node has no place any more
             self._out.drop(ref for ref in (result if isinstance(result, tuple) else ()) if isinstance(ref, TensorRef))
 
@@ -231,6 +235,9 @@ class Roles:
         """Whether a role can go on without the job's result."""
         if isinstance(job, DEVICE_JOBS) and self.volunteer is not None:
             self.volunteer.failed(job, reason, now)
+            return True
+        if self.server is None and isinstance(job, WriteEvidence):
+            self._out.log("warning", "evidence cannot be written", reason=reason)
             return True
         return self.server is not None and self.server.failed(job, reason, now)
 

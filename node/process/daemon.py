@@ -23,6 +23,7 @@ import trio
 
 from node.compute.devices.choice import DeviceChoice
 from node.compute.devices.device import find_device, why_no_accelerator
+from node.compute.evidence import FOLDER
 from node.compute.lanes import DevicePerformer, Lane, ServerPerformer
 from node.core import NodeMachine
 from node.data.allowed import Allowed
@@ -163,6 +164,8 @@ async def _run(options: NodeOptions) -> str:
                     state.crashes.check(options.state)
                     with state.crashes.counted():
                         return await live(lambda: make().run(), limits, metrics)
+                if options.link.role == "auditor":
+                    return await live(lambda: make().run(), limits, metrics)
                 return await lend(
                     make,
                     state=options.state,
@@ -311,8 +314,9 @@ class _Node:
                 count_relayed=driver.on_relay,
                 forward=Forward(mapped_port, lambda now: self._pump.put(AddressesChanged(now))),
             )
+            sealer = Sealer(state.identity, state.credential, link.coordinator_key)
             if self._role == "server":
-                allowed, sealer = self._options.allowed, Sealer(state.identity, state.credential, link.coordinator_key)
+                allowed = self._options.allowed
                 driver.journal = JournalWriter(state.journal, self._pump.put)
                 nursery.start_soon(driver.journal.run)
                 driver.add_lane(
@@ -329,10 +333,12 @@ class _Node:
             elif self._options.computes:
                 where = find_device(self._options.device)
                 self._log.info("computes on", device=str(where), detail=why_no_accelerator())
-                performer = partial(DevicePerformer, self._options.threads, self._options.device)
+                evidence = (state.folder.absolute() / FOLDER, sealer) if self._role == "auditor" else None
+                performer = partial(DevicePerformer, self._options.threads, self._options.device, evidence=evidence)
                 driver.add_lane("device", lambda deliver: Lane("device", performer, deliver))
-            if self._role == "server":
+            if self._role != "volunteer":
                 nursery.start_soon(watch_signals, self._pump.put)
+            if self._role == "server":
                 nursery.start_soon(tell_samples, partial(checkpoints_to_read, machine), self._tell_coordinator)
             nursery.start_soon(watch_loop, self._metrics)
             nursery.start_soon(self._watch_machine, machine)

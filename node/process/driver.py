@@ -90,7 +90,7 @@ class Driver:
     """The hands of one node's machine. All methods run on trio's thread unless they say otherwise.
 
     Args:
-        role: server or volunteer
+        role: server, volunteer or auditor
         on_welcome: keeps what a `Welcome` or a `PlanChanged` brings, before the machine sees it.
         measured: (peer, path, figures) of links that were measured before this process began.
     """
@@ -111,8 +111,8 @@ class Driver:
         """Volunteers that have not said a word about work: no matter of the machine yet."""
         self.measuring = Measuring(
             self,
-            # Volunteers measure their links to servers; of two servers the one that dialled does.
-            chooses=lambda link: link.role == "server" and (role == "volunteer" or link.dialled),
+            # Volunteers and auditors measure their links to servers; of two servers the one that dialled does.
+            chooses=lambda link: link.role == "server" and (role != "server" or link.dialled),
             report=self._report_links,
             known=measured,
         )
@@ -177,7 +177,8 @@ class Driver:
     def compute(self, effect: Compute) -> None:
         job = effect.job
         buffers = {ref.key: self._store.get(ref.key) for ref in input_refs(job)}
-        self._lanes["device" if type(job) in DEVICE_JOBS else "server"].submit(job, buffers)
+        on_device = type(job) in DEVICE_JOBS or "server" not in self._lanes  # an auditor has no other lane
+        self._lanes["device" if on_device else "server"].submit(job, buffers)
 
     def _deliver(self, outcome: Outcome) -> None:
         """In the lane's thread."""

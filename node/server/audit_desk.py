@@ -54,6 +54,8 @@ class AuditDesk:
         self._coordinator = coordinator
         self._accept, self._void = accept, void
         self.audits = Audits(context.config.audit, lambda: context.tickets.key, self._is_trusted, context.result_s)
+        self._outside: dict[NodeId, None] = {}
+        """Auditors that are no servers of the stage; they hear of every audit, so that they keep its version."""
         self._steps: dict[int, _Step] = {}
         self._blamed: list[Blamed] = []
         self._now = 0.0
@@ -100,8 +102,8 @@ class AuditDesk:
         if state is None or stored.step <= self._unsure or not self.audits.draw(stored):
             return False
         state.held[stored.contribution] = stored, square_norm
-        for server in self._context.stage_servers:
-            self._out.send(server, self._order(stored, None, 0))
+        for node in self._all_who_keep():
+            self._out.send(node, self._order(stored, None, 0))
         self._give()
         return True
 
@@ -145,10 +147,13 @@ class AuditDesk:
     # ---- opinions ------------------------------------------------------------------------------------------------
 
     def auditor_here(self, node: NodeId) -> None:
+        if node not in self._context.stage_servers:
+            self._outside[node] = None
         self.audits.auditor_here(node)
         self._give()
 
     def auditor_gone(self, node: NodeId) -> None:
+        self._outside.pop(node, None)
         self.audits.auditor_gone(node)
         self._give()
 
@@ -156,7 +161,12 @@ class AuditDesk:
         ruling = self.audits.report(peer, message)
         if ruling is not None:
             self._end(ruling)
-            self._give()
+        elif peer in self._outside:
+            self.audits.auditor_here(peer)  # it was late, and never asks for work: this is how it comes back
+        self._give()
+
+    def _all_who_keep(self) -> tuple[NodeId, ...]:
+        return (*self._context.stage_servers, *self._outside)
 
     def _give(self) -> None:
         for unit in self.audits.give(self._now):
@@ -188,14 +198,14 @@ class AuditDesk:
             return
         out = tuple(dict.fromkeys(blame.difference.node for blame in ruling.blames if blame.out))
         self._settle(ruling, out)
-        for server in self._context.stage_servers:
+        for node in self._all_who_keep():
             over = AuditOver(
                 ledger_generation=self._context.generation,
                 contribution=unit.contribution,
                 step=unit.stored.step,
                 blamed=out,
             )
-            self._out.send(server, over)
+            self._out.send(node, over)
         for blame in ruling.blames:
             if blame.out:
                 self._tell(unit, blame.difference)

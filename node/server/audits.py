@@ -10,7 +10,8 @@ again after a strike too many, and one for each that nobody could audit. With de
 (1 - pd) / (pd) false ones in before it is caught, however rarely it lies.
 
 Nobody is blamed by one opinion. The second comes from another machine where there is one, else from the same once more:
-auditors are servers of the stage, which everybody trusts with sums anyway.
+auditors are servers of the stage, which everybody trusts with sums anyway, and machines that the operator has invited
+to audit (`barnraise audit LINK`).
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class Audits:
     # ---- auditors ------------------------------------------------------------------------------------------------
 
     def auditor_here(self, node: NodeId) -> None:
-        """A server of the stage computes, so it can audit."""
+        """A server of the stage that computes, or a machine that only audits."""
         self._auditors.setdefault(node, None)
 
     def auditor_gone(self, node: NodeId) -> None:

@@ -81,7 +81,13 @@ class Intake:
                     "version", f"generation {message.ledger_generation}, not {context.generation}"
                 )
             check_bounds(context, message)
-            check_sender(context, peer, message, is_volunteer=peer in self._roles.volunteers)
+            check_sender(
+                context,
+                peer,
+                message,
+                is_volunteer=peer in self._roles.volunteers,
+                is_auditor=peer in self._roles.auditors,
+            )
             if isinstance(message, NEED_LEASE) and not context.tickets.open:
                 self._out.drop(tensors)  # whoever sent it hears when we take work, and what still counts comes again
                 return
@@ -113,10 +119,12 @@ class Intake:
                     if role is not None:
                         role.on_held(peer, message)
             case Ready():
-                if self._roles.ledger is not None and peer in self._context.stage_servers:
+                if self._roles.ledger is not None and peer not in self._roles.volunteers:
                     self._roles.ledger.desk.auditor_here(peer)  # it has a device
                 if message.hello:
                     self._roles.shard.greet(peer)
+                if peer in self._roles.auditors:
+                    return
                 if self._roles.back is not None and self._roles.ready:
                     self._roles.back.on_graphs(peer, message.graphs)
                 for role in (self._roles.front, self._roles.back):

@@ -31,6 +31,8 @@ class Roles:
         self.servers: dict[NodeId, bool] = {}
         """Servers with a live link, and whether they have said that they are ready."""
         self.volunteers: dict[NodeId, None] = {}
+        self.auditors: dict[NodeId, None] = {}
+        """Machines of the operator that compute only what is audited."""
         self.guard = Guard(context, self.pools)
         self.front = FrontRole(context) if context.is_front else None
         self.back = BackRole(context) if context.is_back else None
@@ -75,7 +77,7 @@ class Roles:
         for role in (self.front, self.back, self.ledger, self.shard, self.tails):
             if role is not None:
                 role.close_step(step)
-        for peer in self.volunteers:
+        for peer in (*self.volunteers, *self.auditors):
             self._out.send(peer, StepClosed(ledger_generation=self._context.generation, step=step))
         # A fellow server hears it from the ledger, and our own device from us.
         self._out.send(self._context.node, StepClosed(ledger_generation=self._context.generation, step=step))

@@ -51,13 +51,19 @@ from protocol.messages import (
 _FROM_WORKERS = (
     Ready, Summed, LeaseReturned, Output, InputGradient, Evaluated, FetchInput, FetchParameters, Contribute,
 )  # fmt: skip
+_FROM_AUDITORS = (Ready, FetchParameters, FetchAudited, AuditReport)
 
 
-def check_sender(context: StageContext, peer: NodeId, message: Work, *, is_volunteer: bool) -> None:
+def check_sender(
+    context: StageContext, peer: NodeId, message: Work, *, is_volunteer: bool, is_auditor: bool = False
+) -> None:
     """Raises `RemoteProtocolError` ("role") unless `peer` has the place from which this message may come.
 
-    Expects the tasks of the message to be of this run. `is_volunteer` is what the link's credential says.
+    Expects the tasks of the message to be of this run. `is_volunteer` and `is_auditor` are what the link's credential
+    says.
     """
+    if is_auditor and isinstance(message, _FROM_AUDITORS):
+        return
     if not _may_say(context, peer, message, is_volunteer):
         raise RemoteProtocolError("role", f"{type(message).__name__} from a node that has no say in it here")
 

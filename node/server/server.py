@@ -190,10 +190,15 @@ class ServerMachine:
             self._out.send(peer, StepClosed(ledger_generation=self.context.generation, step=self.context.closed))
             self.shard.worker_here(peer)
             self._roles.give_leases(now)
+        elif role == "auditor":
+            self._roles.auditors[peer] = None
+            self._out.send(peer, StepClosed(ledger_generation=self.context.generation, step=self.context.closed))
+            self.shard.worker_here(peer)
 
     def link_down(self, peer: NodeId, now: float) -> None:
         self._roles.servers.pop(peer, None)
         self._roles.volunteers.pop(peer, None)
+        self._roles.auditors.pop(peer, None)
         for pool in self._roles.pools():
             pool.worker_gone(peer, now)
         if self.ledger is not None:
@@ -273,8 +278,7 @@ class ServerMachine:
                 self.shard.saves.manifest_written(job)
                 self.decider.manifest_written(job, result)
             case WriteEvidence():
-                of = str(job.order.contribution)
-                self._out.log("warning", "evidence", file=result or "none: there are too many", contribution=of)
+                say_evidence(self._out, job, result)
             case _:
                 pass
         if self.ready and not was_ready:
@@ -375,3 +379,9 @@ class ServerMachine:
 
     def check(self) -> None:
         self._roles.check()
+
+
+def say_evidence(out: Outbox, job: WriteEvidence, name: str) -> None:
+    """Tells the operator where what an audit found lies."""
+    found = name or "none: there are too many"
+    out.log("warning", "evidence", file=found, contribution=str(job.order.contribution))

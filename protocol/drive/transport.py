@@ -454,7 +454,7 @@ class Transport:
         """
         if not dialled:
             self._check_room(way, session)
-        account = self.budget.open(stranger=session.role == "volunteer")
+        account = self.budget.open(stranger=session.role in ("volunteer", "auditor"))
         framing = Framing(
             session,
             role=self._role,

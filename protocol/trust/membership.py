@@ -43,7 +43,8 @@ LISTED_S = MEMBERSHIP_S + AWAY_S + 2 * CLOCK_SKEW_S
 RENEWAL_S = 30 * 86400.0
 """The coordinator renews a membership that ran out less than this long ago: the computer was off for a month."""
 
-JoinRole = Literal["server", "volunteer"]
+JoinRole = Literal["server", "volunteer", "auditor"]
+"""An auditor is a machine of the operator that computes others' work again, and nothing else."""
 _RunId = Annotated[bytes, msgspec.Meta(min_length=RUN_ID_BYTES, max_length=RUN_ID_BYTES)]
 _Key = Annotated[bytes, msgspec.Meta(min_length=PUBLIC_KEY_BYTES, max_length=PUBLIC_KEY_BYTES)]
 _Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]

@@ -14,7 +14,7 @@ import msgspec
 from protocol.base.errors import RemoteProtocolError
 from protocol.base.ids import NodeId
 from protocol.trust.identity import PUBLIC_KEY_BYTES, Identity, node_id, verify_signature
-from protocol.trust.membership import Membership, open_credential
+from protocol.trust.membership import JoinRole, Membership, open_credential
 
 SEAL_LABEL = b"barnraise/seal/1\0"
 """Stands before every sealed statement, so that no other signature of the key can pass for one."""
@@ -37,6 +37,7 @@ class Sealed:
     """Who signed a statement."""
 
     node: NodeId
+    role: JoinRole
     run_id: bytes
     coordinator_key: bytes
     """Whose server it was, by what the seal says: compare it with the one that you know."""
@@ -61,8 +62,8 @@ class Sealer:
         return msgspec.json.encode(seal)
 
 
-def open_seal(data: bytes, statement: bytes) -> Sealed:
-    """Who signed this statement.
+def open_seal(data: bytes, statement: bytes, roles: tuple[JoinRole, ...] = ("server",)) -> Sealed:
+    """Who signed this statement, being one of `roles`.
 
     Raises `RemoteProtocolError` ("decode", "size" or "signature"): it is no seal, one of something else, or of
     somebody whom the coordinator that it names did not make a server.
@@ -77,8 +78,8 @@ def open_seal(data: bytes, statement: bytes) -> Sealed:
         raise RemoteProtocolError("decode", "a seal without a coordinator's key")
     membership = open_credential(seal.membership, seal.coordinator)
     node = node_id(seal.public_key)
-    if not isinstance(membership, Membership) or membership.role != "server" or membership.node != node:
-        raise RemoteProtocolError("signature", f"{node} is no server by what it shows")
+    if not isinstance(membership, Membership) or membership.role not in roles or membership.node != node:
+        raise RemoteProtocolError("signature", f"{node} is no {' and no '.join(roles)} by what it shows")
     if not verify_signature(seal.public_key, SEAL_LABEL + statement, seal.signature):
-        raise RemoteProtocolError("signature", f"not what server {node} signed")
-    return Sealed(node, membership.run_id, seal.coordinator)
+        raise RemoteProtocolError("signature", f"not what {membership.role} {node} signed")
+    return Sealed(node, membership.role, membership.run_id, seal.coordinator)

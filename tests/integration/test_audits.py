@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from node.commands.audit import audit
 from node.demo.processes import Children
+from protocol.cli import main
 from protocol.drive.process import free_port
 from tests.integration.swarm import Daemon, Swarm, eventually
 
@@ -54,6 +56,10 @@ def start(children: Children, folder: Path, name: str, *words: str) -> Daemon:
     return Daemon(child, f"http://127.0.0.1:{port}/metrics")
 
 
+def banned_lines(swarm: Swarm) -> list[dict[str, Any]]:
+    return [line for line in swarm.coordinator.log() if line.get("event") == "node banned"]
+
+
 def audited(swarm: Swarm) -> dict[str, float]:
     """What came of the audits of all ledgers."""
     found: dict[str, float] = {}
@@ -73,7 +79,7 @@ def test_who_sends_false_numbers_is_banned_and_the_others_go_on(tmp_path: Path) 
         eventually(lambda: audited(swarm).get("passed", 0) >= 10, "audits")
         liars = [start(bad, tmp_path, deed, deed, "join", link) for deed in ("flips", "inflates")]
         eventually(lambda: not any(liar.child.running for liar in liars), "the liars' end")
-        banned = [line for line in swarm.coordinator.log() if line.get("event") == "node banned"]
+        banned = banned_lines(swarm)
         assert len(banned) == 2, banned
         assert {line["reason"].split()[0] for line in banned} == {"audits:"}
         assert any("its gradient" in line["reason"] and "off by 2" in line["reason"] for line in banned)
@@ -85,5 +91,36 @@ def test_who_sends_false_numbers_is_banned_and_the_others_go_on(tmp_path: Path) 
         swarm.moves_on()
         assert all(volunteer.child.running for volunteer in honest)
         found = audited(swarm)
-        assert len([line for line in swarm.coordinator.log() if line.get("event") == "node banned"]) == 2
+        assert len(banned_lines(swarm)) == 2
         print(found)
+
+
+NEVER = RUN.replace("count = 2\n", 'count = 2\ncollocated = "never"\n').replace("microbatches = 8", "microbatches = 4")
+
+
+def test_machines_of_the_operator_audit_where_servers_compute_nothing(tmp_path: Path) -> None:
+    """Without them nothing is audited; with one for each stage a liar is banned, and its evidence is checked again."""
+    with Swarm(tmp_path, NEVER) as swarm, Children() as children, BadChildren() as bad:
+        link = str(swarm.links["volunteer"])
+        honest = [start(children, tmp_path, f"honest-{number}", "join", link) for number in range(2)]
+        eventually(lambda: swarm.step() >= 1, "the second step")
+        assert not audited(swarm).get("passed")
+        papers = ["run", "invite", "--role", "auditor", "--uses", "2", "--url", swarm.links["http"]]
+        papers += ["--links", str(swarm.state / "links.json")]
+        made = CliRunner().invoke(main, papers)
+        assert made.exit_code == 0, made.output
+        auditors = [swarm.node(f"auditor-{number}", "audit", made.output.strip(), "--no-punch") for number in range(2)]
+        eventually(lambda: audited(swarm).get("passed", 0) >= 10, "audits")
+        stages = {member["stage"] for member in swarm.status()["members"] if member["role"] == "auditor"}
+        assert stages == {0, 1}
+        liar = start(bad, tmp_path, "flips", "flips", "join", link)
+        eventually(lambda: not liar.child.running, "the liar's end")
+        (banned,) = banned_lines(swarm)
+        assert "its gradient" in banned["reason"] and "off by 2" in banned["reason"]
+        files = sorted(tmp_path.glob("auditor-*/evidence/*.safetensors"))
+        checked = [CliRunner().invoke(audit, ["verify", str(path)]) for path in files]
+        assert checked and all(done.exit_code == 0 for done in checked), [done.output for done in checked]
+        assert all("signed by auditor" in done.output for done in checked)
+        swarm.moves_on()
+        assert all(one.child.running for one in (*honest, *auditors))
+        assert len(banned_lines(swarm)) == 1

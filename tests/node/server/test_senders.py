@@ -93,3 +93,17 @@ def test_places_decide() -> None:
         assert all(may(receiver, SERVERS[sender], what) for sender in right), name
         assert not any(may(receiver, SERVERS[sender], what) for sender in wrong), name
         assert may(receiver, VOLUNTEER, what) == (name == "Output")
+
+
+def test_an_auditor_may_ask_for_parameters_and_inputs_and_give_opinions_and_nothing_else() -> None:
+    """Whatever the role table lets it say: the server's own table says the same."""
+    here, auditor = context("front 0"), NodeId("a" * 52)
+    allowed = set()
+    for kind in TO_SERVERS:
+        try:
+            check_sender(here, auditor, message(kind), is_volunteer=False, is_auditor=True)
+        except RemoteProtocolError:
+            continue
+        allowed.add(kind)
+    assert {kind.__name__ for kind in allowed} == {"Ready", "FetchParameters", "FetchAudited", "AuditReport"}
+    assert allowed == {kind for kind in TO_SERVERS if ("auditor", "server") in MAY_SEND[kind]}
