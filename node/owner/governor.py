@@ -59,8 +59,8 @@ class Readings:
     own_memory_bytes: float | None = None
     disk_free_bytes: float | None = None
     own_disk_bytes: float | None = None
-    quota_left_ratio: float | None = None
-    """Of the month; None without a quota."""
+    quota_has_room: bool | None = None
+    """Whether this month's quota lets work begin, and go on; None without a quota."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class Governor:
         self._look_at_heat(now, found)
         self._look_at_power(now, moment, gap_s, found)
         self._look_at_room(now, moment, found)
-        if now.quota_left_ratio is not None and now.quota_left_ratio <= 0.01:
+        if now.quota_has_room is False:
             found["quota"] = "this month's transfer quota is used up"
         if moment.minute_of_week not in limits.hours:
             found["schedule"] = f"outside your hours ({limits.hours.text})"

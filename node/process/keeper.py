@@ -98,7 +98,7 @@ class Keeper:
         self._metrics = metrics
         self._run_name = run_name
         self._log = structlog.get_logger("owner")
-        self._settings_seen: tuple[int, int] | None = None
+        self._settings_seen: tuple[int, int, int] | None = None
         self._read_once = False
         self.complaint = ""
         """What is wrong with the owner's file, which therefore does not count."""
@@ -145,17 +145,19 @@ class Keeper:
             why = self.decision.reason or reason.removeprefix("suspended: ")
             self._log.info("paused", reason=why, detail="nothing runs here; the device's memory is free")
             if self.decision.works:
-                await trio.sleep(LOOK_S)  # a quota that the line knows of before the governor does
+                await trio.sleep(LOOK_S)  # the line knows of its quota before the governor does, which looks meanwhile
 
     async def watch(self) -> None:
         """Looks at the sensors until cancelled. What takes time is done in a thread."""
         while True:
             self._read_settings()
             readings = await trio.to_thread.run_sync(self._sensors.read)
-            self._look(replace(readings, quota_left_ratio=self._line.quota_left_ratio), self._sensors.moment())
+            self._look(readings, self._sensors.moment())
             await trio.sleep(LOOK_S)
 
     def _look(self, readings: Readings, moment: Moment) -> None:
+        """What the line says of the quota is always taken from now, also when an order makes us look once more."""
+        readings = replace(readings, quota_has_room=self._line.has_room)
         before, passed_s = self.decision, max(0.0, min(moment.now_s - self._moment.now_s, 5.0))
         self.readings, self._moment = readings, moment
         decision = self.decision = self._governor.look(readings, moment)
@@ -246,7 +248,8 @@ class Keeper:
         """The owner's file, when it has changed. One that cannot be used counts for nothing, and is named."""
         try:
             about = self._settings.stat()
-            seen: tuple[int, int] | None = (about.st_mtime_ns, about.st_size)
+            # A file that was put in its place within one tick of the disk's clock is another one by its number.
+            seen: tuple[int, int, int] | None = (about.st_mtime_ns, about.st_size, about.st_ino)
         except OSError:
             seen = None
         if seen == self._settings_seen and self._read_once:

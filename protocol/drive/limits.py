@@ -96,6 +96,7 @@ class Quota:
         self._month = self._month_now()
         self._used_bytes = 0
         self._warned = False
+        self._refused_in = ""
         try:
             self._load()
             self._noted_bytes = self._used_bytes
@@ -111,6 +112,17 @@ class Quota:
             self._month, self._used_bytes = month, 0
             self._note_if_possible(0)
         return max(0, self.byte_count - self._used_bytes)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether work may begin: more than the reserve is left, and nothing that did not fit was refused this month.
+        What is left after a refusal is less than one write; who began again for it would be refused again."""
+        enough = self.remaining_bytes > self.byte_count * RESERVE_PART
+        return enough and self._refused_in != self._month
+
+    def refuse(self) -> None:
+        """Somebody wanted more than is left: that was it for this month."""
+        self._refused_in = self._month
 
     def spend(self, byte_count: int) -> None:
         """So much was moved."""
@@ -219,13 +231,13 @@ class Limits:
         self.renew()
 
     @property
-    def quota_left_ratio(self) -> float | None:
-        """The part of the month's quota that is left; None without one."""
-        return None if self._quota is None else self._quota.remaining_bytes / self._quota.byte_count
+    def has_room(self) -> bool | None:
+        """Whether the month's quota lets work begin, and go on; None without one."""
+        return None if self._quota is None else self._quota.has_room
 
     def renew(self) -> None:
         """Events that have come begin anew where there is quota (again); somebody may wait for the others."""
-        if self._quota is None or self._is_fresh():
+        if self._quota is None or self._quota.has_room:
             self.low = trio.Event() if self.low.is_set() else self.low
             self.used_up = trio.Event() if self.used_up.is_set() else self.used_up
 
@@ -277,21 +289,16 @@ class Limits:
 
     async def wait_for_the_month(self) -> None:
         """Until there is quota again."""
-        while self._quota is not None and not self._is_fresh():
+        while self._quota is not None and not self._quota.has_room:
             await trio.sleep(CLOCK_S)
         self.low, self.used_up = trio.Event(), trio.Event()
-
-    def _is_fresh(self) -> bool:
-        assert self._quota is not None
-        return self._quota.remaining_bytes > self._quota.byte_count * RESERVE_PART
 
     def check_quota(self) -> None:
         """Set the events if it is time: a process may start with little left."""
         if self._quota is not None:
-            remaining = self._quota.remaining_bytes
-            if remaining <= self._quota.byte_count * RESERVE_PART:
+            if not self._quota.has_room:
                 self.low.set()
-            if remaining <= 0:
+            if self._quota.remaining_bytes <= 0:
                 self.used_up.set()
 
     def close(self) -> None:
@@ -330,6 +337,7 @@ class Limits:
     def _affords(self, byte_count: int) -> bool:
         """Whether the quota allows so many bytes more; if not, it counts as used up."""
         if self._quota is not None and byte_count > self._quota.remaining_bytes:
+            self._quota.refuse()
             self.low.set()
             self.used_up.set()
         return not self.used_up.is_set()

@@ -54,7 +54,7 @@ CASES: dict[str, tuple[dict[str, str], dict[str, Any], dict[str, Any], str]] = {
         "5 GB of memory used, your limit is 4 GB",
     ),
     "disk": ({}, {"disk_free_bytes": 0.5e9}, {"disk_free_bytes": 50e9}, "the computer has 0.5 GB of disk left"),
-    "quota": ({"quota": "9 GB"}, {"quota_left_ratio": 0.0}, {"quota_left_ratio": 0.5}, "this month's transfer quota"),
+    "quota": ({"quota": "9 GB"}, {"quota_has_room": False}, {"quota_has_room": True}, "this month's transfer quota"),
 }  # fmt: skip
 
 

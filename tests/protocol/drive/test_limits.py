@@ -285,3 +285,35 @@ async def test_who_waits_for_the_end_of_a_quota_hears_of_one_that_was_set_later(
     limits.set_quota(None, tmp_path)
     assert not limits.low.is_set() and not limits.used_up.is_set()
     limits.close()
+
+
+async def test_a_refusal_ends_the_month_also_with_more_than_the_reserve_left(tmp_path: Path) -> None:
+    """A write of 5,000 bytes does not fit into the 4,000 that are left of 100,000: the line is shut, and says so, until
+    the month turns or the owner sets another quota. (The line was shut, but 4 % counted as room: the owner's computer
+    began again and was refused again, for minutes, with its device busy.)"""
+    wall = Wall("2026-11-22")
+    quota = Quota(100_000, tmp_path / "transfers.json", wall)
+    limits = Limits(quota=quota)
+    limits.spend_up(96_000)
+    assert limits.has_room and not limits.low.is_set()
+    with pytest.raises(QuotaUsedUpError):
+        await limits.take_up(5000)
+    assert limits.has_room is False and limits.low.is_set()
+    limits.renew()
+    assert limits.used_up.is_set(), "who begins again would be refused again"
+    wall.time = at("2026-12-01")
+    assert limits.has_room
+    limits.renew()
+    assert not limits.used_up.is_set() and limits.try_take_up(5000)
+    limits.close()
+
+
+async def test_a_greater_quota_opens_a_line_that_was_shut(tmp_path: Path) -> None:
+    """What was refused under the old one may go now."""
+    limits = Limits()
+    limits.set_quota(100_000, tmp_path)
+    limits.spend_up(96_000)
+    assert not limits.try_take_up(5000) and limits.has_room is False
+    limits.set_quota(200_000, tmp_path)
+    assert limits.has_room and limits.remaining_bytes == 104_000 and limits.try_take_up(5000)
+    limits.close()

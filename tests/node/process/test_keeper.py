@@ -1,0 +1,98 @@
+"""The keeper's lives: each begins when nothing holds it back, and none begins only to be refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from node.owner.governor import Moment, Readings
+from node.process.keeper import Keeper
+from node.process.metrics import NodeMetrics
+from protocol.base.machine import Told
+from protocol.drive.limits import Limits, QuotaUsedUpError
+
+QUOTA_BYTES = 100_000
+WRITE_BYTES = 5000
+
+
+class Sensors:
+    """A computer that nobody uses, whose clock goes on by itself."""
+
+    gpu = False
+
+    def read(self) -> Readings:
+        return Readings()
+
+    def moment(self) -> Moment:
+        return Moment(trio.current_time(), 1.8e9, 0)
+
+    def device_is(self, accelerator: bool, gpu: str) -> None: ...
+
+    def describe(self) -> dict[str, str]:
+        return {}
+
+
+class SendingLife:
+    """A node that sends until its line refuses, and then leaves as the daemon does."""
+
+    def __init__(self, line: Limits) -> None:
+        self._line = line
+        self.told: list[str] = []
+
+    def tell(self, fact: Told) -> None:
+        self.told.append(fact.what)
+
+    def end_device(self) -> None: ...
+
+    def set_share(self, share: float) -> None: ...
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+    async def run(self) -> str:
+        try:
+            while True:
+                await self._line.take_up(WRITE_BYTES)
+                await trio.lowlevel.checkpoint()
+        except QuotaUsedUpError:
+            return "suspended: quota"
+
+
+async def test_a_quota_that_refuses_a_write_ends_the_lives_until_it_is_raised(tmp_path: Path) -> None:
+    """4 % are left, too little for a write: it pauses for the quota, says so, and does not begin anew with a device
+    that nobody may speak to. (It did, again and again; the screens said that it worked.) A greater one goes on."""
+    line, lives = Limits(), []
+    line.set_quota(QUOTA_BYTES, tmp_path)
+    line.spend_up(QUOTA_BYTES - WRITE_BYTES + 1000)
+    keeper = Keeper(
+        state=tmp_path,
+        settings=tmp_path / "limits.toml",
+        overrides={"quota": "0.1 MB"},
+        sensors=Sensors(),
+        line=line,
+        metrics=NodeMetrics("volunteer"),
+        run_name=lambda: "lent",
+    )
+
+    def make(_: object) -> SendingLife:
+        lives.append(SendingLife(line))
+        return lives[-1]
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keeper.watch)
+        nursery.start_soon(keeper.live, make)
+        with trio.fail_after(60.0):
+            while not (lives and keeper.decision.reason):
+                await trio.sleep(0.01)
+            for _ in range(5):
+                await keeper._next_change()
+            assert len(lives) == 1
+            status = keeper.status()
+            assert (status["state"], status["reason"], status["device"]["free"]) == ("paused", "quota", True)
+            keeper.order({"verb": "limits", "values": {"quota": "0.2 MB"}})
+            while len(lives) < 2 or not keeper.decision.reason:
+                await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+    line.close()
