@@ -234,7 +234,7 @@ class NodeMachine:
         if fact.peer == self._coordinator:
             self._bans.coordinator(here=True)
             self._resumption.coordinator_here()
-            self._join()
+            self._join(first=True)
             if self.server is not None:
                 self.server.coordinator_here()
             return
@@ -258,11 +258,24 @@ class NodeMachine:
 
     # ---- the coordinator -----------------------------------------------------------------------------------------
 
-    def _join(self) -> None:
-        self._joined = self._join_message()
-        self._out.send(self._coordinator, self._joined)
+    def _join(self, first: bool = False) -> None:
+        """Says what this node is; `first` on a link: also by which plan it goes."""
+        self._joined = message = self._join_message()
+        if first and (known := self._known_plan()) is not None:
+            config, plan = known
+            message = msgspec.structs.replace(message, plan=plan, config_hash=config.config_hash())
+        self._out.send(self._coordinator, message)
         if self._roles.data is not None:
             self._out.send(self._coordinator, self._roles.data)
+
+    def _known_plan(self) -> tuple[RunConfig, Plan] | None:
+        """What a server goes by, or would if the coordinator stayed away: the run and its plan."""
+        kept = self._facts.kept
+        if self._facts.role != "server":
+            return None
+        if self.plan is not None and self.config is not None:
+            return self.config, self.plan
+        return None if kept is None else (kept.config, kept.plan)
 
     def _join_message(self) -> Join:
         """What this node would say of itself now."""
@@ -351,7 +364,10 @@ class NodeMachine:
             self._bans.renewed(message.membership)
         self._membership = message.membership
         first = self.config is None
-        self._roles.know(message.config, message.vocabulary)
+        config = message.config
+        if self.config is not None and self.config.settles(config):
+            config = self.config
+        self._roles.know(config, message.vocabulary or self._roles.vocabulary)
         if first:  # an owner who sees nothing more for a while shall know what for
             self._out.log("info", "joined", run=message.config.name, waiting_for=self.waiting_for())
         self._links.set_limits(message.config.limits.ping_s, message.config.limits.silent_s)
@@ -369,9 +385,13 @@ class NodeMachine:
         self._begin_roles(now)
 
     def _plan_changed(self, message: PlanChanged, now: float) -> None:
-        self._resumption.forget()
-        generation = message.plan.generation
-        if self.plan is not None and message.plan != self.plan and generation <= self.plan.generation:
+        generation, known = message.plan.generation, self._known_plan()
+        before = known[1] if known is not None else self.plan
+        older = before is not None and (
+            (message.plan != before and generation <= before.generation)
+            or message.plan.ledger_generation < before.ledger_generation
+        )
+        if older:
             self._out.count("barnraise_transport_rejected_messages_total", reason="version")
             self._out.log("warning", "plan of an older generation refused", generation=generation)
             self._out.add(HangUp(self._coordinator, "version: a plan of an older generation"))
@@ -379,10 +399,14 @@ class NodeMachine:
         if self.config is not None and (fault := why_no_plan(message.plan, self.config)):
             self._out.add(Exit(f"refused: {fault}"))
             return
+        self._resumption.forget()
         self._survey.over()
+        news = self.plan is None or generation > self.plan.generation
         self._roles.place(message.plan, message.stage, message.reason)
         self._out.log("info", "plan", generation=message.plan.generation, stage=message.stage, reason=message.reason)
         self._begin_roles(now)
+        if news and self.server is not None:  # a coordinator that did not know its plan has not believed our reports
+            self.server.coordinator_here()
 
     def _begin_roles(self, now: float) -> None:
         if self._roles.begin(now):

@@ -101,6 +101,11 @@ class Join(Message, frozen=True, kw_only=True):
     """A volunteer that only looks: it is told the run and the plan, gets no stage, and leaves."""
     name: str = ""
     """The public name that a volunteer's owner wants to be thanked by; empty: none."""
+    plan: Plan | None = None
+    """The plan that a server goes by or has kept, in the first of these on a link: a coordinator with an older database
+    takes it over."""
+    config_hash: bytes = b""
+    """Of the run that the plan is of; empty without one."""
 
 
 class Welcome(Message, frozen=True, kw_only=True):

@@ -1,5 +1,5 @@
-"""`barnraise run set|pause|resume|rollback|changes|ban|unban|invite|invites|uninvite`: what an operator orders of a
-running coordinator, by its API."""
+"""`barnraise run set|pause|resume|rollback|adopt|changes|ban|unban|invite|invites|uninvite`: what an operator orders
+of a running coordinator, by its API."""
 
 from __future__ import annotations
 
@@ -159,6 +159,18 @@ def rollback(step: int, url: str, links: Path | None) -> None:
     """
     found = _post(_base(url), links, "rollback", {"step": step})
     click.echo(f"the run is back at step {step}; {found['lost_steps']} closed steps are thrown away")
+
+
+@run.command()
+@_asking
+def adopt(url: str, links: Path | None) -> None:
+    """Take over the newest plan that servers show, though some of its servers are missing.
+
+    A coordinator whose database is older than its servers waits for all of them, and `barnraise status` names those
+    who are missing. Do this only when they will not come back: what they alone know is given up.
+    """
+    _post(_base(url), links, "adopt", {})
+    click.echo("the newest plan that servers show is taken over; barnraise status shows it")
 
 
 @run.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from coordinator.live.adoption import fault_of_shown
 from coordinator.live.roster import Member
 from protocol.base.limits import ADDRESSES_MAX
 from protocol.messages import Join, StepReport
@@ -39,4 +40,6 @@ def fault_of_join(member: Member, join: Join) -> str:
         return f"tokens_per_s {join.tokens_per_s} cannot be"
     if len(join.addresses) > ADDRESSES_MAX or len(join.local_addresses) > ADDRESSES_MAX or len(join.checkpoints) > 16:
         return "more addresses or checkpoints than allowed"
+    if join.plan is not None:
+        return fault_of_shown(join.plan) if member.role == "server" else "a volunteer that shows a plan"
     return ""

@@ -17,6 +17,7 @@ from typing import Any, cast
 import msgspec
 
 from coordinator.live.admission import Admission
+from coordinator.live.adoption import is_ahead, unexplained
 from coordinator.live.auditors import Auditors
 from coordinator.live.bans import Bans
 from coordinator.live.believable import fault_of_join, fault_of_report
@@ -26,7 +27,7 @@ from coordinator.live.giving import Giving
 from coordinator.live.history import History
 from coordinator.live.join_rates import JoinRates
 from coordinator.live.measured_links import NetworkBook
-from coordinator.live.orders import ChangeRun, Order, PauseRun, RollBack
+from coordinator.live.orders import Adopt, ChangeRun, Order, PauseRun, RollBack
 from coordinator.live.outbox import Outbox
 from coordinator.live.plan_builder import block_work
 from coordinator.live.records import DataRow, MemberRow, StepRow, StoredState
@@ -98,6 +99,7 @@ class CoordinatorMachine:
         self.placement = Placement(config, generation, stored, self.roster, self.history, self.outbox, self.network)
         self.placement.first.flops_per_s = self.flops_per_s
         self.placement.on_settled = self._settled
+        self.placement.on_adopted = self._welcome_all
         self.crew = Crew(config, self.roster, self.placement, self.outbox, self.network, self.flops_per_s)
         self.auditors = Auditors(config, self.roster, self.placement, self.outbox)
         self.signalling = Signalling(self.roster, self.outbox, helpers or Helpers(), wall_offset_s)
@@ -169,6 +171,8 @@ class CoordinatorMachine:
                 self.placement.roll_back(order.step, now)
             case PauseRun():
                 self.placement.pause(order.paused, now)
+            case Adopt():
+                self.placement.adopt(now)
             case _:
                 self._bans.order(order, now)
 
@@ -200,7 +204,7 @@ class CoordinatorMachine:
         self.placement.look(now)
         for member in self.roster.volunteers():
             self.bulletin.tell_if_due(member, self.history.newest_step, now)
-        if self.data is not None:
+        if self.data is not None and self.placement.plan is not None:
             self.crew.even_out(self.data.vocabulary, now)
             self.auditors.even_out(now)
         self._next_sweep = now + self._sweep_s if len(self.roster) else None
@@ -391,7 +395,8 @@ class CoordinatorMachine:
                 self.roster.remove(member)
                 self.outbox.refuse(member.peer, *refusal)
                 return
-            member.join = join
+            member.join = msgspec.structs.replace(join, plan=None)
+            member.shown, member.shown_hash = join.plan, join.config_hash
             spent = self.admission.spend(invite, member.peer) if invite is not None else None
             if spent is not None:
                 self.outbox.persist(spent)
@@ -411,12 +416,6 @@ class CoordinatorMachine:
             return "credential", "this invite was closed by the run's operator: ask for another"
         if invite is not None and self.admission.is_spent(invite, member.peer):
             return "credential", f"this invite was for {invite.uses} node(s), and all have come: ask for another"
-        plan = self.placement.plan
-        if join.held_generation > (-1 if plan is None else plan.ledger_generation):
-            return "version", (
-                f"this server holds state of generation {join.held_generation}, which the coordinator's database does"
-                " not know: give the coordinator its newest state folder, or the server an empty one"
-            )
         return None
 
     def _give_membership(self, member: Member, now: float) -> None:
@@ -443,7 +442,12 @@ class CoordinatorMachine:
     def _welcome(self, member: Member, now: float) -> None:
         """Says welcome, for the first time or with news; who computes only waits for the vocabulary."""
         vocabulary = self.data.vocabulary if self.data is not None else 0
-        if member.role != "server" and not vocabulary:
+        if member.role != "server" and (not vocabulary or self.placement.plan is None):
+            return
+        if not member.welcomed and is_ahead(member, self.placement.plan):
+            if member.shown is None:
+                self.outbox.log("warning", "server waits", node=member.peer, detail=unexplained(member))
+            self.placement.look(now)  # it is welcomed when its plan is in force
             return
         self._say_welcome(member)
         if member.welcomed:
@@ -501,7 +505,8 @@ class CoordinatorMachine:
 
     def _data_ready(self, member: Member, message: DataReady, now: float) -> None:
         slot = self.placement.table.slot_of(member.peer)
-        if slot is None or slot[0] != 0 or message.vocabulary < 1:
+        stage = slot[0] if slot is not None else member.shown.stage_of(member.peer) if member.shown is not None else -1
+        if stage != 0 or message.vocabulary < 1:
             self._expel(member, "unexpected", "DataReady from a server that is not of stage 0", now)
             return
         row = DataRow(vocabulary=message.vocabulary, data_hash=message.data_hash, token_count=message.token_count)
@@ -521,6 +526,10 @@ class CoordinatorMachine:
     def _data_known(self, row: DataRow, now: float) -> None:
         self.data, self._data_on_its_way = row, None
         self.outbox.log("info", "data ready", vocabulary=row.vocabulary, tokens=row.token_count, hash=row.data_hash)
+        self._welcome_all(now)
+
+    def _welcome_all(self, now: float) -> None:
+        """What members waited for is there: the vocabulary, or a plan that servers have shown."""
         for member in self.roster.all():
             if member.membership:
                 self._welcome(member, now)

@@ -47,10 +47,15 @@ class RollBack:
 
 
 @dataclass(frozen=True, slots=True)
+class Adopt:
+    """The newest plan that servers show is taken over, though some of its servers are missing."""
+
+
+@dataclass(frozen=True, slots=True)
 class CloseInvite:
     """Nobody joins by this invite from here on; who has joined stays."""
 
     nonce: bytes
 
 
-Order = Ban | Unban | CloseInvite | ChangeRun | PauseRun | RollBack
+Order = Ban | Unban | CloseInvite | ChangeRun | PauseRun | RollBack | Adopt

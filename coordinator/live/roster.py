@@ -13,6 +13,7 @@ from protocol.base.ids import NodeId
 from protocol.base.limits import SIGNALS_BURST
 from protocol.link.reach import dialable, host_of
 from protocol.messages import Join, NodeReport, Ping, Relay
+from protocol.run.plan import Plan
 from protocol.trust.membership import JoinRole
 
 LeaveReason = Literal["graceful", "timeout", "evicted", "banned"]
@@ -43,6 +44,10 @@ class Member:
     looked_at: float = float("-inf")
     """When the newest look was asked for that has been answered; what was found has been said before the answer."""
     join: Join | None = None
+    shown: Plan | None = None
+    """The plan that a server went by when it joined (`adoption.py`)."""
+    shown_hash: bytes = b""
+    """Of the run that this plan is of."""
     membership: bytes = b""
     """Signed; empty until the admission is durable."""
     renew_at: float = 0.0
@@ -146,6 +151,10 @@ class Roster:
     def servers(self) -> list[Member]:
         """Welcomed servers, in order of arrival."""
         return [member for member in self._members.values() if member.welcomed and member.role == "server"]
+
+    def joined_servers(self) -> list[Member]:
+        """Servers that have said what they hold, welcomed or not, in order of arrival."""
+        return [member for member in self._members.values() if member.role == "server" and member.join is not None]
 
     def volunteers(self) -> list[Member]:
         """Welcomed volunteers that work, in order of arrival."""

@@ -12,6 +12,7 @@ from itertools import chain
 import msgspec
 
 from coordinator.live import gray
+from coordinator.live.adoption import Adoption
 from coordinator.live.first_plan import FirstPlanner, settled_by, why_of
 from coordinator.live.gray import REPORT_FRESH_S, Arbitration, is_well, stalled_s
 from coordinator.live.history import History, first_step_after
@@ -54,6 +55,9 @@ class Placement:
         self.config = config if stored.plan is None else settled_by(config, stored.plan)
         """The run, with what was open in it as the plan in force has it."""
         self.first = FirstPlanner(self.config, roster, network, outbox)
+        self.adoption = Adoption(roster)
+        self.on_adopted: Callable[[float], None] = lambda now: None
+        """Called when a plan that servers showed has come into force."""
         self.on_settled: Callable[[], None] = lambda: None
         """Called when `config` has changed, before anybody is told the plan."""
         self.plan: Plan | None = stored.plan
@@ -280,6 +284,8 @@ class Placement:
         """Compares places and plan, and does what is due."""
         if self._on_its_way is not None:
             return
+        if self._looks_after_shown(now):
+            return
         if not self._history.finished:
             self._call_spares(now)
         linked = {member.peer: member for member in self._roster.servers()}
@@ -310,6 +316,41 @@ class Placement:
                 self._issue(servers, self.plan.ledger_generation, self.plan.restore_step, verdict.sentence)
         elif verdict.kind == "go_back":
             self._issue(self.table.servers(linked, self.plan), None, verdict.restore_step, verdict.sentence)
+
+    def adopt(self, now: float) -> None:
+        """The operator's word: the newest plan that is shown counts, whoever is missing."""
+        self.adoption.forced = True
+        self.look(now)
+
+    def _looks_after_shown(self, now: float) -> bool:
+        """Whether servers show a newer plan than the one in force: it is taken over, or waited for."""
+        if self._history.finished:
+            return False
+        before = self.adoption.open
+        found = self.adoption.look(self.plan, self.config)
+        if before and not self.adoption.open:  # nobody was told anything meanwhile
+            for member in self._roster.all():
+                self.tell(member)
+        if found.sentence:
+            self.review = Review("wait", found.sentence)
+        elif found.plan is not None:
+            self._take_over(found.plan, found.generation, now)
+        return self.adoption.open
+
+    def _take_over(self, plan: Plan, newest_generation: int, now: float) -> None:
+        """A plan that this database does not know goes on, under a new generation and with the same ledgers."""
+        self.generation, self._generation_used = max(self.generation, newest_generation), True
+        config = settled_by(self.config, plan)
+        self.table = SlotTable(config.stages, plan)
+        for slot in self.table.slots:
+            member = self._roster.get(self.table.holder[slot])
+            if member is None or not member.welcomed:
+                self.table.gone_since[slot] = now
+        self.changes, self.paused = plan.changes, plan.paused
+        stages = tuple(stage.servers for stage in plan.stages)
+        self._issue(
+            stages, plan.ledger_generation, plan.restore_step, "the servers' plan is taken over", config, adopted=True
+        )
 
     def _plan_first(self, linked: Mapping[NodeId, Member], cause: str, now: float) -> None:
         """All servers are here, and how the model is cut is open: they measure, a planner plans, its answer counts."""
@@ -428,16 +469,19 @@ class Placement:
         cause: str,
         settled: RunConfig | None = None,
         why: str = "",
+        adopted: bool = False,
     ) -> None:
         """Makes a plan and writes it; it is in force once it is durable. No ledger generation: new ledgers.
 
-        The first plan may fill in what was open in the run (`settled`), with the planner's words (`why`).
+        The first plan may fill in what was open in the run (`settled`), with the planner's words (`why`). An `adopted`
+        one continues ledgers that servers have begun, which this database may not know.
         """
         config = settled or self.config
         if self._generation_used:
             self.generation += 1
         self._generation_used = True
-        goes_back = ledger_generation is None and self.plan is not None
+        known = -1 if self.plan is None else self.plan.ledger_generation
+        goes_back = self.plan is not None and (ledger_generation is None or ledger_generation != known)
         plan, sentence = build_plan(
             config,
             servers,
@@ -451,7 +495,9 @@ class Placement:
         if self.plan is not None and self.plan.course == plan.course:
             sentence = self.sentence.partition(PAUSED_FOR)[0]  # the reason for the cut does not change with a server
         sentence += f"{PAUSED_FOR}{self.pause_reason}" if self.paused and self.pause_reason else ""
-        lost_steps = max(self._history.lost_by(restore_step), self._unreported(restore_step)) if goes_back else 0
+        lost_steps = 0
+        if goes_back:
+            lost_steps = max(self._history.lost_by(restore_step), 0 if adopted else self._unreported(restore_step))
         row = PlanRow(plan=plan, sentence=sentence, goes_back=goes_back, lost_steps=lost_steps)
         self._on_its_way = row
 
@@ -464,7 +510,7 @@ class Placement:
                 self.on_settled()
             if new_ledgers:
                 self._in_force_at = now
-                self._given = dict.fromkeys(self.table.slots, False)
+                self._given = dict.fromkeys(self.table.slots, adopted)
             if goes_back:
                 self._went_back(restore_step, lost_steps, cause)
             self._outbox.log(
@@ -475,6 +521,8 @@ class Placement:
             self._name_relays()
             for member in self._roster.all():
                 self.tell(member)
+            if adopted:
+                self.on_adopted(now)
 
         self._outbox.persist(row, durable)
 
@@ -499,7 +547,7 @@ class Placement:
         """
         self._relays.tell(member)
         plan = self.plan
-        if plan is None or self._on_its_way is not None:
+        if plan is None or self._on_its_way is not None or self.adoption.open:
             return  # everybody is told when it is durable
         if not member.welcomed or member.told_generation >= plan.generation:
             return

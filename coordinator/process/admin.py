@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from coordinator.live.orders import Ban, CloseInvite, Order, Unban
+from coordinator.live.orders import Adopt, Ban, CloseInvite, Order, Unban
 from coordinator.process.store import StoredInvite
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
@@ -86,11 +86,15 @@ class _Pause(msgspec.Struct, forbid_unknown_fields=True):
     paused: bool
 
 
+class _Adopt(msgspec.Struct, forbid_unknown_fields=True):
+    pass
+
+
 class _RollBack(msgspec.Struct, forbid_unknown_fields=True):
     step: Annotated[int, msgspec.Meta(ge=0, le=10**9)]
 
 
-_Order = TypeVar("_Order", _Ban, _Unban, _Invite, _Uninvite, _Set, _Pause, _RollBack)
+_Order = TypeVar("_Order", _Ban, _Unban, _Invite, _Uninvite, _Set, _Pause, _RollBack, _Adopt)
 
 
 def answer(content: Any, code: int = 200) -> Response:
@@ -194,7 +198,12 @@ def admin_routes(api: AdminApi, admin_token: str, refused: Callable[[], None]) -
             return answer({"error": str(error)}, 400)
         return answer({"step": order.step, "lost_steps": lost_steps})
 
+    async def adopt(order: _Adopt) -> Response:
+        api.order(Adopt())
+        return answer({"adopting": True})
+
     return [
+        Route("/api/adopt", taking(_Adopt, adopt), methods=["POST"]),
         Route("/api/rollback", taking(_RollBack, roll_back), methods=["POST"]),
         Route("/api/set", taking(_Set, set_key), methods=["POST"]),
         Route("/api/pause", taking(_Pause, pause), methods=["POST"]),

@@ -10,6 +10,7 @@ import json
 import math
 import secrets
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 from protocol.trust.membership import RUN_ID_BYTES, JoinRole
 
+RUN_FILE = "run"
+"""Beside the database: the run's id in hex, by which its members know it."""
 EVENTS_MAX = 100_000
 """Events kept in the database: weeks of a large run, some 20 MB."""
 MEMBERS_MAX = 100_000
@@ -129,7 +132,7 @@ class Store:
         with self._db.transaction():
             row = self._db.execute("SELECT run_id, config, generation FROM run").fetchone()
             if row is None:
-                run_id, generation = secrets.token_bytes(RUN_ID_BYTES), 0
+                run_id, generation = self._kept_run_id() or secrets.token_bytes(RUN_ID_BYTES), 0
                 text = msgspec.json.encode(config).decode()
                 self._db.execute("INSERT INTO run VALUES (1, ?, ?, 0)", (run_id, text))
             else:
@@ -144,7 +147,25 @@ class Store:
             self._db.execute(
                 "DELETE FROM members WHERE serial <= (SELECT MAX(serial) FROM members) - ?", (MEMBERS_MAX,)
             )
+        self._keep_run_id(run_id)
         return run_id, generation
+
+    def _kept_run_id(self) -> bytes | None:
+        """Of the run whose database is gone: its members know no other, and its servers still have its plan."""
+        try:
+            run_id = bytes.fromhex((self.folder / RUN_FILE).read_text().strip())
+        except (OSError, ValueError):
+            return None
+        return run_id if len(run_id) == RUN_ID_BYTES else None
+
+    def _keep_run_id(self, run_id: bytes) -> None:
+        """Beside the database, for the day when that is lost; a folder that takes no file loses only that."""
+        with suppress(OSError):
+            if self._kept_run_id() != run_id:
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                draft = self.folder / f"{RUN_FILE}.new"
+                draft.write_text(f"{run_id.hex()}\n")
+                draft.replace(self.folder / RUN_FILE)
 
     def _compare(self, text: str, config: RunConfig) -> None:
         """A run keeps its configuration: nodes that compute by different ones would not train the same model.

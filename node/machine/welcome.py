@@ -38,6 +38,8 @@ def why_not(
         return f"the run cannot be: {error}"
     if config.is_open and not serves:
         return "the run cannot be: stages.count or stages.cut is still open, and nobody computes before that is planned"
+    if serves and known is not None and known.settles(config):
+        return ""  # a coordinator that has lost its database, and hears from us how the run was cut
     if known is not None and known.config_hash() != message.config_hash and not config.settles(known):
         return "the run's configuration changed while this node was away"
     starts = [record for record in records if isinstance(record, ShardStarted)]

@@ -78,6 +78,8 @@ class Checker(Watcher):
         """The coordinator's present history."""
         self._next_row = 0
         self._reports_were_lost = False
+        self._restored = False
+        """Whether the coordinator has come back with an older copy of its database."""
         self._readable: tuple[int, ...] | None = None
         """Checkpoints that verified when the coordinator first asked for them, since the last plan."""
         self._verified: dict[int, None] = {}
@@ -111,7 +113,10 @@ class Checker(Watcher):
                 self._on_done(world, record)
             case CheckpointWritten():
                 self._on_checkpoint(world, record)
+            case PlanRow() if self._is_overruled(record.plan):
+                pass
             case PlanRow():
+                self._on_new_ledgers(world, record)
                 self._on_going_back(world, record)
                 self._on_replaced(world, record.plan)
                 self._on_plan(world, record)
@@ -228,9 +233,26 @@ class Checker(Watcher):
                 before = shards(right.versions[runs_on][stage])[shard] if runs_on < record.step else ()
                 expect(previous == before, "T-I12", f"{name}: parameters of version {runs_on}")
 
+    def _is_overruled(self, plan: Plan) -> bool:
+        """Whether a coordinator with an old database has issued what the servers know better: nobody follows it."""
+        before = self._plans[-1] if self._plans and self._restored else None
+        return before is not None and (
+            plan.generation <= before.generation or plan.ledger_generation < before.ledger_generation
+        )
+
+    def _on_new_ledgers(self, world: World, record: PlanRow) -> None:
+        """Whatever the coordinator has forgotten, no step that is closed is thrown away while all disks are whole."""
+        plan, before = record.plan, self._plans[-1] if self._plans else None
+        if before is None or plan.ledger_generation == before.ledger_generation:
+            return
+        closed = self._done.get(before.ledger_generation, before.restore_step - 1)
+        harmed = world.shared.harmed or any(host.harmed for host in world.hosts.values())
+        kept = closed < plan.restore_step or plan.server_nodes() != before.server_nodes() or harmed
+        expect(kept, "T-I12", f"{closed + 1} closed steps are thrown away, and no disk has lost anything")
+
     def _on_going_back(self, world: World, record: PlanRow) -> None:
         """To the newest checkpoint that verifies: every server could read it, whatever it was told before."""
-        if record.goes_back:
+        if record.goes_back and record.plan.ledger_generation == record.plan.generation:
             expect(self._readable is not None, "T-I12", "the run goes back, and nobody was asked where it could go")
             complete = world.shared.complete()
             best = max((step for step in self._readable or () if step in complete), default=-1)
@@ -390,6 +412,19 @@ class Checker(Watcher):
             self._reports_were_lost = True
         self.promises.disk_lost(host)
 
+    def restored(self, world: World, host: Host, records: list[Any]) -> None:
+        """The coordinator knows only this any more; what it had acknowledged since, nobody reports a second time."""
+        self._restored = self._reports_were_lost = True
+        self.promises.disk_lost(host)
+        self.rows, self._thrown = [], {}
+        for record in records:
+            self.promises.durable(host, record)
+            if isinstance(record, PlanRow) and record.goes_back:
+                self.rows = [row for row in self.rows if row.step < max(0, record.plan.restore_step)]
+            elif isinstance(record, StepRow):
+                self.rows.append(record)
+        self._next_row = 1 + max((row.step for row in self.rows), default=-1)
+
     @property
     def newest_plan(self) -> Plan:
         """The plan that was durable last."""
@@ -407,7 +442,7 @@ class Checker(Watcher):
                 expect(newest == self._config.steps, "L1", f"shard {stage}/{shard} ends at version {newest}")
         whole = self._next_row == self._config.steps or self._reports_were_lost
         expect(whole, "T-I10", f"the history ends before step {self._next_row}")
-        if not any(
+        if not self._restored and not any(
             plan.restore_step >= 0 for plan in self._plans
         ):  # of what goes back with unheard reports, some is lost
             told = [found.version for row in self.rows for found in row.validations]

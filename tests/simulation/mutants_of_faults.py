@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from coordinator.live import seating, status
+from coordinator.live.adoption import Adoption, Verdict
 from coordinator.live.core import CoordinatorMachine
 from coordinator.live.gray import Arbitration, stalled_s
 from coordinator.live.seating import Placement
@@ -140,6 +141,22 @@ PLANNED_RUN = Scene(
 
 @mutant(CoordinatorMachine, "_settled", scene=PLANNED_RUN)
 def nobody_hears_how_the_run_is_cut(original: Any) -> Any:
+    return lambda self: None
+
+
+OLD_DATABASE = Scene(
+    only=("database_old",), gap_s=(1.0, 2.5), until_s=(12.0, 20.0), run={**LINE, "steps": 12, "checkpoint_every": 2}
+)
+"""The coordinator forgets what it has told, while all servers are well."""
+
+
+@mutant(Adoption, "look", scene=OLD_DATABASE)
+def an_old_database_is_believed(original: Any) -> Any:
+    return lambda self, plan, config: Verdict()
+
+
+@mutant(NodeMachine, "_known_plan", scene=OLD_DATABASE)
+def nobody_shows_the_plan_that_it_goes_by(original: Any) -> Any:
     return lambda self: None
 
 

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from functools import partial
 
 from coordinator.live.core import CoordinatorMachine
+from coordinator.live.orders import Adopt
 from coordinator.live.records import PlanRow
-from protocol.base.machine import Effect, Received, Send
+from protocol.base.machine import Effect, Ordered, Received, Send
 from protocol.messages import Committed, PlanChanged
 from tests.simulation.swarm import COORDINATOR, Swarm
 from tests.simulation.world import Host
@@ -41,6 +42,7 @@ KINDS = (
     "snapshot_lost",
     "coordinator_away",
     "coordinator_cut",
+    "database_old",
 )
 
 
@@ -55,6 +57,8 @@ ASKED_FOR = (
     "disk_lied",
 )
 """Kinds that only a scene brings: no seed draws them."""
+OPERATOR_S = 15.0
+"""How often somebody looks at the status of a run whose database was put back."""
 LATE_S = (2.0, 8.0)
 """How long words take that arrive after the run has gone back, which takes some seconds: the servers look first."""
 
@@ -427,6 +431,29 @@ class Weather:
             hosts = self._swarm.servers if number % 2 == 0 else self._swarm.volunteers
             self._world.at(rng.uniform(0.0, away_s / 2), partial(self._kill, rng, hosts, rng.uniform(0.1, 2.0)))
         return True
+
+    def _database_old(self, rng: random.Random) -> bool:
+        """The coordinator dies, and comes back with a copy of its database from before, or with none."""
+        host = self._swarm.coordinator
+        plans = [number for number, (record, _) in enumerate(host.records) if isinstance(record, PlanRow)]
+        if host.machine is None or not plans or rng.random() < 0.5:
+            return False
+        self._world.crash(host)
+        count = rng.choice([0, 0, rng.randint(plans[0], len(host.records)), rng.randint(0, len(host.records))])
+        self._world.restore(host, count)
+        self._start_soon(host, rng.uniform(0.1, 3.0))
+        self._world.at(OPERATOR_S, self._operator)
+        return True
+
+    def _operator(self) -> None:
+        """Does what the status asks for: who is gone for good cannot be waited for."""
+        host = self._swarm.coordinator
+        machine = host.machine
+        if self._swarm.finished:
+            return
+        if isinstance(machine, CoordinatorMachine) and not host.paused and "run adopt" in machine.waiting_for:
+            self._world.feed(host, Ordered(Adopt()))
+        self._world.at(OPERATOR_S, self._operator)
 
     def _coordinator_cut(self, rng: random.Random) -> bool:
         """No way between the coordinator and one server, often the decider; the server and its fellows are well."""

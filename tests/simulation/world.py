@@ -75,6 +75,9 @@ class Watcher:
     def disk_lost(self, world: World, host: Host) -> None:
         """The disk of `host` is empty again."""
 
+    def restored(self, world: World, host: Host, records: list[Any]) -> None:
+        """The disk of `host` has only these records any more: it is an older copy."""
+
 
 class World:
     """Hosts, links and time."""
@@ -184,6 +187,13 @@ class World:
         record, _ = host.records.pop(index)
         host.harmed = True
         self._watcher.record_lost(self, host, record)
+
+    def restore(self, host: Host, count: int) -> None:
+        """Somebody puts a copy of its disk back that was made when it had so many records."""
+        assert host.machine is None, "nobody changes a disk under a running process"
+        del host.records[count:]
+        host.files.clear()
+        self._watcher.restored(self, host, [record for record, _ in host.records])
 
     def pause(self, host: Host, seconds: float, clock_stands: bool) -> None:
         """The computer stands still: a suspended virtual machine, or a stopped process (whose clock goes on)."""

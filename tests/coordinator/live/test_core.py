@@ -146,14 +146,6 @@ def test_messages_out_of_place_close_only_their_link() -> None:
     assert desk.sent("s0", StepReportStored, desk.report(0)) == [StepReportStored(step=0)]
 
 
-def test_a_server_from_the_future_is_refused_so_that_an_old_database_throws_nothing_away() -> None:
-    """State of a generation that the database does not know: somebody restored an old database."""
-    desk = Desk()
-    desk.staff()
-    effects = desk.server("s9", stage=0, shard=0, version=7, held_generation=2)
-    assert desk.hung_up(effects) == [("s9", "version")]
-
-
 def test_a_coordinators_own_role_is_not_admitted() -> None:
     """Somebody with the coordinator's key in the role of a peer is closed."""
     assert Desk().link("c", role="coordinator") == [HangUp(NodeId("c"), "role")]

@@ -215,9 +215,6 @@ def test_bad_peers_are_closed_counted_and_disturb_nobody(coordinator: Coordinato
             with socket.create_connection(("127.0.0.1", coordinator.port), timeout=PATIENCE_S) as raw:
                 raw.sendall(os.urandom(4096))
                 assert await trio.to_thread.run_sync(raw.recv, 1) == b""
-            await hasty.join(stage=0, shard=0, version=7, held_generation=99)
-            assert "generation 99" in (await hasty.hears(Refused)).reason
-            await hasty.is_down()
             await hasty.join()
             await hasty.hears(PlanChanged)
             hasty.say(DataReady(vocabulary=0, data_hash="", token_count=0))
@@ -232,7 +229,6 @@ def test_bad_peers_are_closed_counted_and_disturb_nobody(coordinator: Coordinato
     text = coordinator.metrics()
     refused = re.findall(r'barnraise_transport_rejected_messages_total\{reason="(\w+)"\} ([1-9])', text)
     assert ("unexpected", "2") in refused and len(refused) >= 2, refused
-    assert coordinator.metric('barnraise_coordinator_node_joins_total{outcome="refused"}') == 1
 
 
 def test_a_coordinator_whose_disk_fails_ends_and_says_which_file(coordinator: Coordinator) -> None:

@@ -1,0 +1,164 @@
+"""What servers know of the run that this coordinator's database does not, and when their word is taken over.
+
+A coordinator may come back with an old copy of its database, with an empty one, or beside a second one. Servers keep
+the plan that they go by and show it when they join; their links prove who they are, and a plan names its servers. The
+newest plan wins, first by its ledgers (older ones would throw steps away), then by what the operator changed, then by
+its generation. It is taken over unattended where every server that it names has joined and none shows other contents
+under its numbers; else the run waits with one sentence that says what to do, and the servers train on meanwhile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.live.first_plan import settled_by
+from coordinator.live.roster import Member, Roster
+from protocol.base.errors import BadInputError
+from protocol.base.ids import NodeId
+from protocol.run.course import is_asked_for
+from protocol.run.plan import Plan
+from protocol.run.run import STAGES_MAX, RunConfig
+
+NAMED = 4
+"""Servers that one sentence names."""
+GENERATION_MAX = 2**53
+"""A thousand plans a second make 2.6 thousand million in a month: what is above this is no generation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is to be done about plans that servers show."""
+
+    sentence: str = ""
+    """What the run waits for before it takes a plan over; empty: it does not wait."""
+    plan: Plan | None = None
+    """The plan to put in force, under a generation above `generation`; None: nothing is to be taken over."""
+    generation: int = -1
+    """The newest that anybody shows."""
+
+
+def fault_of_shown(plan: Plan) -> str:
+    """What no plan of a coordinator looks like, or an empty string."""
+    nodes = plan.server_nodes()
+    if not -1 <= plan.restore_step < GENERATION_MAX or not (
+        0 <= plan.ledger_generation <= plan.generation < GENERATION_MAX
+    ):
+        return "shows a plan with generations that cannot be"
+    if not 1 <= len(plan.stages) <= STAGES_MAX or not nodes or len(set(nodes)) < len(nodes):
+        return "shows a plan with doubled or missing servers"
+    return ""
+
+
+def is_ahead(member: Member, plan: Plan | None) -> bool:
+    """Whether a server has more than the plan in force explains: it must not be told that plan, nor lose its place."""
+    if member.join is None or member.role != "server":
+        return False
+    shown = member.shown
+    if plan is None:
+        return shown is not None or member.join.held_generation >= 0
+    if member.join.held_generation > plan.ledger_generation:
+        return True
+    if shown is None or shown == plan:
+        return False
+    same_ledgers = shown.ledger_generation == plan.ledger_generation
+    return shown.generation >= plan.generation or (same_ledgers and len(shown.changes) > len(plan.changes))
+
+
+class Adoption:
+    """Which plan counts, by what those that are linked show. Reads the roster, changes nothing."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self.open = False
+        """Whether somebody is ahead of the plan in force, as of the last look."""
+        self.forced = False
+        """The operator wants the newest plan that is shown, whoever is missing."""
+
+    def look(self, plan: Plan | None, config: RunConfig) -> Verdict:
+        """What to do now, with this plan in force."""
+        ahead = [member for member in self._roster.joined_servers() if is_ahead(member, plan)]
+        if plan is not None:  # one that holds what nobody explains stays out, and holds nobody up
+            ahead = [member for member in ahead if member.shown is not None and _age(member.shown) != _age(plan)]
+        self.open = bool(ahead)
+        if not ahead:
+            self.forced = False
+            return Verdict()
+        shown = {member.peer: member.shown for member in self._roster.joined_servers() if member.shown is not None}
+        candidates = [*shown.values(), *(() if plan is None else (plan,))]
+        newest = max(candidates, key=_age, default=None)
+        if newest is None or (plan is None and any(_held(member) > newest.ledger_generation for member in ahead)):
+            member = max(ahead, key=_held)
+            return Verdict(f"{_names([member.peer])} {unexplained(member)}")
+        if rivals := [node for node, other in shown.items() if _contradicts(other, newest)]:
+            backers = [node for node, other in shown.items() if other == newest]
+            return Verdict(
+                f"{_names(backers)} and {_names(rivals)} show different plans of generation {newest.generation}, which"
+                " two coordinators have made: stop the servers whose state shall not count, move their state folders"
+                " away, and start them again"
+            )
+        if newest is not plan and (fault := self._fault(newest, config, shown)):
+            return Verdict(fault)
+        missing = [node for node in newest.server_nodes() if not self._has_joined(node)]
+        if missing and newest is not plan and not self.forced:
+            return Verdict(
+                f"servers go by the plan of generation {newest.generation}, which this coordinator's database does not"
+                f" know; waiting for {_names(missing)} of the same plan: start them again, or do without them by"
+                " `barnraise run adopt`"
+            )
+        return Verdict(plan=newest, generation=max(other.generation for other in candidates))
+
+    def _has_joined(self, node: NodeId) -> bool:
+        member = self._roster.get(node)
+        return member is not None and member.join is not None
+
+    def _fault(self, newest: Plan, config: RunConfig, shown: dict[NodeId, Plan]) -> str:
+        """Why the plan cannot be one of this run's file, or nothing."""
+        backer = next(node for node, other in shown.items() if other is newest)
+        try:
+            settled = settled_by(config, newest)
+            settled.validate()
+            shards = settled.stages.front_servers + settled.stages.back_servers
+            even = all(len(stage.servers) == shards for stage in newest.stages)
+            fits = len(newest.stages) == settled.stages.count and even and is_asked_for(newest.course, settled)
+        except (BadInputError, ValueError):
+            fits = False
+        hashed = self._roster.get(backer)
+        same = fits and hashed is not None and hashed.shown_hash == settled.config_hash()
+        if same:
+            return ""
+        return (
+            f"{_names([backer])} goes by a plan of generation {newest.generation} of another configuration of this run:"
+            " start the coordinator with the RUN.toml that the servers know, or the servers with empty state folders"
+        )
+
+
+def unexplained(member: Member) -> str:
+    """What keeps out a server that brings ledgers of which nobody shows the plan; after its name."""
+    return (
+        f"holds ledgers of generation {_held(member)}, which this coordinator's database does not know and no server's"
+        " plan explains: start the run's other servers, or give the coordinator its newest database, or that server an"
+        " empty state folder"
+    )
+
+
+def _age(plan: Plan) -> tuple[int, int, int]:
+    return plan.ledger_generation, len(plan.changes), plan.generation
+
+
+def _held(member: Member) -> int:
+    return -1 if member.join is None else member.join.held_generation
+
+
+def _contradicts(other: Plan, newest: Plan) -> bool:
+    """Equal numbers with other contents: one history cannot have made both."""
+    if other.ledger_generation != newest.ledger_generation or other == newest:
+        return False
+    began_elsewhere = other.restore_step != newest.restore_step or other.course != newest.course
+    return began_elsewhere or other.generation == newest.generation
+
+
+def _names(nodes: list[NodeId]) -> str:
+    named = [f"server {node[:8]}" for node in nodes[:NAMED]]
+    if len(nodes) > NAMED:
+        named.append(f"{len(nodes) - NAMED} more")
+    return ", ".join(named) or "nobody"
