@@ -407,6 +407,8 @@ class NodeMachine:
         self._begin_roles(now)
         if news and self.server is not None:  # a coordinator that did not know its plan has not believed our reports
             self.server.coordinator_here()
+        if message.plan.held:
+            self._report()  # the run waits until every server has said that it has this plan
 
     def _begin_roles(self, now: float) -> None:
         if self._roles.begin(now):

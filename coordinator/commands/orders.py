@@ -16,6 +16,7 @@ import click
 from coordinator.commands.check import check, example
 from coordinator.commands.status import ANSWER_S, DEFAULT_URL, fetch, opener
 from protocol.base.errors import BadInputError
+from protocol.run.changes import AT_BOUNDARY, AT_DECISION
 from protocol.trust.identity import base32, is_node_id
 from protocol.trust.membership import JoinLink
 
@@ -125,11 +126,15 @@ def uninvite(invite: str, url: str, links: Path | None) -> None:
 def set_key(key: str, value: str, url: str, links: Path | None) -> None:
     """Give KEY of the run (as in RUN.toml: optimizer.learning_rate) another VALUE from the next step on.
 
-    Stage 0 decides which step is the next; `barnraise run changes` shows it. What cannot be changed says why, and what
-    to do instead.
+    Stage 0 decides which step is the next; `barnraise run changes` shows it. For what every server must know before a
+    step opens (steps, checkpoint.every_steps, data.mixture) the run ends its open steps first. What cannot be changed
+    says why, and what to do instead.
     """
     made = _post(_base(url), links, "set", {"key": key, "value": value})
-    click.echo(f"{made['key']} = {made['value']} from the next step on that is not decided")
+    when = "the next step on, which opens when all servers know" if key in AT_BOUNDARY else "now on"
+    if key in AT_DECISION:
+        when = "the next step on that is not decided"
+    click.echo(f"{made['key']} = {made['value']} from {when}")
 
 
 @run.command()

@@ -354,6 +354,7 @@ class CoordinatorMachine:
                     self._tell_news(member, now)  # its owner is about to read what it gave
                 self.placement.heard(member, message, now)
                 member.report, member.report_at = message, now
+                self.placement.settle(now)
                 self._end_of_history(member, message)
             case LinkReport():
                 self._link_report(member, message, now)
@@ -542,13 +543,13 @@ class CoordinatorMachine:
         if member.peer != plan.decider:
             self._expel(member, "unexpected", "StepReport from a server that does not decide", now)
             return
-        if not 0 <= report.step < self.config.steps:
+        if not 0 <= report.step < self.placement.running.steps:
             self._expel(member, "unexpected", f"StepReport of step {report.step}", now)
             return
         if not 0 <= report.changes <= len(plan.changes):
             self._expel(member, "unexpected", f"StepReport with {report.changes} of {len(plan.changes)} changes", now)
             return
-        fault = fault_of_report(report, self.config, plan)
+        fault = fault_of_report(report, self.placement.running, plan)
         if fault:
             self._expel(member, "unexpected", fault, now)
             return
@@ -563,7 +564,7 @@ class CoordinatorMachine:
         """A run that went back to its last checkpoint has nothing left to train, but perhaps something to report: what
         its decider knows of the last steps. Only when that is told, or nobody knows, is the run finished."""
         plan = self.placement.plan
-        if plan is None or plan.restore_step < self.config.steps or self.placement.going_back:
+        if plan is None or plan.restore_step < self.placement.running.steps or self.placement.going_back:
             return
         speaks = member.peer == plan.decider and report.ledger_generation == plan.ledger_generation
         if not speaks or report.counters.get("unreported", 1.0) > 0:
@@ -576,7 +577,7 @@ class CoordinatorMachine:
         self.history.store(row)
         self.giving.store(row.shares, row.worked_s, row.wall_s, now)
         self.bulletin.curve.add(row.step, row.loss)
-        self.placement.changes_counted(row.changes, row.step)
+        self.placement.wishes.counted(row.changes, row.step)
         self.reported.accepted(self.config.batch.microbatches)
         self.placement.step_stored(row, now)
         if self.data is not None:

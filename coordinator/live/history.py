@@ -42,7 +42,8 @@ class History:
         """Tokens of all steps up to it."""
         self.rollback_count = stored.rollback_count
         self.lost_steps = stored.lost_steps
-        self._config = config
+        self.config = config
+        """The run as it is now."""
         self._outbox = outbox
         self._accepted = self.newest_step
         """The newest step that was sent to the disk."""
@@ -57,7 +58,7 @@ class History:
     @property
     def finished(self) -> bool:
         """Whether the run's last step is stored, or its report is lost for good while a checkpoint has the step."""
-        return self.newest_step >= self._config.steps - 1 or self._ended
+        return self.newest_step >= self.config.steps - 1 or self._ended
 
     def end(self, ledger_generation: int) -> HistoryEnded | None:
         """What to write when the decider of a run that went back to its last checkpoint has no report left to make;
@@ -66,7 +67,7 @@ class History:
             return None
         self._ending = True
         first = self.newest_step + 1
-        self._outbox.log("warning", "step reports missing", first=first, last=self._config.steps - 1)
+        self._outbox.log("warning", "step reports missing", first=first, last=self.config.steps - 1)
         return HistoryEnded(ledger_generation=ledger_generation, first_missing=first)
 
     def ended(self, still: bool) -> None:
@@ -91,7 +92,7 @@ class History:
         """
         first = first_step_after(restore_step)
         lost = self.lost_by(restore_step)
-        last, delay = self._config.steps - 1, self._config.batch.delay
+        last, delay = self.config.steps - 1, self.config.batch.delay
         kept = [found for found in self.validations if min(found.version + delay, last) < first]
         self.validations = deque(kept, maxlen=TAIL_STEPS)
         while self.tail and self.tail[-1].step >= first:
@@ -100,7 +101,7 @@ class History:
             self._thrown[row.step] = row
         remaining = self.newest_step - lost
         if not self.tail and remaining >= 0:  # farther back than the rows in memory: steps have equal tokens
-            self.tokens = (remaining + 1) * self._config.step_tokens
+            self.tokens = (remaining + 1) * self.config.step_tokens
         for step in range(remaining + 1, first):
             again = self._thrown.pop(step, None)
             if again is not None:
@@ -154,7 +155,7 @@ class History:
 
     def store(self, row: StepRow) -> None:
         """The row is durable."""
-        run = self._config.name
+        run = self.config.name
         self.tail.append(row)
         self.newest_step = row.step
         self.tokens += row.tokens
@@ -165,7 +166,7 @@ class History:
         if row.skipped:
             self._outbox.count("barnraise_run_bad_steps_total", run=run, reason="skipped")
         self._outbox.log(
-            "info", "step", step=row.step, done=f"{row.step + 1} of {self._config.steps}", loss=row.loss,
+            "info", "step", step=row.step, done=f"{row.step + 1} of {self.config.steps}", loss=row.loss,
             tokens=row.tokens, skipped=row.skipped, learning_rate=row.learning_rate,
             gradient_norm=row.gradient_norm, duration_s=row.duration_s,
         )  # fmt: skip

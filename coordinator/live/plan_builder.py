@@ -71,6 +71,7 @@ def build_plan(
     restore_step: int,
     changes: tuple[RunChange, ...] = (),
     paused: bool = False,
+    held: bool = False,
     why: str = "",
 ) -> tuple[Plan, str]:
     """The plan with these servers (a sequence per stage, in shard order), and why it cuts the model as it does: `why`
@@ -86,6 +87,7 @@ def build_plan(
         in_flight_max=max(IN_FLIGHT_MIN, IN_FLIGHT_A_STAGE * len(servers)),
         changes=changes,
         paused=paused,
+        held=held,
     )
     parts = "stages" if len(course.chunks) == len(servers) else f"chunks on {len(servers)} stages"
     cut = "; ".join(f"stage {stage}: {stage_blocks(config, course, stage)}" for stage in range(len(servers)))

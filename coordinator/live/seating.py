@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
-import msgspec
-
 from coordinator.live import gray
 from coordinator.live.adoption import Adoption
 from coordinator.live.first_plan import FirstPlanner, settled_by, why_of
@@ -22,21 +20,18 @@ from coordinator.live.plan_builder import build_plan
 from coordinator.live.problem import Proposal
 from coordinator.live.records import PlanRow, StepRow, StoredState
 from coordinator.live.relays import RelayBook
-from coordinator.live.rollback import Rollback, changes_before, guarded, readable_steps, why_not
+from coordinator.live.rollback import Rollback, guarded, readable_steps, why_not
 from coordinator.live.roster import Member, Roster
 from coordinator.live.slots import Review, Slot, SlotTable, holds_state, review
+from coordinator.live.wishes import PAUSED_FOR, Wishes
 from protocol.base.ids import NodeId
 from protocol.messages import Join, NodeReport, PlanChanged
-from protocol.run.changes import RunChange
+from protocol.run.changes import RunChange, running
 from protocol.run.plan import Plan, ServerPlan
 from protocol.run.run import RunConfig
 
 ASKED_NAMED = 4
 """Servers that one sentence names."""
-
-
-PAUSED_FOR = "; paused: "
-"""Before the reason, in the sentence of a plan."""
 
 
 class Placement:
@@ -52,6 +47,9 @@ class Placement:
         outbox: Outbox,
         network: NetworkBook,
     ) -> None:
+        self._roster = roster
+        self._history = history
+        self._outbox = outbox
         self.config = config if stored.plan is None else settled_by(config, stored.plan)
         """The run, with what was open in it as the plan in force has it."""
         self.first = FirstPlanner(self.config, roster, network, outbox)
@@ -68,21 +66,13 @@ class Placement:
         """The newest generation opened."""
         self.table = SlotTable(self.config.stages, stored.plan)
         self.review = Review("wait", "the coordinator has just started")
-        self.changes = () if stored.plan is None else stored.plan.changes
-        """What the operator has changed, with the steps from which it counts as far as they are reported."""
-        self.paused = stored.plan is not None and stored.plan.paused
-        """Whether the operator wants no further step opened."""
-        self.pause_reason = stored.plan_sentence.partition(PAUSED_FOR)[2]
-        """Why, where the run's guard wants it and not a person."""
+        self.wishes = Wishes(stored.plan, stored.plan_sentence, stored.changed_at, outbox)
         self.rollback: Rollback | None = None
         """Where the operator wants the run to go back to, until it has."""
         self.rollback_refusal = ""
         """Why the newest wish of this kind came to nothing."""
-        for count, step in stored.changed_at:
-            self.changes_counted(count, step)
-        self._roster = roster
-        self._history = history
-        self._outbox = outbox
+        self.running = self._now_runs()
+        """The run as the plan in force has it, with what was changed."""
         self._relays = RelayBook(roster, outbox)
         self._generation_used = False
         self._on_its_way: PlanRow | None = None
@@ -118,15 +108,12 @@ class Placement:
 
     def change(self, change: RunChange, now: float) -> None:
         """A key has another value; stage 0 decides from which step on."""
-        self.changes = (*self.changes, change)
-        self._outbox.log("info", "run changed", key=change.key, value=change.value)
+        self.wishes.change(change)
         self.look(now)
 
     def pause(self, paused: bool, now: float, reason: str = "") -> None:
         """No step is opened any more, or they are opened again; training work that is under way ends."""
-        if paused != self.paused:
-            self.paused, self.pause_reason = paused, reason
-            self._outbox.log("info", "run paused" if paused else "run goes on", detail=reason)
+        if self.wishes.pause(paused, reason):
             self.look(now)
 
     def roll_back(self, step: int, now: float, cause: str = "the operator goes back") -> None:
@@ -139,7 +126,7 @@ class Placement:
     def _guard(self, row: StepRow, now: float) -> None:
         """If training went wrong in a step, the run waits for its operator, behind it or at a checkpoint before it."""
         wanted, why = guarded(self.config.guard, row, list(self._history.tail)[:-1])
-        if not wanted or self.paused or self._history.finished:
+        if not wanted or self.wishes.paused or self._history.finished:
             return
         self._outbox.log("warning", "run guarded", detail=why, step=row.step)
         self.pause(True, now, why)
@@ -179,22 +166,26 @@ class Placement:
         if self.rollback_refusal:
             self._outbox.log("warning", "run does not go back", step=wanted.step, reason=self.rollback_refusal)
             return verdict
-        undone = self.changes[len(changes_before(self.changes, wanted.step)) :]
-        self.changes = changes_before(self.changes, wanted.step)
-        for change in undone:
-            self._outbox.log("warning", "change undone", key=change.key, value=change.value, step=wanted.step)
+        self.wishes.go_back(wanted.step)
         return asked
 
-    def changes_counted(self, count: int, step: int) -> None:
-        """A step that counts had so many changes in force: those of them that had no step began with this one."""
-        self.changes = tuple(
-            msgspec.structs.replace(change, from_step=step) if change.from_step < 0 and number < count else change
-            for number, change in enumerate(self.changes)
-        )
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the plan in force, which is durable, has all that the operator ordered."""
+        return self.plan is not None and self._on_its_way is None and self.wishes.are_in(self.plan)
 
-    def _is_ordered(self, plan: Plan) -> bool:
-        """Whether a plan has all that the operator ordered."""
-        return len(plan.changes) == len(self.changes) and plan.paused == self.paused
+    def settle(self, now: float) -> None:
+        """A server of a held plan has told how it gets on: the run may be at the boundary, or past it."""
+        if self.plan is None or self._on_its_way is not None:
+            return
+        members = [self._roster.get(node) for node in self.plan.server_nodes()]
+        if self.wishes.settle(self.plan, [None if member is None else member.report for member in members]):
+            self.look(now)
+
+    def _now_runs(self) -> RunConfig:
+        """Also tells the history, which counts by it."""
+        self._history.config = running(self.config, () if self.plan is None else self.plan.changes)
+        return self._history.config
 
     # ---- servers come and go -----------------------------------------------------------------------------------
 
@@ -303,7 +294,7 @@ class Placement:
             for slot in found:  # it was taken for lost, and has what it needs after all
                 if self.table.holder.get(slot) in linked:
                     self.tell(linked[self.table.holder[slot]])
-        if verdict.kind in ("keep", "wait") and self.plan is not None and not self._is_ordered(self.plan):
+        if verdict.kind in ("keep", "wait") and self.plan is not None and not self.wishes.are_in(self.plan):
             stages = tuple(stage.servers for stage in self.plan.stages)
             self._issue(stages, self.plan.ledger_generation, self.plan.restore_step, "the operator changed the run")
         elif verdict.kind == "issue" and self.plan is None and self.config.is_open:
@@ -346,7 +337,7 @@ class Placement:
             member = self._roster.get(self.table.holder[slot])
             if member is None or not member.welcomed:
                 self.table.gone_since[slot] = now
-        self.changes, self.paused = plan.changes, plan.paused
+        self.wishes.take_over(plan)
         stages = tuple(stage.servers for stage in plan.stages)
         self._issue(
             stages, plan.ledger_generation, plan.restore_step, "the servers' plan is taken over", config, adopted=True
@@ -439,7 +430,7 @@ class Placement:
                 self._seen_at[slot] = now
             # While steps close, the holder works, and only its link to us is down.
             alive_at = max(self.step_stored_at, self._seen_at.get(slot, float("-inf")))
-            if gone_since is not None and now - max(gone_since, alive_at) >= self.config.limits.server_gone_s:
+            if gone_since is not None and now - max(gone_since, alive_at) >= self.running.limits.server_gone_s:
                 node, gone_s = self.table.holder[slot], round(now - gone_since, 1)
                 self._outbox.log("warning", "server given up", node=node, slot=self.table.name(slot), gone_s=gone_s)
                 self.table.release(slot)
@@ -453,7 +444,7 @@ class Placement:
         holders = dict.fromkeys(self.table.holder.values())
         fellows = [linked[peer] for peer in holders if peer != node and peer in linked]
         others = [*fellows, *(member for peer, member in linked.items() if peer not in holders)]
-        gone_s = self.config.limits.server_gone_s
+        gone_s = self.running.limits.server_gone_s
         given_up = self._arbitration.is_given_up(
             linked.get(node), others, len(fellows), now - self.newest_news_at, gone_s, now
         )
@@ -488,13 +479,14 @@ class Placement:
             generation=self.generation,
             ledger_generation=self.generation if ledger_generation is None else ledger_generation,
             restore_step=restore_step,
-            changes=self.changes,
-            paused=self.paused,
+            changes=self.wishes.changes,
+            paused=self.wishes.paused,
+            held=self.wishes.held,
             why=why,
         )
         if self.plan is not None and self.plan.course == plan.course:
             sentence = self.sentence.partition(PAUSED_FOR)[0]  # the reason for the cut does not change with a server
-        sentence += f"{PAUSED_FOR}{self.pause_reason}" if self.paused and self.pause_reason else ""
+        sentence = self.wishes.said_after(sentence)
         lost_steps = 0
         if goes_back:
             lost_steps = max(self._history.lost_by(restore_step), 0 if adopted else self._unreported(restore_step))
@@ -508,6 +500,7 @@ class Placement:
             if config != self.config:
                 self.config = config
                 self.on_settled()
+            self.running = self._now_runs()
             if new_ledgers:
                 self._in_force_at = now
                 self._given = dict.fromkeys(self.table.slots, adopted)

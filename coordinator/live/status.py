@@ -38,7 +38,7 @@ def build_status(machine: CoordinatorMachine, now: float) -> dict[str, Any]:
             "waiting_s": round(now - waiting_since, 3) if waiting_for else 0.0,
             # The number of the newest closed step, counted from 0; -1 before the first. People are told how many.
             "step": history.newest_step,
-            "target_steps": config.steps,
+            "target_steps": placement.running.steps,
             "tokens": history.tokens,
             "loss": newest.loss if newest else None,
             "learning_rate": newest.learning_rate if newest else None,
@@ -53,9 +53,9 @@ def build_status(machine: CoordinatorMachine, now: float) -> dict[str, Any]:
             "lost_steps": history.lost_steps,
             "changes": [
                 {"key": change.key, "value": change.value, "from_step": change.from_step}
-                for change in placement.changes
+                for change in placement.wishes.changes
             ],
-            "trains": changes_hash(config, placement.changes),
+            "trains": changes_hash(config, placement.wishes.changes),
             "vocabulary": data.vocabulary if data else 0,
             "data_hash": data.data_hash if data else "",
             "data_tokens": data.token_count if data else 0,
@@ -107,12 +107,17 @@ def run_state(machine: CoordinatorMachine, now: float) -> tuple[str, str]:
         return "finished", ""
     if placement.plan is None or placement.review.kind != "keep":
         return "waiting", placement.review.sentence
-    if placement.paused and placement.plan.paused:
-        why = placement.pause_reason or "by the operator"
-        return "paused", f"paused{': ' if placement.pause_reason else ' '}{why}; `barnraise run resume` lets it go on"
+    if placement.wishes.paused and placement.plan.paused:
+        why = placement.wishes.pause_reason or "by the operator"
+        return (
+            "paused",
+            f"paused{': ' if placement.wishes.pause_reason else ' '}{why}; `barnraise run resume` lets it go on",
+        )
     if waiting_for := _missed_servers(machine, now):
         return "waiting", waiting_for
-    if placement.plan.restore_step >= machine.config.steps:
+    if placement.wishes.held:
+        return "waiting", "waiting at the end of a step for all servers to have what was changed"
+    if placement.plan.restore_step >= placement.running.steps:
         decider = placement.table.slots[0]
         return "waiting", f"waiting for {placement.table.name(decider)} to tell how the last steps ended"
     if machine.data is None:
@@ -163,7 +168,7 @@ def _no_step(machine: CoordinatorMachine, now: float) -> str:
     since = placement.newest_news_at
     if len(machine.history.tail) < 2:  # nobody knows how long a step takes, so work that is done shows that all is well
         since = max(since, placement.worked_at)
-    if now - since < max(LEASES_QUIET * machine.config.limits.lease_s, _quiet_max_s(machine)):
+    if now - since < max(LEASES_QUIET * machine.placement.running.limits.lease_s, _quiet_max_s(machine)):
         return ""
     waits = []
     for slot, node in sorted(placement.table.holder.items()):
@@ -179,7 +184,7 @@ def _no_step(machine: CoordinatorMachine, now: float) -> str:
 
 def _lonely_stages(machine: CoordinatorMachine) -> str:
     """A sentence when stages have nobody who computes for them, which only `stages.collocated = "never"` allows."""
-    stages = machine.config.stages
+    stages = machine.placement.running.stages
     if stages.collocated != "never":
         return ""
     served = [member.stage for member in machine.roster.volunteers()]

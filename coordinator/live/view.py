@@ -36,7 +36,7 @@ def overview(machine: CoordinatorMachine, now: float) -> dict[str, Any]:
     since = machine.waiting_since if waiting_for == machine.waiting_for else now
     newest = history.tail[-1] if history.tail else None
     interval_s = step_interval_s(machine)
-    left = config.steps - 1 - history.newest_step
+    left = placement.running.steps - 1 - history.newest_step
     servers, volunteers = machine.roster.servers(), machine.roster.volunteers()
     return {
         "wall_s": round(now + machine.wall_offset_s, 3),
@@ -46,7 +46,7 @@ def overview(machine: CoordinatorMachine, now: float) -> dict[str, Any]:
             "waiting_for": public(waiting_for),
             "waiting_s": round(now - since, 1) if waiting_for else 0.0,
             "step": history.newest_step,
-            "target_steps": config.steps,
+            "target_steps": placement.running.steps,
             "tokens": history.tokens,
             "loss": newest.loss if newest else None,
             "validation": newest_validation(machine),
@@ -165,7 +165,7 @@ def _checkpoints(machine: CoordinatorMachine, servers: list[Member]) -> dict[str
         for step in member.join.checkpoints if member.join is not None else ():
             named[step] = named.get(step, 0) + 1
     return {
-        "every_steps": machine.config.checkpoint.every_steps,
+        "every_steps": machine.placement.running.checkpoint.every_steps,
         "servers": len(servers),
         "named": sorted(named.items(), reverse=True)[:8],
     }

@@ -38,11 +38,11 @@ class AdminApi(Protocol):
 
     def order(self, order: Order) -> None: ...
 
-    def change(self, key: str, value: str) -> RunChange:
-        """Orders a change of the run. Raises `BadInputError`."""
+    async def change(self, key: str, value: str) -> RunChange:
+        """Orders a change of the run; returns when its plan is durable. Raises `BadInputError`."""
         ...
 
-    def pause(self, paused: bool) -> None:
+    async def pause(self, paused: bool) -> None:
         """Orders that no step is opened, or that they are again. Raises `BadInputError`."""
         ...
 
@@ -179,14 +179,14 @@ def admin_routes(api: AdminApi, admin_token: str, refused: Callable[[], None]) -
 
     async def set_key(order: _Set) -> Response:
         try:
-            change = api.change(order.key, order.value)
+            change = await api.change(order.key, order.value)
         except BadInputError as error:
             return answer({"error": str(error)}, 400)
         return answer({"key": change.key, "value": change.value})
 
     async def pause(order: _Pause) -> Response:
         try:
-            api.pause(order.paused)
+            await api.pause(order.paused)
         except BadInputError as error:
             return answer({"error": str(error)}, 400)
         return answer({"paused": order.paused})

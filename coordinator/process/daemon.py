@@ -25,17 +25,17 @@ import structlog
 import trio
 
 from coordinator.live.core import CoordinatorMachine
-from coordinator.live.orders import ChangeRun, Order, PauseRun
+from coordinator.live.orders import Order
 from coordinator.live.outbox import EVERYDAY_EVENTS
 from coordinator.live.records import Record, StepRow
 from coordinator.live.signals import Helpers
 from coordinator.live.view import members, overview
 from coordinator.process.database import PostgresDatabase, StateBrokenError, StateLockedError
 from coordinator.process.discovery import Discovery
-from coordinator.process.going_back import roll_back
 from coordinator.process.http import build_app, build_public_app
 from coordinator.process.invites import join_links, new_invite
 from coordinator.process.metrics import coordinator_families, first_values, refresh
+from coordinator.process.ordering import change_run, pause_run, roll_back
 from coordinator.process.papers import LINKS, announce, write_private
 from coordinator.process.planner import ask_planner
 from coordinator.process.sockets import free_or_any, listen, serve
@@ -75,7 +75,7 @@ from protocol.drive.stun import StunResponder
 from protocol.drive.transport import PATHS, Link, Transport
 from protocol.link.reach import split
 from protocol.messages import Message
-from protocol.run.changes import RunChange, make_change
+from protocol.run.changes import RunChange
 from protocol.run.run import STAGES_MAX, RunConfig
 from protocol.schedule.profile import NetworkFile
 from protocol.trust.identity import SIGNATURE_BYTES, Identity
@@ -457,16 +457,13 @@ class Daemon:
     def order(self, order: Order) -> None:
         self.pump.put(Ordered(order))
 
-    def change(self, key: str, value: str) -> RunChange:
-        placement = self.machine.placement
+    async def change(self, key: str, value: str) -> RunChange:
         _check_begun(self.machine)
-        change = make_change(self.machine.config, placement.changes, key, value)
-        self.order(ChangeRun(change))
-        return change
+        return await change_run(self.machine, self.pump, key, value)
 
-    def pause(self, paused: bool) -> None:
+    async def pause(self, paused: bool) -> None:
         _check_begun(self.machine)
-        self.order(PauseRun(paused))
+        await pause_run(self.machine, self.pump, paused)
 
     async def roll_back(self, step: int) -> int:
         _check_begun(self.machine)

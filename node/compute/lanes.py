@@ -351,7 +351,7 @@ class ServerPerformer(_Performer):
         if job.microbatch >= VALIDATION_FIRST:
             tokens, labels = self._data.validation_batch(job.microbatch - VALIDATION_FIRST)
         else:
-            tokens, labels = self._data.batch(job.step, job.microbatch)
+            tokens, labels = self._data.batch(job.step, job.microbatch, job.mixtures)
         return (
             self._encode(job.tokens, torch.from_numpy(tokens), "int32"),
             self._encode(job.labels, torch.from_numpy(labels), "int32"),

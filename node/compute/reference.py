@@ -28,7 +28,7 @@ from node.compute.wire import round_trip
 from node.data.dataset import Dataset
 from node.machine.numbers import clip_factor, learning_rate
 from node.machine.numbers import validation_loss as validation_loss_of
-from protocol.run.changes import RunChange, changed, in_force
+from protocol.run.changes import RunChange, changed, in_force, mixtures
 from protocol.run.course import Course, course_of
 from protocol.run.run import RunConfig
 from protocol.run.segments import segment_ranges
@@ -103,14 +103,16 @@ def train_reference(
     steps_of = {} if grid is None else {0: grid.steps(averages)}  # by version: the grid of the gradients made on it
     reports: list[ReferenceStep] = []
     validations: list[ValidationLoss] = []
-    steps = config.steps if steps is None else steps
+    last = changed(config, changes)
+    steps = last.steps if steps is None else steps
     began_s = time.perf_counter()
     for step in range(steps):
         params = _as_sent(versions[config.version_of(step)], config).to(models[0].dtype)
         exact = torch.zeros_like(params, dtype=torch.float64 if grid is None else torch.int32)
         loss_sum = 0.0
+        drawn_by = mixtures(changes, step)
         for microbatch in range(config.batch.microbatches):
-            tokens, labels = (torch.from_numpy(array).long() for array in dataset.batch(step, microbatch))
+            tokens, labels = (torch.from_numpy(array).long() for array in dataset.batch(step, microbatch, drawn_by))
             visits = [models[chunk] for chunk in course.route(step, microbatch)]
             along = along_route if config.batch.segments == 1 else along_route_in_segments
             loss, gradients = along(config, visits, params, tokens, labels)
@@ -132,7 +134,7 @@ def train_reference(
             now = changed(config, changes[: in_force(changes, step)])
             factor = clip_factor([square_norm], now.optimizer.clip_norm)
             optimizer.apply(versions[step + 1], gradient, step, factor, learning_rate(now, step))
-        validations += _validations(config, models, versions, step, dataset)
+        validations += _validations(last, models, versions, step, dataset)
         for version in [each for each in versions if each < config.version_of(step + 1)]:
             del versions[version]
             steps_of.pop(version, None)
@@ -140,7 +142,7 @@ def train_reference(
         if on_step is not None:
             on_step(reports[-1])
     elapsed_s = time.perf_counter() - began_s
-    validations += _validations(config, models, versions, config.final_step, dataset) if steps == config.steps else []
+    validations += _validations(last, models, versions, last.final_step, dataset) if steps == last.steps else []
     speed = steps * config.step_tokens / elapsed_s
     return ReferenceResult(reports, speed, layout, versions[steps], dataset, validations)
 

@@ -137,13 +137,22 @@ class Dataset:
     def describe(self) -> DataDescription:
         return self._description
 
-    def batch(self, step: int, microbatch: int) -> tuple[Tokens, Tokens]:
-        """Tokens and labels of a microbatch, int32 [samples, context] each."""
+    def batch(self, step: int, microbatch: int, mixtures: Sequence[tuple[int, str]] = ()) -> tuple[Tokens, Tokens]:
+        """Tokens and labels of a microbatch, int32 [samples, context] each.
+
+        `mixtures` are (first step, mixture) of what an operator has made of `data.mixture` since the run began, up to
+        this step and oldest first.
+        """
         batch = self._config.batch
         if step < 0 or not 0 <= microbatch < batch.microbatches:
             raise ValueError(f"microbatch {microbatch} of step {step}")
         first = self.cursor(step)[0] + microbatch * batch.samples
-        return _cut([self._samples.training(first + index) for index in range(batch.samples)])
+        samples = self._samples
+        if mixtures:
+            assert isinstance(samples, _MixedSamples), "a run that began without a mixture gets none"
+            changes = tuple((self.cursor(since)[0], mixture) for since, mixture in mixtures)
+            return _cut([samples.training_as_changed(first + index, changes) for index in range(batch.samples)])
+        return _cut([samples.training(first + index) for index in range(batch.samples)])
 
     def validation_batch(self, index: int) -> tuple[Tokens, Tokens]:
         """As `batch`, of samples that no step trains on; `index` counts up to `validation_batches`."""
@@ -257,14 +266,35 @@ class _MixedSamples:
     """Samples of several rows by their weights; each row has epochs of its own."""
 
     def __init__(self, config: RunConfig, parts: Sequence[tuple[str, Row]]) -> None:
-        found = shares(parse_mixture(config.data.mixture), [name for name, _ in parts])
-        used = [(share, name, row) for share, (name, row) in zip(found, parts, strict=True) if share]
-        self._parts = [_TextSamples(config, row, name) for _, name, row in used]
-        weights = [share for share, _, _ in used]
-        self._training = Turns(weights, config.seed, "training")
-        self._validation = Turns(weights, config.seed, "validation")
-        self.training_count = sum(part.training_count for part in self._parts)
+        weights = parse_mixture(config.data.mixture)
+        found = shares(weights, [name for name, _ in parts])
+        # A part that is named with nothing may get a share while the run runs.
+        named = [(share, name, row) for share, (name, row) in zip(found, parts, strict=True) if name in weights]
+        self._parts = [_TextSamples(config, row, name) for _, name, row in named]
+        self._names = [name for _, name, _ in named]
+        self._seed = config.seed
+        self._training = Turns([share for share, _, _ in named], config.seed, "training")
+        self._validation = Turns([share for share, _, _ in named], config.seed, "validation")
+        self._changed: dict[tuple[tuple[int, str], ...], Turns] = {(): self._training}
+        self.training_count = sum(
+            part.training_count for (share, *_), part in zip(named, self._parts, strict=True) if share
+        )
         self.validation_count = self._whole_validation()
+
+    def training_as_changed(self, number: int, changes: tuple[tuple[int, str], ...]) -> Tokens:
+        """As `training`, by mixtures that came later: each with the number of the first sample that is drawn by it."""
+        part, place = self._turns(changes).find(number)
+        return self._parts[part].training(place)
+
+    def _turns(self, changes: tuple[tuple[int, str], ...]) -> Turns:
+        """Those of the last of these mixtures; each part goes on where it was when the one before ended."""
+        found = self._changed.get(changes)
+        if found is None:
+            first, mixture = changes[-1]
+            used = self._turns(changes[:-1]).drawn(first)
+            weights = shares(parse_mixture(mixture), self._names)
+            found = self._changed[changes] = Turns(weights, self._seed, f"training from {first}", first, used)
+        return found
 
     def training(self, number: int) -> Tokens:
         part, place = self._training.find(number)

@@ -187,6 +187,8 @@ class LoadBatch:
     microbatch: int
     tokens: int
     labels: int
+    mixtures: tuple[tuple[int, str], ...] = ()
+    """(first step, mixture) of what the operator has made of `data.mixture`, up to this step."""
 
 
 @dataclass(frozen=True, slots=True)

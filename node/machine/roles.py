@@ -38,6 +38,7 @@ from protocol.messages import (
     VersionReady,
     Work,
 )
+from protocol.run.changes import running
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 
@@ -121,7 +122,8 @@ class Roles:
         elif self.server is not None:
             self.server.end()
             self.server = None
-        hosted = serving and self._facts.computes and self.config.stages.collocated != "never"
+        now_runs = running(self.config, self.plan.changes)
+        hosted = serving and self._facts.computes and now_runs.stages.collocated != "never"
         if self.stage >= 0 and (hosted or self._facts.role != "server"):
             if self.volunteer is None:
                 kind = AuditingMachine if self._facts.role == "auditor" else VolunteerMachine

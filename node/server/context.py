@@ -10,6 +10,7 @@ from node.machine.slow_line import transfer_s, upload_s
 from node.server.tickets import TicketOffice
 from protocol.base.ids import NodeId
 from protocol.messages import Held
+from protocol.run.changes import running
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 
@@ -38,6 +39,8 @@ class StageContext:
 
     node: NodeId
     config: RunConfig
+    """The run as it is now, with what the operator has changed (`protocol.run.changes.running`); given as its file has
+    it."""
     plan: Plan
     stage: int
     shard: int
@@ -49,6 +52,17 @@ class StageContext:
     """Newest step that every stage has committed."""
     alerts: dict[str, str] = field(default_factory=dict)
     """What is wrong on this server while training goes on, as a sentence, by what it is about."""
+    written: RunConfig = field(init=False)
+    """The run as its file has it: what its hash is of."""
+
+    def __post_init__(self) -> None:
+        self.written = self.config
+        self.take_plan(self.plan)
+
+    def take_plan(self, plan: Plan) -> None:
+        """A new plan of the same ledgers: addresses may have changed, or the run."""
+        self.plan = plan
+        self.config = running(self.written, plan.changes)
 
     @property
     def generation(self) -> int:

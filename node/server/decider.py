@@ -96,10 +96,9 @@ class DeciderRole:
         """Newest step that every stage has committed."""
         return self._closed
 
-    @property
-    def unreported_count(self) -> int:
-        """Closed steps that the coordinator has not acknowledged."""
-        return len(self._reports)
+    def counters(self) -> dict[str, float]:
+        """The newest step that it has opened, and closed steps that the coordinator has not acknowledged."""
+        return {"opened": float(self._opened), "unreported": float(len(self._reports))}
 
     def unreported(self) -> tuple[StepReport, ...]:
         """Steps that the coordinator has not acknowledged, oldest first: closed ones, and those decided after them,
@@ -158,15 +157,21 @@ class DeciderRole:
         """Step t may open when step t - 1 - delay is closed everywhere (T-I8)."""
         config = self._context.config
         newest = min(config.steps - 1, self._closed + 1 + config.batch.delay)
-        while self._opened < newest and not self._context.plan.paused:
+        while self._opened < newest and not self._waits_for_orders:
             self._opened += 1
             self._steps[self._opened] = _Step(now)
             self._tell_opened(self._opened)
-        if self._final_is_due and self._closed == config.steps - 1 and not self._context.plan.paused:
+        if self._final_is_due and self._closed == config.steps - 1 and not self._waits_for_orders:
             self._opened = config.final_step
             if self._opened not in self._steps:
                 self._steps[self._opened] = _Step(now)
                 self._tell_opened(self._opened)
+
+    @property
+    def _waits_for_orders(self) -> bool:
+        """Whether the plan allows no further step: the operator's pause, or a change that all must know of first."""
+        plan = self._context.plan
+        return plan.paused or plan.held
 
     @property
     def _final_is_due(self) -> bool:
@@ -223,7 +228,7 @@ class DeciderRole:
         # A later step may be decided already, without what was changed since: then this one goes without it too.
         later = [other.decision for number, other in self._steps.items() if number > message.step]
         changes = min([in_force(plan.changes, message.step), *(one.changes for one in later if one is not None)])
-        as_changed = changed(config, plan.changes[:changes]) if changes else config
+        as_changed = changed(self._context.written, plan.changes[:changes])
         step.decision = StepDecided(
             ledger_generation=self._context.generation,
             step=message.step,
@@ -349,7 +354,7 @@ class DeciderRole:
             clip_factor=decision.clip_factor,
             skipped=decision.skipped,
             learning_rate=(
-                learning_rate(self._context.config, decision.step)
+                learning_rate(self._context.written, decision.step)
                 if decision.learning_rate < 0
                 else decision.learning_rate
             ),

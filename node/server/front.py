@@ -28,6 +28,7 @@ from protocol.messages import (
     Validated,
 )
 from protocol.run.audits import Kept
+from protocol.run.changes import mixtures
 from protocol.run.course import VALIDATION_FIRST
 
 DEADLINE_SHARE = 0.8
@@ -117,7 +118,9 @@ class FrontRole:
                 entry = Entry((forward,), needs_result=True, needs_gradient=False)
             self.pool_of(forward).add(entry)
             if position == 0:
-                self._out.compute(LoadBatch(step, microbatch, tokens=self._out.key(), labels=self._out.key()))
+                tokens, labels = self._out.key(), self._out.key()
+                drawn_by = mixtures(self._context.plan.changes, step)
+                self._out.compute(LoadBatch(step, microbatch, tokens=tokens, labels=labels, mixtures=drawn_by))
 
     def close_step(self, step: int) -> None:
         for pool in self.all_pools:

@@ -86,6 +86,10 @@ class Pool:
         self._patience = Patience(result_s, gradient_s, transfer_s)
         self._rulings: list[Ruling] = []
 
+    def collocate(self, collocated: str) -> None:
+        """The operator has another wish for when servers compute."""
+        self._choice.collocated, self._dirty = collocated, True
+
     def clock(self, now: float) -> None:
         """What happens from here on, happens at `now`."""
         self._choice.now = now

@@ -115,7 +115,7 @@ class ServerMachine:
         first = max(0, context.plan.restore_step) - 1
         context.closed = max(first, (commits[-1] if commits else -1) - 1 - context.config.batch.delay)
         context.opened = context.closed
-        self._out.compute(SetUpServer(context.config, self._vocabulary, context.plan, context.stage, context.shard))
+        self._out.compute(SetUpServer(context.written, self._vocabulary, context.plan, context.stage, context.shard))
         missing = self._begin_tickets(records)
         if self.ledger is not None:
             missing = self.ledger.start(records) or missing
@@ -171,7 +171,9 @@ class ServerMachine:
 
     def change_plan(self, plan: Plan, now: float) -> None:
         """A new generation with the same ledgers: addresses may have changed, or the run; work goes on."""
-        self.context.plan = plan
+        self.context.take_plan(plan)
+        for pool in self._roles.pools():
+            pool.collocate(self.context.config.stages.collocated)
         if self.decider is not None:
             self.decider.plan_changed(now)
 
@@ -368,13 +370,14 @@ class ServerMachine:
         counts = self.task_counts()
         return {
             "step": float(self.context.closed),
+            "generation": float(self.context.plan.generation),
             "version": float(self.shard.version),
             "volunteers": float(len(self._roles.volunteers)),
             "reissued": float(sum(pool.reissued_count for pool in pools)),
             "queue": float(counts["free"]),
             "leased": float(counts["leased"]),
             **({} if self.ledger is None else self.ledger.audit_counts()),
-            **({} if self.decider is None else {"unreported": float(self.decider.unreported_count)}),
+            **({} if self.decider is None else self.decider.counters()),
         }
 
     def check(self) -> None:

@@ -153,7 +153,7 @@ class ShardRole:
                     shard=self._context.shard,
                     shard_count=len(self._context.stage_servers),
                     checkpoint_step=self._context.plan.restore_step,
-                    config_hash=self._context.config.config_hash(),
+                    config_hash=self._context.written.config_hash(),
                 )
             )
         for record in mine:

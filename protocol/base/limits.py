@@ -198,6 +198,8 @@ REJECT_REASONS = (
 REPORT_COUNTERS = (
     # A server's machine: where it stands.
     "step",
+    "opened",
+    "generation",
     "version",
     "volunteers",
     "queue",

@@ -1,8 +1,11 @@
 """What an operator changes in a run while it runs: a numbered list, each change in force from one step on.
 
 The list travels in the plan, so it is durable with every node that acts on it. Stage 0 decides from which step on a
-change counts: the first one that is not decided when it hears of it. What a step did with its gradient follows from
-the run's file and the changes in force, so one process can do the same again (`--reference --changes`).
+change counts. Most act where a step is decided and nowhere else, and count from the first step on that is not decided
+when stage 0 hears of them; others concern a server by itself, and count when it hears of them. What every server must
+know before a step opens (`AT_BOUNDARY`) holds the run: no step opens until all that are open are closed and every
+server has the list with the step. What a step did with its data and its gradient follows from the run's file and the
+changes in force, so one process can do the same again (`--reference --changes`).
 """
 
 from __future__ import annotations
@@ -16,12 +19,14 @@ import msgspec
 
 from protocol.base.errors import BadInputError
 from protocol.run.config_file import change_run
+from protocol.run.mixture import MIXTURE_TURN, parse_mixture
 from protocol.run.run import RunConfig
 
 CHANGES_MAX = 256
 """In the life of a run; each takes some 60 bytes of every plan, 15 KB together."""
-TEXT_MAX = 80
-CHANGEABLE = (
+TEXT_MAX = 200
+"""Characters of a value: a mixture of a dozen parts; 256 of those would be 60 KB of a plan."""
+AT_DECISION = (
     "optimizer.learning_rate",
     "optimizer.warmup_steps",
     "optimizer.decay",
@@ -30,23 +35,32 @@ CHANGEABLE = (
     "optimizer.clip_norm",
 )
 """Keys that act where a step is decided and nowhere else."""
-_BRANCH = "export the newest checkpoint and start another run with model.start_from"
+AT_BOUNDARY = ("steps", "checkpoint.every_steps", "data.mixture")
+"""Keys that all servers must agree on before a step opens."""
+AT_ONCE = (
+    "stages.collocated",
+    "limits.lease_s",
+    "limits.snapshot_steps",
+    "limits.server_gone_s",
+)
+"""Keys that each node goes by on its own; none of them is part of what is computed."""
+CHANGEABLE = (*AT_DECISION, *AT_BOUNDARY, *AT_ONCE)
+_BRANCH = "`barnraise run branch` begins another run from a checkpoint of this one"
 _WHY_NOT = {
-    "steps": f"every node checks work against it; {_BRANCH}",
     "seed": f"it decided the weights and the order of the data; {_BRANCH}",
     "name": "it names the run's folders everywhere",
     "model": f"the weights have the model's shape; {_BRANCH}",
-    "data": f"steps that are open were cut from it; {_BRANCH}",
-    "batch": f"every node counts tasks by it; {_BRANCH}",
+    "data": f"what was trained on so far was numbered by it; {_BRANCH}",
+    "batch": f"the grid that gradients are rounded to, and every count of tasks, follow from it; {_BRANCH}",
     "optimizer": f"the moments that servers hold were made with it; {_BRANCH}",
     "stages": f"servers hold shards cut by it; {_BRANCH}",
     "routes": f"it is part of what is computed; {_BRANCH}",
     "wire": f"both ends of every link round by it; {_BRANCH}",
     "compute": f"volunteers compute in it; {_BRANCH}",
-    "checkpoint": "all stages must write the same versions, and look for them in the same folder",
+    "checkpoint": "all stages look for the same checkpoints in the same folder",
     "validation": "every node counts its microbatches",
     "guard": "it is in the run's file that every node has",
-    "limits": "every node has its clocks from it",
+    "limits": "both ends of a link have their clocks and bounds from it",
 }
 
 
@@ -57,7 +71,13 @@ class RunChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     value: str
     """As JSON, which is TOML for a number and a text."""
     from_step: int = -1
-    """The first step that it counts for, as reported; -1: the first that is not decided when stage 0 hears of it."""
+    """The first step that it counts for, as reported; -1: the first that is not decided when stage 0 hears of it, and
+    for a key of `AT_BOUNDARY` none so far: no step opens before there is one."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the run is held until there is a step for it."""
+        return self.from_step < 0 and self.key in AT_BOUNDARY
 
 
 def make_change(config: RunConfig, changes: Sequence[RunChange], key: str, text: str) -> RunChange:
@@ -66,8 +86,9 @@ def make_change(config: RunConfig, changes: Sequence[RunChange], key: str, text:
     Raises:
         BadInputError: the key cannot be changed, with the reason, or the value is none for it.
     """
-    section, _, name = key.partition(".")
+    section, _, name = key.rpartition(".")
     if key not in CHANGEABLE:
+        section, _, name = key.partition(".")
         table = getattr(config, section, None)
         known = table is not None if not name else hasattr(table, "__struct_fields__") and hasattr(table, name)
         if not known:
@@ -75,13 +96,32 @@ def make_change(config: RunConfig, changes: Sequence[RunChange], key: str, text:
         raise BadInputError(f"{key}: cannot be changed while the run runs: {_WHY_NOT.get(section, _BRANCH)}")
     if len(changes) >= CHANGES_MAX:
         raise BadInputError(f"{key}: a run takes {CHANGES_MAX} changes in its life, and has had them")
+    before = changed(config, changes)
     try:
-        new = change_run(changed(config, changes), [f"{key}={text}"])
+        new = change_run(before, [f"{key}={text}"])
         new.validate()
+        if key == "data.mixture":
+            _check_mixture(config, new)
     except BadInputError as error:
         raise BadInputError(str(error).removeprefix("--set ")) from error
-    value = json.dumps(getattr(getattr(new, section), name))
+    value = json.dumps(getattr(getattr(new, section) if section else new, name))
+    if max(len(key), len(value)) > TEXT_MAX:
+        raise BadInputError(f"{key}: a value of {len(value)} characters; at most {TEXT_MAX} travel in the plan")
     return RunChange(key=key, value=value)
+
+
+def _check_mixture(config: RunConfig, new: RunConfig) -> None:
+    """Raises `BadInputError` for a mixture that servers could not draw from: they alone see the folder, and the parts
+    that the run's file names are those that they have found in it."""
+    known, wanted = parse_mixture(config.data.mixture), parse_mixture(new.data.mixture)
+    if not known or not wanted:
+        without = "the run began without one" if not known else "a run that began with one keeps one"
+        raise BadInputError(f"data.mixture: {without}, and what is kept aside follows from that; {_BRANCH}")
+    for name, weight in wanted.items():
+        if name not in known:
+            raise BadInputError(f"data.mixture: there is no part {name}; the run's file names {', '.join(known)}")
+        if 0 < weight < sum(wanted.values()) / MIXTURE_TURN:
+            raise BadInputError(f"data.mixture: {name} would get less than one of {MIXTURE_TURN} samples")
 
 
 def changed(config: RunConfig, changes: Sequence[RunChange]) -> RunConfig:
@@ -108,7 +148,22 @@ def check_changes(config: RunConfig, changes: Sequence[RunChange]) -> None:
 
 def in_force(changes: Sequence[RunChange], step: int) -> int:
     """How many of the changes count for a step that is not decided yet: the first ones of the list."""
-    return sum(1 for _ in itertools.takewhile(lambda change: change.from_step <= step, changes))
+    counts = itertools.takewhile(lambda change: change.from_step <= step and not change.is_pending, changes)
+    return sum(1 for _ in counts)
+
+
+def running(config: RunConfig, changes: Sequence[RunChange]) -> RunConfig:
+    """The run as it is now: with all changes but those that no step has been found for."""
+    return changed(config, [change for change in changes if not change.is_pending]) if changes else config
+
+
+def mixtures(changes: Sequence[RunChange], step: int) -> tuple[tuple[int, str], ...]:
+    """(first step, mixture) of each change of the mixture up to a step, oldest first: what its batches are cut by."""
+    return tuple(
+        (change.from_step, json.loads(change.value))
+        for change in changes
+        if change.key == "data.mixture" and 0 <= change.from_step <= step
+    )
 
 
 def changes_hash(config: RunConfig, changes: Sequence[RunChange]) -> str:

@@ -8,6 +8,8 @@ from protocol.base.errors import BadInputError
 
 PARTS_MAX = 64
 """Parts of a prepared folder; a mixture has a word for each at most."""
+MIXTURE_TURN = 4096
+"""Samples in which each part has exactly its share, in an order of the turn's own."""
 NAME_MAX = 63
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789-_"
 

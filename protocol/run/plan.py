@@ -74,6 +74,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """What the operator has changed in the run, oldest first."""
     paused: bool = False
     """The operator wants no step opened; those that are open end."""
+    held: bool = False
+    """No step is opened either, until every server has this plan: one of its changes must be known before."""
 
     def length(self, step: int, microbatch: int) -> int:
         """Visits of a microbatch's route: its loss has this position, and its last visit the one before."""

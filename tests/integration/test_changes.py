@@ -29,7 +29,9 @@ kv_heads = 1
 feed_forward = 64
 context = 16
 [data]
-source = "builtin:grammar"
+source = "DATA"
+tokenizer = "prepared"
+mixture = "one=1 two=0"
 [batch]
 microbatches = 2
 [stages]
@@ -42,7 +44,8 @@ warmup_steps = 2
 every_steps = 5
 folder = "FOLDER"
 """
-"""One stage that a volunteer computes: nothing happens before it has come. With the delay of one step two are open."""
+"""One stage whose server computes when it is told to: nothing happens before. With the delay of one step two are
+open."""
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
@@ -62,31 +65,44 @@ def settled(swarm: Swarm) -> bool:
 
 
 def test_a_run_is_paused_changed_sent_back_and_goes_on_as_its_reference(tmp_path: Path) -> None:
-    """Paused before anybody computes, it ends the two steps that are open and no more; the change counts from step 2;
-    what cannot be changed is said; sent back to a checkpoint, and no other step, it does the steps after it again; the
+    """Paused while nobody computes, it ends the two steps that are open and no more; the change counts from step 2;
+    what cannot be changed is said; its steps, checkpoints and mixture change at the end of a step,
+    with nothing thrown away; sent back to a checkpoint, and no other step, it does the steps after it again; the
     weights are those of `--reference` with the same changes, bit by bit, and a tracker has each step once."""
     (tmp_path / "checkpoints").mkdir()
-    text = RUN.replace("FOLDER", str(tmp_path / "checkpoints"))
+    data = tmp_path / "data"
+    for name, words in (("one", "a short tale of the sea. "), ("two", "10 PRINT 20 GOTO ")):
+        (tmp_path / f"{name}.txt").write_text(words * 400)
+    sources = [f"{name}={tmp_path / name}.txt" for name in ("one", "two")]
+    assert command("data", "prepare", *sources, "--out", str(data)).returncode == 0
+    text = RUN.replace("FOLDER", str(tmp_path / "checkpoints")).replace("DATA", str(data))
     with Swarm(tmp_path, text, server_count=0, coordinator=("--track", f"csv:{tmp_path / 'csv'}")) as swarm:
         url = ["--url", swarm.links["http"]]
         early = command("run", "pause", *url)
         assert early.returncode == 2 and "edit RUN.toml" in early.stderr
         swarm.node(
             "server-0", "server", swarm.links["server"], "--listen", "127.0.0.1:0", "--checkpoints",
-            str(tmp_path / "checkpoints"),
+            str(tmp_path / "checkpoints"), "--data", str(data),
         )  # fmt: skip
         eventually(lambda: swarm.status()["run"]["data_hash"], "the data")
         assert command("run", "pause", *url).returncode == 0
         eventually(lambda: swarm.status()["run"]["state"] == "paused", "the pause")
-        swarm.node("volunteer", "join", swarm.links["volunteer"], "--yes", "--always", "--no-page", "--no-benchmark")
+        assert swarm.step() == -1, "nobody computes"
+        assert command("run", "set", "stages.collocated", "always", *url).returncode == 0
         eventually(lambda: swarm.step() >= 1, "the open steps")
         for key, value, says in (
-            ("steps", "20", "cannot be changed while the run runs"),
+            ("batch.microbatches", "4", "`barnraise run branch` begins another run"),
+            ("steps", "1", "step 2 is done"),
+            ("data.mixture", "one=0 two=0", "the weights sum to zero"),
+            ("data.mixture", "three=1", "the run's file names one, two"),
             ("optimizer.learning_rate", "much", "expected a number"),
         ):
             refused = command("run", "set", key, value, *url)
             assert refused.returncode == 2 and says in refused.stderr
-        for key, value in (("optimizer.learning_rate", "0.01"), ("optimizer.decay", "wsd")):
+        for key, value in (
+            ("optimizer.learning_rate", "0.01"), ("optimizer.decay", "wsd"), ("data.mixture", "one=1 two=1"),
+            ("limits.lease_s", "30"),
+        ):  # fmt: skip
             done = command("run", "set", key, value, *url)
             assert done.returncode == 0 and key in done.stdout, done.stderr
         assert swarm.step() == 1, "a paused run opens no step"
@@ -104,21 +120,32 @@ def test_a_run_is_paused_changed_sent_back_and_goes_on_as_its_reference(tmp_path
         assert done.returncode == 0 and f"back at step {back}; {newest + 1 - back} closed steps" in done.stdout, (
             done.stderr
         )
-        assert swarm.status()["run"]["lost_steps"] == newest + 1 - back and swarm.step() == back - 1
+        lost = swarm.status()["run"]["lost_steps"]
+        assert lost == newest + 1 - back and swarm.step() == back - 1
         assert command("run", "set", "optimizer.learning_rate", "0.005", *url).returncode == 0
         assert command("run", "resume", *url).returncode == 0
+        eventually(lambda: swarm.step() >= back, "a step after going back")
+        for key, value in (("steps", "90"), ("checkpoint.every_steps", "30"), ("data.mixture", "one=0 two=1")):
+            done = command("run", "set", key, value, *url)
+            assert done.returncode == 0 and "opens when all servers know" in done.stdout, done.stderr
         eventually(lambda: swarm.status()["run"]["state"] == "finished", "the end")
-        # It looks for new steps every two seconds: a head and 120 lines.
-        eventually(lambda: (tmp_path / "csv" / "changes.csv").read_text().count("\n") == 121, "the tracker")
+        # It looks for new steps every two seconds: a head and 90 lines.
+        eventually(lambda: (tmp_path / "csv" / "changes.csv").read_text().count("\n") == 91, "the tracker")
+        assert swarm.status()["run"]["lost_steps"] == lost, "no step is thrown away for a change"
         changes = command("run", "changes", "--json", *url).stdout
     known = [(change["key"], change["from_step"]) for change in json.loads(changes)]
-    assert known[:2] == [("optimizer.learning_rate", 2), ("optimizer.decay", 2)], known
-    assert known[2:] in (
-        [("optimizer.learning_rate", back)],  # what was changed after the checkpoint is undone, else it stays
-        [("optimizer.clip_norm", known[2][1]), ("optimizer.learning_rate", back)],
-    ), known
+    keys = ["optimizer.learning_rate", "optimizer.decay", "data.mixture", "limits.lease_s"]
+    assert known[:5] == [("stages.collocated", 0), *((key, 2) for key in keys)], known
+    later = known[5:]
+    if later[0][0] == "optimizer.clip_norm":  # what was changed after the checkpoint is undone, else it stays
+        assert 2 < later[0][1] < back
+        later = later[1:]
+    assert later[0] == ("optimizer.learning_rate", back), known
+    assert [key for key, _ in later[1:]] == ["steps", "checkpoint.every_steps", "data.mixture"]
+    steps = [step for _, step in later]
+    assert steps == sorted(steps) and back < steps[1] and steps[-1] < 90, known
     with (tmp_path / "csv" / "changes.csv").open(newline="") as file:
-        assert [int(line["step"]) for line in csv.DictReader(file)] == list(range(120)), "each step once"
+        assert [int(line["step"]) for line in csv.DictReader(file)] == list(range(90)), "each step once"
     (tmp_path / "changes.json").write_text(changes)
     exported = command("export", str(tmp_path / "model"), str(tmp_path / "checkpoints"))
     assert exported.returncode == 0, exported.stderr

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from functools import partial
 
 from coordinator.live.core import CoordinatorMachine
-from coordinator.live.orders import Adopt
+from coordinator.live.orders import Adopt, ChangeRun, PauseRun
 from coordinator.live.records import PlanRow
 from protocol.base.machine import Effect, Ordered, Received, Send
 from protocol.messages import Committed, PlanChanged
+from protocol.run.changes import make_change
 from tests.simulation.swarm import COORDINATOR, Swarm
 from tests.simulation.world import Host
 
@@ -55,6 +56,7 @@ ASKED_FOR = (
     "hang",
     "folder_hangs",
     "disk_lied",
+    "orders",
 )
 """Kinds that only a scene brings: no seed draws them."""
 OPERATOR_S = 15.0
@@ -84,6 +86,7 @@ class Weather:
         self._disk_losses = 0
         self._disk_losses_max = disk_losses_max
         self._long_pauses = 0
+        self._ends_pauses = False
         self._next()
 
     @staticmethod
@@ -114,6 +117,8 @@ class Weather:
             link.slow_s.clear()
             if link.silent:
                 world.cut(link)
+        self._ends_pauses = "orders" in self._kinds
+        self._let_go_on()
         if not any(host.machine is not None and not host.lies for host in self._swarm.volunteers):
             self._swarm.add_volunteer()
 
@@ -130,6 +135,40 @@ class Weather:
         self._next()
 
     # ---- the kinds -----------------------------------------------------------------------------------------------
+
+    def _orders(self, rng: random.Random) -> bool:
+        """The operator pauses the run, lets it go on, or gives one of its keys another value."""
+        machine = self._swarm.coordinator.machine
+        if not isinstance(machine, CoordinatorMachine) or machine.placement.plan is None or machine.finished:
+            return False
+        placement, config = machine.placement, machine.config
+        paused = rng.random() < 0.5
+        steps = rng.randint(max(2, config.steps - 3), config.steps)
+        key, value = rng.choice(
+            (
+                ("", ""),
+                ("steps", str(steps)),
+                ("checkpoint.every_steps", str(rng.randint(0, 3))),
+                ("optimizer.learning_rate", repr(rng.uniform(1e-4, 1e-2))),
+                ("stages.collocated", rng.choice(("always", "when_empty"))),
+                ("limits.snapshot_steps", str(rng.randint(1, 4))),
+            )
+        )
+        if not key:
+            self._world.feed(self._swarm.coordinator, Ordered(PauseRun(paused)))
+        elif key != "steps" or steps > machine.history.newest_step + 1 + config.batch.delay:
+            change = make_change(config, placement.wishes.changes, key, value)
+            self._world.feed(self._swarm.coordinator, Ordered(ChangeRun(change)))
+        return True
+
+    def _let_go_on(self) -> None:
+        """Nobody is left who would end a pause."""
+        machine = self._swarm.coordinator.machine
+        if not self._ends_pauses or self._swarm.finished:
+            return
+        if isinstance(machine, CoordinatorMachine) and machine.placement.wishes.paused:
+            self._world.feed(self._swarm.coordinator, Ordered(PauseRun(False)))
+        self._world.at(1.0, self._let_go_on)
 
     def _volunteer_kill(self, rng: random.Random) -> bool:
         return self._kill(rng, self._swarm.volunteers, rng.uniform(0.1, 4.0))

@@ -8,12 +8,13 @@ from coordinator.live.orders import ChangeRun, PauseRun
 from coordinator.live.records import DataRow, PlanRow, StepRow, StoredState
 from coordinator.live.status import run_state
 from protocol.base.machine import Ordered
-from protocol.messages import PlanChanged
+from protocol.messages import NodeReport, PlanChanged
 from protocol.run.changes import RunChange, changes_hash
 from tests.coordinator.live.desk import Desk
 
 RATE = RunChange("optimizer.learning_rate", "0.5")
 CLIP = RunChange("optimizer.clip_norm", "2.0")
+STEPS = RunChange("steps", "700")
 
 
 def test_a_change_is_a_plan_with_the_same_ledgers() -> None:
@@ -110,3 +111,71 @@ def test_a_report_of_changes_that_nobody_ordered_ends_the_link() -> None:
     desk.train()
     effects = desk.report(0, changes=1)
     assert desk.hung_up(effects) == [("s0", "unexpected")]
+
+
+def _told(desk: Desk, step: int, opened: int, but: tuple[str, ...] = ()) -> None:
+    """Every server of the plan says that it goes by it, and where it stands."""
+    for number, node in enumerate(("s0", "s1", "s2", "s3")):
+        if node not in but:
+            counters = {"step": float(step), "generation": float(desk.plan.generation)}
+            desk.say(
+                node,
+                NodeReport(
+                    state="training", waiting_for="", ledger_generation=desk.plan.ledger_generation,
+                    counters=counters | ({"opened": float(opened)} if number == 0 else {}),
+                ),
+            )  # fmt: skip
+
+
+def test_what_all_servers_must_know_waits_for_the_end_of_a_step() -> None:
+    """The run is held from the order on; the step is the first that is not open when all are closed everywhere; and
+    no server opens it before all have said that they know."""
+    desk = Desk()
+    desk.train()
+    desk.feed(Ordered(ChangeRun(RATE)))
+    desk.feed(Ordered(ChangeRun(STEPS)))
+    assert desk.plan.held and desk.plan.changes == (RATE, STEPS)
+    assert (
+        run_state(desk.machine, desk.now)[1] == "waiting at the end of a step for all servers to have what was changed"
+    )
+    _told(desk, 4, 5)
+    assert desk.plan.changes[1].from_step == -1, "step 5 is open"
+    desk.now += 1
+    _told(desk, 5, 5, but=("s3",))
+    assert desk.plan.changes[1].from_step == -1, "a server has not said"
+    _told(desk, 5, 5)
+    assert [change.from_step for change in desk.plan.changes] == [6, 6] and desk.plan.held
+    assert desk.machine.placement.running.steps == 700 and desk.machine.status(desk.now)["run"]["target_steps"] == 700
+    _told(desk, 5, 5, but=("s3",))
+    assert desk.plan.held
+    _told(desk, 5, 5)
+    assert not desk.plan.held and desk.plan.changes[1].from_step == 6
+    assert desk.machine.config.steps != 700, "the file, which everybody compares by its hash, is as it was"
+
+
+def test_a_coordinator_that_comes_back_goes_on_with_a_held_run() -> None:
+    """The plan says how far it was."""
+    desk = Desk()
+    desk.train()
+    desk.feed(Ordered(ChangeRun(STEPS)))
+    row = desk.written(PlanRow)[-1]
+    stored = StoredState(
+        plan=row.plan, data=DataRow(vocabulary=259, data_hash="d" * 64, token_count=1000), next_serial=100
+    )
+    again = Desk(stored=stored, generation=row.plan.generation + 1)
+    for node in ("s0", "s1", "s2", "s3"):
+        again.server(node)
+    assert again.plan.held
+    _told(again, 7, 7)
+    _told(again, 7, 7)
+    assert not again.plan.held and again.plan.changes == (msgspec.structs.replace(STEPS, from_step=8),)
+
+
+def test_a_run_that_has_done_its_new_last_step_goes_on_as_it_was() -> None:
+    """The order came while that step was under way."""
+    desk = Desk()
+    desk.train()
+    desk.feed(Ordered(ChangeRun(msgspec.structs.replace(STEPS, value="6"))))
+    _told(desk, 5, 5)
+    _told(desk, 5, 5)
+    assert desk.plan.changes == () and not desk.plan.held

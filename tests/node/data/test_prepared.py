@@ -14,11 +14,12 @@ from node.commands.data import data as command
 from node.data import prepared
 from node.data.allowed import Allowed, named_paths
 from node.data.dataset import Dataset
-from node.data.mixture import TURN, Turns, shares
+from node.data.mixture import Turns, shares
 from node.data.prepared import PreparedFolder, prepare
 from node.data.rows import FileRow
 from protocol.base.errors import BadInputError
 from protocol.cli import main
+from protocol.run.mixture import MIXTURE_TURN as TURN
 from protocol.run.run import BatchSection, DataSection, ModelSection, RunConfig
 
 CONTEXT = 8
@@ -94,6 +95,35 @@ def test_a_mixture_draws_each_part_by_its_weight(texts: Path) -> None:
     assert dataset.validation_batches >= 1
     aside = {row.tobytes() for index in range(dataset.validation_batches) for row in dataset.validation_batch(index)[0]}
     assert not aside & set(numbers)
+
+
+def test_a_mixture_that_changes_lets_each_part_go_on_where_it_was(texts: Path) -> None:
+    """No sample of a part comes twice before all of it have come, however often the weights change; a part that began
+    with nothing starts at its beginning; and a batch of a step needs no look at those before it."""
+    first = Turns([TURN - 1000, 1000, 0], 7, "training")
+    second = Turns([0, TURN // 2, TURN // 2], 7, "training from 5000", 5000, first.drawn(5000))
+    third = Turns([TURN, 0, 0], 7, "training from 9000", 9000, second.drawn(9000))
+    found = [
+        turns.find(n)
+        for turns, a, b in ((first, 0, 5000), (second, 5000, 9000), (third, 9000, 9500))
+        for n in range(a, b)
+    ]
+    for part in range(3):
+        assert [place for owner, place in found if owner == part] == list(range(sum(p == part for p, _ in found)))
+    assert sum(third.drawn(9500)) == 9500 and third.drawn(9000) == second.drawn(9000)
+
+
+def test_batches_follow_the_mixture_of_their_step(texts: Path) -> None:
+    """Before the change as ever; from its step on by the new weights; equal for two readers."""
+    sources = [("a", str(texts / "letters.jsonl")), ("b", str(texts / "numbers.txt"))]
+    prepare(sources, "text", "bytes", texts / "out")
+    config = run(texts / "out", mixture="a=1 b=0")
+    one, two = Dataset(config), Dataset(config)
+    changes = ((4, "a=0 b=1"), (8, "a=1 b=1"))
+    plain = [one.batch(step, 0)[0].tolist() for step in range(12)]
+    later = [one.batch(step, 0, tuple(c for c in changes if c[0] <= step))[0].tolist() for step in range(12)]
+    assert later[:4] == plain[:4] and later[4:8] != plain[4:8]
+    assert two.batch(9, 0, changes)[0].tolist() == later[9]
 
 
 def test_turns_are_a_bijection() -> None:

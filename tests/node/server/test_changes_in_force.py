@@ -19,10 +19,12 @@ RATE = RunChange("optimizer.learning_rate", "0.5")
 CLIP = RunChange("optimizer.clip_norm", "0.01")
 
 
-def tell(desk: Desk, *changes: RunChange, paused: bool = False) -> Plan:
+def tell(desk: Desk, *changes: RunChange, paused: bool = False, held: bool = False) -> Plan:
     """The coordinator's plan with these changes."""
     plan = desk.context.plan
-    desk.context.plan = msgspec.structs.replace(plan, generation=plan.generation + 1, changes=changes, paused=paused)
+    desk.context.take_plan(
+        msgspec.structs.replace(plan, generation=plan.generation + 1, changes=changes, paused=paused, held=held)
+    )
     desk.decider.plan_changed(1.0)
     return desk.context.plan
 
@@ -72,7 +74,7 @@ def test_going_back_repeats_a_change_at_its_own_step() -> None:
         (record,) = desk.commit(step).records(StepDone)
         desk.decider.done(record, 5.0)
         desk.take()
-    config = desk.context.config
+    config = desk.context.written
     assert rates == [learning_rate(config, 0), learning_rate(changed(config, (RATE,)), 1)]
 
 
@@ -100,6 +102,22 @@ def test_a_paused_run_ends_open_steps_and_opens_none() -> None:
     assert desk.take().sent(StepOpened) == []
     tell(desk)
     assert [message.step for message in desk.take().sent(StepOpened, "f1")] == [1]
+
+
+def test_a_held_run_opens_the_step_that_all_servers_know_of_and_no_other() -> None:
+    """The steps that a run is to have are not what a decider heard first: until then it ends what is open."""
+    desk = Desk(delay=0)
+    shorter = RunChange("steps", "2")
+    tell(desk, shorter, held=True)
+    assert desk.context.config.steps == desk.context.written.steps != 2
+    assert desk.close(0).sent(StepOpened) == []
+    assert desk.decider.counters()["opened"] == 0
+    begun = msgspec.structs.replace(shorter, from_step=1)
+    tell(desk, begun, held=True)
+    assert desk.take().sent(StepOpened) == [] and desk.context.config.steps == 2
+    tell(desk, begun)
+    assert [message.step for message in desk.take().sent(StepOpened, "f1")] == [1]
+    assert desk.close(1).sent(StepOpened) == [], "the run has no third step"
 
 
 def test_a_run_that_starts_paused_waits() -> None:

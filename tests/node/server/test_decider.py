@@ -86,11 +86,11 @@ def test_ledgers_that_begin_at_the_last_checkpoint_report_the_last_step_at_once(
     """There is no later checkpoint that its report could wait for; without it the run would never be finished."""
     last = make_config().steps - 1
     desk = Desk([decided(last)], restore_step=last + 1)
-    assert desk.decider.unreported_count == 1
+    assert desk.decider.counters()["unreported"] == 1
     desk.decider.coordinator_here()
     assert [report.step for report in desk.take().sent(StepReport)] == [last]
     desk.decider.on_stored(last)
-    assert desk.decider.unreported_count == 0
+    assert desk.decider.counters()["unreported"] == 0
 
 
 def test_a_step_decided_but_not_closed_is_handed_on_when_other_ledgers_begin() -> None:

@@ -15,8 +15,10 @@ from protocol.run.changes import (
     check_changes,
     in_force,
     make_change,
+    mixtures,
+    running,
 )
-from protocol.run.run import RunConfig
+from protocol.run.run import DataSection, RunConfig
 
 CONFIG = RunConfig()
 
@@ -44,11 +46,15 @@ def test_a_change_is_checked_and_written_one_way() -> None:
         ("optimizer.decay", "exp", "expected one of"),
         ("optimizer.learning_rat", "1", "unknown key; these can be changed"),
         ("nothing", "1", "unknown key"),
-        ("steps", "5", "every node checks work against it.*model.start_from"),
+        ("steps", "0", "is not between"),
+        ("seed", "5", "the order of the data.*run branch"),
+        ("batch.microbatches", "5", "the grid that gradients are rounded to.*run branch"),
         ("model.layers", "5", "the weights have the model's shape"),
         ("optimizer.beta1", "0.5", "the moments"),
-        ("data.source", "x", "steps that are open"),
-        ("checkpoint.every_steps", "5", "all stages must write the same versions"),
+        ("data.source", "x", "was numbered by it"),
+        ("checkpoint.keep", "5", "all stages look for the same checkpoints"),
+        ("limits.ping_s", "1", "both ends of a link"),
+        ("data.mixture", "a=1", "the run began without one.*run branch"),
     ],
 )
 def test_what_cannot_be_says_why(key: str, value: str, says: str) -> None:
@@ -85,9 +91,9 @@ def test_changes_count_from_their_step_on_in_their_order() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        (RunChange("steps", "5"),),
+        (RunChange("seed", "5"),),
         (RunChange("optimizer.learning_rate", "1e999"),),
-        (RunChange("optimizer.learning_rate", "0.1" + "0" * 100),),
+        (RunChange("optimizer.learning_rate", "0.1" + "0" * 200),),
         (RunChange("optimizer.clip_norm", "1", 50), RunChange("optimizer.clip_norm", "1", 40)),
         (RunChange("optimizer.clip_norm", "1"), RunChange("optimizer.clip_norm", "1", 40)),
         (RunChange("optimizer.clip_norm", "1", -2),),
@@ -98,6 +104,44 @@ def test_lists_that_no_coordinator_has_are_refused(changes: tuple[RunChange, ...
     """A node looks at what it is told before it acts on it."""
     with pytest.raises(BadInputError):
         check_changes(CONFIG, changes)
+
+
+def test_what_all_must_know_counts_for_no_step_before_it_has_one() -> None:
+    """Nor does what was ordered after it; the run as it is now has what needs no boundary."""
+    longer, at_once = make_change(CONFIG, (), "steps", "700"), make_change(CONFIG, (), "limits.lease_s", "5")
+    rate = RunChange("optimizer.clip_norm", "2.0")
+    assert longer.is_pending and not at_once.is_pending
+    assert in_force((rate, longer, at_once), 10) == 1
+    now = running(CONFIG, (rate, longer, at_once))
+    assert (now.steps, now.limits.lease_s, now.optimizer.clip_norm) == (CONFIG.steps, 5.0, 2.0)
+    begun = msgspec.structs.replace(longer, from_step=20)
+    assert running(CONFIG, (begun,)).steps == 700 and [in_force((begun,), step) for step in (19, 20)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("mixture", "says"),
+    [
+        ("", "keeps one"),
+        ("books=0", "sum to zero"),
+        ("books=1 news=1", "there is no part news; the run's file names books, code"),
+        ("books=1 code=0.0001", "less than one of"),
+        ("books", "is not NAME=WEIGHT"),
+    ],
+)
+def test_a_mixture_that_no_server_could_draw_from_is_refused(mixture: str, says: str) -> None:
+    """Servers alone see the folder: the coordinator takes no name that they have not looked for."""
+    mixed = RunConfig(data=DataSection(mixture="books=1 code=0"))
+    with pytest.raises(BadInputError, match=f"^data.mixture: .*{says}"):
+        make_change(mixed, (), "data.mixture", mixture)
+    changes = [
+        msgspec.structs.replace(make_change(mixed, (), "data.mixture", f"books=1 code={n}"), from_step=n)
+        for n in (1, 2)
+    ]
+    assert [mixtures(changes, step) for step in (0, 1, 9)] == [
+        (),
+        ((1, "books=1 code=1"),),
+        ((1, "books=1 code=1"), (2, "books=1 code=2")),
+    ]
 
 
 def test_the_hash_covers_file_and_list() -> None:
