@@ -187,8 +187,9 @@ class DevicePerformer(_Performer):
             self._device = open_device(self._choice, self._cap_bytes)
         self._place = job
         self._worker = StageWorker(
-            job.config, job.vocabulary, *chunks[0], self._threads, self._device, further=chunks[1:]
-        )
+            job.config, job.vocabulary, *chunks[0], self._threads, self._device, further=chunks[1:],
+            graphs_wanted=job.plan.graphs_wanted(job.stage),
+        )  # fmt: skip
         self._fixed = None
         if job.config.wire.parameters == "p12":
             count = len(job.plan.stages[job.stage].servers)

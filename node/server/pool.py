@@ -67,7 +67,7 @@ class Pool:
         self._tables = Tables()
         self._entries, self._of_task = self._tables.entries, self._tables.of_task
         self._leased_by = self._tables.leased_by
-        self._choice = Choice(collocated, self._tables, self._conduct)
+        self._choice = Choice(collocated, self._tables, self._conduct, transfer_s)
         self._workers, self._askers = self._choice.workers, self._choice.askers
         self._arrivals = 0
         self._deadlines: list[tuple[float, int, TaskId]] = []

@@ -59,7 +59,7 @@ from protocol.run.course import VALIDATION_FIRST
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 
-LEASES_MAX = 64
+LEASES_MAX = 128
 """Leases held at once; more are given back (a server with that many for us is not ours)."""
 
 

@@ -34,7 +34,8 @@ UPDATE_BYTES = 32
 STATE_BYTES = 12
 LOSS_NATS = 5.0
 GRAPHS_WANTED = 2
-"""Where not so many whole graphs fit, a device keeps inputs only and runs forwards again, as `node.compute.worker`."""
+"""Where not even so many whole graphs fit, or as many as the plan wants, a device keeps inputs only and runs forwards
+again, as `node.compute.worker`."""
 OTHER_S = 1e-4
 """Of a job that moves no bytes to speak of."""
 DATA_S = 1.0
@@ -268,7 +269,7 @@ class WorldLanes:
             inputs = sum(min(b.kept_values, work.spec.boundary_values) for b in blocks)
             light = max(light, work.value_bytes * work.tokens * inputs)
         found = int(free // max(whole, 1.0))
-        self._recomputes = found < GRAPHS_WANTED
+        self._recomputes = found < max(GRAPHS_WANTED, job.plan.graphs_wanted(job.stage))
         if self._recomputes:
             found = int(free // max(light, 1.0))
         if found < 1:

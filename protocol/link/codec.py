@@ -179,6 +179,11 @@ _TRAFFIC = {
 }
 
 
+def is_long(message: Message) -> bool:
+    """Whether it holds a good part of a stage, or fills the line for a while: the rest takes turns with it."""
+    return isinstance(message, (Contribute, Parameters, MeasureData))
+
+
 def traffic_kind(message: Message) -> str:
     """The label `kind` of barnraise_transport_bytes_total that the message's bytes count under."""
     if not tensors_of(message):

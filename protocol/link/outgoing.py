@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from protocol.base.errors import LocalProtocolError, RemoteProtocolError
 from protocol.base.limits import HEADER_BYTES_MAX, OPEN_BULK_MAX, RECORD_BYTES_MAX
-from protocol.link.codec import check_allowed, check_tensors, encode, tensors_of, traffic_kind
+from protocol.link.codec import check_allowed, check_tensors, encode, is_long, tensors_of, traffic_kind
 from protocol.link.frames import (
     CHUNK_BYTES,
     COUNT_BYTES,
@@ -28,6 +28,7 @@ class _Bulk:
 
     header: bytes
     kind: str
+    is_long: bool
     byte_count: int
     buffers: deque[memoryview]
     number: int = 0
@@ -35,7 +36,12 @@ class _Bulk:
 
 
 class Outgoing:
-    """Control messages first, then tensors in turns, within the peer's window."""
+    """Control messages first, then tensors, within the peer's window: activations and the like one after the other,
+    long messages (whole shards) one after the other, and chunks of the two in turns.
+
+    Turns among all of them would bring everything at its end: of sixteen activations on a home line the first one would
+    arrive with the last, after half a minute, and the next stage would have stood still for as long.
+    """
 
     def __init__(self, role: str, peer_role: str, limits: FramingLimits, count: CountBytes) -> None:
         self._role = role
@@ -46,7 +52,9 @@ class Outgoing:
         """The rest of a message that has begun: parts of two messages may not mix."""
         self._control: deque[bytes] = deque()
         self._waiting: deque[_Bulk] = deque()
-        self._open: deque[_Bulk] = deque()
+        self._open: tuple[deque[_Bulk], deque[_Bulk]] = deque(), deque()
+        """Under way: short messages, long ones."""
+        self._long_is_next = False
         self.queued_bytes = 0
         """Bytes of messages and tensors that wait here to be sent."""
         self.closing = False
@@ -81,7 +89,7 @@ class Outgoing:
         elif len(encoded) > HEADER_BYTES_MAX:
             raise LocalProtocolError(f"{type(message).__name__}: {len(encoded)} bytes beside its tensors")
         else:
-            self._waiting.append(_Bulk(encoded, traffic_kind(message), byte_count, views))
+            self._waiting.append(_Bulk(encoded, traffic_kind(message), is_long(message), byte_count, views))
 
     def give_back(self, byte_count: int) -> None:
         """Tell the peer that it may send so many tensor bytes more."""
@@ -100,7 +108,8 @@ class Outgoing:
         """Nothing new is taken; control messages that wait still leave, tensors under way are given up."""
         self.closing = True
         self._waiting.clear()
-        self._open.clear()
+        for under_way in self._open:
+            under_way.clear()
         self.queued_bytes = sum(len(encoded) for encoded in self._control)
 
     def next_frame(self) -> OutFrame | None:
@@ -116,10 +125,12 @@ class Outgoing:
             return credit
         if self._control:
             return self._message(self._control.popleft())
-        if self._waiting and len(self._open) < OPEN_BULK_MAX and self._window_allows(self._waiting[0]):
+        if self._waiting and sum(map(len, self._open)) < OPEN_BULK_MAX and self._window_allows(self._waiting[0]):
             return self._header(self._waiting.popleft())
-        if self._open:
-            return self._chunk(self._open.popleft())
+        under_way = self._open[self._long_is_next] or self._open[not self._long_is_next]
+        if under_way:
+            self._long_is_next = not under_way[0].is_long
+            return self._chunk(under_way)
         return None
 
     def _message(self, encoded: bytes) -> OutFrame:
@@ -142,10 +153,11 @@ class Outgoing:
         self._next_number = (self._next_number + 1) % 2**32
         self._undigested_bytes += bulk.byte_count
         self.queued_bytes -= len(bulk.header)
-        self._open.append(bulk)
+        self._open[bulk.is_long].append(bulk)
         return OutFrame(Frame.BULK, bulk.number.to_bytes(NUMBER_BYTES, "big"), bulk.header)
 
-    def _chunk(self, bulk: _Bulk) -> OutFrame:
+    def _chunk(self, under_way: deque[_Bulk]) -> OutFrame:
+        bulk = under_way[0]
         buffer = bulk.buffers[0]
         chunk = buffer[bulk.offset : bulk.offset + CHUNK_BYTES]
         self.queued_bytes -= len(chunk)
@@ -153,8 +165,7 @@ class Outgoing:
         if bulk.offset == len(buffer):
             bulk.buffers.popleft()
             bulk.offset = 0
-        if bulk.buffers:
-            self._open.append(bulk)
-        else:
+        if not bulk.buffers:
+            under_way.popleft()
             self._count("tx", bulk.kind, len(bulk.header) + bulk.byte_count, 1)
         return OutFrame(Frame.CHUNK, bulk.number.to_bytes(NUMBER_BYTES, "big"), chunk)

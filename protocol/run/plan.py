@@ -131,6 +131,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         ends = self.course.ends_at(stage) and chunks > 1
         return max(1, self.in_flight_max * (chunks - ends) // max(1, len(positions)))
 
+    def graphs_wanted(self, stage: int) -> int:
+        """Graphs that a volunteer of the stage may hold at all positions together: 0 where each is used at once."""
+        return self.graphs_max(stage) * len(self.course.graph_positions(stage))
+
     def ledger_of(self, stage: int) -> NodeId:
         """The server that holds the stage's ledger: its first front server."""
         return self.stages[stage].fronts[0].node

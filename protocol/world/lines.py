@@ -1,14 +1,16 @@
 """A machine's line: one uplink that its transfers share, one downlink that carries what arrives.
 
-On the way up all transfers go on at once, each with an equal share: a link sends its messages with tensors chunk by
-chunk, and links do not wait for each other. On the way down a line takes in no more than its rate; what comes faster
-waits. So no line ever carries more than it can, and a transfer costs the heap two events however many are under way
-(shares that look at both ends would cost an event for each of them).
+On the way up transfers of different queues go on at once, each with an equal share, and those of one queue go one after
+the other: that is how links send (`protocol.link.outgoing`), which do not wait for each other. On the way down a line
+takes in no more than its rate; what comes faster waits. So no line ever carries more than it can, and a transfer costs
+the heap two events however many are under way (shares that look at both ends would cost an event for each of them).
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
+from collections.abc import Hashable
 from typing import Any
 
 ALMOST_BYTES = 1e-3
@@ -19,7 +21,7 @@ class Uplink:
     """Transfers that share a rate, by the bytes that each has been given since the line began ("processor sharing" by
     virtual time: Kleinrock 1967; Parekh and Gallager 1993)."""
 
-    __slots__ = ("_at", "_flows", "_given", "_number", "most_bytes", "rate", "turn", "waiting_bytes")
+    __slots__ = ("_at", "_flows", "_given", "_number", "_queues", "most_bytes", "rate", "turn", "waiting_bytes")
 
     def __init__(self, bytes_per_s: float) -> None:
         self.rate = bytes_per_s
@@ -29,7 +31,9 @@ class Uplink:
         """Of transfers that are not through, as they were announced."""
         self.most_bytes = 0.0
         """The most that ever waited."""
-        self._flows: list[tuple[float, int, float, Any]] = []
+        self._flows: list[tuple[float, int, float, Hashable, Any]] = []
+        self._queues: dict[Hashable, deque[tuple[float, Any]]] = {}
+        """What waits behind a transfer that is under way, by queue; a queue without one is not here."""
         self._given = 0.0
         self._at = 0.0
         self._number = 0
@@ -39,14 +43,21 @@ class Uplink:
             self._given += (now - self._at) * self.rate / len(self._flows)
         self._at = now
 
-    def add(self, byte_count: float, item: Any, now: float) -> None:
-        """One more transfer; `item` comes back when it is through."""
+    def add(self, byte_count: float, queue: Hashable, item: Any, now: float) -> None:
+        """One more transfer, behind those of its queue; `item` comes back when it is through."""
         self._advance(now)
-        self._number += 1
-        heapq.heappush(self._flows, (self._given + byte_count, self._number, byte_count, item))
         self.waiting_bytes += byte_count
         self.most_bytes = max(self.most_bytes, self.waiting_bytes)
+        if queue in self._queues:
+            self._queues[queue].append((byte_count, item))
+            return
+        self._queues[queue] = deque()
+        self._begin(byte_count, queue, item)
         self.turn += 1
+
+    def _begin(self, byte_count: float, queue: Hashable, item: Any) -> None:
+        self._number += 1
+        heapq.heappush(self._flows, (self._given + byte_count, self._number, byte_count, queue, item))
 
     def next_s(self, now: float) -> float | None:
         """When the next transfer is through, unless another one begins before; None: nothing is under way."""
@@ -60,15 +71,21 @@ class Uplink:
         self._advance(now)
         done = []
         while self._flows and self._flows[0][0] <= self._given + ALMOST_BYTES:
-            _, _, byte_count, item = heapq.heappop(self._flows)
+            _, _, byte_count, queue, item = heapq.heappop(self._flows)
             self.waiting_bytes -= byte_count
             done.append(item)
+            if self._queues[queue]:
+                waiting, behind = self._queues[queue].popleft()
+                self._begin(waiting, queue, behind)
+            else:
+                del self._queues[queue]
         self.turn += 1
         return done
 
     def clear(self) -> None:
         """The machine is gone: nothing of it goes on."""
         self._flows.clear()
+        self._queues.clear()
         self.waiting_bytes = 0.0
         self.turn += 1
 

@@ -45,6 +45,7 @@ from protocol.base.machine import (
     Send,
     ShareTensor,
 )
+from protocol.link.codec import is_long
 from protocol.world.lines import Downlink, Uplink
 
 SILENT_S = 4.0
@@ -326,7 +327,8 @@ class World:
         if tensors:
             byte_count += sum(ref.byte_count for ref in tensors)
             host.sent[kind] += byte_count
-            host.uplink.add(byte_count, (link, target, message, byte_count, self.now), self.now)
+            queue = target.node, is_long(message)
+            host.uplink.add(byte_count, queue, (link, target, message, byte_count, self.now), self.now)
             self._watch(host)
             return
         host.sent[kind] += byte_count

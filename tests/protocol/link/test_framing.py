@@ -19,7 +19,7 @@ from protocol.base.ids import ContributionId, TaskId, TensorRef
 from protocol.base.limits import CONTRIBUTIONS_MAX, MESSAGE_BYTES_MAX, OPEN_BULK_MAX, RECORD_BYTES_MAX, REJECT_REASONS
 from protocol.link.codec import PROTOCOL_MINOR, encode
 from protocol.link.framing import Event, Frame, Framing, FramingLimits, MessageArrived, PeerClosed, PeerReady
-from protocol.messages import Activation, Freeze, Message, Ping, Ready
+from protocol.messages import Activation, Freeze, Message, Parameters, Ping, Ready
 from protocol.speakers import MAY_SEND
 from protocol.trust.records import RecordWriter
 from tests.protocol.samples import ALICE, allowed_pair, buffers_for, framing_pair, samples
@@ -128,17 +128,32 @@ def test_control_overtakes_bulk() -> None:
     assert len(_messages(_run(sender, receiver))) == 1
 
 
-def test_bulk_takes_turns() -> None:
-    """A small tensor sent behind a large one arrives first; no more than OPEN_BULK_MAX are under way at once."""
+def test_activations_go_in_their_order_and_whole_shards_take_turns_with_them() -> None:
+    """A tensor sent behind a whole shard arrives first; of activations the oldest one does, however large it is; no
+    more than OPEN_BULK_MAX are under way at once."""
     sender, receiver = framing_pair()
     _run(sender, receiver)
-    sender.send(_activation(4 * _MIB, 0), [bytes(4 * _MIB)])
+    shard = TensorRef(0, (_MIB,), "fp32", 4 * _MIB)
+    sender.send(Parameters(ledger_generation=1, version=0, shard=0, base=-1, tensors=(shard,)), [bytes(4 * _MIB)])
+    sender.send(_activation(400_000, 0), [bytes(400_000)])
     for number in range(1, 2 * OPEN_BULK_MAX):
         sender.send(_activation(100_000, number), [bytes(100_000)])
-    order = [
-        message.task.microbatch for message in _messages(_run(sender, receiver)) if isinstance(message, Activation)
-    ]
-    assert order == [*range(1, 2 * OPEN_BULK_MAX), 0]
+    messages = _messages(_run(sender, receiver))
+    order = [message.task.microbatch if isinstance(message, Activation) else "shard" for message in messages]
+    assert order == [*range(2 * OPEN_BULK_MAX), "shard"]
+
+
+def test_activations_share_the_line_evenly_with_a_whole_shard() -> None:
+    """Neither waits for the other's end: 1.25 MiB of a shard are through when as much of activations is: two of three,
+    half a mebibyte each."""
+    sender, receiver = framing_pair()
+    _run(sender, receiver)
+    for number in range(3):
+        sender.send(_activation(_MIB // 2, number), [bytes(_MIB // 2)])
+    shard = TensorRef(0, (5 * _MIB // 16,), "fp32", 5 * _MIB // 4)
+    sender.send(Parameters(ledger_generation=1, version=0, shard=0, base=-1, tensors=(shard,)), [bytes(5 * _MIB // 4)])
+    kinds = [type(message).__name__ for message in _messages(_run(sender, receiver))]
+    assert kinds == ["Activation", "Activation", "Parameters", "Activation"]
 
 
 def test_windows_hold_the_sender_back() -> None:

@@ -8,8 +8,8 @@ from protocol.world.lines import Downlink, Uplink
 def test_transfers_share_a_line_up_and_the_small_one_is_through_first() -> None:
     """100 bytes and 300 begin together at 100 bytes/s: each has half, then the large one has all."""
     line = Uplink(100.0)
-    line.add(100.0, "small", 0.0)
-    line.add(300.0, "large", 0.0)
+    line.add(100.0, "a", "small", 0.0)
+    line.add(300.0, "b", "large", 0.0)
     assert line.next_s(0.0) == 2.0
     assert line.through(2.0) == ["small"]
     assert line.next_s(2.0) == 4.0
@@ -20,9 +20,23 @@ def test_transfers_share_a_line_up_and_the_small_one_is_through_first() -> None:
 def test_a_transfer_that_comes_later_slows_the_others_from_then_on() -> None:
     """After half a second alone, two share: 50 of 100 bytes are left, at 50 bytes/s."""
     line = Uplink(100.0)
-    line.add(100.0, "first", 0.0)
-    line.add(1000.0, "second", 0.5)
+    line.add(100.0, "a", "first", 0.0)
+    line.add(1000.0, "b", "second", 0.5)
     assert line.next_s(0.5) == 1.5
+
+
+def test_transfers_of_one_queue_go_one_after_the_other() -> None:
+    """Two of queue `a` and one of `b`, 100 bytes each at 100 bytes/s: the second of `a` begins when the first is
+    through, and a cleared line begins anew."""
+    line = Uplink(100.0)
+    for queue, item in (("a", "first"), ("a", "second"), ("b", "third")):
+        line.add(100.0, queue, item, 0.0)
+    assert line.next_s(0.0) == 2.0
+    assert line.through(2.0) == ["first", "third"]
+    assert line.next_s(2.0) == 3.0
+    line.clear()
+    line.add(100.0, "a", "fourth", 2.0)
+    assert line.next_s(2.0) == 3.0 and line.through(3.0) == ["fourth"]
 
 
 def test_a_line_down_takes_in_no_more_than_its_rate() -> None:
