@@ -258,7 +258,8 @@ class Lease(Work, frozen=True, kw_only=True):
 
 
 class Summed(Work, frozen=True, kw_only=True):
-    """Volunteer to the server that leased these: they are computed, their gradients lie in its sums or uploads.
+    """Volunteer to the server that leased these: they are computed, their gradients lie in its sums or uploads, or will
+    before the next of them leaves (split backward).
 
     From here on the lease waits for a contribution, not for a result. `complete`: a new link, and these are all that
     the volunteer has of this stage, whoever leased them.

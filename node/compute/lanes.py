@@ -162,6 +162,7 @@ class DevicePerformer(_Performer):
             jobs.Forward: ("compute", self._forward),
             jobs.Backward: ("compute", self._backward),
             jobs.RouteEnd: ("compute", self._route_end),
+            jobs.WeightGradient: ("compute", self._weight_gradient),
             jobs.Evaluate: ("compute", self._evaluate),
             jobs.TakeGradient: ("compute", self._take_gradient),
             jobs.Compare: ("compute", self._compare),
@@ -222,20 +223,34 @@ class DevicePerformer(_Performer):
         return self._encode(job.output, y, self._config.wire.activations_up)
 
     def _backward(self, job: jobs.Backward, buffers: Buffers) -> TensorRef | None:
-        dy = self._decode(job.output_gradient, buffers)
-        self._stage.begin_task(job.version, job.task.step, job.task.microbatch)
-        if job.input is None:
-            dx = self._stage.backward(msgspec.structs.replace(job.task, op="F"), dy, job.accumulator)
+        stage, into = self._stage, job.accumulator
+        dy, forward = self._decode(job.output_gradient, buffers), msgspec.structs.replace(job.task, op="F")
+        stage.begin_task(job.version, job.task.step, job.task.microbatch)
+        if job.input is None and job.weights_later:
+            dx = stage.backward_input(forward, dy, into, job.task)
+        elif job.input is None:
+            dx = stage.backward(forward, dy, into)
         else:
-            x = self._decode(job.input, buffers)
-            dx = self._stage.recompute_backward(job.version, x, dy, job.accumulator, self._chunk(job.task))
+            x, chunk = self._decode(job.input, buffers), self._chunk(job.task)
+            if job.weights_later:
+                dx = stage.recompute_backward_input(job.version, x, dy, into, job.task, chunk)
+            else:
+                dx = stage.recompute_backward(job.version, x, dy, into, chunk)
         return self._input_gradient(job.input_gradient, dx)
 
     def _route_end(self, job: jobs.RouteEnd, buffers: Buffers) -> tuple[float, TensorRef | None]:
         x, labels = self._decode(job.input, buffers), self._decode(job.labels, buffers)
         self._stage.begin_task(job.version, job.tasks[0].step, job.tasks[0].microbatch)
-        loss_sum, dx = self._stage.tail(job.version, x, labels, job.accumulator, self._chunk(job.tasks[0]))
+        chunk, into = self._chunk(job.tasks[0]), job.accumulator
+        if job.weights_later:
+            loss_sum, dx = self._stage.tail_input(job.version, x, labels, into, job.tasks[2], chunk)
+        else:
+            loss_sum, dx = self._stage.tail(job.version, x, labels, into, chunk)
         return loss_sum, self._input_gradient(job.input_gradient, dx)
+
+    def _weight_gradient(self, job: jobs.WeightGradient, _: Buffers) -> None:
+        self._stage.begin_task(job.version, job.task.step, job.task.microbatch)
+        self._stage.finish(job.task, job.accumulator)
 
     def _evaluate(self, job: jobs.Evaluate, buffers: Buffers) -> TensorRef | float:
         labels = None if job.labels is None else self._decode(job.labels, buffers)

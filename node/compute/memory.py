@@ -11,7 +11,14 @@ run's dtype. Per token, autograd keeps for the backward of
                          gate and up, silu of the gate, their product                                         4 F b
                          the norm's root mean square                                                         4 bytes
 
-and for the loss, which is never kept, x, normed x and twice the scores in fp32. Where the norm is no kernel of its own
+With `compute.split_backward` a graph lives on until W, and beside it what comes into the two products of each half:
+
+    attention half:      gradients of query, key and value; of the half's output                           (2 D + 2 K) b
+    feed-forward half:   gradients of gate and up; of the half's output                                     (2 F + D) b
+
+and of the head's matrix the whole gradient, for as many route ends as may be owed (`OWED_ENDS_MAX`).
+
+And for the loss, which is never kept, x, normed x and twice the scores in fp32. Where the norm is no kernel of its own
 (on the processor) it keeps its value before the gain too, in fp32, and with bf16 the input as fp32.
 
 A sample in segments takes more, per attention half: each segment keeps keys and values of all tokens up to its end, and
@@ -23,6 +30,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from node.compute.layout import StageLayout
+from node.machine.jobs import OWED_ENDS_MAX
 from protocol.run.segments import segment_ranges
 
 SUM_BYTES = {"gi": 4}
@@ -40,7 +48,7 @@ class StageMemory:
     parameter_bytes: int
     """One version."""
     sum_bytes: int
-    """The sum of weight gradients, and the vector that a task's are put together in."""
+    """The sum of weight gradients, the vector that a task's are put together in, and what is owed of the head."""
     gradient_bytes: int
     """Gradients of all weights, as autograd hands them over at the end of a backward."""
     graph_bytes: int
@@ -83,9 +91,14 @@ def stage_memory(layout: StageLayout, fused_norm: bool = False) -> StageMemory:
     norm = 4 + (8 * hidden if copies else value_bytes * hidden + (0 if fused_norm else 4 * hidden))
     attention = tokens * (value_bytes * (4 * hidden + 3 * kv_width) + norm + 4 * model.heads)
     feed_forward = tokens * (value_bytes * (hidden + 4 * wide) + norm)
+    owed_attention = owed_feed_forward = owed_head = 0
+    if config.compute.split_backward:
+        owed_attention = tokens * value_bytes * (2 * hidden + 2 * kv_width)
+        owed_feed_forward = tokens * value_bytes * (2 * wide + hidden)
+        owed_head = OWED_ENDS_MAX * layout.vocabulary * hidden * value_bytes if layout.has_head else 0
     # Of a stage with several chunks, the graph of its largest.
     halves = max((range(max(a, 1), min(b, config.block_count - 1)) for a, b in layout.chunks), key=len)
-    graph = sum(attention if block % 2 else feed_forward for block in halves)
+    graph = sum(attention + owed_attention if block % 2 else feed_forward + owed_feed_forward for block in halves)
     boundary = tokens * hidden * value_bytes
     apart = 0
     if config.batch.segments > 1:
@@ -97,7 +110,7 @@ def stage_memory(layout: StageLayout, fused_norm: bool = False) -> StageMemory:
     sum_bytes = count * (value_bytes + SUM_BYTES.get(config.wire.gradients, 8))
     return StageMemory(
         parameter_bytes=count * value_bytes,
-        sum_bytes=sum_bytes,
+        sum_bytes=sum_bytes + owed_head,
         gradient_bytes=count * value_bytes,
         graph_bytes=graph + apart + ends * boundary + (tokens * 8 if layout.has_embedding else 0),
         light_graph_bytes=boundary * (len(halves) + 1) + apart + (tokens * 8 if layout.has_embedding else 0),

@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from node.compute.blocks import attention_half, feed_forward_half, norm, rotary_table
 from node.compute.layout import StageLayout
+from node.compute.split_backward import OwedGradients, input_gradients
 
 
 class _Span(NamedTuple):
@@ -45,6 +46,17 @@ class StageContext:
     x: Tensor
     y: Tensor
     leaves: list[Tensor]
+
+
+@dataclass
+class OwedWeights:
+    """What I has left of a backward: gradients of weights, computed (gains) or to be (matrices of layer halves)."""
+
+    computed: list[tuple[_Span, Tensor]]
+    spans: list[_Span]
+    """Of the matrices."""
+    matrices: OwedGradients | None
+    """None: there is none."""
 
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -107,6 +119,47 @@ class StageModel:
         for gradient, span in zip(gradients, self._spans, strict=False):
             grad_flat[span.offset : span.end].view(span.shape).add_(self._on_grid(gradient))
         return gradients[-1] if takes_gradient else None
+
+    def input_gradient(self, context: StageContext, dy: Tensor) -> tuple[Tensor, OwedWeights]:
+        """I: the input's gradient, as `backward` gives it. What it leaves is for `weight_gradients`, once.
+
+        A graph of inputs only has nothing to leave: its halves would have to be computed a third time.
+        """
+        assert not self.keeps_inputs_only, "a graph of inputs only goes backward at once"
+        assert context.x.requires_grad, "tokens have no gradient"
+        if context.y is context.x:  # no halves
+            return dy, OwedWeights([], [], None)
+        now = [places[0] for places, _ in self._halves]  # gains
+        later = [place for places, _ in self._halves for place in places[1:]]
+        wanted = [context.x, *(context.leaves[place] for place in now)]
+        found, owed = input_gradients(context.y, dy, wanted, [context.leaves[place] for place in later])
+        computed = [(self._spans[place], gradient) for place, gradient in zip(now, found[1:], strict=True)]
+        return found[0], OwedWeights(computed, [self._spans[place] for place in later], owed)
+
+    def weight_gradients(self, owed: OwedWeights, grad_flat: Tensor) -> None:
+        """W: adds to `grad_flat` what `backward` would have, to the last bit."""
+        matrices = [] if owed.matrices is None else owed.matrices.finish()
+        for span, gradient in (*owed.computed, *zip(owed.spans, matrices, strict=True)):
+            grad_flat[span.offset : span.end].view(span.shape).add_(self._on_grid(gradient))
+
+    def loss_input_gradient(
+        self, params: Tensor, x: Tensor, labels: Tensor, scale: float
+    ) -> tuple[float, Tensor, OwedWeights]:
+        """F, L and I of the stage that holds the head: as `loss`, but weights are left for `weight_gradients`.
+
+        The head's own are computed here: to keep what they follow from would be samples x context x vocabulary values.
+        """
+        assert self._head is not None, "this stage does not hold the head"
+        x = self._input_leaf(x)
+        leaves = self._leaves(params, requires_grad=True)
+        y = self._run_blocks(x, leaves)
+        y_leaf = y.detach().requires_grad_()
+        loss = self._loss_of(y_leaf, labels, leaves)
+        head = [leaves[place] for place in self._head]
+        dy, *gradients = torch.autograd.grad(loss, [y_leaf, *head], torch.full_like(loss, scale))
+        dx, owed = self.input_gradient(StageContext(x, y, leaves), dy)
+        owed.computed += [(self._spans[place], each) for place, each in zip(self._head, gradients, strict=True)]
+        return loss.item(), dx, owed
 
     def loss(
         self, params: Tensor, x: Tensor, labels: Tensor, scale: float, grad_flat: Tensor | None

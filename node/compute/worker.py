@@ -16,7 +16,7 @@ from node.compute.devices.choice import DeviceChoice
 from node.compute.devices.device import Device, open_device
 from node.compute.layout import StageLayout
 from node.compute.memory import stage_memory
-from node.compute.model import StageContext, StageModel
+from node.compute.model import OwedWeights, StageContext, StageModel
 from node.compute.segments import SegmentModel, Visit
 from node.compute.stage_grid import StageGrid
 from protocol.run.run import RunConfig
@@ -66,6 +66,8 @@ class StageWorker:
         self._graphs: dict[Hashable, tuple[StageModel, StageContext]] = {}
         self._visits: dict[Hashable, _OpenVisit] = {}
         """Of samples in segments: what has begun here and not ended."""
+        self._owed: dict[Hashable, tuple[StageModel, OwedWeights]] = {}
+        """What backwards have left for `finish`."""
         self._sums: dict[Hashable, Tensor] = {}
         """int32 on the run's grid, or fp64: the sum comes out the same whoever adds what to what first."""
         self._grid = StageGrid.of(self.layout) if config.wire.gradients == "gi" else None
@@ -106,7 +108,7 @@ class StageWorker:
 
     def close(self) -> None:
         """Gives everything back; the worker is of no use after it."""
-        self._params, self._graphs, self._visits, self._sums = {}, {}, {}, {}
+        self._params, self._graphs, self._visits, self._owed, self._sums = {}, {}, {}, {}, {}
         self._task_gradient = torch.empty(0)
         for key in list(self._claims):
             self._release(key)
@@ -148,22 +150,27 @@ class StageWorker:
     def forward(self, key: Hashable, version: int, x: Tensor, chunk: int = 0) -> Tensor:
         """The chunk's output for `x`; the graph is kept under `key` for `backward`."""
         model = self._models[chunk]
-        graph_bytes = self.memory.light_graph_bytes if model.keeps_inputs_only else self.memory.graph_bytes
-        self._device.claim(graph_bytes)
+        self._claim_graph(model, key)
         try:
             y, graph = model.forward(self._params[version], self._device.upload(x, model.dtype))
             found = self._device.download(y)
         except BaseException:
-            self._device.release(graph_bytes)
+            self._release(key)
             raise
-        self._graphs[key], self._claims[key] = (model, graph), graph_bytes
+        self._graphs[key] = model, graph
         return found
+
+    def _claim_graph(self, model: StageModel, key: Hashable) -> None:
+        graph_bytes = self.memory.light_graph_bytes if model.keeps_inputs_only else self.memory.graph_bytes
+        self._device.claim(graph_bytes)
+        self._claims[key] = graph_bytes
 
     def has_graph(self, key: Hashable) -> bool:
         return key in self._graphs or key in self._visits
 
     def drop_graph(self, key: Hashable) -> None:
-        if self._graphs.pop(key, None) is not None or self._visits.pop(key, None) is not None:
+        """Forgets a kept graph, or what a backward has left for `finish`."""
+        if any(table.pop(key, None) is not None for table in (self._graphs, self._visits, self._owed)):
             self._release(key)
 
     def backward(self, key: Hashable, dy: Tensor, into: Hashable | None) -> Tensor | None:
@@ -185,6 +192,55 @@ class StageWorker:
         _, context = model.forward(self._params[version], self._device.upload(x, model.dtype))
         return self._backward(model, context, dy, into)
 
+    # A backward in two parts: I returns the input's gradient and leaves those of the weights for `finish`. Where graphs
+    # keep inputs only, all is done at once, and nothing is left: it would have to be computed a third time.
+
+    def backward_input(self, key: Hashable, dy: Tensor, into: Hashable, later: Hashable) -> Tensor | None:
+        """The first part of `backward`; the weights' gradients are left under `later`."""
+        if self._graphs[key][0].keeps_inputs_only:
+            return self.backward(key, dy, into)
+        model, context = self._graphs.pop(key)
+        self._claims[later] = self._claims.pop(key)
+        try:
+            return self._backward_input(model, context, dy, later)
+        except BaseException:
+            self._release(later)
+            raise
+
+    def recompute_backward_input(
+        self, version: int, x: Tensor, dy: Tensor, into: Hashable, later: Hashable, chunk: int = 0
+    ) -> Tensor | None:
+        """As `backward_input`, for whoever has not done the forward."""
+        model = self._models[chunk]
+        if model.keeps_inputs_only:
+            return self.recompute_backward(version, x, dy, into, chunk)
+        self._claim_graph(model, later)
+        try:
+            _, context = model.forward(self._params[version], self._device.upload(x, model.dtype))
+            return self._backward_input(model, context, dy, later)
+        except BaseException:
+            self._release(later)
+            raise
+
+    def _backward_input(self, model: StageModel, context: StageContext, dy: Tensor, later: Hashable) -> Tensor:
+        dx, owed = model.input_gradient(context, self._device.upload(dy, model.dtype))
+        found = self._device.download(dx)
+        self._owed[later] = model, owed
+        return found
+
+    def finish(self, key: Hashable, into: Hashable) -> None:
+        """The second part: adds what was left under `key`, if anything was, to the sum `into`."""
+        if key not in self._owed:
+            return
+        model, owed = self._owed.pop(key)
+        try:
+            gradient = self._fresh_gradient(into)
+            assert gradient is not None
+            model.weight_gradients(owed, gradient)
+            self._add(into, gradient)
+        finally:
+            self._release(key)
+
     def tail(
         self, version: int, x: Tensor, labels: Tensor, into: Hashable | None, chunk: int = 0
     ) -> tuple[float, Tensor | None]:
@@ -202,6 +258,28 @@ class StageWorker:
         self._add(into, self._task_gradient)
         return loss_sum, self._to_host(dx)
 
+    def tail_input(
+        self, version: int, x: Tensor, labels: Tensor, into: Hashable, later: Hashable, chunk: int = 0
+    ) -> tuple[float, Tensor | None]:
+        """The same of `tail`."""
+        model = self._models[chunk]
+        if model.keeps_inputs_only:
+            return self.tail(version, x, labels, into, chunk)
+        self._claim_graph(model, later)
+        try:
+            loss_sum, dx, owed = model.loss_input_gradient(
+                self._params[version],
+                self._device.upload(x, model.dtype),
+                self._device.upload(labels),
+                self._loss_scale,
+            )
+            found = self._device.download(dx)
+        except BaseException:
+            self._release(later)
+            raise
+        self._owed[later] = model, owed
+        return loss_sum, found
+
     # ---- samples in segments ----
 
     def forward_segment(self, key: Hashable, version: int, x: Tensor, chunk: int = 0) -> Tensor:
@@ -209,9 +287,8 @@ class StageWorker:
         the head goes forward here, too, and computes its loss as it goes back."""
         model = self._models[chunk]
         if key not in self._visits:
-            graph_bytes = self.memory.light_graph_bytes if model.keeps_inputs_only else self.memory.graph_bytes
-            self._device.claim(graph_bytes)
-            self._visits[key], self._claims[key] = _OpenVisit(model, Visit()), graph_bytes
+            self._claim_graph(model, key)
+            self._visits[key] = _OpenVisit(model, Visit())
         y = model.forward_segment(self._params[version], self._device.upload(x, model.dtype), self._visits[key].visit)
         return self._device.download(y)
 

@@ -13,6 +13,10 @@ from protocol.run.audits import Audit, Difference
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 
+OWED_ENDS_MAX = 2
+"""Route ends whose weight gradients a volunteer may owe at once: the gradient of a head of 128,256 x 4,096 in bf16 is a
+gigabyte, and one is worked off while the next comes in."""
+
 # ---- lane "device": a volunteer, or a server that computes too ----------------------------------------------
 
 
@@ -68,8 +72,8 @@ class Forward:
 class Backward:
     """Backward through the kept graph (which ends with it), or recompute from `input` when that is given.
 
-    Adds weight gradients to `accumulator` (None: throws them away). Result: TensorRef stored as `input_gradient`, or
-    None where that is None.
+    Adds weight gradients to `accumulator` (None: throws them away); with `weights_later` a `WeightGradient` does it.
+    Result: TensorRef stored as `input_gradient`, or None where that is None.
     """
 
     task: TaskId
@@ -78,13 +82,15 @@ class Backward:
     input: TensorRef | None
     input_gradient: int | None
     accumulator: int | None
+    weights_later: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RouteEnd:
     """Forward, loss and backward of a route's last stage at once.
 
-    `tasks` are its F, L and B. Result: (loss sum in nats, TensorRef stored as `input_gradient` or None).
+    `tasks` are its F, L and B; `weights_later` is as with `Backward`. Result: (loss sum in nats, TensorRef stored as
+    `input_gradient` or None).
     """
 
     tasks: tuple[TaskId, ...]
@@ -93,6 +99,20 @@ class RouteEnd:
     labels: TensorRef
     input_gradient: int | None
     accumulator: int | None
+    weights_later: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WeightGradient:
+    """The second part of a `Backward` or `RouteEnd` with `weights_later`, and to the same accumulator. Result: None.
+
+    `task` is its B. What was left until then goes with `DropGraphs` of that task, if it is not wanted any more. A
+    device without memory for it has done all at once, and nothing is left to do.
+    """
+
+    task: TaskId
+    version: int
+    accumulator: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +163,7 @@ class TakeWeights:
 
 @dataclass(frozen=True, slots=True)
 class DropGraphs:
-    """Forget the graphs of these forwards. Result: None."""
+    """Forget the graphs of these forwards, and what these backwards have left for later. Result: None."""
 
     tasks: tuple[TaskId, ...]
 
@@ -331,6 +351,7 @@ DEVICE_JOBS = (
     Forward,
     Backward,
     RouteEnd,
+    WeightGradient,
     Evaluate,
     TakeGradient,
     Compare,
@@ -364,6 +385,7 @@ Job = (
     | Forward
     | Backward
     | RouteEnd
+    | WeightGradient
     | Evaluate
     | TakeGradient
     | Compare

@@ -73,6 +73,7 @@ OPERATIONS = {
     "Forward": "forward",
     "Backward": "backward",
     "RouteEnd": "backward",
+    "WeightGradient": "backward_weights",
     "Evaluate": "validation",
     "TakeGradient": "weight_gradient",
     "Fold": "optimizer",

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 NODE_STATES = ("idle", "joining", "syncing", "training", "paused", "draining", "offline")
 SERVER_ROLES = ("leader", "follower", "joining", "stopped")
-OPERATIONS = ("forward", "backward", "validation", "weight_gradient", "optimizer", "send", "receive")
+OPERATIONS = (
+    "forward", "backward", "backward_weights", "validation", "weight_gradient", "optimizer", "send", "receive",
+)  # fmt: skip
 PHASES = ("compute", "transfer_wait", "input_wait", "codec", "optimizer", "paused", "other")
 SUSPENDED_REASONS = (
     "user", "user_active", "schedule", "program", "battery", "metered", "temperature", "power", "memory", "disk",

@@ -29,6 +29,8 @@ class _Sum:
     tickets: list[Ticket] = field(default_factory=list)
     """One for each backward among the tasks."""
     flush_at: float | None = None
+    owed_count: int = 0
+    """Tasks whose weight gradients are still to come into it."""
 
 
 @dataclass(slots=True)
@@ -80,13 +82,26 @@ class Gradients:
         total.flush_at = None
         return total.accumulator
 
+    def owe(self, accumulator: int, step: int) -> None:
+        """A task of this sum has sent its result, and its weight gradient comes later: the sum waits for it."""
+        total = self._sums.get(step)
+        if total is not None and total.accumulator == accumulator:
+            total.owed_count += 1
+
     def added(
-        self, accumulator: int, tasks: tuple[TaskId, ...], losses: tuple[float, ...], ticket: Ticket, now: float
+        self,
+        accumulator: int,
+        tasks: tuple[TaskId, ...],
+        losses: tuple[float, ...],
+        ticket: Ticket,
+        now: float,
+        owed: bool = False,
     ) -> None:
-        """The device has added the weight gradients of these tasks of one lease."""
+        """The device has added the weight gradients of these tasks of one lease; `owed`: as was promised."""
         total = self._sums.get(tasks[0].step)
         if total is None or total.accumulator != accumulator:
             return  # the step was closed meanwhile
+        total.owed_count -= owed
         total.tasks.extend(tasks)
         total.losses.extend(losses)
         total.tickets.append(ticket)
@@ -110,7 +125,7 @@ class Gradients:
         """
         for step in list(self._sums):
             total = self._sums[step]
-            if step in busy_steps or not total.tasks or self._is_uploading(step):
+            if step in busy_steps or total.owed_count or not total.tasks or self._is_uploading(step):
                 continue
             if tail_has_come(step):
                 self.flush(step, now)
@@ -137,7 +152,9 @@ class Gradients:
     # ---- uploading -----------------------------------------------------------------------------------------------
 
     def flush(self, step: int, now: float) -> None:
-        """Closes the step's sum and has the device cut it into shards."""
+        """Closes the step's sum and has the device cut it into shards, unless something is still to come into it."""
+        if step in self._sums and self._sums[step].owed_count:
+            return
         total = self._sums.pop(step, None)
         if total is None:
             return
@@ -229,6 +246,11 @@ class Gradients:
             self._out.drop(self._uploads.pop(number).shards or ())
 
     # ---- what others ask -----------------------------------------------------------------------------------------
+
+    def tasks_in_sums(self) -> list[TaskId]:
+        """All that a contribution names, or will name as things are."""
+        totals = (*self._sums.values(), *(upload.total for upload in self._uploads.values()))
+        return [task for total in totals for task in total.tasks]
 
     def backwards(self) -> dict[TaskId, Ticket]:
         """All whose weight gradients are in a sum, or in an upload without a verdict, with their tickets."""

@@ -20,6 +20,7 @@ from node.machine.jobs import (
     RouteEnd,
     SetUpDevice,
     TakeGradient,
+    WeightGradient,
 )
 from node.machine.numbers import task_count
 from node.machine.outbox import Outbox
@@ -30,6 +31,7 @@ from node.volunteer.auditor import Auditor
 from node.volunteer.gradients import OUTSTANDING_MAX, Gradients
 from node.volunteer.holdings import Holdings
 from node.volunteer.leases import AskedAgain, Held, forward_of, is_validation, urgency
+from node.volunteer.owed import Owed, OwedQueue, owed_of
 from node.volunteer.room import Room, is_out_of_memory
 from node.volunteer.screening import check_from_server, refuse
 from node.volunteer.slots import Slots
@@ -83,6 +85,7 @@ class VolunteerMachine:
         self._closed = -1
         self._versions = Versions(out, by_changes=config.wire.parameters == "p12")
         self._held = Holdings(out)
+        self._owed = OwedQueue()
         self._device_ready = False
         self._room = Room()
         self._draining = False
@@ -143,7 +146,7 @@ class VolunteerMachine:
         graphs, tickets = tuple(self._held.graphs), tuple(self._held.graphs.values())
         here = Ready(ledger_generation=self._generation, hello=hello, slots=0, graphs=graphs, tickets=tickets)
         self._out.send(server, here)
-        self._words.tell_summed(server, self.gradients.backwards(), complete=True)
+        self._words.tell_summed(server, {**self.gradients.backwards(), **self._owed.tickets}, complete=True)
 
     def link_down(self, peer: NodeId) -> None:
         """Its leases go on: the work is worth as much as before, and results go to other servers too."""
@@ -202,7 +205,7 @@ class VolunteerMachine:
             self._slots.used(issuer, lease)
         if not is_validation(lease):
             self._tails.leased(key.step, issuer)
-        sent = [task for task in lease.tasks if task.op != "F" and self.gradients.has(task)]
+        sent = [task for task in lease.tasks if task.op != "F" and self._has_gradient(task)]
         wants = lease.need_weight_gradient and not sent
         if lease.need_weight_gradient:
             self._asked_again.add(sent, issuer, lease)
@@ -217,7 +220,7 @@ class VolunteerMachine:
         ):
             self._out.drop(lease.tensors)
             if sent and not self._draining:
-                self._words.say_summed(issuer, lease, self.gradients)
+                self._words.say_summed(issuer, lease, self._has_gradient)
             elif self._draining or len(self._held.leases) >= LEASES_MAX:
                 self._words.give_back(issuer, lease.tasks, "draining" if self._draining else "too many leases")
             return
@@ -246,17 +249,38 @@ class VolunteerMachine:
     def _go_on(self, now: float) -> None:
         """Starts the next job if the device is free, sends what is complete if it is not needed, asks for work."""
         self._abandon_late(now)
-        if self._held.running is None and self._device_ready and not self._room.rests(now):
-            ready = [held for held in self._held.leases.values() if self._is_ready(held)]
-            if ready:
-                self._run(min(ready, key=urgency))
-        if self._held.running is None:
+        if not self._is_busy and self._device_ready and not self._room.rests(now):
+            self._start_next()
+        if not self._is_busy:
             if self._draining:
                 self.gradients.flush_all(now)
             else:
                 busy = self._held.busy_steps()
                 self.gradients.idle(busy, lambda step: self._tails.has_come(step, self._servers), now)
         self._ask_for_work(now)
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether the device is at a task."""
+        return self._held.running is not None or self._owed.running is not None
+
+    def _has_gradient(self, task: TaskId) -> bool:
+        """Whether a contribution has the task's weight gradient, or will have it."""
+        return self.gradients.has(task) or self._owed.has(task)
+
+    def _start_next(self) -> None:
+        """What somebody waits for; a weight gradient that is owed when there is nothing, or when it presses."""
+        ready = [held for held in self._held.leases.values() if self._is_ready(held)]
+        best, owed = min(ready, key=urgency, default=None), self._owed.next()
+        if owed is not None and best is not None:
+            step = best.lease.tasks[0].step
+            presses = self._owed.presses(step, len(self._held.graphs), self._room.graphs_max)
+            best = None if presses else best
+        if best is not None:
+            self._run(best)
+        elif owed is not None:
+            self._owed.begin(owed)
+            self._out.compute(owed.job)
 
     def _is_ready(self, held: Held) -> bool:
         return self._versions.has(held.lease.version) and self._held.has_what_it_needs(held)
@@ -266,7 +290,7 @@ class VolunteerMachine:
         self._held.begin(held)
         step = lease.tasks[0].step
         accumulator = self.gradients.accumulator_for(step, lease.version) if held.wants_gradient else None
-        self._out.compute(job_of(held, accumulator, self._out.key))
+        self._out.compute(job_of(held, accumulator, self._out.key, self._config.compute.split_backward))
 
     def computed(self, job: Job, result: Any, now: float) -> None:
         if self._auditor.owns(job):
@@ -286,11 +310,13 @@ class VolunteerMachine:
             case Evaluate():
                 self._evaluated(job, result)
             case Backward():
-                self._backward_done(job.task, (job.task,), (), result, job.accumulator, now)
+                self._backward_done(job, job.task, (job.task,), (), result, now)
             case RouteEnd():
                 loss_sum, input_gradient = result
                 covered = (job.tasks[1], job.tasks[2])
-                self._backward_done(job.tasks[2], covered, (loss_sum,), input_gradient, job.accumulator, now)
+                self._backward_done(job, job.tasks[2], covered, (loss_sum,), input_gradient, now)
+            case WeightGradient():
+                self._weights_done(now)
             case TakeGradient():
                 self.gradients.taken(job, result)
             case _:
@@ -323,11 +349,11 @@ class VolunteerMachine:
 
     def _backward_done(
         self,
+        job: Backward | RouteEnd,
         task: TaskId,
         covered: tuple[TaskId, ...],
         losses: tuple[float, ...],
         input_gradient: TensorRef | None,
-        accumulator: int | None,
         now: float,
     ) -> None:
         held = self._held.end()
@@ -345,12 +371,36 @@ class VolunteerMachine:
                     ),
                 )
             self._out.drop((input_gradient,))
-        if alive:
-            self._count(task)
-            if accumulator is not None:
-                self.gradients.added(accumulator, covered, losses, held.lease.ticket, now)
-            if held.lease.need_weight_gradient:
-                self._words.say_summed(held.issuer, held.lease, self.gradients)
+        if not alive:
+            if job.weights_later:
+                self._out.compute(DropGraphs((task,)))
+            return
+        self._count(task)
+        if job.accumulator is not None and job.weights_later:
+            left = WeightGradient(task, job.version, job.accumulator)
+            self._owed.add(owed_of(held, left, covered, losses))
+            self.gradients.owe(job.accumulator, task.step)
+        elif job.accumulator is not None:
+            self.gradients.added(job.accumulator, covered, losses, held.lease.ticket, now)
+        if held.lease.need_weight_gradient:
+            self._words.say_summed(held.issuer, held.lease, self._has_gradient)
+
+    def _weights_done(self, now: float) -> None:
+        """The second part of a backward: now its contribution may name it."""
+        owed = self._owed.end()
+        self._room.succeeded()
+        if owed.job.task.step > self._closed and owed.place == self._place:
+            self.gradients.added(owed.job.accumulator, owed.tasks, owed.losses, owed.ticket, now, owed=True)
+
+    def _lose_sum(self, step: int) -> tuple[TaskId, ...]:
+        """The device failed in the middle of an addition to it: returns the tasks that must be done again."""
+        owed = self._owed.take_steps(step, step)
+        self._drop_owed(owed)
+        return (*self.gradients.lose(step), *(task for each in owed for task in each.lease_tasks))
+
+    def _drop_owed(self, owed: list[Owed]) -> None:
+        if owed:
+            self._out.compute(DropGraphs(tuple(each.job.task for each in owed)))
 
     def failed(self, job: Job, reason: str, now: float) -> None:
         """The device could not: what it may have left half added is thrown away, and the work goes back."""
@@ -359,9 +409,13 @@ class VolunteerMachine:
         elif isinstance(job, (Forward, Backward, RouteEnd, Evaluate)):
             held = self._held.end()
             step = held.lease.tasks[0].step
-            lost = self.gradients.lose(step) if held.wants_gradient else ()
+            lost = self._lose_sum(step) if held.wants_gradient else ()
             self._device_failed(job, reason, now)
             self._words.give_all_back((*held.lease.tasks, *lost), "device failed")
+        elif isinstance(job, WeightGradient):
+            owed = self._owed.end()
+            self._device_failed(job, reason, now)
+            self._words.give_all_back((*owed.lease_tasks, *self._lose_sum(job.task.step)), "device failed")
         elif isinstance(job, LoadParameters):
             self._device_failed(job, reason, now)
             self._versions.failed(job)
@@ -394,7 +448,8 @@ class VolunteerMachine:
             return
         assert self._slots is not None
         servers = [node for node in self._servers if self._linked.get(node)]
-        for server, ready in self._slots.give(servers, self._held.all(), self._held.graphs, self._room.graphs_max):
+        graphs = [*self._held.graphs, *self._owed.graphs()]
+        for server, ready in self._slots.give(servers, self._held.all(), graphs, self._room.graphs_max):
             self._out.send(server, ready)
 
     def _abandon_late(self, now: float) -> None:
@@ -418,6 +473,7 @@ class VolunteerMachine:
 
     def _forget_steps(self, step: int | None) -> None:
         self._held.forget_steps(step)
+        self._drop_owed(self._owed.take_steps(0, step))
         self._tails.forget(step)
         self._asked_again.forget(step)
         self.gradients.drop_steps(step)
@@ -429,8 +485,7 @@ class VolunteerMachine:
         self._draining = True
         for held in self._held.take_all():
             self._words.give_back(held.issuer, held.lease.tasks, "draining")
-        if self._held.running is None:
-            self.gradients.flush_all(now)
+        self._go_on(now)
 
     def hand_back(self, reason: str) -> None:
         """The device is gone, now: everything that it had goes back to the servers at once, sums too."""
@@ -438,6 +493,8 @@ class VolunteerMachine:
         lost = self.gradients.lose_all()
         for one in self._held.lose_all():
             self._words.give_back(one.issuer, one.lease.tasks, reason)
+        for owed in self._owed.lose_all():
+            self._words.give_back(owed.issuer, owed.lease_tasks, reason)
         self._words.give_all_back(lost, reason)
 
     def device_lost(self, reason: str) -> None:
@@ -452,7 +509,7 @@ class VolunteerMachine:
 
     @property
     def drained(self) -> bool:
-        return self._draining and self._held.running is None and self.gradients.empty
+        return self._draining and not self._is_busy and not self._owed.all() and self.gradients.empty
 
     # ---- time and reports ----------------------------------------------------------------------------------------
 
@@ -486,7 +543,7 @@ class VolunteerMachine:
         if self._held.running is None and self._held.leases:
             tasks = next(iter(self._held.leases.values())).lease.tasks
             return sentence([Wait(tasks[0].step, f"parameters or inputs for the {work_name(tasks)}")])
-        return self._allowances.sentence() or ("" if self._held.running is not None else "work")
+        return self._allowances.sentence() or ("" if self._is_busy else "work")
 
     def given(self) -> dict[str, float]:
         """What the ledgers have accepted of it: tasks, and their tokens."""
@@ -495,13 +552,15 @@ class VolunteerMachine:
 
     def counters(self) -> dict[str, float]:
         leases = float(len(self._held.all()))
-        return {**self.totals, "leases": leases, "unsent_tasks": float(self.gradients.unsent_task_count)}
+        unsent = self.gradients.unsent_task_count + len(self._owed.all())
+        return {**self.totals, "leases": leases, "unsent_tasks": float(unsent)}
 
     def check(self) -> None:
         self.gradients.check()
         self._auditor.check()
         self._room.check()
         self._held.check(self._closed)
+        self._owed.check(self._closed, self.gradients.tasks_in_sums())
 
     def _is_here(self, job: SetUpDevice) -> bool:
         return (job.stage, job.plan.ledger_generation) == (self._stage, self._generation)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from node.machine.outbox import Outbox
-from node.volunteer.gradients import Gradients
 from protocol.base.ids import NodeId, TaskId, Ticket
 from protocol.messages import Lease, LeaseReturned, Summed
 
@@ -26,9 +27,10 @@ class Words:
         for server in self._linked:
             self.give_back(server, tasks, reason)
 
-    def say_summed(self, issuer: NodeId, lease: Lease, gradients: Gradients) -> None:
-        """The lease's result clock may stop: what it waits for from here on is our contribution."""
-        summed = {task: lease.ticket for task in lease.tasks if task.op == "B" and gradients.has(task)}
+    def say_summed(self, issuer: NodeId, lease: Lease, has: Callable[[TaskId], bool]) -> None:
+        """The lease's result clock may stop: what it waits for from here on is our contribution. `has`: whether that
+        has a task's weight gradient, or will have it."""
+        summed = {task: lease.ticket for task in lease.tasks if task.op == "B" and has(task)}
         if summed and issuer in self._linked:
             self.tell_summed(issuer, summed, complete=False)
 

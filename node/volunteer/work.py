@@ -10,15 +10,17 @@ from protocol.base.ids import NodeId, TensorRef
 from protocol.messages import Evaluated, Lease, Output
 
 
-def job_of(held: Held, accumulator: int | None, key: Callable[[], int]) -> Job:
+def job_of(held: Held, accumulator: int | None, key: Callable[[], int], split: bool = False) -> Job:
     """The device's work for a lease that has all that it needs.
 
     Args:
         accumulator: where its weight gradient goes.
         key: gives a number for a tensor that the job makes.
+        split: whether the run splits its backwards; what nobody waits for the input gradient of is done at once.
     """
     lease = held.lease
     task = lease.tasks[0]
+    later = split and accumulator is not None and lease.need_input_gradient
     if task.op == "F":
         assert held.input is not None, "a forward without its input is not ready"
         labels = lease.tensors[1] if len(lease.tasks) > 1 else None
@@ -27,9 +29,9 @@ def job_of(held: Held, accumulator: int | None, key: Callable[[], int]) -> Job:
         if labels is None:
             return Forward(task, lease.version, held.input, key())
         input_gradient = key() if lease.need_input_gradient else None
-        return RouteEnd(lease.tasks, lease.version, held.input, labels, input_gradient, accumulator)
+        return RouteEnd(lease.tasks, lease.version, held.input, labels, input_gradient, accumulator, later)
     input_gradient = key() if lease.need_input_gradient else None
-    return Backward(task, lease.version, lease.tensors[0], held.input, input_gradient, accumulator)
+    return Backward(task, lease.version, lease.tensors[0], held.input, input_gradient, accumulator, later)
 
 
 def evaluated(generation: int, lease: Lease, result: TensorRef | float) -> tuple[NodeId, Output | Evaluated]:

@@ -159,9 +159,13 @@ class WorldLanes:
                 return self._at(job.task)[0]
             case jobs.Backward():
                 forward_s, backward_s = self._at(job.task)
+                backward_s -= backward_s / 2 if job.weights_later else 0.0
                 return backward_s + (forward_s if self._recomputes or job.input is not None else 0.0)
             case jobs.RouteEnd():
-                return sum(self._at(job.tasks[0]))
+                forward_s, backward_s = self._at(job.tasks[0])
+                return forward_s + (backward_s / 2 if job.weights_later else backward_s)
+            case jobs.WeightGradient():
+                return self._at(job.task)[1] / 2
             case jobs.LoadParameters() | jobs.TakeGradient():
                 return 4.0 * (0 if self._place is None else self._place.parameters) / DEVICE_BYTES_PER_S
         return OTHER_S

@@ -172,6 +172,10 @@ class ComputeSection(_Section, frozen=True, kw_only=True):
     """Numbers of weights, activations and gradients while a stage is computed; servers keep weights and moments in fp32
     in any case. bf16 halves a volunteer's memory, and graphics cards are many times as fast in it. Results are the same
     to the last bit on equal devices and versions of torch; other devices round elsewhere."""
+    split_backward: bool = False
+    """Whether a volunteer computes a task's input gradient first, sends it at once, and the weights' gradients when it
+    has nothing to do that others wait for. Results are the same to the last bit; a graph takes up to half as much
+    memory again, and lives until both are done."""
 
 
 class CheckpointSection(_Section, frozen=True, kw_only=True):

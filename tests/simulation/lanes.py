@@ -79,6 +79,8 @@ class Lanes:
     """Versions that a server may send the difference to."""
     graphs: dict[TaskId, tuple[Vector, int]] = field(default_factory=dict)
     sums: dict[int, Vector] = field(default_factory=dict)
+    owed: dict[TaskId, Vector] = field(default_factory=dict)
+    """What backwards have left for later."""
     shard: dict[int, tuple[Vector, Vector]] = field(default_factory=dict)
     folds: dict[int, Vector] = field(default_factory=dict)
     totals: dict[int, Vector] = field(default_factory=dict)
@@ -92,7 +94,7 @@ class Lanes:
         match job:
             case jobs.SetUpDevice():
                 self.device = job
-                self.versions, self.graphs, self.sums, self.bases = {}, {}, {}, {}
+                self.versions, self.graphs, self.sums, self.bases, self.owed = {}, {}, {}, {}, {}
                 return 1 << 20
             case jobs.LoadParameters():
                 self._load_parameters(job)
@@ -111,13 +113,15 @@ class Lanes:
                     else (self.versions[job.version], self.inputs[job.input.key])
                 )
                 dx, dw = backward(weights, x, self.inputs[job.output_gradient.key], self._chunk(job.task))
-                self._add(job.accumulator, dw)
+                self._leave_or_add(job, job.task, dw)
                 return None if job.input_gradient is None else self._activation(job.input_gradient, dx)
+            case jobs.WeightGradient():
+                self._add(job.accumulator, self.owed.pop(job.task))
             case jobs.RouteEnd():
                 weights = self.versions[job.version]
                 x, label = self.inputs[job.input.key], self.inputs[job.labels.key]
                 loss, dx, dw = route_end(weights, x, label, self._chunk(job.tasks[0]))
-                self._add(job.accumulator, dw)
+                self._leave_or_add(job, job.tasks[2], dw)
                 return loss, None if job.input_gradient is None else self._activation(job.input_gradient, dx)
             case jobs.Evaluate():
                 self._expect_shape(job.input)
@@ -139,6 +143,7 @@ class Lanes:
             case jobs.DropGraphs():
                 for task in job.tasks:
                     self.graphs.pop(task, None)
+                    self.owed.pop(task, None)
             case jobs.DropAccumulators():
                 for accumulator in job.accumulators:
                     self.sums.pop(accumulator, None)
@@ -247,6 +252,12 @@ class Lanes:
     def _chunk(self, task: TaskId) -> int:
         assert self.device is not None
         return self.device.plan.chunk_at(task.step, task.microbatch, task.position)
+
+    def _leave_or_add(self, job: jobs.Backward | jobs.RouteEnd, task: TaskId, dw: Vector) -> None:
+        if job.weights_later:
+            self.owed[task] = dw
+        else:
+            self._add(job.accumulator, dw)
 
     def _add(self, accumulator: int | None, dw: Vector) -> None:
         if accumulator is not None:

@@ -33,6 +33,8 @@ from node.server.serving import Serving
 from node.server.shard import Phase, ShardRole
 from node.server.tickets import TicketOffice
 from node.volunteer.gradients import Gradients
+from node.volunteer.holdings import Holdings
+from node.volunteer.owed import OwedQueue
 from node.volunteer.volunteer import VolunteerMachine
 from protocol.messages import Commit
 from tests.simulation.mutant_registry import EQUIVALENT, LINE, MUTANTS, SHORT_LEASES, equivalent, liars, mutant
@@ -473,15 +475,39 @@ def some_tasks_run_on_stale_parameters(original: Any) -> Any:
         graph = held.lease.tasks[0].op == "B" and held.input is None
         if older and not graph and held.lease.tasks[0].microbatch % 2:
             key = held.lease.tasks[0]
-            self._leases[key].lease = msgspec.structs.replace(held.lease, version=older[0])
+            self._held.leases[key].lease = msgspec.structs.replace(held.lease, version=older[0])
         original(self, held)
 
     return run
 
 
-@mutant(VolunteerMachine, "_drop_held")
+@mutant(Holdings, "drop")
 def what_came_with_a_lease_is_kept_for_good(original: Any) -> Any:
     return lambda self, held: None
+
+
+SPLIT = Scene(always=("volunteer_kill",), run={**LINE, "stages": 3, "split": True})
+
+
+@mutant(VolunteerMachine, "_backward_done", scene=SPLIT)
+def a_contribution_names_a_task_whose_weight_gradient_is_owed(original: Any) -> Any:
+    def backward_done(self: Any, job: Any, task: Any, covered: Any, losses: Any, dx: Any, now: float) -> None:
+        ticket = self._held.running.lease.ticket
+        original(self, job, task, covered, losses, dx, now)
+        for owed in self._owed.take_steps(task.step, task.step):
+            self.gradients.added(owed.job.accumulator, owed.tasks, owed.losses, ticket, now, owed=True)
+
+    return backward_done
+
+
+@mutant(Gradients, "owe", scene=SPLIT)
+def a_sum_is_cut_while_a_weight_gradient_is_owed_to_it(original: Any) -> Any:
+    return lambda self, accumulator, step: None
+
+
+@mutant(OwedQueue, "next", scene=SPLIT)
+def weight_gradients_are_owed_for_ever(original: Any) -> Any:
+    return lambda self: None
 
 
 # ---- the hunt --------------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from protocol.run.run import (
     AuditSection,
     BatchSection,
     CheckpointSection,
+    ComputeSection,
     LimitsSection,
     ModelSection,
     RoutesSection,
@@ -106,6 +107,7 @@ class Shape:
     validate_every: int = 0
     audit_first: int = 20
     audit_rate: float = 0.05
+    split: bool = False
 
     @property
     def shards(self) -> int:
@@ -122,6 +124,8 @@ class Shape:
             shape = replace(shape, volunteers=max(shape.volunteers, shape.stages))
         if shape.stages > 1 and rng.random() < 0.25:
             shape = replace(shape, cut=PLANNED)
+        # Without a draw from `rng`: what a seed draws after this was drawn by it before.
+        shape = replace(shape, split=random.Random(repr(shape)).random() < 0.3)
         # Two at the least: of a contribution that a liar made, one shard alone would never see the rest missing.
         return replace(shape, fronts=2, backs=0) if rng.random() < 0.15 else shape
 
@@ -169,6 +173,7 @@ class Shape:
                 cut=self.cut,
             ),
             routes=RoutesSection(skip=self.skip, swaps=self.swaps),
+            compute=ComputeSection(split_backward=self.split),
             wire=WireSection(activations_up="fp32", activations_down="fp32", gradients="fp32", parameters="p12"),
             checkpoint=CheckpointSection(every_steps=self.checkpoint_every),
             validation=ValidationSection(every_steps=self.validate_every, batches=2),

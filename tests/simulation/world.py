@@ -542,7 +542,9 @@ def _duration_s(job: jobs.Job) -> float:
         case jobs.Forward():
             return 0.05
         case jobs.Backward() | jobs.RouteEnd():
-            return 0.12
+            return 0.06 if job.weights_later else 0.12
+        case jobs.WeightGradient():
+            return 0.06
         case jobs.Fold() | jobs.Reduce() | jobs.Apply() | jobs.LoadParameters() | jobs.TakeGradient():
             return 0.01
         case jobs.SetUpServer():
