@@ -36,6 +36,8 @@ from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 from protocol.run.saves import CheckpointDone as CheckpointDone
 from protocol.run.saves import CheckpointPart as CheckpointPart
+from protocol.run.spans import FetchSpans as FetchSpans
+from protocol.run.spans import Spans as Spans
 from protocol.run.step_report import StepReport as StepReport
 from protocol.run.step_report import StepReportStored as StepReportStored
 from protocol.run.validation import Evaluated as Evaluated
@@ -542,7 +544,7 @@ class StageCommitted(Work, frozen=True, kw_only=True):
 MESSAGES: tuple[type[Message], ...] = (
     Ping, Pong, Bye,
     Join, Welcome, Refused, PlanChanged, Survey, DataReady, StepReport, StepReportStored, NodeReport,
-    LinkReport, RunFinished, News, Wrote, Blamed, Leave,
+    LinkReport, RunFinished, News, Wrote, Blamed, Leave, FetchSpans, Spans,
     Revoked, Renewed, CoordinatorSeen,
     Reach, Relays, Signal,
     MeasureAsk, MeasureData, MeasureGot,

@@ -23,6 +23,7 @@ from protocol.messages import (
     FetchAudited,
     FetchInput,
     FetchParameters,
+    FetchSpans,
     Flush,
     Forget,
     Freeze,
@@ -57,6 +58,7 @@ from protocol.messages import (
     RunFinished,
     ServerReady,
     Signal,
+    Spans,
     StageCommitted,
     StageFrozen,
     StageKey,
@@ -91,6 +93,8 @@ _may(tuple((a, b) for a in ROLES for b in ROLES), Ping, Pong, Bye)
 _may(tuple((a, "coordinator") for a in _NODE), Join, NodeReport, LinkReport, Leave)
 _may((("server", "coordinator"),), DataReady, StepReport, Wrote, Blamed)
 _may((("coordinator", "volunteer"),), News)
+_may(tuple(("coordinator", b) for b in _NODE), FetchSpans)
+_may(tuple((a, "coordinator") for a in _NODE), Spans)
 _may(tuple(("coordinator", b) for b in _NODE), Welcome, Refused, PlanChanged, RunFinished, Reach, Relays)
 _may((*((a, "coordinator") for a in _NODE), *(("coordinator", b) for b in _NODE)), Signal)
 _may((*(("coordinator", b) for b in _NODE), *(("server", b) for b in _NODE)), Revoked)

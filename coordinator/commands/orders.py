@@ -1,20 +1,19 @@
-"""`barnraise run set|pause|resume|rollback|adopt|changes|ban|unban|invite|invites|uninvite`: what an operator orders
-of a running coordinator, by its API."""
+"""`barnraise run set|pause|resume|rollback|adopt|changes|ban|unban|invite|invites|uninvite|trace`: what an operator
+orders of a running coordinator, by its API."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
-from typing import Any
 
 import click
 
+from coordinator.commands.asking import ask, asking, base_of, post
 from coordinator.commands.check import check, example
-from coordinator.commands.status import ANSWER_S, DEFAULT_URL, fetch, opener
+from coordinator.commands.status import DEFAULT_URL, fetch
+from coordinator.commands.trace import trace
 from protocol.base.errors import BadInputError
 from protocol.run.changes import AT_BOUNDARY, AT_DECISION
 from protocol.trust.identity import base32, is_node_id
@@ -23,7 +22,6 @@ from protocol.trust.membership import JoinLink
 PREFIX_MIN = 6
 """Letters of an id that may stand for it, as `barnraise status` shows eight: two of 10,000 members share six by chance
 once in 20 runs, and then more are asked for."""
-ANSWER_BYTES_MAX = 64 << 20
 
 
 @click.group()
@@ -36,33 +34,23 @@ def run() -> None:
 
 run.add_command(check)
 run.add_command(example)
-
-
-def _asking(command: Any) -> Any:
-    """The options of every order: where the coordinator is, and the file that proves the operator."""
-    command = click.option(
-        "--links", type=click.Path(path_type=Path, dir_okay=False),
-        help="The coordinator's links.json, which holds the admin token. [default: asked of a local coordinator]",
-    )(command)  # fmt: skip
-    return click.option(
-        "--url", default=DEFAULT_URL, show_default=True, metavar="URL", help="The coordinator's status API."
-    )(command)
+run.add_command(trace)
 
 
 @run.command()
 @click.argument("node")
 @click.option("--reason", default="", help="What the banned computer's owner is told.")
 @click.option("--lineage", is_flag=True, help="Also ban all who came by the same invite, and close that invite.")
-@_asking
+@asking
 def ban(node: str, reason: str, lineage: bool, url: str, links: Path | None) -> None:
     """Ban NODE (an id, or its first letters as `barnraise status` shows them).
 
     Its links end everywhere within seconds, and what it is computing does not count. With a link that works more than
     once it can come again under a new name: `--lineage` ends that too, for all who came by it.
     """
-    base = _base(url)
+    base = base_of(url)
     order = {"node": _whole(base, node), "reason": reason, "lineage": lineage}
-    banned = _post(base, links, "ban", order)["banned"]
+    banned = post(base, links, "ban", order)["banned"]
     click.echo(f"banned: {', '.join(banned)}")
     if not lineage:
         click.echo("(whoever has a link that works more than once can come again: barnraise run invites)")
@@ -70,12 +58,12 @@ def ban(node: str, reason: str, lineage: bool, url: str, links: Path | None) -> 
 
 @run.command()
 @click.argument("node")
-@_asking
+@asking
 def unban(node: str, url: str, links: Path | None) -> None:
     """Let NODE (its whole id) come again, by an invite that has a use left for it."""
     if not is_node_id(node):
         raise BadInputError(f"NODE: {node!r} is no node id (52 letters and digits)")
-    _post(_base(url), links, "unban", {"node": node})
+    post(base_of(url), links, "unban", {"node": node})
     click.echo(f"may come again: {node}")
 
 
@@ -83,23 +71,23 @@ def unban(node: str, url: str, links: Path | None) -> None:
 @click.option("--uses", type=click.IntRange(1, 100_000), default=1, show_default=True, help="Computers it lets in.")
 @click.option("--role", type=click.Choice(["volunteer", "server", "auditor"]), default="volunteer", show_default=True)
 @click.option("--days", type=click.FloatRange(0, 3660, min_open=True), default=7.0, show_default=True)
-@_asking
+@asking
 def invite(uses: int, role: str, days: float, url: str, links: Path | None) -> None:
     """Print a new join link. It lets in one computer, which may come again with it; --uses makes it one for several.
 
     A link for several computers cannot tell them apart: somebody who was banned may come again by it. Whoever has a
     server's or an auditor's link is trusted: give it to machines of yours.
     """
-    made = _post(_base(url), links, "invite", {"role": role, "uses": uses, "days": days})
+    made = post(base_of(url), links, "invite", {"role": role, "uses": uses, "days": days})
     # Quoted where a person copies it: zsh and PowerShell read brackets and commas of addresses as their own.
     click.echo(f"'{made['link']}'" if sys.stdout.isatty() else made["link"])
 
 
 @run.command()
-@_asking
+@asking
 def invites(url: str, links: Path | None) -> None:
     """Show the invites: how many have come by each, until when it counts, and whether it is closed."""
-    rows = _ask(_base(url), links, "invites", None)["invites"]
+    rows = ask(base_of(url), links, "invites", None)["invites"]
     click.echo(f"{'invite':26}  {'role':9} {'used':>11}  {'until':16}")
     for row in rows:
         until = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["not_after"]))
@@ -110,19 +98,19 @@ def invites(url: str, links: Path | None) -> None:
 
 @run.command()
 @click.argument("invite")
-@_asking
+@asking
 def uninvite(invite: str, url: str, links: Path | None) -> None:
     """Close INVITE (as `barnraise run invites` shows it, or a whole join link): nobody joins by it any more."""
     if invite.startswith("barnraise://"):
         invite = base32(JoinLink.parse(invite).statement.nonce)
-    _post(_base(url), links, "uninvite", {"invite": invite})
+    post(base_of(url), links, "uninvite", {"invite": invite})
     click.echo("closed; who has come by it stays")
 
 
 @run.command("set")
 @click.argument("key")
 @click.argument("value")
-@_asking
+@asking
 def set_key(key: str, value: str, url: str, links: Path | None) -> None:
     """Give KEY of the run (as in RUN.toml: optimizer.learning_rate) another VALUE from the next step on.
 
@@ -130,7 +118,7 @@ def set_key(key: str, value: str, url: str, links: Path | None) -> None:
     step opens (steps, checkpoint.every_steps, data.mixture) the run ends its open steps first. What cannot be changed
     says why, and what to do instead.
     """
-    made = _post(_base(url), links, "set", {"key": key, "value": value})
+    made = post(base_of(url), links, "set", {"key": key, "value": value})
     when = "the next step on, which opens when all servers know" if key in AT_BOUNDARY else "now on"
     if key in AT_DECISION:
         when = "the next step on that is not decided"
@@ -138,43 +126,43 @@ def set_key(key: str, value: str, url: str, links: Path | None) -> None:
 
 
 @run.command()
-@_asking
+@asking
 def pause(url: str, links: Path | None) -> None:
     """Open no further step. Those that are open end; everybody stays, and waits."""
-    _post(_base(url), links, "pause", {"paused": True})
+    post(base_of(url), links, "pause", {"paused": True})
     click.echo("paused; barnraise run resume lets it go on")
 
 
 @run.command()
-@_asking
+@asking
 def resume(url: str, links: Path | None) -> None:
     """Open steps again after `run pause`."""
-    _post(_base(url), links, "pause", {"paused": False})
+    post(base_of(url), links, "pause", {"paused": False})
     click.echo("the run goes on")
 
 
 @run.command()
 @click.argument("step", type=click.IntRange(0, 10**9))
-@_asking
+@asking
 def rollback(step: int, url: str, links: Path | None) -> None:
     """Send the run back to the checkpoint of STEP (made by so many steps). The steps after it are done again.
 
     What was changed from one of these steps on is undone with them; `run pause` before it leaves time to change
     something. A step that no checkpoint has is refused, with those there are.
     """
-    found = _post(_base(url), links, "rollback", {"step": step})
+    found = post(base_of(url), links, "rollback", {"step": step})
     click.echo(f"the run is back at step {step}; {found['lost_steps']} closed steps are thrown away")
 
 
 @run.command()
-@_asking
+@asking
 def adopt(url: str, links: Path | None) -> None:
     """Take over the newest plan that servers show, though some of its servers are missing.
 
     A coordinator whose database is older than its servers waits for all of them, and `barnraise status` names those
     who are missing. Do this only when they will not come back: what they alone know is given up.
     """
-    _post(_base(url), links, "adopt", {})
+    post(base_of(url), links, "adopt", {})
     click.echo("the newest plan that servers show is taken over; barnraise status shows it")
 
 
@@ -183,7 +171,7 @@ def adopt(url: str, links: Path | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="As `barnraise demo --reference --changes FILE` reads them.")
 def changes(url: str, as_json: bool) -> None:
     """Show what was changed since the run began, and from which step on (counted from 0)."""
-    found = fetch(f"{_base(url)}/api/status")["run"]["changes"]
+    found = fetch(f"{base_of(url)}/api/status")["run"]["changes"]
     if as_json:
         click.echo(json.dumps(found, indent=1))
         return
@@ -192,10 +180,6 @@ def changes(url: str, as_json: bool) -> None:
         click.echo(f"{change['key']} = {change['value']}  {since}")
     if not found:
         click.echo("nothing was changed")
-
-
-def _base(url: str) -> str:
-    return url.rstrip("/").removesuffix("/api/status")
 
 
 def _whole(base: str, node: str) -> str:
@@ -209,44 +193,3 @@ def _whole(base: str, node: str) -> str:
         which = f"{len(found)} members have ids that begin so" if found else "no member's id begins so"
         raise BadInputError(f"NODE: {node!r}: {which}; give at least {PREFIX_MIN} letters, or the whole id")
     return found[0]
-
-
-def _token(base: str, links: Path | None) -> str:
-    """The admin token, from the file that the coordinator wrote for its owner. Raises `BadInputError`."""
-    status = fetch(f"{base}/api/status")  # also says what is wrong with the address
-    if links is None:
-        named = status.get("links_file")
-        if not named:
-            raise BadInputError(f"{base}: this coordinator is not on this computer; name its links.json with --links")
-        links = Path(named)
-    try:
-        token = str(json.loads(links.read_text())["admin_token"])
-    except OSError as error:
-        raise BadInputError(f"{links}: {error.strerror or error}; the coordinator's owner can read it") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadInputError(f"{links}: not a coordinator's links.json") from error
-    return token
-
-
-def _post(base: str, links: Path | None, what: str, order: dict[str, Any]) -> dict[str, Any]:
-    return _ask(base, links, what, json.dumps(order).encode())
-
-
-def _ask(base: str, links: Path | None, what: str, body: bytes | None) -> dict[str, Any]:
-    """The API's answer to an order (with `body`) or a question. Raises `BadInputError` with what it says."""
-    url = f"{base}/api/{what}"
-    headers = {"Authorization": f"Bearer {_token(base, links)}"}
-    request = urllib.request.Request(url, data=body, headers=headers)  # noqa: S310 - `fetch` checked the scheme
-    try:
-        with opener.open(request, timeout=ANSWER_S) as answer:
-            found: dict[str, Any] = json.loads(answer.read(ANSWER_BYTES_MAX))
-    except urllib.error.HTTPError as error:
-        with error:
-            try:
-                reason = json.loads(error.read(4096))["error"]
-            except (ValueError, KeyError, TypeError):
-                reason = f"the answer is {error.code}"
-        raise BadInputError(f"{url}: {reason}") from error
-    except (OSError, ValueError) as error:
-        raise BadInputError(f"{url}: nobody answers there: {getattr(error, 'reason', error)}") from error
-    return found

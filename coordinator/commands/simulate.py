@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +13,14 @@ from rich.table import Table
 
 from coordinator.world.churn import load_churn, no_churn
 from coordinator.world.figures import figures_of
+from coordinator.world.members import members
 from coordinator.world.picture import picture
-from coordinator.world.swarm import MakeMembers, Swarm
+from coordinator.world.swarm import Swarm
 from protocol.base.errors import BadInputError
 from protocol.run.config_file import load_run
 from protocol.schedule.profile import load_network
 
-WORLD_GROUP = "barnraise.world"
-"""What the node's side gives to the simulated world: it makes machines."""
 GB = 1e9
-
-
-def members() -> MakeMembers:
-    """The node's side. Raises `BadInputError` where it is not installed."""
-    for point in entry_points(group=WORLD_GROUP):
-        found: MakeMembers = point.load()
-        return found
-    raise BadInputError("the node's side of Barnraise is not installed here: its machines cannot be simulated")
 
 
 @click.command()

@@ -27,7 +27,7 @@ from coordinator.live.giving import Giving
 from coordinator.live.history import History
 from coordinator.live.join_rates import JoinRates
 from coordinator.live.measured_links import NetworkBook
-from coordinator.live.orders import Adopt, ChangeRun, Order, PauseRun, RollBack
+from coordinator.live.orders import Adopt, ChangeRun, FetchTrace, Order, PauseRun, RollBack
 from coordinator.live.outbox import Outbox
 from coordinator.live.plan_builder import block_work
 from coordinator.live.records import DataRow, MemberRow, StepRow, StoredState
@@ -36,6 +36,7 @@ from coordinator.live.roster import MEMBERS_MAX, LeaveReason, Member, Roster
 from coordinator.live.seating import Placement
 from coordinator.live.signals import Helpers, Signalling
 from coordinator.live.status import build_status, run_state
+from coordinator.live.tracing import Tracing
 from protocol.base.ids import NodeId
 from protocol.base.machine import Effect, Input, LinkDown, LinkUp, Ordered, Persisted, PlanReady, Received, Told
 from protocol.link.reach import host_of
@@ -52,6 +53,7 @@ from protocol.messages import (
     Pong,
     RunFinished,
     Signal,
+    Spans,
     StepReport,
     StepReportStored,
     Welcome,
@@ -106,6 +108,7 @@ class CoordinatorMachine:
         self._bans = Bans(
             run_id, self.admission, self.roster, self.outbox, sign_revocations, self._expel_banned, wall_offset_s
         )
+        self.tracing = Tracing(self.outbox)
         self._joins = JoinRates()
         self._task_tokens = config.batch.samples * config.model.context
         self.giving = Giving({credit.node: credit for credit in stored.credits}, self._task_tokens)
@@ -173,6 +176,9 @@ class CoordinatorMachine:
                 self.placement.pause(order.paused, now)
             case Adopt():
                 self.placement.adopt(now)
+            case FetchTrace():
+                here = [member for member in self.roster.all() if member.welcomed]
+                self.tracing.begin(((m.peer, m.role, self.stage_of(m)) for m in here), order.seconds, now)
             case _:
                 self._bans.order(order, now)
 
@@ -291,6 +297,7 @@ class CoordinatorMachine:
         self.reported.left(member.peer)
         self.crew.left(member.peer)
         self._bans.left(member.peer)
+        self.tracing.left(member.peer)
         if not member.welcomed:
             return
         self.giving.left(member.peer)
@@ -349,7 +356,7 @@ class CoordinatorMachine:
             case NodeReport():
                 if message.alert and (member.report is None or member.report.alert != message.alert):
                     self.outbox.log("warning", "alert", node=member.peer, detail=message.alert)
-                self.reported.take(member, self._stage_of(member), message, now)
+                self.reported.take(member, self.stage_of(member), message, now)
                 if message.state == "draining" and now >= member.news_at + LAST_NEWS_S:
                     self._tell_news(member, now)  # its owner is about to read what it gave
                 self.placement.heard(member, message, now)
@@ -358,6 +365,9 @@ class CoordinatorMachine:
                 self._end_of_history(member, message)
             case LinkReport():
                 self._link_report(member, message, now)
+            case Spans():
+                if fault := self.tracing.take(member.peer, message, now):
+                    self._expel(member, "unexpected", fault, now)
             case Signal():
                 self.signalling.carry(member, message, now)
             case DataReady():
@@ -365,15 +375,15 @@ class CoordinatorMachine:
             case StepReport():
                 self._step_report(member, message, now)
             case Blamed():
-                if self._stage_of(member) >= 0:
+                if self.stage_of(member) >= 0:
                     self._bans.blamed(member, message, now)
             case Wrote():
-                if self._stage_of(member) >= 0:
+                if self.stage_of(member) >= 0:
                     self.bulletin.wrote(message.sample, message.step)
             case _:
                 self._expel(member, "unexpected", f"a coordinator takes no {type(message).__name__}", now)
 
-    def _stage_of(self, member: Member) -> int:
+    def stage_of(self, member: Member) -> int:
         """Where a member stands, or -1."""
         slot = self.placement.table.slot_of(member.peer) if member.role == "server" else None
         return member.stage if slot is None else slot[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from coordinator.live.measured_links import NetworkBook
 from coordinator.live.outbox import Outbox
@@ -46,6 +46,8 @@ class Crew:
         self._outbox = outbox
         self._network = network
         self._flops_per_s = flops_per_s
+        self.pinned: Mapping[NodeId, int] = {}
+        """Stages that somebody else has chosen: the world that predicts a plan in force. Nobody is moved then."""
         self.delivered = Delivered()
         self.step_s = 0.0
         """How far apart steps close; 0: not known yet."""
@@ -95,6 +97,8 @@ class Crew:
                 choice = self._choose(member, vocabulary)
                 if choice.stage != -1:
                     self._give(member, choice, vocabulary, now)
+        if self.pinned:
+            return
         standing, needed = self._stands(vocabulary), self._needed(vocabulary)
         if not standing.powers:
             self._empty_since = None
@@ -125,6 +129,8 @@ class Crew:
 
     def _choose(self, member: Member, vocabulary: int) -> Assignment:
         assert member.join is not None
+        if member.peer in self.pinned:
+            return Assignment(self.pinned[member.peer], "as in the plan that is predicted", "wished")
         newcomer = self._power(member, vocabulary).steps_per_s
         most = self._config.limits.volunteers_max
         return assign(self._needed(vocabulary), self._stands(vocabulary), newcomer, member.join.stage, most)

@@ -52,10 +52,17 @@ class Adopt:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchTrace:
+    """Everybody tells what he did in the last seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class CloseInvite:
     """Nobody joins by this invite from here on; who has joined stays."""
 
     nonce: bytes
 
 
-Order = Ban | Unban | CloseInvite | ChangeRun | PauseRun | RollBack | Adopt
+Order = Ban | Unban | CloseInvite | ChangeRun | PauseRun | RollBack | Adopt | FetchTrace

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from coordinator.live.orders import Adopt, Ban, CloseInvite, Order, Unban
+from coordinator.live.tracing import SECONDS_MAX
 from coordinator.process.store import StoredInvite
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
@@ -48,6 +49,10 @@ class AdminApi(Protocol):
 
     async def roll_back(self, step: int) -> int:
         """Sends the run back to a checkpoint; returns how many steps are done again. Raises `BadInputError`."""
+        ...
+
+    async def trace(self, seconds: float) -> dict[str, Any]:
+        """What everybody did in the last seconds, and what was predicted. Raises `BadInputError`."""
         ...
 
     def lineage(self, node: NodeId) -> tuple[NodeId, ...]: ...
@@ -94,7 +99,11 @@ class _RollBack(msgspec.Struct, forbid_unknown_fields=True):
     step: Annotated[int, msgspec.Meta(ge=0, le=10**9)]
 
 
-_Order = TypeVar("_Order", _Ban, _Unban, _Invite, _Uninvite, _Set, _Pause, _RollBack, _Adopt)
+class _Trace(msgspec.Struct, forbid_unknown_fields=True):
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=SECONDS_MAX)] = 30.0
+
+
+_Order = TypeVar("_Order", _Ban, _Unban, _Invite, _Uninvite, _Set, _Pause, _RollBack, _Adopt, _Trace)
 
 
 def answer(content: Any, code: int = 200) -> Response:
@@ -202,8 +211,16 @@ def admin_routes(api: AdminApi, admin_token: str, refused: Callable[[], None]) -
         api.order(Adopt())
         return answer({"adopting": True})
 
+    async def trace(order: _Trace) -> Response:
+        try:
+            found = await api.trace(order.seconds)
+        except BadInputError as error:
+            return answer({"error": str(error)}, 400)
+        return answer(found)
+
     return [
         Route("/api/adopt", taking(_Adopt, adopt), methods=["POST"]),
+        Route("/api/trace", taking(_Trace, trace), methods=["POST"]),
         Route("/api/rollback", taking(_RollBack, roll_back), methods=["POST"]),
         Route("/api/set", taking(_Set, set_key), methods=["POST"]),
         Route("/api/pause", taking(_Pause, pause), methods=["POST"]),

@@ -40,6 +40,7 @@ from coordinator.process.papers import LINKS, announce, write_private
 from coordinator.process.planner import ask_planner
 from coordinator.process.sockets import free_or_any, listen, serve
 from coordinator.process.store import Event, Store, StoredInvite
+from coordinator.process.timeline import Timeline
 from coordinator.process.tracking import History, start_trackers
 from coordinator.tracking.feed import Segments
 from coordinator.tracking.trackers import Target
@@ -309,6 +310,7 @@ class Daemon:
         )  # fmt: skip
         self.machine.bulletin.build = f"barnraise-{version('barnraise')}"
         self.pump = Pump(self.machine, self)
+        self.timeline = Timeline(self.machine, self.pump)
         self.transport = Transport(
             nursery,
             identity=identity,
@@ -339,6 +341,7 @@ class Daemon:
 
     def log(self, effect: Log) -> None:
         write_log(self._logger, effect)
+        self.timeline.said(effect)
         if effect.event not in EVERYDAY_EVENTS:
             event = Event(round(time.time(), 3), effect.level, effect.event, effect.fields)
             self._unwritten.append((-1, event))
@@ -351,7 +354,9 @@ class Daemon:
         self._nursery.start_soon(self._plan, effect)
 
     async def _plan(self, effect: StartPlanning) -> None:
+        began_s = trio.current_time()
         answer = await ask_planner(effect.problem)
+        self.timeline.ended("plan", answer.sentence, began_s)
         self.pump.put(PlanReady(effect.number, answer.proposal, answer.sentence))
 
     def _never(self, effect: Dial | Compute | Prune | DropTensors | ShareTensor) -> None:
@@ -376,6 +381,7 @@ class Daemon:
         """Blocking work on the database, one at a time."""
         started = trio.current_time()
         result = await trio.to_thread.run_sync(work, limiter=self._disk)
+        self.timeline.ended("database", operation, started)
         self._metrics.record(
             "barnraise_coordinator_db_query_duration_seconds", trio.current_time() - started, operation=operation
         )
@@ -468,6 +474,9 @@ class Daemon:
     async def roll_back(self, step: int) -> int:
         _check_begun(self.machine)
         return await roll_back(self.machine, self.pump, step)
+
+    async def trace(self, seconds: float) -> dict[str, Any]:
+        return await self.timeline.trace(seconds)
 
     def lineage(self, node: NodeId) -> tuple[NodeId, ...]:
         return self.machine.admission.lineage(node)

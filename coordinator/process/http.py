@@ -11,8 +11,9 @@ POST /api/unban                  {"node": ID}
 GET  /api/invites                every invite, how often it was used, and whether it is closed
 POST /api/invite                 {"role": "volunteer", "server" or "auditor", "uses": N, "days": D}: a new join link
 POST /api/uninvite               {"invite": ID}: nobody joins by it any more
+POST /api/trace                  {"seconds": S}: what everybody did in the last seconds, beside what was predicted
 
-The last five want the header `Authorization: Bearer` with the admin token of links.json; `barnraise run` sends it.
+The last six want the header `Authorization: Bearer` with the admin token of links.json; `barnraise run` sends it.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ RUN_STATES = ("waiting", "training", "paused", "finished", "failed")
 DB_OPERATIONS = ("open", "write", "read")
 HTTP_ROUTES = (
     "/", "/page", "/api", "/api/sd", "/api/status", "/api/network", "/api/steps", "/api/ban", "/api/unban",
-    "/api/invites", "/api/invite", "/api/uninvite", "/api/set", "/api/pause", "/api/rollback", "other",
+    "/api/invites", "/api/invite", "/api/uninvite", "/api/set", "/api/pause", "/api/rollback", "/api/trace", "other",
 )  # fmt: skip
 HTTP_CODES = ("200", "304", "400", "401", "403", "404", "405", "429", "500", "503")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 import trio
@@ -23,6 +24,9 @@ from protocol.base.ids import NodeId
 BUDGET_S = 10.0
 KILL_S = 30.0
 """After this a planner is ended: it has hung, or the computer swaps."""
+
+
+_A = TypeVar("_A", bound=msgspec.Struct)
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -51,23 +55,29 @@ def solve(problem: Problem, clock: Callable[[], float] = time.perf_counter) -> A
 
 async def ask_planner(problem: Problem) -> Answer:
     """Has a process solve the problem; whatever goes wrong with it is an answer with a sentence."""
-    command = [sys.executable, "-m", __name__]
-    with trio.move_on_after(KILL_S) as patience:
+    answer = await ask_process(__name__, "planner", problem, Answer, KILL_S)
+    return Answer(None, answer) if isinstance(answer, str) else answer
+
+
+async def ask_process(module: str, what: str, question: msgspec.Struct, kind: type[_A], patience_s: float) -> _A | str:
+    """What `python -m module` answers to a question on its standard input, or a sentence why there is no answer."""
+    with trio.move_on_after(patience_s) as patience:
         try:
             done = await trio.run_process(
-                command, stdin=msgspec.msgpack.encode(problem), capture_stdout=True, capture_stderr=True, check=False
-            )
+                [sys.executable, "-m", module], stdin=msgspec.msgpack.encode(question), capture_stdout=True,
+                capture_stderr=True, check=False,
+            )  # fmt: skip
         except OSError as error:
-            return Answer(None, f"the planner cannot be started: {error.strerror}")
+            return f"the {what} cannot be started: {error.strerror}"
     if patience.cancelled_caught:
-        return Answer(None, f"the planner has not ended within {KILL_S:g} s")
+        return f"the {what} has not ended within {patience_s:g} s"
     if done.returncode != 0:
         words = bytes(done.stderr).decode(errors="replace").strip().splitlines()
-        return Answer(None, f"the planner ended with code {done.returncode}: {words[-1] if words else 'no word'}")
+        return f"the {what} ended with code {done.returncode}: {words[-1] if words else 'no word'}"
     try:
-        return msgspec.msgpack.decode(done.stdout, type=Answer)
+        return msgspec.msgpack.decode(done.stdout, type=kind)
     except msgspec.MsgspecError as error:
-        return Answer(None, f"the planner's answer cannot be read: {error}")
+        return f"the {what}'s answer cannot be read: {error}"
 
 
 if __name__ == "__main__":

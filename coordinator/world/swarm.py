@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,7 +32,7 @@ from protocol.run.run import RunConfig
 from protocol.schedule.profile import Network
 from protocol.trust.membership import Invite
 from protocol.world.lines import Downlink, Uplink
-from protocol.world.world import CannotComputeError, Host, Lanes, World
+from protocol.world.world import CannotComputeError, Host, Lanes, Watch, World
 
 COORDINATOR = NodeId("the coordinator")
 RUN_ID = b"simulated"
@@ -97,8 +97,20 @@ class Moment:
 class Swarm:
     """One run in one world. `run` lets time pass; everything else only looks."""
 
-    def __init__(self, config: RunConfig, network: Network, churn: Churn, seed: int, make: MakeMembers) -> None:
-        """Raises `BadInputError` where the network has too few servers, or no way between two machines."""
+    def __init__(
+        self,
+        config: RunConfig,
+        network: Network,
+        churn: Churn,
+        seed: int,
+        make: MakeMembers,
+        *,
+        pinned: Mapping[NodeId, int] | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        """`pinned`: stages of volunteers that are not the coordinator's choice. `watch`: hears what everybody does.
+
+        Raises `BadInputError` where the network has too few servers, or no way between two machines."""
         _check(config, network)
         limits = msgspec.structs.replace(
             config.limits,
@@ -120,7 +132,8 @@ class Swarm:
             self.config, vocabulary_of(config.data.tokenizer), RUN_ID, COORDINATOR, KEY, sizes.held_bytes,
             sizes.value_bytes,
         )  # fmt: skip
-        self.world = World(seed, self._way, self._durable, self._logged)
+        self._pinned = pinned or {}
+        self.world = World(seed, self._way, self._durable, self._logged, watch)
         self._random = random.Random(seed + 1)
         first = network.machines[0]
         self.coordinator = Host(
@@ -180,6 +193,7 @@ class Swarm:
             sign_revocations=lambda revocations: b"",  # nobody is banned here
             read_invite=lambda credential: INVITE,
         )
+        machine.crew.pinned = self._pinned
         return machine, _NoLanes()
 
     @property

@@ -282,6 +282,7 @@ class _Node:
         if self._scrape is not None:
             driver.also_reported = self._scrape.counters()
         driver.pump = self._pump = Pump(machine, driver)
+        driver.activity.waiting_for = machine.waiting_for
         self._machine = machine
         for fact in self._told_early:
             self._pump.put(fact)

@@ -11,6 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from node.compute.forms.packed import all_within, first, is_whole
 from node.compute.lanes import DEVICE_JOBS, Lane, Outcome, input_refs
 from node.links.connector import Connector
 from node.machine.jobs import Apply, Backward, Reduce, SetUpServer, WriteCheckpoint, WriteManifest
+from node.measure.activity import Activity
 from node.measure.measuring import Measuring
 from node.measure.meter import Figures
 from node.process.device_frames import Done
@@ -58,6 +60,7 @@ from protocol.drive.pump import Pump
 from protocol.drive.transport import PATHS, Link, Transport
 from protocol.messages import (
     Contribute,
+    FetchSpans,
     InputGradient,
     LinkReport,
     Message,
@@ -118,6 +121,7 @@ class Driver:
             known=measured,
         )
         self._lanes: dict[str, Lane | DeviceLane] = {}
+        self.activity = Activity()
         self.device: DeviceLane | None = None
         """A volunteer's; a server that computes does it in a thread."""
         self._totals: dict[str, float] = {}
@@ -164,6 +168,7 @@ class Driver:
 
         def go_on() -> None:
             assert self.device is not None
+            self.activity.device_lost()
             self.device.start_again()
             self.pump.put(DeviceLost(reason))
 
@@ -178,8 +183,12 @@ class Driver:
     def compute(self, effect: Compute) -> None:
         job = effect.job
         buffers = {ref.key: self._store.get(ref.key) for ref in input_refs(job)}
-        on_device = type(job) in DEVICE_JOBS or "server" not in self._lanes  # an auditor has no other lane
+        on_device = self._on_device(job)
+        self.activity.job_begins(on_device, trio.current_time())
         self._lanes["device" if on_device else "server"].submit(job, buffers)
+
+    def _on_device(self, job: Any) -> bool:
+        return type(job) in DEVICE_JOBS or "server" not in self._lanes  # an auditor has no other lane
 
     def _deliver(self, outcome: Outcome) -> None:
         """In the lane's thread."""
@@ -199,6 +208,7 @@ class Driver:
     def _account(self, outcome: Outcome) -> None:
         record = self._metrics.record
         job = outcome.fact.job
+        self.activity.job_ended(job, self._on_device(job), outcome.seconds, trio.current_time())
         if type(job) in DEVICE_JOBS:
             self._device_since = self._device_since or time.monotonic() - outcome.seconds
             self._device_busy_s += outcome.seconds
@@ -259,6 +269,7 @@ class Driver:
         if link is None:
             return
         message = effect.message
+        self.activity.says(effect.peer, message, trio.current_time())
         if isinstance(message, NodeReport):
             message = self._complete(message)
         refs: tuple[TensorRef, ...] = getattr(message, "tensors", ())
@@ -290,6 +301,7 @@ class Driver:
         count as somebody who computes, and servers that compute only while nobody else does would wait for it.
         """
         self._links[link.peer] = link
+        link.watch = partial(self._moved, link.peer)
         self.count_links()
         self.connector.on_up(link)
         self.measuring.up(link)
@@ -298,6 +310,9 @@ class Driver:
             self.nursery.start_soon(self._end_visit, link)
         else:
             self._tell_up(link)
+
+    def _moved(self, peer: NodeId, direction: str, message: Message, byte_count: int, began_s: float) -> None:
+        self.activity.moved(peer, direction, message, byte_count, began_s, trio.current_time())
 
     def _tell_up(self, link: Link) -> None:
         self.pump.put(LinkUp(link.peer, link.role, link.public_key, link.credential, link.address))
@@ -313,6 +328,10 @@ class Driver:
             return  # the link went down while this waited
         if self.measuring.take(link, message):
             return
+        if isinstance(message, FetchSpans):
+            link.send(self.activity.ring.answer(message, trio.current_time()))
+            return
+        self.activity.heard(message, trio.current_time())
         if isinstance(message, Renewed):
             self._renew(link, message.membership)
             return

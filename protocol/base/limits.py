@@ -96,6 +96,8 @@ BYTES_MAX = CREDENTIAL_BYTES_MAX
 """A byte string inside a message: digests (32) and memberships."""
 NUMBER_MAX = 2**63 - 1
 """Largest whole number: what SQLite and a signed 64-bit tensor hold."""
+SPANS_PIECE = 1024
+"""Spans of one answer, 32 bytes each: a control message behind them waits 13 ms on a line of 20 Mbit/s, 0.13 s at 2."""
 ADDRESSES_MAX = 8
 """Addresses of one node: host interfaces, a name, a relay."""
 FELLOWS_MAX = 64

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -164,6 +164,9 @@ class Link:
         """Held while this side tries to move to another path: one attempt at a time."""
         self.ailing = ""
         """Why the present path is thought to carry nothing; empty: it does."""
+        self.watch: Callable[[str, Message, int, float], None] = _nobody
+        """Told, when a message with tensors has left or come: which of `send` and `receive`, the message, its bytes,
+        and when its first frame went or came (by trio's clock)."""
         self._owner = owner
         self._framing = framing
         self._carrier = carrier
@@ -236,6 +239,7 @@ class Link:
         """
         if self._reason:
             return
+        self._framing.tell_time(trio.current_time())
         self._framing.send(message, buffers)
         if self._framing.queued_bytes > self._owner.options.send_queue_bytes:
             self.abort(f"the peer is too slow: {self._framing.queued_bytes} bytes wait for it")
@@ -400,12 +404,15 @@ class Link:
     async def _write(self, carrier: Carrier) -> None:
         try:
             while carrier is self._carrier and not self._framing.close_sent:
+                self._framing.tell_time(trio.current_time())
                 pieces = self._framing.data_to_send(self._write_bytes(carrier))
                 if pieces:
                     data = b"".join(pieces)
                     with trio.fail_after(SEND_STALL_S):
                         await carrier.stream.send_all(data)
                     self.sent_bytes += len(data)
+                    for gone in self._framing.departed():
+                        self.watch("send", gone.message, gone.byte_count, gone.began_s)
                 else:
                     await self._wake.wait()
                     self._wake = trio.Event()
@@ -438,6 +445,7 @@ class Link:
                 self._heard_at = trio.current_time()
                 if not carrier.broken:
                     self.ailing = ""
+                self._framing.tell_time(self._heard_at)
                 events = self._framing.receive(data)
                 self._take(events)
                 if events and isinstance(events[-1], PeerClosed):
@@ -456,6 +464,8 @@ class Link:
                 self._take_pong(event.number)
             else:
                 self._inbox.append(event)
+                if isinstance(event, MessageArrived) and event.buffers:
+                    self.watch("receive", event.message, event.byte_count, event.began_s)
         if self._inbox:
             self._filled.set()
         self._wake.set()
@@ -553,6 +563,10 @@ class Link:
     def _reject(self, error: RemoteProtocolError) -> None:
         self._owner.events.on_rejected(self.address, error.reason, error.detail)
         self.abort(f"refused: {error.reason}")
+
+
+def _nobody(direction: str, message: Message, byte_count: int, began_s: float) -> None:
+    """Who watches a link that nobody watches."""
 
 
 def name_link(initiator_token: bytes, responder_token: bytes) -> bytes:

@@ -31,6 +31,7 @@ from protocol.base.limits import (
     PUBLIC_NAME_MAX,
     RELAYS_MAX,
     REPORT_COUNTERS,
+    SPANS_PIECE,
     TASKS_MAX,
     TENSORS_MAX,
     TEXT_MAX,
@@ -52,6 +53,7 @@ from protocol.messages import (
     Parameters,
 )
 from protocol.run.run import DESCRIPTION_MAX
+from protocol.run.spans import RECORD_BYTES
 from protocol.speakers import MAY_SEND
 from protocol.trust.identity import is_node_id
 
@@ -86,6 +88,8 @@ _TEXT_MAX = {
     "description": DESCRIPTION_MAX, "name": PUBLIC_NAME_MAX,
 }  # fmt: skip
 """Most characters of a text, by its field's name; TEXT_MAX for others."""
+_BYTES_MAX = {"spans": SPANS_PIECE * RECORD_BYTES}
+"""Most bytes of a byte string, by its field's name; BYTES_MAX for others."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(reduce(operator.or_, MESSAGES))
@@ -225,7 +229,7 @@ def _check_value(name: str, value: Any) -> None:
         if not is_printable(value):
             raise RemoteProtocolError("decode", f"{name} holds control characters")
     elif isinstance(value, bytes):
-        if len(value) > BYTES_MAX:
+        if len(value) > _BYTES_MAX.get(name, BYTES_MAX):
             raise RemoteProtocolError("size", f"{name} has {len(value)} bytes")
     elif isinstance(value, float):
         if not math.isfinite(value) and name not in _MAY_BE_NOT_FINITE:

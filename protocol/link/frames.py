@@ -122,6 +122,18 @@ class MessageArrived:
     """Writable, of bytes, and the receiver's own."""
     byte_count: int
     """Bytes to give back with `release` when the receiver is done with the message (0 without tensors)."""
+    began_s: float = 0.0
+    """When its first frame came, by `Framing.now`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Departed:
+    """A message with tensors has left: when it was queued, and when its first frame was handed out."""
+
+    message: Message
+    byte_count: int
+    queued_s: float
+    began_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ from protocol.link.frames import (
     OF_THE_PATH,
     Buffer,
     CountBytes,
+    Departed,
     Event,
     Frame,
     FramingLimits,
@@ -185,6 +186,16 @@ class Framing:
         path.next_out = hello.received
         path.next_in = our_received
         self._acknowledged = max(self._acknowledged, our_received)
+
+    def tell_time(self, now: float) -> None:
+        """What time it is by the owner's clock: messages that come and go are stamped with it. None is read here."""
+        self._in.now = self._out.now = now
+
+    def departed(self) -> list[Departed]:
+        """Messages with tensors that were handed out to their last frame since the last call."""
+        gone = list(self._out.departed)
+        self._out.departed.clear()
+        return gone
 
     # ---- sending ------------------------------------------------------------------------------------------------
 

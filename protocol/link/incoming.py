@@ -41,6 +41,7 @@ class _Bulk:
     buffers: list[memoryview] = field(default_factory=list)
     offset: int = 0
     """Bytes of the last buffer that are there."""
+    began_s: float = 0.0
 
 
 class Incoming:
@@ -57,6 +58,7 @@ class Incoming:
         self._open: dict[int, _Bulk] = {}
         self._next_number = 0
         self._held_bytes = 0
+        self.now = 0.0
         self._account = account or Budget(limits.window_bytes).open(stranger=True)
 
     @property
@@ -133,7 +135,7 @@ class Incoming:
             raise RemoteProtocolError("size", f"{byte_count} tensor bytes beyond the window")
         self._account.reserve(byte_count)
         self._held_bytes += byte_count
-        self._open[number] = _Bulk(message, len(encoded), byte_count, deque(tensors))
+        self._open[number] = _Bulk(message, len(encoded), byte_count, deque(tensors), began_s=self.now)
 
     def _take_chunk(self, plain: bytes) -> MessageArrived | None:
         number = int.from_bytes(plain[:NUMBER_BYTES], "big")
@@ -156,4 +158,4 @@ class Incoming:
             return None
         del self._open[number]
         self._count("rx", traffic_kind(incoming.message), incoming.header_bytes + incoming.byte_count, 1)
-        return MessageArrived(incoming.message, tuple(incoming.buffers), incoming.byte_count)
+        return MessageArrived(incoming.message, tuple(incoming.buffers), incoming.byte_count, incoming.began_s)

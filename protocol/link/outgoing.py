@@ -15,24 +15,31 @@ from protocol.link.frames import (
     NUMBER_BYTES,
     Buffer,
     CountBytes,
+    Departed,
     Frame,
     FramingLimits,
     OutFrame,
 )
 from protocol.messages import Message
 
+DEPARTED_MAX = 1024
+"""Kept for whoever wants to know of them: what leaves in one write, 128 KiB of the smallest there are."""
+
 
 @dataclass(slots=True)
 class _Bulk:
     """A message with tensors on its way out."""
 
+    message: Message
     header: bytes
     kind: str
     is_long: bool
     byte_count: int
     buffers: deque[memoryview]
+    queued_s: float
     number: int = 0
     offset: int = 0
+    began_s: float = 0.0
 
 
 class Outgoing:
@@ -58,6 +65,9 @@ class Outgoing:
         self.queued_bytes = 0
         """Bytes of messages and tensors that wait here to be sent."""
         self.closing = False
+        self.now = 0.0
+        self.departed: deque[Departed] = deque(maxlen=DEPARTED_MAX)
+        """Messages with tensors that are through, until somebody takes them."""
         self._next_number = 0
         self._window_bytes: int | None = None
         self._undigested_bytes = 0
@@ -89,7 +99,9 @@ class Outgoing:
         elif len(encoded) > HEADER_BYTES_MAX:
             raise LocalProtocolError(f"{type(message).__name__}: {len(encoded)} bytes beside its tensors")
         else:
-            self._waiting.append(_Bulk(encoded, traffic_kind(message), is_long(message), byte_count, views))
+            self._waiting.append(
+                _Bulk(message, encoded, traffic_kind(message), is_long(message), byte_count, views, self.now)
+            )
 
     def give_back(self, byte_count: int) -> None:
         """Tell the peer that it may send so many tensor bytes more."""
@@ -149,7 +161,7 @@ class Outgoing:
         return self._undigested_bytes + bulk.byte_count <= self._window_bytes
 
     def _header(self, bulk: _Bulk) -> OutFrame:
-        bulk.number = self._next_number
+        bulk.number, bulk.began_s = self._next_number, self.now
         self._next_number = (self._next_number + 1) % 2**32
         self._undigested_bytes += bulk.byte_count
         self.queued_bytes -= len(bulk.header)
@@ -168,4 +180,5 @@ class Outgoing:
         if not bulk.buffers:
             under_way.popleft()
             self._count("tx", bulk.kind, len(bulk.header) + bulk.byte_count, 1)
+            self.departed.append(Departed(bulk.message, bulk.byte_count, bulk.queued_s, bulk.began_s))
         return OutFrame(Frame.CHUNK, bulk.number.to_bytes(NUMBER_BYTES, "big"), chunk)

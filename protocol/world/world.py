@@ -77,6 +77,20 @@ class Lanes(Protocol):
         ...
 
 
+class Watch(Protocol):
+    """Who wants to know what everybody does, and when."""
+
+    def computed(self, host: Host, lane: str, job: Any, start: float, end: float) -> None:
+        """A job was given to a lane, which will do it then."""
+        ...
+
+    def moved(
+        self, source: Host, target: Host, message: Any, byte_count: float, began: float, sent: float, arrives: float
+    ) -> None:
+        """A message with tensors has left; its last byte arrives then."""
+        ...
+
+
 class CannotComputeError(Exception):
     """The job failed; the sentence says why."""
 
@@ -145,6 +159,7 @@ class World:
         way: Callable[[int, int], tuple[float, float]],
         on_persist: Callable[[Host, Any], None] = lambda host, record: None,
         on_log: Callable[[Host, Log], None] = lambda host, line: None,
+        watch: Watch | None = None,
     ) -> None:
         self.now = 0.0
         self.inputs = 0
@@ -154,6 +169,7 @@ class World:
         self._random = random.Random(seed).random
         self._way = way
         self._on_persist = on_persist
+        self._watched = watch
         self._on_log = on_log
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._number = 0
@@ -361,6 +377,8 @@ class World:
             through = max(target.downlink.arrives(byte_count, self.now), began + byte_count / rate)
             target.received[type(message).__name__] += byte_count
             arrives = through + way_s * (1.0 + 0.05 * self._random())
+            if self._watched is not None:
+                self._watched.moved(host, target, message, byte_count, began, self.now, arrives)
             self.at(arrives, self._deliver_tensors, link, target, host.node, message)
         self._watch(host)
 
@@ -379,6 +397,8 @@ class World:
         end = max(self.now, host.lane_free_at.get(lane, 0.0)) + took_s
         host.lane_free_at[lane] = end
         host.busy_s[lane] = host.busy_s.get(lane, 0.0) + took_s
+        if self._watched is not None:
+            self._watched.computed(host, lane, effect.job, end - took_s, end)
         self.at(end, self._computed, host, host.life, effect.job)
 
     def _computed(self, host: Host, life: int, job: Any) -> None:

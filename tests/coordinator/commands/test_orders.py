@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from coordinator.commands import orders
+from coordinator.commands import asking, orders
 from protocol.base.errors import BadInputError
 
 IDS = [letter * 51 + end for letter, end in (("a", "a"), ("a", "b"), ("b", "b"))]
@@ -21,14 +21,15 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, An
     links = tmp_path / "links.json"
     links.write_text(json.dumps({"admin_token": "t"}))
     status = {"members": [{"id": one} for one in IDS], "away": [], "links_file": str(links)}
-    monkeypatch.setattr(orders, "fetch", lambda url: status)
+    for module in (asking, orders):
+        monkeypatch.setattr(module, "fetch", lambda url: status)
     posted: list[tuple[str, Any]] = []
 
     def post(base: str, links: Path | None, what: str, order: dict[str, Any]) -> dict[str, Any]:
         posted.append((what, order))
         return {"banned": [order["node"]]}
 
-    monkeypatch.setattr(orders, "_post", post)
+    monkeypatch.setattr(orders, "post", post)
     return posted
 
 
@@ -44,13 +45,13 @@ def test_a_few_letters_name_a_member_when_they_fit_one_alone(asked: list[tuple[s
 
 def test_the_token_comes_from_the_coordinators_own_file(asked: list[tuple[str, Any]], tmp_path: Path) -> None:
     """Found by itself on the coordinator's computer; another file is another run's or none."""
-    assert orders._token("http://127.0.0.1:1", None) == "t"
+    assert asking.token_of("http://127.0.0.1:1", None) == "t"
     for content in ("", "[]", '{"run": 1}'):
         (tmp_path / "other").write_text(content)
         with pytest.raises(BadInputError, match=r"not a coordinator's links\.json"):
-            orders._token("http://127.0.0.1:1", tmp_path / "other")
+            asking.token_of("http://127.0.0.1:1", tmp_path / "other")
     with pytest.raises(BadInputError, match="No such file"):
-        orders._token("http://127.0.0.1:1", tmp_path / "nowhere")
+        asking.token_of("http://127.0.0.1:1", tmp_path / "nowhere")
 
 
 def test_changes_are_shown_with_their_steps(asked: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
