@@ -82,7 +82,11 @@ class Bans:
             return
         if self._admission.ban_reason(node) is not None:
             return
-        reason = f"audits: its {message.claim.replace('_', ' ')} of {message.task} is off by {message.difference:.2g}"
+        if message.claim == "lean":
+            reason = f"audits: its gradients lean to one side by {message.difference:.2g}, on average"
+        else:
+            claim = message.claim.replace("_", " ")
+            reason = f"audits: its {claim} of {message.task} is off by {message.difference:.2g}"
         household, invites = self._admission.household(node, HOUSEHOLD_MAX)
         for one in household:
             self._ban(one, reason if one == node else f"came by the invite of {node[:8]}, which {reason}", now)

@@ -31,7 +31,7 @@ from node.compute.forms import grid, p12, packed
 from node.compute.layout import StageLayout
 from node.compute.probe import probe
 from node.compute.shard import ShardWorker
-from node.compute.tolerance import relative_difference
+from node.compute.tolerance import relative_difference, residual
 from node.compute.wire import decode, encode
 from node.compute.worker import StageWorker
 from node.data.allowed import Allowed
@@ -40,6 +40,7 @@ from node.machine import jobs
 from node.process.store import Buffer
 from protocol.base.ids import TaskId, TensorRef
 from protocol.base.machine import Computed, ComputeFailed
+from protocol.run.audits import RESIDUAL_PARTS
 from protocol.run.course import VALIDATION_FIRST
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
@@ -166,6 +167,7 @@ class DevicePerformer(_Performer):
             jobs.Evaluate: ("compute", self._evaluate),
             jobs.TakeGradient: ("compute", self._take_gradient),
             jobs.Compare: ("compute", self._compare),
+            jobs.TakeResidual: ("compute", self._take_residual),
             jobs.TakeWeights: ("other", self._take_weights),
             jobs.DropGraphs: ("other", self._drop_graphs),
             jobs.DropAccumulators: ("other", self._drop_accumulators),
@@ -278,17 +280,19 @@ class DevicePerformer(_Performer):
     def _compare(self, job: jobs.Compare, buffers: Buffers) -> float:
         if [(ref.shape, ref.form) for ref in job.computed] != [(ref.shape, ref.form) for ref in job.claimed]:
             return math.inf
-        if job.computed[0].form == "gi":
-            ours, theirs = (
-                self._stage.sum_value(job.version, torch.cat([self._unpack(ref, buffers) for ref in refs]))
-                for refs in (job.computed, job.claimed)
-            )
-        else:
-            ours, theirs = (
-                torch.cat([self._decode(ref, buffers).flatten() for ref in refs])
-                for refs in (job.computed, job.claimed)
-            )
-        return relative_difference(ours, theirs)
+        return relative_difference(*(self._whole(job.version, refs, buffers) for refs in (job.computed, job.claimed)))
+
+    def _take_residual(self, job: jobs.TakeResidual, buffers: Buffers) -> tuple[float, ...]:
+        if [(ref.shape, ref.form) for ref in job.computed] != [(ref.shape, ref.form) for ref in job.claimed]:
+            return (0.0,) * RESIDUAL_PARTS
+        ours, theirs = (self._whole(job.version, refs, buffers) for refs in (job.computed, job.claimed))
+        return residual(ours, theirs, job.directions)
+
+    def _whole(self, version: int, refs: tuple[TensorRef, ...], buffers: Buffers) -> Tensor:
+        """One vector of what is compared."""
+        if refs[0].form == "gi":
+            return self._stage.sum_value(version, torch.cat([self._unpack(ref, buffers) for ref in refs]))
+        return torch.cat([self._decode(ref, buffers).flatten() for ref in refs])
 
     def _take_weights(self, job: jobs.TakeWeights, _: Buffers) -> tuple[TensorRef, ...]:
         weights = self._encode(job.weights, self._stage.weights(job.version), "fp32")

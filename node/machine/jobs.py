@@ -153,6 +153,21 @@ class Compare:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeResidual:
+    """To which side what was claimed lies of what was computed, as in `Compare`.
+
+    Result: `RESIDUAL_PARTS` floats, (claimed - computed) / |computed|: along the computed vector, then in directions
+    that the seed gives; all 0 where the vectors are equal, or cannot be compared.
+    """
+
+    unit: int
+    version: int
+    computed: tuple[TensorRef, ...]
+    claimed: tuple[TensorRef, ...]
+    directions: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class TakeWeights:
     """A version's weights in fp32 and, where sums are on a grid, its grid. Result: TensorRefs stored as the keys."""
 
@@ -355,6 +370,7 @@ DEVICE_JOBS = (
     Evaluate,
     TakeGradient,
     Compare,
+    TakeResidual,
     TakeWeights,
     DropGraphs,
     DropAccumulators,
@@ -389,6 +405,7 @@ Job = (
     | Evaluate
     | TakeGradient
     | Compare
+    | TakeResidual
     | TakeWeights
     | DropGraphs
     | DropAccumulators

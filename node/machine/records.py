@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from protocol.base.ids import ContributionId, TaskId, TensorRef, Ticket
+from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef, Ticket
 from protocol.messages import Share, ValidationLoss
 
 
@@ -123,6 +123,24 @@ class CheckpointWritten(Record, frozen=True, kw_only=True):
     manifest: str
 
 
+class AuditStanding(Record, frozen=True, kw_only=True):
+    """Ledger: what audits have shown of a member in this stage, whatever the generation. The newest one counts."""
+
+    node: NodeId
+    passed: int
+    """Since it was last blamed."""
+    judged: int
+    strikes: tuple[int, ...]
+    """Of which of its audits, by number, each was."""
+    owed: bool
+    lean_count: int = 0
+    """Audits in the window that is averaged now; then what they come to (`node.server.leaning`)."""
+    lean_sums: tuple[float, ...] = ()
+    lean_squares: float = 0.0
+    lean_windows: int = 0
+    leaned: bool | None = None
+
+
 RECORDS: tuple[type[Record], ...] = (
     ContributionStored,
     StepCommitted,
@@ -136,4 +154,5 @@ RECORDS: tuple[type[Record], ...] = (
     StepDone,
     LastValidated,
     CheckpointWritten,
+    AuditStanding,
 )

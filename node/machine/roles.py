@@ -12,7 +12,7 @@ from typing import Any
 from node.machine.facts import NodeFacts
 from node.machine.jobs import DEVICE_JOBS, PrepareData, WriteEvidence
 from node.machine.outbox import Outbox
-from node.machine.records import StateLost
+from node.machine.records import AuditStanding, StateLost
 from node.machine.revocation import Revocation
 from node.machine.wanted import Links
 from node.server.recovery import held, newest_start
@@ -87,6 +87,8 @@ class Roles:
             self._state_lost[newest.ledger_generation] = facts.gives_up
         self._unreported: tuple[StepReport, ...] = ()
         """Of a decider that has given up its state."""
+        self._standing: tuple[AuditStanding, ...] = ()
+        """Of a ledger that has."""
         self._lost_at: list[float] = []
 
     # ---- the place in the plan -----------------------------------------------------------------------------------
@@ -138,15 +140,17 @@ class Roles:
         if self.server is not None and self.server.context.generation == self.plan.ledger_generation:
             self.server.change_plan(self.plan, now)
             return
-        unreported = self.server.end() if self.server is not None else self._unreported
-        self._unreported = ()
+        if self.server is not None:
+            self._unreported, self._standing = self.server.end(), self.server.standing()
+        unreported, standing = self._unreported, self._standing
+        self._unreported, self._standing = (), ()
         records, self._unread = self._unread, []
         self.server = ServerMachine(
             self.node, self.config, self.vocabulary, self.plan, self._out, records, self._coordinator,
             self._facts.secret, self._facts.incarnation,
         )  # fmt: skip
         self.server.ban(self._bans.banned)
-        self.server.take_over(unreported)
+        self.server.take_over(unreported, standing)
         self.server.start(now)
         self.server.link_up(self.node, "server", now)
         for peer in self._links.live:
@@ -163,7 +167,7 @@ class Roles:
         self._state_lost[generation] = reason
         self._out.log("critical", "state lost", ledger_generation=generation, reason=reason)
         self._out.persist(StateLost(ledger_generation=generation, step=0, reason=reason))
-        self._unreported = self.server.end()
+        self._unreported, self._standing = self.server.end(), self.server.standing()
         self.server = None
 
     def held(self, readable: tuple[int, ...]) -> tuple[int, int, int, int]:

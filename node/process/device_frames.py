@@ -28,6 +28,7 @@ RESULTS: Mapping[str, Any] = {
     "Evaluate": TensorRef | float,
     "TakeGradient": tuple[TensorRef, ...],
     "Compare": float,
+    "TakeResidual": tuple[float, ...],
     "TakeWeights": tuple[TensorRef, ...],
 }
 """What a job's result is; None where nothing stands here."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from node.links.relay.relay_desk import REFUSED_FOR
+from node.server.audits import OUTCOMES
 from protocol.base.machine import Count
 from protocol.drive.limits import Limits
 from protocol.drive.metrics import DIRECTIONS, Family, Metrics
@@ -102,7 +103,7 @@ SERVER_FAMILIES = (
         "barnraise_server_audits_total",
         "counter",
         "Contributions that were computed again, by what came of it.",
-        {**_RUN, "outcome": ("passed", "again", "blamed", "disagreed", "missed")},
+        {**_RUN, "outcome": OUTCOMES},
     ),
     Family(
         "barnraise_server_updates_total",

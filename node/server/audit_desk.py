@@ -7,9 +7,11 @@ finds still puts its member out. Only a member with strikes waits to the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import hashlib
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
+from node.machine.records import AuditStanding, Record
 from node.server.audits import Audits, Ruling, Unit
 from node.server.context import StageContext
 from node.server.pins import PIN_STEPS
@@ -64,6 +66,21 @@ class AuditDesk:
         self._unsure = -1
         """Steps up to this one may have been begun before a server of the stage started anew: it could hold other
         tensors than those that were computed with, and an honest member would be blamed."""
+
+    def recall(self, records: Iterable[Record]) -> None:
+        """What earlier lives of this ledger, under whatever generation, have written of members."""
+        for record in records:
+            if isinstance(record, AuditStanding):
+                self.audits.recall(record)
+        if known := self.audits.known():
+            self._out.log("info", "audits remember", members=len(known))
+
+    def standing(self) -> tuple[AuditStanding, ...]:
+        """For other ledgers of the stage that this very process begins."""
+        return tuple(self._record_of(node) for node in self.audits.known())
+
+    def _record_of(self, node: NodeId) -> AuditStanding:
+        return self.audits.record_of(node, self._context.generation, self._context.closed)
 
     def _is_trusted(self, node: str) -> bool:
         """Servers of the stage are; what nobody in particular brought, one of them made."""
@@ -183,7 +200,13 @@ class AuditDesk:
             losses=stored.losses,
             auditor=auditor,
             attempt=attempt,
+            directions=b"" if auditor is None else self._directions(),
         )
+
+    def _directions(self) -> bytes:
+        """The same for all audits of the stage under these ledgers, and known to nobody else."""
+        key = self._context.tickets.key
+        return hashlib.blake2b(b"", digest_size=8, key=key, person=b"br-audit-lean").digest()
 
     def _end(self, ruling: Ruling) -> None:
         """An opinion has led to something: a second is asked for, or the audit is over."""
@@ -196,6 +219,9 @@ class AuditDesk:
         )
         if outcome == "again":
             return
+        told = dict.fromkeys((unit.contribution.node, *(blame.difference.node for blame in ruling.blames)))
+        for node in told:
+            self._out.persist(self._record_of(node))
         out = tuple(dict.fromkeys(blame.difference.node for blame in ruling.blames if blame.out))
         self._settle(ruling, out)
         for node in self._all_who_keep():

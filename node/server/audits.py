@@ -9,6 +9,8 @@ the same. A new member's are all drawn until `audit.first` of them have passed; 
 again after a strike too many, and one for each that nobody could audit. With detection d and rate p a liar gets
 (1 - pd) / (pd) false ones in before it is caught, however rarely it lies.
 
+Who passes each time and always errs to the same side is found by averages (`leaning.py`).
+
 Nobody is blamed by one opinion. The second comes from another machine where there is one, else from the same once more:
 auditors are servers of the stage, which everybody trusts with sums anyway, and machines that the operator has invited
 to audit (`barnraise audit LINK`).
@@ -19,13 +21,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
+from node.machine.records import AuditStanding
+from node.server.leaning import WINDOW, Leaning
 from protocol.base.ids import ContributionId, NodeId
 from protocol.messages import AuditReport, Stored
-from protocol.run.audits import Difference
+from protocol.run.audits import RESIDUAL_PARTS, Difference
 from protocol.run.run import AuditSection
 
 GROSS_TIMES = 10.0
@@ -42,7 +46,8 @@ QUEUE_MAX = 8
 REMEMBERED_MAX = 4096
 """Members whose record is kept: sixteen times what one server links to."""
 
-Outcome = Literal["passed", "again", "blamed", "disagreed", "missed"]
+Outcome = Literal["passed", "again", "blamed", "disagreed", "missed", "leans"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
 @dataclass(slots=True)
@@ -92,10 +97,11 @@ class _Record:
     """Of which of its audits, by number, each was."""
     owed: bool = False
     """One that was drawn could not be audited: the next one is."""
+    leaning: Leaning = field(default_factory=Leaning)
 
     @property
     def watched(self) -> bool:
-        return self.recent >= STRIKES_WATCHED
+        return self.recent >= STRIKES_WATCHED or self.leaning.windows > 0
 
     @property
     def recent(self) -> int:
@@ -121,7 +127,7 @@ class Audits:
         self._auditors: dict[NodeId, Unit | None] = {}
         self._queue: dict[ContributionId, Unit] = {}
         self._records: dict[NodeId, _Record] = {}
-        self.counts: dict[Outcome, int] = dict.fromkeys(("passed", "again", "blamed", "disagreed", "missed"), 0)
+        self.counts: dict[Outcome, int] = dict.fromkeys(OUTCOMES, 0)
 
     # ---- auditors ------------------------------------------------------------------------------------------------
 
@@ -216,7 +222,7 @@ class Audits:
         )
         if not unit.found:
             if not found:
-                return self._passed(unit)
+                return self._passed(unit, message.differences)
             unit.found, unit.busy = found, None
             self._queue = {unit.contribution: unit, **self._queue}
             return self._rule(Ruling(unit, "again"))
@@ -241,11 +247,20 @@ class Audits:
         gross = not difference.value <= GROSS_TIMES * self._terms.tolerance
         return Blame(difference, out=gross or record.recent >= STRIKES_OUT)
 
-    def _passed(self, unit: Unit) -> Ruling:
-        record = self._of(unit.contribution.node)
+    def _passed(self, unit: Unit, differences: tuple[Difference, ...]) -> Ruling:
+        node = unit.contribution.node
+        record = self._of(node)
         record.passed += 1
         record.judged += 1
-        return self._rule(Ruling(unit, "passed"))
+        summed = next((each for each in differences if (each.claim, each.node) == ("gradient", node)), None)
+        if summed is None or not record.leaning.add(summed.residual, self._terms.tolerance):
+            return self._rule(Ruling(unit, "passed"))
+        verdict = record.leaning.judge(each.leaning for each in self._records.values())
+        if not verdict:
+            return self._rule(Ruling(unit, "passed"))
+        lean = Difference(claim="lean", node=node, task=summed.task, value=record.leaning.mean)
+        why = f"its gradients lean to one side by {lean.value:.2g}, on average over {WINDOW} audits"
+        return self._rule(Ruling(unit, "leans", (Blame(lean, out=verdict == "out"),), why))
 
     def _missed(self, unit: Unit, reason: str) -> Ruling:
         self._of(unit.contribution.node).owed = True
@@ -273,6 +288,39 @@ class Audits:
         for unit in waiting:
             del self._queue[unit.contribution]
         return [self._missed(unit, "no auditor was free") for unit in waiting]
+
+    # ---- what survives a restart ---------------------------------------------------------------------------------
+
+    def record_of(self, node: NodeId, ledger_generation: int, step: int) -> AuditStanding:
+        """What is known of a member, for the disk."""
+        record = self._of(node)
+        lean = record.leaning
+        return AuditStanding(
+            ledger_generation=ledger_generation,
+            step=max(0, step),
+            node=node,
+            passed=record.passed,
+            judged=record.judged,
+            strikes=tuple(record.strikes),
+            owed=record.owed,
+            lean_count=lean.count,
+            lean_sums=lean.sums,
+            lean_squares=lean.squares,
+            lean_windows=lean.windows,
+            leaned=lean.leaned,
+        )
+
+    def recall(self, said: AuditStanding) -> None:
+        """As it was written, the newest last."""
+        sums = said.lean_sums if len(said.lean_sums) == RESIDUAL_PARTS else (0.0,) * RESIDUAL_PARTS
+        lean = Leaning(said.lean_count, sums, said.lean_squares, said.lean_windows, said.leaned)
+        record = _Record(said.passed, said.judged, list(said.strikes), said.owed, lean)
+        self._records.pop(said.node, None)
+        if len(self._records) < REMEMBERED_MAX:
+            self._records[said.node] = record
+
+    def known(self) -> tuple[NodeId, ...]:
+        return tuple(self._records)
 
     def standing(self) -> dict[NodeId, tuple[int, int]]:
         """Of each member with a record: audits that it passed, and its strikes."""

@@ -28,6 +28,7 @@ from node.machine.jobs import (
 )
 from node.machine.outbox import Outbox
 from node.machine.records import (
+    AuditStanding,
     CheckpointWritten,
     ContributionAccepted,
     ContributionStored,
@@ -119,6 +120,7 @@ class ServerMachine:
         missing = self._begin_tickets(records)
         if self.ledger is not None:
             missing = self.ledger.start(records) or missing
+            self.ledger.desk.recall(everything)
         if self.decider is not None:
             missing = self.decider.start(everything, now) or missing
             if self.decider.closed > context.closed:
@@ -159,8 +161,15 @@ class ServerMachine:
         self._roles.pins.end()
         return self.decider.unreported() if self.decider is not None else ()
 
-    def take_over(self, reports: tuple[StepReport, ...]) -> None:
-        """What the ledgers before these closed, the run has kept, and nobody has told the coordinator."""
+    def standing(self) -> tuple[AuditStanding, ...]:
+        """What audits have shown of members, for the ledgers after these."""
+        return () if self.ledger is None else self.ledger.desk.standing()
+
+    def take_over(self, reports: tuple[StepReport, ...], standing: tuple[AuditStanding, ...] = ()) -> None:
+        """What the ledgers before these closed, the run has kept, and nobody has told the coordinator; and what their
+        audits have shown of members."""
+        if self.ledger is not None:
+            self.ledger.desk.recall(standing)
         if self.decider is not None:
             self.decider.take_over(reports)
 

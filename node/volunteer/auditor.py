@@ -27,6 +27,7 @@ from node.machine.jobs import (
     Job,
     RouteEnd,
     TakeGradient,
+    TakeResidual,
     TakeWeights,
     WriteEvidence,
 )
@@ -70,6 +71,7 @@ class _Unit:
     running: bool = False
     found: dict[tuple[Claim, str], Difference] = field(default_factory=dict)
     summed: tuple[TensorRef, ...] = ()
+    residual: tuple[float, ...] = ()
     kept: dict[str, TensorRef] = field(default_factory=dict)
     """For the evidence, by the names of `WriteEvidence`: of a second opinion, until it is over."""
     done_count: int = 0
@@ -271,7 +273,7 @@ class Auditor:
             case TakeGradient():
                 return self._unit is not None and job.accumulator == self._unit.accumulator
             case _:
-                return isinstance(job, Compare | TakeWeights)
+                return isinstance(job, Compare | TakeResidual | TakeWeights)
 
     def computed(self, job: Job, result: Any) -> None:
         unit = self._unit
@@ -293,7 +295,12 @@ class Auditor:
                 claimed = tuple(unit.parts[server] for server in self._servers)
                 node, first = unit.order.contribution.node, unit.order.tasks[0]
                 unit.comparing.append(("gradient", node, first, (*result, *claimed)))
-                self._out.compute(Compare(unit.accumulator, unit.order.version, result, claimed))
+                sides = unit.accumulator, unit.order.version, result, claimed
+                if unit.order.directions:
+                    self._out.compute(TakeResidual(*sides, unit.order.directions))
+                self._out.compute(Compare(*sides))
+            case TakeResidual():
+                unit.residual = result
             case Compare():
                 claim, by, task, refs = unit.comparing.popleft()
                 self._out.drop(refs)
@@ -315,7 +322,7 @@ class Auditor:
                 return unit.running and bool(unit.left) and forward_of(unit.left[0]) == _plain(job.task)
             case Backward() | RouteEnd():
                 return job.accumulator == unit.accumulator
-            case Compare():
+            case Compare() | TakeResidual():
                 return job.unit == unit.accumulator
             case _:
                 return True
@@ -351,7 +358,9 @@ class Auditor:
         value = value if math.isfinite(value) and value < DIFFERENCE_MAX else DIFFERENCE_MAX
         before = unit.found.get((claim, by))
         if before is None or value > before.value:
-            unit.found[claim, by] = Difference(claim=claim, node=NodeId(by), task=task, value=value)
+            residual = unit.residual if claim == "gradient" else ()
+            found = Difference(claim=claim, node=NodeId(by), task=task, value=value, residual=residual)
+            unit.found[claim, by] = found
 
     def _conclude(self, unit: _Unit) -> None:
         """All is compared. What a second opinion finds is written down with what led to it, for anybody to check."""
@@ -365,8 +374,10 @@ class Auditor:
     def _testify(self, unit: _Unit, weights: tuple[TensorRef, ...]) -> None:
         named = {**dict(zip(("weights", "grid"), weights, strict=False)), **unit.kept}
         if sum(ref.byte_count for ref in named.values()) <= EVIDENCE_BYTES_MAX:
-            found = tuple(unit.found.values())
-            self._out.compute(WriteEvidence(unit.order, found, tuple(named), tuple(named.values())))
+            # The file is for anybody to read: it does not say where the stage looks for small lies.
+            found = tuple(msgspec.structs.replace(each, residual=()) for each in unit.found.values())
+            order = msgspec.structs.replace(unit.order, directions=b"")
+            self._out.compute(WriteEvidence(order, found, tuple(named), tuple(named.values())))
         self._out.drop(weights)
         self._end("")
 

@@ -228,6 +228,8 @@ class WorldLanes:
                 return self._graphs(job)
             case jobs.Compare():
                 return 0.0  # nobody lies here, and values are not there
+            case jobs.TakeResidual():
+                return ()
             case jobs.PrepareData():
                 return work.vocabulary, "simulated", 10**12
             case jobs.SetUpServer():

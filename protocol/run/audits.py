@@ -17,8 +17,10 @@ from protocol.base.message import Message, Work
 
 Kept = Literal["input", "labels", "output_gradient", "output", "input_gradient", "part"]
 """What a server keeps of an audited task: what went in, and what members say came out; a shard its part of the sum."""
-Claim = Literal["gradient", "loss", "output", "input_gradient"]
-"""What a member can be wrong in."""
+Claim = Literal["gradient", "loss", "output", "input_gradient", "lean"]
+"""What a member can be wrong in. `lean`: its gradients, on average over many audits that passed."""
+RESIDUAL_PARTS = 17
+"""Numbers that a signed difference is told in: along the gradient, and in 16 directions that the stage keeps secret."""
 
 
 class Audit(Work, frozen=True, kw_only=True):
@@ -34,6 +36,8 @@ class Audit(Work, frozen=True, kw_only=True):
     auditor: NodeId | None
     attempt: int
     """0 while there is no auditor; 1, and 2 when the first found something and a second opinion is asked for."""
+    directions: bytes = b""
+    """To an auditor: the seed of the directions in which it tells the gradient's signed difference."""
 
 
 class AuditOver(Work, frozen=True, kw_only=True):
@@ -70,6 +74,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     task: TaskId
     """The one that differs most; of a gradient the first."""
     value: float
+    residual: tuple[float, ...] = ()
+    """Of a gradient: claimed less computed, over the length of what was computed, in `RESIDUAL_PARTS` numbers."""
 
 
 class AuditReport(Work, frozen=True, kw_only=True):

@@ -47,6 +47,11 @@ def flips() -> None:
     _change_gradient(lambda total: -total)
 
 
+def leans() -> None:
+    """Its gradients are a little too long each time: far inside what other devices' rounding may make."""
+    _change_gradient(lambda total: (total.double() * 1.012).round().to(total.dtype))
+
+
 def inflates() -> None:
     """Its outputs and input gradients are half as large again; its sums are what it computed."""
     forward, backward, tail = StageWorker.forward, StageWorker._backward, StageWorker.tail
@@ -93,7 +98,9 @@ def _change_gradient(change: Callable[[Any], Any]) -> None:
     StageWorker.take_gradient = take_gradient  # type: ignore[method-assign]
 
 
-DEEDS: dict[str, Callable[[], None]] = {deed.__name__: deed for deed in (hangs, dawdles, huge, steers, flips, inflates)}
+DEEDS: dict[str, Callable[[], None]] = {
+    deed.__name__: deed for deed in (hangs, dawdles, huge, steers, flips, leans, inflates)
+}
 
 if __name__ == "__main__":
     DEEDS[os.environ[DEED]]()

@@ -16,7 +16,7 @@ from node.volunteer.volunteer import VolunteerMachine
 from protocol.cli import main
 from protocol.messages import Lease
 
-DEVICE_DEEDS = ("hangs", "dawdles", "huge", "steers", "flips", "inflates")
+DEVICE_DEEDS = ("hangs", "dawdles", "huge", "steers", "flips", "leans", "inflates")
 """What `bad_device.py` does in the process that has the device."""
 
 

@@ -138,6 +138,8 @@ class Lanes:
             case jobs.Compare():
                 ours, theirs = ([self.inputs[ref.key] for ref in refs] for refs in (job.computed, job.claimed))
                 return 0.0 if ours == theirs else 1.4
+            case jobs.TakeResidual():
+                return ()
             case jobs.TakeWeights():
                 return (self._shard(job.weights, self.versions[job.version]),)
             case jobs.DropGraphs():

@@ -12,6 +12,7 @@ import torch
 from node.compute.tolerance import relative_difference
 from node.machine import jobs
 from protocol.base.ids import TaskId, TensorRef
+from protocol.run.audits import RESIDUAL_PARTS
 from tests.node.compute.test_lanes import Bench, small_run
 
 
@@ -44,6 +45,13 @@ def test_a_sum_computed_again_is_the_same(tmp_path: Path, form: str) -> None:
     assert difference == 0.0 if form == "gi" else difference < 1e-6
     assert bench.do(bench.devices[1], jobs.Compare(1, 0, again, others)) > 0.2
     assert bench.do(bench.devices[1], jobs.Compare(1, 0, again, claimed[:1])) == math.inf
+    side = bench.do(bench.devices[1], jobs.TakeResidual(1, 0, again, others, b"12345678"))
+    assert len(side) == RESIDUAL_PARTS
+    assert math.hypot(*side[1:]) == pytest.approx(
+        bench.do(bench.devices[1], jobs.Compare(1, 0, again, others)), rel=0.7
+    )
+    same = bench.do(bench.devices[1], jobs.TakeResidual(1, 0, again, again, b"12345678"))
+    assert same == (0.0,) * RESIDUAL_PARTS
 
 
 def test_relative_differences() -> None:
