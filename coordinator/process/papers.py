@@ -37,22 +37,25 @@ def announce(papers: dict[str, Any], *, as_json: bool, machine: CoordinatorMachi
     else:
         config = machine.config
         done = machine.history.newest_step + 1
-        past = f", {done} of them done" if done else ""
-        click.echo(f"run {config.name}: {config.steps} steps of {config.step_tokens} tokens{past}")
+        past = f", {done:,} of them done" if done else ""
+        click.echo(f"run {config.name}: {config.steps:,} steps of {config.step_tokens:,} tokens{past}")
         click.echo(f"  state    {papers['state']}")
         click.echo(f"  page     {papers['page']}")
         click.echo(f"  status   {papers['http']}/api/status")
         click.echo(f"  metrics  {papers['metrics'] or 'off'}")
-        click.echo(f"  links    {papers['state']}{os.sep}{LINKS} (barnraise status --links prints them again)")
+        click.echo(f"  links    {papers['state']}{os.sep}{LINKS}")
+        click.echo("           (barnraise status --links prints them again)")
         click.echo(f"\non each reliable machine:\n  barnraise server '{papers['server']}'")
-        click.echo("  (or copy server.link there from the state folder, and name that: no process list shows it then)")
+        click.echo("  (or copy server.link there from the state folder, and name that:")
+        click.echo("  no process list shows it then)")
         click.echo(f"\nfor everybody who lends a computer:\n  barnraise join '{papers['volunteer']}'\n")
         if all(is_loopback(address.rpartition(":")[0].strip("[]")) for address in _addresses_of(papers["server"])):
             click.echo("  (these links work on this computer only; --listen and --announce say otherwise)\n")
         if not config.checkpoint.shared:
             click.echo(
-                "  (every server keeps its part of a checkpoint to itself; to replace a lost disk, name a folder that"
-                " all\n  servers share as checkpoint.folder in RUN.toml, by its absolute path)\n"
+                "  (every server keeps its part of a checkpoint to itself; to replace a lost\n"
+                "  disk, name a folder that all servers share as checkpoint.folder in RUN.toml,\n"
+                "  by its absolute path)\n"
             )
     sys.stdout.flush()
 

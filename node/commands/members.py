@@ -303,11 +303,13 @@ def join(
     agreed = read_consents(settings_folder()).get(parsed.run_id.hex())
     if not yes and agreed is None and not ask_on_page and not is_terminal():
         raise BadInputError(NOBODY_TO_ASK)
+    if not (yes and no_benchmark) and is_terminal():  # torch alone takes ten seconds to load on a busy computer
+        click.echo("Asking the run, and measuring this computer and its line: up to a minute …", err=True)
     from node.links.assemble import WayOptions
     from node.process.daemon import NodeOptions, run_node
 
     ways = WayOptions(punch=not no_punch, lan=lan, map_port=map_port)
-    offer, token = None, ""
+    offer, token, port = None, "", 0
     if not (yes and no_benchmark):
         from node.visit.enquiry import enquire
 
@@ -318,7 +320,7 @@ def join(
         say(f"Limits: {chosen.describe()}.")
         if not yes and not is_known(agreed, offer):
             if ask_on_page:
-                agrees, token = agrees_on_page(offer)
+                agrees, token, port = agrees_on_page(offer)
             else:
                 agrees = agrees_in_terminal(changed=agreed is not None)
             if not agrees:
@@ -337,6 +339,7 @@ def join(
                 overrides=tuple(given.items()),
                 page=not no_page,
                 page_token=token,
+                page_port=port,
                 ways=ways,
                 threads=threads,
                 device=device,
@@ -374,19 +377,19 @@ def agrees_in_terminal(changed: bool) -> bool:
     return bool(answer.startswith("y"))
 
 
-def agrees_on_page(offer: Offer) -> tuple[bool, str]:
-    """Asks in the browser, which is opened where there is one; returns the answer, and the page's token."""
+def agrees_on_page(offer: Offer) -> tuple[bool, str, int]:
+    """Asks in the browser, which is opened where there is one; returns the answer, and the page's token and port."""
     from node.process.consent_page import ask_on_page
 
     def tell(address: str) -> None:
-        click.echo(f"Say yes or no here: {address}")
+        click.echo(f"Say yes or no here:\n  {address}")  # whole on a line of its own: people copy it
         screens = ("DISPLAY", "WAYLAND_DISPLAY")
         if sys.platform in ("win32", "darwin") or any(os.environ.get(name) for name in screens):
             with suppress(OSError, webbrowser.Error):  # without a screen it would be a browser in this terminal
                 webbrowser.open(address)
 
     answer = ask_on_page(offer.run, printable(offer.text, keep="\n"), limits_file(), tell)
-    return answer.yes, answer.token
+    return answer.yes, answer.token, answer.port
 
 
 def is_terminal() -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from node.owner.limits import GAMES, OwnerLimits
-from node.owner.units import show_size
+from node.owner.units import show_duration, show_size
 
 ORDER = (
     "user", "program", "user_active", "battery", "metered", "temperature", "power", "memory", "disk", "quota",
@@ -174,7 +174,8 @@ class Governor:
         if moment.now_s < self._program_seen_s + PROGRAM_GONE_S:
             found["program"] = f"{self._program} is running"
         if limits.idle_s is not None and now.idle_s is not None and now.idle_s < limits.idle_s:
-            found["user_active"] = "you are using the computer"
+            after = show_duration(limits.idle_s)
+            found["user_active"] = f"you are using the computer; it works when nobody has for {after}"
         elif self._others_are_busy(now, gap_s):
             found["user_active"] = f"other programs use {100 * (self._busy or 0.0):.0f} % of the processor"
         if now.on_battery and not limits.on_battery:

@@ -43,7 +43,9 @@ def headline(status: dict[str, Any]) -> str:
     if status["state"] == "leaving":
         return f"{text}  finishing what was begun, then it ends"
     if status["state"] == "working":
-        text += f"  stage {status['stage'] + 1} of {status['stages']}" if status["stage"] >= 0 else ""
+        text += (
+            f"  stage {status['stage']} ({status['stage'] + 1} of {status['stages']})" if status["stage"] >= 0 else ""
+        )
     elif status["sentence"]:
         text += f"  {status['sentence']}"
     if status["state"] == "finishing":

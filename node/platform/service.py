@@ -24,6 +24,8 @@ from protocol.base.errors import BadInputError
 NAME = "barnraise"
 WATCHDOG_S = 60
 """The daemon says that it lives at every look of its keeper, three times a second; one that hangs is restarted."""
+START_S = 300
+"""Until it says that it is ready: on a busy computer torch alone takes a minute to load."""
 STOP_S = 90
 """Draining takes a minute at most; then it is killed."""
 
@@ -46,7 +48,7 @@ Restart=on-failure
 RestartSec=30
 RestartPreventExitStatus=2
 KillMode=mixed
-TimeoutStartSec=300
+TimeoutStartSec={START_S}
 TimeoutStopSec={STOP_S}
 Nice=5
 CPUWeight=idle
@@ -201,9 +203,10 @@ class Service:
     def _tell(self, what: str) -> None:
         for order in self.orders(what):
             try:
-                done = subprocess.run(order, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+                done = subprocess.run(order, capture_output=True, text=True, timeout=START_S + 30, check=False)  # noqa: S603
             except (OSError, subprocess.SubprocessError) as error:
                 raise BadInputError(f"service: `{' '.join(order)}` does not work here: {error}") from None
             if done.returncode:
-                said = (done.stderr or done.stdout).strip().splitlines()
-                raise BadInputError(f"service: `{' '.join(order)}` says: {said[0] if said else done.returncode}")
+                lines = (done.stderr or done.stdout).strip().splitlines()
+                said = " ".join(line for line in lines if not line.startswith("Created symlink"))  # what went well
+                raise BadInputError(f"service: `{' '.join(order)}` says: {said or done.returncode}")

@@ -29,10 +29,11 @@ LAST_WORDS_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the owner clicked. `token`: for the page that comes after a yes."""
+    """What the owner clicked. `token`, `port`: for the page that comes after a yes."""
 
     yes: bool
     token: str
+    port: int
 
 
 def ask_on_page(run: str, text: str, settings: Path, tell: Callable[[str], None]) -> Answer:
@@ -50,11 +51,12 @@ async def _ask(run: str, text: str, settings: Path, tell: Callable[[str], None])
         answered.set()
 
     async with trio.open_nursery() as nursery:
-        tell(await serve(nursery, build_consent_page(run, text, settings, token, answer), token))
+        address = await serve(nursery, build_consent_page(run, text, settings, token, answer), token)
+        tell(address)
         await answered.wait()
         await trio.sleep(LAST_WORDS_S)
         nursery.cancel_scope.cancel()
-    return Answer(answers[0], token)
+    return Answer(answers[0], token, int(address.split("/")[2].rpartition(":")[2]))
 
 
 def build_consent_page(run: str, text: str, settings: Path, token: str, answer: Callable[[bool], None]) -> Starlette:

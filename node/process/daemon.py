@@ -99,6 +99,8 @@ class NodeOptions:
     """Whether a volunteer serves its owner's page on loopback."""
     page_token: str = ""
     """Of the page on which the owner said yes, which this one goes on with."""
+    page_port: int = 0
+    """… and at this port, where the owner's browser waits; 0: the usual one."""
     overrides: tuple[tuple[str, str], ...] = ()
     """(limit, value) of a volunteer's command line, for this process alone."""
     ways: WayOptions = field(default_factory=WayOptions)
@@ -176,6 +178,7 @@ async def _run(options: NodeOptions) -> str:
                     metrics=metrics,
                     line=limits,
                     page=options.page_token if options.page else None,
+                    page_port=options.page_port,
                 )
             finally:
                 if scrape is not None:

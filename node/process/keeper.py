@@ -416,7 +416,7 @@ class Keeper:
             "stage": facts.get("stage", -1),
             "stages": facts.get("stages", 0),
             "device": {
-                "name": "device" if self._device is None else self._device.label,
+                "name": "not started yet" if self._device is None else self._device.label,
                 "free": self._life is None,
                 "temperature_c": now.temperature_c,
                 "temperature_limit_c": limits.temperature_c,

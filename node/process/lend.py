@@ -38,6 +38,7 @@ async def lend(
     metrics: NodeMetrics,
     line: Limits,
     page: str | None = "",
+    page_port: int = 0,
 ) -> str:
     """Until the run is finished or the owner has enough; returns why it ended.
 
@@ -45,6 +46,7 @@ async def lend(
         make: a new life of the node.
         overrides: limits of the command line, by name.
         page: the token of its owner's page, or nothing for a fresh one; None: no page.
+        page_port: where that page was, and its browser waits; 0: the usual.
     """
     run_id = link.run_id.hex()
     keeper = Keeper(
@@ -68,7 +70,7 @@ async def lend(
             if page is not None:
                 from node.process.page import serve_page  # a demo's volunteers need no web server
 
-                address = await serve_page(nursery, keeper, page)
+                address = await serve_page(nursery, keeper, page, page_port)
                 tell_more(state, page=address)
                 structlog.get_logger("owner").info("page", address=address)
             notify("READY=1", "STATUS=ready")

@@ -11,6 +11,7 @@ import hmac
 import json
 import secrets
 import socket
+import sys
 from contextlib import aclosing
 from functools import partial
 from importlib.resources import files
@@ -111,10 +112,13 @@ class Gate:
         return asked
 
 
-async def serve(nursery: trio.Nursery, app: Any, token: str) -> str:
-    """Serves an application below `nursery`; returns the owner's address."""
+async def serve(nursery: trio.Nursery, app: Any, token: str, port: int = 0) -> str:
+    """Serves an application below `nursery`; returns the owner's address.
+
+    `port`: the one that is taken if it is free; 0: the usual.
+    """
     settings = hypercorn.Config()
-    settings.bind = [f"127.0.0.1:{_free_port()}"]
+    settings.bind = [f"127.0.0.1:{_free(port or PORT)}"]
     settings.errorlog = None
     settings.include_server_header = False
     settings.read_timeout = None
@@ -123,11 +127,13 @@ async def serve(nursery: trio.Nursery, app: Any, token: str) -> str:
     return f"{bound[0]}/enter/{token}"
 
 
-def _free_port() -> int:
-    """The usual port, or 0 (any) where somebody has it, say another lent run's page."""
+def _free(port: int) -> int:
+    """The port, or 0 (any) where somebody has it, say another lent run's page."""
     with socket.socket() as probe:
         try:
-            probe.bind(("127.0.0.1", PORT))
+            if sys.platform != "win32":  # where it would share a port that somebody listens at
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the page before has just closed its links
+            probe.bind(("127.0.0.1", port))
         except OSError:
             return 0
-    return PORT
+    return port

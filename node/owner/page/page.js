@@ -56,7 +56,7 @@ function render(status) {
   show("run", status.run || "a run that has not answered yet");
   const held = status.state !== "working";
   at("state").classList.toggle("held", held);
-  const stage = status.stage >= 0 ? `, stage ${status.stage + 1} of ${status.stages}` : "";
+  const stage = status.stage >= 0 ? `, stage ${status.stage} (${status.stage + 1} of ${status.stages})` : "";
   const free = status.state === "paused" && status.device.free ? " Nothing runs; the device's memory is free." : "";
   last = status;
   document.title = `${WORDS[status.state]} – Barnraise`;
@@ -93,7 +93,8 @@ async function order(body, done, place = "answer") {
 }
 
 at("pause").addEventListener("click", () => order({ verb: "pause" }, "Paused, until you resume."));
-at("snooze").addEventListener("click", () => order({ verb: "pause", for_s: 3600 }, "Paused for an hour."));
+at("snooze").addEventListener("click", () => order(
+  { verb: "pause", for_s: Number(at("snooze-for").value) }, `Paused for ${at("snooze-for").selectedOptions[0].text}.`));
 at("resume").addEventListener("click", () => order({ verb: "resume" }, "Resumed."));
 at("finish").addEventListener("click", () => order({ verb: "finish" }, "It finishes what it has begun, then it pauses."));
 at("leave").addEventListener("click", () => order({ verb: "leave" }, "It ends.", "answer-yes"));

@@ -36,7 +36,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tools = tmp_path / "bin"
     tools.mkdir()
     tool = tools / "systemctl"
-    tool.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\nexit $(cat {tmp_path}/code 2>/dev/null || echo 0)\n')
+    tool.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n[ -e {tmp_path}/says ] && cat {tmp_path}/says >&2\n'
+        f"exit $(cat {tmp_path}/code 2>/dev/null || echo 0)\n"
+    )
     tool.chmod(0o755)
     for name, value in (
         ("BARNRAISE_CONFIG", tmp_path / "settings"), ("XDG_CONFIG_HOME", tmp_path / "config"),
@@ -77,7 +80,10 @@ def test_a_system_that_refuses_is_quoted(home: Path) -> None:
     agree(home)
     (home / "code").write_text("1")
     refused = CliRunner().invoke(service, ["install", LINK])
-    assert str(refused.exception).startswith("service: `systemctl --user daemon-reload` says: ")
+    assert str(refused.exception) == "service: `systemctl --user daemon-reload` says: 1"
+    (home / "says").write_text("Created symlink a → b.\nJob for barnraise.service failed.\nSee its status.\n")
+    refused = CliRunner().invoke(service, ["install", LINK])
+    assert str(refused.exception).endswith("says: Job for barnraise.service failed. See its status.")
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")

@@ -90,8 +90,8 @@ class Life:
 class Lent:
     """A keeper and its page, on trio in a thread of its own."""
 
-    def __init__(self, folder: Path, token: str = "") -> None:
-        self._page_token = token
+    def __init__(self, folder: Path, token: str = "", port: int = 0) -> None:
+        self._page_token, self._page_port = token, port
         self.sensors = Sensors()
         self.ready = threading.Event()
         self.ended: list[str] = []
@@ -115,7 +115,7 @@ class Lent:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.keeper.watch)
             nursery.start_soon(self._live)
-            self.address = await serve_page(nursery, self.keeper, self._page_token)
+            self.address = await serve_page(nursery, self.keeper, self._page_token, self._page_port)
             self.ready.set()
             await self._stop.wait()
             nursery.cancel_scope.cancel()
@@ -255,7 +255,7 @@ def test_the_page_in_a_browser(lent: Lent, browser: Any) -> None:
 
     browser.get(lent.address)
     assert browser.current_url.endswith("/") and "enter" not in browser.current_url
-    wait(browser, "the state", lambda: text(browser, "state") == "Working, stage 2 of 4")
+    wait(browser, "the state", lambda: text(browser, "state") == "Working, stage 1 (2 of 4)")
     assert text(browser, "run") == HOSTILE and browser.title == "Working – Barnraise"
     assert not browser.find_elements(By.CSS_SELECTOR, "h1 img, h1 script")
     assert text(browser, "sample").startswith(HOSTILE) and not browser.find_elements(By.CSS_SELECTOR, "q img, q script")
@@ -269,6 +269,10 @@ def test_the_page_in_a_browser(lent: Lent, browser: Any) -> None:
     browser.find_element(By.ID, "pause").click()
     wait(browser, "the pause", lambda: text(browser, "state").startswith("Paused: by you"))
     assert lent.keeper.decision.reason == "user"
+    browser.find_element(By.CSS_SELECTOR, "#snooze-for option[value='600']").click()
+    browser.find_element(By.ID, "snooze").click()
+    wait(browser, "the short pause", lambda: text(browser, "answer") == "Paused for 10 minutes.")
+    assert 590 < (lent.keeper.status()["until_unix_s"] or 0) - 1.8e9 <= 600
     browser.find_element(By.ID, "resume").send_keys(Keys.ENTER)
     wait(browser, "the resume", lambda: text(browser, "state").startswith("Working"))
     browser.find_element(By.XPATH, "//summary[contains(., 'line')]").click()
@@ -327,6 +331,19 @@ class Asked:
         self._thread.join(PATIENCE_S)
 
 
+def test_the_status_page_comes_to_where_the_question_was(lent: Lent, asked: Asked, tmp_path: Path) -> None:
+    """Also where the usual port is another lent run's, and though the question's links were closed a moment ago: the
+    browser that said yes waits there. (It waited for ever: the status page was at a third port.)"""
+    assert asked.order("yes") == 200
+    asked.close()
+    (tmp_path / "next").mkdir()
+    after = Lent(tmp_path / "next", asked.answers[0].token, asked.answers[0].port)
+    try:
+        assert after.address == asked.address != lent.address
+    finally:
+        after.close()
+
+
 @pytest.fixture
 def asked(tmp_path: Path) -> Iterator[Asked]:
     asked = Asked(tmp_path)
@@ -372,11 +389,11 @@ def test_the_yes_is_a_click(asked: Asked, browser: Any, tmp_path: Path) -> None:
     browser.find_element(By.ID, "yes").click()
     wait(browser, "the answer", lambda: [answer.yes for answer in asked.answers] == [True])
     (tmp_path / "lent").mkdir()
-    lent = Lent(tmp_path / "lent", asked.answers[0].token)
+    lent = Lent(tmp_path / "lent", asked.answers[0].token, asked.answers[0].port)
     try:
-        if lent.address == asked.address:  # elsewhere if somebody else took the port in between
-            wait(browser, "the status page", lambda: browser.title == "Working – Barnraise")
-            wait(browser, "the state", lambda: text(browser, "state").startswith("Working"))
+        assert lent.address == asked.address
+        wait(browser, "the status page", lambda: browser.title == "Working – Barnraise")
+        wait(browser, "the state", lambda: text(browser, "state").startswith("Working"))
     finally:
         lent.close()
 
