@@ -184,6 +184,16 @@ function showPlan(view) {
   keep($("checkpoints"), lines, () => make("li"), (node, text) => say(node, text));
 }
 
+let pictured = null;
+
+function showTimeline(view) {
+  if (view.timeline_wall_s == null || view.timeline_wall_s === pictured) return;
+  pictured = view.timeline_wall_s;
+  $("timeline").src = `page/timeline.svg?${pictured}`;
+  $("timeline").hidden = false;
+  say($("timeline-words"), `Devices by stage, predicted above and measured below, as of ${clock(pictured)}.`);
+}
+
 function showEvents(view) {
   keep($("events"), view.events.slice().reverse(), () => make("li", {}, make("time"), make("span")), (node, event) => {
     say(node.children[0], clock(event.wall_s));
@@ -224,6 +234,7 @@ function listen() {
     showSteps(view);
     showPlan(view);
     showEvents(view);
+    showTimeline(view);
     $("operator").hidden = !view.operator;
   });
   stream.addEventListener("members", (event) => {

@@ -435,7 +435,10 @@ class Daemon:
         return self.discovery.targets()
 
     def overview(self) -> dict[str, Any]:
-        return overview(self.machine, trio.current_time())
+        return {**overview(self.machine, trio.current_time()), "timeline_wall_s": self.timeline.pictured_wall_s}
+
+    def picture(self) -> bytes:
+        return self.timeline.picture
 
     def members(self, *, whole_ids: bool) -> list[dict[str, Any]]:
         return members(self.machine, trio.current_time(), whole_ids=whole_ids)

@@ -3,6 +3,7 @@
 GET /                 the page
 GET /page/NAME        its scripts and styles
 GET /page/events      a stream: `overview` every second, `members` every five
+GET /page/timeline.svg  what everybody did in the last steps, under what was predicted, when the operator last asked
 GET /page/curve       the loss over all steps in at most 2,000 pieces, and of the newest 2,000 validations
 
 Everything that others said comes as JSON and is put into the page as text, never as markup; the policy lets the
@@ -64,6 +65,10 @@ class PageApi(Protocol):
 
     def members(self, *, whole_ids: bool) -> list[dict[str, Any]]: ...
 
+    def picture(self) -> bytes:
+        """The newest timeline as an SVG document; empty where nobody has asked for one."""
+        ...
+
     async def curve(self, points: int) -> list[Any]: ...
 
     async def validations(self, count_max: int) -> list[Any]: ...
@@ -84,6 +89,7 @@ class Page:
             Route("/", self._front, methods=["GET"]),
             Route("/page/events", self._events, methods=["GET"]),
             Route("/page/curve", self._curve, methods=["GET"]),
+            Route("/page/timeline.svg", self._timeline, methods=["GET"]),
             Route("/page/{name}", self._file, methods=["GET"]),
         ]
 
@@ -102,6 +108,12 @@ class Page:
         if request.headers.get("if-none-match") == tag:
             return Response(b"", 304, headers)
         return Response(content, 200, {**headers, "Content-Type": FILES[name]})
+
+    async def _timeline(self, _: Request) -> Response:
+        picture = self._api.picture()
+        if not picture:
+            return Response("nobody has asked for a trace yet\n", 404, SECURITY, "text/plain; charset=utf-8")
+        return Response(picture, 200, {**SECURITY, "Cache-Control": "no-store"}, "image/svg+xml")
 
     async def _curve(self, _: Request) -> Response:
         async with self._reading:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.coordinator.world.test_traces import check_chrome
-from tests.integration.swarm import RUN, Swarm, eventually
+from tests.integration.swarm import RUN, Swarm, eventually, fetch
 
 pytestmark = pytest.mark.slow
 
@@ -49,6 +49,9 @@ def test_an_operator_gets_everybodys_spans_beside_a_prediction(tmp_path: Path) -
         pairs = [(went[_key(e)], e["ts"] + e["dur"]) for e in activations if e["cat"] == "receive" and _key(e) in went]
         assert pairs and all(end >= start - 50_000 for start, end in pairs)
         assert picture.read_text().startswith("<svg")
+        shown = fetch(swarm.links["http"] + "/page/timeline.svg")
+        assert "predicted:" in shown and "measured:" in shown
+        assert not any(server["id"] in shown for s in swarm.status()["stages"] for server in s["servers"])
         assert run_trace(swarm, "--links", str(tmp_path / "none")).returncode == 2
         swarm.moves_on()
 

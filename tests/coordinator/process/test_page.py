@@ -123,6 +123,19 @@ def test_wrong_tokens_are_counted_and_slowed_and_the_right_one_still_works(coord
     assert coordinator.post("/api/unban", {"node": "x"}, **right)[0] == 400
 
 
+def test_a_timeline_is_the_operators_to_ask_for_and_everybodys_to_see(coordinator: Coordinator) -> None:
+    """Without the token nobody is asked what he did; without a plan there is a sentence; before both, no picture."""
+    assert coordinator.post("/api/trace", {"seconds": 5}, Authorization="Bearer no")[0] in (401, 429)
+    right = {"Authorization": f"Bearer {coordinator.links['admin_token']}"}
+    code, words = coordinator.post("/api/trace", {"seconds": 5}, **right)
+    assert code == 400 and "no plan yet" in words["error"]
+    assert coordinator.post("/api/trace", {"seconds": -5}, **right)[0] == 400
+    assert coordinator.post("/api/trace", {"seconds": 1e9}, **right)[0] == 400
+    for base in (coordinator.links["http"], coordinator.links["page"]):
+        assert ask(f"{base}/page/timeline.svg")[0] == 404
+        assert first_events(base)["overview"]["timeline_wall_s"] is None
+
+
 def test_a_long_history_is_cut_into_even_pieces(tmp_path: Path) -> None:
     """Mean, smallest and largest of each; what is not finite is left out."""
     store = Store(tmp_path, RunConfig())

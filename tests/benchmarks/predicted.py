@@ -1,0 +1,311 @@
+"""Predicted beside measured on shaped lines: `python -m tests.benchmarks.predicted FILE [--only NAME]` (root).
+
+Each case is a run of real processes, each in a network namespace of its own on one bridge, with its line shaped both
+ways (tc tbf); there is no added delay, since this kernel has no netem. Lines are so slow that they, and not this
+computer's cores, set the pace. When some steps have closed, `POST /api/trace` asks everybody and has the plan predicted
+(`coordinator.world.prediction`) from measured lines and the devices' own spans. A row per case goes to FILE; cases that
+stand there already are left out, so the script may be ended and started again.
+
+    even      four volunteers alike, two stages cut evenly
+    skip      the same with four stages of which each microbatch leaves out one
+    mixed     two volunteers with a line ten times slower, cut evenly and as planned
+    joined    `even`, and then a volunteer with 2 Mbit/s up joins: what that costs the run
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from coordinator.world.traces import read_trace
+from node.demo.processes import Child, Children
+
+PREFIX = "brp-"
+NET = "10.78.0"
+RUN = """
+name = "{name}"
+steps = 1000000
+[model]
+layers = {layers}
+hidden = {hidden}
+heads = 4
+kv_heads = 4
+feed_forward = {feed_forward}
+context = 128
+[data]
+source = "builtin:grammar"
+[batch]
+microbatches = {microbatches}
+samples = {samples}
+[stages]
+count = {stages}
+collocated = "never"
+{more}
+[checkpoint]
+every_steps = 0
+[audit]
+rate = 0.0
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run: lines in Mbit/s (up, down) of each server and volunteer."""
+
+    name: str
+    servers: tuple[tuple[float, float], ...]
+    volunteers: tuple[tuple[float, float], ...]
+    stages: int
+    layers: int = 4
+    hidden: int = 128
+    samples: int = 4
+    microbatches: int = 8
+    more: str = ""
+    joins: tuple[tuple[float, float], ...] = ()
+    """Lines of volunteers that come when the run has been measured once."""
+
+    def toml(self) -> str:
+        return RUN.format(
+            name=self.name, stages=self.stages, layers=self.layers, hidden=self.hidden, feed_forward=2 * self.hidden,
+            samples=self.samples, microbatches=self.microbatches, more=self.more,
+        )  # fmt: skip
+
+
+HOME = (1.0, 4.0)
+SLOW = (0.25, 2.0)
+SERVER = (20.0, 20.0)
+CASES = (
+    Case("even", (SERVER,) * 4, (HOME,) * 4, 2),
+    Case("skip 1 of 4", (SERVER,) * 8, (HOME,) * 4, 4, layers=6, more="[routes]\nskip = 0.25"),
+    Case("mixed, even", (SERVER,) * 4, (HOME, HOME, SLOW, SLOW), 2),
+    Case("mixed, planned", (SERVER,) * 4, (HOME, HOME, SLOW, SLOW), 2, more='cut = "auto"'),
+    Case("joined", (SERVER,) * 4, (HOME,) * 4, 2, joins=((2.0, 20.0),)),
+)
+
+
+class Bed:
+    """Namespaces on one bridge, one for each process, each with its line."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def up(self) -> None:
+        self.down()
+        _ip("netns", "add", f"{PREFIX}hub")
+        self.names.append("hub")
+        _in("hub", "ip", "link", "add", "bridge0", "type", "bridge")
+        _in("hub", "ip", "link", "set", "bridge0", "up")
+        _in("hub", "ip", "addr", "add", f"{NET}.1/24", "dev", "bridge0")
+        _in("hub", "ip", "link", "set", "lo", "up")
+
+    def add(self, name: str, number: int, up_mbit: float, down_mbit: float) -> list[str]:
+        """A computer with a line; the words that start a command there."""
+        _ip("netns", "add", PREFIX + name)
+        self.names.append(name)
+        _ip("link", "add", "line0", "netns", PREFIX + name, "type", "veth", "peer", "name", f"to-{number}",
+            "netns", f"{PREFIX}hub")  # fmt: skip
+        _in("hub", "ip", "link", "set", f"to-{number}", "master", "bridge0")
+        _in("hub", "ip", "link", "set", f"to-{number}", "up")
+        _in(name, "ip", "link", "set", "lo", "up")
+        _in(name, "ip", "link", "set", "line0", "up")
+        _in(name, "ip", "addr", "add", f"{NET}.{number}/24", "dev", "line0")
+        # 100 ms of queue: a modest router.
+        for where, device, mbit in ((name, "line0", up_mbit), ("hub", f"to-{number}", down_mbit)):
+            _in(where, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", f"{int(mbit * 1000)}kbit",
+                "burst", "16kb", "latency", "100ms")  # fmt: skip
+        return within(name)
+
+    def down(self) -> None:
+        for name in self.names:
+            subprocess.run(["ip", "netns", "del", PREFIX + name], capture_output=True, check=False)
+        self.names.clear()
+
+
+def within(name: str) -> list[str]:
+    return ["ip", "netns", "exec", PREFIX + name]
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+def _in(name: str, *words: str) -> None:
+    subprocess.run([*within(name), *words], check=True, capture_output=True)
+
+
+@contextmanager
+def running(case: Case, folder: Path) -> Iterator[Running]:
+    """The processes of a case, until the end of the context."""
+    bed = Bed()
+    children = Children()
+    try:
+        bed.up()
+        yield Running(case, folder, bed, children)
+    finally:
+        children.__exit__()
+        bed.down()
+
+
+class Running:
+    """One run in its bed."""
+
+    def __init__(self, case: Case, folder: Path, bed: Bed, children: Children) -> None:
+        self.case, self.folder, self.bed, self.children = case, folder, bed, children
+        self._number = 1
+        toml = folder / "RUN.toml"
+        toml.write_text(case.toml())
+        home = folder / "coordinator"
+        arguments = ["coordinator", str(toml), "--state", str(home), "--listen", f"{NET}.1:0"]
+        self.coordinator = children.start(
+            "coordinator", home, [*arguments, "--http", f"{NET}.1:8470", "--metrics", "off"], within("hub")
+        )
+        links = _until(
+            lambda: json.loads((home / "links.json").read_text()) if (home / "links.json").exists() else None
+        )
+        self.links = home / "links.json"
+        self.url = links["http"]
+        self._servers = [self._node("server", links["server"], *line) for line in case.servers]
+        self.volunteer_link = links["volunteer"]
+        for line in case.volunteers:
+            self.join(*line)
+
+    def join(self, up_mbit: float, down_mbit: float) -> Child:
+        """A volunteer with such a line."""
+        return self._node("join", self.volunteer_link, up_mbit, down_mbit)
+
+    def _node(self, role: str, link: str, up_mbit: float, down_mbit: float) -> Child:
+        self._number += 1
+        name = f"{'s' if role == 'server' else 'v'}{self._number}"
+        words = self.bed.add(name, self._number, up_mbit, down_mbit)
+        home = self.folder / name
+        more = ["--listen", f"{NET}.{self._number}:0"] if role == "server" else ["--yes"]
+        arguments = [role, link, "--state", str(home), "--metrics", "off", "--no-punch", "--threads", "1", *more]
+        return self.children.start(name, home, arguments, words)
+
+    def ask(self, path: str, order: dict[str, Any] | None = None, patience_s: float = 170.0) -> Any:
+        """The API's answer, asked within the coordinator's namespace."""
+        code = (
+            "import sys, json\nfrom pathlib import Path\nfrom coordinator.commands.asking import post\n"
+            "from coordinator.commands.status import fetch\nurl, path, order, links = sys.argv[1:]\n"
+            "found = post(url, Path(links), path, json.loads(order), 160.0) if order else fetch(f'{url}/api/{path}')\n"
+            "print(json.dumps(found))"
+        )
+        asked = [self.url, path, json.dumps(order) if order else "", str(self.links)]
+        done = subprocess.run(
+            [*within("hub"), sys.executable, "-c", code, *asked], capture_output=True, text=True, timeout=patience_s
+        )
+        if done.returncode:
+            raise RuntimeError(done.stderr.strip().splitlines()[-1])
+        return json.loads(done.stdout)
+
+    def step(self) -> int:
+        return int(self.ask("status")["run"]["step"])
+
+    def steps(self, count: int, patience_s: float) -> None:
+        """Waits until so many more have closed."""
+        wanted, end = self.step() + count, time.monotonic() + patience_s
+        while self.step() < wanted:
+            if time.monotonic() > end:
+                raise RuntimeError(f"{self.step()} of {wanted} steps: {self.ask('status')['run']['waiting_for']}")
+            time.sleep(1.0)
+
+
+def _until(ready: Any, patience_s: float = 60.0) -> Any:
+    end = time.monotonic() + patience_s
+    while not (found := ready()):
+        if time.monotonic() > end:
+            raise RuntimeError("nothing came")
+        time.sleep(0.1)
+    return found
+
+
+# ---- cases ----------------------------------------------------------------------------------------------------------
+
+
+def measure(run: Running, seconds: float) -> dict[str, Any]:
+    """One trace: predicted and measured seconds a step, and what the stages did."""
+    trace = read_trace(run.ask("trace", {"seconds": seconds}))
+    if trace.predicted is None:
+        raise RuntimeError(trace.no_prediction)
+    tasks = [node.of("forward", "backward", "loss")["seconds"] for node in trace.measured.nodes]
+    lengths = [float(length) for part in tasks for length in part]
+    return {
+        "steps": len(trace.measured.steps) - 1,
+        "measured_s": trace.measured.step_s,
+        "predicted_s": trace.predicted.step_s,
+        "off": trace.predicted.step_s / trace.measured.step_s - 1,
+        "cost_s": trace.cost_step_s,
+        "task_ms": 1000 * mean(lengths) if lengths else 0.0,
+        "bubble": [round(trace.predicted.bubble(), 3), round(trace.measured.bubble(), 3)],
+    }
+
+
+def run_case(case: Case, steps: int, patience_s: float) -> dict[str, Any]:
+    folder = Path(tempfile.mkdtemp(prefix="predicted-"))
+    try:
+        with running(case, folder) as run:
+            run.steps(4, patience_s)
+            began = time.monotonic()
+            run.steps(steps, patience_s)
+            row = {"name": case.name, **measure(run, time.monotonic() - began)}
+            if case.joins:
+                for line in case.joins:
+                    run.join(*line)
+                _until(lambda: len([m for m in run.ask("status")["members"] if m["role"] == "volunteer"])
+                       >= len(case.volunteers) + len(case.joins), patience_s)  # fmt: skip
+                began = time.monotonic()
+                run.steps(steps, patience_s)
+                first = measure(run, time.monotonic() - began)
+                began = time.monotonic()
+                run.steps(steps, patience_s)
+                row |= {"joining_s": first["measured_s"], "joined": measure(run, time.monotonic() - began)}
+                row["costs"] = row["joined"]["measured_s"] / row["measured_s"] - 1
+            row["plan"] = run.ask("status")["plan"]
+            return row
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> int:
+    """Runs what is missing, then prints all rows; 1 where a prediction is more than 15 % off."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--only", help="the case of this name alone")
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--patience-s", type=float, default=240.0)
+    arguments = parser.parse_args()
+    rows = json.loads(arguments.file.read_text()) if arguments.file.exists() else []
+    for case in CASES:
+        if any(row["name"] == case.name for row in rows) or arguments.only not in (None, case.name):
+            continue
+        print(f"{case.name} …", file=sys.stderr, flush=True)
+        try:
+            rows.append(run_case(case, arguments.steps, arguments.patience_s))
+        except (RuntimeError, subprocess.SubprocessError) as error:
+            print(f"{case.name}: {error}", file=sys.stderr)
+            continue
+        arguments.file.write_text(json.dumps(rows, indent=1))
+    print("case              steps  measured s  predicted s    off   task ms   bubble predicted, measured")
+    for row in rows:
+        print(
+            f"{row['name']:16} {row['steps']:>6} {row['measured_s']:>11.2f} {row['predicted_s']:>12.2f}"
+            f" {row['off']:>+6.1%} {row['task_ms']:>9.0f}   {row['bubble'][0]:.0%}, {row['bubble'][1]:.0%}"
+        )
+        if "costs" in row:
+            print(f"{'':16} with one more, of 2 Mbit/s up: {row['joined']['measured_s']:.2f} s, {row['costs']:+.1%}")
+    return int(any(abs(row["off"]) > 0.15 for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
