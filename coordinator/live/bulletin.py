@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from coordinator.live.giving import Giving
+from coordinator.live.history import History
 from coordinator.live.outbox import Outbox
 from coordinator.live.roster import Member
 from protocol.base.limits import CURVE_MAX
@@ -89,13 +90,14 @@ class Bulletin:
         if step >= self.sample_step:
             self.sample, self.sample_step = sample, step
 
-    def tell(self, member: Member, step: int, now: float) -> None:
-        """News for one volunteer. `step`: the newest closed one."""
+    def tell(self, member: Member, history: History, now: float) -> None:
+        """News for one volunteer."""
         member.news_at = now
+        validated = history.validations[-1] if history.validations else None
         self._outbox.send(
             member.peer,
             News(
-                step=step,
+                step=history.newest_step,
                 curve=self.curve.points(),
                 sample=self.sample,
                 sample_step=self.sample_step,
@@ -103,12 +105,14 @@ class Bulletin:
                 step_tasks=self._giving.newest[member.peer],
                 thanks=self._thanks(member, now),
                 build=self.build,
+                validated_step=-1 if validated is None else validated.version,
+                validation_loss=0.0 if validated is None else validated.loss,
             ),
         )
 
-    def tell_if_due(self, member: Member, step: int, now: float) -> None:
+    def tell_if_due(self, member: Member, history: History, now: float) -> None:
         if now >= member.news_at + NEWS_S:
-            self.tell(member, step, now)
+            self.tell(member, history, now)
 
     def _thanks(self, member: Member, now: float) -> bytes:
         credit = self._giving.of(member.peer)

@@ -209,7 +209,7 @@ class CoordinatorMachine:
             self._look_after(member, now)
         self.placement.look(now)
         for member in self.roster.volunteers():
-            self.bulletin.tell_if_due(member, self.history.newest_step, now)
+            self.bulletin.tell_if_due(member, self.history, now)
         if self.data is not None and self.placement.plan is not None:
             self.crew.even_out(self.data.vocabulary, now)
             self.auditors.even_out(now)
@@ -485,7 +485,7 @@ class CoordinatorMachine:
 
     def _tell_news(self, member: Member, now: float) -> None:
         if member.role == "volunteer" and member.welcomed:
-            self.bulletin.tell(member, self.history.newest_step, now)
+            self.bulletin.tell(member, self.history, now)
 
     # ---- what the run reports ----------------------------------------------------------------------------------
 

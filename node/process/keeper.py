@@ -470,4 +470,6 @@ def shown_news(news: News) -> dict[str, Any]:
         "sample_step": news.sample_step,
         "hour_ratio": news.hour_ratio,
         "step_tasks": news.step_tasks,
+        "validated_step": news.validated_step,
+        "validation_loss": news.validation_loss,
     }

@@ -34,6 +34,10 @@ class News(Message, frozen=True, kw_only=True):
     """What it has given for ever, signed (`protocol.trust.thanks`); empty: nothing yet."""
     build: str = ""
     """The coordinator's, so that an owner hears of a newer one; empty: not said."""
+    validated_step: int = -1
+    """The version whose loss on text that was kept aside is known last, by the steps that made it; -1: none is."""
+    validation_loss: float = 0.0
+    """That loss, in nats per token."""
 
 
 class Wrote(Message, frozen=True, kw_only=True):

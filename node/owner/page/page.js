@@ -44,6 +44,8 @@ function renderNews(status) {
   if (news === null) return;
   show("step", news.step < 0 ? "none is finished yet" : news.step.toLocaleString("en"));
   renderCurve(news.curve);
+  at("tested").hidden = at("tested-title").hidden = news.validated_step < 0;
+  show("tested", `${news.validation_loss.toFixed(2)} after ${plural(news.validated_step, "step")}`);
   const held = news.step_tasks
     ? `; step ${news.step.toLocaleString("en")} holds ${news.step_tasks.toLocaleString("en")} of your tasks` : "";
   show("part", news.hour_ratio > 0 ? `${(100 * news.hour_ratio).toFixed(1)} % of the last hour's work${held}` : "nothing yet");

@@ -11,7 +11,7 @@ from coordinator.live.records import Credit, StepRow
 from protocol.base.ids import NodeId
 from protocol.base.limits import CURVE_MAX
 from protocol.base.machine import Effect, HangUp, Send
-from protocol.messages import News, NodeReport, Share, StepReportStored, Wrote
+from protocol.messages import News, NodeReport, Share, StepReportStored, ValidationLoss, Wrote
 from protocol.run.run import ModelSection
 from tests.coordinator.live.desk import CONFIG, DATA, Desk
 
@@ -91,6 +91,18 @@ def test_a_volunteer_is_told_now_and_then_and_when_it_drains() -> None:
     assert not news(desk.say("v0", draining)), "at most one a second"
     desk.stay(LAST_NEWS_S, *nodes)
     assert len(news(desk.say("v0", draining))) == 1, "the last one has what came in the meantime"
+
+
+def test_the_newest_validation_is_told() -> None:
+    """What a version comes to on text kept aside; before the first there is none."""
+    desk = training()
+    nodes = ("s0", "s1", "s2", "s3", "v0")
+    desk.report(0)
+    (told,) = news(desk.stay(NEWS_S, *nodes))
+    assert told.validated_step == -1
+    desk.report(1, validations=(ValidationLoss(version=0, loss=5.5, tokens=16),))
+    (told,) = news(desk.stay(NEWS_S, *nodes))
+    assert (told.step, told.validated_step, told.validation_loss) == (1, 0, 5.5)
 
 
 def test_the_words_of_a_volunteer_are_no_sample() -> None:

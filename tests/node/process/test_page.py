@@ -37,6 +37,8 @@ NEWS = News(
     hour_ratio=0.012,
     step_tasks=318,
     build="barnraise-99.0.1",
+    validated_step=4200,
+    validation_loss=2.31,
 )
 
 
@@ -260,6 +262,7 @@ def test_the_page_in_a_browser(lent: Lent, browser: Any) -> None:
     assert not browser.find_elements(By.CSS_SELECTOR, "h1 img, h1 script")
     assert text(browser, "sample").startswith(HOSTILE) and not browser.find_elements(By.CSS_SELECTOR, "q img, q script")
     assert text(browser, "loss") == "from 5.00 to 2.20"
+    assert text(browser, "tested") == "2.31 after 4,200 steps"
     assert text(browser, "part") == "1.2 % of the last hour's work; step 4,210 holds 318 of your tasks"
     assert text(browser, "update").startswith("Update: the run's coordinator has Barnraise 99.0.1, this computer 0.")
     lent.sensors.readings = Readings(games=("cyberpunk",))
