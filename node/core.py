@@ -48,6 +48,7 @@ from protocol.messages import (
     Bye,
     CheckpointDone,
     CoordinatorSeen,
+    DrainOrder,
     Join,
     Leave,
     Message,
@@ -345,6 +346,8 @@ class NodeMachine:
             case News():
                 self.news = message
                 self._leave_if_drained(now)
+            case DrainOrder():
+                self._drained_by_operator(message, now)
             case RunFinished():
                 if not self._finished:
                     self._finished = True
@@ -487,6 +490,14 @@ class NodeMachine:
             self._leave("suspended: quota")
         elif what in ("drain", "stop"):
             self._leave("stopped")
+
+    def _drained_by_operator(self, message: DrainOrder, now: float) -> None:
+        """As its owner may: a volunteer ends what it has. A server goes only where it holds nothing of the run."""
+        self._out.log("warning", "the operator lets this node go", reason=message.reason)
+        if self._facts.role == "volunteer":
+            self._told("drain", now)
+        elif self.server is None:
+            self._leave("drained by the operator")
 
     def _leave_if_drained(self, now: float) -> None:
         if self._drain.until_s is None or (self.volunteer is not None and not self.volunteer.drained):

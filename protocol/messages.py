@@ -162,6 +162,12 @@ class RunFinished(Message, frozen=True, kw_only=True):
     """The last step is closed, and the last checkpoint written: nodes may leave."""
 
 
+class DrainOrder(Message, frozen=True, kw_only=True):
+    """The operator wants this node to end what it has and go: a volunteer, or a server without a place."""
+
+    reason: str
+
+
 class Leave(Message, frozen=True, kw_only=True):
     """A node says that it goes, after finishing what it had."""
 
@@ -544,7 +550,7 @@ class StageCommitted(Work, frozen=True, kw_only=True):
 MESSAGES: tuple[type[Message], ...] = (
     Ping, Pong, Bye,
     Join, Welcome, Refused, PlanChanged, Survey, DataReady, StepReport, StepReportStored, NodeReport,
-    LinkReport, RunFinished, News, Wrote, Blamed, Leave, FetchSpans, Spans,
+    LinkReport, RunFinished, DrainOrder, News, Wrote, Blamed, Leave, FetchSpans, Spans,
     Revoked, Renewed, CoordinatorSeen,
     Reach, Relays, Signal,
     MeasureAsk, MeasureData, MeasureGot,

@@ -19,6 +19,7 @@ from protocol.messages import (
     CoordinatorSeen,
     DataReady,
     Decision,
+    DrainOrder,
     Evaluated,
     FetchAudited,
     FetchInput,
@@ -95,7 +96,7 @@ _may((("server", "coordinator"),), DataReady, StepReport, Wrote, Blamed)
 _may((("coordinator", "volunteer"),), News)
 _may(tuple(("coordinator", b) for b in _NODE), FetchSpans)
 _may(tuple((a, "coordinator") for a in _NODE), Spans)
-_may(tuple(("coordinator", b) for b in _NODE), Welcome, Refused, PlanChanged, RunFinished, Reach, Relays)
+_may(tuple(("coordinator", b) for b in _NODE), Welcome, Refused, PlanChanged, RunFinished, DrainOrder, Reach, Relays)
 _may((*((a, "coordinator") for a in _NODE), *(("coordinator", b) for b in _NODE)), Signal)
 _may((*(("coordinator", b) for b in _NODE), *(("server", b) for b in _NODE)), Revoked)
 _LINKED = (("volunteer", "server"), ("server", "volunteer"), ("server", "server"), ("auditor", "server"),

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from coordinator.commands.asking import ask, asking, base_of, post
+from coordinator.commands.branch import branch
 from coordinator.commands.check import check, example
 from coordinator.commands.status import DEFAULT_URL, fetch
 from coordinator.commands.trace import trace
@@ -32,6 +33,7 @@ def run() -> None:
     """
 
 
+run.add_command(branch)
 run.add_command(check)
 run.add_command(example)
 run.add_command(trace)
@@ -54,6 +56,41 @@ def ban(node: str, reason: str, lineage: bool, url: str, links: Path | None) -> 
     click.echo(f"banned: {', '.join(banned)}")
     if not lineage:
         click.echo("(whoever has a link that works more than once can come again: barnraise run invites)")
+
+
+@run.command()
+@click.option("--json", "as_json", is_flag=True, help="Whole ids, and everything that is known of each.")
+@click.option("--url", default=DEFAULT_URL, show_default=True, metavar="URL", help="The coordinator's status API.")
+def nodes(as_json: bool, url: str) -> None:
+    """Show who takes part: what each is, where it stands, since when, and what it waits for."""
+    members = fetch(f"{base_of(url)}/api/status")["members"]
+    if as_json:
+        click.echo(json.dumps(members, indent=1))
+        return
+    click.echo(f"{'node':8}  {'role':9} {'state':9} {'place':20} {'tok/s':>8} {'here':>7}  waits for")
+    for member in members:
+        here_h = f"{member['since_s'] / 3600:.1f} h"
+        place = member["place"] if member["role"] == "server" or member["stage"] < 0 else f"stage {member['stage']}"
+        click.echo(
+            f"{member['id'][:8]}  {member['role']:9} {member['state']:9} {place[:20]:20} {member['tokens_per_s']:8.0f}"
+            f" {here_h:>7}  {member['waiting_for']}".rstrip()
+        )
+    if not members:
+        click.echo("nobody is here")
+
+
+@run.command()
+@click.argument("node")
+@click.option("--reason", default="", help="What the computer's owner reads in its log.")
+@asking
+def drain(node: str, reason: str, url: str, links: Path | None) -> None:
+    """Let NODE go in peace: it ends what it has, hands in its sums, and its program ends. It may come again.
+
+    A volunteer, or a server that waits as a spare. A server with a place holds what nobody else has, and is refused.
+    """
+    base = base_of(url)
+    node = post(base, links, "drain", {"node": _whole(base, node), "reason": reason})["drained"]
+    click.echo(f"{node[:8]} ends what it has and goes; barnraise run nodes shows when it has")
 
 
 @run.command()

@@ -23,11 +23,12 @@ from coordinator.live.bans import Bans
 from coordinator.live.believable import fault_of_join, fault_of_report
 from coordinator.live.bulletin import LAST_NEWS_S, Bulletin, LossCurve
 from coordinator.live.crew import Crew
+from coordinator.live.draining import drain
 from coordinator.live.giving import Giving
 from coordinator.live.history import History
 from coordinator.live.join_rates import JoinRates
 from coordinator.live.measured_links import NetworkBook
-from coordinator.live.orders import Adopt, ChangeRun, FetchTrace, Order, PauseRun, RollBack
+from coordinator.live.orders import Adopt, ChangeRun, DrainNode, FetchTrace, Order, PauseRun, RollBack
 from coordinator.live.outbox import Outbox
 from coordinator.live.plan_builder import block_work
 from coordinator.live.records import DataRow, MemberRow, StepRow, StoredState
@@ -172,6 +173,8 @@ class CoordinatorMachine:
                 self.placement.change(order.change, now)
             case RollBack():
                 self.placement.roll_back(order.step, now)
+            case DrainNode():
+                drain(order, self.roster, self.placement.table, self.outbox)
             case PauseRun():
                 self.placement.pause(order.paused, now)
             case Adopt():

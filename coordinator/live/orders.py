@@ -59,10 +59,18 @@ class FetchTrace:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainNode:
+    """This member ends what it has and goes; it may come again."""
+
+    node: NodeId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class CloseInvite:
     """Nobody joins by this invite from here on; who has joined stays."""
 
     nonce: bytes
 
 
-Order = Ban | Unban | CloseInvite | ChangeRun | PauseRun | RollBack | Adopt | FetchTrace
+Order = Ban | Unban | CloseInvite | ChangeRun | PauseRun | RollBack | Adopt | FetchTrace | DrainNode

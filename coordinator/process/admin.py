@@ -47,6 +47,10 @@ class AdminApi(Protocol):
         """Orders that no step is opened, or that they are again. Raises `BadInputError`."""
         ...
 
+    def drain(self, node: NodeId, reason: str) -> str:
+        """Orders that a member ends what it has and goes. Returns why not, or nothing."""
+        ...
+
     async def roll_back(self, step: int) -> int:
         """Sends the run back to a checkpoint; returns how many steps are done again. Raises `BadInputError`."""
         ...
@@ -66,6 +70,11 @@ class _Ban(msgspec.Struct, forbid_unknown_fields=True):
     node: str
     reason: Annotated[str, msgspec.Meta(max_length=TEXT_MAX)] = ""
     lineage: bool = False
+
+
+class _Drain(msgspec.Struct, forbid_unknown_fields=True):
+    node: str
+    reason: Annotated[str, msgspec.Meta(max_length=TEXT_MAX)] = ""
 
 
 class _Unban(msgspec.Struct, forbid_unknown_fields=True):
@@ -103,7 +112,7 @@ class _Trace(msgspec.Struct, forbid_unknown_fields=True):
     seconds: Annotated[float, msgspec.Meta(gt=0, le=SECONDS_MAX)] = 30.0
 
 
-_Order = TypeVar("_Order", _Ban, _Unban, _Invite, _Uninvite, _Set, _Pause, _RollBack, _Adopt, _Trace)
+_Order = TypeVar("_Order", _Ban, _Drain, _Unban, _Invite, _Uninvite, _Set, _Pause, _RollBack, _Adopt, _Trace)
 
 
 def answer(content: Any, code: int = 200) -> Response:
@@ -154,7 +163,7 @@ def admin_routes(api: AdminApi, admin_token: str, refused: Callable[[], None]) -
                 order = msgspec.json.decode(body, type=kind)
             except msgspec.DecodeError as error:
                 return answer({"error": str(error)}, 400)
-            if isinstance(order, _Ban | _Unban) and not is_node_id(order.node):
+            if isinstance(order, _Ban | _Unban | _Drain) and not is_node_id(order.node):
                 return answer({"error": "node is no node id"}, 400)
             return await do(order)
 
@@ -165,6 +174,12 @@ def admin_routes(api: AdminApi, admin_token: str, refused: Callable[[], None]) -
         nodes = api.lineage(node) if order.lineage else (node,)
         api.order(Ban(node, reason, order.lineage))
         return answer({"banned": nodes})
+
+    async def drain(order: _Drain) -> Response:
+        reason = " ".join(order.reason.split()) or "by the operator"
+        if no := api.drain(NodeId(order.node), reason):
+            return answer({"error": f"{order.node[:8]}: {no}"}, 400)
+        return answer({"drained": order.node})
 
     async def unban(order: _Unban) -> Response:
         api.order(Unban(NodeId(order.node)))
@@ -224,6 +239,7 @@ def admin_routes(api: AdminApi, admin_token: str, refused: Callable[[], None]) -
         Route("/api/rollback", taking(_RollBack, roll_back), methods=["POST"]),
         Route("/api/set", taking(_Set, set_key), methods=["POST"]),
         Route("/api/pause", taking(_Pause, pause), methods=["POST"]),
+        Route("/api/drain", taking(_Drain, drain), methods=["POST"]),
         Route("/api/ban", taking(_Ban, ban), methods=["POST"]),
         Route("/api/unban", taking(_Unban, unban), methods=["POST"]),
         Route("/api/invites", invites, methods=["GET"]),

@@ -25,7 +25,8 @@ import structlog
 import trio
 
 from coordinator.live.core import CoordinatorMachine
-from coordinator.live.orders import Order
+from coordinator.live.draining import why_no_drain
+from coordinator.live.orders import DrainNode, Order
 from coordinator.live.outbox import EVERYDAY_EVENTS
 from coordinator.live.records import Record, StepRow
 from coordinator.live.signals import Helpers
@@ -473,6 +474,12 @@ class Daemon:
     async def pause(self, paused: bool) -> None:
         _check_begun(self.machine)
         await pause_run(self.machine, self.pump, paused)
+
+    def drain(self, node: NodeId, reason: str) -> str:
+        no = why_no_drain(self.machine.roster, self.machine.placement.table, node)
+        if not no:
+            self.order(DrainNode(node, reason))
+        return no
 
     async def roll_back(self, step: int) -> int:
         _check_begun(self.machine)

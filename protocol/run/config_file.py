@@ -101,8 +101,11 @@ def example(struct: type[msgspec.Struct], heading: str, values: msgspec.Struct |
     return "\n".join(lines) + "\n"
 
 
-def run_example(model: ModelSection | None = None) -> str:
-    """What `barnraise coordinator --example` prints; with a model, `barnraise run example --from FOLDER`."""
+def run_example(model: ModelSection | None = None, values: RunConfig | None = None) -> str:
+    """What `barnraise coordinator --example` prints; with a model, `barnraise run example --from FOLDER`; with the
+    values of a whole run, its file."""
+    if values is not None:
+        return example(RunConfig, "A run of Barnraise.", values)
     if model is not None:
         heading = "A run of Barnraise with the model of a config.json. Every other key stands at its default."
         return example(RunConfig, heading, RunConfig(model=model))

@@ -45,6 +45,7 @@ from protocol.messages import (
     Bye,
     CheckpointDone,
     DataReady,
+    DrainOrder,
     Join,
     Lease,
     Leave,
@@ -405,6 +406,22 @@ def test_the_end_of_the_run_ends_the_node() -> None:
     desk.hear(RunFinished())
     assert len(desk.sent(Leave)) == 1 and len(desk.sent(Bye)) == 2
     assert desk.of(Exit)[0].reason == "finished"
+
+
+def test_the_operator_lets_go_who_holds_nothing_alone() -> None:
+    """A volunteer as its owner would end it, a spare at once; a server with a place stays, whoever says what."""
+    lent = Desk("v1", role="volunteer")
+    lent.join()
+    lent.plan(make_plan(), stage=1)
+    lent.hear(DrainOrder(reason="new card"))
+    assert [report.state for report in lent.sent(NodeReport)][-1:] == ["draining"], "it reports before it goes"
+    for node, placed, reasons in (("b9", False, ["drained by the operator"]), ("b1", True, [])):
+        desk = Desk(node)
+        desk.join()
+        if placed:
+            desk.plan(make_plan(), stage=1)
+        desk.hear(DrainOrder(reason="new card"))
+        assert [effect.reason for effect in desk.of(Exit)] == reasons
 
 
 def test_an_owner_sees_now_and_then_what_the_computer_does() -> None:

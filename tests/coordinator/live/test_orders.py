@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from coordinator.live.orders import ChangeRun, PauseRun
+from coordinator.live.draining import why_no_drain
+from coordinator.live.orders import ChangeRun, DrainNode, PauseRun
 from coordinator.live.records import DataRow, PlanRow, StepRow, StoredState
 from coordinator.live.status import run_state
+from protocol.base.ids import NodeId
 from protocol.base.machine import Ordered
-from protocol.messages import NodeReport, PlanChanged
+from protocol.messages import DrainOrder, NodeReport, PlanChanged
 from protocol.run.changes import RunChange, changes_hash
 from tests.coordinator.live.desk import Desk
 
@@ -179,3 +181,17 @@ def test_a_run_that_has_done_its_new_last_step_goes_on_as_it_was() -> None:
     _told(desk, 5, 5)
     _told(desk, 5, 5)
     assert desk.plan.changes == () and not desk.plan.held
+
+
+def test_a_volunteer_and_a_spare_are_let_go_and_a_server_with_a_place_is_not() -> None:
+    """Nobody loses what nobody else has."""
+    desk = Desk()
+    desk.train()
+    desk.server("s4")
+    desk.volunteer("v0")
+    for node, goes in (("v0", True), ("s4", True), ("s0", False), ("v9", False)):
+        effects = desk.feed(Ordered(DrainNode(NodeId(node), "new card")))
+        assert [told.reason for told in desk.sent(node, DrainOrder, effects)] == ["new card"] * goes, node
+    table = desk.machine.placement.table
+    assert why_no_drain(desk.machine.roster, table, NodeId("s0")).startswith("it is stage 0 front 0, whose state")
+    assert why_no_drain(desk.machine.roster, table, NodeId("v9")) == "it is not here"

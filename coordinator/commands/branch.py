@@ -1,0 +1,87 @@
+"""`barnraise run branch`: another run that begins where a checkpoint of this one stands, with another configuration."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import click
+import msgspec
+
+from protocol.base.errors import BadInputError
+from protocol.run.config_file import change_run, load_run, run_example
+from protocol.run.run import RunConfig
+
+EXPORT_GROUP = "barnraise.commands"
+"""Where the command of the node's side stands that reads checkpoints."""
+
+
+@click.command()
+@click.argument("run_toml", type=click.Path(path_type=Path, dir_okay=False), metavar="RUN.toml")
+@click.argument("new_toml", type=click.Path(path_type=Path, dir_okay=False), metavar="NEW.toml")
+@click.argument("checkpoints", type=click.Path(path_type=Path, file_okay=False), nargs=-1, required=True)
+@click.option("--step", type=click.IntRange(0), help="Which checkpoint [default: the newest that is complete].")
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE",
+    help="What is other in the new run, as in RUN.toml; its name at least. May be repeated.",
+)  # fmt: skip
+@click.option(
+    "--model", type=click.Path(path_type=Path, file_okay=False),
+    help="The folder for the weights; it must be new. [default: the new run's name, beside NEW.toml]",
+)  # fmt: skip
+@click.pass_context
+def branch(
+    ctx: click.Context,
+    run_toml: Path,
+    new_toml: Path,
+    checkpoints: tuple[Path, ...],
+    step: int | None,
+    settings: tuple[str, ...],
+    model: Path | None,
+) -> None:
+    """Write NEW.toml: a run that begins with the weights of a checkpoint of RUN.toml's, and is another one else.
+
+    CHECKPOINTS is what `barnraise export` takes. Batches, stages, data, wire: all may be other but the model's shape
+    and its tokenizer. The optimizer's moments begin anew, so leave the new run a warm-up; and its data begins at the
+    first sample, so give it another seed (--set seed=2) where it is the same.
+    """
+    old = load_run(run_toml)
+    new = branched(old, settings)
+    folder = (new_toml.parent / new.name if model is None else model).absolute()
+    if new_toml.exists():
+        raise BadInputError(f"NEW.toml: {new_toml} is there already, and is not written over")
+    if folder.exists():
+        raise BadInputError(f"--model: {folder} is there already, and is not written over")
+    new = msgspec.structs.replace(new, model=msgspec.structs.replace(new.model, start_from=str(folder)))
+    new.validate()
+    export = next(point for point in entry_points(group=EXPORT_GROUP) if point.name == "export").load()
+    ctx.invoke(export, out=folder, checkpoints=checkpoints, step=step, link=None)
+    new_toml.write_text(run_example(values=new), encoding="utf-8")
+    click.echo(f"{new_toml}: the run {new.name}, which begins with these weights")
+    click.echo(f"servers of stage 0 must be lent the folder: barnraise server --data {folder} LINK")
+    if new.seed == old.seed and new.data == old.data:
+        click.echo("its data begins at the first sample again, in the same order: --set seed=N gives it another order")
+
+
+def branched(old: RunConfig, settings: tuple[str, ...]) -> RunConfig:
+    """The new run, before its weights are there. Raises `BadInputError` for what a branch cannot have."""
+    new = change_run(old, settings)
+    if new.name == old.name:
+        raise BadInputError(
+            f"--set name=NAME: the new run needs a name of its own; {old.name} names the checkpoints of the old one"
+        )
+    for name in old.model.__struct_fields__:
+        before, now = getattr(old.model, name), getattr(new.model, name)
+        if before != now and name != "start_from":
+            raise BadInputError(
+                f"--set model.{name}: the weights have the model's shape ({before}), so a branch has the same model;"
+                " another one begins from nothing, or from a folder with weights of its own (model.start_from)"
+            )
+    if new.model.start_from != old.model.start_from:
+        raise BadInputError("--set model.start_from: a branch begins with the weights of the checkpoint")
+    if new.data.tokenizer != old.data.tokenizer:
+        raise BadInputError(
+            f"--set data.tokenizer: the model has learned {old.data.tokenizer}; another one makes other tokens"
+        )
+    new.validate()
+    return new
