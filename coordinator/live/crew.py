@@ -9,7 +9,17 @@ from coordinator.live.outbox import Outbox
 from coordinator.live.roster import Member, Roster
 from coordinator.live.seating import Placement
 from coordinator.live.stage_choice import Assignment, Power, Standing, assign, balance, fill
-from coordinator.live.throughput import Delivered, Means, Needs, needs_of, reload_s, steps_per_s, typical_flops_per_s
+from coordinator.live.throughput import (
+    HOME_DOWN_BYTES_PER_S,
+    HOME_UP_BYTES_PER_S,
+    Delivered,
+    Means,
+    Needs,
+    needs_of,
+    reload_s,
+    steps_per_s,
+    typical_flops_per_s,
+)
 from protocol.base.ids import NodeId
 from protocol.run.course import Course
 from protocol.run.news import Share
@@ -181,7 +191,7 @@ class Crew:
             if not self._typical:
                 self._typical = typical_flops_per_s(self._flops_per_s(other) for other in self._roster.volunteers())
             power = self._typical
-        return Means(power, up, down)
+        return Means(power, up or HOME_UP_BYTES_PER_S, down or HOME_DOWN_BYTES_PER_S)
 
     def _needed(self, vocabulary: int) -> list[bool]:
         return [need.visits > 0 for need in self._stages(vocabulary)]

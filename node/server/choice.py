@@ -36,7 +36,12 @@ class Choice:
 
     def choose(self, entry: Entry) -> Worker | None:
         """Who gets an entry that nobody is preferred for: of those with a free slot the one that is not slow and has
-        most of them. Servers only where the run says so; who failed with it before only if nobody else takes it."""
+        most of them, of equals who was given something longest ago. Servers only where the run says so; who failed with
+        it before only if nobody else takes it.
+
+        Slots come back when the device is done, while the line still sends: the first one would get everything, and the
+        others' sums would wait so long for more that they are sent for a task or two.
+        """
         if self.collocated != "always" and (asker := self._best_asker(entry)) is not None:
             return asker
         volunteers = [w for w in self.workers.values() if not w.is_server and self._could_do(entry, w)]
@@ -59,12 +64,12 @@ class Choice:
         best: Worker | None = None
         best_is_slow = False
         for worker in self.askers.values():
-            if best is not None and not best_is_slow and (worker.slots, -worker.number) < (best.slots, -best.number):
+            if best is not None and not best_is_slow and (worker.slots, -worker.turn) < (best.slots, -best.turn):
                 continue
             if not self._could_do(entry, worker) or not self.may_have_more(worker):
                 continue
             is_slow = self._conduct.is_slow(worker.node, self.now)
-            if best is None or (is_slow, -worker.slots, worker.number) < (best_is_slow, -best.slots, best.number):
+            if best is None or (is_slow, *_order(worker)) < (best_is_slow, *_order(best)):
                 best, best_is_slow = worker, is_slow
         return best
 
@@ -87,3 +92,7 @@ class Choice:
             return True
         self.look_at = min(until, float("inf") if self.look_at is None else self.look_at)
         return False
+
+
+def _order(worker: Worker) -> tuple[int, int, int]:
+    return -worker.slots, worker.turn, worker.number

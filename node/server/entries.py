@@ -65,6 +65,8 @@ class Worker:
     number: int = 0
     """Order of arrival; breaks ties."""
     slots: int = 0
+    turn: int = 0
+    """Grows with every lease that the pool gives: who had one longest ago comes first."""
     active_at: float = 0.0
     """When it last held a lease or asked for one."""
     returned: dict[TaskId, float] = field(default_factory=dict)

@@ -82,7 +82,7 @@ class Pool:
         """Tasks that a worker says it has summed up, of steps that are not open here yet."""
         self._dirty = False
         """Something has changed since the last grant that may allow another one."""
-        self.reissued_count = 0
+        self.reissued_count = self._turn = 0
         self._patience = Patience(result_s, gradient_s, transfer_s)
         self._rulings: list[Ruling] = []
 
@@ -460,6 +460,8 @@ class Pool:
             self._stays(worker)  # the graphs that it has bring it leases that it need not ask for
         fence = self._next_fence()
         self.reissued_count += entry.issued_count > 0
+        self._turn += 1
+        worker.turn = self._turn
         self._change(entry, worker=worker.node, fence=fence, issued_count=entry.issued_count + 1, granted_at=now)
         # Who gets it after somebody has failed with it has more time: perhaps it is the work that takes long.
         self._start_clock(entry)

@@ -30,8 +30,10 @@ MODELS = {
 }
 
 
-def home_lines(seed: int | None, servers: int = SERVERS, volunteers: int = VOLUNTEERS) -> Network:
-    """Servers at one site, volunteers each at its own; all alike without a seed."""
+def home_lines(
+    seed: int | None, servers: int = SERVERS, volunteers: int = VOLUNTEERS, device_gigabytes: int = 12
+) -> Network:
+    """Servers at one site, volunteers each at its own; all alike without a seed, with devices of that size."""
     rng = random.Random(seed)
     machines = [
         Machine(
@@ -48,7 +50,7 @@ def home_lines(seed: int | None, servers: int = SERVERS, volunteers: int = VOLUN
     ]
     sites = [SiteLink(a="dc", b="dc", latency_s=0.001, bytes_per_s=1e9)]
     for number in range(volunteers):
-        up, down, flops, gigabytes = 20.0, 200.0, 1e13, 12
+        up, down, flops, gigabytes = 20.0, 200.0, 1e13, device_gigabytes
         if seed is not None:
             up, down = rng.uniform(5, 80), rng.uniform(50, 400)
             flops, gigabytes = rng.choice((3e12, 1e13, 3e13, 6e13)), rng.choice((8, 12, 16, 24))

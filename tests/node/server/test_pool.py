@@ -51,6 +51,37 @@ def test_the_worker_with_most_slots_is_chosen() -> None:
     assert given(pool) == [("b", 0)]
 
 
+def test_of_equals_the_one_that_was_given_something_longest_ago_is_chosen() -> None:
+    """Slots come back while lines still send: of two who always have one each gets every second lease."""
+    pool = make_pool(A, B, tasks=0)
+    chosen = []
+    for number in range(4):
+        pool.add(Entry((forward(0, number),), needs_result=True, needs_gradient=False, tensors=TENSORS))
+        ((worker, _),) = given(pool)
+        chosen.append(worker)
+        pool.result_held(forward(0, number))
+        pool.add_slots(NodeId(worker), 1, 64)
+    assert chosen == ["a", "b", "a", "b"]
+
+
+def test_who_has_all_the_graphs_that_it_may_hold_counts_as_one_that_works_while_bytes_take_their_time() -> None:
+    """A volunteer without lease or slot waits for backwards that others' lines hold up: servers compute for it only
+    when a lease's tensors would have gone through a slow line meanwhile."""
+    for transfer_s, at, served in ((0.0, 3.0, True), (100.0, 3.0, False), (100.0, 101.0, True)):
+        pool = Pool(800.0, "when_empty", 20.0, fences(1).__next__, transfer_s)
+        pool.worker_here(SERVER, is_server=True)
+        pool.add_slots(SERVER, 1, 64)
+        pool.worker_here(A, is_server=False)
+        pool.add_slots(A, 1, 64)
+        for number in range(2):
+            pool.add(Entry((forward(0, number),), needs_result=True, needs_gradient=False, tensors=TENSORS))
+        assert given(pool) == [("a", 0)]
+        pool.result_held(forward(0, 0))
+        assert given(pool) == []
+        pool.expire(at)
+        assert given(pool, at) == ([("s", 1)] if served else [])
+
+
 def test_slots_are_bounded() -> None:
     """However much a worker asks for, it never has more than the bound."""
     pool = make_pool(A, tasks=5, slots=0)

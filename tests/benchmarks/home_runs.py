@@ -1,0 +1,134 @@
+"""Whole runs on home lines, in simulated time: `python -m tests.benchmarks.home_runs [ROW ...]`.
+
+The machines of production in the world that measures (`coordinator.world`): sixteen servers, volunteers at 20/200
+Mbit/s with 10 TFLOP/s and 12 GB (7 B parameters: 24 GB), eight stages, 256 microbatches of 2,048 tokens a step, the
+default forms. A row per case, with what the lines alone would need for a step beside what steps took. With churn
+everybody stays 20 minutes in the mean (24 volunteers: more than one departure a minute), goes without a word, and
+another computer comes a minute later. Simulated seconds are the same on every machine; a row takes ten seconds to a
+minute of a processor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from dataclasses import dataclass
+
+from coordinator.live.throughput import needs_of
+from coordinator.world.churn import Change, Churn, no_churn
+from coordinator.world.predicted import predicted
+from coordinator.world.swarm import Swarm
+from node.world.member import Members
+from protocol.run.course import course_of
+from protocol.run.run import BatchSection, DataSection, LimitsSection, RunConfig, StagesSection
+from tests.benchmarks.home_lines import MODELS, home_lines
+
+STAGES, MICROBATCHES, VOCABULARY = 8, 256, 32_000
+UP_BYTES_PER_S = 20e6 / 8
+FOUR_BITS = 4.0
+"""What `4-bit` is the share of: a line that carries activations and their gradients with four bits an element alone."""
+STAY_S, AWAY_S = 1200.0, 60.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run."""
+
+    name: str
+    model: str
+    volunteers: int
+    steps: int
+    gigabytes: int = 12
+    churn: bool = False
+
+
+ROWS = (
+    Row("1.1B-24", "1.1 B", 24, 4),
+    Row("1.1B-32", "1.1 B", 32, 4),
+    Row("1.1B-200", "1.1 B", 200, 6),
+    Row("1.1B-24-churn", "1.1 B", 24, 4, churn=True),
+    Row("7B-24", "7 B", 24, 3, gigabytes=24),
+    Row("7B-32", "7 B", 32, 3, gigabytes=24),
+    Row("7B-24-churn", "7 B", 24, 3, gigabytes=24, churn=True),
+)
+
+
+def config_of(row: Row) -> RunConfig:
+    """The run of a row, in the default forms."""
+    return RunConfig(
+        model=MODELS[row.model],
+        steps=row.steps,
+        data=DataSection(tokenizer=f"bpe:{VOCABULARY}"),
+        batch=BatchSection(microbatches=MICROBATCHES, samples=1),
+        stages=StagesSection(count=STAGES, front_servers=1, back_servers=1),
+        limits=LimitsSection(lease_s=600.0),
+    )
+
+
+def line_s(config: RunConfig, volunteers: int) -> float:
+    """Seconds a step of the slowest stage's uplinks, if as many work for each and none is ever idle."""
+    needs = needs_of(config, course_of(config), VOCABULARY)
+    crew = volunteers / config.stages.count
+    return max((n.visits * n.up_bytes / crew + n.contribution_bytes) / UP_BYTES_PER_S for n in needs)
+
+
+def come_and_go(names: list[str], until_s: float, seed: int) -> Churn:
+    """Everybody is there from the beginning and stays for an exponential time; a minute later another one comes."""
+    rng, changes, kinds = random.Random(seed), [], {}
+    for number, name in enumerate(names):
+        at_s, life = 0.0, 0
+        while at_s < until_s:
+            kinds[f"{name}.{life}"] = number
+            changes.append(Change(at_s, True, f"{name}.{life}"))
+            at_s += rng.expovariate(1 / STAY_S)
+            changes.append(Change(at_s, False, f"{name}.{life}"))
+            at_s, life = at_s + AWAY_S, life + 1
+    return Churn(tuple(sorted(changes, key=lambda change: change.at_s)), kinds)
+
+
+def run(row: Row, seed: int = 1) -> Swarm:
+    """Until all steps are closed, or eight times as long as the lines would need."""
+    config = config_of(row)
+    network = home_lines(None, volunteers=row.volunteers, device_gigabytes=row.gigabytes)
+    names = [machine.name for machine in network.machines[network.servers :]]
+    until_s = 8 * row.steps * line_s(config, row.volunteers)
+    churn = come_and_go(names, until_s, seed) if row.churn else no_churn(names)
+    swarm = Swarm(config, network, churn, seed, Members)
+    swarm.run(until_s)
+    return swarm
+
+
+def main() -> int:
+    """Prints a row per case; 1 where steps are missing."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("rows", nargs="*", help="names of rows; all without any")
+    names = parser.parse_args().rows
+    missing = 0
+    print("row              line s   planned   first at   later s   of line   tasks   left   tok/s   4-bit")
+    for row in [row for row in ROWS if not names or row.name in names]:
+        swarm = run(row)
+        config, steps = swarm.config, swarm.steps
+        missing += len(steps) < row.steps
+        if not steps:
+            print(f"{row.name:14}  no step closed in {swarm.world.now:,.0f} s", flush=True)
+            continue
+        need_s = line_s(config, row.volunteers)
+        plan = predicted(swarm)
+        later_s = (steps[-1].at_s - steps[0].at_s) / max(1, len(steps) - 1)
+        # Forwards and backwards in every stage but the last, where the route's end is one task.
+        needed = MICROBATCHES * (2 * STAGES - 1) * len(steps)
+        done = sum(swarm.members.executed[step.number] for step in steps)
+        tokens_per_s = len(steps) * config.step_tokens / steps[-1].at_s / (row.volunteers / STAGES)
+        four_bit = UP_BYTES_PER_S * 8 / (2 * config.model.hidden * FOUR_BITS)
+        print(
+            f"{row.name:14} {need_s:>8.0f} {plan.step_s if plan else float('nan'):>9.0f} {steps[0].at_s:>10.0f}"
+            f" {later_s:>9.0f} {len(steps) * need_s / steps[-1].at_s:>9.2f} {done / needed:>7.3f}"
+            f" {swarm.departures:>6} {tokens_per_s:>7.0f} {tokens_per_s / four_bit:>7.2f}",
+            flush=True,
+        )
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
