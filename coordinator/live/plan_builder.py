@@ -12,6 +12,7 @@ from protocol.run.changes import RunChange
 from protocol.run.course import EVEN, Course, course_of
 from protocol.run.plan import Plan, ServerPlan, StagePlan
 from protocol.run.run import RunConfig
+from protocol.schedule.policies import First, Policy
 
 ROUTES_NAMED = 8
 """Routes that the plan's sentence names; more are counted."""
@@ -45,6 +46,11 @@ with 32 hardly. Devices with less memory keep inputs only, or take fewer (`node.
 IN_FLIGHT_MOST = 32
 """16 stages would need about 31 * 1.5 / 2 = 24 without waits. Of 8 B parameters (4,096 wide, 2,048 tokens, fp32, two
 layers a stage) 32 inputs-only graphs take 32 * 5 * 34 MB = 5.4 GB."""
+
+
+def order_of(config: RunConfig) -> Policy:
+    """What nodes do first: as the run's file says, or `barnraise plan tune` found."""
+    return Policy(first=First(config.stages.order))
 
 
 def stage_blocks(config: RunConfig, course: Course, stage: int) -> str:
@@ -90,6 +96,7 @@ def build_plan(
         stages=tuple(StagePlan(servers=tuple(placed)) for placed in servers),
         course=course,
         in_flight_max=min(IN_FLIGHT_MOST, max(IN_FLIGHT_MIN, IN_FLIGHT_A_STAGE * len(servers))),
+        order=order_of(config),
         changes=changes,
         paused=paused,
         held=held,

@@ -16,6 +16,7 @@ from protocol.base.ids import NodeId, TaskId, TensorRef
 from protocol.messages import Activation, Forget, Gradient, Held, Lease, Output, Ready
 from protocol.run.audits import Kept
 from protocol.run.course import VALIDATION_FIRST
+from protocol.schedule.live import backward_rank
 
 
 @dataclass(slots=True)
@@ -41,7 +42,13 @@ class BackRole:
         self._steps: dict[int, _Step] = {}
         limits, collocated = context.config.limits, context.config.stages.collocated
         next_fence = context.tickets.next_fence
-        self.pool = Pool(context.result_s, collocated, limits.lease_s, next_fence, context.transfer_s)
+        chunks = context.plan.course.chunks_of(context.stage)
+
+        def rank(task: TaskId) -> tuple[int, ...]:
+            chunk = context.plan.chunk_at(task.step, task.microbatch, task.position)
+            return backward_rank(context.plan.order, task, chunks.index(chunk))
+
+        self.pool = Pool(context.result_s, collocated, limits.lease_s, next_fence, context.transfer_s, rank)
 
     @property
     def all_pools(self) -> tuple[Pool, ...]:

@@ -52,6 +52,7 @@ class Pool:
         gradient_s: the same for weight gradients of which nothing more arrives in the tail of a step.
         next_fence: gives numbers that no lease of this server had before.
         transfer_s: what a lease's tensors take on a slow line, behind others: nobody has less time for a result.
+        rank: what is free goes by it, the smallest first; None: by task.
     """
 
     def __init__(
@@ -61,10 +62,11 @@ class Pool:
         gradient_s: float,
         next_fence: Callable[[], int],
         transfer_s: float = 0.0,
+        rank: Callable[[TaskId], tuple[int, ...]] | None = None,
     ) -> None:
         self._next_fence = next_fence
         self._conduct = Conduct()
-        self._tables = Tables()
+        self._tables = Tables(rank)
         self._entries, self._of_task = self._tables.entries, self._tables.of_task
         self._leased_by = self._tables.leased_by
         self._choice = Choice(collocated, self._tables, self._conduct, transfer_s)

@@ -7,6 +7,7 @@ and one for everybody, and what is open is counted by step.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 
 from node.server.entries import Entry, Holding
 from protocol.base.ids import NodeId, TaskId
@@ -15,14 +16,16 @@ from protocol.base.ids import NodeId, TaskId
 class Tables:
     """Whoever changes an entry calls `forget` before and `note` after it."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: Callable[[TaskId], tuple[int, ...]] | None = None) -> None:
+        """`rank`: what is free goes by it, the smallest first; None: by task."""
+        self._rank = _by_task if rank is None else rank
         self.entries: dict[TaskId, Entry] = {}
         """By first task."""
         self.of_task: dict[TaskId, Entry] = {}
         self.holdings: dict[NodeId, Holding] = {}
         self.open: dict[int, dict[NodeId | None, int]] = {}
         """Step -> entries that somebody still has to be given, by who is preferred."""
-        self._free: dict[NodeId | None, list[tuple[TaskId, int]]] = {}
+        self._free: dict[NodeId | None, list[tuple[tuple[int, ...], int, TaskId]]] = {}
         """Heaps of free entries by who is preferred; an item is stale when its entry is not free for that one."""
         self._serial = 0
 
@@ -64,12 +67,13 @@ class Tables:
 
     def wait_free(self, entry: Entry) -> None:
         self._serial += 1
-        heapq.heappush(self._free.setdefault(entry.preferred, []), (entry.tasks[0], self._serial))
+        key = entry.tasks[0]
+        heapq.heappush(self._free.setdefault(entry.preferred, []), (self._rank(key), self._serial, key))
 
     def first_free(self, preferred: NodeId | None) -> Entry | None:
         heap = self._free.get(preferred, [])
         while heap:
-            entry = self.entries.get(heap[0][0])
+            entry = self.entries.get(heap[0][2])
             if entry is not None and entry.free and entry.preferred == preferred:
                 return entry
             heapq.heappop(heap)
@@ -100,3 +104,7 @@ class Tables:
         for step, counts in self.open.items():
             opened = [entry for entry in self.entries.values() if entry.step == step and entry.open]
             assert sum(counts.values()) == len(opened), f"step {step}: {counts}, but {len(opened)} entries are open"
+
+
+def _by_task(task: TaskId) -> tuple[int, ...]:
+    return task.step, task.microbatch, task.position, task.segment, task.slice

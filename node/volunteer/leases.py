@@ -33,12 +33,6 @@ class Held:
         return self.gives_slot and not (self.stalled and self.input is None)
 
 
-def urgency(held: Held) -> tuple[int, bool, bool, TaskId]:
-    """Older steps first; in a step backwards and route ends before forwards, the validation last; then by number."""
-    key = held.lease.tasks[0]
-    return key.step, is_validation(held.lease), key.op == "F" and len(held.lease.tasks) == 1, key
-
-
 def is_validation(lease: Lease) -> bool:
     """Whether nobody trains on it: a forward that leaves nothing behind."""
     return lease.tasks[0].microbatch >= VALIDATION_FIRST

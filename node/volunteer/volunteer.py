@@ -2,7 +2,7 @@
 
     slots ──▶ leases ──▶ (parameters, inputs fetched) ──▶ ready ──▶ the device, one job at a time ──▶ results, sums
 
-Older steps come first, and within a step backwards before forwards: they free memory and somebody waits for them.
+Older steps come first; within a step the plan's order policy says what goes first (`node.volunteer.order`).
 Nothing here decides what counts; a lease that is late, doubled or pointless costs time and nothing else.
 """
 
@@ -30,7 +30,8 @@ from node.volunteer.allowances import Allowances
 from node.volunteer.auditor import Auditor
 from node.volunteer.gradients import OUTSTANDING_MAX, Gradients
 from node.volunteer.holdings import Holdings
-from node.volunteer.leases import AskedAgain, Held, forward_of, is_validation, urgency
+from node.volunteer.leases import AskedAgain, Held, forward_of, is_validation
+from node.volunteer.order import Order
 from node.volunteer.owed import Owed, OwedQueue, owed_of
 from node.volunteer.room import Room, is_out_of_memory
 from node.volunteer.screening import check_from_server, refuse
@@ -86,6 +87,7 @@ class VolunteerMachine:
         self._versions = Versions(out, by_changes=config.wire.parameters == "p12")
         self._held = Holdings(out)
         self._owed = OwedQueue()
+        self._order: Order | None = None
         self._device_ready = False
         self._room = Room()
         self._draining = False
@@ -111,6 +113,7 @@ class VolunteerMachine:
             and self._servers == tuple(server.node for server in plan.stages[stage].servers)
         )
         self._plan = plan
+        self._order = Order(plan, stage)
         if same:
             return False
         self._forget_steps(None)
@@ -269,18 +272,15 @@ class VolunteerMachine:
         return self.gradients.has(task) or self._owed.has(task)
 
     def _start_next(self) -> None:
-        """What somebody waits for; a weight gradient that is owed when there is nothing, or when it presses."""
+        """What the plan's order says of all that is ready."""
         ready = [held for held in self._held.leases.values() if self._is_ready(held)]
-        best, owed = min(ready, key=urgency, default=None), self._owed.next()
-        if owed is not None and best is not None:
-            step = best.lease.tasks[0].step
-            presses = self._owed.presses(step, len(self._held.graphs), self._room.graphs_max)
-            best = None if presses else best
-        if best is not None:
+        assert self._order is not None, "a device is set up for a plan"
+        best = self._order.next(ready, self._owed, len(self._held.graphs), self._room.graphs_max)
+        if isinstance(best, Held):
             self._run(best)
-        elif owed is not None:
-            self._owed.begin(owed)
-            self._out.compute(owed.job)
+        elif best is not None:
+            self._owed.begin(best)
+            self._out.compute(best.job)
 
     def _is_ready(self, held: Held) -> bool:
         return self._versions.has(held.lease.version) and self._held.has_what_it_needs(held)

@@ -11,6 +11,7 @@ import msgspec
 from protocol.base.ids import NodeId
 from protocol.run.changes import RunChange
 from protocol.run.course import Course
+from protocol.schedule.policies import Policy
 
 
 class ServerPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,6 +71,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """What is computed: the chunks of each stage, and the routes through them."""
     in_flight_max: int = 4
     """Forwards of whole stages that one volunteer may hold without their backward; chunks count as their share."""
+    order: Policy = Policy()
+    """What nodes do first of what they could do; it changes no weight (`protocol.schedule.live`)."""
     changes: tuple[RunChange, ...] = ()
     """What the operator has changed in the run, oldest first."""
     paused: bool = False

@@ -130,6 +130,9 @@ class StagesSection(_Section, frozen=True, kw_only=True):
     """Parts of the model that each stage holds, apart from each other; more than one needs another placement."""
     placement: Literal["line", "interleaved", "v"] = "line"
     """Where chunks lie: one a stage; dealt out in turns; or down the stages and up again."""
+    order: Literal["backward", "forward", "interleaved"] = "backward"
+    """What a node does first of what is ready in the oldest step: backwards, which free memory and let others go on;
+    forwards; or by turns. No part of the arithmetic, nor of the hash: it changes no weight."""
     collocated: Literal["when_empty", "always", "never"] = "when_empty"
     """Whether servers compute too: only while no volunteer serves their stage, always, or never."""
 
@@ -483,9 +486,11 @@ def possible_counts(config: RunConfig, most: int) -> list[int]:
 
 
 def config_hash(config: RunConfig) -> bytes:
-    """BLAKE2b-256 over the canonical msgpack form of the configuration, but for its words to people and its audits."""
+    """BLAKE2b-256 over the canonical msgpack form of the configuration, but for its words to people, its audits,
+    and the order of work."""
     fields = msgspec.to_builtins(config)
     del fields["description"]
     del fields["audit"]
+    del fields["stages"]["order"]
     packed = msgspec.msgpack.encode(fields)
     return hashlib.blake2b(packed, digest_size=32, person=b"br-run-config").digest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from enum import Enum
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -71,6 +72,8 @@ def _value(hint: Any, name: str) -> Any:
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         hints = get_type_hints(hint, include_extras=True)
         return hint(**{field: _value(hints[field], field) for field in hint.__struct_fields__})
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return next(iter(hint))
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _value(args[0], name)
