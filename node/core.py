@@ -43,6 +43,7 @@ from protocol.base.machine import (
     Persisted,
     Received,
     Told,
+    WorkGoesOn,
 )
 from protocol.messages import (
     Bye,
@@ -178,6 +179,9 @@ class NodeMachine:
                 self._computed(fact.job, fact.result, now)
             case ComputeFailed():
                 self._failed(fact.job, fact.reason, now)
+            case WorkGoesOn():
+                if self._stalls is not None:
+                    self._stalls.goes_on(fact.job, fact.silent_s)
             case Persisted():
                 record = self._out.written(fact.record_number)
                 if self.server is not None:

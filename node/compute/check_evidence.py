@@ -14,7 +14,7 @@ from node.compute.wire import decode
 from node.machine import jobs
 from node.process.store import Buffer
 from protocol.base.ids import TaskId, TensorRef
-from protocol.base.machine import ComputeFailed
+from protocol.base.machine import Computed, ComputeFailed
 from protocol.run.audits import Claim, Difference
 
 
@@ -57,6 +57,7 @@ class _Bench:
         outcome = self._performer.perform(job, {ref.key: self._buffers[ref.key] for ref in input_refs(job)})
         if isinstance(outcome.fact, ComputeFailed):
             raise NotCheckedError(outcome.fact.reason)
+        assert isinstance(outcome.fact, Computed), "a performer returns when a job has ended"
         for ref, buffer in outcome.tensors:
             self._buffers[ref.key] = buffer
         return outcome.fact.result

@@ -36,10 +36,11 @@ from node.compute.wire import decode, encode
 from node.compute.worker import StageWorker
 from node.data.allowed import Allowed
 from node.data.dataset import Dataset
+from node.data.goes_on import told_to
 from node.machine import jobs
 from node.process.store import Buffer
 from protocol.base.ids import TaskId, TensorRef
-from protocol.base.machine import Computed, ComputeFailed
+from protocol.base.machine import Computed, ComputeFailed, WorkGoesOn
 from protocol.run.audits import RESIDUAL_PARTS
 from protocol.run.course import VALIDATION_FIRST
 from protocol.run.plan import Plan
@@ -56,9 +57,9 @@ Buffers = Mapping[int, Buffer]
 
 @dataclass(slots=True)
 class Outcome:
-    """What a job came to. `tensors` go into the store before the machine hears of `fact`."""
+    """What a job came to, or that it goes on. `tensors` go into the store before the machine hears of `fact`."""
 
-    fact: Computed | ComputeFailed
+    fact: Computed | ComputeFailed | WorkGoesOn
     tensors: list[tuple[TensorRef, Buffer]] = field(default_factory=list)
     kind: str = "other"
     """compute, optimizer, data or disk: which phase of the metrics the time belongs to."""
@@ -83,6 +84,8 @@ class _Performer:
     def __init__(self) -> None:
         self._codec_s = 0.0
         self._made: list[tuple[TensorRef, Buffer]] = []
+        self.deliver: Callable[[Outcome], None] = lambda outcome: None
+        """Where a job says that it goes on; from any thread."""
 
     def perform(self, job: Any, buffers: Buffers) -> Outcome:
         """Does a job. An error of its data, of the device or of the disk becomes `ComputeFailed`."""
@@ -361,7 +364,8 @@ class ServerPerformer(_Performer):
 
     def _prepare_data(self, job: jobs.PrepareData, _: Buffers) -> tuple[int, str, int]:
         self._allowed.check(job.config)
-        self._data = Dataset(job.config)
+        with told_to(lambda silent_s: self.deliver(Outcome(WorkGoesOn(job, silent_s)))):
+            self._data = Dataset(job.config)
         found = self._data.describe()
         return found.vocabulary, found.data_hash, found.token_count
 
@@ -594,5 +598,6 @@ class Lane:
 
     def _run(self) -> None:
         performer = self._make()
+        performer.deliver = self._deliver
         while (item := self._queue.get()) is not None and not self._closing:
             self._deliver(performer.perform(*item))

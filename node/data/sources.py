@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from node.data.files import file_pieces, find_files
+from node.data.goes_on import watched
 from node.data.pieces import Piece, blocks_of, normalise, pieces_of
 from protocol.base.errors import BadInputError
 from protocol.run.run import DataSection
@@ -40,7 +41,10 @@ def read_pieces(section: DataSection) -> Iterator[Piece]:
 
 def training_texts(section: DataSection) -> Iterator[str]:
     """What a tokenizer for the source is trained on: all of it up to `TRAINING_CHARACTERS`. Raises as `read_pieces`."""
-    streams = _streams(section)
+    return _begin_of(_streams(section))  # opened here: a trainer takes the texts in a thread of its own
+
+
+def _begin_of(streams: list[Iterator[Piece]]) -> Iterator[str]:
     share = TRAINING_CHARACTERS // len(streams)
     for stream in streams:
         left = share
@@ -54,10 +58,10 @@ def training_texts(section: DataSection) -> Iterator[str]:
 def _streams(section: DataSection) -> list[Iterator[Piece]]:
     source = section.source
     if source == BUILTIN_PYTHON:
-        return [itertools.chain.from_iterable(pieces_of(blocks_of(text)) for text in python_documents())]
+        return [watched(itertools.chain.from_iterable(pieces_of(blocks_of(text)) for text in python_documents()))]
     if source.startswith("builtin:"):
         raise BadInputError(f"data.source: there is no {source!r}; use {BUILTIN_PYTHON}, {BUILTIN_GRAMMAR} or a path")
-    return [file_pieces(path, section.text_field) for path in find_files(source)]
+    return [watched(file_pieces(path, section.text_field)) for path in find_files(source)]
 
 
 # ---- the installed Python -------------------------------------------------------------------------------------

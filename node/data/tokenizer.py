@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from node.data.goes_on import begins_silence
 from node.data.pieces import Piece
 from protocol.base.errors import BadInputError
 
@@ -29,6 +30,8 @@ _KNOWN_END_MARKS = (END_MARK, "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>
 _MOST_FILE_BYTES = 64 << 20
 """The largest published tokenizer.json files are some 35 MB."""
 _MOST_VOCABULARY = 1 << 20
+TRAINING_S = 600.0
+"""The merges of a byte-pair encoding are found without a word, in a fraction of this: of 64 MB of text at the most."""
 _CHARACTERS_AT_ONCE = 1 << 18
 """Tokenized together, on all cores; the library's answer takes some 200 bytes a token: about 20 MB."""
 _PIECES_AT_ONCE = 4096
@@ -140,6 +143,7 @@ def _bytes_tokenizer() -> TextTokenizer:
 def _train_bpe(size: int, documents: Iterable[str]) -> TextTokenizer:
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+    begins_silence(TRAINING_S)
     tokenizer = Tokenizer(models.BPE())
     _work_on_bytes(tokenizer, split_words=True)
     trainer = trainers.BpeTrainer(

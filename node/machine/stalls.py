@@ -31,8 +31,10 @@ STATE_BYTES_PER_S = 50e6
 take 320 s, 5 M parameters under two. So much is taken off before a lane counts as stalled."""
 STATE_BYTES = 16
 """A parameter's: fp32 weights, two moments, and the weights before."""
-PREPARE_S = 3600.0
-"""Reading and tokenizing a run's data may take so long: 10 GB of text at 3 MB/s."""
+PREPARE_S = 30.0
+"""Who reads and tokenizes a run's data says every second that it goes on, and longer when a part of it begins that says
+nothing (`WorkGoesOn`): a piece is 64 KiB of text, and of a table 128 MB at once, 3 s of a slow disk."""
+SILENT_S_MAX = 3600.0
 LOOK_S = 4.0
 """Looks are two seconds apart; of a longer time between two of them only so much counts."""
 _WORDS: dict[type[Job], str] = {
@@ -58,6 +60,8 @@ class Stalls:
         """Whether something has ended there since the last look, or there was nothing to do."""
         self._lasted_s = dict.fromkeys(self._moved, 0.0)
         self._looked_at: float | None = None
+        self._silent_s = 0.0
+        """For how long what the server lane does now may say nothing, by its own word."""
         self._slow_s = 0.0
 
     def ordered(self, job: Job) -> None:
@@ -73,8 +77,14 @@ class Stalls:
         if self._jobs[lane]:
             self._jobs[lane].popleft()
         self._moved[lane] = True
+        self._silent_s = 0.0
         if isinstance(job, SetUpServer) and isinstance(result, int):  # the parameters of its shard
             self._slow_s = result * STATE_BYTES / STATE_BYTES_PER_S
+
+    def goes_on(self, job: Job, silent_s: float) -> None:
+        """A job that is not ended is not stuck either."""
+        self._moved[_lane(job)] = True
+        self._silent_s = min(silent_s, SILENT_S_MAX)
 
     def written(self) -> None:
         self._writes -= 1
@@ -107,7 +117,7 @@ class Stalls:
 
     def _allowed_s(self, lane: str) -> float:
         jobs = self._jobs.get(lane)
-        return PREPARE_S if jobs and isinstance(jobs[0], PrepareData) else self._slow_s
+        return PREPARE_S + self._silent_s if jobs and isinstance(jobs[0], PrepareData) else self._slow_s
 
 
 def _lane(job: Job) -> str:

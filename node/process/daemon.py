@@ -210,6 +210,7 @@ class _Node:
         self._role = options.link.role
         self._log = structlog.get_logger("node")
         self._keys = count(1)
+        self._keeping = trio.Lock()
         self._pump: Pump
         self._driver: Driver
         self._machine: NodeMachine | None = None
@@ -396,17 +397,24 @@ class _Node:
 
     async def _on_welcome(self, welcome: Welcome | PlanChanged) -> None:
         """Keeps membership and run. A server that did not know the run looks for its checkpoints at once: the link is
-        not read meanwhile, so a coordinator that asks before it sends the run back hears what was found."""
+        not read meanwhile, so a coordinator that asks before it sends the run back hears what was found.
+
+        A disk that hangs holds up what the coordinator says, and no other link: all writing is done in a thread.
+        """
+        async with self._keeping:
+            await self._keep(welcome)
+
+    async def _keep(self, welcome: Welcome | PlanChanged) -> None:
         if isinstance(welcome, PlanChanged):
-            self._state.keep_plan(welcome)
+            await trio.to_thread.run_sync(self._state.keep_plan, welcome)
             if self._state.config is not None:
                 self._know(self._state.config)
             return
         first = self._state.config is None
         if (offset_s := self._state.clock_offset_s(welcome)) is not None:
             self._metrics.record("barnraise_clock_offset_seconds", offset_s)
-        self._state.keep(welcome)
-        self._state.keep_plan(welcome)
+        await trio.to_thread.run_sync(self._state.keep, welcome)
+        await trio.to_thread.run_sync(self._state.keep_plan, welcome)
         self._know(welcome.config)
         if first and self._role == "server":
             found, incomplete = await trio.to_thread.run_sync(

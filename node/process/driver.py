@@ -54,6 +54,7 @@ from protocol.base.machine import (
     Send,
     ShareTensor,
     StartPlanning,
+    WorkGoesOn,
 )
 from protocol.drive.process import write_log
 from protocol.drive.pump import Pump
@@ -202,7 +203,8 @@ class Driver:
         except (StoreError, StoreFullError) as error:
             self.nursery.start_soon(_fail, error)  # an error here would be trio's own, without our name for it
             return
-        self._account(outcome)
+        if not isinstance(outcome.fact, WorkGoesOn):
+            self._account(outcome)
         self.pump.put(outcome.fact)
 
     def _account(self, outcome: Outcome) -> None:
@@ -365,6 +367,8 @@ class Driver:
             self._metrics.record("barnraise_node_last_heartbeat_timestamp_seconds", time.time())
             if isinstance(message, Welcome | PlanChanged):
                 await self._on_welcome(message)
+                if self._links.get(link.peer) is not link:
+                    return  # it has ended meanwhile, and perhaps another one is here: what it said is said again
             if self.connector.on_message(message):
                 return
         self.pump.put(Received(link.peer, message, size))

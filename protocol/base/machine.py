@@ -71,6 +71,14 @@ class ComputeFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkGoesOn:
+    """A job that may take hours is not stuck; what it does next may be silent for `silent_s`."""
+
+    job: Any
+    silent_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Persisted:
     """The record of `Persist` with this number is durable."""
 
@@ -128,6 +136,7 @@ Input = (
     | Received
     | Computed
     | ComputeFailed
+    | WorkGoesOn
     | Persisted
     | Told
     | Ordered

@@ -43,7 +43,6 @@ KINDS = (
     "snapshot_lost",
     "coordinator_away",
     "coordinator_cut",
-    "database_old",
 )
 
 
@@ -57,6 +56,7 @@ ASKED_FOR = (
     "folder_hangs",
     "disk_lied",
     "orders",
+    "database_old",
 )
 """Kinds that only a scene brings: no seed draws them."""
 OPERATOR_S = 15.0
@@ -370,7 +370,10 @@ class Weather:
         if not here or rng.random() < 0.5:
             return False
         host, lane = rng.choice(here), rng.choice(["server", "disk", "device"])
-        for_good = self._spares_wait and lane != "device"
+        # Where most of a server's fellows hang with it, nobody can tell whose fault it is: that is for people.
+        holders = self._swarm.shape.stages * self._swarm.shape.shards
+        well = holders - 1 - sum(host.hangs_for_good for host in self._swarm.servers)
+        for_good = self._spares_wait and lane != "device" and 2 * well >= holders - 1
         self._world.hang(host, lane)
         host.hangs_for_good = for_good
         if not for_good:

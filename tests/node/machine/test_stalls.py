@@ -62,7 +62,7 @@ def test_a_suspended_computer_has_not_failed() -> None:
 
 
 def test_a_large_state_and_new_data_have_their_time() -> None:
-    """A billion parameters take five minutes to write on a slow disk, and text an hour to read."""
+    """A billion parameters take five minutes to write on a slow disk, and text hours to read, which says so."""
     stalls = Stalls()
     stalls.ended(SetUpServer(CONFIG, 259, make_plan(), 0, 0), 10**9)
     stalls.ordered(APPLY)
@@ -73,5 +73,18 @@ def test_a_large_state_and_new_data_have_their_time() -> None:
     assert 10.0 <= stalls.seconds <= 20.0
     stalls.ended(APPLY)
     stalls.ordered(PrepareData(CONFIG))
-    look(stalls, 1000.0, int(PREPARE_S) - 10)
+    for minute in range(100):
+        stalls.goes_on(PrepareData(CONFIG), 0.0)
+        look(stalls, 1000.0 + 28.0 * minute, 26)
     assert stalls.seconds == 0.0
+    stalls.goes_on(PrepareData(CONFIG), 600.0)
+    look(stalls, 3802.0, 600)
+    assert stalls.seconds == 0.0
+
+
+def test_data_whose_reading_hangs_is_named_within_a_minute() -> None:
+    """A network disk that gives no answer: nobody waits an hour for it."""
+    stalls = Stalls()
+    stalls.ordered(PrepareData(CONFIG))
+    look(stalls, 0.0, int(PREPARE_S) + 14)
+    assert stalls.sentence().startswith("the reading of the data, which has not come to an end for")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import structlog.testing
 import trio
+import trio.testing
 
 import node.process.daemon as daemon
 import node.process.state as state_folder
@@ -136,6 +137,32 @@ async def test_a_server_that_learns_its_run_names_the_checkpoints_there(
     journal.close()
     assert pump.facts == [CheckpointsFound((4, 2))]
     assert [folder.is_relative_to(tmp_path / "shared") for folder in looked] == [True]
+
+
+async def test_a_disk_that_hangs_holds_up_what_the_coordinator_says_and_nothing_else(tmp_path: Path) -> None:
+    """The journal is busy in a write that does not end: links, pings and timers go on meanwhile."""
+    coordinator = Identity(bytes(range(32)))
+    invite = Invite(
+        issuer=coordinator.public_key, run_id=bytes(16), role="volunteer", uses=1, not_after=2**40, nonce=bytes(16)
+    )
+    link = JoinLink(("127.0.0.1:9",), sign_statement(invite, coordinator))
+    journal = Journal(tmp_path / "state")
+    options = NodeOptions(link=link, state=tmp_path / "state")
+    state = NodeState(options.state, link, journal)
+    node = daemon._Node(options, state, NodeMetrics("volunteer"), Limits())
+    node._driver = Driver(TensorStore(), NodeMetrics("volunteer"), "volunteer", on_welcome=node._on_welcome)
+    transport: Any = SimpleNamespace(options=None)
+    node._driver.transport = transport
+    config = RunConfig()
+    welcome = Welcome(membership=b"m", config=config, config_hash=config.config_hash(), vocabulary=1)
+    journal._one_at_a_time.acquire()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node._on_welcome, welcome)
+        await trio.testing.wait_all_tasks_blocked()
+        assert state.config is None  # written first, then gone by
+        journal._one_at_a_time.release()
+    assert journal.meta("membership") == b"m" and state.config == config
+    journal.close()
 
 
 def test_links_take_the_largest_tensor_of_the_run() -> None:
