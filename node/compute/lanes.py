@@ -29,6 +29,7 @@ from node.compute.devices.device import Device, open_device
 from node.compute.fixed_parameters import FixedParameters
 from node.compute.forms import grid, p12, packed
 from node.compute.layout import StageLayout
+from node.compute.plan_parts import chunks_of, partition_of
 from node.compute.probe import probe
 from node.compute.shard import ShardWorker
 from node.compute.tolerance import relative_difference, residual
@@ -43,7 +44,6 @@ from protocol.base.ids import TaskId, TensorRef
 from protocol.base.machine import Computed, ComputeFailed, WorkGoesOn
 from protocol.run.audits import RESIDUAL_PARTS
 from protocol.run.course import VALIDATION_FIRST
-from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 from protocol.trust.seals import Sealer
 
@@ -549,21 +549,6 @@ class ServerPerformer(_Performer):
     def _find_checkpoints(self, job: jobs.FindCheckpoints, _: Buffers) -> tuple[int, ...]:
         folder = checkpoint.run_folder(self._state / job.config.checkpoint.folder, job.config)
         return seals.present_checkpoints(folder)
-
-
-def chunks_of(plan: Plan, stage: int) -> list[tuple[int, int]]:
-    """(first block, end block) of each chunk of a stage, as they lie in its vector."""
-    chunks = [plan.course.chunks[number] for number in plan.course.chunks_of(stage)]
-    return [(chunk.first_block, chunk.end_block) for chunk in chunks]
-
-
-def partition_of(plan: Plan) -> tuple[tuple[int, ...], ...]:
-    """What a checkpoint's parts depend on, as `Manifest.partition` has it."""
-    rows = []
-    for stage, placed in enumerate(plan.stages):
-        first, *further = chunks_of(plan, stage)
-        rows.append((*first, len(placed.servers), *(block for chunk in further for block in chunk)))
-    return tuple(rows)
 
 
 class Lane:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import msgspec
 import trio
 
-from node.compute.lanes import chunks_of
 from node.compute.layout import StageLayout
+from node.compute.plan_parts import chunks_of
 from protocol.base.forms import byte_bounds
 from protocol.base.ids import TICKET_BYTES, ContributionId, NodeId, TaskId, TensorRef, Ticket
 from protocol.base.limits import MESSAGE_BYTES_MAX, OPEN_BULK_MAX, RECORD_BYTES_MAX

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from node.compute import checkpoint, seals
-from node.compute.lanes import DevicePerformer, Lane, Outcome, ServerPerformer, input_refs, partition_of
+from node.compute.lanes import DevicePerformer, Lane, Outcome, ServerPerformer, input_refs
 from node.compute.layout import StageLayout
+from node.compute.plan_parts import partition_of
 from node.compute.shard import ShardWorker
 from node.compute.wire import encode
 from node.compute.worker import StageWorker
