@@ -15,8 +15,8 @@ from protocol.messages import Message, Refused
 
 EVENTS_KEPT = 200
 """Events that the status page shows; all of them are in the log and the database."""
-EVERYDAY_EVENTS = ("step",)
-"""Logged, but no events: the steps have a table of their own, and would push everything else out of view."""
+EVERYDAY_EVENTS = ("step", "validation")
+"""Logged, but no events: they have tables of their own, and would push everything else out of view."""
 
 
 class Outbox:

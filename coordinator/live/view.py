@@ -159,15 +159,16 @@ def _stages(machine: CoordinatorMachine) -> list[dict[str, Any]]:
 
 
 def _checkpoints(machine: CoordinatorMachine, servers: list[Member]) -> dict[str, Any]:
-    """Checkpoints that servers have named as readable, and how many of them."""
+    """Checkpoints that servers have named as readable, and how many of those that have a place. What is older than the
+    run keeps is only a name."""
     named: dict[int, int] = {}
     for member in servers:
         for step in member.join.checkpoints if member.join is not None else ():
             named[step] = named.get(step, 0) + 1
     return {
         "every_steps": machine.placement.running.checkpoint.every_steps,
-        "servers": len(servers),
-        "named": sorted(named.items(), reverse=True)[:8],
+        "servers": max(len(servers), len(machine.placement.table.slots)),
+        "named": sorted(named.items(), reverse=True)[: min(8, machine.config.checkpoint.keep)],
     }
 
 

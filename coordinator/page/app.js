@@ -216,6 +216,7 @@ function showMembers() {
   $("after").disabled = first + ROWS >= found.length;
   keep($("rows"), shown, () => cells("tr", COLUMNS, "td"), (row, m) => {
     row.className = m.state === "away" ? "away" : "";
+    row.lastElementChild.dataset.label = m.state === "away" ? "gone for" : "here for";
     const where = m.stage >= 0 && m.role === "volunteer" ? `, stage ${m.stage}` : "";
     const id = m.name.includes(m.id.slice(0, 8)) ? "" : " " + m.id.slice(0, 8);
     const texts = [m.name + where + id, m.state, m.waits, m.work ? count(m.work) : "", m.paths, m.trip_s == null ? "" : time(m.trip_s), time(m.since_s)];
