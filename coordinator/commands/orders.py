@@ -16,7 +16,9 @@ from coordinator.commands.check import check, example
 from coordinator.commands.status import DEFAULT_URL, fetch
 from coordinator.commands.trace import trace
 from protocol.base.errors import BadInputError
+from protocol.base.printable import printable
 from protocol.run.changes import AT_BOUNDARY, AT_DECISION
+from protocol.trust.credit import open_credit
 from protocol.trust.identity import base32, is_node_id
 from protocol.trust.membership import JoinLink
 
@@ -230,3 +232,31 @@ def _whole(base: str, node: str) -> str:
         which = f"{len(found)} members have ids that begin so" if found else "no member's id begins so"
         raise BadInputError(f"NODE: {node!r}: {which}; give at least {PREFIX_MIN} letters, or the whole id")
     return found[0]
+
+
+@run.command()
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the signed ledger to this file.")
+@click.option(
+    "--check",
+    "checked",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Ask nobody: check the signature of this file, and show it.",
+)
+@asking
+def credit(out: Path | None, checked: Path | None, url: str, links: Path | None) -> None:
+    """Show who has given how much: tasks that ledgers accepted, and of them those that audits found right.
+
+    Nothing is credited to who is banned, nor before as many tasks were audited as `[audit] first` of RUN.toml says. The
+    coordinator signs the whole ledger: whoever knows its node id can check the file, without asking anybody.
+    """
+    data = (
+        checked.read_bytes() if checked is not None else json.dumps(ask(base_of(url), links, "credit", None)).encode()
+    )
+    ledger, coordinator = open_credit(data)
+    if out is not None:
+        out.write_bytes(json.dumps(json.loads(data), indent=1).encode() + b"\n")
+    click.echo(f"{'member':9} {'tasks':>9} {'audited':>9} {'credited':>9} {'tokens':>14}")
+    for row in ledger.rows:
+        line = f"{row.node[:8]:9} {row.tasks:9} {row.audited:9} {row.credited:9} {row.tokens:14} {row.why}"
+        click.echo(printable(line.rstrip()))
+    click.echo(f"run {ledger.run}, signed by coordinator {coordinator}")

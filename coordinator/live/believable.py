@@ -11,6 +11,9 @@ from protocol.messages import Join, StepReport
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 
+AUDITED_STEPS = 4096
+"""Audits are over within 16 steps of their own; a member that comes seldom is told its share of many at once."""
+
 
 def fault_of_report(report: StepReport, config: RunConfig, plan: Plan) -> str:
     """What no honest decider says of a step's validation, and of who computed it, or an empty string.
@@ -29,6 +32,8 @@ def fault_of_report(report: StepReport, config: RunConfig, plan: Plan) -> str:
     most = sum(plan.length(report.step, microbatch) for microbatch in range(config.batch.microbatches))
     if len(nodes) < len(report.shares) or any(share.tasks < 1 for share in report.shares) or tasks > most:
         return f"shares of {tasks} tasks, where a step has {most}"
+    if any(not 0 <= share.audited <= AUDITED_STEPS * most for share in report.shares):
+        return "shares of more audited tasks than there can be"
     return ""
 
 

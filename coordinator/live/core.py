@@ -588,7 +588,7 @@ class CoordinatorMachine:
 
     def _step_stored(self, member: Member, row: StepRow, now: float) -> None:
         self.history.store(row)
-        self.giving.store(row.shares, row.worked_s, row.wall_s, now)
+        self.giving.store(row.shares, row.step, row.worked_s, row.wall_s, now)
         self.bulletin.curve.add(row.step, row.loss)
         self.placement.wishes.counted(row.changes, row.step)
         self.reported.accepted(self.config.batch.microbatches)

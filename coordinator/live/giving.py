@@ -62,16 +62,20 @@ class Giving:
         before, self._step_wall_s = self._step_wall_s, wall_s
         return max(0.0, duration_s if before is None else min(duration_s, wall_s - before))
 
-    def store(self, shares: tuple[Share, ...], worked_s: float, wall_s: float, now: float) -> None:
+    def store(self, shares: tuple[Share, ...], step: int, worked_s: float, wall_s: float, now: float) -> None:
         """A step's shares are durable."""
         if not self._buckets or now >= self._buckets[-1].begun_s + BUCKET_S:
             self._buckets.append(_Bucket(now))
         self.newest = Counter()
         for share in shares:
             before = self._credits.get(share.node, Credit(node=share.node, since_s=wall_s))
-            self._credits[share.node] = before.plus(share.tasks, self._task_tokens, worked_s, wall_s)
+            self._credits[share.node] = before.plus(share, step, self._task_tokens, worked_s, wall_s)
             self._buckets[-1].tasks[share.node] += share.tasks
             self.newest[share.node] = share.tasks
+
+    def all(self) -> tuple[Credit, ...]:
+        """Of everybody who ever gave anything, the most first."""
+        return tuple(sorted(self._credits.values(), key=lambda credit: (-credit.tasks, credit.node)))
 
     def of(self, node: NodeId) -> Credit | None:
         """What a member has given for ever; None: nothing yet."""

@@ -130,11 +130,18 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True):
     since_s: float = 0.0
     """Seconds since 1970."""
     until_s: float = 0.0
+    audited: int = 0
+    """Tasks of those that audits have found right."""
+    first_step: int = -1
+    """The earliest step that it gave to, also one that the run has gone back behind; -1: not known."""
 
-    def plus(self, tasks: int, task_tokens: int, worked_s: float, wall_s: float) -> Credit:
+    def plus(self, share: Share, step: int, task_tokens: int, worked_s: float, wall_s: float) -> Credit:
+        tasks = share.tasks
         return Credit(
             node=self.node,
             tasks=self.tasks + tasks,
+            audited=self.audited + share.audited,
+            first_step=step if self.tasks == 0 else min(step, self.first_step),
             tokens=self.tokens + tasks * task_tokens,
             working_s=self.working_s + worked_s,
             since_s=self.since_s,

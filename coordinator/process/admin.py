@@ -61,6 +61,10 @@ class AdminApi(Protocol):
 
     def lineage(self, node: NodeId) -> tuple[NodeId, ...]: ...
 
+    def credit(self) -> bytes:
+        """The ledger of credit, signed (`protocol.trust.credit`)."""
+        ...
+
     async def invites(self) -> Sequence[StoredInvite]: ...
 
     async def invite(self, role: JoinRole, uses: int, days: float) -> tuple[StoredInvite, JoinLink]: ...
@@ -185,6 +189,9 @@ def admin_routes(api: AdminApi, admin_token: str, refused: Callable[[], None]) -
         api.order(Unban(NodeId(order.node)))
         return answer({"unbanned": order.node})
 
+    async def credit(request: Request) -> Response:
+        return guard.refusal(request) or Response(api.credit(), 200, HEADERS, "application/json")
+
     async def invites(request: Request) -> Response:
         if no := guard.refusal(request):
             return no
@@ -242,6 +249,7 @@ def admin_routes(api: AdminApi, admin_token: str, refused: Callable[[], None]) -
         Route("/api/drain", taking(_Drain, drain), methods=["POST"]),
         Route("/api/ban", taking(_Ban, ban), methods=["POST"]),
         Route("/api/unban", taking(_Unban, unban), methods=["POST"]),
+        Route("/api/credit", credit, methods=["GET"]),
         Route("/api/invites", invites, methods=["GET"]),
         Route("/api/invite", taking(_Invite, invite), methods=["POST"]),
         Route("/api/uninvite", taking(_Uninvite, uninvite), methods=["POST"]),

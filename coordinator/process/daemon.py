@@ -25,6 +25,7 @@ import structlog
 import trio
 
 from coordinator.live.core import CoordinatorMachine
+from coordinator.live.crediting import credit_ledger
 from coordinator.live.draining import why_no_drain
 from coordinator.live.orders import DrainNode, Order
 from coordinator.live.outbox import EVERYDAY_EVENTS
@@ -80,6 +81,7 @@ from protocol.messages import Message
 from protocol.run.changes import RunChange
 from protocol.run.run import STAGES_MAX, RunConfig
 from protocol.schedule.profile import NetworkFile
+from protocol.trust.credit import sign_credit
 from protocol.trust.identity import SIGNATURE_BYTES, Identity
 from protocol.trust.membership import (
     Invite,
@@ -490,6 +492,12 @@ class Daemon:
 
     def lineage(self, node: NodeId) -> tuple[NodeId, ...]:
         return self.machine.admission.lineage(node)
+
+    def credit(self) -> bytes:
+        machine = self.machine
+        servers = machine.placement.plan.server_nodes() if machine.placement.plan is not None else ()
+        ledger = credit_ledger(machine.config, machine.run_id, machine.giving, machine.admission, servers, time.time())
+        return sign_credit(ledger, self._identity)
 
     async def invites(self) -> Sequence[StoredInvite]:
         return await self._in_thread("read", self._store.invites)

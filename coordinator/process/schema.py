@@ -119,6 +119,11 @@ MIGRATIONS: tuple[str, ...] = (
         PRIMARY KEY (version, step, ledger_generation)
     );
     """,
+    """
+    -- How much of what a member gave audits have found right, and since which step it gives.
+    ALTER TABLE credits ADD COLUMN audited INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE credits ADD COLUMN first_step INTEGER NOT NULL DEFAULT -1;
+    """,
 )
 
 

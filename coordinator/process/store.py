@@ -52,10 +52,12 @@ _NO_COLUMNS = ("shares", "worked_s", "task_tokens", "validations")
 _STEP_FIELDS = tuple(name for name in StepRow.__struct_fields__ if name not in _NO_COLUMNS)
 _CREDIT_FIELDS = Credit.__struct_fields__
 _ADD_CREDIT = (
-    "INSERT INTO credits (node, tasks, tokens, working_s, since_s, until_s) VALUES (?, ?, ?, ?, ?, ?)"
+    "INSERT INTO credits (node, tasks, tokens, working_s, since_s, until_s, audited, first_step)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
     " ON CONFLICT (node) DO UPDATE SET tasks = credits.tasks + excluded.tasks,"
     " tokens = credits.tokens + excluded.tokens, working_s = credits.working_s + excluded.working_s,"
-    " until_s = excluded.until_s"
+    " until_s = excluded.until_s, audited = credits.audited + excluded.audited, first_step ="
+    " CASE WHEN credits.first_step < excluded.first_step THEN credits.first_step ELSE excluded.first_step END"
 )
 
 
@@ -413,7 +415,8 @@ def _validation(version: int, loss: float, tokens: int) -> ValidationLoss:
 
 def _given(share: Share, row: StepRow) -> tuple[Any, ...]:
     """What a member gave to a step, for `_ADD_CREDIT`."""
-    return share.node, share.tasks, share.tasks * row.task_tokens, row.worked_s, row.wall_s, row.wall_s
+    tokens = share.tasks * row.task_tokens
+    return share.node, share.tasks, tokens, row.worked_s, row.wall_s, row.wall_s, share.audited, row.step
 
 
 def _number(value: Any) -> Any:

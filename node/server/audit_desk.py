@@ -8,9 +8,11 @@ finds still puts its member out. Only a member with strikes waits to the end.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
+from node.machine.numbers import task_count
 from node.machine.records import AuditStanding, Record
 from node.server.audits import Audits, Ruling, Unit
 from node.server.context import StageContext
@@ -60,6 +62,8 @@ class AuditDesk:
         """Auditors that are no servers of the stage; they hear of every audit, so that they keep its version."""
         self._steps: dict[int, _Step] = {}
         self._blamed: list[Blamed] = []
+        self._right: Counter[NodeId] = Counter()
+        """Tasks that audits have found right and nobody was told of, of each member."""
         self._now = 0.0
         self._step_s = 0.0
         """From a step's opening to when it was frozen, of late."""
@@ -163,6 +167,11 @@ class AuditDesk:
 
     # ---- opinions ------------------------------------------------------------------------------------------------
 
+    def take_audited(self, nodes: Collection[NodeId]) -> Counter[NodeId]:
+        """Of these members, for the credit that a step gives; what is told is not told again. After a restart what was
+        found right and not told is lost: credit is rather too small."""
+        return Counter({node: self._right.pop(node) for node in nodes if node in self._right})
+
     def auditor_here(self, node: NodeId) -> None:
         if node not in self._context.stage_servers:
             self._outside[node] = None
@@ -219,6 +228,8 @@ class AuditDesk:
         )
         if outcome == "again":
             return
+        if outcome == "passed":
+            self._right[unit.contribution.node] += task_count(unit.stored.tasks)
         told = dict.fromkeys((unit.contribution.node, *(blame.difference.node for blame in ruling.blames)))
         for node in told:
             self._out.persist(self._record_of(node))

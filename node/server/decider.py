@@ -279,10 +279,12 @@ class DeciderRole:
             return
         self._closing += 1
         brought: Counter[NodeId] = Counter()
+        audited: Counter[NodeId] = Counter()
         for stage in sorted(step.committed):
             for share in step.committed[stage]:
                 brought[share.node] += share.tasks
-        generation, shares = self._context.generation, largest_shares(brought)
+                audited[share.node] += share.audited
+        generation, shares = self._context.generation, largest_shares(brought, audited)
         self._out.persist(
             StepDone(ledger_generation=generation, step=self._closing, shares=shares, validation=validation)
         )

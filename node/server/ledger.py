@@ -8,7 +8,7 @@ of its tasks is covered. That check alone makes every task count exactly once; l
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -76,6 +76,8 @@ class _Step:
     decision: Decision | None = None
     sealed: bool = False
     committed: dict[int, None] = field(default_factory=dict)
+    audited: Counter[NodeId] | None = None
+    """Told with the step's shares; None: not told yet."""
 
     @property
     def frozen(self) -> bool:
@@ -415,11 +417,13 @@ class LedgerRole:
         brought: Counter[NodeId] = Counter()
         for contribution in step.accepted:
             brought[contribution.node] += task_count(self._tasks_of(step, contribution))
+        if step.audited is None:  # what is said again is the same
+            step.audited = self.desk.take_audited(brought)
         return StageCommitted(
             ledger_generation=self._context.generation,
             stage=self._context.stage,
             step=number,
-            shares=largest_shares(brought),
+            shares=largest_shares(brought, step.audited),
         )
 
     # ---- links ---------------------------------------------------------------------------------------------------
@@ -499,10 +503,13 @@ class LedgerRole:
         return verdict.tasks if verdict is not None else ()
 
 
-def largest_shares(brought: Counter[NodeId]) -> tuple[Share, ...]:
-    """Who brought how many tasks, the most first. A list has ITEMS_MAX (4,096) items: sixteen times the volunteers that
-    one server links to; beyond it the smallest go without credit for the step."""
-    return tuple(Share(node, tasks) for node, tasks in brought.most_common(ITEMS_MAX))
+def largest_shares(brought: Counter[NodeId], audited: Mapping[NodeId, int]) -> tuple[Share, ...]:
+    """Who brought how many tasks, the most first, and how many of its audits have found right.
+
+    A list has ITEMS_MAX (4,096) items: sixteen times the volunteers that one server links to; beyond it the smallest go
+    without credit for the step.
+    """
+    return tuple(Share(node, tasks, audited.get(node, 0)) for node, tasks in brought.most_common(ITEMS_MAX))
 
 
 def stage_tasks(context: StageContext, step: int) -> list[TaskId]:

@@ -13,6 +13,8 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     node: NodeId
     tasks: int
+    audited: int = 0
+    """Tasks of its, of this step or earlier ones, that audits have found right since its last share."""
 
 
 class News(Message, frozen=True, kw_only=True):

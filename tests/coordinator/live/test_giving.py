@@ -6,14 +6,15 @@ import msgspec
 import pytest
 
 from coordinator.live.bulletin import LAST_NEWS_S, NEWS_S, LossCurve
+from coordinator.live.crediting import credit_ledger
 from coordinator.live.giving import HOUR_S, Giving
 from coordinator.live.records import Credit, StepRow
 from protocol.base.ids import NodeId
 from protocol.base.limits import CURVE_MAX
 from protocol.base.machine import Effect, HangUp, Send
 from protocol.messages import News, NodeReport, Share, StepReportStored, ValidationLoss, Wrote
-from protocol.run.run import ModelSection
-from tests.coordinator.live.desk import CONFIG, DATA, Desk
+from protocol.run.run import AuditSection, ModelSection
+from tests.coordinator.live.desk import CONFIG, DATA, RUN_ID, Desk
 
 A, B = NodeId("v0"), NodeId("v1")
 
@@ -117,9 +118,9 @@ def test_the_words_of_a_volunteer_are_no_sample() -> None:
 def test_the_last_hour_forgets() -> None:
     """The part of the last hour is of that hour's tasks alone; what was given for ever stays."""
     giving = Giving({B: Credit(node=B, tasks=7, tokens=70, working_s=1.0, since_s=5.0, until_s=6.0)}, task_tokens=10)
-    giving.store((Share(A, 1), Share(B, 3)), 1.0, 1e9, now=0.0)
+    giving.store((Share(A, 1), Share(B, 3)), 0, 1.0, 1e9, now=0.0)
     assert giving.hour_ratio(B, 100.0) == 0.75 and giving.newest[A] == 1
-    giving.store((Share(A, 2),), 1.0, 1e9 + 1, now=HOUR_S - 1)
+    giving.store((Share(A, 2),), 1, 1.0, 1e9 + 1, now=HOUR_S - 1)
     assert giving.hour_ratio(A, HOUR_S - 1) == 0.5
     assert giving.hour_ratio(A, HOUR_S + 1) == 1.0 and giving.newest[B] == 0
     credit = giving.of(B)
@@ -146,3 +147,23 @@ def test_the_curve_is_bounded_and_goes_back_with_the_run() -> None:
     curve.add(501, float("nan"))
     curve.add(502, float("inf"))
     assert all(loss < 10 for _, loss in curve.points())
+
+
+def test_only_accepted_work_that_audits_have_vouched_for_is_credited() -> None:
+    """Twenty audited tasks are enough; a ban takes all; servers are believed; without audits all counts."""
+    desk = training()
+    known, new, banned = NodeId("k" * 52), NodeId("n" * 52), NodeId("b" * 52)
+    giving, admission = desk.machine.giving, desk.machine.admission
+    shares = (Share(known, 30, 20), Share(new, 30, 19), Share(banned, 30, 30), Share(NodeId("s1"), 5))
+    giving.store(shares, 7, 1.0, 1e9, now=0.0)
+    giving.store((Share(known, 1),), 9, 1.0, 1e9, now=0.0)
+    admission.ban(banned, "audits: its gradient is off by 2", 1e9)
+    ledger = credit_ledger(CONFIG, RUN_ID, giving, admission, desk.plan.server_nodes(), 2e9)
+    credited = {row.node: (row.tasks, row.audited, row.credited) for row in ledger.rows}
+    assert credited == {known: (31, 20, 31), new: (30, 19, 0), banned: (30, 30, 0), NodeId("s1"): (5, 0, 5)}
+    assert [row.why for row in ledger.rows if row.node == new] == ["19 tasks were audited; 20 are needed"]
+    found = giving.of(known)
+    assert found is not None and found.first_step == 7
+    free = msgspec.structs.replace(CONFIG, audit=AuditSection(rate=0.0))
+    ledger = credit_ledger(free, RUN_ID, giving, admission, (), 2e9)
+    assert {row.node: row.credited for row in ledger.rows}[new] == 30

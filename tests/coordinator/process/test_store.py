@@ -305,13 +305,13 @@ def test_credit_grows_with_its_step_and_stays(tmp_path: Path) -> None:
     """In one transaction with the step; going back behind the step takes nothing from those who computed it."""
     store = Store(tmp_path, CONFIG)
     a, b = NodeId("a"), NodeId("b")
-    for step, shares in enumerate(((Share(a, 2), Share(b, 1)), (Share(a, 3),))):
+    for step, shares in enumerate(((Share(a, 2), Share(b, 1)), (Share(a, 3, 4),))):
         store.write([msgspec.structs.replace(step_row(step), shares=shares, worked_s=1.5, task_tokens=256)])
     store.write([plan_row(1, 1), plan_row(2, 2, restore_step=0, lost=2)])
     store = reopened(store)
     assert {credit.node: credit for credit in store.load().credits} == {
-        a: Credit(node=a, tasks=5, tokens=1280, working_s=3.0, since_s=1e9, until_s=1e9 + 1),
-        b: Credit(node=b, tasks=1, tokens=256, working_s=1.5, since_s=1e9, until_s=1e9),
+        a: Credit(node=a, tasks=5, tokens=1280, working_s=3.0, since_s=1e9, until_s=1e9 + 1, audited=4, first_step=0),
+        b: Credit(node=b, tasks=1, tokens=256, working_s=1.5, since_s=1e9, until_s=1e9, first_step=0),
     }
     store.close()
 

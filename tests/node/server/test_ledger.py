@@ -266,10 +266,11 @@ def test_a_committed_stage_names_who_computed_it() -> None:
     desk = Desk()
     desk.store(7, (backward(0, 0), backward(0, 0)))
     desk.freeze()
+    desk.ledger.desk._right[contribution(1).node] = 3
     desk.ledger.on_decision(Decision(ledger_generation=1, step=0, clip_factor=1.0, skipped=False))
     (seal,) = desk.take().records(StepSealed)
     desk.ledger.sealed(seal)
     for shard in (0, 1):
         desk.ledger.on_committed(Committed(ledger_generation=1, step=0, shard=shard, digest=b"d" * 32))
     (told,) = desk.take().sent(StageCommitted)
-    assert told.shares == (Share(contribution(1).node, 2),)
+    assert told.shares == (Share(contribution(1).node, 2, 3),)
