@@ -229,9 +229,15 @@ class _Node:
             self._pump.put(fact)
 
     def end_device(self) -> None:
-        """The device's memory is free when this returns; what the device had to do is handed back by `yield`."""
-        if self._machine is not None and self._driver.device is not None:
-            self._log.info("device given back", seconds=round(self._driver.device.kill(), 3))
+        """The device's memory is free when this returns, or as soon as the system gets round to it; what the device had
+        to do is handed back by `yield`."""
+        if self._machine is None or self._driver.device is None:
+            return
+        seconds = self._driver.device.kill()
+        if seconds is None:
+            self._log.warning("device is killed and not gone yet", detail="this computer is very busy, or its driver")
+        else:
+            self._log.info("device given back", seconds=round(seconds, 3))
 
     def _device_options(self) -> DeviceOptions:
         owner = self._owner

@@ -24,8 +24,9 @@ from node.process.store import Buffer
 
 CLOSE_S = 10.0
 """How long the process may take to end its last job before the daemon ends without it."""
-DIE_S = 5.0
-"""A killed process is gone within milliseconds; one that hangs in a driver call may take longer."""
+DIE_S = 2.0
+"""A killed process is gone within milliseconds. One that hangs in a driver call, or that comes last on a computer with
+more to do than it can, takes longer: the daemon, which nothing else can be asked of meanwhile, goes on without it."""
 Delivered = Callable[[Any, Any, list[Buffer]], None]
 
 
@@ -103,13 +104,19 @@ class DeviceLane:
             self._share = share
             self._queue.put(SetShare(share))
 
-    def kill(self) -> float:
-        """Ends it now, whatever it does; returns after how many seconds it was gone. What it had to do is forgotten."""
+    def kill(self) -> float | None:
+        """Ends it now, whatever it does; returns after how many seconds it was gone, or None: the system still has to
+        take it down. What it had to do is forgotten."""
         began_s = time.monotonic()
         self._over = True
         self._process.kill()
-        self._process.wait(DIE_S)
-        self._queue.put(None)
+        try:
+            self._process.wait(DIE_S)
+        except subprocess.TimeoutExpired:
+            threading.Thread(target=self._process.wait, name="device-ends", daemon=True).start()
+            return None
+        finally:
+            self._queue.put(None)
         return time.monotonic() - began_s
 
     def close(self) -> None:

@@ -125,6 +125,18 @@ def test_killing_it_is_over_at_once_and_quiet(lane: DeviceLane, listener: Listen
     assert listener.lost.empty()
 
 
+def test_a_device_that_is_slow_to_die_ends_nobody_else(
+    lane: DeviceLane, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a computer with far more to do than it can, a killed process has not had its last turn yet: that is said, and
+    the daemon goes on. (It ended with a traceback, at load 40, when a game started.)"""
+    monkeypatch.setattr("node.process.device_lane.DIE_S", 0.0)
+    device = psutil.Process(lane.pid)
+    assert lane.kill() is None
+    device.wait(PATIENCE_S)
+    assert listener.lost.empty()
+
+
 def test_a_process_that_dies_fails_its_jobs_and_can_be_started_again(lane: DeviceLane, listener: Listener) -> None:
     """The system kills it for lack of memory: every unanswered job fails in order, then the loss is told; a fresh one
     knows nothing and works."""
