@@ -127,7 +127,9 @@ def _run_alerts(limits: Thresholds) -> tuple[Alert, ...]:
         Alert(
             "BarnraiseLossSpike",
             'avg_over_time(barnraise_run_loss{split="train"}[5m])'
-            ' > 1.5 * avg_over_time(barnraise_run_loss{split="train"}[10m] offset 10m)',
+            ' > 1.5 * (avg_over_time(barnraise_run_loss{split="train"}[10m] offset 10m)'
+            # Before the first step the loss stands at 0, and any loss is more than that.
+            ' and min_over_time(barnraise_run_loss{split="train"}[10m] offset 10m) > 0)',
             300,
             "ticket",
             "{{ $labels.run }}: the loss is {{ $value | humanize }}, half as much again as twenty minutes ago",

@@ -163,6 +163,7 @@ def cases() -> list[Case]:
             {f'barnraise_run_bad_steps_total{{{c}, reason="skipped"}}': turning(130, 0, 1)},
         ),
         case("the loss doubles", {f'barnraise_run_loss{{{c}, split="train"}}': turning(187, 4, 9)}, "LossSpike"),
+        case("the loss begins with the first step", {f'barnraise_run_loss{{{c}, split="train"}}': turning(187, 0, 5)}),
         case("the loss rises by a quarter", {f'barnraise_run_loss{{{c}, split="train"}}': turning(187, 4, 5)}),
         case(
             "a third of the tokens of an hour ago",
