@@ -5,6 +5,9 @@
 Makes a synthetic corpus of whole files (no holes in them) in a new folder, prepares it in a process of its own, and
 reads batches of it in another; prints seconds, megabytes a second and the most memory that each process had. It needs
 about four times the corpus on the disk for `bytes`.
+
+Seen with `--gigabytes 10` on two busy cores: 335 s (29.9 MB/s), at most 45 MB of memory; then 136 us a sample of 2,048
+tokens, at most 39 MB.
 """
 
 from __future__ import annotations

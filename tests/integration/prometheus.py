@@ -67,9 +67,10 @@ class Prometheus:
 
 @contextmanager
 def prometheus(
-    folder: Path, coordinator: str, limits: Thresholds, hold: Callable[[Alert], float]
+    folder: Path, coordinator: str, limits: Thresholds, hold: Callable[[Alert], float], rules: str = ""
 ) -> Iterator[Prometheus]:
-    """Runs it on the files that `barnraise monitoring write` writes, but every second and with shorter rules."""
+    """Runs it on the files that `barnraise monitoring write` writes, but every second and with shorter rules: those of
+    `limits` and `hold`, or `rules` as they stand."""
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("prometheus is not installed, so NOTHING is scraped here: ./deploy/test-deps installs it")
@@ -79,7 +80,7 @@ def prometheus(
         path.write_text(text)
     config = folder / "prometheus.yml"
     config.write_text(re.sub(r"(interval: )15s", r"\g<1>1s", config.read_text()))
-    (folder / "rules.yml").write_text(rules_file(limits, hold))
+    (folder / "rules.yml").write_text(rules or rules_file(limits, hold))
     port = free_port()
     command = [program, f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
     command += [f"--web.listen-address=127.0.0.1:{port}", f"--web.console.templates={folder / 'consoles'}"]
