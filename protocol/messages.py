@@ -247,6 +247,10 @@ class Lease(Work, frozen=True, kw_only=True):
 
     F: tensors (input). B: tensors (output gradient); `recompute` says that the input has to be fetched from
     `front`. F, L, B of a route's end together, or of the validation F and L: tensors (input, labels).
+
+    Of a sample in segments it is about all of them, and what comes by segments comes here for the first that is done:
+    the input of the first one, the output gradient of the last. The rest is asked for with `FetchInput`, and each
+    segment's result is sent as soon as it is computed. Tokens and labels always come whole.
     """
 
     tasks: tuple[TaskId, ...]
@@ -326,14 +330,18 @@ class Forget(Work, frozen=True, kw_only=True):
 
 
 class FetchInput(Work, frozen=True, kw_only=True):
-    """A volunteer that recomputes asks the front server for the input of a forward; the ticket is its backward's."""
+    """A volunteer that recomputes asks the front server for the input of a forward; the ticket is its backward's.
+
+    Of a sample in segments any lease asks for what did not come with it: of a forward's segment the input from the
+    front server, of a backward's the output gradient from the back server; the ticket is the lease's.
+    """
 
     task: TaskId
     ticket: Ticket
 
 
 class InputAnswer(Work, frozen=True, kw_only=True):
-    """The input of a forward; no tensors when the server does not have it (any more)."""
+    """What a `FetchInput` asked for; no tensors when the server does not have it (any more, or yet: it follows)."""
 
     task: TaskId
     tensors: tuple[TensorRef, ...]

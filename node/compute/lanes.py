@@ -13,8 +13,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,112 +26,34 @@ from node.compute import checkpoint, evidence, seals
 from node.compute.devices.choice import DeviceChoice
 from node.compute.devices.device import Device, open_device
 from node.compute.fixed_parameters import FixedParameters
-from node.compute.forms import grid, p12, packed
+from node.compute.forms import grid, p12
 from node.compute.layout import StageLayout
+from node.compute.performer import Buffers, Performer
+from node.compute.performer import Outcome as Outcome
+from node.compute.performer import input_refs as input_refs
 from node.compute.plan_parts import chunks_of, partition_of
 from node.compute.probe import probe
 from node.compute.shard import ShardWorker
 from node.compute.tolerance import relative_difference, residual
-from node.compute.wire import decode, encode
 from node.compute.worker import StageWorker
 from node.data.allowed import Allowed
 from node.data.dataset import Dataset
 from node.data.goes_on import told_to
 from node.machine import jobs
-from node.process.store import Buffer
 from protocol.base.ids import TaskId, TensorRef
-from protocol.base.machine import Computed, ComputeFailed, WorkGoesOn
+from protocol.base.machine import WorkGoesOn
 from protocol.run.audits import RESIDUAL_PARTS
 from protocol.run.course import VALIDATION_FIRST
 from protocol.run.run import RunConfig
+from protocol.run.segments import segment_ranges
 from protocol.trust.seals import Sealer
 
 DEVICE_JOBS = frozenset(jobs.DEVICE_JOBS)
 CLOSE_S = 10.0
 """How long a lane may take to end its last job before the process ends without it."""
 
-Buffers = Mapping[int, Buffer]
-"""The bytes of a job's references, by key."""
 
-
-@dataclass(slots=True)
-class Outcome:
-    """What a job came to, or that it goes on. `tensors` go into the store before the machine hears of `fact`."""
-
-    fact: Computed | ComputeFailed | WorkGoesOn
-    tensors: list[tuple[TensorRef, Buffer]] = field(default_factory=list)
-    kind: str = "other"
-    """compute, optimizer, data or disk: which phase of the metrics the time belongs to."""
-    seconds: float = 0.0
-    codec_s: float = 0.0
-    """Part of `seconds` that went into wire forms."""
-
-
-def input_refs(job: Any) -> Iterator[TensorRef]:
-    """The references that a job reads: what the driver must hand over with it."""
-    for name in job.__slots__:
-        value = getattr(job, name)
-        if isinstance(value, TensorRef):
-            yield value
-        elif isinstance(value, tuple) and value and isinstance(value[0], TensorRef):
-            yield from value
-
-
-class _Performer:
-    """The state of one lane and its jobs' methods, chosen by the job's class."""
-
-    def __init__(self) -> None:
-        self._codec_s = 0.0
-        self._made: list[tuple[TensorRef, Buffer]] = []
-        self.deliver: Callable[[Outcome], None] = lambda outcome: None
-        """Where a job says that it goes on; from any thread."""
-
-    def perform(self, job: Any, buffers: Buffers) -> Outcome:
-        """Does a job. An error of its data, of the device or of the disk becomes `ComputeFailed`."""
-        self._made, self._codec_s = [], 0.0
-        kind = "other"
-        start = time.monotonic()
-        try:
-            kind, method = self._methods()[type(job)]
-            fact: Computed | ComputeFailed = Computed(job, method(job, buffers))
-        except Exception as error:  # whatever it is, the machine must know that the job will not end
-            fact, self._made = ComputeFailed(job, str(error) or type(error).__name__), []
-        return Outcome(fact, self._made, kind, time.monotonic() - start, self._codec_s)
-
-    def _methods(self) -> dict[type, tuple[str, Callable[[Any, Buffers], Any]]]:
-        raise NotImplementedError
-
-    def _decode(self, ref: TensorRef, buffers: Buffers) -> Tensor:
-        start = time.monotonic()
-        tensor = decode(buffers[ref.key], ref.shape, ref.form)
-        self._codec_s += time.monotonic() - start
-        return tensor
-
-    def _pack(self, key: int, integers: Tensor) -> TensorRef:
-        """A vector of whole numbers in the form `gi`."""
-        start = time.monotonic()
-        buffer = packed.pack(integers.to(torch.int32).numpy())
-        self._codec_s += time.monotonic() - start
-        ref = TensorRef(key, tuple(integers.shape), "gi", len(buffer))
-        self._made.append((ref, buffer))
-        return ref
-
-    def _unpack(self, ref: TensorRef, buffers: Buffers) -> Tensor:
-        start = time.monotonic()
-        integers = torch.from_numpy(packed.unpack(buffers[ref.key], ref.shape[0]))
-        self._codec_s += time.monotonic() - start
-        return integers
-
-    def _encode(self, key: int, tensor: Tensor, form: str) -> TensorRef:
-        start = time.monotonic()
-        buffer = encode(tensor, form)
-        self._codec_s += time.monotonic() - start
-        ref = TensorRef(key, tuple(tensor.shape), form, buffer.nbytes)  # type: ignore[arg-type]
-        self._made.append((ref, buffer))
-        return ref
-
-
-class DevicePerformer(_Performer):
+class DevicePerformer(Performer):
     """Lane `device`: on the device that the owner chose. `threads` is torch's, one number for the whole process.
 
     Args:
@@ -167,6 +88,7 @@ class DevicePerformer(_Performer):
             jobs.Backward: ("compute", self._backward),
             jobs.RouteEnd: ("compute", self._route_end),
             jobs.WeightGradient: ("compute", self._weight_gradient),
+            jobs.SegmentEnd: ("compute", self._segment_end),
             jobs.Evaluate: ("compute", self._evaluate),
             jobs.TakeGradient: ("compute", self._take_gradient),
             jobs.Compare: ("compute", self._compare),
@@ -223,7 +145,10 @@ class DevicePerformer(_Performer):
         if job.grids:
             self._stage.set_grid(job.version, [self._unpack(ref, buffers).to(torch.int8) for ref in job.grids])
 
-    def _forward(self, job: jobs.Forward, buffers: Buffers) -> TensorRef:
+    def _forward(self, job: jobs.Forward, buffers: Buffers) -> TensorRef | None:
+        if self._config.batch.segments > 1:
+            return self._forward_segment(job, buffers)
+        assert job.output is not None
         y = self._stage.forward(job.task, job.version, self._decode(job.input, buffers), self._chunk(job.task))
         return self._encode(job.output, y, self._config.wire.activations_up)
 
@@ -231,7 +156,9 @@ class DevicePerformer(_Performer):
         stage, into = self._stage, job.accumulator
         dy, forward = self._decode(job.output_gradient, buffers), msgspec.structs.replace(job.task, op="F")
         stage.begin_task(job.version, job.task.step, job.task.microbatch)
-        if job.input is None and job.weights_later:
+        if self._config.batch.segments > 1:
+            dx = stage.backward_segment(_graph_of(job.task), dy, into)
+        elif job.input is None and job.weights_later:
             dx = stage.backward_input(forward, dy, into, job.task)
         elif job.input is None:
             dx = stage.backward(forward, dy, into)
@@ -256,6 +183,21 @@ class DevicePerformer(_Performer):
     def _weight_gradient(self, job: jobs.WeightGradient, _: Buffers) -> None:
         self._stage.begin_task(job.version, job.task.step, job.task.microbatch)
         self._stage.finish(job.task, job.accumulator)
+
+    def _forward_segment(self, job: jobs.Forward, buffers: Buffers) -> TensorRef | None:
+        x, key = self._decode(job.input, buffers), _graph_of(job.task)
+        if job.task.segment == 0:
+            self._stage.drop_graph(key)  # of whoever began it before
+        if job.task.position == 0:
+            x = x[:, slice(*segment_ranges(self._config)[job.task.segment])]
+        y = self._stage.forward_segment(key, job.version, x, self._chunk(job.task))
+        return None if job.output is None else self._encode(job.output, y, self._config.wire.activations_up)
+
+    def _segment_end(self, job: jobs.SegmentEnd, buffers: Buffers) -> tuple[float, TensorRef | None]:
+        labels = self._decode(job.labels, buffers)[:, slice(*segment_ranges(self._config)[job.task.segment])]
+        self._stage.begin_task(job.version, job.task.step, job.task.microbatch)
+        loss_sum, dx = self._stage.tail_segment(_graph_of(job.task), labels, job.accumulator)
+        return loss_sum, self._input_gradient(job.input_gradient, dx)
 
     def _evaluate(self, job: jobs.Evaluate, buffers: Buffers) -> TensorRef | float:
         labels = None if job.labels is None else self._decode(job.labels, buffers)
@@ -317,7 +259,12 @@ class DevicePerformer(_Performer):
             self._stage.drop_gradient(accumulator)
 
 
-class ServerPerformer(_Performer):
+def _graph_of(task: TaskId) -> TaskId:
+    """By what the graphs of a sample's segments are kept together."""
+    return msgspec.structs.replace(task, op="F", segment=0)
+
+
+class ServerPerformer(Performer):
     """Lane `server`: the data of stage 0, a shard with its optimizer, and what lies on the disk.
 
     Args:
@@ -558,7 +505,7 @@ class Lane:
         make: makes the performer, in the thread: torch's setting of threads belongs to it.
     """
 
-    def __init__(self, name: str, make: Callable[[], _Performer], deliver: Callable[[Outcome], None]) -> None:
+    def __init__(self, name: str, make: Callable[[], Performer], deliver: Callable[[Outcome], None]) -> None:
         self._queue: queue.SimpleQueue[tuple[Any, Buffers] | None] = queue.SimpleQueue()
         self._make = make
         self._deliver = deliver

@@ -31,12 +31,10 @@ from dataclasses import dataclass
 
 from node.compute.layout import StageLayout
 from node.machine.jobs import OWED_ENDS_MAX
-from protocol.run.segments import segment_ranges
+from protocol.run.segments import SEGMENT_RUNS_MAX, segment_ranges
 
 SUM_BYTES = {"gi": 4}
 """A parameter's part of a sum of weight gradients, by the form that it travels in: int32 on the grid, else fp64."""
-SEGMENT_RUNS_MAX = 2
-"""Samples in segments that are open on a device and have no room of their own: ends of routes, recomputations."""
 VERSIONS = 2
 """Versions of the parameters on the device at once: the one that works, and the next one while it arrives."""
 

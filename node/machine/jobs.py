@@ -65,7 +65,8 @@ class Forward:
     task: TaskId
     version: int
     input: TensorRef
-    output: int
+    output: int | None
+    """None: of a sample in segments, where only its graph is wanted. Then the result is None, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,8 @@ class Backward:
 
     Adds weight gradients to `accumulator` (None: throws them away); with `weights_later` a `WeightGradient` does it.
     Result: TensorRef stored as `input_gradient`, or None where that is None.
+    Of a sample in segments it is about the last one that has not gone back, from the kept graph; `accumulator` counts
+    with the first one, where the graph ends.
     """
 
     task: TaskId
@@ -113,6 +116,21 @@ class WeightGradient:
     task: TaskId
     version: int
     accumulator: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentEnd:
+    """Loss and backward of a sample's last segment that has not gone back, at its route's end, from the kept graph.
+
+    `task` is the segment's B, `labels` are the whole sample's; the rest is as for `RouteEnd` and `Backward`. Result:
+    (the segment's loss sum in nats, TensorRef stored as `input_gradient` or None).
+    """
+
+    task: TaskId
+    version: int
+    labels: TensorRef
+    input_gradient: int | None
+    accumulator: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,6 +385,7 @@ DEVICE_JOBS = (
     Backward,
     RouteEnd,
     WeightGradient,
+    SegmentEnd,
     Evaluate,
     TakeGradient,
     Compare,
@@ -402,6 +421,7 @@ Job = (
     | Backward
     | RouteEnd
     | WeightGradient
+    | SegmentEnd
     | Evaluate
     | TakeGradient
     | Compare

@@ -13,7 +13,7 @@ from node.server.context import RUN_SLOTS_MAX, Place, StageContext, named
 from node.server.front import DEADLINE_SHARE
 from node.server.pool import Entry, Grant, Pool
 from protocol.base.ids import NodeId, TaskId, TensorRef
-from protocol.messages import Activation, Forget, Gradient, Held, Lease, Output, Ready
+from protocol.messages import Activation, FetchInput, Forget, Gradient, Held, InputAnswer, Lease, Output, Ready
 from protocol.run.audits import Kept
 from protocol.run.course import VALIDATION_FIRST
 from protocol.schedule.live import backward_rank
@@ -21,13 +21,15 @@ from protocol.schedule.live import backward_rank
 
 @dataclass(slots=True)
 class _Step:
-    """What this back server has of one open step, by visit."""
+    """What this back server has of one open step."""
 
     places: dict[Place, None]
-    """The visits whose output it keeps."""
+    """Those whose output it keeps."""
     outputs: dict[Place, TensorRef] = field(default_factory=dict)
     delivered: dict[Place, None] = field(default_factory=dict)
     """Outputs that the next visit is known to hold."""
+    safe: dict[Place, None] = field(default_factory=dict)
+    """Input gradients that the visit's front is known to hold, or to have handed on."""
     output_gradients: dict[Place, TensorRef] = field(default_factory=dict)
     brought_by: dict[Place, NodeId] = field(default_factory=dict)
     """Who computed the outputs."""
@@ -40,6 +42,8 @@ class BackRole:
         self._context = context
         self._out = context.out
         self._steps: dict[int, _Step] = {}
+        self._asked: dict[TaskId, dict[NodeId, None]] = {}
+        """Who waits for an output gradient that is not here."""
         limits, collocated = context.config.limits, context.config.stages.collocated
         next_fence = context.tickets.next_fence
         chunks = context.plan.course.chunks_of(context.stage)
@@ -65,8 +69,8 @@ class BackRole:
             return
         places = dict.fromkeys(self._context.back_places(step))
         self._steps[step] = _Step(places)
-        for microbatch, position in places:
-            if microbatch >= VALIDATION_FIRST:
+        for microbatch, position, segment in places:
+            if microbatch >= VALIDATION_FIRST or segment:
                 continue
             backward = TaskId(step, microbatch, position, "B")
             self.pool.add(Entry((backward,), needs_result=position > 0, needs_gradient=True))
@@ -76,31 +80,37 @@ class BackRole:
         for key in [key for key in self._steps if key <= step]:
             state = self._steps.pop(key)
             self._out.drop((*state.outputs.values(), *state.output_gradients.values()))
+        for task in [task for task in self._asked if task.step <= step]:
+            del self._asked[task]
 
     # ---- forward -------------------------------------------------------------------------------------------------
 
     def wants(self, task: TaskId) -> bool:
         """Whether a forward's output has not come yet."""
         state = self._steps.get(task.step)
-        place = task.microbatch, task.position
+        place = task.microbatch, task.position, task.segment
         return state is not None and place in state.places and place not in state.outputs
 
     def on_output(self, peer: NodeId, message: Output) -> None:
         """A volunteer's forward result. The first that came stays."""
         state = self._steps.get(message.task.step)
-        place = message.task.microbatch, message.task.position
+        place = message.task.microbatch, message.task.position, message.task.segment
         if state is None or place not in state.places or place in state.outputs:
             self._out.drop(message.tensors)
-            if message.task.microbatch < VALIDATION_FIRST:
-                self.on_graphs(peer, (message.task,))
+            self.on_graph_of(peer, message.task)
             return
         (state.outputs[place],) = message.tensors
         state.brought_by[place] = peer
-        if message.task.microbatch < VALIDATION_FIRST:
-            self.on_graphs(peer, (message.task,))
+        self.on_graph_of(peer, message.task)
         if place not in state.delivered:
             self._send_activation(message.task.step, place)
         self._output_safe(message.task.step, place)
+
+    def on_graph_of(self, peer: NodeId, task: TaskId) -> None:
+        """`peer` has done a forward; with the last of its segments it has the whole graph."""
+        last = self._context.segments_of(task.microbatch) - 1
+        if task.microbatch < VALIDATION_FIRST and task.segment == last:
+            self.on_graphs(peer, (task.whole,))
 
     def on_graphs(self, peer: NodeId, forwards: tuple[TaskId, ...]) -> None:
         """`peer` has the graphs of these forwards. Those that it will not be asked for only fill its memory.
@@ -112,26 +122,48 @@ class BackRole:
             place = task.microbatch, task.position
             if self._context.plan.back_of(task.step, *place) == self._context.node:
                 state = self._steps.get(task.step)
-                done = state is not None and (place in state.outputs or place in state.delivered)
+                done = state is not None and all(
+                    (*place, segment) in state.outputs or (*place, segment) in state.delivered
+                    for segment in range(self._context.segments_of(task.microbatch))
+                )
                 if not done or not self.pool.prefer(TaskId(task.step, *place, "B"), peer):
                     useless.append(task)
         if useless:
             self._out.send(peer, Forget(ledger_generation=self._context.generation, tasks=tuple(useless)))
 
     def on_gradient(self, message: Gradient) -> None:
-        """The next visit's input gradient: the backward can begin."""
-        state = self._steps.get(message.task.step)
-        place = message.task.microbatch, message.task.position
+        """The next visit's input gradient: the backward can begin, with the last segment if there are several."""
+        state, task = self._steps.get(message.task.step), message.task
+        place = task.microbatch, task.position, task.segment
         if state is None or place in state.output_gradients:
             self._out.drop(message.tensors)
             return
         (state.output_gradients[place],) = message.tensors
-        self.pool.supply(message.task, message.tensors)
+        for peer in self._asked.pop(task, {}):
+            self._answer(peer, task, state.output_gradients[place])
+        count = self._context.segments_of(task.microbatch)
+        here = [state.output_gradients.get((*place[:2], segment)) for segment in range(count)]
+        if (last := here[-1]) is not None:
+            self.pool.supply(task.whole, (last,), complete=None not in here)
+
+    def on_fetch_gradient(self, peer: NodeId, message: FetchInput) -> None:
+        """Who goes backward by segments asks for what did not come with the lease. What we have not it gets later."""
+        state, task = self._steps.get(message.task.step), message.task
+        held = None
+        if state is not None:
+            held = state.output_gradients.get((task.microbatch, task.position, task.segment))
+        if held is None and self._context.in_window(task.step):
+            self._asked.setdefault(task, {})[peer] = None
+        self._answer(peer, task, held)
+
+    def _answer(self, peer: NodeId, task: TaskId, held: TensorRef | None) -> None:
+        tensors = () if held is None else (held,)
+        self._out.send(peer, InputAnswer(ledger_generation=self._context.generation, task=task, tensors=tensors))
 
     def kept_of(self, task: TaskId) -> dict[Kept, tuple[TensorRef, str]]:
         """What is held of a backward's visit, for an audit: what it is, and who brought it."""
         state = self._steps.get(task.step)
-        place = task.microbatch, task.position
+        place = task.microbatch, task.position, 0
         kept: dict[Kept, tuple[TensorRef, str]] = {}
         if state is not None and place in state.output_gradients:
             kept["output_gradient"] = state.output_gradients[place], ""
@@ -146,15 +178,19 @@ class BackRole:
         lost: dict[NodeId, None] = {}
         for step, state in self._steps.items():
             for place in named(state.places, step, message, ahead=-1 if message.kind == "input" else 0):
-                microbatch, position = place
+                microbatch, position, segment = place
                 if message.kind == "input_gradient" and plan.front_of(step, microbatch, position) == peer:
                     task = TaskId(step, microbatch, position, "B")
-                    if task in told:
-                        self.pool.result_held(task)
+                    if TaskId(step, microbatch, position, "B", segment) in told:
+                        state.safe[place] = None
+                        parts = range(self._context.segments_of(microbatch))
+                        if all((microbatch, position, part) in state.safe for part in parts):
+                            self.pool.result_held(task)
                     elif message.complete and position > 0:
+                        state.safe.pop(place, None)
                         self.pool.result_lost(task)
                 elif message.kind == "input" and plan.front_of(step, microbatch, position + 1) == peer:
-                    if TaskId(step, microbatch, position + 1, "F") in told:
+                    if TaskId(step, microbatch, position + 1, "F", segment) in told:
                         state.delivered[place] = None
                         self._output_safe(step, place)
                     elif message.complete:
@@ -175,18 +211,18 @@ class BackRole:
             self._tell_safe(peer)
         if peer in neighbours.fronts_after:
             held = [
-                TaskId(step, microbatch, position, "B")
+                TaskId(step, microbatch, position, "B", segment)
                 for step, state in self._steps.items()
-                for microbatch, position in state.output_gradients
+                for microbatch, position, segment in state.output_gradients
             ]
             self._held(peer, "gradient", held)
 
     def _tell_safe(self, front: NodeId) -> None:
         """Which outputs need not be computed again."""
         safe = [
-            TaskId(step, microbatch, position, "F")
+            TaskId(step, microbatch, position, "F", segment)
             for step, state in self._steps.items()
-            for microbatch, position in {**state.outputs, **state.delivered}
+            for microbatch, position, segment in {**state.outputs, **state.delivered}
         ]
         self._held(front, "output", safe)
 
@@ -223,17 +259,18 @@ class BackRole:
     # ---- helpers -------------------------------------------------------------------------------------------------
 
     def _output_safe(self, step: int, place: Place) -> None:
-        front = self._context.plan.front_of(step, *place)
-        self._held(front, "output", [TaskId(step, *place, "F")], complete=False)
+        microbatch, position, segment = place
+        front = self._context.plan.front_of(step, microbatch, position)
+        self._held(front, "output", [TaskId(step, microbatch, position, "F", segment)], complete=False)
 
     def _send_activation(self, step: int, place: Place) -> None:
         context = self._context
-        microbatch, position = place
+        microbatch, position, segment = place
         self._out.send(
             context.plan.front_of(step, microbatch, position + 1),
             Activation(
                 ledger_generation=context.generation,
-                task=TaskId(step, microbatch, position + 1, "F"),
+                task=TaskId(step, microbatch, position + 1, "F", segment),
                 tensors=(self._steps[step].outputs[place],),
             ),
         )

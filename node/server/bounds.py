@@ -18,6 +18,7 @@ from protocol.messages import (
     Evaluated,
     FetchInput,
     Gradient,
+    Held,
     InputGradient,
     Labels,
     LeaseReturned,
@@ -30,12 +31,17 @@ from protocol.messages import (
 )
 from protocol.run.course import VALIDATION_FIRST
 from protocol.run.run import LEARNING_RATE_MAX
+from protocol.run.segments import segment_ranges
 
 _OP_OF: dict[type[Work], str] = {
     Output: "F", FetchInput: "F", Activation: "F", InputGradient: "B", Gradient: "B", Labels: "L",
     Evaluated: "L", Validated: "L",
 }  # fmt: skip
 """Messages to a server about one task, and what sort of task it is."""
+
+
+_OF_SEGMENTS = (Output, FetchInput, Activation, InputGradient, Gradient, Held)
+"""Messages that may be about one segment of a sample; all others are about whole ones."""
 
 
 def _check_slots(context: StageContext, message: Ready) -> None:
@@ -60,7 +66,12 @@ def check_bounds(context: StageContext, message: Work) -> None:
         tasks = message.graphs
         _check_slots(context, message)
     for task in tasks:
-        if not context.config.has_microbatch(task.step, task.microbatch) or task.segment or task.slice:
+        parts = 1
+        if isinstance(message, _OF_SEGMENTS):
+            whole = task.op == "F" and not isinstance(message, Output | Held)  # it is about an input
+            parts = context.input_segments(task.microbatch, task.position if whole else 1)
+        known = context.config.has_microbatch(task.step, task.microbatch)
+        if not known or task.segment >= parts or task.slice:
             raise RemoteProtocolError("decode", f"{task} is no task of this run")
         if task.microbatch >= VALIDATION_FIRST and task.op not in ("F", "L"):
             raise RemoteProtocolError("decode", f"{task} is no task of this run")
@@ -85,6 +96,9 @@ def check_bounds(context: StageContext, message: Work) -> None:
             raise RemoteProtocolError("decode", f"a learning rate of {rate}, which no run can have")
     config = context.config
     shape = (config.batch.samples, config.model.context, config.model.hidden)
+    if single is not None and context.segments_of(single.microbatch) > 1 and type(message) in _OF_SEGMENTS:
+        first, end = segment_ranges(config)[single.segment]
+        shape = shape[0], end - first, shape[2]
     if isinstance(message, (Output, InputGradient)):
         _check_shape(message.tensors, shape, config.wire.activations_up)
     elif isinstance(message, (Activation, Gradient)):
@@ -100,9 +114,10 @@ def _check_loss(task: TaskId, loss_sum: float) -> None:
 
 
 def _check_owner(context: StageContext, message: Work, task: TaskId) -> None:
-    if task.op != _OP_OF[type(message)]:
+    fetches_gradient = isinstance(message, FetchInput) and task.op == "B"
+    if task.op != _OP_OF[type(message)] and not fetches_gradient:
         raise RemoteProtocolError("decode", f"{type(message).__name__} of {task}")
-    to_back = isinstance(message, (Output, Gradient))
+    to_back = isinstance(message, (Output, Gradient)) or fetches_gradient
     owner = context.plan.back_of if to_back else context.plan.front_of
     if owner(task.step, task.microbatch, task.position) != context.node:
         raise RemoteProtocolError("role", f"{task} belongs to another {'back' if to_back else 'front'} server")

@@ -11,11 +11,12 @@ from node.server.tickets import TicketOffice
 from protocol.base.ids import NodeId
 from protocol.messages import Held
 from protocol.run.changes import running
+from protocol.run.course import VALIDATION_FIRST
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 
-Place = tuple[int, int]
-"""(microbatch, position along its route): one visit of a step."""
+Place = tuple[int, int, int]
+"""(microbatch, position along its route, segment): what one activation of a step belongs to; tokens have one."""
 
 RUN_SLOTS_MAX = 2
 """Backwards, or route ends, that a volunteer asks for ahead: one runs, one is on its way."""
@@ -29,7 +30,7 @@ def named(places: Mapping[Place, None], step: int, message: Held, ahead: int = 0
     not; else those that its tasks name, `ahead` positions after theirs. That is most often one of thousands."""
     if message.complete:
         return places
-    told = ((task.microbatch, task.position + ahead) for task in message.tasks if task.step == step)
+    told = ((task.microbatch, task.position + ahead, task.segment) for task in message.tasks if task.step == step)
     return [place for place in told if place in places]
 
 
@@ -110,17 +111,27 @@ class StageContext:
         return self.closed < step <= newest and self.config.has_step(step)
 
     def front_places(self, step: int) -> Iterator[Place]:
-        """Visits whose input this server keeps, in order."""
+        """Places whose input this server keeps, in order."""
         plan = self.plan
         for microbatch in self.config.microbatches_of(step):
             for position in range(plan.length(step, microbatch)):
                 if plan.front_of(step, microbatch, position) == self.node:
-                    yield microbatch, position
+                    for segment in range(self.input_segments(microbatch, position)):
+                        yield microbatch, position, segment
 
     def back_places(self, step: int) -> Iterator[Place]:
-        """Visits whose output this server keeps, in order: a route's end has none."""
+        """Places whose output this server keeps, in order: a route's end has none."""
         plan = self.plan
         for microbatch in self.config.microbatches_of(step):
             for position in range(plan.length(step, microbatch) - 1):
                 if plan.back_of(step, microbatch, position) == self.node:
-                    yield microbatch, position
+                    for segment in range(self.segments_of(microbatch)):
+                        yield microbatch, position, segment
+
+    def segments_of(self, microbatch: int) -> int:
+        """Parts in which it goes through the stages: the validation goes in one."""
+        return 1 if microbatch >= VALIDATION_FIRST else self.config.batch.segments
+
+    def input_segments(self, microbatch: int, position: int) -> int:
+        """Parts in which what comes into a visit comes: tokens come at once."""
+        return 1 if position == 0 else self.segments_of(microbatch)

@@ -17,7 +17,11 @@ class Entry:
     needs_result: bool
     needs_gradient: bool
     tensors: tuple[TensorRef, ...] | None = None
-    """What goes out with the lease; None while it has not all come."""
+    """What goes out with the lease; None while nothing can begin."""
+    complete: bool = True
+    """Whether these are all that it needs. A sample in segments may begin before: the worker asks for the rest."""
+    waits_for_all: bool = False
+    """It was begun early once, and the rest did not come in time: who gets it next has no wait before it."""
     preferred: NodeId | None = None
     """The volunteer that still has the graph: it gets the task first, and without using a slot."""
     worker: NodeId | None = None
@@ -26,6 +30,9 @@ class Entry:
     """The worker has computed it: its weight gradient lies in the worker's sum."""
     issued_count: int = 0
     granted_at: float = 0.0
+    """When the worker got it, or the part of its input that came last."""
+    due_at: float = 0.0
+    """When the worker's time for its result is over."""
     late: dict[NodeId, float] = field(default_factory=dict)
     """Workers that had it and neither finished nor kept it, and when they had got it."""
     late_at: float = 0.0
@@ -48,7 +55,16 @@ class Entry:
 
     @property
     def free(self) -> bool:
-        return self.open and self.tensors is not None
+        return self.open and self.tensors is not None and (self.complete or self.may_begin)
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether it may be given before all has come: a backward only to who has the graph, and holds it anyway.
+
+        Who waits while he holds a place that others wait for could wait in a circle with them; so whatever was taken
+        back from somebody who waited in vain is given again when nothing of it is missing.
+        """
+        return not self.waits_for_all and (self.tasks[0].op == "F" or self.preferred is not None)
 
     @property
     def waits_for_sum(self) -> bool:

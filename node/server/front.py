@@ -37,10 +37,10 @@ DEADLINE_SHARE = 0.8
 
 @dataclass(slots=True)
 class _Step:
-    """What this front server has of one open step, by visit."""
+    """What this front server has of one open step."""
 
     places: dict[Place, None]
-    """The visits whose input it keeps."""
+    """Those whose input it keeps."""
     inputs: dict[Place, TensorRef] = field(default_factory=dict)
     labels: dict[int, TensorRef] = field(default_factory=dict)
     """By microbatch: of routes that begin here, and of those that end here."""
@@ -50,6 +50,8 @@ class _Step:
     """Who computed them."""
     delivered: dict[Place, None] = field(default_factory=dict)
     """Input gradients that the visit before is known to hold."""
+    safe: dict[Place, None] = field(default_factory=dict)
+    """Outputs that the visit's back is known to hold, or to have handed on."""
     losses: dict[int, float] = field(default_factory=dict)
     """Of the validation, by microbatch, where its route ends here."""
 
@@ -105,7 +107,9 @@ class FrontRole:
             return
         places = dict.fromkeys(self._context.front_places(step))
         self._steps[step] = _Step(places)
-        for microbatch, position in places:
+        for microbatch, position, segment in places:
+            if segment:
+                continue
             forward = TaskId(step, microbatch, position, "F")
             if microbatch >= VALIDATION_FIRST:
                 ends = self._ends_at(step, microbatch, position)
@@ -136,7 +140,7 @@ class FrontRole:
     def batch_loaded(self, job: LoadBatch, tokens: TensorRef, labels: TensorRef) -> None:
         """Stage 0 has read a microbatch."""
         state = self._steps.get(job.step)
-        place = job.microbatch, 0
+        place = job.microbatch, 0, 0
         if state is None or place in state.inputs:
             self._out.drop((tokens, labels))
             return
@@ -145,14 +149,14 @@ class FrontRole:
         self._supply(job.step, place)
         if self._end_of(job.step, job.microbatch) != self._context.node:
             self._send_labels(job.step, job.microbatch)
-        elif not self._ends_at(job.step, *place):
+        elif not self._ends_at(job.step, job.microbatch, 0):
             # After a restart the end's input, sent again, may be here before the labels are.
-            self._supply(job.step, (job.microbatch, self._context.plan.length(job.step, job.microbatch) - 1))
+            self._supply(job.step, (job.microbatch, self._context.plan.length(job.step, job.microbatch) - 1, 0))
 
     def on_activation(self, message: Activation) -> None:
         """The visit before has computed an input. The first that came stays: everybody downstream saw that one."""
         state = self._steps.get(message.task.step)
-        place = message.task.microbatch, message.task.position
+        place = message.task.microbatch, message.task.position, message.task.segment
         if state is None or place in state.inputs:
             self._out.drop(message.tensors)
             return
@@ -165,12 +169,13 @@ class FrontRole:
             self._out.drop(message.tensors)
             return
         (state.labels[message.task.microbatch],) = message.tensors
-        self._supply(message.task.step, (message.task.microbatch, message.task.position - 1))
+        self._supply(message.task.step, (message.task.microbatch, message.task.position - 1, 0))
 
     def on_fetch_input(self, peer: NodeId, message: FetchInput) -> None:
-        """A volunteer has to recompute a forward of somebody who left. What we have not (again) it gets when we do."""
+        """A volunteer has to recompute a forward of somebody who left, or has begun one of which not all had come. What
+        we have not (again) it gets when we do."""
         state = self._steps.get(message.task.step)
-        place = message.task.microbatch, message.task.position
+        place = message.task.microbatch, message.task.position, message.task.segment
         held = state.inputs.get(place) if state is not None else None
         if held is None and self._context.in_window(message.task.step):
             self._asked.setdefault(message.task, {})[peer] = None
@@ -185,12 +190,13 @@ class FrontRole:
     def wants(self, task: TaskId) -> bool:
         """Whether a backward's input gradient has not come yet."""
         state = self._steps.get(task.step)
-        return state is not None and task.position > 0 and (task.microbatch, task.position) not in state.input_gradients
+        place = task.microbatch, task.position, task.segment
+        return state is not None and task.position > 0 and place not in state.input_gradients
 
     def on_input_gradient(self, peer: NodeId, message: InputGradient) -> None:
         """A backward's input gradient: used at once, whatever becomes of its weight gradient."""
         state = self._steps.get(message.task.step)
-        place = message.task.microbatch, message.task.position
+        place = message.task.microbatch, message.task.position, message.task.segment
         if state is None or message.task.position == 0 or place in state.input_gradients:
             self._out.drop(message.tensors)
             return
@@ -219,11 +225,11 @@ class FrontRole:
     def kept_of(self, task: TaskId) -> dict[Kept, tuple[TensorRef, str]]:
         """What is held of a backward's visit, for an audit: what it is, and who brought it."""
         state = self._steps.get(task.step)
-        place = task.microbatch, task.position
+        place = task.microbatch, task.position, 0
         if state is None or place not in state.inputs:
             return {}
         kept: dict[Kept, tuple[TensorRef, str]] = {"input": (state.inputs[place], "")}
-        if self._ends_at(task.step, *place) and task.microbatch in state.labels:
+        if self._ends_at(task.step, *place[:2]) and task.microbatch in state.labels:
             kept["labels"] = state.labels[task.microbatch], ""
         if place in state.input_gradients:
             kept["input_gradient"] = state.input_gradients[place], state.brought_by[place]
@@ -236,18 +242,23 @@ class FrontRole:
         plan = self._context.plan
         for step, state in self._steps.items():
             if message.kind == "output":
-                for microbatch, position in named(state.places, step, message):
+                for place in self._visited(state, step, message):
+                    microbatch, position, segment = place
                     ends = self._ends_at(step, microbatch, position)
                     if ends or plan.back_of(step, microbatch, position) != peer:
                         continue
                     task = TaskId(step, microbatch, position, "F")
-                    if task in told:
-                        self.pool_of(task).result_held(task)
+                    if TaskId(step, microbatch, position, "F", segment) in told:
+                        state.safe[place] = None
+                        parts = range(self._context.segments_of(microbatch))
+                        if all((microbatch, position, part) in state.safe for part in parts):
+                            self.pool_of(task).result_held(task)
                     elif message.complete:
+                        state.safe.pop(place, None)
                         self.pool_of(task).result_lost(task)
             elif message.kind == "gradient":
                 for place in named(state.places, step, message, ahead=1):
-                    microbatch, position = place
+                    microbatch, position, _ = place
                     if position > 0 and plan.back_of(step, microbatch, position - 1) == peer:
                         self._gradient_told(step, state, place, told, message.complete, lost)
             elif message.kind == "labels" and message.complete:
@@ -260,12 +271,20 @@ class FrontRole:
             # We had lost it before, and trusted in that neighbour: now it has to be done again.
             self._tell_safe(back)
 
+    def _visited(self, state: _Step, step: int, message: Held) -> list[Place]:
+        """What leaves the visits that this server keeps the input of, as far as the message is about it."""
+        if not message.complete:
+            told = ((task.microbatch, task.position, task.segment) for task in message.tasks if task.step == step)
+            return [place for place in told if (*place[:2], 0) in state.places]
+        visits = ((microbatch, position) for microbatch, position, segment in state.places if not segment)
+        return [(*visit, segment) for visit in visits for segment in range(self._context.segments_of(visit[0]))]
+
     def _gradient_told(
         self, step: int, state: _Step, place: Place, told: dict[TaskId, None], complete: bool, lost: dict[NodeId, None]
     ) -> None:
         """The back server before a visit has, or has not, the visit's input gradient."""
-        microbatch, position = place
-        if TaskId(step, microbatch, position - 1, "B") in told:
+        microbatch, position, segment = place
+        if TaskId(step, microbatch, position - 1, "B", segment) in told:
             state.delivered[place] = None
             self._input_gradient_safe(step, place)
         elif complete:
@@ -290,9 +309,9 @@ class FrontRole:
                     self._send_loss(self._loss(step, microbatch), loss_sum)
         if peer in neighbours.backs_before:
             held = [
-                TaskId(step, microbatch, position, "F")
+                TaskId(step, microbatch, position, "F", segment)
                 for step, state in self._steps.items()
-                for microbatch, position in state.inputs
+                for microbatch, position, segment in state.inputs
                 if position > 0
             ]
             self._held(peer, "input", held)
@@ -305,9 +324,9 @@ class FrontRole:
     def _tell_safe(self, back: NodeId) -> None:
         """Which input gradients need not be computed again."""
         safe = [
-            TaskId(step, microbatch, position, "B")
+            TaskId(step, microbatch, position, "B", segment)
             for step, state in self._steps.items()
-            for microbatch, position in {**state.input_gradients, **state.delivered}
+            for microbatch, position, segment in {**state.input_gradients, **state.delivered}
             if not self._ends_at(step, microbatch, position)
         ]
         self._held(back, "input_gradient", safe)
@@ -348,32 +367,37 @@ class FrontRole:
 
     def _supply(self, step: int, place: Place) -> None:
         state = self._steps[step]
-        microbatch, position = place
-        task = TaskId(step, microbatch, position, "F")
+        microbatch, position, segment = place
+        task = TaskId(step, microbatch, position, "F", segment)
         if place in state.inputs:
             for peer in self._asked.pop(task, {}):
                 self._answer(peer, task, state.inputs[place])
-        if not self._ends_at(step, microbatch, position):
-            self.pool_of(task).supply(task, (state.inputs[place],))
-        elif place in state.inputs and microbatch in state.labels:
-            self.pool_of(task).supply(task, (state.inputs[place], state.labels[microbatch]))
+        count = self._context.input_segments(microbatch, position)
+        here = [state.inputs.get((microbatch, position, part)) for part in range(count)]
+        ends = self._ends_at(step, microbatch, position)
+        if here[0] is not None and (not ends or microbatch in state.labels):
+            tensors = (here[0], state.labels[microbatch]) if ends else (here[0],)
+            self.pool_of(task).supply(task.whole, tensors, complete=None not in here)
 
     def _input_gradient_safe(self, step: int, place: Place) -> None:
-        microbatch, position = place
+        microbatch, position, segment = place
         if self._ends_at(step, microbatch, position):
-            self.ends.result_held(TaskId(step, microbatch, position, "F"))
+            state = self._steps[step]
+            places = [(microbatch, position, part) for part in range(self._context.segments_of(microbatch))]
+            if all(each in state.input_gradients or each in state.delivered for each in places):
+                self.ends.result_held(TaskId(step, microbatch, position, "F"))
         else:
             back = self._context.plan.back_of(step, microbatch, position)
-            self._held(back, "input_gradient", [TaskId(step, microbatch, position, "B")], complete=False)
+            self._held(back, "input_gradient", [TaskId(step, microbatch, position, "B", segment)], complete=False)
 
     def _send_gradient(self, step: int, place: Place) -> None:
         """To the visit before, whose output gradient is this visit's input gradient."""
-        microbatch, position = place
+        microbatch, position, segment = place
         self._out.send(
             self._context.plan.back_of(step, microbatch, position - 1),
             Gradient(
                 ledger_generation=self._context.generation,
-                task=TaskId(step, microbatch, position - 1, "B"),
+                task=TaskId(step, microbatch, position - 1, "B", segment),
                 tensors=(self._steps[step].input_gradients[place],),
             ),
         )

@@ -34,8 +34,9 @@ class Guard:
             raise RemoteProtocolError("busy", "parameters asked for over and over")
 
     def leased(self, worker: NodeId, now: float) -> None:
-        """It has been given work, and will speak of it."""
-        self._rates.leased(worker, now)
+        """It has been given work, and will speak of it, and of each segment."""
+        for _ in range(self._context.config.batch.segments):
+            self._rates.leased(worker, now)
 
     def is_used(self, peer: NodeId, message: Output | InputGradient, size: float) -> bool:
         """Whether a result that is waited for goes on. What is absurd does not: it is dropped, and its lease goes to
@@ -51,7 +52,7 @@ class Guard:
             self._out.drop(message.tensors)
             self._out.log("warning", "result doubted", task=str(task), worker=peer, reason=doubt)
             for pool in self._pools():
-                pool.give_back((task,), peer, doubted=True)
+                pool.give_back((task.whole,), peer, doubted=True)
             return False
         for node in sizes.accepted(task, peer, size):
             self._out.log("warning", "a false result", blamed=node, tasks=[str(task)])

@@ -142,8 +142,10 @@ class Intake:
             case LeaseReturned():
                 for pool in self._roles.pools():
                     pool.give_back(message.tasks, peer, untried=True)
-            case FetchInput() if self._roles.front is not None:
+            case FetchInput() if self._roles.front is not None and message.task.op == "F":
                 self._roles.front.on_fetch_input(peer, message)
+            case FetchInput() if self._roles.back is not None and message.task.op == "B":
+                self._roles.back.on_fetch_gradient(peer, message)
             case FetchParameters():
                 if peer in self._roles.volunteers:
                     self._roles.guard.check_fetch(peer, self._roles.shard.version, now)
@@ -202,7 +204,7 @@ class Intake:
             if not self._roles.back.wants(message.task) or self._roles.guard.is_used(peer, message, size):
                 self._roles.back.on_output(peer, message)
             else:
-                self._roles.back.on_graphs(peer, (message.task,))
+                self._roles.back.on_graph_of(peer, message.task)
         elif self._roles.back is not None and isinstance(message, Gradient):
             self._roles.back.on_gradient(message)
         else:

@@ -73,7 +73,7 @@ class Pool:
         self._workers, self._askers = self._choice.workers, self._choice.askers
         self._arrivals = 0
         self._deadlines: list[tuple[float, int, TaskId]] = []
-        """Heap of result clocks: (time, fence, first task); stale when the fence is not the entry's."""
+        """Heap of result clocks: (time, fence, first task); stale when time or fence are not the entry's."""
         self._gradient_clocks: Clocks[tuple[NodeId, int]] = Clocks()
         """(worker, step) in its tail -> when its sums are given up."""
         self._tails: dict[int, float] = {}
@@ -168,11 +168,16 @@ class Pool:
         if claimer is not None and entry.needs_gradient and not entry.needs_result:
             self._change(entry, worker=claimer, summed=True)
 
-    def supply(self, task: TaskId, tensors: tuple[TensorRef, ...]) -> None:
-        """All that the task needs has come: it can be leased."""
+    def supply(self, task: TaskId, tensors: tuple[TensorRef, ...], complete: bool = True) -> None:
+        """What the task needs has come, or (not `complete`) enough to begin with it: it can be leased."""
         entry = self._of_task.get(task)
-        if entry is not None:
-            self._change(entry, tensors=tensors)
+        if entry is None:
+            return
+        news = not entry.complete
+        self._change(entry, tensors=tensors, complete=complete)
+        if news and entry.worker is not None and not entry.waits_for_sum:
+            entry.granted_at = self._now  # it could not have gone on before
+            self._start_clock(entry)
 
     def result_held(self, task: TaskId) -> None:
         entry = self._of_task.get(task)
@@ -252,13 +257,14 @@ class Pool:
             if entry is None:
                 continue
             if entry.worker == node:
+                untried = untried and entry.complete  # else it has waited for others in vain
                 if untried or doubted:
                     self._failed_with(entry, node)
                 if untried and node in self._workers:
                     worker = self._workers[node]
                     worker.returned_at = worker.returned_at if worker.returned else self._now
                     worker.returned[entry.tasks[0]] = entry.granted_at
-                self._change(entry, worker=None)
+                self._change(entry, worker=None, waits_for_all=entry.waits_for_all or not entry.complete)
             if entry.preferred == node:
                 self._change(entry, preferred=None)
 
@@ -338,9 +344,9 @@ class Pool:
         back_at = self._conduct.back_at(self._now)
         self.clock(now)
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, fence, key = heapq.heappop(self._deadlines)
+            due_at, fence, key = heapq.heappop(self._deadlines)
             entry = self._entries.get(key)
-            if entry is not None and self._result_is_due(entry, fence):
+            if entry is not None and self._result_is_due(entry, fence, due_at):
                 assert entry.worker is not None
                 late.append((entry, entry.worker))
         first = self._gradient_clocks.first()
@@ -352,9 +358,10 @@ class Pool:
             del self._gone[node]
             late += [(entry, node) for entry in self._leased_by(node) if entry.waits_for_sum]
         for entry, node in late:
-            if node in self._workers:  # who is gone has not failed: it may have been killed
+            if node in self._workers and entry.complete:  # who is gone has not failed: it may have been killed
                 self._failed_with(entry, node)
-            self._change(entry, preferred=None, worker=None)
+            waits_for_all = entry.waits_for_all or not entry.complete
+            self._change(entry, preferred=None, worker=None, waits_for_all=waits_for_all)
         look_at = self._choice.look_at
         if (look_at is not None and look_at <= now) or (back_at is not None and back_at <= now):
             self._dirty = True
@@ -364,7 +371,7 @@ class Pool:
         while self._deadlines:
             deadline, fence, key = self._deadlines[0]
             entry = self._entries.get(key)
-            if entry is not None and self._result_is_due(entry, fence):
+            if entry is not None and self._result_is_due(entry, fence, deadline):
                 break
             heapq.heappop(self._deadlines)
         others = (self._gradient_clocks.first(), self._choice.look_at, self._conduct.back_at(self._now))
@@ -470,7 +477,8 @@ class Pool:
 
     def _start_clock(self, entry: Entry) -> None:
         patience_s = self._patience.late_result_s(len(entry.late))
-        heapq.heappush(self._deadlines, (entry.granted_at + patience_s, entry.fence, entry.tasks[0]))
+        entry.due_at = entry.granted_at + patience_s
+        heapq.heappush(self._deadlines, (entry.due_at, entry.fence, entry.tasks[0]))
 
     def _set_patience(self) -> None:
         """What was given with more patience ends earlier, too."""
@@ -478,7 +486,7 @@ class Pool:
         if results:
             self._deadlines = []
             for entry in self._entries.values():
-                if self._result_is_due(entry, entry.fence):
+                if self._result_is_due(entry, entry.fence, entry.due_at):
                     self._start_clock(entry)
         if gradients:
             for clock, deadline in self._gradient_clocks.items():
@@ -493,5 +501,6 @@ class Pool:
         entry.late_at = self._now
         entry.late_count += 1
 
-    def _result_is_due(self, entry: Entry, fence: int) -> bool:
-        return entry.worker is not None and entry.fence == fence and not entry.waits_for_sum
+    def _result_is_due(self, entry: Entry, fence: int, due_at: float) -> bool:
+        leased = entry.worker is not None and not entry.waits_for_sum
+        return leased and (entry.fence, entry.due_at) == (fence, due_at)

@@ -68,8 +68,19 @@ class TicketOffice:
 
     def check_message(self, peer: NodeId, message: Work) -> None:
         """The same for everything in a message that needs a lease."""
+        if isinstance(message, FetchInput):
+            self._check_fetch(peer, message)
+            return
         for task, ticket in _claims(message):
             self.check(peer, task, ticket)
+
+    def _check_fetch(self, peer: NodeId, message: FetchInput) -> None:
+        """What goes into a forward is asked for by who recomputes for its backward, or has the forward's own lease of
+        a sample in segments."""
+        task = message.task.whole
+        if task.op == "F" and hmac.compare_digest(self._mac(peer, task, message.ticket.fence), message.ticket.mac):
+            return
+        self.check(peer, msgspec.structs.replace(task, op="B"), message.ticket)
 
     def _mac(self, node: NodeId, task: TaskId, fence: int) -> bytes:
         words = msgspec.msgpack.encode((self._generation, node, task, fence))
@@ -80,9 +91,7 @@ def _claims(message: Work) -> Iterator[tuple[TaskId, Ticket]]:
     """What a message says its sender was given. Raises `RemoteProtocolError` ("decode") where tickets are missing."""
     match message:
         case Output() | InputGradient() | Evaluated():
-            yield message.task, message.ticket
-        case FetchInput():
-            yield msgspec.structs.replace(message.task, op="B"), message.ticket
+            yield message.task.whole, message.ticket
         case Ready():
             yield from _pairs(message.graphs, message.tickets)
         case Contribute() | Summed():

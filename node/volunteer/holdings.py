@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from node.machine.jobs import DropGraphs
 from node.machine.outbox import Outbox
 from node.volunteer.leases import Held, backward_of, forward_of, is_validation
+from node.volunteer.tenancy import Tenancy
 from protocol.base.ids import NodeId, TaskId, Ticket
 from protocol.messages import FetchInput, InputAnswer, Lease
+from protocol.run.segments import SEGMENT_RUNS_MAX
 
 
 class Holdings:
@@ -32,15 +36,26 @@ class Holdings:
         """Leases that wait or run."""
         return [*self.leases.values(), *(() if self.running is None else (self.running,))]
 
+    @property
+    def of_tenant(self) -> Held | None:
+        """What runs, if it is of a sample in segments."""
+        return self.running if self.running is not None and self.running.tenancy is not None else None
+
     # ---- leases --------------------------------------------------------------------------------------------------
 
-    def add(self, held: Held) -> None:
-        """A new lease; one for the same work that waits here is replaced."""
+    def add(self, held: Held, segments: int = 1) -> None:
+        """A new lease; one for the same work that waits here is replaced. `segments`: of its sample."""
         key = held.lease.tasks[0]
         before = self.leases.pop(key, None)
         if before is not None:
             self.drop(before)
-        if key.op == "F":
+        if segments > 1 and not is_validation(held.lease):
+            if self.running is not None and self.is_running(key):
+                assert self.running.tenancy is not None
+                self.running.tenancy.replaced = True
+            held.tenancy = Tenancy(held.lease, segments, key.op == "B" and forward_of(key) in self.graphs)
+            self._ask(held)
+        elif key.op == "F":
             held.input = held.lease.tensors[0]
         self.leases[key] = held
 
@@ -49,17 +64,35 @@ class Holdings:
         return self.running is not None and self.running.lease.tasks[0] == task
 
     def has_what_it_needs(self, held: Held) -> bool:
-        """Whether its input or its graph is here."""
+        """Whether its input or its graph is here, and of a sample in segments the next one's."""
+        if held.tenancy is not None:
+            return held.tenancy.ready() and (held.tenancy.begun or self._has_room(held.tenancy))
         key = held.lease.tasks[0]
         return held.input is not None or (key.op == "B" and forward_of(key) in self.graphs)
+
+    def _has_room(self, tenancy: Tenancy) -> bool:
+        """Of those that need room for a graph beside the counted ones, one may wait for parts of its input, and one
+        more pass that has all: so what is complete never waits for what is not."""
+        passing = [held for held in self.all() if held.tenancy and held.tenancy.begun and held.tenancy.passes_through]
+        return not tenancy.passes_through or not passing or (len(passing) < SEGMENT_RUNS_MAX and tenancy.complete)
 
     def begin(self, held: Held) -> None:
         """The device starts with it; a backward uses its graph up."""
         key = held.lease.tasks[0]
         del self.leases[key]
         self.running = held
-        if key.op == "B" and held.input is None:
+        if held.tenancy is not None:
+            if key.op == "B" and not held.tenancy.passes_through:
+                self.graphs.pop(forward_of(key), None)
+        elif key.op == "B" and held.input is None:
             del self.graphs[forward_of(key)]
+
+    def pause(self, now: float) -> None:
+        """The device is done with one segment of what ran; the next one waits for its turn."""
+        held, self.running = self.running, None
+        assert held is not None
+        held.received = now
+        self.leases[held.lease.tasks[0]] = held
 
     def end(self) -> Held:
         """The device is done with what ran."""
@@ -84,7 +117,12 @@ class Holdings:
         return taken
 
     def drop(self, held: Held) -> None:
-        """Lets go of its tensors."""
+        """Lets go of its tensors, and of what the device has of it while it waits."""
+        if held.tenancy is not None:
+            self._out.drop((*held.lease.tensors, *held.tenancy.tensors()))
+            if held.tenancy.begun and not held.tenancy.over:
+                self._out.compute(DropGraphs((forward_of(held.lease.tasks[0]),)))
+            return
         own = () if held.input is None or held.input in held.lease.tensors else (held.input,)
         self._out.drop((*held.lease.tensors, *own))
 
@@ -105,10 +143,40 @@ class Holdings:
     def fetch_missing_inputs(self, front: NodeId) -> None:
         """The front takes questions (again)."""
         for held in self.leases.values():
-            if held.lease.front == front and held.input is None and forward_of(held.lease.tasks[0]) not in self.graphs:
+            if held.tenancy is not None:
+                self._ask(held, front)
+                continue
+            missing = held.input is None and forward_of(held.lease.tasks[0]) not in self.graphs
+            if held.lease.front == front and missing:
                 self.fetch_input(held.lease)
 
-    def on_input(self, message: InputAnswer) -> None:
+    def _ask(self, held: Held, only: NodeId | None = None) -> None:
+        """Asks for all segments that have not come."""
+        assert held.tenancy is not None
+        for server, task in held.tenancy.missing():
+            if only in (None, server):
+                fetch = FetchInput(ledger_generation=self.generation, task=task, ticket=held.lease.ticket)
+                self._out.send(server, fetch)
+
+    def _on_segment(self, message: InputAnswer, now: float) -> None:
+        whole = message.task.whole
+        for held in self.all():
+            first = held.lease.tasks[0]
+            if held.tenancy is None or msgspec.structs.replace(first, op=whole.op) != whole:
+                continue
+            if not message.tensors:
+                held.stalled = True
+                return
+            if held.tenancy.take(message.task, message.tensors[0]):
+                held.received = now
+                return
+        self._out.drop(message.tensors)
+
+    def on_input(self, message: InputAnswer, now: float, segments: int = 1) -> None:
+        """What was asked for. `segments`: of the run's samples; then a lease's time begins with the newest part."""
+        if segments > 1:
+            self._on_segment(message, now)
+            return
         held = self.leases.get(backward_of(message.task))
         if held is None or held.input is not None:
             self._out.drop(message.tensors)
@@ -129,7 +197,12 @@ class Holdings:
         forwards = tuple(self.graphs)
         self._drop_graphs(forwards)
         for key, held in self.leases.items():
-            if key.op == "B" and held.input is None and forward_of(key) in forwards:
+            if held.tenancy is not None:
+                if held.tenancy.begun or (key.op == "B" and forward_of(key) in forwards):
+                    self._out.compute(DropGraphs((forward_of(key),)))
+                    held.tenancy.lose_graph()
+                    self._ask(held)
+            elif key.op == "B" and held.input is None and forward_of(key) in forwards:
                 self.fetch_input(held.lease)
 
     def forget_steps(self, step: int | None) -> None:
@@ -149,6 +222,8 @@ class Holdings:
         self.leases, self.running = {}, None
         self.graphs.clear()
         for one in held:
+            if one.tenancy is not None:
+                one.tenancy.lose_graph()
             self.drop(one)
         return held
 

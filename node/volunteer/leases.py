@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from node.volunteer.tenancy import Tenancy
 from protocol.base.ids import NodeId, TaskId, TensorRef
 from protocol.messages import Lease, Verdict
 from protocol.run.course import VALIDATION_FIRST
@@ -24,13 +25,23 @@ class Held:
     wants_gradient: bool
     place: int
     """Which of our places (stage and ledgers) it belongs to: work for an earlier one is thrown away."""
+    tenancy: Tenancy | None = None
+    """Of a sample in segments: what of it is still to do."""
     stalled: bool = False
     """The front has not the input that it needs: it comes when it is made again, and meanwhile this holds no slot."""
 
     @property
     def takes_slot(self) -> bool:
         """Whether no other lease should come in its place yet."""
+        if self.tenancy is not None:
+            return self.gives_slot and not (self.stalled and not self.tenancy.begun)
         return self.gives_slot and not (self.stalled and self.input is None)
+
+    @property
+    def keeps_graph(self) -> bool:
+        """Whether the device has something of it between two jobs, in the room of a forward's graph."""
+        tenancy = self.tenancy
+        return tenancy is not None and tenancy.begun and self.lease.tasks[0].op == "B" and not tenancy.passes_through
 
 
 def is_validation(lease: Lease) -> bool:

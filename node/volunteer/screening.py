@@ -11,6 +11,7 @@ from protocol.messages import Audit, InputAnswer, Lease, Parameters, StepClosed,
 from protocol.run.course import VALIDATION_FIRST
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
+from protocol.run.segments import segment_ranges
 
 
 def refuse(out: Outbox, peer: NodeId, tensors: tuple[TensorRef, ...], error: RemoteProtocolError) -> None:
@@ -30,7 +31,13 @@ def check_from_server(config: RunConfig, plan: Plan, stage: int, peer: NodeId, m
         case Lease():
             _check_lease(config, plan, stage, peer, message)
         case InputAnswer() if message.tensors:
-            _check_tensors(message.tensors, (_input(config, message.task.position),))
+            task = message.task
+            parts = 1 if task.microbatch >= VALIDATION_FIRST else config.batch.segments
+            if task.segment >= parts:
+                raise RemoteProtocolError("decode", f"{task} is no task of this run")
+            segment = task.segment if parts > 1 else None
+            takes = _hidden(config, segment) if task.op == "B" else _input(config, task.position, segment)
+            _check_tensors(message.tensors, (takes,))
         case Parameters() if message.tensors:
             if message.shard != plan.shard_of(peer):
                 raise RemoteProtocolError("role", f"shard {message.shard} from the server of another one")
@@ -75,9 +82,11 @@ def _check_lease(config: RunConfig, plan: Plan, stage: int, peer: NodeId, lease:
         raise RemoteProtocolError("decode", "an input gradient of tokens")
     if aside and (lease.need_input_gradient or lease.need_weight_gradient):
         raise RemoteProtocolError("decode", "a gradient of the validation")
-    takes = _input(config, first.position)
+    parts = 1 if aside else config.batch.segments
+    takes = _input(config, first.position, 0 if parts > 1 else None)
+    gradient = _hidden(config, parts - 1 if parts > 1 else None)
     labels = (config.batch.samples, config.model.context), "int32"
-    expected = {"F": (takes,), "B": (_hidden(config),), "FLB": (takes, labels), "FL": (takes, labels)}
+    expected = {"F": (takes,), "B": (gradient,), "FLB": (takes, labels), "FL": (takes, labels)}
     _check_tensors(lease.tensors, expected[ops])
 
 
@@ -96,13 +105,15 @@ def _check_audit(config: RunConfig, plan: Plan, stage: int, peer: NodeId, audit:
         raise RemoteProtocolError("version", f"version {audit.version} for step {audit.step}")
 
 
-def _hidden(config: RunConfig) -> tuple[tuple[int, ...], str]:
-    return (config.batch.samples, config.model.context, config.model.hidden), config.wire.activations_down
+def _hidden(config: RunConfig, segment: int | None) -> tuple[tuple[int, ...], str]:
+    """Of a whole sample (None), or of one segment."""
+    first, end = (0, config.model.context) if segment is None else segment_ranges(config)[segment]
+    return (config.batch.samples, end - first, config.model.hidden), config.wire.activations_down
 
 
-def _input(config: RunConfig, position: int) -> tuple[tuple[int, ...], str]:
+def _input(config: RunConfig, position: int, segment: int | None) -> tuple[tuple[int, ...], str]:
     """What comes into a visit: tokens where the route begins."""
-    return _hidden(config) if position > 0 else ((config.batch.samples, config.model.context), "int32")
+    return _hidden(config, segment) if position > 0 else ((config.batch.samples, config.model.context), "int32")
 
 
 def _check_tensors(tensors: tuple[TensorRef, ...], expected: tuple[tuple[tuple[int, ...], str], ...]) -> None:

@@ -67,7 +67,9 @@ class Slots:
             graphs: forwards whose graph is kept.
             fits: how many fit into the device, at all positions together; None where that is not known.
         """
-        forwards = Counter(each.lease.tasks[0].position for each in held if leaves_graph(each.lease))
+        forwards = Counter(
+            each.lease.tasks[0].position for each in held if leaves_graph(each.lease) or each.keeps_graph
+        )
         kept = Counter(task.position for task in graphs)
         room = self._graphs_max
         if fits is not None and self._positions:

@@ -18,6 +18,7 @@ from node.machine.jobs import (
     Job,
     LoadParameters,
     RouteEnd,
+    SegmentEnd,
     SetUpDevice,
     TakeGradient,
     WeightGradient,
@@ -37,6 +38,7 @@ from node.volunteer.room import Room, is_out_of_memory
 from node.volunteer.screening import check_from_server, refuse
 from node.volunteer.slots import Slots
 from node.volunteer.tails import Tails
+from node.volunteer.tenants import Tenants
 from node.volunteer.versions import Versions
 from node.volunteer.words import Words
 from node.volunteer.work import evaluated, job_of
@@ -97,6 +99,7 @@ class VolunteerMachine:
         self._auditor = Auditor(config, out, self._want_version, self._versions.has, self._drop_old_versions)
         limits = config.limits
         self.gradients = Gradients(out, incarnation, limits.contribution_tasks, limits.linger_s)
+        self._tenants = Tenants(out, self._held, self._words, self.gradients, self._has_gradient)
         self.totals = {"microbatches": 0.0, "tokens": 0.0, "accepted": 0.0, "rejected": 0.0, "validated": 0.0}
 
     # ---- plan and links ------------------------------------------------------------------------------------------
@@ -181,7 +184,7 @@ class VolunteerMachine:
             case Forget():
                 self._held.forget_graphs(message.tasks)
             case InputAnswer():
-                self._held.on_input(message)
+                self._held.on_input(message, now, self._config.batch.segments)
             case Parameters():
                 self._versions.on_parameters(message)
             case VersionReady():
@@ -214,7 +217,7 @@ class VolunteerMachine:
             self._asked_again.add(sent, issuer, lease)
         if (
             key.step <= self._closed
-            or self._held.is_running(key)
+            or (self._held.is_running(key) and not self._in_segments(lease))
             or self._draining
             or len(self._held.leases) >= LEASES_MAX
             or not (
@@ -228,10 +231,14 @@ class VolunteerMachine:
                 self._words.give_back(issuer, lease.tasks, "draining" if self._draining else "too many leases")
             return
         recompute = key.op == "B" and forward_of(key) not in self._held.graphs
-        self._held.add(Held(lease, issuer, now, None, gives_slot, wants, place=self._place))
+        held = Held(lease, issuer, now, None, gives_slot, wants, place=self._place)
+        self._held.add(held, self._config.batch.segments)
         self._want_version(lease.version)
-        if recompute:
+        if recompute and not self._in_segments(lease):
             self._held.fetch_input(lease)
+
+    def _in_segments(self, lease: Lease) -> bool:
+        return self._config.batch.segments > 1 and not is_validation(lease)
 
     def _on_version_ready(self, peer: NodeId, message: VersionReady) -> None:
         """The first such word on a link also says that the shard takes work (again)."""
@@ -289,8 +296,14 @@ class VolunteerMachine:
         lease = held.lease
         self._held.begin(held)
         step = lease.tasks[0].step
-        accumulator = self.gradients.accumulator_for(step, lease.version) if held.wants_gradient else None
-        self._out.compute(job_of(held, accumulator, self._out.key, self._config.compute.split_backward))
+
+        def accumulator() -> int | None:
+            return self.gradients.accumulator_for(step, lease.version) if held.wants_gradient else None
+
+        if held.tenancy is not None:
+            self._out.compute(held.tenancy.job(accumulator, self._out.key))
+        else:
+            self._out.compute(job_of(held, accumulator(), self._out.key, self._config.compute.split_backward))
 
     def computed(self, job: Job, result: Any, now: float) -> None:
         if self._auditor.owns(job):
@@ -298,6 +311,12 @@ class VolunteerMachine:
             self._go_on(now)
             return
         match job:
+            case Forward() | Backward() | SegmentEnd() if (held := self._held.of_tenant) is not None:
+                self._room.succeeded()
+                alive = held.lease.tasks[0].step > self._closed and held.place == self._place
+                done = self._tenants.computed(job, result, alive, self._draining, now)
+                if done is not None:
+                    self._count(done)
             case SetUpDevice():
                 self._device_ready = self._is_here(job)
                 if self._device_ready:
@@ -406,8 +425,10 @@ class VolunteerMachine:
         """The device could not: what it may have left half added is thrown away, and the work goes back."""
         if self._auditor.owns(job):
             self._auditor.failed(job, reason)
-        elif isinstance(job, (Forward, Backward, RouteEnd, Evaluate)):
+        elif isinstance(job, (Forward, Backward, RouteEnd, SegmentEnd, Evaluate)):
             held = self._held.end()
+            if held.tenancy is not None:
+                self._out.compute(DropGraphs((forward_of(held.lease.tasks[0]),)))
             step = held.lease.tasks[0].step
             lost = self._lose_sum(step) if held.wants_gradient else ()
             self._device_failed(job, reason, now)

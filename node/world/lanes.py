@@ -16,9 +16,11 @@ from typing import Any
 from node.machine import jobs
 from protocol.base.forms import GRID_BLOCK, TYPICAL_BITS, byte_bounds
 from protocol.base.ids import TaskId, TensorRef
+from protocol.run.course import VALIDATION_FIRST
 from protocol.run.model_spec import BlockSpec, ModelSpec, blocks_of
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
+from protocol.run.segments import segment_ranges
 from protocol.world.world import CannotComputeError
 
 DEVICE_BYTES_PER_S = 1e10
@@ -99,14 +101,26 @@ class Work:
         return 1.0 / (forward / device.forward_flops_per_s + backward / device.backward_flops_per_s)
 
     @cached_property
-    def _boundary_bytes(self) -> int:
-        shape = (self.config.batch.samples, self.config.model.context, self.config.model.hidden)
-        return byte_bounds(shape, self.config.wire.activations_up)[0]
+    def _boundary_bytes(self) -> dict[int, int]:
+        """By tokens of a sample."""
+        samples, hidden, form = self.config.batch.samples, self.config.model.hidden, self.config.wire.activations_up
+        lengths = [self.config.model.context, *(end - first for first, end in segment_ranges(self.config))]
+        return {length: byte_bounds((samples, length, hidden), form)[0] for length in lengths}
 
-    def boundary(self, key: int) -> TensorRef:
+    def _length(self, task: TaskId) -> int:
+        """Tokens of a sample that a task is about."""
+        first, end = segment_ranges(self.config)[task.segment]
+        return self.config.model.context if task.microbatch >= VALIDATION_FIRST else end - first
+
+    def share(self, task: TaskId) -> float:
+        """Of a microbatch's work. Segments are cut to cost the same."""
+        return 1.0 if task.microbatch >= VALIDATION_FIRST else 1.0 / self.config.batch.segments
+
+    def boundary(self, key: int, task: TaskId) -> TensorRef:
         """An activation between two stages, or its gradient."""
-        shape = (self.config.batch.samples, self.config.model.context, self.config.model.hidden)
-        return TensorRef(key, shape, self.config.wire.activations_up, self._boundary_bytes)
+        length = self._length(task)
+        shape = (self.config.batch.samples, length, self.config.model.hidden)
+        return TensorRef(key, shape, self.config.wire.activations_up, self._boundary_bytes[length])
 
     def numbers(self, key: int) -> TensorRef:
         """A microbatch's tokens, or its labels."""
@@ -156,9 +170,11 @@ class WorldLanes:
             case jobs.SetUpDevice():
                 self._set_up(job)
             case jobs.Forward():
-                return self._at(job.task)[0]
+                return self._work.share(job.task) * self._at(job.task)[0]
+            case jobs.SegmentEnd():
+                return self._work.share(job.task) * self._at(job.task)[1]
             case jobs.Backward():
-                forward_s, backward_s = self._at(job.task)
+                forward_s, backward_s = (self._work.share(job.task) * each for each in self._at(job.task))
                 backward_s -= backward_s / 2 if job.weights_later else 0.0
                 return backward_s + (forward_s if self._recomputes or job.input is not None else 0.0)
             case jobs.RouteEnd():
@@ -211,13 +227,17 @@ class WorldLanes:
         match job:
             case jobs.Forward():
                 work.executed[job.task.step] += 1
-                return work.boundary(job.output)
+                return None if job.output is None else work.boundary(job.output, job.task)
             case jobs.Backward():
                 work.executed[job.task.step] += 1 if job.input is None else 2
-                return None if job.input_gradient is None else work.boundary(job.input_gradient)
+                return None if job.input_gradient is None else work.boundary(job.input_gradient, job.task)
+            case jobs.SegmentEnd():
+                work.executed[job.task.step] += 1
+                gradient = None if job.input_gradient is None else work.boundary(job.input_gradient, job.task)
+                return LOSS_NATS * self._work.share(job.task) * work.tokens, gradient
             case jobs.RouteEnd():
                 work.executed[job.tasks[0].step] += 1
-                gradient = None if job.input_gradient is None else work.boundary(job.input_gradient)
+                gradient = None if job.input_gradient is None else work.boundary(job.input_gradient, job.tasks[0])
                 return LOSS_NATS * work.tokens, gradient
             case jobs.TakeGradient():
                 assert self._place is not None

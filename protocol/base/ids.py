@@ -34,7 +34,15 @@ class TaskId(Struct, frozen=True, array_like=True, order=True, forbid_unknown_fi
     slice: _Small = 0
 
     def __str__(self) -> str:
-        return f"{self.step}:{self.op}{self.microbatch}@{self.position}"
+        segment = f".{self.segment}" if self.segment else ""
+        return f"{self.step}:{self.op}{self.microbatch}{segment}@{self.position}"
+
+    @property
+    def whole(self) -> TaskId:
+        """The task of all segments together: what is leased, covered and counted."""
+        if not self.segment:
+            return self
+        return TaskId(self.step, self.microbatch, self.position, self.op, 0, self.slice)
 
 
 TICKET_BYTES = 16

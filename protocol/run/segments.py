@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 SEGMENTS_MAX = 64
 """Of a sample: each is a message of its own at every boundary, and at 64 none of a pipeline's idle time is left."""
+SEGMENT_RUNS_MAX = 2
+"""Samples in segments that are open on a device beside those that slots have counted: ends of routes, recomputations.
+`node.compute.memory` keeps their room free."""
 
 
 def segment_ranges(config: RunConfig) -> tuple[tuple[int, int], ...]:

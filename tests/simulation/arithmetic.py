@@ -8,7 +8,7 @@ depends on every input and parameter, weight gradients add up, the update has a 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from node.machine.numbers import clip_factor
 from protocol.run.course import VALIDATION_FIRST, course_of
@@ -47,6 +47,45 @@ def route_end(weights: Vector, x: int, label: int, chunk: int) -> tuple[float, i
     y = forward(weights, x, chunk)
     dx, dw = backward(weights, x, 2 * (y - label) % PRIME, chunk)
     return float(1_000 + (y - label) % 1_009), dx, dw
+
+
+def segment_of(number: int, segment: int) -> int:
+    """A microbatch's tokens, or labels, of one segment."""
+    return (number * (segment + 1) + segment) % PRIME
+
+
+def seen_after(x: int, seen: int) -> int:
+    """What the next segment sees of this one and of those before, as of keys and values: a number for all of them."""
+    return (3 * seen + x) % PRIME
+
+
+@dataclass
+class Visit:
+    """A microbatch in segments in one chunk: inputs as the chunk saw them, what later ones saw, gradients so far."""
+
+    weights: Vector
+    chunk: int
+    inputs: list[int] = field(default_factory=list)
+    seen: int = 0
+    later: int = 0
+    dw: Vector = ()
+
+    def forward(self, x: int) -> int:
+        self.inputs.append((x + self.seen) % PRIME)
+        self.seen = seen_after(x, self.seen)
+        return forward(self.weights, self.inputs[-1], self.chunk)
+
+    def backward(self, dy: int) -> int:
+        """Of the last segment that has not gone back: its input gradient."""
+        dx, dw = backward(self.weights, self.inputs.pop(), dy, self.chunk)
+        self.dw = add(self.dw, dw) if self.dw else dw
+        later, self.later = self.later, (dx + 3 * self.later) % PRIME
+        return (dx + later) % PRIME
+
+    def end(self, label: int) -> tuple[float, int]:
+        """The same with the loss: (loss, input gradient)."""
+        y = forward(self.weights, self.inputs[-1], self.chunk)
+        return float(1_000 + (y - label) % 1_009), self.backward(2 * (y - label) % PRIME)
 
 
 def add(left: Vector, right: Vector) -> Vector:
@@ -103,6 +142,12 @@ def reference(config: RunConfig, shard_counts: list[int]) -> Reference:
         for microbatch in range(config.batch.microbatches):
             x, label = sample(config.seed, step, microbatch)
             *visits, end = course.route(step, microbatch)
+            if config.batch.segments > 1:
+                opened = [Visit(weights[course.chunks[chunk].stage], chunk) for chunk in (*visits, end)]
+                loss_sum += _in_segments(config, opened, x, label)
+                for position, visit in enumerate(opened):
+                    gradients[step][course.chunks[visit.chunk].stage][microbatch, position] = visit.dw
+                continue
             inputs = [x]
             for chunk in visits:
                 inputs.append(forward(weights[course.chunks[chunk].stage], inputs[-1], chunk))
@@ -132,6 +177,21 @@ def reference(config: RunConfig, shard_counts: list[int]) -> Reference:
         if config.validates(step)
     }
     return Reference(versions, moments, digests, gradients, losses, skips, clips, validations)
+
+
+def _in_segments(config: RunConfig, visits: list[Visit], tokens: int, labels: int) -> float:
+    """Forward in order, then backward in reverse order: the loss; the visits have the gradients."""
+    for segment in range(config.batch.segments):
+        x = segment_of(tokens, segment)
+        for visit in visits:
+            x = visit.forward(x)
+    loss_sum = 0.0
+    for segment in reversed(range(config.batch.segments)):
+        loss, dx = visits[-1].end(segment_of(labels, segment))
+        loss_sum += loss
+        for visit in reversed(visits[:-1]):
+            dx = visit.backward(dx)
+    return loss_sum
 
 
 def _validation(config: RunConfig, weights: list[Vector]) -> float:

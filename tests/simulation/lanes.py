@@ -8,10 +8,12 @@ from typing import Any
 from node.machine import jobs
 from protocol.base.ids import TaskId, TensorRef
 from protocol.run.course import VALIDATION_FIRST
+from protocol.run.segments import segment_ranges
 from tests.simulation.arithmetic import (
     PRIME,
     SHARD_ELEMENTS,
     Vector,
+    Visit,
     add,
     backward,
     digest,
@@ -19,6 +21,7 @@ from tests.simulation.arithmetic import (
     norm,
     route_end,
     sample,
+    segment_of,
     start_vector,
     update,
 )
@@ -78,6 +81,8 @@ class Lanes:
     bases: dict[int, Vector] = field(default_factory=dict)
     """Versions that a server may send the difference to."""
     graphs: dict[TaskId, tuple[Vector, int]] = field(default_factory=dict)
+    visits: dict[TaskId, Visit] = field(default_factory=dict)
+    """Of samples in segments."""
     sums: dict[int, Vector] = field(default_factory=dict)
     owed: dict[TaskId, Vector] = field(default_factory=dict)
     """What backwards have left for later."""
@@ -94,13 +99,17 @@ class Lanes:
         match job:
             case jobs.SetUpDevice():
                 self.device = job
-                self.versions, self.graphs, self.sums, self.bases, self.owed = {}, {}, {}, {}, {}
+                self.versions, self.graphs, self.visits, self.sums, self.bases = {}, {}, {}, {}, {}
+                self.owed = {}
                 return 1 << 20
             case jobs.LoadParameters():
                 self._load_parameters(job)
             case jobs.DropParameters():
                 self.versions.pop(job.version, None)
+            case jobs.Forward() | jobs.Backward() | jobs.SegmentEnd() if self._in_segments:
+                return self._segment(job)
             case jobs.Forward():
+                assert job.output is not None
                 self._expect_shape(job.input)
                 x = self.inputs[job.input.key]
                 weights = self.versions[job.version]
@@ -130,7 +139,7 @@ class Lanes:
                     return self._activation(job.output, forward(weights, x, self._chunk(job.task)))
                 return route_end(weights, x, self.inputs[job.labels.key], self._chunk(job.task))[0]
             case jobs.TakeGradient():
-                total = self.sums.pop(job.accumulator)
+                total = self.sums.pop(job.accumulator, (0,) * (len(job.shards) * SHARD_ELEMENTS))
                 cuts = range(0, len(total), SHARD_ELEMENTS)
                 return tuple(
                     self._shard(key, total[i : i + SHARD_ELEMENTS]) for key, i in zip(job.shards, cuts, strict=True)
@@ -146,12 +155,39 @@ class Lanes:
                 for task in job.tasks:
                     self.graphs.pop(task, None)
                     self.owed.pop(task, None)
+                    self.visits.pop(task, None)
             case jobs.DropAccumulators():
                 for accumulator in job.accumulators:
                     self.sums.pop(accumulator, None)
             case _:
                 return self._perform_server(job)
         return None
+
+    @property
+    def _in_segments(self) -> bool:
+        return self.device is not None and self.device.config.batch.segments > 1
+
+    def _segment(self, job: jobs.Forward | jobs.Backward | jobs.SegmentEnd) -> Any:
+        task = job.task
+        key = forward_of(task.whole)
+        if isinstance(job, jobs.Forward):
+            self._expect_shape(job.input, task.segment)
+            if task.segment == 0:
+                self.visits[key] = Visit(self.versions[job.version], self._chunk(task))
+            x = self.inputs[job.input.key]
+            assert len(self.visits[key].inputs) == task.segment, f"{task} is computed out of turn"
+            y = self.visits[key].forward(segment_of(x, task.segment) if task.position == 0 else x)
+            return None if job.output is None else self._activation(job.output, y, task.segment)
+        visit, loss = self.visits[key], 0.0
+        assert len(visit.inputs) == task.segment + 1, f"{task} is computed out of turn"
+        if isinstance(job, jobs.SegmentEnd):
+            loss, dx = visit.end(segment_of(self.inputs[job.labels.key], task.segment))
+        else:
+            dx = visit.backward(self.inputs[job.output_gradient.key])
+        if not visit.inputs:
+            self._add(job.accumulator, self.visits.pop(key).dw)
+        found = None if job.input_gradient is None else self._activation(job.input_gradient, dx, task.segment)
+        return (loss, found) if isinstance(job, jobs.SegmentEnd) else found
 
     def _perform_server(self, job: jobs.Job) -> Any:
         if isinstance(job, jobs.PrepareData):
@@ -265,19 +301,24 @@ class Lanes:
         if accumulator is not None:
             self.sums[accumulator] = add(self.sums[accumulator], dw) if accumulator in self.sums else dw
 
-    def _expect_shape(self, ref: TensorRef) -> None:
+    def _expect_shape(self, ref: TensorRef, segment: int | None = None) -> None:
         """As a device does it: what has another shape than the run's is no input of a block."""
         assert self.device is not None
-        batch, model = self.device.config.batch, self.device.config.model
-        shape = (batch.samples, model.context, model.hidden)
-        start = ref.form == "int32" and ref.shape == shape[:2]
+        config = self.device.config
+        shape = self._shape(segment)
+        start = ref.form == "int32" and ref.shape == (config.batch.samples, config.model.context)
         assert start or ref.shape == shape, f"a forward of {list(ref.shape)}, where the run has {list(shape)}"
 
-    def _activation(self, key: int, value: int) -> TensorRef:
-        """A whole number that passes for an activation of the run's shape, bytes included."""
+    def _shape(self, segment: int | None) -> tuple[int, int, int]:
+        """Of an activation: of a whole sample (None), or of one segment."""
         assert self.device is not None
         config = self.device.config
-        shape = (config.batch.samples, config.model.context, config.model.hidden)
+        first, end = (0, config.model.context) if segment is None else segment_ranges(config)[segment]
+        return config.batch.samples, end - first, config.model.hidden
+
+    def _activation(self, key: int, value: int, segment: int | None = None) -> TensorRef:
+        """A whole number that passes for an activation of the run's shape, bytes included."""
+        shape = self._shape(segment)
         return self._keep(key, value, shape, "fp32", 4 * shape[0] * shape[1] * shape[2])
 
     def _tokens(self, key: int, value: int) -> TensorRef:

@@ -59,7 +59,9 @@ def equivalent(owner: object, name: str, reason: str) -> Callable[[Callable[[Any
     return register
 
 
-LINE: dict[str, Any] = {"stages": 2, "chunks": 1, "placement": "line", "skip": 0.0, "swaps": 0, "tied": False}
+LINE: dict[str, Any] = {
+    "stages": 2, "chunks": 1, "placement": "line", "skip": 0.0, "swaps": 0, "tied": False, "segments": 1,
+}  # fmt: skip
 SHORT_LEASES = Scene(
     only=("slow_host",),
     gap_s=(0.1, 0.3),

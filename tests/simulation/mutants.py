@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-import tests.simulation.mutants_of_faults  # noqa: F401 - they register themselves
+import tests.simulation.mutants_of_faults
+import tests.simulation.mutants_of_segments  # noqa: F401 - they register themselves
 from node.core import NodeMachine
 from node.machine.jobs import ServeParameters
 from node.machine.records import SnapshotWritten

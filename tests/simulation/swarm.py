@@ -102,6 +102,7 @@ class Shape:
     tied: bool = False
     skip: float = 0.0
     swaps: int = 0
+    segments: int = 1
     cut: str = EVEN
     lease_s: float = 8.0
     validate_every: int = 0
@@ -116,7 +117,8 @@ class Shape:
 
     @staticmethod
     def draw(rng: random.Random) -> Shape:
-        """A line, as most runs are; every third run has another course, and some have servers that are both."""
+        """A line, as most runs are; every third run has another course, every fifth samples in segments, and some have
+        servers that are both."""
         shape = Shape._line(rng)
         if rng.random() < 1 / 3:
             shape = replace(shape, **rng.choice(COURSES))
@@ -127,7 +129,8 @@ class Shape:
         # Without a draw from `rng`: what a seed draws after this was drawn by it before.
         shape = replace(shape, split=random.Random(repr(shape)).random() < 0.3)
         # Two at the least: of a contribution that a liar made, one shard alone would never see the rest missing.
-        return replace(shape, fronts=2, backs=0) if rng.random() < 0.15 else shape
+        shape = replace(shape, fronts=2, backs=0) if rng.random() < 0.15 else shape
+        return replace(shape, segments=rng.choice([2, 3])) if rng.random() < 0.2 else shape
 
     @staticmethod
     def _line(rng: random.Random) -> Shape:
@@ -162,7 +165,12 @@ class Shape:
                 context=16,
                 tied_embeddings=self.tied,
             ),
-            batch=BatchSection(microbatches=self.microbatches, samples=2, delay=self.delay),  # type: ignore[arg-type]
+            batch=BatchSection(
+                microbatches=self.microbatches,
+                samples=2,
+                delay=self.delay,  # type: ignore[arg-type]
+                segments=self.segments,
+            ),
             stages=StagesSection(
                 count=self.stages,
                 front_servers=self.fronts,
@@ -184,7 +192,7 @@ class Shape:
                 linger_s=self.linger_s,
                 server_gone_s=SERVER_GONE_S,
             ),
-            audit=AuditSection(first=self.audit_first, rate=self.audit_rate),
+            audit=AuditSection(first=self.audit_first, rate=self.audit_rate if self.segments == 1 else 0.0),
         )
         config.validate()
         return config

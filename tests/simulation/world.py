@@ -545,6 +545,8 @@ def _duration_s(job: jobs.Job) -> float:
             return 0.06 if job.weights_later else 0.12
         case jobs.WeightGradient():
             return 0.06
+        case jobs.SegmentEnd():
+            return 0.12
         case jobs.Fold() | jobs.Reduce() | jobs.Apply() | jobs.LoadParameters() | jobs.TakeGradient():
             return 0.01
         case jobs.SetUpServer():

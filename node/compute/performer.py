@@ -1,0 +1,97 @@
+"""What both lanes share: a job becomes an outcome, tensors become bytes and back, with the time that it took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from node.compute.forms import packed
+from node.compute.wire import decode, encode
+from node.process.store import Buffer
+from protocol.base.ids import TensorRef
+from protocol.base.machine import Computed, ComputeFailed, WorkGoesOn
+
+Buffers = Mapping[int, Buffer]
+"""The bytes of a job's references, by key."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a job came to, or that it goes on. `tensors` go into the store before the machine hears of `fact`."""
+
+    fact: Computed | ComputeFailed | WorkGoesOn
+    tensors: list[tuple[TensorRef, Buffer]] = field(default_factory=list)
+    kind: str = "other"
+    """compute, optimizer, data or disk: which phase of the metrics the time belongs to."""
+    seconds: float = 0.0
+    codec_s: float = 0.0
+    """Part of `seconds` that went into wire forms."""
+
+
+def input_refs(job: Any) -> Iterator[TensorRef]:
+    """The references that a job reads: what the driver must hand over with it."""
+    for name in job.__slots__:
+        value = getattr(job, name)
+        if isinstance(value, TensorRef):
+            yield value
+        elif isinstance(value, tuple) and value and isinstance(value[0], TensorRef):
+            yield from value
+
+
+class Performer:
+    """The state of one lane and its jobs' methods, chosen by the job's class."""
+
+    def __init__(self) -> None:
+        self._codec_s = 0.0
+        self._made: list[tuple[TensorRef, Buffer]] = []
+        self.deliver: Callable[[Outcome], None] = lambda outcome: None
+        """Where a job says that it goes on; from any thread."""
+
+    def perform(self, job: Any, buffers: Buffers) -> Outcome:
+        """Does a job. An error of its data, of the device or of the disk becomes `ComputeFailed`."""
+        self._made, self._codec_s = [], 0.0
+        kind = "other"
+        start = time.monotonic()
+        try:
+            kind, method = self._methods()[type(job)]
+            fact: Computed | ComputeFailed = Computed(job, method(job, buffers))
+        except Exception as error:  # whatever it is, the machine must know that the job will not end
+            fact, self._made = ComputeFailed(job, str(error) or type(error).__name__), []
+        return Outcome(fact, self._made, kind, time.monotonic() - start, self._codec_s)
+
+    def _methods(self) -> dict[type, tuple[str, Callable[[Any, Buffers], Any]]]:
+        raise NotImplementedError
+
+    def _decode(self, ref: TensorRef, buffers: Buffers) -> Tensor:
+        start = time.monotonic()
+        tensor = decode(buffers[ref.key], ref.shape, ref.form)
+        self._codec_s += time.monotonic() - start
+        return tensor
+
+    def _pack(self, key: int, integers: Tensor) -> TensorRef:
+        """A vector of whole numbers in the form `gi`."""
+        start = time.monotonic()
+        buffer = packed.pack(integers.to(torch.int32).numpy())
+        self._codec_s += time.monotonic() - start
+        ref = TensorRef(key, tuple(integers.shape), "gi", len(buffer))
+        self._made.append((ref, buffer))
+        return ref
+
+    def _unpack(self, ref: TensorRef, buffers: Buffers) -> Tensor:
+        start = time.monotonic()
+        integers = torch.from_numpy(packed.unpack(buffers[ref.key], ref.shape[0]))
+        self._codec_s += time.monotonic() - start
+        return integers
+
+    def _encode(self, key: int, tensor: Tensor, form: str) -> TensorRef:
+        start = time.monotonic()
+        buffer = encode(tensor, form)
+        self._codec_s += time.monotonic() - start
+        ref = TensorRef(key, tuple(tensor.shape), form, buffer.nbytes)  # type: ignore[arg-type]
+        self._made.append((ref, buffer))
+        return ref

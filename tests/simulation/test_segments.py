@@ -1,0 +1,14 @@
+"""Samples in segments in the simulated world: whoever dies between two segments, the weights are the reference's."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.mutants_of_segments import SEGMENTS
+from tests.simulation.run_seed import run_seed
+
+
+@pytest.mark.parametrize("seed", [2, 8, 12])
+def test_tenants_that_die_between_segments_lose_and_double_nothing(seed: int) -> None:
+    """Volunteers are killed and links are cut many times a second; every version is the one-process reference's."""
+    assert run_seed(seed, scene=SEGMENTS).faults["volunteer_kill"] > 0
