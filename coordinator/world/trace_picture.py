@@ -19,7 +19,7 @@ NODES_SHOWN = 48
 """Rows of each side: of more nodes the first of each stage in turn."""
 BARS_MAX = 4000
 """Of one row: a page must stay light."""
-_LEFT, _TOP, _ROW, _GAP, _BLOCK = 170, 54, 14, 3, 30
+_LEFT, _TOP, _ROW, _GAP, _BLOCK = 170, 54, 14, 3, 44
 
 
 def trace_svg(trace: Trace, width: int = 1100) -> str:
@@ -42,7 +42,7 @@ def trace_svg(trace: Trace, width: int = 1100) -> str:
     y = _TOP
     for (name, side, begin, end), nodes in zip(shown, rows, strict=True):
         words = f"{name}: {side.step_s:.3f} s a step, bubble {side.bubble():.0%}" if side.step_s else f"{name}: no step"
-        lines.append(f'<text x="8" y="{y + 16}" font-weight="bold" fill="#222222">{escape(words)}</text>')
+        lines.append(f'<text x="8" y="{y + 10}" font-weight="bold" fill="#222222">{escape(words)}</text>')
         y += _BLOCK - 6
         top = y
         for node in nodes:
