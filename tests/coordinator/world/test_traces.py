@@ -145,11 +145,11 @@ def test_tables_of_equal_sides_are_equal(found: Prediction) -> None:
 
 
 def test_the_simulated_tasks_and_bytes_are_those_of_the_run(found: Prediction) -> None:
-    """Each microbatch's forward and backward at stage 0, and its route's end at stage 1, are done once a step."""
+    """F and B at stage 0, the route's end at stage 1, once a step; of five steps one may lie across an edge."""
     trace = read_trace(told_of(found))
     assert trace.predicted is not None
     first, last = stage_rows(trace.predicted, 2)
-    assert first.tasks == pytest.approx(8, abs=0.5) and last.tasks == pytest.approx(4, abs=0.5)
+    assert first.tasks == pytest.approx(8, abs=1.6) and last.tasks == pytest.approx(4, abs=0.8)
     ways = {row.name: row for row in link_rows(trace.predicted)}
     up = ways["stage 0 volunteers → stage 0 servers"]
     assert up.ways == 2 and up.rate <= 2e5 * 1.01
