@@ -66,9 +66,16 @@ class Holdings:
     def has_what_it_needs(self, held: Held) -> bool:
         """Whether its input or its graph is here, and of a sample in segments the next one's."""
         if held.tenancy is not None:
-            return held.tenancy.ready() and (held.tenancy.begun or self._has_room(held.tenancy))
+            return held.tenancy.ready() and (held.tenancy.begun or self._may_begin(held, held.tenancy))
         key = held.lease.tasks[0]
         return held.input is not None or (key.op == "B" and forward_of(key) in self.graphs)
+
+    def _may_begin(self, held: Held, tenancy: Tenancy) -> bool:
+        """Forward and backward of one visit share what the device has of it: one begins when the other has ended."""
+        visit = forward_of(held.lease.tasks[0])
+        others = (each for each in self.all() if each is not held and forward_of(each.lease.tasks[0]) == visit)
+        begun = any(each.tenancy is not None and each.tenancy.begun for each in others)
+        return not begun and self._has_room(tenancy)
 
     def _has_room(self, tenancy: Tenancy) -> bool:
         """Of those that need room for a graph beside the counted ones, one may wait for parts of its input, and one
@@ -82,8 +89,11 @@ class Holdings:
         del self.leases[key]
         self.running = held
         if held.tenancy is not None:
-            if key.op == "B" and not held.tenancy.passes_through:
-                self.graphs.pop(forward_of(key), None)
+            if self.graphs.pop(forward_of(key), None) is not None and key.op == "F" and not held.tenancy.begun:
+                for each in self.leases.values():  # it is made anew: a backward that counts on it begins from inputs
+                    if each.tenancy is not None and forward_of(each.lease.tasks[0]) == forward_of(key):
+                        each.tenancy.lose_graph()
+                        self._ask(each)
         elif key.op == "B" and held.input is None:
             del self.graphs[forward_of(key)]
 

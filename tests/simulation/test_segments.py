@@ -6,9 +6,15 @@ import pytest
 
 from tests.simulation.mutants_of_segments import SEGMENTS
 from tests.simulation.run_seed import run_seed
+from tests.simulation.scene import Scene
 
 
 @pytest.mark.parametrize("seed", [2, 8, 12])
 def test_tenants_that_die_between_segments_lose_and_double_nothing(seed: int) -> None:
     """Volunteers are killed and links are cut many times a second; every version is the one-process reference's."""
     assert run_seed(seed, scene=SEGMENTS).faults["volunteer_kill"] > 0
+
+
+def test_a_forward_that_is_done_again_does_not_take_a_backwards_keys_and_values() -> None:
+    """Both leases of one visit came to one volunteer, and the device had the one's segments dropped for the other."""
+    run_seed(23, scene=Scene(run={"segments": 3, "split": True}))
