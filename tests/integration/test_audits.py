@@ -51,7 +51,7 @@ class BadChildren(Children):
 
 def start(children: Children, folder: Path, name: str, *words: str) -> Daemon:
     home, port = folder / name, free_port()
-    arguments = [*words, "--yes", "--no-benchmark", "--no-punch", "--state", str(home)]
+    arguments = [*words, "--yes", "--always", "--no-benchmark", "--no-punch", "--state", str(home)]
     child = children.start(name, home, [*arguments, "--metrics", f"127.0.0.1:{port}"])
     return Daemon(child, f"http://127.0.0.1:{port}/metrics")
 

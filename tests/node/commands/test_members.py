@@ -78,15 +78,15 @@ def test_a_link_for_the_other_kind_names_the_right_command() -> None:
 
 def test_a_link_need_not_stand_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every user of a computer can read its process list: a file, standard input and the environment do as well."""
-    started = starts(monkeypatch)
+    started, one = starts(monkeypatch), link()  # a link holds the time: two calls may differ
     file = tmp_path / "server.link"
-    file.write_text(f"{link()}\n")
+    file.write_text(f"{one}\n")
     rest = ("--state", str(tmp_path / "state"))
-    for arguments, given in (((str(file),), None), (("-",), f"{link()}\nmore"), ((), None)):
+    for arguments, given in (((str(file),), None), (("-",), f"{one}\nmore"), ((), None)):
         if not arguments:
-            monkeypatch.setenv(LINK_VARIABLE, link())
+            monkeypatch.setenv(LINK_VARIABLE, one)
         CliRunner().invoke(server, [*arguments, *rest], input=given, catch_exceptions=False)
-    assert [str(options.link) for options in started] == [link()] * 3
+    assert [str(options.link) for options in started] == [one] * 3
     assert LINK_VARIABLE not in os.environ, "children must not inherit it"
     assert complaint(server, *rest).startswith("join link: none is given; name it, or a file that holds it")
     file.write_bytes(b"\xff\xfe")
