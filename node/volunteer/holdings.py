@@ -63,6 +63,12 @@ class Holdings:
         """Whether the device is at work on the lease that begins with `task`."""
         return self.running is not None and self.running.lease.tasks[0] == task
 
+    def is_ending(self, task: TaskId) -> bool:
+        """Whether the device is at work on the last job of the lease that begins with `task`: its weight gradient goes
+        into a sum with it, so the same work must not begin anew. Of a sample in segments it may before."""
+        tenancy = self.running.tenancy if self.running is not None else None
+        return self.is_running(task) and (tenancy is None or tenancy.over)
+
     def has_what_it_needs(self, held: Held) -> bool:
         """Whether its input or its graph is here, and of a sample in segments the next one's."""
         if held.tenancy is not None:

@@ -217,7 +217,7 @@ class VolunteerMachine:
             self._asked_again.add(sent, issuer, lease)
         if (
             key.step <= self._closed
-            or (self._held.is_running(key) and not self._in_segments(lease))
+            or self._held.is_ending(key)
             or self._draining
             or len(self._held.leases) >= LEASES_MAX
             or not (

@@ -18,3 +18,8 @@ def test_tenants_that_die_between_segments_lose_and_double_nothing(seed: int) ->
 def test_a_forward_that_is_done_again_does_not_take_a_backwards_keys_and_values() -> None:
     """Both leases of one visit came to one volunteer, and the device had the one's segments dropped for the other."""
     run_seed(23, scene=Scene(run={"segments": 3, "split": True}))
+
+
+def test_a_visit_that_is_given_again_while_its_last_segment_goes_back_is_in_the_sum_once() -> None:
+    """The lease ran out at the server and came back to the same volunteer, whose device was adding to its sum."""
+    run_seed(45, scene=Scene(run={"segments": 3}))
