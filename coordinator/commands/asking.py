@@ -73,5 +73,6 @@ def ask(base: str, links: Path | None, what: str, body: bytes | None, patience_s
                 reason = f"the answer is {error.code}"
         raise BadInputError(f"{url}: {reason}") from error
     except (OSError, ValueError) as error:
-        raise BadInputError(f"{url}: nobody answers there: {getattr(error, 'reason', error)}") from error
+        why = getattr(error, "reason", error)
+        raise BadInputError(f"{url}: nobody answers there: {getattr(why, 'strerror', None) or why}") from error
     return found

@@ -175,7 +175,8 @@ def fetch(url: str) -> dict[str, Any]:
                 reason = f"the answer is {error.code}"
         raise BadInputError(f"{url}: {reason}") from error
     except (OSError, ValueError) as error:
-        raise BadInputError(f"{url}: nobody answers there: {getattr(error, 'reason', error)}") from error
+        why = getattr(error, "reason", error)
+        raise BadInputError(f"{url}: nobody answers there: {getattr(why, 'strerror', None) or why}") from error
     try:
         found = json.loads(text)
     except ValueError:

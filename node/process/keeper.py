@@ -327,7 +327,7 @@ class Keeper:
         self._take_news(facts.get("news"))
         self._take_device(facts.get("device"))
         given = self.tally.visit
-        working = self.decision.works and facts.get("stage", -1) >= 0
+        working = self.decision.works and bool(facts.get("busy"))  # waiting for work is not work
         self.tally.count(facts.get("totals", {}), passed_s if working else 0.0, self._day())
         if self.tally.visit.tokens > given.tokens:
             self._worked_at_s = moment.now_s

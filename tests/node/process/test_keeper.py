@@ -96,3 +96,45 @@ async def test_a_quota_that_refuses_a_write_ends_the_lives_until_it_is_raised(tm
                 await trio.sleep(0.01)
         nursery.cancel_scope.cancel()
     line.close()
+
+
+class WaitingLife(SendingLife):
+    """A node that holds a place in a stage, and has work only when it is told so."""
+
+    busy = False
+
+    def facts(self) -> dict[str, Any]:
+        return {"stage": 0, "busy": self.busy, "coordinator": True}
+
+    async def run(self) -> str:
+        await trio.sleep_forever()
+        raise AssertionError("unreachable")
+
+
+async def test_time_without_work_is_not_counted_as_work(tmp_path: Path) -> None:
+    """A page showed 21 minutes of work beside no task at all, and the run's thanks said 0 minutes of the same visit."""
+    line = Limits()
+    keeper = Keeper(
+        state=tmp_path,
+        settings=tmp_path / "limits.toml",
+        overrides={},
+        sensors=Sensors(),
+        line=line,
+        metrics=NodeMetrics("volunteer"),
+        run_name=lambda: "lent",
+    )
+    life = WaitingLife(line)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keeper.watch)
+        nursery.start_soon(keeper.live, lambda _: life)
+        with trio.fail_after(60.0):
+            while keeper.status()["state"] != "working":
+                await trio.sleep(0.01)
+            for _ in range(3):
+                await keeper._next_change()
+            assert keeper.tally.visit.working_s == 0.0
+            life.busy = True
+            while not keeper.tally.visit.working_s:
+                await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+    line.close()
