@@ -26,7 +26,7 @@ from tests.simulation.world import Host, Watcher, World
 
 SHAPE = Shape(stages=2, volunteers=4, microbatches=6, steps=14, contribution_tasks=2, checkpoint_every=0, audit_first=6)
 END_S = 120.0
-FALSE = {"false_gradient": (0, 1), "false_output": (1, 4), "false_input_gradient": (0, 2)}
+FALSE = {"false_gradient": (0, 2), "false_output": (4, 5), "false_input_gradient": (0, 2)}
 """Lies, and seeds in which the liar comes to a stage where there is something to lie about."""
 
 
@@ -104,7 +104,7 @@ def test_honest_members_pass() -> None:
     swarm, ledgers, _ = play(1)
     assert swarm.finished and not banned(swarm)
     found = outcomes(ledgers)
-    assert found.keys() <= {"passed", "missed"} and found["passed"] >= 30
+    assert found.keys() <= {"passed", "missed"} and found["passed"] >= 25
 
 
 def test_known_members_are_audited_at_the_rate() -> None:
@@ -153,7 +153,9 @@ def _never(*_: Any, **__: Any) -> None:
 
 MUTANTS: dict[str, Patch] = {
     "it is drawn before all of it has come": _replaces(LedgerRole, "on_stored", _early),
-    "a mismatch is ignored": _replaces(Audits, "_second", lambda _: lambda self, unit, found: self._passed(unit)),
+    "a mismatch is ignored": _replaces(
+        Audits, "_second", lambda _: lambda self, unit, found, *rest: self._passed(unit, found)
+    ),
     "somebody honest is blamed": _replaces(BackRole, "kept_of", _swapped),
     "a ban is not passed on": _replaces(Bans, "tell", lambda _: _never),
     "the sum is compared only after it was folded": _replaces(ShardRole, "part_of", lambda _: _never),

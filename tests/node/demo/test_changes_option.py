@@ -33,7 +33,8 @@ def test_what_run_changes_prints_is_read(tmp_path: Path) -> None:
         ("no json", "is not what `run changes --json` prints"),
         (json.dumps({"key": 1}), "is not what `run changes --json` prints"),
         (json.dumps([{**CHANGE, "from_step": -1}]), "without its step"),
-        (json.dumps([{**CHANGE, "key": "steps"}]), "cannot be changed"),
+        (json.dumps([{**CHANGE, "key": "steps"}]), "expected a whole number"),
+        (json.dumps([{**CHANGE, "key": "model.hidden"}]), "cannot be changed"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, content: str, says: str) -> None:

@@ -78,8 +78,11 @@ def test_fields_are_exact(kind: type[Message]) -> None:
         assert _refusal(_raw(**{key: value for key, value in plain.items() if key != name})) == "decode"
         assert _refusal(_raw(**plain | {name: {"a": b"wrong"}})) == "decode"
         doubled = bytearray(encode(sample(kind)))
-        assert doubled[0] & 0xF0 == 0x80
-        doubled[0] += 1
+        if doubled[0] == 0xDE:  # a map of more than 15 fields: two bytes of count
+            doubled[2] += 1
+        else:
+            assert doubled[0] & 0xF0 == 0x80
+            doubled[0] += 1
         assert _refusal(bytes(doubled) + msgspec.msgpack.encode(name) + msgspec.msgpack.encode(plain[name])) == "decode"
 
 
