@@ -359,7 +359,11 @@ def no_fence_around_generations(original: Any) -> Any:
     return handle
 
 
-@mutant(NodeMachine, "_plan_changed", "old_coordinator", "coordinator_kill", "server_disk_loss")
+@mutant(
+    NodeMachine,
+    "_plan_changed",
+    scene=Scene(only=("old_coordinator", "server_disk_loss"), gap_s=(0.15, 0.4)),
+)
 def an_old_plan_is_followed(original: Any) -> Any:
     def plan_changed(self: Any, message: Any, now: float) -> None:
         self._roles.plan = None
