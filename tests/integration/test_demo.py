@@ -77,12 +77,13 @@ def test_kills_of_everybody_change_nothing(tmp_path: Path, delay: str) -> None:
 def test_a_run_whose_cut_is_planned_has_the_weights_of_one_process(tmp_path: Path) -> None:
     """Servers measure each other and themselves, a planner cuts the model and seats them; one is a spare; volunteers,
     the coordinator and a server die. The weights are to the last bit those of one process with the cut that the summary
-    names: what a planner chooses is part of the run, and its sentence can be followed."""
-    planned = ("--stages", "3", "--servers", "7", "--set", "stages.cut=planned", "--steps", "16")
+    names: what a planner chooses is part of the run, and its sentence can be followed. (Mostly it cuts unevenly; where
+    what was measured makes the even cut as good, it says so.)"""
+    planned = ("--stages", "3", "--servers", "7", "--set", "stages.cut=planned", "--steps", "60")
     found = demo(tmp_path, *planned, "--chaos", "5", "--kill-coordinator", "4", "--kill-server", "8")
-    assert found["stages"] == 3 and [int(edge) for edge in found["cut"].split()] != [2, 4], found["cut"]
+    assert found["stages"] == 3 and (found["cut"] == "even" or len(found["cut"].split()) == 2), found["cut"]
     cut = f"stages.cut={found['cut']}"
-    expected = demo(tmp_path, "--reference", "--stages", "3", "--set", cut, "--steps", "16")
+    expected = demo(tmp_path, "--reference", "--stages", "3", "--set", cut, "--steps", "60")
     weights = [(Path(model) / "model.safetensors").read_bytes() for model in (found["model"], expected["model"])]
     assert weights[0] == weights[1]
     assert found["losses"] == pytest.approx(expected["losses"], rel=1e-6)
