@@ -45,8 +45,19 @@ HUGE_SHARE = 0.3
 class Liar:
     """Wraps an honest node's machine. See `protocol.base.machine` for the doors."""
 
-    def __init__(self, inner: NodeMachine, host: Host, rng: random.Random, names: tuple[str, ...] | None) -> None:
-        """`names`: of `LIES` and `BENDS`; None for all lies, and absurd contributions."""
+    def __init__(
+        self,
+        inner: NodeMachine,
+        host: Host,
+        rng: random.Random,
+        names: tuple[str, ...] | None,
+        spoilt: dict[TaskId, None],
+    ) -> None:
+        """
+        Args:
+            names: of `LIES` and `BENDS`; None for all lies, and absurd contributions.
+            spoilt: tasks that a liar of this world, in any of its lives, has once brought a contribution of.
+        """
         names = (*(lie.__name__[1:] for lie in LIES), "absurd") if names is None else names
         self._names = names
         self._lies = tuple(lie for lie in LIES if lie.__name__[1:] in names)
@@ -58,7 +69,7 @@ class Liar:
         self._results: deque[tuple[NodeId, Output | InputGradient, Any]] = deque(maxlen=64)
         """Results of real leases as they were sent, with their values."""
         self._huge: dict[ContributionId, bool] = {}
-        self._spoilt: dict[TaskId, None] = {}
+        self._spoilt = spoilt
         self._false: dict[ContributionId | TaskId, bool] = {}
 
     def start(self, now: float) -> Sequence[Effect]:
@@ -89,7 +100,12 @@ class Liar:
         return self._inner.waiting_for()
 
     def _absurd(self, effect: Effect) -> Effect:
-        """Some contributions are false and huge, which a receiver's driver measures; done again, they are honest."""
+        """Some contributions are false and huge, which a receiver's driver measures; done again, they are honest.
+
+        By whichever liar: two nodes that bring the like confirm each other, since an honest run may diverge too
+        (`node.server.doubts`). So two liars, or two lives of one, could have a false sum counted where no
+        audit is drawn, as after a server's restart: that is so by design, and no judge of the world could allow for it.
+        """
         if not isinstance(effect, Send) or not isinstance(effect.message, Contribute):
             return effect
         message = effect.message

@@ -28,7 +28,7 @@ from node.machine.facts import NodeFacts
 from node.machine.kept_plan import KeptPlan
 from node.machine.records import SnapshotWritten
 from node.server.tickets import KEY_BYTES
-from protocol.base.ids import NodeId
+from protocol.base.ids import NodeId, TaskId
 from protocol.base.machine import Received
 from protocol.messages import LinkFigures, LinkReport, PlanChanged, Welcome
 from protocol.run.course import EVEN, PLANNED
@@ -221,6 +221,8 @@ class Swarm:
         self.coordinator = self.world.add(Host(COORDINATOR, "coordinator", self._build_coordinator, "c:1"))
         self.servers: list[Host] = []
         self.volunteers: list[Host] = []
+        self._spoilt: dict[TaskId, None] = {}
+        """What liars have had their hands on."""
         self._made = 0
         self.world.on_exit = self._look_after
         self.world.before_received = keep_plan
@@ -251,7 +253,7 @@ class Swarm:
         """A volunteer that also says what no honest one would."""
         host = self._add("volunteer")
         host.lies = True
-        host.build = lambda host, rng: Liar(self._build_node(host, rng), host, rng, self.scene.lies)
+        host.build = lambda host, rng: Liar(self._build_node(host, rng), host, rng, self.scene.lies, self._spoilt)
         self.volunteers.append(host)
         return host
 
