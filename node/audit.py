@@ -1,9 +1,9 @@
 """Counts samples from what the servers wrote on their disks: `python -m node.audit STATE-FOLDER…`.
 
 A second opinion on "no sample is lost or counted twice". It opens the journals read-only, knows their format (see
-`node.process.journal`) and the course that the run's configuration asks for, and nothing of the machines: no import of
-them, no shared arithmetic. For every stage and step of the history that counts (after going back to a checkpoint: the
-newer one) it asks that
+`node.process.journal`) and the course that the run's configuration asks for, as its operator has laid it out, and
+nothing of the machines: no import of them, no shared arithmetic. For every stage and step of the history that
+counts (after going back to a checkpoint: the newer one) it asks that
 
 * the stage's ledger sealed the step once, and the contributions of that seal, as accepted, cover every visit once;
 * the loss of every microbatch is covered once, in the stage where its route ends;
@@ -26,6 +26,7 @@ from typing import Any
 
 import msgspec
 
+from protocol.run.changes import RunChange, laid_out_at
 from protocol.run.course import Course, course_of
 from protocol.run.run import RunConfig
 
@@ -83,7 +84,10 @@ class AuditError(Exception):
 class _Journal:
     """The ledger's records of one server."""
 
-    stage: int
+    stages: dict[int, int]
+    """Ledger generation -> the stage that this server was of: another layout gives it another."""
+    changes: tuple[RunChange, ...]
+    """By the newest plan that it went by."""
     starts: dict[int, int]
     """Ledger generation -> first step of its history."""
     config: dict[str, Any]
@@ -107,25 +111,33 @@ def audit(folders: Sequence[Path], steps: int | None = None) -> Audit:
     starts: dict[int, int] = {}
     for journal in journals:
         starts.update(journal.starts)
-    counted = [(journal.stage, kind, body) for journal in journals for kind, body in journal.rows]
+    counted = [
+        (journal.stages.get(body["ledger_generation"], -1), kind, body)
+        for journal in journals
+        for kind, body in journal.rows
+    ]
     counted = [(s, k, b) for s, k, b in counted if b["ledger_generation"] == _generation_of(b["step"], starts)]
     if steps is None:
         steps = 1 + max((body["step"] for _, kind, body in counted if kind == "StepDone"), default=-1)
-    count = config["stages"]["count"]
-    missing = sorted(set(range(count)) - {journal.stage for journal in journals})
+    run = msgspec.convert(config, RunConfig)
+    changes = max((journal.changes for journal in journals), key=len)
+    layouts = [laid_out_at(run, changes, step) for step in range(steps)] or [run]
+    count = max(layout.stages.count for layout in layouts)
+    missing = sorted(set(range(count)) - {stage for journal in journals for stage in journal.stages.values()})
     if missing:
         raise AuditError(f"no journal of stage {', '.join(map(str, missing))} among the folders")
     first_step = max(min(starts.values()), *(journal.forgotten for journal in journals))
     verdict = Audit(first_step, steps, count, vouched=max(starts.values()))
     for stage in range(count):
-        _audit_stage(verdict, stage, config, [(kind, body) for s, kind, body in counted if s == stage])
+        _audit_stage(verdict, stage, layouts, [(kind, body) for s, kind, body in counted if s == stage])
     _audit_decisions(verdict, config, [(kind, body) for _, kind, body in counted])
     return verdict
 
 
-def _audit_stage(verdict: Audit, stage: int, config: dict[str, Any], rows: list[tuple[str, dict[str, Any]]]) -> None:
-    run = msgspec.convert(config, RunConfig)
-    course = course_of(run)
+def _audit_stage(
+    verdict: Audit, stage: int, layouts: Sequence[RunConfig], rows: list[tuple[str, dict[str, Any]]]
+) -> None:
+    courses: dict[RunConfig, Course] = {}
     accepted: dict[tuple[Any, ...], list[list[Any]]] = {}
     sealed: dict[int, list[list[Any]]] = {}
     for kind, body in rows:
@@ -135,6 +147,10 @@ def _audit_stage(verdict: Audit, stage: int, config: dict[str, Any], rows: list[
             sealed.setdefault(body["step"], []).extend(body["contributions"])
     recorded = {*sealed, *(key[0] for key in accepted)}
     for step in range(verdict.first_step, verdict.steps):
+        run = layouts[step]
+        if stage >= run.stages.count:
+            continue
+        course = courses.setdefault(run, course_of(run))
         if step < verdict.vouched and step not in recorded:
             verdict.unrecorded.setdefault(stage, []).append(step)
             continue
@@ -201,7 +217,7 @@ def _generation_of(step: int, starts: dict[int, int]) -> int:
 
 
 def _read(folder: Path) -> _Journal | None:
-    """One server's ledger records; None when it has not started a shard. All of a journal is of one stage."""
+    """One server's ledger records; None when it has not started a shard."""
     path = folder / "journal.sqlite"
     if not path.is_file():
         raise AuditError(f"{path}: no such journal")
@@ -211,6 +227,7 @@ def _read(folder: Path) -> _Journal | None:
         rows = connection.execute(f"SELECT kind, body FROM records WHERE kind IN ({marks}) ORDER BY number", _KINDS)  # noqa: S608
         records = [(kind, msgspec.msgpack.decode(body)) for kind, body in rows]
         config = connection.execute("SELECT value FROM meta WHERE name = 'config'").fetchone()
+        plan = connection.execute("SELECT value FROM meta WHERE name = 'plan'").fetchone()
         forgotten = connection.execute("SELECT value FROM meta WHERE name = 'forgotten'").fetchone()
     except sqlite3.DatabaseError as error:
         raise AuditError(f"{path}: {error}") from error
@@ -219,11 +236,10 @@ def _read(folder: Path) -> _Journal | None:
     started = [body for kind, body in records if kind == "ShardStarted"]
     if not started or config is None:
         return None
-    stages = {body["stage"] for body in started}
-    if len(stages) != 1:
-        raise AuditError(f"{path}: shards of stages {sorted(stages)} in one journal")
+    kept = msgspec.msgpack.decode(plan[0])["plan"]["changes"] if plan is not None else []
     return _Journal(
-        stage=stages.pop(),
+        stages={body["ledger_generation"]: body["stage"] for body in started},
+        changes=tuple(msgspec.convert(change, RunChange) for change in kept),
         starts={body["ledger_generation"]: max(0, body["checkpoint_step"]) for body in started},
         config=msgspec.msgpack.decode(config[0]),
         rows=[(kind, body) for kind, body in records if kind != "ShardStarted"],

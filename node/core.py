@@ -207,7 +207,10 @@ class NodeMachine:
     def wake(self, now: float) -> Sequence[Effect]:
         self._links.wake(now)
         if _due(self._resumption.at, now):
-            self._resume(now)
+            try:
+                self._resume(now)
+            except StateLostError as error:  # the kept plan begins what this disk cannot go on with
+                self._lose_state(str(error))
         self._bans.look(self.plan, now)
         self._roles.wake(now)
         if now >= self._report_at:
@@ -238,8 +241,9 @@ class NodeMachine:
         self._roles.credentials[fact.peer] = fact.role
         if fact.peer == self._coordinator:
             self._bans.coordinator(here=True)
-            self._resumption.coordinator_here()
+            self._resumption.coordinator_here(now)
             self._join(first=True)
+            self._bans.show(self._coordinator)
             if self.server is not None:
                 self.server.coordinator_here()
             return
@@ -370,6 +374,7 @@ class NodeMachine:
         if self._membership and message.membership != self._membership:
             self._bans.renewed(message.membership)
         self._membership = message.membership
+        self._resumption.welcome()
         first = self.config is None
         config = message.config
         if self.config is not None and self.config.settles(config):
@@ -381,7 +386,7 @@ class NodeMachine:
         self._begin_roles(now)
 
     def _resume(self, now: float) -> None:
-        """No coordinator for a while: goes on by the plan on the disk."""
+        """No coordinator for a while, or none that knows the run: goes on by the plan on the disk."""
         kept = self._resumption.take(serves=self._facts.role == "server")
         if kept is None or self.plan is not None:
             return
@@ -409,6 +414,8 @@ class NodeMachine:
         self._resumption.forget()
         self._survey.over()
         news = self.plan is None or generation > self.plan.generation
+        if message.plan.undone and (self.plan is None or self.plan.ledger_generation < message.plan.ledger_generation):
+            self._readable.undo_after(message.plan.restore_step)
         self._roles.place(message.plan, message.stage, message.reason)
         self._out.log("info", "plan", generation=message.plan.generation, stage=message.stage, reason=message.reason)
         self._begin_roles(now)

@@ -1,4 +1,5 @@
-"""Every message, grouped by conversation. The codec checks types and lengths; the role table who may send what.
+"""Every message, grouped by conversation. Bounds stand in the types of fields; who may send what, and who takes it, in
+`protocol.kinds`.
 
 A message with tensors carries their references in `tensors`; the bytes follow in frames of their own, and the
 message is delivered when all have arrived. A message without tensors never waits behind bytes, so it may overtake
@@ -9,11 +10,30 @@ an earlier message that has some: machines must not rely on the order of the two
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
-from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef, Ticket
+from protocol.base.bounded import (
+    Addresses,
+    Bytes,
+    Contributions,
+    Counters,
+    Items,
+    Losses,
+    Nodes,
+    Number,
+    PublicName,
+    Result,
+    Sentence,
+    Tasks,
+    Tensors,
+    Text,
+    Tickets,
+)
+from protocol.base.ids import ContributionId, NodeId, TaskId, Ticket
+from protocol.base.limits import JOIN_CHECKPOINTS_MAX, RELAYS_MAX
 from protocol.base.message import Message as Message
 from protocol.base.message import Work as Work
 from protocol.link.messages import Fellow as Fellow
@@ -53,7 +73,7 @@ from protocol.trust.messages import Revoked as Revoked
 class Ping(Message, frozen=True, kw_only=True):
     """Asks for a `Pong`; sent on a link that has been quiet for `limits.ping_s`."""
 
-    number: int
+    number: Number
     look: bool = False
     """From the coordinator, before it sends a run back: look which checkpoints can be read, and answer after that."""
 
@@ -61,13 +81,13 @@ class Ping(Message, frozen=True, kw_only=True):
 class Pong(Message, frozen=True, kw_only=True):
     """Answers a `Ping`."""
 
-    number: int
+    number: Number
 
 
 class Bye(Message, frozen=True, kw_only=True):
     """The sender closes this link on purpose."""
 
-    reason: str
+    reason: Sentence
 
 
 # ---- node and coordinator --------------------------------------------------------------------------------------
@@ -81,80 +101,80 @@ class Join(Message, frozen=True, kw_only=True):
     """
 
     role: Literal["server", "volunteer", "auditor"]
-    addresses: tuple[str, ...]
+    addresses: Addresses
     """Where anybody can dial it, best first; empty when nobody can."""
-    local_addresses: tuple[str, ...] = ()
+    local_addresses: Addresses = ()
     """Where only its own network can: they count when the coordinator is in that network too."""
-    build: str
+    build: Text
     tokens_per_s: float
     """What the self-benchmark gave (0: not measured)."""
-    memory_bytes: int
-    stage: int
+    memory_bytes: Number
+    stage: Number
     """The stage whose shard it holds on disk, or the stage it wishes for, or -1."""
-    shard: int
+    shard: Number
     """The shard it holds on disk, or -1."""
-    version: int
+    version: Number
     """The newest version of that shard, or -1 when it holds none."""
-    held_generation: int
+    held_generation: Number
     """The ledger generation of what it holds on disk, or -1."""
-    checkpoints: tuple[int, ...]
-    """Steps of the complete checkpoints that it can read, newest first (at most 16)."""
+    checkpoints: Annotated[tuple[Number, ...], Meta(max_length=JOIN_CHECKPOINTS_MAX)]
+    """Steps of the complete checkpoints that it can read, newest first (at most `JOIN_CHECKPOINTS_MAX`)."""
     visit: bool = False
     """A volunteer that only looks: it is told the run and the plan, gets no stage, and leaves."""
-    name: str = ""
+    name: PublicName = ""
     """The public name that a volunteer's owner wants to be thanked by; empty: none."""
     plan: Plan | None = None
     """The plan that a server goes by or has kept, in the first of these on a link: a coordinator with an older database
     takes it over."""
-    config_hash: bytes = b""
+    config_hash: Bytes = b""
     """Of the run that the plan is of; empty without one."""
 
 
 class Welcome(Message, frozen=True, kw_only=True):
     """The coordinator admits a node: its membership (signed, see `protocol.trust.membership`) and the run."""
 
-    membership: bytes
+    membership: Bytes
     config: RunConfig
-    config_hash: bytes
-    vocabulary: int
+    config_hash: Bytes
+    vocabulary: Number
     """Size of the tokenizer's vocabulary, or 0 while no server of stage 0 has reported it."""
 
 
 class Refused(Message, frozen=True, kw_only=True):
     """The coordinator does not admit a node, and says why."""
 
-    reason: str
+    reason: Sentence
 
 
 class PlanChanged(Message, frozen=True, kw_only=True):
     """The plan in force. `stage` is the receiver's own (-1: none at present), with the reason."""
 
     plan: Plan
-    stage: int
-    reason: str
+    stage: Number
+    reason: Sentence
 
 
 class DataReady(Message, frozen=True, kw_only=True):
     """A server of stage 0 has read the data: what it found, the same for all of them."""
 
-    vocabulary: int
-    data_hash: str
-    token_count: int
+    vocabulary: Number
+    data_hash: Text
+    token_count: Number
 
 
 class NodeReport(Message, frozen=True, kw_only=True):
     """Every few seconds: what a node does, and what it waits for."""
 
     state: Literal["idle", "joining", "syncing", "training", "paused", "draining"]
-    waiting_for: str
+    waiting_for: Sentence
     """Empty, or one sentence that names what and since when."""
-    alert: str = ""
+    alert: Sentence = ""
     """Empty, or one sentence on what is wrong here while the work goes on: a disk that is full, above all."""
-    ledger_generation: int = -1
+    ledger_generation: Number = -1
     """Of a server: the ledgers whose steps it counts."""
-    linked: tuple[NodeId, ...] = ()
+    linked: Nodes = ()
     """Of a server: its fellows in the plan that it has a link with. Nobody is given up whom its fellows reach."""
-    counters: dict[str, float]
+    counters: Counters
     """Totals since the process started; names of `protocol.base.limits.REPORT_COUNTERS`."""
 
 
@@ -165,26 +185,26 @@ class RunFinished(Message, frozen=True, kw_only=True):
 class DrainOrder(Message, frozen=True, kw_only=True):
     """The operator wants this node to end what it has and go: a volunteer, or a server without a place."""
 
-    reason: str
+    reason: Sentence
 
 
 class Leave(Message, frozen=True, kw_only=True):
     """A node says that it goes, after finishing what it had."""
 
-    reason: str
+    reason: Sentence
 
 
 class Reach(Message, frozen=True, kw_only=True):
     """What helps a node to be reached. Sent after the welcome, and again before the credentials run out."""
 
-    seen_from: str
+    seen_from: Text
     """The host that its link to the coordinator comes from; empty: not known."""
-    stun: tuple[str, ...]
+    stun: Addresses
     """HOST:PORT of servers that say how a UDP socket looks from outside."""
-    turn: tuple[str, ...]
+    turn: Addresses
     """HOST:PORT of servers that relay UDP for whoever shows the credentials."""
-    username: str
-    password: str
+    username: Text
+    password: Text
     """For `turn`, made for this node."""
     valid_s: float
     """Life of the credentials in seconds from receipt; 0 when there are none."""
@@ -194,7 +214,7 @@ class Relay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A server that carries ciphertext between nodes that cannot reach each other."""
 
     node: NodeId
-    addresses: tuple[str, ...]
+    addresses: Addresses
     """host:port, best first."""
 
 
@@ -204,7 +224,7 @@ class Relays(Message, frozen=True, kw_only=True):
     Sent after the welcome when there are any, and whenever the receiver's have changed. The plan's servers relay too.
     """
 
-    relays: tuple[Relay, ...]
+    relays: Annotated[tuple[Relay, ...], Meta(max_length=RELAYS_MAX)]
 
 
 class Signal(Message, frozen=True, kw_only=True):
@@ -216,8 +236,8 @@ class Signal(Message, frozen=True, kw_only=True):
 
     peer: NodeId
     """On its way to the coordinator the receiver, from there on the sender."""
-    content: bytes
-    seen_from: str = ""
+    content: Bytes
+    seen_from: Text = ""
     """From the coordinator: the host that it sees the sender at, which the sender cannot choose."""
 
 
@@ -235,11 +255,11 @@ class Ready(Work, frozen=True, kw_only=True):
     """
 
     hello: bool
-    slots: int
-    graph_slots: tuple[tuple[int, int], ...] = ()
-    validation_slots: int = 0
-    graphs: tuple[TaskId, ...] = ()
-    tickets: tuple[Ticket, ...] = ()
+    slots: Number
+    graph_slots: Items[tuple[Number, Number]] = ()
+    validation_slots: Number = 0
+    graphs: Tasks = ()
+    tickets: Tickets = ()
 
 
 class Lease(Work, frozen=True, kw_only=True):
@@ -253,10 +273,10 @@ class Lease(Work, frozen=True, kw_only=True):
     segment's result is sent as soon as it is computed. Tokens and labels always come whole.
     """
 
-    tasks: tuple[TaskId, ...]
+    tasks: Tasks
     ticket: Ticket
     """Of the last of the tasks; goes back with every result."""
-    version: int
+    version: Number
     deadline_s: float
     """Seconds from receipt until the volunteer gives up by itself (0.8 of the server's own)."""
     front: NodeId
@@ -266,7 +286,7 @@ class Lease(Work, frozen=True, kw_only=True):
     recompute: bool
     need_input_gradient: bool
     need_weight_gradient: bool
-    tensors: tuple[TensorRef, ...]
+    tensors: Tensors
 
 
 class Summed(Work, frozen=True, kw_only=True):
@@ -277,8 +297,8 @@ class Summed(Work, frozen=True, kw_only=True):
     the volunteer has of this stage, whoever leased them.
     """
 
-    tasks: tuple[TaskId, ...]
-    tickets: tuple[Ticket, ...]
+    tasks: Tasks
+    tickets: Tickets
     complete: bool
 
 
@@ -286,8 +306,8 @@ class Flush(Work, frozen=True, kw_only=True):
     """A server has no more work of `step` for this volunteer: once all of its stage have said so, and all is computed,
     what is summed up is sent."""
 
-    step: int
-    leases: int
+    step: Number
+    leases: Number
     """How many of the step this server has given on this link: they have tensors, so this word may overtake them."""
 
 
@@ -295,16 +315,16 @@ class Allowance(Work, frozen=True, kw_only=True):
     """A server tells a volunteer that it gets at most so many leases at once (0: none, -1: as many as it asks for), for
     so many seconds (0: until it has finished one), and why."""
 
-    leases_max: int
+    leases_max: Number
     seconds: float
-    reason: str
+    reason: Sentence
 
 
 class LeaseReturned(Work, frozen=True, kw_only=True):
     """A volunteer gives leases back unfinished (draining, or its device failed)."""
 
-    tasks: tuple[TaskId, ...]
-    reason: str
+    tasks: Tasks
+    reason: Sentence
 
 
 class Output(Work, frozen=True, kw_only=True):
@@ -312,7 +332,7 @@ class Output(Work, frozen=True, kw_only=True):
 
     task: TaskId
     ticket: Ticket
-    tensors: tuple[TensorRef, ...]
+    tensors: Tensors
 
 
 class InputGradient(Work, frozen=True, kw_only=True):
@@ -320,13 +340,13 @@ class InputGradient(Work, frozen=True, kw_only=True):
 
     task: TaskId
     ticket: Ticket
-    tensors: tuple[TensorRef, ...]
+    tensors: Tensors
 
 
 class Forget(Work, frozen=True, kw_only=True):
     """A back server tells a volunteer that nobody will ask for the backward of these forwards from it."""
 
-    tasks: tuple[TaskId, ...]
+    tasks: Tasks
 
 
 class FetchInput(Work, frozen=True, kw_only=True):
@@ -344,7 +364,7 @@ class InputAnswer(Work, frozen=True, kw_only=True):
     """What a `FetchInput` asked for; no tensors when the server does not have it (any more, or yet: it follows)."""
 
     task: TaskId
-    tensors: tuple[TensorRef, ...]
+    tensors: Tensors
 
 
 class FetchParameters(Work, frozen=True, kw_only=True):
@@ -353,8 +373,8 @@ class FetchParameters(Work, frozen=True, kw_only=True):
     With `[wire] parameters = "p12"`, `base` is an older version that it has, which may be told what changed; -1: none.
     """
 
-    version: int
-    base: int = -1
+    version: Number
+    base: Number = -1
 
 
 class Parameters(Work, frozen=True, kw_only=True):
@@ -364,32 +384,32 @@ class Parameters(Work, frozen=True, kw_only=True):
     `gradients = "gi"` the version's grid comes last.
     """
 
-    version: int
-    shard: int
-    base: int = -1
-    tensors: tuple[TensorRef, ...]
+    version: Number
+    shard: Number
+    base: Number = -1
+    tensors: Tensors
 
 
 class VersionReady(Work, frozen=True, kw_only=True):
     """A shard has a new version: a volunteer may fetch it before the first lease needs it."""
 
-    version: int
+    version: Number
 
 
 class Contribute(Work, frozen=True, kw_only=True):
     """One shard of a contribution: the sum of weight gradients over these tasks; `square_norm` is the receiver's."""
 
     contribution: ContributionId
-    step: int
-    version: int
-    tasks: tuple[TaskId, ...]
-    losses: tuple[float, ...]
+    step: Number
+    version: Number
+    tasks: Tasks
+    losses: Losses
     """Loss sums (nats) of the L tasks among `tasks`, in their order."""
-    tickets: tuple[Ticket, ...]
+    tickets: Tickets
     """Of the leases of the B tasks among `tasks`, in their order."""
-    shard: int
-    square_norm: float = 0.0
-    tensors: tuple[TensorRef, ...]
+    shard: Number
+    square_norm: Result = 0.0
+    tensors: Tensors
 
 
 class Verdict(Work, frozen=True, kw_only=True):
@@ -400,14 +420,14 @@ class Verdict(Work, frozen=True, kw_only=True):
     """
 
     contribution: ContributionId
-    step: int
-    tasks: tuple[TaskId, ...]
+    step: Number
+    tasks: Tasks
     accepted: bool
     doubted: bool = False
-    blamed: tuple[NodeId, ...] = ()
-    number: int
+    blamed: Nodes = ()
+    number: Number
     """Its place among the accepted ones of the step, from 0: shards add them up in this order. -1: refused."""
-    reason: str
+    reason: Sentence
 
 
 # ---- server and server -----------------------------------------------------------------------------------------
@@ -419,20 +439,20 @@ class ServerReady(Work, frozen=True, kw_only=True):
     Sent to every linked server when it becomes ready, and at link-up when it is.
     """
 
-    version: int
+    version: Number
 
 
 class StageKey(Work, frozen=True, kw_only=True):
     """Ledger to the servers of its stage: the key of the stage's lease tickets, the same for a whole generation."""
 
-    key: bytes
+    key: Bytes
 
 
 class Activation(Work, frozen=True, kw_only=True):
     """Back server to the next stage's front server: the input of `task` (an F, or the first of a route's end)."""
 
     task: TaskId
-    tensors: tuple[TensorRef, ...]
+    tensors: Tensors
 
 
 class Labels(Work, frozen=True, kw_only=True):
@@ -440,14 +460,14 @@ class Labels(Work, frozen=True, kw_only=True):
 
     task: TaskId
     """The L task."""
-    tensors: tuple[TensorRef, ...]
+    tensors: Tensors
 
 
 class Gradient(Work, frozen=True, kw_only=True):
     """Front server to the stage before's back server: the output gradient of `task` (a B)."""
 
     task: TaskId
-    tensors: tuple[TensorRef, ...]
+    tensors: Tensors
 
 
 class Held(Work, frozen=True, kw_only=True):
@@ -459,7 +479,7 @@ class Held(Work, frozen=True, kw_only=True):
     """
 
     kind: Literal["input", "labels", "gradient", "output", "input_gradient"]
-    tasks: tuple[TaskId, ...]
+    tasks: Tasks
     complete: bool
 
 
@@ -467,63 +487,63 @@ class Stored(Work, frozen=True, kw_only=True):
     """Shard to ledger: this shard's part of a contribution is durable."""
 
     contribution: ContributionId
-    step: int
-    version: int
-    tasks: tuple[TaskId, ...]
-    losses: tuple[float, ...]
-    shard: int
-    square_norm: float = 0.0
+    step: Number
+    version: Number
+    tasks: Tasks
+    losses: Losses
+    shard: Number
+    square_norm: Result = 0.0
 
 
 class StepOpened(Work, frozen=True, kw_only=True):
     """Decider to ledgers, ledgers to their stage: work of `step` may begin. `closed` is the newest closed step."""
 
-    step: int
-    closed: int
+    step: Number
+    closed: Number
 
 
 class StepClosed(Work, frozen=True, kw_only=True):
     """Decider to ledgers, ledgers to their stage and volunteers: all stages committed; forget `step` and before."""
 
-    step: int
+    step: Number
 
 
 class Tail(Work, frozen=True, kw_only=True):
     """Server to its stage: every task of `step` that it has to give is given."""
 
-    step: int
+    step: Number
 
 
 class Freeze(Work, frozen=True, kw_only=True):
     """Ledger to shards: sum these contributions, in this order, and report the square norm."""
 
-    step: int
-    contributions: tuple[ContributionId, ...]
+    step: Number
+    contributions: Contributions
 
 
 class PartialNorm(Work, frozen=True, kw_only=True):
     """Shard to ledger: what `Freeze` asked for."""
 
-    step: int
-    shard: int
-    square_norm: float
+    step: Number
+    shard: Number
+    square_norm: Result
     finite: bool
 
 
 class StageFrozen(Work, frozen=True, kw_only=True):
     """Ledger to decider: every task of the stage's step is covered; the stage's square norm and loss."""
 
-    stage: int
-    step: int
-    square_norm: float
+    stage: Number
+    step: Number
+    square_norm: Result
     finite: bool
-    loss_sum: float
+    loss_sum: Result
 
 
 class Decision(Work, frozen=True, kw_only=True):
     """Decider to ledgers: how the step ends. Durable before it is sent (4.3). A rate of -1: as the run's file says."""
 
-    step: int
+    step: Number
     clip_factor: float
     skipped: bool
     learning_rate: float = -1.0
@@ -532,8 +552,8 @@ class Decision(Work, frozen=True, kw_only=True):
 class Commit(Work, frozen=True, kw_only=True):
     """Ledger to shards: apply these contributions in this order. The seal is durable before it is sent."""
 
-    step: int
-    contributions: tuple[ContributionId, ...]
+    step: Number
+    contributions: Contributions
     clip_factor: float
     skipped: bool
     learning_rate: float = -1.0
@@ -542,30 +562,14 @@ class Commit(Work, frozen=True, kw_only=True):
 class Committed(Work, frozen=True, kw_only=True):
     """Shard to ledger: version step + 1 is durable, with this digest."""
 
-    step: int
-    shard: int
-    digest: bytes
+    step: Number
+    shard: Number
+    digest: Bytes
 
 
 class StageCommitted(Work, frozen=True, kw_only=True):
     """Ledger to decider: every shard of the stage has committed the step. `shares`: who computed it, no node twice."""
 
-    stage: int
-    step: int
-    shares: tuple[Share, ...] = ()
-
-
-MESSAGES: tuple[type[Message], ...] = (
-    Ping, Pong, Bye,
-    Join, Welcome, Refused, PlanChanged, Survey, DataReady, StepReport, StepReportStored, NodeReport,
-    LinkReport, RunFinished, DrainOrder, News, Wrote, Blamed, Leave, FetchSpans, Spans,
-    Revoked, Renewed, CoordinatorSeen,
-    Reach, Relays, Signal,
-    MeasureAsk, MeasureData, MeasureGot,
-    Ready, Lease, Summed, Flush, Allowance, LeaseReturned, Output, InputGradient, Evaluated, Forget, FetchInput,
-    InputAnswer, FetchParameters, Parameters, VersionReady, Contribute, Verdict,
-    ServerReady, StageKey, Activation, Labels, Gradient, Held, Stored, StepOpened, StepClosed, Tail, Freeze,
-    PartialNorm, StageFrozen, Validated, Decision, Commit, Committed, StageCommitted, CheckpointPart, CheckpointDone,
-    Audit, AuditOver, FetchAudited, Audited, AuditReport,
-)  # fmt: skip
-"""All kinds, in the order of this file; the codec and the role table are tested to know each."""
+    stage: Number
+    step: Number
+    shares: Items[Share] = ()

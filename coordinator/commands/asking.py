@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import click
 
-from coordinator.commands.status import ANSWER_S, DEFAULT_URL, fetch, opener
+from coordinator.commands.status import ANSWER_S, DEFAULT_URL, answer_to, fetch
 from protocol.base.errors import BadInputError
 
 ANSWER_BYTES_MAX = 64 << 20
@@ -62,17 +61,9 @@ def ask(base: str, links: Path | None, what: str, body: bytes | None, patience_s
     url = f"{base}/api/{what}"
     headers = {"Authorization": f"Bearer {token_of(base, links)}"}
     request = urllib.request.Request(url, data=body, headers=headers)  # noqa: S310 - `fetch` checked the scheme
+    text = answer_to(request, patience_s, ANSWER_BYTES_MAX)
     try:
-        with opener.open(request, timeout=patience_s) as answer:
-            found: dict[str, Any] = json.loads(answer.read(ANSWER_BYTES_MAX))
-    except urllib.error.HTTPError as error:
-        with error:
-            try:
-                reason = json.loads(error.read(4096))["error"]
-            except (ValueError, KeyError, TypeError):
-                reason = f"the answer is {error.code}"
-        raise BadInputError(f"{url}: {reason}") from error
-    except (OSError, ValueError) as error:
-        why = getattr(error, "reason", error)
-        raise BadInputError(f"{url}: nobody answers there: {getattr(why, 'strerror', None) or why}") from error
+        found: dict[str, Any] = json.loads(text)
+    except ValueError as error:
+        raise BadInputError(f"{url}: the answer is none of a coordinator") from error
     return found

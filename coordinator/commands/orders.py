@@ -1,5 +1,5 @@
-"""`barnraise run set|pause|resume|rollback|adopt|changes|ban|unban|invite|invites|uninvite|trace`: what an operator
-orders of a running coordinator, by its API."""
+"""`barnraise run set|pause|resume|rollback|adopt|changes|nodes|name|drain|ban|unban|invite|invites|uninvite|trace`:
+what an operator orders of a running coordinator, by its API."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from coordinator.commands.branch import branch
 from coordinator.commands.check import check, example
 from coordinator.commands.status import DEFAULT_URL, fetch
 from coordinator.commands.trace import trace
+from coordinator.commands.void import void_command, voided
 from protocol.base.errors import BadInputError
 from protocol.base.printable import printable
 from protocol.run.changes import AT_BOUNDARY, AT_DECISION
@@ -39,6 +40,7 @@ run.add_command(branch)
 run.add_command(check)
 run.add_command(example)
 run.add_command(trace)
+run.add_command(voided)
 
 
 @run.command()
@@ -69,13 +71,13 @@ def nodes(as_json: bool, url: str) -> None:
     if as_json:
         click.echo(json.dumps(members, indent=1))
         return
-    click.echo(f"{'node':8}  {'role':9} {'state':9} {'place':20} {'tok/s':>8} {'here':>7}  waits for")
+    click.echo(f"{'node':8}  {'role':9} {'state':9} {'place':20} {'tok/s':>8} {'here':>7}  name: waits for")
     for member in members:
         here_h = f"{member['since_s'] / 3600:.1f} h"
         place = member["place"] if member["role"] == "server" or member["stage"] < 0 else f"stage {member['stage']}"
         click.echo(
             f"{member['id'][:8]}  {member['role']:9} {member['state']:9} {place[:20]:20} {member['tokens_per_s']:8.0f}"
-            f" {here_h:>7}  {member['waiting_for']}".rstrip()
+            f" {here_h:>7}  {': '.join(filter(None, (member['name'], member['waiting_for'])))}".rstrip()
         )
     if not members:
         click.echo("nobody is here")
@@ -93,6 +95,22 @@ def drain(node: str, reason: str, url: str, links: Path | None) -> None:
     base = base_of(url)
     node = post(base, links, "drain", {"node": _whole(base, node), "reason": reason})["drained"]
     click.echo(f"{node[:8]} ends what it has and goes; barnraise run nodes shows when it has")
+
+
+@run.command()
+@click.argument("node")
+@click.argument("name")
+@asking
+def name(node: str, name: str, url: str, links: Path | None) -> None:
+    """Call NODE (an id, or its first letters) NAME, on every screen and page, now and when it comes again.
+
+    The name stands on the page that strangers read, too. An empty NAME ('') takes it away.
+    """
+    base = base_of(url)
+    found = post(base, links, "name", {"node": _whole(base, node), "name": name})
+    click.echo(
+        f"{found['node'][:8]} is called {found['name']}" if found["name"] else f"{found['node'][:8]} has no name"
+    )
 
 
 @run.command()
@@ -162,6 +180,21 @@ def set_key(key: str, value: str, url: str, links: Path | None) -> None:
     if key in AT_DECISION:
         when = "the next step on that is not decided"
     click.echo(f"{made['key']} = {made['value']} from {when}")
+
+
+@run.command()
+@click.argument("settings", nargs=-1, required=True, metavar="KEY=VALUE...")
+@asking
+def replan(settings: tuple[str, ...], url: str, links: Path | None) -> None:
+    """Lay the run out anew while it runs: other stages, another cut, other numbers of servers (keys as in RUN.toml).
+
+    As in `run replan stages.count=3 stages.cut="3 6"`. The run ends its open steps, every server saves, and it goes on
+    from there in the new layout; no step is lost. Where the model is cut is part of the result: `run changes` shows
+    from which step on. Servers must share `checkpoint.folder`.
+    """
+    made = post(base_of(url), links, "replan", {"settings": list(settings)})
+    click.echo(f"{made['key']} = {made['value']}: the run ends its open steps, saves, and goes on so")
+    click.echo("(barnraise status tells what it waits for, and shows the plan when it has begun)")
 
 
 @run.command()
@@ -260,3 +293,6 @@ def credit(out: Path | None, checked: Path | None, url: str, links: Path | None)
         line = f"{row.node[:8]:9} {row.tasks:9} {row.audited:9} {row.credited:9} {row.tokens:14} {row.why}"
         click.echo(printable(line.rstrip()))
     click.echo(f"run {ledger.run}, signed by coordinator {coordinator}")
+
+
+run.add_command(void_command(_whole))

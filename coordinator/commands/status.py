@@ -160,13 +160,12 @@ def join_links(url: str, status: dict[str, Any]) -> str:
     )
 
 
-def fetch(url: str) -> dict[str, Any]:
-    """The JSON object at `url`. Raises `BadInputError` with what went wrong."""
-    if not url.startswith(("http://", "https://")):
-        raise BadInputError(f"{url}: not an address of a coordinator's status API (http://HOST:PORT)")
+def answer_to(request: urllib.request.Request, patience_s: float, bytes_max: int) -> bytes:
+    """What the API answers; one byte too many where it is longer. Raises `BadInputError` with what went wrong."""
+    url = request.full_url
     try:
-        with opener.open(url, timeout=ANSWER_S) as answer:
-            text = answer.read(ANSWER_BYTES_MAX + 1)
+        with opener.open(request, timeout=patience_s) as answer:
+            text: bytes = answer.read(bytes_max + 1)
     except urllib.error.HTTPError as error:
         with error:
             try:
@@ -177,6 +176,14 @@ def fetch(url: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         why = getattr(error, "reason", error)
         raise BadInputError(f"{url}: nobody answers there: {getattr(why, 'strerror', None) or why}") from error
+    return text
+
+
+def fetch(url: str) -> dict[str, Any]:
+    """The JSON object at `url`. Raises `BadInputError` with what went wrong."""
+    if not url.startswith(("http://", "https://")):
+        raise BadInputError(f"{url}: not an address of a coordinator's status API (http://HOST:PORT)")
+    text = answer_to(urllib.request.Request(url), ANSWER_S, ANSWER_BYTES_MAX)  # noqa: S310 - the scheme was just looked at
     try:
         found = json.loads(text)
     except ValueError:
@@ -216,17 +223,18 @@ def describe(status: dict[str, Any]) -> str:
     if status["members"] or away:
         lines += ["", f"{'member':24} {'id':8}  {'state':9} waits for"]
     for member in status["members"]:
-        where = names[member["id"]]
+        where = cut(names[member["id"]], 24)
         line = f"{where:24} {member['id'][:8]}  {member['state']:9} {member['waiting_for']}"
         lines.append(cut(line.rstrip(), WIDTH))
     for one in away:
-        lines.append(f"{names[one['id']]:24} {one['id'][:8]}  {'away':9} (for {one['away_s']:.0f} s)")
+        lines.append(f"{cut(names[one['id']], 24):24} {one['id'][:8]}  {'away':9} (for {one['away_s']:.0f} s)")
+    volunteers = {member["id"] for member in status["members"] if member["role"] == "volunteer"}
     told = {(member["id"], link["peer"]): link for member in status["members"] for link in member["links"]}
     rows = [
         row
         for member in status["members"]
         for link in member["links"]
-        if (row := link_row(names, member, link, told.get((link["peer"], member["id"])))) is not None
+        if (row := link_row(names, member, link, told.get((link["peer"], member["id"])), volunteers)) is not None
     ]
     if rows:
         head = f"{'link':44} {'path':7} {'round trip':>10} {'loss':>6} {'Mbit/s':>8} {'back':>8} {'measured':>11}"
@@ -243,26 +251,34 @@ def describe(status: dict[str, Any]) -> str:
 
 
 def name_members(status: dict[str, Any]) -> dict[str, str]:
-    """What to call each member: its place where it has one, with a number where several share it."""
+    """What to call each member: its operator's name with its place, or that alone, with a number where several share
+    it."""
     names: dict[str, str] = {}
     counts: dict[str, int] = {}
     for member in [*status["members"], *status.get("away", [])]:
         kind = f"stage {member['stage']}" if member["stage"] >= 0 else "no stage"
         name = f"{member['role']} {kind}" if member["role"] == "volunteer" else f"server {member['place']}"
+        if given := member.get("name"):
+            name = f"{given}, {kind if member['role'] == 'volunteer' else member['place']}"
         counts[name] = counts.get(name, 0) + 1
         names[member["id"]] = name if counts[name] == 1 else f"{name} #{counts[name]}"
     return names
 
 
 def link_row(
-    names: dict[str, str], member: dict[str, Any], link: dict[str, Any], other: dict[str, Any] | None
+    names: dict[str, str],
+    member: dict[str, Any],
+    link: dict[str, Any],
+    other: dict[str, Any] | None,
+    volunteers: set[str],
 ) -> str | None:
     """One link, once: as the volunteer tells it, or the server with the smaller id, or whoever does.
 
     `other`: what the other end says of it, for what this one does not know; None when it says nothing.
+    `volunteers`: their ids.
     """
     peer = link["peer"]
-    other_tells = names.get(peer, "").startswith("volunteer")
+    other_tells = peer in volunteers
     if member["role"] == "server" and other is not None and (other_tells or peer < member["id"]):
         return None
     there = other or {}

@@ -30,8 +30,11 @@ class Admission:
         """How many may come by an invite, of those that somebody has shown since this process started."""
         self._banned: dict[NodeId, Banned] = {}
         self._closed = set(closed)
+        self._since: dict[NodeId, int] = {}
+        """The first step that each could have had a part in."""
         for use in spent:
             self._users.setdefault(use.nonce, {})[use.node] = None
+            self._came(use)
         for ban in banned:
             self._banned[ban.node] = ban
         self.number = max([number, *(ban.number for ban in self._banned.values())])
@@ -112,12 +115,28 @@ class Admission:
         users = self._users.get(invite.nonce, {})
         return node not in users and len(users) >= invite.uses
 
-    def spend(self, invite: Invite, node: NodeId) -> InviteSpent | None:
-        """Takes one use at once, so that two joins cannot share the last; None when `node` has used it before."""
+    def spend(self, invite: Invite, node: NodeId, step: int = -1) -> InviteSpent | None:
+        """Takes one use at once, so that two joins cannot share the last; None when `node` has used it before. `step`:
+        the first that is not closed."""
         users = self._users.setdefault(invite.nonce, {})
         self._uses[invite.nonce] = invite.uses
         if node in users:
             return None
         assert len(users) < invite.uses, "a spent invite was spent again"
         users[node] = None
-        return InviteSpent(nonce=invite.nonce, node=node)
+        use = InviteSpent(nonce=invite.nonce, node=node, step=step)
+        self._came(use)
+        return use
+
+    def _came(self, use: InviteSpent) -> None:
+        if use.step >= 0:
+            self._since[use.node] = min(use.step, self._since.get(use.node, use.step))
+
+    def since(self, node: NodeId) -> int:
+        """The first step that it could have had a part in, also by results that nobody is credited for; -1: unknown."""
+        return self._since.get(node, -1)
+
+    def go_back(self, first_step: int) -> None:
+        """Steps from this one on are done again, by all who are here."""
+        for node in self._since:
+            self._since[node] = min(self._since[node], first_step)

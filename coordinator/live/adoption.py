@@ -15,6 +15,7 @@ from coordinator.live.first_plan import settled_by
 from coordinator.live.roster import Member, Roster
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
+from protocol.run.changes import running
 from protocol.run.course import is_asked_for
 from protocol.run.plan import Plan
 from protocol.run.run import STAGES_MAX, RunConfig
@@ -34,7 +35,7 @@ class Verdict:
     plan: Plan | None = None
     """The plan to put in force, under a generation above `generation`; None: nothing is to be taken over."""
     generation: int = -1
-    """The newest that anybody shows."""
+    """The newest that anybody shows who is ahead of the plan in force, also while nothing is to be taken over."""
 
 
 def fault_of_shown(plan: Plan) -> str:
@@ -86,26 +87,29 @@ class Adoption:
         shown = {member.peer: member.shown for member in self._roster.joined_servers() if member.shown is not None}
         candidates = [*shown.values(), *(() if plan is None else (plan,))]
         newest = max(candidates, key=_age, default=None)
+        seen = max((other.generation for other in candidates), default=-1)
         if newest is None or (plan is None and any(_held(member) > newest.ledger_generation for member in ahead)):
             member = max(ahead, key=_held)
-            return Verdict(f"{_names([member.peer])} {unexplained(member)}")
+            return Verdict(f"{_names([member.peer])} {unexplained(member)}", generation=seen)
         if rivals := [node for node, other in shown.items() if _contradicts(other, newest)]:
             backers = [node for node, other in shown.items() if other == newest]
             return Verdict(
                 f"{_names(backers)} and {_names(rivals)} show different plans of generation {newest.generation}, which"
                 " two coordinators have made: stop the servers whose state shall not count, move their state folders"
-                " away, and start them again"
+                " away, and start them again",
+                generation=seen,
             )
         if newest is not plan and (fault := self._fault(newest, config, shown)):
-            return Verdict(fault)
+            return Verdict(fault, generation=seen)
         missing = [node for node in newest.server_nodes() if not self._has_joined(node)]
         if missing and newest is not plan and not self.forced:
             return Verdict(
                 f"servers go by the plan of generation {newest.generation}, which this coordinator's database does not"
                 f" know; waiting for {_names(missing)} of the same plan: start them again, or do without them by"
-                " `barnraise run adopt`"
+                " `barnraise run adopt`",
+                generation=seen,
             )
-        return Verdict(plan=newest, generation=max(other.generation for other in candidates))
+        return Verdict(plan=newest, generation=seen)
 
     def _has_joined(self, node: NodeId) -> bool:
         member = self._roster.get(node)
@@ -117,13 +121,14 @@ class Adoption:
         try:
             settled = settled_by(config, newest)
             settled.validate()
-            shards = settled.stages.front_servers + settled.stages.back_servers
+            laid_out = running(settled, newest.changes)
+            shards = laid_out.stages.front_servers + laid_out.stages.back_servers
             even = all(len(stage.servers) == shards for stage in newest.stages)
-            fits = len(newest.stages) == settled.stages.count and even and is_asked_for(newest.course, settled)
+            fits = len(newest.stages) == laid_out.stages.count and even and is_asked_for(newest.course, laid_out)
         except (BadInputError, ValueError):
             fits = False
         hashed = self._roster.get(backer)
-        same = fits and hashed is not None and hashed.shown_hash == settled.config_hash()
+        same = fits and hashed is not None and settled.has_hash(hashed.shown_hash)
         if same:
             return ""
         return (

@@ -34,6 +34,14 @@ class Auditors:
         fewest = min(counts, key=lambda stage: (counts[stage], stage))
         self._give(member, wished if wished in counts else fewest, now)
 
+    def lay_out(self, now: float) -> None:
+        """The model is cut anew: whose stage is gone gets another."""
+        for member in self._roster.auditors():
+            member.stage = member.stage if member.stage in self._counts() else -1
+        for member in self._roster.auditors():
+            if member.stage < 0:
+                self.arrive(member, now)
+
     def even_out(self, now: float) -> None:
         """Moves one where a stage has none and another has several. Called now and then."""
         counts = self._counts()

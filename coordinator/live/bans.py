@@ -1,5 +1,8 @@
 """Bans: durable first, then told to everybody as one signed list, which servers pass on (`node.machine.revocation`).
 
+A coordinator that comes back with an older database, or with none, hears of the bans since then from its servers: they
+show the newest list, which bears its own signature.
+
 A ban is in force at the coordinator at once, at everybody who is linked to it after one message, at everybody who is
 linked to one of those after two; nobody believes the member longer than its membership lives.
 """
@@ -11,6 +14,7 @@ from collections.abc import Callable
 from coordinator.live.admission import Admission
 from coordinator.live.orders import Ban, CloseInvite, Unban
 from coordinator.live.outbox import Outbox
+from coordinator.live.records import Voiding
 from coordinator.live.roster import Member, Roster
 from protocol.base.ids import NodeId
 from protocol.base.limits import ITEMS_MAX
@@ -72,7 +76,29 @@ class Bans:
                     self._outbox.log("info", "invite closed", nonce=order.nonce)
                     self._outbox.persist(closing)
 
-    def blamed(self, server: Member, message: Blamed, now: float) -> None:
+    def heard(self, server: Member, message: Blamed | Revoked, stage: int, now: float) -> None:
+        """A server has found somebody out, or shows the newest list that it knows. `stage`: where it stands, or -1."""
+        if isinstance(message, Revoked):
+            self._shown(server, message, now)
+        elif stage >= 0:
+            self._blamed(server, message, now)
+
+    def _shown(self, server: Member, message: Revoked, now: float) -> None:
+        """What this coordinator has signed, and its database may not know any more. Whoever is named stays banned; of
+        who was pardoned since the copy was made nobody tells, so a ban of the database stays, too."""
+        if self._sign(Revocations(self._run_id, message.number, message.nodes)) != message.signature:
+            self._outbox.log("warning", "list of bans refused", node=server.peer, detail="another key signed it")
+            return
+        if message.number < self._admission.number:
+            return
+        missing = [node for node in message.nodes if self._admission.ban_reason(node) is None]
+        self._admission.number = message.number
+        if not missing:  # else the next list is newer
+            self._admission.durable_number = max(self._admission.durable_number, self._admission.number)
+        for node in missing:
+            self._ban(node, "banned before the coordinator's database was lost; a server remembers", now)
+
+    def _blamed(self, server: Member, message: Blamed, now: float) -> None:
         """A server's audits have found a member's results false: it is banned, with whoever came by its invite, unless
         many may come by that. Only the operator takes a server's place away."""
         node = message.node
@@ -92,6 +118,12 @@ class Bans:
             self._ban(one, reason if one == node else f"came by the invite of {node[:8]}, which {reason}", now)
         for nonce in invites:
             self.order(CloseInvite(nonce), now)
+
+    def void(self, voiding: Voiding | None, now: float) -> None:
+        """If the run goes back to before somebody came: whatever plan comes next, servers hear of the ban before it."""
+        if voiding is not None:
+            for node in voiding.nodes:
+                self._ban(node, voiding.reason, now)
 
     def _ban(self, node: NodeId, reason: str, now: float) -> None:
         record = self._admission.ban(node, reason, now + self._wall_offset_s)

@@ -16,11 +16,15 @@ AUDITED_STEPS = 4096
 
 
 def fault_of_report(report: StepReport, config: RunConfig, plan: Plan) -> str:
-    """What no honest decider says of a step's validation, and of who computed it, or an empty string.
+    """What no honest decider says of a step, its validation, and who computed it, or an empty string.
 
     Each microbatch has one task at each place of its route, which may come to a stage several times (a loop that ends
     where it began, chunks).
     """
+    if not 0 <= report.step < config.steps:
+        return f"StepReport of step {report.step}"
+    if not 0 <= report.changes <= len(plan.changes):
+        return f"StepReport with {report.changes} of {len(plan.changes)} changes"
     versions = [found.version for found in report.validations]
     allowed = {report.step - config.batch.delay, config.steps if report.step == config.steps - 1 else -1} - {-1}
     if not set(versions) <= allowed or len(set(versions)) < len(versions):

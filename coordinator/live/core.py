@@ -28,15 +28,16 @@ from coordinator.live.giving import Giving
 from coordinator.live.history import History
 from coordinator.live.join_rates import JoinRates
 from coordinator.live.measured_links import NetworkBook
-from coordinator.live.orders import Adopt, ChangeRun, DrainNode, FetchTrace, Order, PauseRun, RollBack
+from coordinator.live.naming import Naming
+from coordinator.live.orders import Adopt, ChangeRun, DrainNode, FetchTrace, NameNode, Order, PauseRun, RollBack
 from coordinator.live.outbox import Outbox
-from coordinator.live.plan_builder import block_work
 from coordinator.live.records import DataRow, MemberRow, StepRow, StoredState
 from coordinator.live.reported import Reported
 from coordinator.live.roster import MEMBERS_MAX, LeaveReason, Member, Roster
 from coordinator.live.seating import Placement
 from coordinator.live.signals import Helpers, Signalling
 from coordinator.live.status import build_status, run_state
+from coordinator.live.throughput import benchmarked_flops_per_s
 from coordinator.live.tracing import Tracing
 from protocol.base.ids import NodeId
 from protocol.base.machine import Effect, Input, LinkDown, LinkUp, Ordered, Persisted, PlanReady, Received, Told
@@ -52,6 +53,7 @@ from protocol.messages import (
     NodeReport,
     Ping,
     Pong,
+    Revoked,
     RunFinished,
     Signal,
     Spans,
@@ -102,14 +104,17 @@ class CoordinatorMachine:
         self.placement = Placement(config, generation, stored, self.roster, self.history, self.outbox, self.network)
         self.placement.first.flops_per_s = self.flops_per_s
         self.placement.on_settled = self._settled
-        self.placement.on_adopted = self._welcome_all
+        self.placement.on_adopted, self.placement.on_laid_out = self._welcome_all, self._laid_out
         self.crew = Crew(config, self.roster, self.placement, self.outbox, self.network, self.flops_per_s)
         self.auditors = Auditors(config, self.roster, self.placement, self.outbox)
         self.signalling = Signalling(self.roster, self.outbox, helpers or Helpers(), wall_offset_s)
         self._bans = Bans(
             run_id, self.admission, self.roster, self.outbox, sign_revocations, self._expel_banned, wall_offset_s
         )
+        self.history.on_going_back, self.placement.on_void = self.admission.go_back, self._bans.void
         self.tracing = Tracing(self.outbox)
+        self.left_open = config.is_open
+        self.naming = Naming(stored.names, self.outbox)
         self._joins = JoinRates()
         self._task_tokens = config.batch.samples * config.model.context
         self.giving = Giving({credit.node: credit for credit in stored.credits}, self._task_tokens)
@@ -172,9 +177,11 @@ class CoordinatorMachine:
             case ChangeRun():
                 self.placement.change(order.change, now)
             case RollBack():
-                self.placement.roll_back(order.step, now)
+                self.placement.roll_back(order.step, now, voiding=order.voiding)
             case DrainNode():
                 drain(order, self.roster, self.placement.table, self.outbox)
+            case NameNode():
+                self.naming.order(order)
             case PauseRun():
                 self.placement.pause(order.paused, now)
             case Adopt():
@@ -247,15 +254,8 @@ class CoordinatorMachine:
         return self.network.to_network(working, self.flops_per_s, now)
 
     def flops_per_s(self, member: Member) -> float:
-        """A member's power by its own benchmark, 0 where there was none.
-
-        The benchmark's tokens went through an even share of the blocks: a multiply and an add for each of the
-        forward's, and the same twice for the backward.
-        """
-        vocabulary = self.data.vocabulary if self.data is not None else 0
-        work = sum(block_work(self.config, block, vocabulary) for block in range(self.config.block_count))
-        tokens_per_s = member.join.tokens_per_s if member.join is not None else 0.0
-        return tokens_per_s * 6 * work / max(1, self.config.stages.count)
+        """A member's power by its own benchmark, 0 where there was none."""
+        return benchmarked_flops_per_s(member, self.config, self.data.vocabulary if self.data is not None else 0)
 
     # ---- links -------------------------------------------------------------------------------------------------
 
@@ -377,9 +377,8 @@ class CoordinatorMachine:
                 self._data_ready(member, message, now)
             case StepReport():
                 self._step_report(member, message, now)
-            case Blamed():
-                if self.stage_of(member) >= 0:
-                    self._bans.blamed(member, message, now)
+            case Blamed() | Revoked():
+                self._bans.heard(member, message, self.stage_of(member), now)
             case Wrote():
                 if self.stage_of(member) >= 0:
                     self.bulletin.wrote(message.sample, message.step)
@@ -411,7 +410,9 @@ class CoordinatorMachine:
                 return
             member.join = msgspec.structs.replace(join, plan=None)
             member.shown, member.shown_hash = join.plan, join.config_hash
-            spent = self.admission.spend(invite, member.peer) if invite is not None else None
+            spent = (
+                self.admission.spend(invite, member.peer, self.history.newest_step + 1) if invite is not None else None
+            )
             if spent is not None:
                 self.outbox.persist(spent)
             self._give_membership(member, now)
@@ -506,6 +507,13 @@ class CoordinatorMachine:
             if member.welcomed:
                 self._say_welcome(member)
 
+    def _laid_out(self, now: float) -> None:
+        """The plan in force has another layout: who computes gets a stage of it."""
+        self.reported.stages = self.placement.running.stages.count
+        if self.data is not None:
+            self.crew.lay_out(self.data.vocabulary, now)
+            self.auditors.lay_out(now)
+
     def _say_welcome(self, member: Member) -> None:
         self.outbox.send(
             member.peer,
@@ -555,12 +563,6 @@ class CoordinatorMachine:
             return
         if member.peer != plan.decider:
             self._expel(member, "unexpected", "StepReport from a server that does not decide", now)
-            return
-        if not 0 <= report.step < self.placement.running.steps:
-            self._expel(member, "unexpected", f"StepReport of step {report.step}", now)
-            return
-        if not 0 <= report.changes <= len(plan.changes):
-            self._expel(member, "unexpected", f"StepReport with {report.changes} of {len(plan.changes)} changes", now)
             return
         fault = fault_of_report(report, self.placement.running, plan)
         if fault:

@@ -78,6 +78,15 @@ class Crew:
         """A welcomed volunteer gets a stage and the plan."""
         self._give(member, self._choose(member, vocabulary), vocabulary, now)
 
+    def lay_out(self, vocabulary: int, now: float) -> None:
+        """The model is cut anew: everybody loads other parameters, so everybody is given a stage anew."""
+        volunteers = self._roster.volunteers()
+        for member in volunteers:
+            member.stage = -1
+        self._standing = None
+        for member in volunteers:
+            self._give(member, self._choose(member, vocabulary), vocabulary, now)
+
     def changed(self, peer: NodeId) -> None:
         """A volunteer says something else of itself."""
         self._known.pop(peer, None)
@@ -124,7 +133,7 @@ class Crew:
             self._empty_since = None
             if now - self._balanced_at >= SETTLED_S:
                 keep = self._here_less_than(SETTLED_S, now)
-                moved = balance(needed, standing, self._config.limits.volunteers_max, keep)
+                moved = balance(needed, standing, self._volunteers_max, keep)
                 if moved is not None:
                     self._balanced_at = now
                     self._move(*moved, vocabulary, now)
@@ -142,8 +151,13 @@ class Crew:
         if member.peer in self.pinned:
             return Assignment(self.pinned[member.peer], "as in the plan that is predicted", "wished")
         newcomer = self._power(member, vocabulary).steps_per_s
-        most = self._config.limits.volunteers_max
-        return assign(self._needed(vocabulary), self._stands(vocabulary), newcomer, member.join.stage, most)
+        needed, standing = self._needed(vocabulary), self._stands(vocabulary)
+        return assign(needed, standing, newcomer, member.join.stage, self._volunteers_max)
+
+    @property
+    def _volunteers_max(self) -> int:
+        """As the operator has it now: nobody is sent away when it becomes less."""
+        return self._placement.running.limits.volunteers_max
 
     def _give(self, member: Member, choice: Assignment, vocabulary: int, now: float) -> None:
         newcomer = member.stage < 0 and member.number > self._newest
@@ -200,7 +214,7 @@ class Crew:
         plan = self._placement.plan
         assert plan is not None, "volunteers come in only when stage 0 has read the data, so after the first plan"
         if self._needs is None or self._needs[:2] != (plan.course, vocabulary):
-            self._needs = plan.course, vocabulary, needs_of(self._placement.config, plan.course, vocabulary)
+            self._needs = plan.course, vocabulary, needs_of(self._placement.running, plan.course, vocabulary)
             self._known.clear()
             self._standing = None
         return self._needs[2]

@@ -3,12 +3,13 @@
 Such a server answers pings and keeps its links, so nobody misses it, and no step ends without it. It loses its place
 like one that is away, when no step has closed for `limits.server_gone_s`, its work has stood still for as long, and
 most of its fellows, and a spare, have shown that theirs does not: if all hang at once it is what they share, a
-checkpoint folder above all, and no spare would fare better.
+checkpoint folder above all, and no spare would fare better. Where most of the fellows hang, too, so many spares must
+show it as there are places to fill: they write to what is shared before they answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from coordinator.live.roster import Member
 from protocol.base.ids import NodeId
@@ -56,7 +57,8 @@ class Arbitration:
         """Whether a server loses its place, because it hangs and others show that they do not.
 
         Nobody who has nothing to do can tell whether it hangs; so all others are asked to look for checkpoints, which
-        takes the same lane and the same folder, and more than half of the places' other holders must have answered.
+        takes the same lane and writes to the same folder. A spare must have answered, and of the places' other holders
+        half; or as many spares as there are holders who have not.
 
         Args:
             member: None when it has no link.
@@ -73,7 +75,8 @@ class Arbitration:
             return False
         asked_at = self._asked_at.setdefault(member.peer, now)
         answered = [other.looked_at >= asked_at for other in others]
-        if 2 * sum(answered[:fellows]) < fellows or not any(answered[fellows:]):
+        well, spares = sum(answered[:fellows]), sum(answered[fellows:])
+        if not spares or (2 * well < fellows and spares < 1 + fellows - well):
             return False
         # What all share may have gone on a moment ago: then the next that it says is that it goes on, too.
         return member.report_at >= self._agreed_at.setdefault(member.peer, now) + AGAIN_S
@@ -82,3 +85,22 @@ class Arbitration:
         """Who is still to be asked because of `node`."""
         asked_at = self._asked_at.get(node, float("inf"))
         return [other for other in others if asked_at < float("inf") and other.look_sent_at < asked_at]
+
+
+def steps_of(report: NodeReport) -> float:
+    """The newest step that a server knows to be closed."""
+    return report.counters.get("step", -1.0)
+
+
+def tasks_of(report: NodeReport) -> float:
+    """Tasks that a node has computed since it started."""
+    return report.counters.get("tasks_forward", 0.0) + report.counters.get("tasks_backward", 0.0)
+
+
+def seen_by_fellows(servers: Iterable[Member], node: NodeId, now: float) -> bool:
+    """Whether a server that has no link to us is linked with one that has: then only the way to us is broken."""
+    return any(
+        node in member.report.linked and now - member.report_at <= REPORT_FRESH_S
+        for member in servers
+        if member.report is not None
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 
 from coordinator.live.outbox import Outbox
 from coordinator.live.records import TAIL_STEPS, HistoryEnded, StepRow, StoredState
@@ -45,6 +46,8 @@ class History:
         self.config = config
         """The run as it is now."""
         self._outbox = outbox
+        self.on_going_back: Callable[[int], None] = lambda first_step: None
+        """Called when steps from this one on are thrown away."""
         self._accepted = self.newest_step
         """The newest step that was sent to the disk."""
         self._gap_asked = -1
@@ -91,6 +94,7 @@ class History:
         before. The steps that made it count again.
         """
         first = first_step_after(restore_step)
+        self.on_going_back(first)
         lost = self.lost_by(restore_step)
         last, delay = self.config.steps - 1, self.config.batch.delay
         kept = [found for found in self.validations if min(found.version + delay, last) < first]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from coordinator.live.records import Voiding
 from protocol.base.ids import NodeId
 from protocol.run.changes import RunChange
 
@@ -44,6 +45,9 @@ class RollBack:
     """The run goes back to a checkpoint and does the steps after it again."""
 
     step: int
+    """-1: to its beginning."""
+    voiding: Voiding | None = None
+    """These members are banned first: the checkpoint is from before they came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +71,18 @@ class DrainNode:
 
 
 @dataclass(frozen=True, slots=True)
+class NameNode:
+    """The operator's own name for a node; empty: none any more."""
+
+    node: NodeId
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class CloseInvite:
     """Nobody joins by this invite from here on; who has joined stays."""
 
     nonce: bytes
 
 
-Order = Ban | Unban | CloseInvite | ChangeRun | PauseRun | RollBack | Adopt | FetchTrace | DrainNode
+Order = Ban | Unban | CloseInvite | ChangeRun | PauseRun | RollBack | Adopt | FetchTrace | DrainNode | NameNode

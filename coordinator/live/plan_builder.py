@@ -83,6 +83,8 @@ def build_plan(
     changes: tuple[RunChange, ...] = (),
     paused: bool = False,
     held: bool = False,
+    undone: bool = False,
+    save: int = -1,
     why: str = "",
 ) -> tuple[Plan, str]:
     """The plan with these servers (a sequence per stage, in shard order), and why it cuts the model as it does: `why`
@@ -100,6 +102,8 @@ def build_plan(
         changes=changes,
         paused=paused,
         held=held,
+        undone=undone,
+        save=save,
     )
     parts = "stages" if len(course.chunks) == len(servers) else f"chunks on {len(servers)} stages"
     cut = "; ".join(f"stage {stage}: {stage_blocks(config, course, stage)}" for stage in range(len(servers)))

@@ -19,6 +19,17 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The base of all records."""
 
 
+class Voiding(msgspec.Struct, frozen=True, kw_only=True):
+    """Members whose work is undone, with all that others have made of it."""
+
+    nodes: tuple[NodeId, ...]
+    reason: str
+    first_step: int
+    """The first step that any of them could have had a part in."""
+    wall_s: float
+    """Seconds since 1970 by the coordinator's clock."""
+
+
 class PlanRow(Record, frozen=True, kw_only=True):
     """A plan is in force from here on. Durable before any node hears of it, so a generation is never used twice."""
 
@@ -29,6 +40,8 @@ class PlanRow(Record, frozen=True, kw_only=True):
     """Whether its ledgers begin anew from a checkpoint or the seed, after others had begun."""
     lost_steps: int
     """Closed steps that this throws away."""
+    voided: Voiding | None = None
+    """Whose work it undoes, where that is why."""
 
 
 class MemberRow(Record, frozen=True, kw_only=True):
@@ -45,6 +58,8 @@ class InviteSpent(Record, frozen=True, kw_only=True):
 
     nonce: bytes
     node: NodeId
+    step: int = -1
+    """The first that was not closed yet, by what the coordinator knew: it had no part in any before. -1: not known."""
 
 
 class Banned(Record, frozen=True, kw_only=True):
@@ -64,6 +79,13 @@ class Unbanned(Record, frozen=True, kw_only=True):
     node: NodeId
     number: int
     """Of the list of bans that no longer names it."""
+
+
+class Named(Record, frozen=True, kw_only=True):
+    """What the operator calls a node; empty: nothing any more."""
+
+    node: NodeId
+    name: str
 
 
 class InviteClosed(Record, frozen=True, kw_only=True):
@@ -116,7 +138,7 @@ class HistoryEnded(Record, frozen=True, kw_only=True):
 
 
 RECORDS: tuple[type[Record], ...] = (
-    HistoryEnded, PlanRow, MemberRow, InviteSpent, InviteClosed, Banned, Unbanned, DataRow, StepRow,
+    HistoryEnded, PlanRow, MemberRow, InviteSpent, InviteClosed, Banned, Unbanned, Named, DataRow, StepRow,
 )  # fmt: skip
 
 
@@ -176,6 +198,8 @@ class StoredState:
     """Of the newest change of the bans."""
     closed_invites: tuple[bytes, ...] = ()
     """Nonces."""
+    names: tuple[Named, ...] = ()
+    """What the operator calls nodes."""
     next_serial: int = 1
     """Above every membership serial ever given."""
     credits: tuple[Credit, ...] = ()

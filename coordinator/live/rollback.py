@@ -7,35 +7,52 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from coordinator.live.records import StepRow
+from coordinator.live.history import first_step_after
+from coordinator.live.records import StepRow, Voiding
+from coordinator.live.roster import Member
+from coordinator.live.slots import Review, common_checkpoints
 from protocol.messages import Join
 from protocol.run.changes import RunChange
-from protocol.run.run import GuardSection
+from protocol.run.keeping import kept_steps
+from protocol.run.run import GuardSection, RunConfig
 
 SPIKE_STEPS = 20
 """Steps before one that its loss is compared with; a spike is judged when there are so many."""
+
+
+BY_ORDER = "the operator goes back"
 
 
 class Rollback(msgspec.Struct, frozen=True):
     """What the operator wants, until the run has gone back or cannot."""
 
     step: int
+    """-1: the beginning."""
     cause: str
+    voiding: Voiding | None = None
+    """Whose work is undone: what the operator has changed meanwhile stays changed, from the same steps on."""
+
+    def review(self) -> Review:
+        """What the servers' places ask for then."""
+        return Review("go_back", self.cause, restore_step=self.step, undone=True, voiding=self.voiding)
 
 
-def readable_steps(joins: Sequence[Join], keep: int) -> tuple[int, ...]:
-    """Checkpoints that every server names, newest first: those that are kept. Older names are of files gone."""
-    common = sorted({step for step in joins[0].checkpoints if all(step in join.checkpoints for join in joins)})
-    return tuple(reversed(common[-keep:]))
+def readable_steps(joins: Sequence[Join], config: RunConfig, most: float = math.inf) -> tuple[int, ...]:
+    """Checkpoints that every server names, newest first: those that are kept, up to `most`. Older names are of files
+    gone."""
+    common = common_checkpoints(joins)
+    kept = kept_steps(common, config) if common else ()
+    return tuple(step for step in reversed(common) if step in kept and step <= most)
 
 
 def why_not(step: int, readable: Sequence[int]) -> str:
     """A sentence when no checkpoint has the step, or nothing."""
-    if step in readable:
+    if step in readable or step == -1:
         return ""
     if not readable:
         return "there is no checkpoint yet that every server can read: the run goes on"
@@ -45,6 +62,14 @@ def why_not(step: int, readable: Sequence[int]) -> str:
     return (
         f"no checkpoint has step {step}; there {'is one' if one else 'are those'} of step{'' if one else 's'} {listed}"
     )
+
+
+def unreported(servers: Iterable[Member], generation: int, restore_step: int) -> int:
+    """Closed steps after a checkpoint, as the servers of the ledgers of `generation` count them: also those whose
+    reports never came, because the decider's link to us was broken."""
+    reports = [member.report for member in servers if member.report is not None]
+    counted = [r.counters.get("step", -1.0) for r in reports if r.ledger_generation == generation]
+    return int(max(counted, default=-1.0)) + 1 - first_step_after(restore_step)
 
 
 def changes_before(changes: Sequence[RunChange], step: int) -> tuple[RunChange, ...]:

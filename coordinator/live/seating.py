@@ -1,7 +1,7 @@
 """Puts servers in their places and keeps the plan in force: issues it, tells it, goes back to a checkpoint.
 
-Generations only grow. The generation of the ledgers changes only when the run begins or goes back, because a change
-throws away what the open steps have gathered; a plan that merely moves an address keeps it.
+Generations only grow. The generation of the ledgers changes only when the run begins, goes back or is laid out anew: a
+change throws away what open steps have gathered; a plan that merely moves an address keeps it.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from itertools import chain
 from coordinator.live import gray
 from coordinator.live.adoption import Adoption
 from coordinator.live.first_plan import FirstPlanner, settled_by, why_of
-from coordinator.live.gray import REPORT_FRESH_S, Arbitration, is_well, stalled_s
-from coordinator.live.history import History, first_step_after
+from coordinator.live.gray import Arbitration, is_well, stalled_s, steps_of, tasks_of
+from coordinator.live.history import History
 from coordinator.live.measured_links import NetworkBook
 from coordinator.live.outbox import Outbox
 from coordinator.live.plan_builder import build_plan
 from coordinator.live.problem import Proposal
-from coordinator.live.records import PlanRow, StepRow, StoredState
+from coordinator.live.records import PlanRow, StepRow, StoredState, Voiding
 from coordinator.live.relays import RelayBook
-from coordinator.live.rollback import Rollback, guarded, readable_steps, why_not
+from coordinator.live.replanning import due, lacking
+from coordinator.live.rollback import BY_ORDER, Rollback, guarded, readable_steps, unreported, why_not
 from coordinator.live.roster import Member, Roster
-from coordinator.live.slots import Review, Slot, SlotTable, holds_state, review
+from coordinator.live.slots import NOT_BACK, Review, Slot, SlotTable, holds_state, review, undone_after
 from coordinator.live.wishes import PAUSED_FOR, Wishes
 from protocol.base.ids import NodeId
 from protocol.messages import Join, NodeReport, PlanChanged
@@ -56,15 +57,18 @@ class Placement:
         self.adoption = Adoption(roster)
         self.on_adopted: Callable[[float], None] = lambda now: None
         """Called when a plan that servers showed has come into force."""
+        self.on_void: Callable[[Voiding | None, float], None] = lambda voiding, now: None
         self.on_settled: Callable[[], None] = lambda: None
         """Called when `config` has changed, before anybody is told the plan."""
+        self.on_laid_out: Callable[[float], None] = lambda now: None
+        """Called when another layout is in force, before anybody is told."""
         self.plan: Plan | None = stored.plan
         """The plan in force: durable, so told to everybody."""
         self.sentence = stored.plan_sentence
         """Why the plan looks as it does."""
         self.generation = generation
         """The newest generation opened."""
-        self.table = SlotTable(self.config.stages, stored.plan)
+        self.table = SlotTable(running(self.config, stored.plan.changes if stored.plan else ()).stages, stored.plan)
         self.review = Review("wait", "the coordinator has just started")
         self.wishes = Wishes(stored.plan, stored.plan_sentence, stored.changed_at, outbox)
         self.rollback: Rollback | None = None
@@ -116,11 +120,12 @@ class Placement:
         if self.wishes.pause(paused, reason):
             self.look(now)
 
-    def roll_back(self, step: int, now: float, cause: str = "the operator goes back") -> None:
+    def roll_back(self, step: int, now: float, cause: str = BY_ORDER, voiding: Voiding | None = None) -> None:
         """To a checkpoint, as soon as all servers have said that they can read it; if one cannot, the run goes on."""
         self.rollback_refusal = self.why_no_rollback(step)
         if not self.rollback_refusal:
-            self.rollback = Rollback(step, cause)
+            self.on_void(voiding, now)
+            self.rollback = Rollback(step, cause, voiding)
             self.look(now)
 
     def _guard(self, row: StepRow, now: float) -> None:
@@ -147,7 +152,9 @@ class Placement:
         """Checkpoints that every server of the plan can read, newest first; none while one is away."""
         joins = [self._join_of(slot) for slot in self.table.slots]
         here = [join for join in joins if join is not None]
-        return readable_steps(here, self.config.checkpoint.keep) if len(here) == len(joins) else ()
+        if self.plan is None or len(here) < len(joins):
+            return ()
+        return readable_steps(here, self.config, undone_after(self.plan, self._newest_of_ledgers))
 
     def _join_of(self, slot: Slot) -> Join | None:
         member = self._roster.get(self.table.holder[slot]) if slot in self.table.holder else None
@@ -158,7 +165,7 @@ class Placement:
         wanted = self.rollback
         if wanted is None or verdict.kind != "keep" or verdict.sentence:
             return verdict
-        asked = self._ask_first(Review("go_back", wanted.cause, restore_step=wanted.step), linked, now)
+        asked = self._ask_first(wanted.review(), linked, now)
         if asked.kind != "go_back":
             return asked
         self.rollback = None
@@ -166,7 +173,7 @@ class Placement:
         if self.rollback_refusal:
             self._outbox.log("warning", "run does not go back", step=wanted.step, reason=self.rollback_refusal)
             return verdict
-        self.wishes.go_back(wanted.step)
+        self.wishes.go_back(wanted.step, keeps_changes=wanted.voiding is not None)
         return asked
 
     @property
@@ -236,9 +243,9 @@ class Placement:
         before = member.report
         if before is None or before.ledger_generation != report.ledger_generation:
             return
-        if _steps_of(report) > _steps_of(before):
+        if steps_of(report) > steps_of(before):
             self._closed_at = now
-        if _tasks_of(report) > _tasks_of(before):
+        if tasks_of(report) > tasks_of(before):
             self.worked_at = now
 
     def step_stored(self, row: StepRow, now: float) -> None:
@@ -273,19 +280,25 @@ class Placement:
 
     def look(self, now: float) -> None:
         """Compares places and plan, and does what is due."""
-        if self._on_its_way is not None:
+        was_open = self.adoption.open
+        if self._on_its_way is not None or self._looks_after_shown(now):
             return
-        if self._looks_after_shown(now):
-            return
+        self._review(now)  # only it knows whose state is lost; and nobody was told anything meanwhile
+        for member in self._roster.all() if was_open else ():
+            self.tell(member)
+
+    def _review(self, now: float) -> None:
         if not self._history.finished:
             self._call_spares(now)
         linked = {member.peer: member for member in self._roster.servers()}
         verdict = review(self.table, linked, self.plan, self._given, self._newest_of_ledgers)
         if verdict.kind == "go_back":
             verdict = self._ask_first(verdict, linked, now)
-        elif self.rollback is None:
+        elif self.rollback is None and not self.wishes.lays_out:
             self._asked_at = None
         verdict = self._rolled_back(verdict, linked, now)
+        if verdict == Review("keep", "") and not self._history.finished and self._lay_out(linked, now):
+            return
         found = [slot for slot in self.review.lost if slot not in verdict.lost]
         self.review = verdict
         if self._history.finished:
@@ -306,7 +319,23 @@ class Placement:
             else:
                 self._issue(servers, self.plan.ledger_generation, self.plan.restore_step, verdict.sentence)
         elif verdict.kind == "go_back":
-            self._issue(self.table.servers(linked, self.plan), None, verdict.restore_step, verdict.sentence)
+            servers = self.table.servers(linked, self.plan)
+            self._issue(servers, None, verdict.restore_step, verdict.sentence, back=verdict)
+
+    def _lay_out(self, linked: Mapping[NodeId, Member], now: float) -> bool:
+        """Whether a plan with the ordered layout is on its way. Where it cannot be, the run goes on as it is."""
+        if self.plan is None or (table := due(self.plan, self.config, self.wishes, self.table, linked)) is None:
+            return False
+        step = self.plan.save
+        if self._ask_first(Review("go_back", "", restore_step=step), linked, now, table).kind != "go_back":
+            return False
+        if unread := lacking(table, linked, step):
+            self.wishes.give_up_layout(f"server {unread[0][:8]} cannot read checkpoint {step}")
+            return False
+        self.wishes.lay_out(step)
+        cause = f"laid out anew from step {step} on, by the operator"
+        self._issue(table.servers(linked, self.plan), None, step, cause, why=cause, table=table)
+        return True
 
     def adopt(self, now: float) -> None:
         """The operator's word: the newest plan that is shown counts, whoever is missing."""
@@ -317,31 +346,25 @@ class Placement:
         """Whether servers show a newer plan than the one in force: it is taken over, or waited for."""
         if self._history.finished:
             return False
-        before = self.adoption.open
         found = self.adoption.look(self.plan, self.config)
-        if before and not self.adoption.open:  # nobody was told anything meanwhile
-            for member in self._roster.all():
-                self.tell(member)
+        if found.generation >= self.generation:  # no number stands for two plans, though nothing of one may be left
+            self.generation, self._generation_used = found.generation, True
         if found.sentence:
             self.review = Review("wait", found.sentence)
         elif found.plan is not None:
-            self._take_over(found.plan, found.generation, now)
+            self._take_over(found.plan, now)
         return self.adoption.open
 
-    def _take_over(self, plan: Plan, newest_generation: int, now: float) -> None:
+    def _take_over(self, plan: Plan, now: float) -> None:
         """A plan that this database does not know goes on, under a new generation and with the same ledgers."""
-        self.generation, self._generation_used = max(self.generation, newest_generation), True
         config = settled_by(self.config, plan)
-        self.table = SlotTable(config.stages, plan)
-        for slot in self.table.slots:
-            member = self._roster.get(self.table.holder[slot])
-            if member is None or not member.welcomed:
-                self.table.gone_since[slot] = now
+        self.table = SlotTable(running(config, plan.changes).stages, plan)
+        self.table.gone_since = {slot: now for slot in self.table.slots if self._join_of(slot) is None}
         self.wishes.take_over(plan)
         stages = tuple(stage.servers for stage in plan.stages)
         self._issue(
-            stages, plan.ledger_generation, plan.restore_step, "the servers' plan is taken over", config, adopted=True
-        )
+            stages, plan.ledger_generation, plan.restore_step, "the servers' plan is taken over", config,
+            back=Review("go_back", "", undone=plan.undone), adopted=True)  # fmt: skip
 
     def _plan_first(self, linked: Mapping[NodeId, Member], cause: str, now: float) -> None:
         """All servers are here, and how the model is cut is open: they measure, a planner plans, its answer counts."""
@@ -373,43 +396,30 @@ class Placement:
         if self._asked_at is not None:
             self.look(now)
 
-    def _ask_first(self, verdict: Review, linked: Mapping[NodeId, Member], now: float) -> Review:
+    def _ask_first(
+        self, verdict: Review, linked: Mapping[NodeId, Member], now: float, table: SlotTable | None = None
+    ) -> Review:
         """Waits until every server has looked for checkpoints after the loss was known, and has answered.
 
         Going back throws steps away, as far as the newest checkpoint that all have named. A server that waited as a
         spare was told of none, and one whose link is cut without a sign may have named a newer one that never
         arrived; the answer comes after all that it said, or its link ends and it joins anew.
         """
-        holders = [linked[self.table.holder[slot]] for slot in self.table.slots]
+        table = self.table if table is None else table
+        holders = [linked[table.holder[slot]] for slot in table.slots]
         if self._asked_at is None:
             self._asked_at = now
         for member in holders:
             if member.look_sent_at < self._asked_at:
                 self._outbox.send(member.peer, member.next_look(now))
-        silent = [slot for slot in self.table.slots if linked[self.table.holder[slot]].looked_at < self._asked_at]
+        silent = [slot for slot in table.slots if linked[table.holder[slot]].looked_at < self._asked_at]
         if not silent:
             self._asked_at = None
             return verdict
-        names = [f"{self.table.name(slot)} ({self.table.holder[slot][:8]})" for slot in silent[:ASKED_NAMED]]
+        names = [f"{table.name(slot)} ({table.holder[slot][:8]})" for slot in silent[:ASKED_NAMED]]
         more = f" and {len(silent) - ASKED_NAMED} more" if len(silent) > ASKED_NAMED else ""
         sentence = f"{verdict.sentence}; waiting for {', '.join(names)}{more} to say which checkpoints can be read"
         return Review("wait", sentence, lost=verdict.lost)
-
-    def seen_by_fellows(self, node: NodeId, now: float) -> bool:
-        """Whether a server that has no link to us is linked with one that has: then only the way to us is broken."""
-        return any(
-            node in member.report.linked and now - member.report_at <= REPORT_FRESH_S
-            for member in self._roster.servers()
-            if member.report is not None
-        )
-
-    def _unreported(self, restore_step: int) -> int:
-        """Closed steps after a checkpoint, as the servers of the present ledgers count them: also those whose reports
-        never came, because the decider's link to us was broken."""
-        generation = -1 if self.plan is None else self.plan.ledger_generation
-        reports = [member.report for member in self._roster.servers() if member.report is not None]
-        counted = [r.counters.get("step", -1.0) for r in reports if r.ledger_generation == generation]
-        return int(max(counted, default=-1.0)) + 1 - first_step_after(restore_step)
 
     def _call_spares(self, now: float) -> None:
         """Fills empty places, and those whose holder is gone for too long, with servers that wait."""
@@ -426,7 +436,7 @@ class Placement:
                 )  # fmt: skip
                 self.table.release(slot)
             gone_since = self.table.gone_since.get(slot)
-            if gone_since is not None and self.seen_by_fellows(self.table.holder[slot], now):
+            if gone_since is not None and gray.seen_by_fellows(self._roster.servers(), self.table.holder[slot], now):
                 self._seen_at[slot] = now
             # While steps close, the holder works, and only its link to us is down.
             alive_at = max(self.step_stored_at, self._seen_at.get(slot, float("-inf")))
@@ -461,20 +471,24 @@ class Placement:
         settled: RunConfig | None = None,
         why: str = "",
         adopted: bool = False,
+        back: Review = NOT_BACK,
+        table: SlotTable | None = None,
     ) -> None:
         """Makes a plan and writes it; it is in force once it is durable. No ledger generation: new ledgers.
 
         The first plan may fill in what was open in the run (`settled`), with the planner's words (`why`). An `adopted`
-        one continues ledgers that servers have begun, which this database may not know.
+        one continues ledgers that servers have begun, which this database may not know. `table`: a new layout.
         """
         config = settled or self.config
         if self._generation_used:
             self.generation += 1
         self._generation_used = True
         known = -1 if self.plan is None else self.plan.ledger_generation
-        goes_back = self.plan is not None and (ledger_generation is None or ledger_generation != known)
+        new_ledgers = self.plan is not None and (ledger_generation is None or ledger_generation != known)
+        goes_back = new_ledgers and table is None
+        undone = (goes_back and not adopted and self.wishes.laid_back(restore_step)) or back.undone
         plan, sentence = build_plan(
-            config,
+            running(config, self.wishes.changes),
             servers,
             generation=self.generation,
             ledger_generation=self.generation if ledger_generation is None else ledger_generation,
@@ -482,25 +496,32 @@ class Placement:
             changes=self.wishes.changes,
             paused=self.wishes.paused,
             held=self.wishes.held,
+            undone=undone or (self.plan is not None and self.plan.undone),
+            save=self.wishes.save,
             why=why,
         )
-        if self.plan is not None and self.plan.course == plan.course:
+        if self.plan is not None and self.plan.course == plan.course and table is None:
             sentence = self.sentence.partition(PAUSED_FOR)[0]  # the reason for the cut does not change with a server
         sentence = self.wishes.said_after(sentence)
-        lost_steps = 0
-        if goes_back:
-            lost_steps = max(self._history.lost_by(restore_step), 0 if adopted else self._unreported(restore_step))
-        row = PlanRow(plan=plan, sentence=sentence, goes_back=goes_back, lost_steps=lost_steps)
+        lost_steps = max(self._history.lost_by(restore_step), 0) if goes_back else 0
+        if goes_back and not adopted:
+            lost_steps = max(lost_steps, unreported(self._roster.servers(), known, restore_step))
+        row = PlanRow(plan=plan, sentence=sentence, goes_back=goes_back, lost_steps=lost_steps, voided=back.voiding)
         self._on_its_way = row
 
         def durable(now: float) -> None:
             self._on_its_way = None
             new_ledgers = self.plan is None or self.plan.ledger_generation != plan.ledger_generation
             self.plan, self.sentence = plan, sentence
+            if table is not None:
+                self.table = table
+                self.table.gone_since = {slot: now for slot in table.slots if self._join_of(slot) is None}
             if config != self.config:
                 self.config = config
                 self.on_settled()
             self.running = self._now_runs()
+            if table is not None:
+                self.on_laid_out(now)
             if new_ledgers:
                 self._in_force_at = now
                 self._given = dict.fromkeys(self.table.slots, adopted)
@@ -577,13 +598,3 @@ class Placement:
         for member in self._roster.all():
             assert member.told_generation <= plan.generation, f"{member.peer} was told a plan that is not durable"
             assert -1 <= member.stage < len(plan.stages)
-
-
-def _steps_of(report: NodeReport) -> float:
-    """The newest step that a server knows to be closed."""
-    return report.counters.get("step", -1.0)
-
-
-def _tasks_of(report: NodeReport) -> float:
-    """Tasks that a node has computed since it started."""
-    return report.counters.get("tasks_forward", 0.0) + report.counters.get("tasks_backward", 0.0)

@@ -6,10 +6,12 @@ moments lie on its disk. Everything here is pure bookkeeping: no messages, no cl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from coordinator.live.records import Voiding
 from coordinator.live.roster import Member
 from protocol.base.ids import NodeId
 from protocol.messages import Join
@@ -114,8 +116,16 @@ class Review:
     sentence: str
     restore_step: int = -1
     """For `go_back`: the checkpoint that every server can read, or -1 for the seed."""
+    undone: bool = False
+    """For `go_back`: what was trained since comes out otherwise, so later checkpoints are none."""
+    voiding: Voiding | None = None
+    """For `go_back`: whose work is undone."""
     lost: tuple[Slot, ...] = ()
     """Slots whose holder is linked but has no usable state; they must not be sent the present plan."""
+
+
+NOT_BACK = Review("keep", "")
+"""What a plan comes of that goes on with the same ledgers, or begins the first."""
 
 
 def review(
@@ -145,7 +155,8 @@ def review(
             return Review("wait", f"waiting for {_count(len(absent), 'server')} to come back: {names}", lost=lost)
         if plan is None:
             return Review("issue", "all servers are here")
-        restore_step = common_checkpoint([_join_of(linked[table.holder[slot]]) for slot in table.slots])
+        joins = [_join_of(linked[table.holder[slot]]) for slot in table.slots]
+        restore_step = common_checkpoint(joins, undone_after(plan, newest_step))
         names = ", ".join(table.name(slot) for slot in lost)
         return Review("go_back", f"the state of {names} is lost", restore_step=restore_step, lost=lost)
     if table.servers(linked, plan) != tuple(stage.servers for stage in plan.stages):
@@ -171,9 +182,21 @@ def _lost_slots(
     return tuple(lost)
 
 
-def common_checkpoint(joins: Sequence[Join]) -> int:
-    """The newest checkpoint step that every server names as readable, or -1."""
-    return max((step for step in joins[0].checkpoints if all(step in join.checkpoints for join in joins)), default=-1)
+def common_checkpoints(joins: Sequence[Join], most: float = math.inf) -> list[int]:
+    """Checkpoint steps that every server names as readable, up to `most`, oldest first."""
+    named = joins[0].checkpoints
+    return sorted({step for step in named if step <= most and all(step in join.checkpoints for join in joins)})
+
+
+def common_checkpoint(joins: Sequence[Join], most: float = math.inf) -> int:
+    """The newest of these, or -1."""
+    return max(common_checkpoints(joins, most), default=-1)
+
+
+def undone_after(plan: Plan, newest_step: int) -> float:
+    """Checkpoints of later steps are none, whoever still names them: what led to them is undone, and the ledgers since
+    have come no further. A server takes such files away when it begins under the plan."""
+    return max(plan.restore_step, newest_step + 1) if plan.undone else math.inf
 
 
 def _join_of(member: Member) -> Join:

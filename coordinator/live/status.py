@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from coordinator.live.gray import NAMED_S, stalled_s
+from coordinator.live.gray import NAMED_S, seen_by_fellows, stalled_s
 from coordinator.live.history import perplexity
 from coordinator.live.plan_builder import stage_blocks
 from coordinator.live.roster import Member
@@ -47,8 +47,8 @@ def build_status(machine: CoordinatorMachine, now: float) -> dict[str, Any]:
             "tokens_per_s": tokens_per_s(machine, now),
             "last_step_wall_s": newest.wall_s if newest else None,
             # Where the model is cut, in the form of RUN.toml: a reference of this very run needs them.
-            "stages": config.stages.count,
-            "cut": config.stages.cut,
+            "stages": placement.running.stages.count,
+            "cut": placement.running.stages.cut,
             "rollbacks": history.rollback_count,
             "lost_steps": history.lost_steps,
             "changes": [
@@ -115,6 +115,10 @@ def run_state(machine: CoordinatorMachine, now: float) -> tuple[str, str]:
         )
     if waiting_for := _missed_servers(machine, now):
         return "waiting", waiting_for
+    if placement.wishes.held and placement.wishes.lays_out:
+        step = placement.wishes.save
+        what = "all open steps to close" if step < 0 else f"every server to save and read checkpoint {step}"
+        return "waiting", f"waiting for {what}; then the run goes on in its new layout"
     if placement.wishes.held:
         return "waiting", "waiting at the end of a step for all servers to have what was changed"
     if placement.plan.restore_step >= placement.running.steps:
@@ -133,7 +137,11 @@ def _missed_servers(machine: CoordinatorMachine, now: float) -> str:
     """
     placement = machine.placement
     holder = placement.table.holder
-    gone = [slot for slot in sorted(placement.table.gone_since) if not placement.seen_by_fellows(holder[slot], now)]
+    gone = [
+        slot
+        for slot in sorted(placement.table.gone_since)
+        if not seen_by_fellows(machine.roster.servers(), holder[slot], now)
+    ]
     if not gone:
         return ""
     alone_since = max(placement.table.gone_since.values())
@@ -270,6 +278,7 @@ def _away(machine: CoordinatorMachine, now: float) -> list[dict[str, Any]]:
             "stage": slot[0],
             "shard": slot[1],
             "place": table.name(slot),
+            "name": machine.naming.of(table.holder[slot]),
             "away_s": round(now - since, 3),
         }
         for slot, since in sorted(table.gone_since.items())
@@ -281,6 +290,7 @@ def _member(machine: CoordinatorMachine, member: Member, now: float) -> dict[str
     report = member.report
     return {
         "id": member.peer,
+        "name": machine.naming.of(member.peer),
         "role": member.role,
         "stage": slot[0] if slot else member.stage,
         "shard": slot[1] if slot else -1,

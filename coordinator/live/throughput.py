@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
+from coordinator.live.plan_builder import block_work
+from coordinator.live.roster import Member
 from protocol.base.forms import TYPICAL_BITS
 from protocol.base.ids import NodeId
 from protocol.run.course import Course
@@ -158,3 +160,14 @@ class Delivered:
         """What a volunteer delivers of what it promised, 1 where nothing is known."""
         done, due = self._counts.get(node, (0.0, 0.0))
         return min(DELIVERS_MAX, max(DELIVERS_MIN, (done + PRIOR_TASKS) / (due + PRIOR_TASKS)))
+
+
+def benchmarked_flops_per_s(member: Member, config: RunConfig, vocabulary: int) -> float:
+    """A member's power by its own benchmark, 0 where there was none.
+
+    The benchmark's tokens went through an even share of the blocks, as the run's file counts stages: a multiply and an
+    add for each of the forward's, and the same twice for the backward.
+    """
+    work = sum(block_work(config, block, vocabulary) for block in range(config.block_count))
+    tokens_per_s = member.join.tokens_per_s if member.join is not None else 0.0
+    return tokens_per_s * 6 * work / max(1, config.stages.count)

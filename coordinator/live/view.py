@@ -11,7 +11,9 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from coordinator.live.roster import Member
+from coordinator.live.slots import Slot
 from coordinator.live.status import build_stages, newest_validation, run_state, step_interval_s, tokens_per_s
+from protocol.base.ids import NodeId
 
 if TYPE_CHECKING:
     from coordinator.live.core import CoordinatorMachine
@@ -85,11 +87,11 @@ def members(machine: CoordinatorMachine, now: float, *, whole_ids: bool) -> list
     if not machine.finished:
         for slot, since in sorted(table.gone_since.items()):
             holder = table.holder[slot]
+            shown = holder if whole_ids else holder[:ID_LETTERS]
             found.append(
                 {
-                    "id": holder if whole_ids else holder[:ID_LETTERS], "name": table.name(slot), "role": "server",
-                    "stage": slot[0], "state": "away", "waits": "", "since_s": round(now - since), "paths": "",
-                    "trip_s": None, "work": 0,
+                    "id": shown, "name": _placed(machine, holder, slot), "role": "server", "stage": slot[0],
+                    "state": "away", "waits": "", "since_s": round(now - since), "paths": "", "trip_s": None, "work": 0,
                 }
             )  # fmt: skip
     return found
@@ -108,7 +110,7 @@ def _member(machine: CoordinatorMachine, member: Member, now: float, whole_ids: 
     report = member.report
     return {
         "id": member.peer if whole_ids else member.peer[:ID_LETTERS],
-        "name": machine.placement.table.name(slot) if slot else _spoken_name(member),
+        "name": _placed(machine, member.peer, slot) if slot else _spoken_name(machine, member),
         "role": member.role,
         "stage": slot[0] if slot else member.stage,
         "state": member.state,
@@ -120,8 +122,16 @@ def _member(machine: CoordinatorMachine, member: Member, now: float, whole_ids: 
     }
 
 
-def _spoken_name(member: Member) -> str:
-    """Its public name with the id's first letters, since anybody may take any name."""
+def _placed(machine: CoordinatorMachine, node: NodeId, slot: Slot) -> str:
+    """A server by its place, behind the operator's name for it."""
+    given, place = machine.naming.of(node), machine.placement.table.name(slot)
+    return f"{given}, {place}" if given else place
+
+
+def _spoken_name(machine: CoordinatorMachine, member: Member) -> str:
+    """The operator's name for it; or its public one with the id's first letters, since anybody may take any name."""
+    if given := machine.naming.of(member.peer):
+        return given
     if member.join is not None and member.join.name:
         return f"{member.join.name} ({member.peer[:ID_LETTERS]})"
     return f"{member.role} {member.peer[:ID_LETTERS]}"

@@ -10,7 +10,7 @@ from coordinator.live.boundary import all_have, begun_at, boundary
 from coordinator.live.outbox import Outbox
 from coordinator.live.rollback import changes_before
 from protocol.messages import NodeReport
-from protocol.run.changes import RunChange
+from protocol.run.changes import LAYOUT, RunChange, kept_layouts
 from protocol.run.plan import Plan
 
 PAUSED_FOR = "; paused: "
@@ -28,6 +28,8 @@ class Wishes:
         """Whether no further step is to be opened."""
         self.held = False
         """Whether no step opens until every server knows what was changed (`coordinator.live.boundary`)."""
+        self.save = -1
+        """The version that another layout begins from, once the run is held there."""
         self.pause_reason = sentence.partition(PAUSED_FOR)[2]
         """Why, where the run's guard wants it and not a person."""
         self.order_count = 0
@@ -39,14 +41,14 @@ class Wishes:
 
     def take_over(self, plan: Plan) -> None:
         """A plan counts that others have kept."""
-        self.changes, self.paused, self.held = plan.changes, plan.paused, plan.held
+        self.changes, self.paused, self.held, self.save = plan.changes, plan.paused, plan.held, plan.save
 
     def are_in(self, plan: Plan) -> bool:
         """Whether a plan has all of it."""
         begun = len(plan.changes) == len(self.changes) and not any(
             told.is_pending != known.is_pending for told, known in zip(plan.changes, self.changes, strict=True)
         )
-        return begun and plan.paused == self.paused and plan.held == self.held
+        return begun and (plan.paused, plan.held, plan.save) == (self.paused, self.held, self.save)
 
     def said_after(self, sentence: str) -> str:
         """A plan's sentence, with the reason of a pause that has one."""
@@ -70,12 +72,41 @@ class Wishes:
         self._outbox.log("info", "run paused" if paused else "run goes on", detail=reason)
         return True
 
-    def go_back(self, step: int) -> None:
+    def go_back(self, step: int, keeps_changes: bool = False) -> None:
         """The steps from this one on are thrown away, and what began in them."""
+        if keeps_changes:
+            return  # the same steps again, with the same changes
         kept = changes_before(self.changes, step)
+        laid = tuple(change for change in self.changes[len(kept) :] if change.key == LAYOUT and not change.is_pending)
         for change in self.changes[len(kept) :]:
-            self._outbox.log("warning", "change undone", key=change.key, value=change.value, step=step)
-        self.changes, self.held = kept, False
+            if change not in laid:
+                self._outbox.log("warning", "change undone", key=change.key, value=change.value, step=step)
+        self.changes, self.held = (*kept, *laid), False
+
+    # ---- another layout --------------------------------------------------------------------------------------------
+
+    @property
+    def lays_out(self) -> bool:
+        """Whether another layout is ordered that has not begun."""
+        return any(change.key == LAYOUT and change.is_pending for change in self.changes)
+
+    def lay_out(self, step: int) -> None:
+        """The layout begins with this step, and so does all that waits for a boundary: new ledgers know it all."""
+        self.changes, late = begun_at(self.changes, step)
+        self._told_late(late, step)
+        self.held, self.save = False, -1
+
+    def give_up_layout(self, why: str) -> None:
+        """The run goes on as it is laid out."""
+        self.changes = tuple(change for change in self.changes if change.key != LAYOUT or not change.is_pending)
+        self.held, self.save = any(change.is_pending for change in self.changes), -1
+        self._outbox.log("warning", "layout given up", reason=why)
+
+    def laid_back(self, step: int) -> bool:
+        """New ledgers begin from a checkpoint (-1: the seed) in the layout of now; one that is ordered begins later.
+        Returns whether steps will be done otherwise than before, in a layout that came later."""
+        before, self.changes, self.save = self.changes, kept_layouts(self.changes, step), -1
+        return self.changes != before
 
     # ---- from which step on ----------------------------------------------------------------------------------------
 
@@ -95,10 +126,16 @@ class Wishes:
             step = boundary(reports)
             if step is None:
                 return False
+            if self.lays_out:  # there is more to do before it begins (`replanning.py`)
+                news, self.save = self.save != step, step
+                return news
             self.changes, late = begun_at(self.changes, step)
-            for change in late:
-                self._outbox.log("warning", "change too late", key=change.key, value=change.value, step=step)
+            self._told_late(late, step)
             self._outbox.log("info", "changes begin", step=step)
         else:
             self.held = False
         return True
+
+    def _told_late(self, late: Sequence[RunChange], step: int) -> None:
+        for change in late:
+            self._outbox.log("warning", "change too late", key=change.key, value=change.value, step=step)

@@ -47,12 +47,28 @@ class AdminApi(Protocol):
         """Orders that no step is opened, or that they are again. Raises `BadInputError`."""
         ...
 
+    async def replan(self, settings: list[str]) -> RunChange:
+        """Orders another layout; returns when the run is held for it. Raises `BadInputError`."""
+        ...
+
     def drain(self, node: NodeId, reason: str) -> str:
         """Orders that a member ends what it has and goes. Returns why not, or nothing."""
         ...
 
+    def name(self, node: NodeId, name: str) -> str:
+        """Orders that a node is called so; returns the name as it will stand. Raises `BadInputError`."""
+        ...
+
     async def roll_back(self, step: int) -> int:
         """Sends the run back to a checkpoint; returns how many steps are done again. Raises `BadInputError`."""
+        ...
+
+    async def void(self, node: NodeId, reason: str, lineage: bool, from_start: bool) -> dict[str, Any]:
+        """Bans a member (or all who came by its invite) and goes back to before it came. Raises `BadInputError`."""
+        ...
+
+    async def voided(self) -> bytes:
+        """What was undone so far, signed (`protocol.trust.voided`)."""
         ...
 
     async def trace(self, seconds: float) -> dict[str, Any]:
@@ -76,9 +92,18 @@ class _Ban(msgspec.Struct, forbid_unknown_fields=True):
     lineage: bool = False
 
 
+class _Void(_Ban, forbid_unknown_fields=True):
+    from_start: bool = False
+
+
 class _Drain(msgspec.Struct, forbid_unknown_fields=True):
     node: str
     reason: Annotated[str, msgspec.Meta(max_length=TEXT_MAX)] = ""
+
+
+class _Name(msgspec.Struct, forbid_unknown_fields=True):
+    node: str
+    name: Annotated[str, msgspec.Meta(max_length=TEXT_MAX)]
 
 
 class _Unban(msgspec.Struct, forbid_unknown_fields=True):
@@ -100,6 +125,10 @@ class _Set(msgspec.Struct, forbid_unknown_fields=True):
     value: Annotated[str, msgspec.Meta(max_length=TEXT_MAX)]
 
 
+class _Replan(msgspec.Struct, forbid_unknown_fields=True):
+    settings: Annotated[list[Annotated[str, msgspec.Meta(max_length=1024)]], msgspec.Meta(min_length=1, max_length=16)]
+
+
 class _Pause(msgspec.Struct, forbid_unknown_fields=True):
     paused: bool
 
@@ -116,7 +145,9 @@ class _Trace(msgspec.Struct, forbid_unknown_fields=True):
     seconds: Annotated[float, msgspec.Meta(gt=0, le=SECONDS_MAX)] = 30.0
 
 
-_Order = TypeVar("_Order", _Ban, _Drain, _Unban, _Invite, _Uninvite, _Set, _Pause, _RollBack, _Adopt, _Trace)
+_Order = TypeVar(
+    "_Order", _Ban, _Void, _Drain, _Name, _Unban, _Invite, _Uninvite, _Set, _Replan, _Pause, _RollBack, _Adopt, _Trace
+)
 
 
 def answer(content: Any, code: int = 200) -> Response:
@@ -167,7 +198,7 @@ def admin_routes(api: AdminApi, admin_token: str, refused: Callable[[], None]) -
                 order = msgspec.json.decode(body, type=kind)
             except msgspec.DecodeError as error:
                 return answer({"error": str(error)}, 400)
-            if isinstance(order, _Ban | _Unban | _Drain) and not is_node_id(order.node):
+            if isinstance(order, _Ban | _Unban | _Drain | _Name) and not is_node_id(order.node):
                 return answer({"error": "node is no node id"}, 400)
             return await do(order)
 
@@ -184,6 +215,13 @@ def admin_routes(api: AdminApi, admin_token: str, refused: Callable[[], None]) -
         if no := api.drain(NodeId(order.node), reason):
             return answer({"error": f"{order.node[:8]}: {no}"}, 400)
         return answer({"drained": order.node})
+
+    async def name(order: _Name) -> Response:
+        try:
+            taken = api.name(NodeId(order.node), order.name)
+        except BadInputError as error:
+            return answer({"error": str(error)}, 400)
+        return answer({"node": order.node, "name": taken})
 
     async def unban(order: _Unban) -> Response:
         api.order(Unban(NodeId(order.node)))
@@ -215,6 +253,13 @@ def admin_routes(api: AdminApi, admin_token: str, refused: Callable[[], None]) -
             return answer({"error": str(error)}, 400)
         return answer({"key": change.key, "value": change.value})
 
+    async def replan(order: _Replan) -> Response:
+        try:
+            change = await api.replan(order.settings)
+        except BadInputError as error:
+            return answer({"error": str(error)}, 400)
+        return answer({"key": change.key, "value": change.value})
+
     async def pause(order: _Pause) -> Response:
         try:
             await api.pause(order.paused)
@@ -228,6 +273,17 @@ def admin_routes(api: AdminApi, admin_token: str, refused: Callable[[], None]) -
         except BadInputError as error:
             return answer({"error": str(error)}, 400)
         return answer({"step": order.step, "lost_steps": lost_steps})
+
+    async def void(order: _Void) -> Response:
+        reason = " ".join(order.reason.split()) or "by the operator: what it gave is void"
+        try:
+            done = await api.void(NodeId(order.node), reason, order.lineage, order.from_start)
+        except BadInputError as error:
+            return answer({"error": str(error)}, 400)
+        return answer(done)
+
+    async def voided(request: Request) -> Response:
+        return guard.refusal(request) or Response(await api.voided(), 200, HEADERS, "application/json")
 
     async def adopt(order: _Adopt) -> Response:
         api.order(Adopt())
@@ -243,10 +299,14 @@ def admin_routes(api: AdminApi, admin_token: str, refused: Callable[[], None]) -
     return [
         Route("/api/adopt", taking(_Adopt, adopt), methods=["POST"]),
         Route("/api/trace", taking(_Trace, trace), methods=["POST"]),
+        Route("/api/replan", taking(_Replan, replan), methods=["POST"]),
         Route("/api/rollback", taking(_RollBack, roll_back), methods=["POST"]),
+        Route("/api/void", taking(_Void, void), methods=["POST"]),
+        Route("/api/voided", voided, methods=["GET"]),
         Route("/api/set", taking(_Set, set_key), methods=["POST"]),
         Route("/api/pause", taking(_Pause, pause), methods=["POST"]),
         Route("/api/drain", taking(_Drain, drain), methods=["POST"]),
+        Route("/api/name", taking(_Name, name), methods=["POST"]),
         Route("/api/ban", taking(_Ban, ban), methods=["POST"]),
         Route("/api/unban", taking(_Unban, unban), methods=["POST"]),
         Route("/api/credit", credit, methods=["GET"]),

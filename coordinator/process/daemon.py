@@ -27,7 +27,7 @@ import trio
 from coordinator.live.core import CoordinatorMachine
 from coordinator.live.crediting import credit_ledger
 from coordinator.live.draining import why_no_drain
-from coordinator.live.orders import DrainNode, Order
+from coordinator.live.orders import DrainNode, NameNode, Order
 from coordinator.live.outbox import EVERYDAY_EVENTS
 from coordinator.live.records import Record, StepRow
 from coordinator.live.signals import Helpers
@@ -37,7 +37,7 @@ from coordinator.process.discovery import Discovery
 from coordinator.process.http import build_app, build_public_app
 from coordinator.process.invites import join_links, new_invite
 from coordinator.process.metrics import coordinator_families, first_values, refresh
-from coordinator.process.ordering import change_run, pause_run, roll_back
+from coordinator.process.ordering import change_run, go_back, pause_run, replan_run, roll_back, voiding_of
 from coordinator.process.papers import LINKS, announce, write_private
 from coordinator.process.planner import ask_planner
 from coordinator.process.sockets import free_or_any, listen, serve
@@ -94,6 +94,7 @@ from protocol.trust.membership import (
     sign_statement,
 )
 from protocol.trust.thanks import Thanks, sign_thanks
+from protocol.trust.voided import VoidList, sign_voided
 
 IDENTITY = "identity"
 LINK_FILE = "{role}.link"
@@ -473,6 +474,10 @@ class Daemon:
         _check_begun(self.machine)
         return await change_run(self.machine, self.pump, key, value)
 
+    async def replan(self, settings: list[str]) -> RunChange:
+        _check_begun(self.machine)
+        return await replan_run(self.machine, self.pump, settings)
+
     async def pause(self, paused: bool) -> None:
         _check_begun(self.machine)
         await pause_run(self.machine, self.pump, paused)
@@ -483,9 +488,28 @@ class Daemon:
             self.order(DrainNode(node, reason))
         return no
 
+    def name(self, node: NodeId, name: str) -> str:
+        name = self.machine.naming.checked(node, name)
+        self.order(NameNode(node, name))
+        return name
+
     async def roll_back(self, step: int) -> int:
         _check_begun(self.machine)
         return await roll_back(self.machine, self.pump, step)
+
+    async def void(self, node: NodeId, reason: str, lineage: bool, from_start: bool) -> dict[str, Any]:
+        _check_begun(self.machine)
+        nodes = self.lineage(node) if lineage else (node,)
+        order = voiding_of(self.machine, nodes, reason, from_start, time.time())
+        lost_steps = await go_back(self.machine, self.pump, order)
+        first = 0 if order.voiding is None else order.voiding.first_step
+        return {"voided": nodes, "first_step": first, "step": order.step, "lost_steps": lost_steps}
+
+    async def voided(self) -> bytes:
+        rows = tuple(await self._in_thread("read", self._store.voided))
+        run, run_id = self.machine.config.name, self.machine.run_id.hex()
+        done = VoidList(run=run, run_id=run_id, written_unix_s=int(time.time()), rows=rows)
+        return sign_voided(done, self._identity)
 
     async def trace(self, seconds: float) -> dict[str, Any]:
         return await self.timeline.trace(seconds)

@@ -22,7 +22,8 @@ RUN_STATES = ("waiting", "training", "paused", "finished", "failed")
 DB_OPERATIONS = ("open", "write", "read")
 HTTP_ROUTES = (
     "/", "/page", "/api", "/api/sd", "/api/status", "/api/network", "/api/steps", "/api/ban", "/api/unban",
-    "/api/invites", "/api/invite", "/api/uninvite", "/api/set", "/api/pause", "/api/rollback", "/api/trace", "other",
+    "/api/invites", "/api/invite", "/api/uninvite", "/api/set", "/api/replan", "/api/pause", "/api/rollback",
+    "/api/trace", "other",
 )  # fmt: skip
 HTTP_CODES = ("200", "304", "400", "401", "403", "404", "405", "429", "500", "503")
 
@@ -32,9 +33,10 @@ _STAY_S = (10.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 12 * 3600.0, 86400.0, 3
 
 
 def coordinator_families(config: RunConfig) -> tuple[Family, ...]:
-    """Every family of a coordinator; the run's name and its stages are known, so all children exist from the start."""
+    """Every family of a coordinator; the run's name, and how many stages its model can be cut into, are known, so all
+    children exist from the start."""
     run = {"run": (config.name,)}
-    stage = {**run, "stage": tuple(str(index) for index in range(config.stages.count or STAGES_MAX))}
+    stage = {**run, "stage": tuple(str(index) for index in range(min(STAGES_MAX, config.block_count)))}
     return (
         Family("barnraise_coordinator_leader", "gauge", "1 on the leading coordinator."),
         Family("barnraise_coordinator_nodes", "gauge", "Linked nodes by state.", {"state": NODE_STATES}),
@@ -199,7 +201,7 @@ def refresh(metrics: Metrics, machine: CoordinatorMachine, now: float) -> None:
     for path in PATHS:
         metrics.record("barnraise_coordinator_node_paths", sum(path in paths for paths in reached), path=path)
     volunteers = machine.roster.volunteers()
-    for stage in range(machine.config.stages.count):
+    for stage in range(machine.placement.running.stages.count):
         serving = sum(member.stage == stage for member in volunteers)
         metrics.record("barnraise_coordinator_stage_nodes", serving, run=run, stage=str(stage))
     _refresh_places(metrics, machine)
@@ -233,7 +235,7 @@ def refresh(metrics: Metrics, machine: CoordinatorMachine, now: float) -> None:
 def _refresh_places(metrics: Metrics, machine: CoordinatorMachine) -> None:
     """Who stands where, and what waits there."""
     run, table = machine.config.name, machine.placement.table
-    stages = machine.config.stages
+    stages = machine.placement.running.stages
     for stage in range(stages.count):
         queue, filled, away = 0.0, 0, 0
         for shard in range(stages.front_servers + stages.back_servers):

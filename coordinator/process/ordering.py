@@ -6,10 +6,13 @@ import trio
 
 from coordinator.live.core import CoordinatorMachine
 from coordinator.live.orders import ChangeRun, PauseRun, RollBack
+from coordinator.live.records import Voiding
+from coordinator.live.replanning import why_no_layout
 from protocol.base.errors import BadInputError
+from protocol.base.ids import NodeId
 from protocol.base.machine import Ordered
 from protocol.drive.pump import Pump
-from protocol.run.changes import RunChange, make_change
+from protocol.run.changes import RunChange, changed, make_change, make_layout
 
 ORDER_S = 8.0
 """For a plan to be written, or all servers to look for a checkpoint and say so; whoever asks gives up after ten."""
@@ -21,6 +24,23 @@ async def change_run(machine: CoordinatorMachine, pump: Pump, key: str, value: s
     change = make_change(machine.config, machine.placement.wishes.changes, key, value)
     if key == "steps" and int(change.value) <= machine.history.newest_step + 1 + machine.config.batch.delay:
         raise BadInputError(f"steps: step {machine.history.newest_step + 1} is done, and the one after it is open")
+    await _durable(machine, pump, ChangeRun(change))
+    return change
+
+
+async def replan_run(machine: CoordinatorMachine, pump: Pump, settings: list[str]) -> RunChange:
+    """Orders another layout; returns when the plan that holds the run for it is durable. Raises `BadInputError`."""
+    placement = machine.placement
+    change = make_layout(machine.config, placement.wishes.changes, settings)
+    wanted = changed(machine.config, [*placement.wishes.changes, change])
+    linked = {member.peer: member for member in machine.roster.servers()}
+    if machine.left_open:
+        raise BadInputError(
+            "stages.cut: RUN.toml leaves the layout to the planner, and the first plan has settled it for good; `run"
+            " branch` with `stages` as the plan has them begins a run that can be laid out anew"
+        )
+    if why := why_no_layout(machine.config, wanted, placement.table, linked, placement.wishes.lays_out):
+        raise BadInputError(why)
     await _durable(machine, pump, ChangeRun(change))
     return change
 
@@ -41,13 +61,45 @@ async def _durable(machine: CoordinatorMachine, pump: Pump, order: ChangeRun | P
     raise BadInputError(f"the order is not on the coordinator's disk within {ORDER_S:.0f} s; `run changes` will tell")
 
 
+def voiding_of(
+    machine: CoordinatorMachine, nodes: tuple[NodeId, ...], reason: str, from_start: bool, wall_s: float
+) -> RollBack:
+    """What voiding these members comes to. Raises `BadInputError` where it cannot be, with what can be done instead."""
+    placement, plan = machine.placement, machine.placement.plan
+    servers = () if plan is None else plan.server_nodes()
+    for node in nodes:
+        if node in servers:
+            raise BadInputError(f"{node[:8]} is a server: what it made is the run itself; see `run rollback`")
+    given = [credit.first_step for credit in map(machine.giving.of, nodes) if credit is not None]
+    known = [step for step in (*map(machine.admission.since, nodes), *given) if step >= 0]
+    if not known:
+        raise BadInputError(f"{nodes[0][:8]}: nobody knows since when it takes part; `run rollback STEP` goes back")
+    if refusal := placement.why_no_rollback(-1):
+        raise BadInputError(refusal)
+    first, readable = min(known), placement.readable_steps()
+    before = [step for step in readable if step <= first]
+    if not before and not from_start:
+        oldest = f"the oldest is of step {min(readable)}" if readable else "there is none"
+        raise BadInputError(
+            f"no checkpoint is kept from before step {first}, when {nodes[0][:8]} came: {oldest}. `run void"
+            " --from-start` begins the run anew, `run ban` keeps what was trained so far. Nothing was changed"
+        )
+    voiding = Voiding(nodes=nodes, reason=reason, first_step=first, wall_s=wall_s)
+    return RollBack(max(before, default=-1), voiding)
+
+
 async def roll_back(machine: CoordinatorMachine, pump: Pump, step: int) -> int:
     """Returns how many closed steps that threw away. Raises `BadInputError` where nothing was, with the reason."""
-    placement, history = machine.placement, machine.history
-    if refusal := placement.why_no_rollback(step):
+    if refusal := machine.placement.why_no_rollback(step):
         raise BadInputError(refusal)
+    return await go_back(machine, pump, RollBack(step))
+
+
+async def go_back(machine: CoordinatorMachine, pump: Pump, order: RollBack) -> int:
+    """As `roll_back`, with what else is ordered."""
+    placement, history = machine.placement, machine.history
     before, lost = history.rollback_count, history.lost_steps
-    pump.put(Ordered(RollBack(step)))
+    pump.put(Ordered(order))
     with trio.move_on_after(ORDER_S):
         while history.rollback_count == before:
             await trio.sleep(LOOK_S)
@@ -55,6 +107,6 @@ async def roll_back(machine: CoordinatorMachine, pump: Pump, step: int) -> int:
                 raise BadInputError(placement.rollback_refusal)
         return history.lost_steps - lost
     raise BadInputError(
-        f"not every server has said within {ORDER_S:.0f} s that it can read checkpoint {step}; the run goes back"
+        f"not every server has said within {ORDER_S:.0f} s that it can read checkpoint {order.step}; the run goes back"
         " when they have"
     )

@@ -124,6 +124,27 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE credits ADD COLUMN audited INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE credits ADD COLUMN first_step INTEGER NOT NULL DEFAULT -1;
     """,
+    """
+    -- What the operator calls nodes.
+    CREATE TABLE names (
+        node TEXT PRIMARY KEY,
+        name TEXT NOT NULL
+    );
+    """,
+    """
+    -- Whose work was undone, with all that was made of it, by the plan that went back.
+    CREATE TABLE voided (
+        generation INTEGER PRIMARY KEY,
+        nodes TEXT NOT NULL,             -- JSON
+        reason TEXT NOT NULL,
+        first_step INTEGER NOT NULL,
+        restore_step INTEGER NOT NULL,
+        lost_steps INTEGER NOT NULL,
+        wall_s REAL NOT NULL
+    );
+    -- The first step that whoever came by it could have had a part in.
+    ALTER TABLE invites_spent ADD COLUMN step INTEGER NOT NULL DEFAULT -1;
+    """,
 )
 
 

@@ -26,6 +26,7 @@ from coordinator.live.records import (
     InviteClosed,
     InviteSpent,
     MemberRow,
+    Named,
     PlanRow,
     Record,
     StepRow,
@@ -41,6 +42,7 @@ from protocol.messages import Share, ValidationLoss
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 from protocol.trust.membership import RUN_ID_BYTES, JoinRole
+from protocol.trust.voided import VoidRow
 
 RUN_FILE = "run"
 """Beside the database: the run's id in hex, by which its members know it."""
@@ -215,12 +217,13 @@ class Store:
         ).fetchall()
         data = self._db.execute("SELECT vocabulary, data_hash, token_count FROM data").fetchone()
         (tokens,) = self._db.execute("SELECT COALESCE(SUM(tokens), 0) FROM steps WHERE thrown_away = 0").fetchone()
-        spent = self._db.execute("SELECT nonce, node FROM invites_spent ORDER BY rowid").fetchall()
+        spent = self._db.execute("SELECT nonce, node, step FROM invites_spent ORDER BY rowid").fetchall()
         banned = self._db.execute("SELECT node, reason, number, wall_s FROM bans WHERE lifted = 0").fetchall()
         (ban_number,) = self._db.execute(
             "SELECT COALESCE(MAX(CASE WHEN number > lifted THEN number ELSE lifted END), 0) FROM bans"
         ).fetchone()
         closed = self._db.execute("SELECT nonce FROM invites WHERE closed = 1 ORDER BY rowid").fetchall()
+        names = self._db.execute("SELECT node, name FROM names ORDER BY rowid").fetchall()
         (serial,) = self._db.execute("SELECT COALESCE(MAX(serial), 0) FROM members").fetchone()
         (ended,) = self._db.execute(
             "SELECT EXISTS (SELECT 1 FROM history_ended WHERE ledger_generation ="
@@ -244,13 +247,14 @@ class Store:
             changed_at=tuple((int(count), int(step)) for count, step in changed_at),
             tokens=int(tokens),
             ended=bool(ended),
-            spent=tuple(InviteSpent(nonce=nonce, node=NodeId(node)) for nonce, node in spent),
+            spent=tuple(InviteSpent(nonce=nonce, node=NodeId(node), step=step) for nonce, node, step in spent),
             banned=tuple(
                 Banned(node=NodeId(node), reason=reason, number=number, wall_s=wall_s)
                 for node, reason, number, wall_s in banned
             ),
             ban_number=ban_number,
             closed_invites=tuple(nonce for (nonce,) in closed),
+            names=tuple(Named(node=NodeId(node), name=name) for node, name in names),
             next_serial=serial + 1,
             credits=tuple(Credit(**dict(zip(_CREDIT_FIELDS, row, strict=True))) for row in credits),
             validations=tuple(self.validations(TAIL_STEPS)),
@@ -313,6 +317,19 @@ class Store:
         ).fetchall()
         return [_validation(*row) for row in reversed(rows)]
 
+    def voided(self) -> list[VoidRow]:
+        """Whose work was undone, the first first."""
+        rows = self._db.execute(
+            "SELECT nodes, reason, first_step, restore_step, lost_steps, wall_s FROM voided ORDER BY generation"
+        ).fetchall()
+        return [
+            VoidRow(
+                nodes=tuple(NodeId(node) for node in json.loads(nodes)), reason=reason, first_step=int(first),
+                restore_step=int(restore), lost_steps=int(lost), at_unix_s=int(wall_s),
+            )
+            for nodes, reason, first, restore, lost, wall_s in rows
+        ]  # fmt: skip
+
     def invites(self) -> list[StoredInvite]:
         """Invites given out, oldest first."""
         rows = self._db.execute(
@@ -362,7 +379,9 @@ class Store:
                     "INSERT INTO members VALUES (?, ?, ?, ?)", (item.serial, item.node, item.public_key, item.role)
                 )
             case InviteSpent():
-                self._db.execute("INSERT INTO invites_spent (nonce, node) VALUES (?, ?)", (item.nonce, item.node))
+                self._db.execute(
+                    "INSERT INTO invites_spent (nonce, node, step) VALUES (?, ?, ?)", (item.nonce, item.node, item.step)
+                )
             case Banned():
                 self._db.execute(
                     "INSERT INTO bans (node, reason, number, wall_s, lifted) VALUES (?, ?, ?, ?, 0)"
@@ -372,6 +391,10 @@ class Store:
                 )
             case Unbanned():
                 self._db.execute("UPDATE bans SET lifted = ? WHERE node = ?", (item.number, item.node))
+            case Named():
+                self._db.execute("DELETE FROM names WHERE node = ?", (item.node,))
+                if item.name:
+                    self._db.execute("INSERT INTO names (node, name) VALUES (?, ?)", (item.node, item.name))
             case InviteClosed():
                 self._db.execute("UPDATE invites SET closed = 1 WHERE nonce = ?", (item.nonce,))
             case DataRow():
@@ -395,8 +418,18 @@ class Store:
                 row.sentence, msgspec.json.encode(plan).decode(),
             ),
         )  # fmt: skip
+        if row.voided is not None:
+            voided = row.voided
+            self._db.execute(
+                "INSERT INTO voided VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    plan.generation, json.dumps(voided.nodes), voided.reason, voided.first_step, plan.restore_step,
+                    row.lost_steps, voided.wall_s,
+                ),
+            )  # fmt: skip
         if row.goes_back:
             first = first_step_after(plan.restore_step)
+            self._db.execute("UPDATE invites_spent SET step = ? WHERE step > ?", (first, first))
             self._curve = None
             self._db.execute("UPDATE steps SET thrown_away = 1 WHERE step >= ?", (first,))
             # A checkpoint that could not be read the last time may be ahead of what counts: its steps count again.

@@ -85,7 +85,7 @@ class Timeline:
             "now_s": now,
             "wall_offset_s": machine.wall_offset_s,
             "steps": [step for step in closed if asked_at - seconds <= step[1] <= asked_at],
-            "stages": machine.config.stages.count,
+            "stages": machine.placement.running.stages.count,
             "nodes": [_told(node) for node in nodes],
             "predicted": None if prediction.sentence else _predicted(prediction),
             "no_prediction": prediction.sentence,

@@ -86,7 +86,7 @@ def setting_of(machine: CoordinatorMachine, nodes: Sequence[Traced], now: float)
     plan = machine.placement.plan
     if plan is None or not plan.stages:
         raise BadInputError("no prediction: the run has no plan yet")
-    config = machine.config
+    config = machine.placement.running
     seats = [server.node for stage in plan.stages for server in stage.servers]
     volunteers = {member.peer: member.stage for member in machine.roster.volunteers() if member.stage >= 0}
     if not volunteers and config.stages.collocated == "never":

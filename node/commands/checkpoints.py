@@ -7,7 +7,8 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from node.commands.export import folders_of_one_run, together
+from node.commands.export import folders_of_one_run, steps_in, together
+from protocol.base.errors import BadInputError
 
 
 @click.group()
@@ -32,6 +33,10 @@ def verify(folders: tuple[Path, ...], step: int | None) -> None:
     # Parts of several servers are joined by links beside the first of them: nothing large is copied where that can be.
     with TemporaryDirectory(prefix=".barnraise-verify-", dir=found[0].parent if len(found) > 1 else None) as scratch:
         folder = found[0] if len(found) == 1 else together(found, Path(scratch))
+        if step is not None and step not in (there := steps_in(folder)):
+            raise BadInputError(
+                f"--step: no checkpoint has step {step}; there are folders of {', '.join(map(str, there))}"
+            )
         homes = [step_folder(folder, step)] if step is not None else sorted(folder.glob("step-????????"), reverse=True)
         for home in homes:
             number = int(home.name.removeprefix("step-"))

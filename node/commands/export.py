@@ -51,6 +51,15 @@ def export(out: Path, checkpoints: tuple[Path, ...], step: int | None, link: str
                     f" folders of all of them{why}"
                 )
             step = complete[0]
+        elif step not in (there := steps_in(folder)):
+            raise BadInputError(
+                f"--step: no checkpoint has step {step}; there "
+                + (
+                    f"are those of steps {', '.join(map(str, there))}"
+                    if len(there) > 1
+                    else f"is that of step {there[0]}"
+                )
+            )
         try:
             vouched = who_vouches(folder, step)
             if key is not None and (sentence := vouched.sentence(key)):
@@ -84,6 +93,11 @@ def folders_of_one_run(given: Sequence[Path], argument: str = "CHECKPOINTS") -> 
     if len(runs) > 1:
         raise BadInputError(f"{argument}: these folders are of several runs: {', '.join(map(str, runs))}")
     return list(found)
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Those that have a folder there, whole or not."""
+    return sorted(int(home.name.removeprefix("step-")) for home in folder.glob("step-????????") if home.is_dir())
 
 
 def _home(out: Path) -> Path:

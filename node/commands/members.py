@@ -9,6 +9,7 @@ import webbrowser
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,12 +32,19 @@ from protocol.drive.scrape import MetricsPlace
 from protocol.trust.membership import JoinLink
 
 if TYPE_CHECKING:
+    from node.process.starting import Starting
     from node.visit.enquiry import Offer
 
 NOBODY_TO_ASK = (
     "nobody can be asked here, since this is no terminal: add --yes if the owner of this computer agrees, or start it "
     "in a terminal once, or with --ask-on-page; the yes is kept"
 )
+ASKING = "asking the run, and measuring this computer"
+AWAY = "the run's coordinator cannot be asked now; trying again"
+QUESTION = "waiting for your yes, where it was started"
+RETRY_S = 30.0
+"""Between two questions to a run that does not answer."""
+NOTHING_STARTED = "Nothing was started."
 ALWAYS = {"idle": "off", "while-not": "off", "battery": "work", "metered": "work"}
 """What --always means."""
 ANYWHERE = (("*", 0),)
@@ -303,61 +311,107 @@ def join(
     agreed = read_consents(settings_folder()).get(parsed.run_id.hex())
     if not yes and agreed is None and not ask_on_page and not is_terminal():
         raise BadInputError(NOBODY_TO_ASK)
-    if not (yes and no_benchmark) and is_terminal():  # torch alone takes ten seconds to load on a busy computer
-        click.echo("Asking the run, and measuring this computer and its line: up to a minute …", err=True)
-    from node.links.assemble import WayOptions
-    from node.process.daemon import NodeOptions, run_node
+    from node.process.starting import BEGINNING, Starting
 
-    ways = WayOptions(punch=not no_punch, lan=lan, map_port=map_port)
-    offer, token, port = None, "", 0
-    if not (yes and no_benchmark):
-        from node.visit.enquiry import enquire
+    with Starting(folder, limits_file(), parsed.run_id.hex()) as starting:
+        try:
+            if not (yes and no_benchmark) and is_terminal():  # torch alone takes ten seconds to load on a busy computer
+                click.echo("Asking the run, and measuring this computer and its line: up to a minute …", err=True)
+            from node.links.assemble import WayOptions
+            from node.process.daemon import NodeOptions, run_node
 
-        offer = enquire(parsed, folder, threads, not no_benchmark, line_limits(chosen), ways, device)
-        say(printable(offer.text, keep="\n"))
-        if offer.finished:
-            return
-        say(f"Limits: {chosen.describe()}.")
-        if not yes and not is_known(agreed, offer):
-            if ask_on_page:
-                agrees, token, port = agrees_on_page(offer)
-            else:
-                agrees = agrees_in_terminal(changed=agreed is not None)
-            if not agrees:
-                click.echo("Nothing was started.")
-                sys.exit(1)
-            consent = Consent(run=offer.run, since_unix_s=time.time(), config_hash=offer.config_hash)
-            keep_consent(settings_folder(), parsed.run_id.hex(), consent)
-    sys.exit(
-        run_node(
-            NodeOptions(
-                link=parsed,
-                state=folder,
-                listen=listen or (ANYWHERE if map_port else ()),
-                announce=announce,
-                metrics=metrics,
-                overrides=tuple(given.items()),
-                page=not no_page,
-                page_token=token,
-                page_port=port,
-                ways=ways,
-                threads=threads,
-                device=device,
-                tokens_per_s=offer.tokens_per_s if offer is not None else 0.0,
-                measured=offer.measured if offer is not None else (),
-                stage=offer.stage if offer is not None else -1,
+            ways = WayOptions(punch=not no_punch, lan=lan, map_port=map_port)
+            offer, token, port = None, "", 0
+            if not (yes and no_benchmark):
+                from node.visit.enquiry import enquire
+
+                ask = partial(enquire, parsed, folder, threads, not no_benchmark, line_limits(chosen), ways, device)
+                starts_by_itself = agreed is not None and not yes and not is_terminal()
+                offer = asked_patiently(ask, starting) if starts_by_itself else asked(ask, starting)
+                starting.run = offer.run
+                say(printable(offer.text, keep="\n"))
+                if offer.finished:
+                    return
+                say(f"Limits: {chosen.describe()}.")
+                if not yes and not is_known(agreed, offer):
+                    starting.says = QUESTION
+                    agrees, token, port = agrees_to(offer, ask_on_page, changed=agreed is not None)
+                    if not agrees:
+                        click.echo(NOTHING_STARTED)
+                        sys.exit(0 if starting.left else 1)
+                    consent = Consent(run=offer.run, since_unix_s=time.time(), config_hash=offer.terms_hashes[0])
+                    keep_consent(settings_folder(), parsed.run_id.hex(), consent)
+            starting.says = BEGINNING
+            code = run_node(
+                NodeOptions(
+                    link=parsed,
+                    state=folder,
+                    listen=listen or (ANYWHERE if map_port else ()),
+                    announce=announce,
+                    metrics=metrics,
+                    overrides=tuple(given.items()),
+                    page=not no_page,
+                    page_token=token,
+                    page_port=port,
+                    ways=ways,
+                    threads=threads,
+                    device=device,
+                    tokens_per_s=offer.tokens_per_s if offer is not None else 0.0,
+                    measured=offer.measured if offer is not None else (),
+                    stage=offer.stage if offer is not None else -1,
+                    starting=starting,
+                )
             )
-        )
-    )
+        except BaseException as error:
+            if not (starting.left and is_interrupt(error)):
+                raise
+            click.echo(f"You have left it before it joined. {NOTHING_STARTED}")
+            code = 0
+    sys.exit(code)
+
+
+def asked(ask: Callable[[], Offer], starting: Starting) -> Offer:
+    """What the run offers. Raises `BadInputError` when nobody answers."""
+    starting.says = ASKING
+    return ask()
+
+
+def asked_patiently(ask: Callable[[], Offer], starting: Starting) -> Offer:
+    """The same for one that the system has started: the network may come later, and a coordinator may be away. Said
+    once for each reason."""
+    from node.visit.survey import NobodyAnswersError
+
+    said = ""
+    while True:
+        try:
+            return asked(ask, starting)
+        except NobodyAnswersError as error:
+            if str(error) != said:
+                said = str(error)
+                click.echo(f"{error}. Trying again every {RETRY_S:.0f} s.", err=True)
+            starting.says = AWAY
+            time.sleep(RETRY_S)
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether it is a Ctrl-C, be it wrapped by those who ran side by side then."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(is_interrupt(inner) for inner in error.exceptions)
+    return isinstance(error, KeyboardInterrupt | click.Abort)
 
 
 def is_known(agreed: Consent | None, offer: Offer) -> bool:
     """Whether the owner has said yes to these very terms before."""
-    if agreed is None or agreed.config_hash != offer.config_hash:
+    if agreed is None or agreed.config_hash not in offer.terms_hashes:
         return False
     when = datetime.fromtimestamp(agreed.since_unix_s).strftime("%Y-%m-%d")
     say(f"You said yes to this run on {when}; `barnraise consent withdraw {agreed.run}` takes it back.")
     return True
+
+
+def agrees_to(offer: Offer, on_page: bool, changed: bool) -> tuple[bool, str, int]:
+    """Asks for the yes; returns it, and the token and port of the page where it was asked (else nothing)."""
+    return agrees_on_page(offer) if on_page else (agrees_in_terminal(changed), "", 0)
 
 
 def agrees_in_terminal(changed: bool) -> bool:

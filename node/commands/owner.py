@@ -123,6 +123,8 @@ def last_words(folder: Path, answer: dict[str, Any]) -> str:
         time.sleep(LEAVE_LOOK_S)
     else:
         return f"It still finishes what was begun after {LEAVE_S:.0f} s; Ctrl-C where it runs ends it at once."
+    if not answer["begun"]:
+        return str(answer["thanks"])
     signed = "The run has not signed any of it yet: it signs what is in closed steps, and says so at the next visit."
     with contextlib.suppress(BadInputError):
         thanks = read_thanks(folder / FILE)

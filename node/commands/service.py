@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -21,6 +22,7 @@ from node.commands.members import state_folder
 from node.commands.say import say
 from node.owner.consent import read_consents
 from node.owner.limits import read_limits, shown
+from node.owner.words import headline
 from node.platform.local_socket import NotRunningError, NotWellError, ask
 from node.platform.places import limits_file, noted_folders, settings_folder
 from node.platform.sensors import sensors_here
@@ -30,6 +32,8 @@ from protocol.base.errors import BadInputError
 from protocol.run.run import RunConfig
 
 PACKAGES = ("barnraise", "torch", "numpy", "trio", "aiortc", "aioquic", "msgspec", "pynacl", "psutil", "starlette")
+FIRST_WORDS_S = 15.0
+"""A busy computer takes some seconds to load Python and trio."""
 DISK_BYTES_MIN = 2e9
 LOG_LINES = 2000
 LINES_BYTES_MAX = 4 << 20
@@ -66,8 +70,24 @@ def install(link: str | None, state: Path | None) -> None:
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     command = [sys.executable, "-m", "protocol.cli", "join", str(file), "--state", str(home.absolute())]
     here = Service()
-    here.install(command, [home.absolute(), settings_folder().absolute()])
-    click.echo(f"Installed: {here.file}\nIts log: {here.log}\nTo undo: barnraise service remove")
+    left_out = here.install(command, [home.absolute(), settings_folder().absolute()])
+    say(f"Installed: {here.file}\nIts log: {here.log}\nTo undo: barnraise service remove")
+    if left_out:
+        say(
+            f"It works without {', '.join(left_out)}: this system does not let a user's services have namespaces of "
+            "their own."
+        )
+    say(first_words(home))
+
+
+def first_words(home: Path) -> str:
+    """What the daemon that was just started says of itself, or where to look if it says nothing."""
+    deadline = time.monotonic() + FIRST_WORDS_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(NotRunningError, NotWellError):
+            return f"It says: {headline(ask(home, {'verb': 'status'}))}"
+        time.sleep(0.25)
+    return f"It has said nothing yet after {FIRST_WORDS_S:.0f} s: look at its log, or at `barnraise service status`."
 
 
 @service.command()

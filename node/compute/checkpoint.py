@@ -33,10 +33,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from protocol.base.errors import BadInputError
+from protocol.run.keeping import kept_steps
 from protocol.run.run import RunConfig
 
 FORMAT = "barnraise-shard-2"
 MANIFEST = "manifest.json"
+UNDONE = "manifest.undone.json"
+"""What a manifest is called once the run has gone back behind its checkpoint for good: nobody begins from it, and the
+same step makes another. Its parts go when that is written, or with the older ones."""
 CHECKPOINTS_MAX = 16
 """Checkpoints that a node tells the coordinator of, newest first."""
 _MANIFEST_BYTES_MAX = 16 * 2**20
@@ -73,8 +77,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     data_hash: str
     vocabulary: int
     partition: tuple[tuple[int, ...], ...]
-    """(first block, end block, shards) of each stage, then first and end of each further chunk that it holds; a restart
-    with another one is refused."""
+    """(first block, end block, shards) of each stage, then first and end of each further chunk that it holds; for
+    another one the state is cut anew (`node.compute.cut_anew`)."""
     parts: tuple[PartEntry, ...]
     sum: str = ""
 
@@ -137,21 +141,52 @@ def _write_temporary(path: Path, tensors: Mapping[str, Tensor], about: Mapping[s
     return temporary
 
 
-def read_part(path: Path, about: Mapping[str, Any]) -> dict[str, Tensor]:
-    """A shard's state; its own words must agree with `about` in every key.
+def read_part(path: Path, about: Mapping[str, Any], config: RunConfig | None = None) -> dict[str, Tensor]:
+    """A shard's state; its own words must agree with `about` in every key. With the `config` that `about` names, it may
+    be called what an older build called it.
 
     Raises:
         CheckpointError: the file is missing, damaged or of something else.
     """
     try:
         with safe_open(path, framework="pt") as file:
-            found = msgspec.json.decode((file.metadata() or {}).get("about", "{}"), type=dict[str, str])
-            for name, wanted in {"format": FORMAT, **about}.items():
-                if found.get(name) != str(wanted):
-                    raise CheckpointError(f"{path}: {name} is {found.get(name)!r}, this run's is {str(wanted)!r}")
+            _check_about(path, file.metadata(), about, config)
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except (OSError, SafetensorError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{path}: {error}") from error
+
+
+def read_ranges(
+    path: Path,
+    about: Mapping[str, Any],
+    ranges: Mapping[str, Sequence[tuple[int, int]]],
+    config: RunConfig | None = None,
+) -> dict[str, list[Tensor]]:
+    """Of each tensor in a part, by its name, these half-open ranges; no more is read. Else as `read_part`."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            _check_about(path, file.metadata(), about, config)
+            found: dict[str, list[Tensor]] = {}
+            for name in file.keys():  # noqa: SIM118 - not a mapping
+                whole = file.get_slice(name)
+                shape = whole.get_shape()
+                if name not in ranges or len(shape) != 1 or any(end > shape[0] for _, end in ranges[name]):
+                    raise CheckpointError(f"{path}: {name} {shape} is no tensor of this shard")
+                found[name] = [whole[first:end] for first, end in ranges[name]]
+            return found
+    except (OSError, SafetensorError, msgspec.MsgspecError) as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def _check_about(
+    path: Path, metadata: Mapping[str, str] | None, about: Mapping[str, Any], config: RunConfig | None
+) -> None:
+    found = msgspec.json.decode((metadata or {}).get("about", "{}"), type=dict[str, str])
+    if config is not None and found.get("config_hash") in [known.hex() for known in config.hashes()]:
+        about = {**about, "config_hash": found["config_hash"]}
+    for name, wanted in {"format": FORMAT, **about}.items():
+        if found.get(name) != str(wanted):
+            raise CheckpointError(f"{path}: {name} is {found.get(name)!r}, this run's is {str(wanted)!r}")
 
 
 def file_digest(path: Path) -> tuple[int, bytes]:
@@ -169,8 +204,10 @@ def file_digest(path: Path) -> tuple[int, bytes]:
 
 
 def run_folder(folder: Path, config: RunConfig) -> Path:
-    """Where a run keeps its checkpoints below a folder that several runs may share."""
-    return folder / f"{config.name}-{config.config_hash().hex()[:16]}"
+    """Where a run keeps its checkpoints below a folder that several runs may share: one that an older build has begun
+    stays in use, or a run would go back to before its upgrade."""
+    known = [folder / f"{config.name}-{called.hex()[:16]}" for called in config.hashes()]
+    return next((home for home in known if home.is_dir()), known[0])
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -246,8 +283,13 @@ def _standing(home: Path, manifest: Manifest, shared: bool) -> Manifest | None:
         verify_parts(home, [part for part in found.parts if shared or (home / part.file).exists()])
     except CheckpointError:
         return None
-    names = ("config_hash", "step", "version", "data_hash", "vocabulary", "partition")
-    return found if all(getattr(found, name) == getattr(manifest, name) for name in names) else None
+    names = ("step", "version", "data_hash", "vocabulary", "partition")
+    same = all(getattr(found, name) == getattr(manifest, name) for name in names)
+    return found if same and _is_of(found, manifest.config) else None
+
+
+def _is_of(manifest: Manifest, config: RunConfig) -> bool:
+    return manifest.config_hash in [known.hex() for known in config.hashes()]
 
 
 def _delete_unnamed(home: Path, manifest: Manifest) -> None:
@@ -265,17 +307,25 @@ def read_manifest(home: Path) -> Manifest:
     try:
         if path.stat().st_size > _MANIFEST_BYTES_MAX:
             raise CheckpointError(f"{path}: larger than any manifest")
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        content = path.read_bytes()
+        manifest = msgspec.json.decode(content, type=Manifest)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from error
     except (msgspec.MsgspecError, ValueError) as error:
         raise CheckpointError(f"{path} is torn or damaged: {error}") from error
-    if manifest.sum != manifest.expected_sum():
+    if manifest.sum != _sum_of(content):
         raise CheckpointError(f"{path} is damaged: its sum does not fit")
     for part in manifest.parts:
         if Path(part.file).name != part.file:
             raise CheckpointError(f"{path}: {part.file!r} is not the name of a file in its folder")
     return manifest
+
+
+def _sum_of(content: bytes) -> str:
+    """What `Manifest.expected_sum` gave whoever wrote this: its configuration may have had fewer keys than ours."""
+    written = msgspec.json.decode(content)
+    written["sum"] = ""
+    return hashlib.blake2b(msgspec.json.encode(written), digest_size=32).hexdigest()
 
 
 def verify_parts(home: Path, parts: Sequence[PartEntry]) -> None:
@@ -357,38 +407,51 @@ def read_checkpoint(folder: Path, step: int) -> tuple[Manifest, dict[tuple[int, 
     return manifest, {(part.stage, part.shard): read_part(home / part.file, about) for part in manifest.parts}
 
 
-def check_layout(manifest: Manifest, config: RunConfig, partition: tuple[tuple[int, ...], ...]) -> None:
-    """Refuses to restart from a checkpoint of another run or of another cut of the model."""
-    if manifest.config_hash != config.config_hash().hex():
+def check_run(manifest: Manifest, config: RunConfig) -> None:
+    """Refuses to restart from a checkpoint of another run."""
+    if not _is_of(manifest, config):
         raise BadInputError(f"checkpoint {manifest.step} is of another configuration of run {manifest.run!r}")
-    if manifest.partition != partition:
-        raise BadInputError(
-            f"checkpoint {manifest.step} was cut into (first block, end block, shards) {manifest.partition}, "
-            f"this plan into {partition}: restart with the same stages and servers a stage"
-        )
 
 
-def delete_older_parts(folder: Path, step: int, keep: int) -> None:
-    """For a folder that is not shared: keeps this server's parts of the newest `keep` checkpoints up to `step`."""
+def delete_older_parts(folder: Path, step: int, config: RunConfig) -> None:
+    """For a folder that is not shared: of the checkpoints up to `step`, keeps this server's parts of those that stay
+    (`protocol.run.keeping`)."""
     homes = [home for home in folder.glob("step-????????") if home.name <= step_folder(folder, step).name]
-    for home in sorted(homes, reverse=True)[keep:]:
-        shutil.rmtree(home, ignore_errors=True)
+    kept = kept_steps([_step_of(home) for home in homes], config)
+    for home in homes:
+        if _step_of(home) not in kept:
+            shutil.rmtree(home, ignore_errors=True)
+
+
+def _step_of(home: Path) -> int:
+    return int(home.name.removeprefix("step-"))
 
 
 def _delete_older(folder: Path, newest: Manifest) -> None:
-    """Keeps the newest `keep` complete checkpoints; what never got its manifest goes with the older ones."""
+    """Keeps complete ones as `protocol.run.keeping` says; what never got its manifest goes with the older ones."""
     this = step_folder(folder, newest.step)
     older = sorted(home for home in folder.glob("step-????????") if home.name < this.name)
-    kept = 1
-    for home in reversed(older):
+    complete = [newest.step]
+    for home in older:
         with contextlib.suppress(CheckpointError):
-            read_manifest(home)
-            kept += 1
-            if kept <= newest.config.checkpoint.keep:
-                continue
+            complete.append(read_manifest(home).step)
+    kept = kept_steps(complete, newest.config)
+    for home in older:
+        if _step_of(home) in kept:
+            continue
         # Without its manifest what is left of a half-deleted folder is no checkpoint.
         (home / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(home, ignore_errors=True)
+
+
+def undo_after(folder: Path, step: int) -> None:
+    """The run has gone back to `step` (-1: to its beginning), and what it does now comes out otherwise: later
+    checkpoints are none any more. Every server says so before it begins, so none of the new ones can be there yet."""
+    for home in folder.glob("step-????????"):
+        if home.name > step_folder(folder, max(step, 0)).name or step < 0:
+            with contextlib.suppress(FileNotFoundError):  # another server of the run has done it
+                (home / MANIFEST).rename(home / UNDONE)
+                _sync(home)
 
 
 def publish(temporary: Path, path: Path) -> None:
@@ -396,6 +459,18 @@ def publish(temporary: Path, path: Path) -> None:
     _sync(temporary)
     temporary.rename(path)
     _sync(path.parent)
+
+
+def try_writing(folder: Path) -> None:
+    """Writes a byte durably where checkpoints lie, and takes it away: where writing hangs, so does this. A folder that
+    is full, read-only or not there yet is no reason to say nothing."""
+    path = folder / f".try.{secrets.token_hex(8)}.tmp"
+    with contextlib.suppress(OSError):
+        try:
+            path.write_bytes(b"?")
+            _sync(path)
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from node.compute.checkpoint import read_checkpoint, read_manifest, step_folder
+from node.compute.cut_anew import layouts_of
 from node.compute.export import export_model, join_shards
-from node.compute.layout import StageLayout
 from node.compute.seals import Vouched, verify
 from node.data.dataset import Dataset
 
@@ -28,8 +28,7 @@ def export_checkpoint(folder: Path, step: int, out: Path) -> None:
     """
     manifest, shards = read_checkpoint(folder, step)
     stages = []
-    for stage, (first, end, count, *more) in enumerate(manifest.partition):
-        further = list(zip(more[::2], more[1::2], strict=True))
-        layout = StageLayout(manifest.config, manifest.vocabulary, first, end, further)
+    for stage, layout in enumerate(layouts_of(manifest)):
+        count = manifest.partition[stage][2]
         stages.append((layout, join_shards([shards[stage, shard]["params"] for shard in range(count)])))
     export_model(out, stages, Dataset(manifest.config).tokenizer)

@@ -13,7 +13,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from node.compute import checkpoint, evidence, seals
+from node.compute.cut_anew import STATE, UNITS, Recut, about_part
 from node.compute.devices.choice import DeviceChoice
 from node.compute.devices.device import Device, open_device
 from node.compute.fixed_parameters import FixedParameters
@@ -347,6 +348,8 @@ class ServerPerformer(Performer):
 
     def _start_shard(self, job: jobs.StartShard, _: Buffers) -> bytes:
         _place, shard = self._here
+        if job.undone:
+            checkpoint.undo_after(self._checkpoints, job.checkpoint_step)
         if job.checkpoint_step >= 0:
             return self._load_checkpoint(job.checkpoint_step)
         return shard.initial()
@@ -408,20 +411,13 @@ class ServerPerformer(Performer):
     def _about(self, version: int) -> dict[str, Any]:
         """What a file of this shard says of itself; a file that says otherwise is refused."""
         place, shard = self._here
-        blocks = "+".join(f"{first}-{end}" for first, end in chunks_of(place.plan, place.stage))
-        return {
-            "config_hash": place.config.config_hash().hex(),
-            "stage": place.stage,
-            "blocks": blocks,
-            "elements": f"{shard.begin}-{shard.end}",
-            "version": version,
-        }
+        count = len(place.plan.stages[place.stage].servers)
+        return about_part(place.config.config_hash().hex(), shard.layout, place.stage, place.shard, count, version)
 
     def _restore(self, path: Path, version: int) -> bytes:
-        _place, shard = self._here
-        state = checkpoint.read_part(path, self._about(version))
-        known = {"params", "m", "v", "previous", "averages", "previous_averages"}
-        if not {"params", "m", "v"} <= set(state) <= known:
+        place, shard = self._here
+        state = checkpoint.read_part(path, self._about(version), place.config)
+        if not set(STATE) <= set(state) <= set(UNITS):
             raise checkpoint.CheckpointError(f"{path}: holds {sorted(state)} instead of params, m and v")
         return shard.load(version, **state)
 
@@ -452,7 +448,7 @@ class ServerPerformer(Performer):
         if self._sealer is not None:
             seals.seal_part(home, part, place.config.config_hash().hex(), job.step, self._sealer)
         if not self._shared:
-            checkpoint.delete_older_parts(self._checkpoints, job.step, place.config.checkpoint.keep)
+            checkpoint.delete_older_parts(self._checkpoints, job.step, place.config)
         return part.file, part.byte_count, part.digest
 
     def _write_manifest(self, job: jobs.WriteManifest, _: Buffers) -> str:
@@ -484,17 +480,34 @@ class ServerPerformer(Performer):
     def _load_checkpoint(self, step: int) -> bytes:
         place, _shard = self._here
         home = checkpoint.step_folder(self._checkpoints, step)
+        if not self._shared:
+            return self._restore(checkpoint.find_part(home, place.stage, place.shard), step)
+        manifest = checkpoint.read_manifest(home)
+        checkpoint.check_run(manifest, place.config)
+        if manifest.partition != partition_of(place.plan):
+            return self._load_cut_anew(home, manifest)
         path = checkpoint.find_part(home, place.stage, place.shard)
-        if self._shared:
-            manifest = checkpoint.read_manifest(home)
-            checkpoint.check_layout(manifest, place.config, partition_of(place.plan))
-            vouched = seals.verify(home, manifest, [part for part in manifest.parts if part.file == path.name])
-            if self._sealer is not None and vouched.of_another(self._sealer.coordinator_key):
-                raise checkpoint.CheckpointError(f"{home}: {vouched.sentence(self._sealer.coordinator_key)}")
+        self._verify(home, manifest, [part for part in manifest.parts if part.file == path.name])
         return self._restore(path, step)
+
+    def _load_cut_anew(self, home: Path, manifest: checkpoint.Manifest) -> bytes:
+        """Other servers have written it, who held the model otherwise: what is in this shard now lay in theirs."""
+        place, shard = self._here
+        if manifest.vocabulary != place.vocabulary:
+            raise checkpoint.CheckpointError(f"{home}: a vocabulary of {manifest.vocabulary}, not {place.vocabulary}")
+        recut = Recut(manifest, shard.layout, place.shard, len(place.plan.stages[place.stage].servers))
+        self._verify(home, manifest, recut.parts)
+        return shard.load(manifest.version, **recut.read(home))
+
+    def _verify(self, home: Path, manifest: checkpoint.Manifest, parts: Sequence[checkpoint.PartEntry]) -> None:
+        vouched = seals.verify(home, manifest, parts)
+        if self._sealer is not None and vouched.of_another(self._sealer.coordinator_key):
+            raise checkpoint.CheckpointError(f"{home}: {vouched.sentence(self._sealer.coordinator_key)}")
 
     def _find_checkpoints(self, job: jobs.FindCheckpoints, _: Buffers) -> tuple[int, ...]:
         folder = checkpoint.run_folder(self._state / job.config.checkpoint.folder, job.config)
+        if self._allowed.may_write(job.config):
+            checkpoint.try_writing(folder)
         return seals.present_checkpoints(folder)
 
 

@@ -28,7 +28,7 @@ from node.compute.wire import round_trip
 from node.data.dataset import Dataset
 from node.machine.numbers import clip_factor, learning_rate
 from node.machine.numbers import validation_loss as validation_loss_of
-from protocol.run.changes import RunChange, changed, in_force, mixtures
+from protocol.run.changes import RunChange, changed, in_force, laid_out_at, mixtures
 from protocol.run.course import Course, course_of
 from protocol.run.run import RunConfig
 from protocol.run.segments import segment_ranges
@@ -89,13 +89,13 @@ def train_reference(
     Step t runs on version max(0, t - delay), and its update makes version t + 1 from version t (design section 3). The
     gradient is the sum over microbatches in order of the loss sum's gradient over the tokens of the whole batch.
     `course` is what a plan from elsewhere computes; without it the one that the run's own words ask for. `changes` is
-    what an operator changed while the run ran, each from its step on.
+    what an operator changed while the run ran, each from its step on: a layout, too, which cuts the model anew.
     """
     torch.set_num_threads(threads)
     dataset = Dataset(config) if dataset is None else dataset
     layout = StageLayout.whole(config, dataset.vocabulary)
-    course = course_of(config) if course is None else course
-    models = [SegmentModel(layout, (chunk.first_block, chunk.end_block)) for chunk in course.chunks]
+    begun = course_of(config) if course is None else course
+    course, models = begun, _models(layout, begun)
     optimizer = AdamWShard(config, layout.decay_mask)
     versions = {0: initial_weights(layout)}
     grid = StageGrid.of(layout) if config.wire.gradients == "gi" else None
@@ -111,6 +111,10 @@ def train_reference(
         exact = torch.zeros_like(params, dtype=torch.float64 if grid is None else torch.int32)
         loss_sum = 0.0
         drawn_by = mixtures(changes, step)
+        laid_out = laid_out_at(config, changes, step)
+        now_cut = begun if laid_out.stages == config.stages else course_of(laid_out)
+        if now_cut != course:
+            course, models = now_cut, _models(layout, now_cut)
         for microbatch in range(config.batch.microbatches):
             tokens, labels = (torch.from_numpy(array).long() for array in dataset.batch(step, microbatch, drawn_by))
             visits = [models[chunk] for chunk in course.route(step, microbatch)]
@@ -145,6 +149,11 @@ def train_reference(
     validations += _validations(last, models, versions, last.final_step, dataset) if steps == last.steps else []
     speed = steps * config.step_tokens / elapsed_s
     return ReferenceResult(reports, speed, layout, versions[steps], dataset, validations)
+
+
+def _models(layout: StageLayout, course: Course) -> list[SegmentModel]:
+    """The chunks of the whole model."""
+    return [SegmentModel(layout, (chunk.first_block, chunk.end_block)) for chunk in course.chunks]
 
 
 def _validations(

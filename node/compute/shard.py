@@ -37,7 +37,7 @@ class ShardWorker:
     """The shard `shard_index` of `shard_count` of a stage: elements `begin` to `end` (exclusive) of its vector."""
 
     def __init__(self, layout: StageLayout, shard_index: int, shard_count: int) -> None:
-        self._layout = layout
+        self.layout = layout
         self._config = layout.config
         self.begin, self.end = layout.shard_range(shard_index, shard_count)
         self._grid = StageGrid.of(layout).cut(self.begin, self.end) if self._config.wire.gradients == "gi" else None
@@ -51,7 +51,7 @@ class ShardWorker:
 
     def initial(self) -> bytes:
         """Makes version 0 from `model.start_from`, or from the run's seed. Returns its digest."""
-        flat = initial_weights(self._layout)
+        flat = initial_weights(self.layout)
         zeros = torch.zeros(self.end - self.begin)
         averages = None if self._grid is None else self._grid.first_averages()
         return self.load(0, flat[self.begin : self.end].clone(), zeros, zeros.clone(), averages=averages)

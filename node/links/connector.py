@@ -261,7 +261,7 @@ class Connector:
                 case GiveUp():
                     if self._told.get(order.peer) != order.sentence:
                         self._told[order.peer] = order.sentence
-                        self._log.info("no way to a peer", peer=order.peer, reason=order.sentence)
+                        self._log.info("no way to a peer", peer=order.peer, reason=order.brief, ways=order.sentence)
                     self._give_up(order.peer, order.sentence)
         self._changed.set()
 

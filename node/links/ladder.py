@@ -52,6 +52,8 @@ TYPICAL_BYTES = 1_000_000.0
 """What a way is judged by: the time for a message of this size, so that round trip and rate both count."""
 TYPICAL_BYTES_PER_S = 2_500_000.0
 """20 Mbit/s: where no rate was measured."""
+COORDINATOR_AWAY = "the coordinator, which carries signals, is away"
+"""Why a way that needs the peer's word comes to nothing just now."""
 
 
 class Way(NamedTuple):
@@ -106,10 +108,11 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """No way led to the peer; `sentence` says what became of each."""
+    """No way led to the peer; `sentence` says what became of each, `brief` the same for a line of a terminal."""
 
     peer: NodeId
     sentence: str
+    brief: str
 
 
 LadderOrder = Try | Stop | GiveUp
@@ -392,7 +395,7 @@ class Ladder:
         if not state.running:
             state.ends_at = None
             told = "; ".join(f"{way}: {reason}" for way, reason in state.reasons.items())
-            orders.append(GiveUp(peer, told or "no way to the peer is known"))
+            orders.append(GiveUp(peer, told or "no way to the peer is known", _in_brief(list(state.reasons.values()))))
         return orders
 
     def _try(self, peer: NodeId, state: _Peer, way: Way) -> Try:
@@ -463,3 +466,12 @@ class Ladder:
     def _switch(self, peer: NodeId, state: _Peer, way: Way) -> list[LadderOrder]:
         state.running[way] = True
         return [self._try(peer, state, way)]
+
+
+def _in_brief(reasons: list[str]) -> str:
+    """What ways have failed for, in few words."""
+    if any(reason == COORDINATOR_AWAY for reason in reasons):
+        return "the coordinator is away"
+    if len(reasons) > 1:
+        return f"all {len(reasons)} ways failed"
+    return reasons[0] if reasons else "no way to the peer is known"

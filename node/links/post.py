@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import trio
 
+from node.links.ladder import COORDINATOR_AWAY
 from node.links.notes import AnyNote, No, write_note
 from protocol.base.errors import DialError
 from protocol.base.ids import NodeId
@@ -41,7 +42,7 @@ class Post:
     def tell(self, peer: NodeId, note: AnyNote) -> None:
         """A note that wants no answer. Raises `DialError`."""
         if not self._send(peer, write_note(note)):
-            raise DialError("the coordinator, which carries signals, is away")
+            raise DialError(COORDINATOR_AWAY)
 
     async def ask(self, peer: NodeId, make: Callable[[int], AnyNote], *, seconds: float = ANSWER_S) -> Heard:
         """The peer's answer to `make(number)`. Raises `DialError` when there is none, or it is a no."""

@@ -253,6 +253,8 @@ class StartShard:
 
     checkpoint_step: int
     """-1: from the seed."""
+    undone: bool = False
+    """Later checkpoints, which lie there, are none any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,7 +367,10 @@ class WriteEvidence:
 
 @dataclass(frozen=True, slots=True)
 class FindCheckpoints:
-    """Look which checkpoints lie where the run keeps them. Result: their steps, newest first."""
+    """Look which checkpoints lie where the run keeps them. Result: their steps, newest first.
+
+    Something is written there before, and taken away: where writing hangs, there is no answer.
+    """
 
     config: RunConfig
 

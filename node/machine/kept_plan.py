@@ -3,6 +3,8 @@
 Whatever the coordinator says is durable before the machine hears of it, so no restart goes back to an older plan than
 one that it has acted on. A node that starts gives the coordinator a few seconds; if no link to it comes about, it goes
 by what it kept. While the coordinator is linked, its word alone counts: it may know that this disk has lost something.
+Only one that does not let us in for a while knows less than we do: its database is old or lost, and it waits for the
+others.
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ from protocol.run.run import RunConfig
 COORDINATOR_S = 5.0
 """A coordinator that is there is linked within this time: a dial and a handshake take less than a second, and a second
 attempt follows after one."""
+
+WELCOME_S = 10.0
+"""A coordinator that knows our plan lets us in as soon as its disk has a row more (milliseconds; a slow disk a second
+or two), and one that has stopped is hung up on sooner (`limits.silent_s`, 6 s)."""
 
 
 class KeptPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,7 +59,13 @@ class Resumption:
         if self._kept is not None:
             self.at = now + COORDINATOR_S
 
-    def coordinator_here(self) -> None:
+    def coordinator_here(self, now: float) -> None:
+        """It is linked, and has not let us in yet."""
+        if self._kept is not None:
+            self.at = now + WELCOME_S
+
+    def welcome(self) -> None:
+        """It has: the plan comes from it."""
         self.at = None
 
     def take(self, serves: bool) -> KeptPlan | None:

@@ -26,6 +26,11 @@ class ReadableCheckpoints:
         self._told_meanwhile.update(dict.fromkeys(steps))
         self.steps = _newest({*self.steps, *steps})
 
+    def undo_after(self, step: int) -> None:
+        """Later checkpoints are none any more (`protocol.run.plan.Plan.undone`)."""
+        self.steps = tuple(each for each in self.steps if each <= step)
+        self._told_meanwhile = {each: None for each in self._told_meanwhile if each <= step}
+
     def look(self, config: RunConfig, ping_number: int) -> None:
         """Somebody asks what lies there now; all who ask while a look is under way get its answer."""
         if not self._asked_by:

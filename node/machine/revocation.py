@@ -60,6 +60,11 @@ class Revocation:
             for peer, role in self._others.items():
                 self._say_seen(peer, role)
 
+    def show(self, coordinator: NodeId) -> None:
+        """A server that has just joined shows its newest list: the coordinator may have lost what it had signed."""
+        self._told.pop(coordinator, None)
+        self._pass_on(coordinator)
+
     def link_up(self, peer: NodeId, role: str) -> None:
         """A link to anybody else."""
         self._others[peer] = role

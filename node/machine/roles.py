@@ -20,24 +20,8 @@ from node.server.server import ServerMachine, say_evidence
 from node.volunteer.only_audits import AuditingMachine
 from node.volunteer.volunteer import VolunteerMachine
 from protocol.base.ids import NodeId, TensorRef
-from protocol.messages import (
-    Allowance,
-    Audit,
-    Audited,
-    AuditOver,
-    DataReady,
-    Flush,
-    Forget,
-    InputAnswer,
-    Lease,
-    NodeReport,
-    Parameters,
-    StepClosed,
-    StepReport,
-    Verdict,
-    VersionReady,
-    Work,
-)
+from protocol.kinds import OF_DEVICE, OF_SERVER, taken_by
+from protocol.messages import DataReady, NodeReport, StepReport, Work
 from protocol.run.changes import running
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
@@ -45,8 +29,9 @@ from protocol.run.run import RunConfig
 DEVICE_LOST_S = 600.0
 DEVICE_LOST_MAX = 3
 """A driver that crashes now and then is lived with; one that crashes a fourth time within ten minutes is not."""
-FOR_VOLUNTEER = (Lease, Flush, Allowance, Forget, InputAnswer, Parameters, VersionReady, Audited)
-FOR_BOTH = (Verdict, StepClosed, Audit, AuditOver)
+_OF_DEVICE, _OF_SERVER = taken_by(*OF_DEVICE), taken_by(*OF_SERVER)
+FOR_VOLUNTEER = tuple(kind for kind in _OF_DEVICE if kind not in _OF_SERVER)
+FOR_BOTH = tuple(kind for kind in _OF_DEVICE if kind in _OF_SERVER)
 
 
 class Roles:

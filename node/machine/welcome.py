@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from node.machine.records import Record, ShardStarted
 from protocol.base.errors import BadInputError
 from protocol.messages import Welcome
-from protocol.run.changes import check_changes
+from protocol.run.changes import check_changes, running
 from protocol.run.course import is_asked_for
 from protocol.run.model_spec import ModelSpec
 from protocol.run.plan import Plan
@@ -30,7 +30,7 @@ def why_not(
         serves: whether this is a server, which is there before the run is planned.
     """
     config = message.config
-    if config.config_hash() != message.config_hash:
+    if not config.has_hash(message.config_hash):
         return "the run's configuration does not have the hash that came with it"
     try:
         config.validate()
@@ -40,10 +40,10 @@ def why_not(
         return "the run cannot be: stages.count or stages.cut is still open, and nobody computes before that is planned"
     if serves and known is not None and known.settles(config):
         return ""  # a coordinator that has lost its database, and hears from us how the run was cut
-    if known is not None and known.config_hash() != message.config_hash and not config.settles(known):
+    if known is not None and known.config_hash() != config.config_hash() and not config.settles(known):
         return "the run's configuration changed while this node was away"
     starts = [record for record in records if isinstance(record, ShardStarted)]
-    if starts and starts[-1].config_hash != message.config_hash:
+    if starts and not config.has_hash(starts[-1].config_hash):
         return "this state folder belongs to another configuration of the run"
     parameters = ModelSpec.of_run(config.model, max(1, message.vocabulary)).parameters
     needed = STAGE_BYTES_PER_PARAMETER * parameters // config.stages.count if config.stages.count else 0
@@ -57,10 +57,11 @@ def why_not(
 
 def why_no_plan(plan: Plan, config: RunConfig) -> str:
     """A sentence why this node refuses a plan of the run that it knows, or nothing."""
-    if not is_asked_for(plan.course, config):
-        return "the plan's routes are not what the run's configuration asks for"
     try:
         check_changes(config, plan.changes)
+        now = running(config, plan.changes)
     except BadInputError as error:
         return f"the plan changes the run in a way that cannot be: {error}"
+    if not is_asked_for(plan.course, now):
+        return "the plan's routes are not what the run's configuration asks for"
     return ""

@@ -12,6 +12,7 @@ from node.owner.units import show_rate
 from protocol.base.printable import printable
 
 STATES = {
+    "starting": "STARTING",
     "working": "WORKING",
     "waiting": "WAITING",
     "paused": "PAUSED",
@@ -40,6 +41,9 @@ def headline(status: dict[str, Any]) -> str:
     """One line: the run, the state, and the one reason for it."""
     name = printable(status["run"]) or "a run that has not answered yet"
     text = f"{name}  {STATES[status['state']]}"
+    if not status["begun"]:
+        text += f"  {status['sentence']}" if status["state"] == "starting" else "  nothing was begun yet"
+        return text + "".join(f"; then it pauses, {sentence}" for _, sentence in status["holds"])
     if status["state"] == "leaving":
         return f"{text}  finishing what was begun, then it ends"
     if status["state"] == "working":
@@ -57,8 +61,10 @@ def headline(status: dict[str, Any]) -> str:
 
 def describe(status: dict[str, Any]) -> str:
     """All lines that `barnraise status` prints for a lent computer."""
-    device, line = status["device"], status["line"]
     lines = _wrap(headline(status))
+    if not status["begun"]:
+        return "\n".join(lines)
+    device, line = status["device"], status["line"]
     others = [sentence for reason, sentence in status["holds"] if reason != status["reason"]]
     if others:
         lines += _wrap(f"  also: {'; '.join(others)}")
@@ -73,7 +79,7 @@ def describe(status: dict[str, Any]) -> str:
     if device["power_w"] is not None:
         parts.append(f"{device['power_w']:.0f} W")
     if device["memory_bytes"]:
-        parts.append(f"{device['memory_bytes'] / 1e9:.1f} GB of memory")
+        parts.append(f"{device['memory_bytes'] / 1e9:.1f} GB of memory used")
     if device["share"] < 1:
         parts.append(f"{100 * device['share']:.0f} % of the time")
     lines += _wrap("device  " + ", ".join(parts))

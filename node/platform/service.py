@@ -28,10 +28,25 @@ START_S = 300
 """Until it says that it is ready: on a busy computer torch alone takes a minute to load."""
 STOP_S = 90
 """Draining takes a minute at most; then it is killed."""
+NAMESPACED = (("ProtectKernelTunables", "ProtectControlGroups"), ("ProtectSystem", "ReadWritePaths", "PrivateTmp"))
+"""Lines of the unit for which systemd needs namespaces of its own. Where the system does not give them to a user (user
+namespaces are off, or it is a container) a service with such a line does not start, so these are left out, the first
+group first."""
+REFUSED = ("226", "203")
+"""How systemd ends a service whose namespaces cannot be (NAMESPACE), or whose program its own /tmp hides (EXEC)."""
 
 
-def systemd_unit(command: Sequence[str], writable: Sequence[Path]) -> str:
-    """The user unit. Hardened by what user managers can do; torch needs memory that it writes and runs."""
+def systemd_unit(command: Sequence[str], writable: Sequence[Path], without: Sequence[str] = ()) -> str:
+    """The user unit. Hardened by what user managers can do; torch needs memory that it writes and runs.
+
+    Args:
+        without: names of lines that this system does not take.
+    """
+    lines = _unit(command, writable).splitlines(keepends=True)
+    return "".join(line for line in lines if line.partition("=")[0] not in without)
+
+
+def _unit(command: Sequence[str], writable: Sequence[Path]) -> str:
     paths = " ".join('"' + str(path).replace("%", "%%") + '"' for path in writable)
     return f"""[Unit]
 Description=Barnraise: lends this computer to a training run, within its owner's limits
@@ -138,13 +153,13 @@ class Service:
     def _log_file(self) -> Path:
         return user_log_path(NAME) / "barnraise.log"
 
-    def text(self, command: Sequence[str], writable: Sequence[Path]) -> bytes:
+    def text(self, command: Sequence[str], writable: Sequence[Path], without: Sequence[str] = ()) -> bytes:
         """What `install` writes."""
         if self.platform == "win32":
             return scheduled_task(command, self._log_file).encode("utf-16")
         if self.platform == "darwin":
             return launch_agent(command, self._log_file)
-        return systemd_unit(command, writable).encode()
+        return systemd_unit(command, writable, without).encode()
 
     def orders(self, what: str) -> list[list[str]]:
         """The commands that make the system take notice: `install`, `remove`, or `status`."""
@@ -172,15 +187,40 @@ class Service:
             "status": [["systemctl", "--user", "--no-pager", "status", unit]],
         }[what]
 
-    def install(self, command: Sequence[str], writable: Sequence[Path]) -> None:
-        """Writes it and has the system start it. Raises `BadInputError` with what the system said."""
+    def install(self, command: Sequence[str], writable: Sequence[Path]) -> tuple[str, ...]:
+        """Writes it and has the system start it; returns the lines that had to be left out. Raises `BadInputError` with
+        what the system said."""
+        without: tuple[str, ...] = ()
+        for more in (*NAMESPACED, None):
+            self._write(self.text(command, writable, without))
+            try:
+                self._tell("install")
+            except BadInputError:
+                if more is None or not self._is_refused():
+                    raise
+                without += more
+            else:
+                break
+        return without
+
+    def _write(self, text: bytes) -> None:
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             self._log_file.parent.mkdir(parents=True, exist_ok=True)
-            self.file.write_bytes(self.text(command, writable))
+            self.file.write_bytes(text)
         except OSError as error:
             raise BadInputError(f"{self.file}: cannot be written: {error.strerror or error}") from None
-        self._tell("install")
+
+    def _is_refused(self) -> bool:
+        """Whether systemd could not even begin it as hardened as it is."""
+        if self.platform in ("win32", "darwin"):
+            return False
+        show = ["systemctl", "--user", "show", "--property=ExecMainStatus", "--value", f"{NAME}.service"]
+        try:
+            done = subprocess.run(show, capture_output=True, text=True, timeout=20, check=False)  # noqa: S603
+        except (OSError, subprocess.SubprocessError):
+            return False
+        return done.stdout.strip() in REFUSED
 
     def remove(self) -> None:
         if not self.file.exists():

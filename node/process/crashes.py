@@ -55,9 +55,14 @@ class Crashes:
             return ""
         return f"{self._last.count} crashes in a row: {self._last.reason}"
 
+    @property
+    def are_known(self) -> bool:
+        """Whether there is anything to forget."""
+        return self._last.count > 0
+
     def forget(self) -> None:
         """It works again."""
-        if self._last.count:
+        if self.are_known:
             self._last = _Crash("", 0)
             self._journal.set_meta("crash", b"")
 

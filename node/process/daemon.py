@@ -43,6 +43,7 @@ from node.process.link_options import incoming_bytes, link_options
 from node.process.metrics import NodeMetrics
 from node.process.quota_pause import live
 from node.process.sampler import checkpoints_to_read, tell_samples
+from node.process.starting import Starting
 from node.process.state import NodeState
 from node.process.store import StoreFullError, TensorStore
 from node.server.tickets import KEY_BYTES
@@ -65,8 +66,10 @@ from protocol.trust.seals import Sealer
 BUILD = f"barnraise-{version('barnraise')}"
 CLOSE_LINKS_S = 2.0
 """How long a node that ends waits for its last words to leave."""
-SELDOM = {"a server gives less work, or more again": 300.0}
+SELDOM = {"a server gives less work, or more again": 300.0, "no way to a peer": 60.0}
 """Seconds between two lines of an event on a terminal; where nobody looks, each is written."""
+DETAIL = {"no way to a peer": "ways"}
+"""What a terminal has no room for: every way with its reason takes six lines, for every peer."""
 GOOD_ENDS = ("finished", "drained", "stopped", "left", "drain time is over")
 """Reasons of `Exit` that are no failure."""
 
@@ -104,6 +107,8 @@ class NodeOptions:
     overrides: tuple[tuple[str, str], ...] = ()
     """(limit, value) of a volunteer's command line, for this process alone."""
     ways: WayOptions = field(default_factory=WayOptions)
+    starting: Starting | None = None
+    """What hears a volunteer's owner until its keeper does."""
 
 
 def run_node(options: NodeOptions) -> int:
@@ -144,7 +149,7 @@ def _stopped(error: BaseException) -> int:
 async def _run(options: NodeOptions) -> str:
     """One life of the process. The state folder is locked from the first to the last moment."""
     metrics = NodeMetrics(options.link.role)
-    set_up_logging(metrics, role=options.link.role, seldom=SELDOM)
+    set_up_logging(metrics, role=options.link.role, seldom=SELDOM, detail=DETAIL)
     if options.link.role == "server":
         journal = Journal(options.state, partial(metrics.record, "barnraise_server_journal_sync_duration_seconds"))
     else:
@@ -179,6 +184,7 @@ async def _run(options: NodeOptions) -> str:
                     line=limits,
                     page=options.page_token if options.page else None,
                     page_port=options.page_port,
+                    starting=options.starting,
                 )
             finally:
                 if scrape is not None:
@@ -353,6 +359,7 @@ class _Node:
                 nursery.start_soon(tell_samples, partial(checkpoints_to_read, machine), self._tell_coordinator)
             nursery.start_soon(watch_loop, self._metrics)
             nursery.start_soon(self._watch_machine, machine)
+            nursery.start_soon(self._watch_disk, machine)
             nursery.start_soon(driver.measuring.run)
             self._metrics.ask_volunteer(machine)
             nursery.start_soon(self._watch_quota)
@@ -459,8 +466,16 @@ class _Node:
             self._driver.count_links()
             self._metrics.show(machine, self._state.journal.byte_count, self._state.folder)
             self._metrics.show_limits(self._limits)
-            self._state.keep_bans(self._trust)
-            if machine.server is not None and machine.server.has_closed_some:
-                self._state.crashes.forget()
             self._driver.look_at_memberships()
+            await trio.sleep(1.0)
+
+    async def _watch_disk(self, machine: NodeMachine) -> None:
+        """Every second: what the next life shall know, beside what the coordinator says. A disk that hangs holds up
+        this and the coordinator's words, and no link."""
+        while True:
+            if self._state.has_news_of_bans(self._trust):
+                async with self._keeping:
+                    await trio.to_thread.run_sync(self._state.keep_bans, self._trust)
+            if machine.server is not None and machine.server.has_closed_some and self._state.crashes.are_known:
+                await trio.to_thread.run_sync(self._state.crashes.forget)
             await trio.sleep(1.0)

@@ -22,9 +22,10 @@ _WRITE_BYTES = 1 << 20
 JOB_TYPES: Mapping[str, type] = {kind.__name__: kind for kind in jobs.DEVICE_JOBS}
 RESULTS: Mapping[str, Any] = {
     "SetUpDevice": int,
-    "Forward": TensorRef,
+    "Forward": TensorRef | None,
     "Backward": TensorRef | None,
     "RouteEnd": tuple[float, TensorRef | None],
+    "SegmentEnd": tuple[float, TensorRef | None],
     "Evaluate": TensorRef | float,
     "TakeGradient": tuple[TensorRef, ...],
     "Compare": float,

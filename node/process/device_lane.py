@@ -156,6 +156,7 @@ class DeviceLane:
                 self._deliver(unanswered.popleft(), done[0], done[1])
         except (OSError, ValueError) as error:
             reason = f"its words cannot be read: {error}"
+            process.kill()  # it lives, and whatever it says now belongs to nothing
         else:
             reason = ""
         process.stdout.close()

@@ -20,11 +20,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
 import structlog
 import trio
 
-from node.owner.governor import Decision, Governor, Moment, Readings, UserPause, until_words
+from node.owner.governor import Decision, Governor, Moment, Readings, until_words
 from node.owner.limits import OwnerLimits, read_limits, shown, with_values, write_limits
 from node.owner.tally import Tally, as_dict, in_words, part_in_words
 from node.owner.thanks import ThanksBook
@@ -33,6 +32,7 @@ from node.platform.notify import notify
 from node.platform.sensors import Sensors
 from node.process.device_frames import Hello
 from node.process.metrics import NodeMetrics
+from node.process.pauses import clock_words, keep_pause, kept_pause, pause_seconds, write_whole
 from protocol.base.errors import BadInputError
 from protocol.base.machine import Told
 from protocol.drive.limits import Limits
@@ -42,7 +42,6 @@ BUILD = f"barnraise-{version('barnraise')}"
 LOOK_S = 0.3
 """Between two looks at the sensors: a game is seen within this, and has the device within a second."""
 SAVE_S = 60.0
-OWNER_FILE = "owner.json"
 TALLY_FILE = "given.json"
 COORDINATOR_GONE_S = 10.0
 PAUSE_IN_WORK_S = 5.0
@@ -102,9 +101,9 @@ class Keeper:
         self._read_once = False
         self.complaint = ""
         """What is wrong with the owner's file, which therefore does not count."""
-        self._governor = Governor(OwnerLimits(), sensors.gpu, self._kept_pause())
+        self._governor = Governor(OwnerLimits(), sensors.gpu, kept_pause(state))
         self.tally = self._kept_tally()
-        self.decision = self._beginning = Decision(works=False, reason="user", sentence="starting")
+        self.decision = self._beginning = Decision(works=False, reason="user", sentence="it has only just begun")
         self.readings = Readings()
         self._moment = sensors.moment()
         self._coordinator_at_s = self._moment.now_s
@@ -213,10 +212,7 @@ class Keeper:
         """One order of the control socket or the page, and the answer. Raises `BadInputError`."""
         verb = order.get("verb")
         if verb == "pause":
-            for_s = order.get("for_s")
-            if for_s is not None and not (isinstance(for_s, int | float) and 0 < for_s < 366 * 86400):
-                raise BadInputError("pause: the time must be more than nothing and less than a year")
-            self._governor.pause(self._moment, for_s)
+            self._governor.pause(self._moment, pause_seconds(order.get("for_s")))
         elif verb == "finish":
             self._governor.pause(self._moment, finish=True)
         elif verb == "resume":
@@ -230,7 +226,7 @@ class Keeper:
         elif verb != "status":
             raise BadInputError(f"there is no order {verb!r}")
         if verb in ("pause", "finish", "resume"):
-            self._keep_pause()
+            keep_pause(self._state, self._governor.user)
         if verb != "status":
             moment = self._sensors.moment()
             self._look(self.readings, moment)
@@ -271,18 +267,6 @@ class Keeper:
 
     # ---- what is kept --------------------------------------------------------------------------------------------
 
-    def _kept_pause(self) -> UserPause | None:
-        try:
-            return msgspec.json.decode((self._state / OWNER_FILE).read_bytes(), type=UserPause | None)
-        except (OSError, msgspec.MsgspecError):
-            return None
-
-    def _keep_pause(self) -> None:
-        user = self._governor.user
-        if user is not None:
-            user = replace(user, until_now_s=None)  # that clock begins anew with the computer
-        self._write(OWNER_FILE, msgspec.json.encode(user))
-
     def _kept_tally(self) -> Tally:
         path = self._state / TALLY_FILE
         try:
@@ -296,7 +280,7 @@ class Keeper:
             return Tally()
 
     def save(self) -> None:
-        self._write(TALLY_FILE, self.tally.to_json())
+        write_whole(self._state, TALLY_FILE, self.tally.to_json())
         self._keep_thanks()
 
     def _keep_thanks(self) -> None:
@@ -305,15 +289,6 @@ class Keeper:
                 self._thanks.save()
             except OSError as error:
                 self._log.warning("cannot be kept", file="thanks.json", reason=error.strerror)
-
-    def _write(self, name: str, data: bytes) -> None:
-        """A full disk costs the count of a minute, and nothing else."""
-        draft = self._state / f"{name}.new"
-        try:
-            draft.write_bytes(data)
-            os.replace(draft, self._state / name)
-        except OSError as error:
-            self._log.warning("cannot be kept", file=name, reason=error.strerror)
 
     # ---- what is shown -------------------------------------------------------------------------------------------
 
@@ -380,9 +355,7 @@ class Keeper:
         until = self.decision.until_unix_s
         if until is None:
             return self.decision.sentence
-        when = datetime.fromtimestamp(until)
-        same_day = when.strftime("%Y-%m-%d") == self._day()
-        return until_words(self.decision, when.strftime("%H:%M" if same_day else "%a %H:%M"))
+        return until_words(self.decision, clock_words(until, self._moment.unix_s))
 
     def _show(self, passed_s: float) -> None:
         """The metrics. Within a life the machine's own state is shown; a pause is shown here."""
@@ -408,6 +381,7 @@ class Keeper:
         return {
             "run": self._run_name(),
             "state": state,
+            "begun": True,
             "reason": reason,
             "sentence": sentence or ("computing" if state == "working" else ""),
             "until_unix_s": self.decision.until_unix_s,

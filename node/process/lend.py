@@ -21,6 +21,7 @@ from node.platform.sensors import sensors_here
 from node.process.control import serve_orders
 from node.process.keeper import Keeper, Life
 from node.process.metrics import NodeMetrics
+from node.process.starting import Starting
 from protocol.base.ids import NodeId
 from protocol.drive.limits import Limits
 from protocol.drive.process import watch_signals
@@ -39,6 +40,7 @@ async def lend(
     line: Limits,
     page: str | None = "",
     page_port: int = 0,
+    starting: Starting | None = None,
 ) -> str:
     """Until the run is finished or the owner has enough; returns why it ended.
 
@@ -47,7 +49,10 @@ async def lend(
         overrides: limits of the command line, by name.
         page: the token of its owner's page, or nothing for a fresh one; None: no page.
         page_port: where that page was, and its browser waits; 0: the usual.
+        starting: what has heard the owner until now.
     """
+    if starting is not None:
+        starting.hand_over()
     run_id = link.run_id.hex()
     keeper = Keeper(
         state=state,
@@ -62,6 +67,8 @@ async def lend(
     if keeper.limits.low_priority:
         stand_back()
     door = await open_door(state, role="volunteer", run_id=run_id)
+    if starting is not None:
+        await trio.to_thread.run_sync(starting.close)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve_orders, door, keeper)

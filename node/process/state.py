@@ -82,11 +82,15 @@ class NodeState:
         with contextlib.suppress(RemoteProtocolError):  # from before a change of its form: it comes again
             trust.revoke(signed)
 
+    def has_news_of_bans(self, trust: Trust) -> bool:
+        """Whether there is a list that a next start would not know."""
+        return bool(trust.revocations_signed) and trust.revocations_signed != self._bans
+
     def keep_bans(self, trust: Trust) -> None:
-        """Keeps the newest list for the next start."""
-        if trust.revocations_signed and trust.revocations_signed != self._bans:
-            self._bans = trust.revocations_signed
-            self.journal.set_meta("bans", self._bans)
+        """Keeps the newest list for the next start, durably."""
+        newest = trust.revocations_signed
+        self.journal.set_meta("bans", newest)
+        self._bans = newest
 
     def keep_plan(self, news: PlanChanged | Welcome) -> None:
         """Keeps the plan, durably, before the machine goes by it: no restart goes back to an older one."""

@@ -14,6 +14,10 @@ graphs that it may hold waits for their backwards. (At 1.1 B parameters servers 
 seconds, 24 at once at 5 s each: the whole pipeline waited for them, and their leases ran out.)"""
 
 
+SERVER_TRIES = 8
+"""Failures with a doubted task after which volunteers get it again: their usual result settles it, too."""
+
+
 class Choice:
     """The workers with a live link, and the choice among them.
 
@@ -42,6 +46,10 @@ class Choice:
         Slots come back when the device is done, while the line still sends: the first one would get everything, and the
         others' sums would wait so long for more that they are sent for a task or two.
         """
+        if self.waits_for_server(entry):
+            servers = [worker for worker in self._judges() if worker.slots > 0]
+            fresh = [worker for worker in servers if worker.node not in entry.late]
+            return min(fresh or servers, key=lambda worker: -worker.slots, default=None)
         if self.collocated != "always" and (asker := self._best_asker(entry)) is not None:
             return asker
         volunteers = [w for w in self.workers.values() if not w.is_server and self._could_do(entry, w)]
@@ -58,6 +66,16 @@ class Choice:
         if not ready and entry.late:
             ready = [w for w in self.workers.values() if w.node in entry.late and w.slots and self.may_have_more(w)]
         return min(ready, key=lambda w: (self._conduct.is_slow(w.node, self.now), -w.slots), default=None)
+
+    def waits_for_server(self, entry: Entry) -> bool:
+        """Whether only servers may have it: what a member brought for it is doubted, and two members that agree may
+        belong to one person."""
+        return entry.doubted and entry.late_count < SERVER_TRIES and bool(self._judges())
+
+    def _judges(self) -> list[Worker]:
+        if self.collocated == "never":
+            return []
+        return [worker for worker in self.workers.values() if worker.is_server and worker.asked]
 
     def _best_asker(self, entry: Entry) -> Worker | None:
         """The same, where a volunteer with a free slot may have it: nobody else need be looked at."""

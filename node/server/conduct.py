@@ -3,8 +3,10 @@
 A lease that has run out goes to somebody else long before the run's longest time (`limits.lease_s`), since the others
 show how long such work takes here. Whoever lost a lease that way and did not have it finished first is *overtaken*.
 That is no crime: a link hangs, a computer is busy. But until it has finished something again it gets one lease at a
-time, and after three in a row nothing for ten minutes, so that a member that hangs, hoards, gives everything back, or
-has a line that is too slow for the stage costs a few leases and not the run. Its owner is told why.
+time, and after three in a row it rests: for twenty times as long as the others waited for its last one, two minutes at
+least, twice as long with each further one, ten minutes at most. So a member that hangs, hoards, gives everything back,
+or has a line that is too slow for the stage costs a few leases and not the run, and a computer that was busy for half a
+minute is not sent away for ten. Its owner is told why, and until when, also on a new link.
 
 Nobody is overtaken while nothing moves: it takes somebody else who finished the same work. And nobody is by leaving:
 an owner pauses a computer or pulls its plug as often as he likes, which frees its leases at once and costs the run
@@ -29,11 +31,17 @@ SAMPLES_MIN = 3
 """Answers, of all workers together, before anybody is measured by them."""
 OVERTAKEN_MAX = 3
 """In a row, each with a lease that was given after the one before ran out: then it gets nothing …"""
-OUT_S = 600.0
-"""… for so long: it costs at most one lease in ten minutes, and a home line that was busy may be free again."""
+OUT_TIMES = 20.0
+"""… for so many times what the others waited for its last lease, so that it costs a twentieth of their time …"""
+OUT_S = 120.0
+"""… and not less than this, doubled with each further lease that it loses: where a lease is waited for two seconds, a
+computer that was busy with something else is asked again when that is over …"""
+OUT_MAX_S = 600.0
+"""… nor more than this: a home line that was busy may be free again. Also for whoever leaves time after time, or sends
+what is false."""
 LEFT_MAX = 16
 """Times in a row that somebody may leave with unfinished leases: an owner who needs the computer now and then has
-results in between, or more than `OUT_S`."""
+results in between, or more than `OUT_MAX_S`."""
 SLOW_TIMES = 2.0
 """Who takes more than so many times what is usual waits until nobody else is free …"""
 SLOW_FORGOTTEN_TIMES = 4.0
@@ -59,6 +67,8 @@ class _Record:
     """In a row."""
     overtaken_at: float = float("-inf")
     out_until: float = float("-inf")
+    out_for: str = ""
+    """Why, in the words of the ruling."""
     left: int = 0
     """In a row, too: links that ended with leases unfinished."""
     left_at: float = float("-inf")
@@ -123,16 +133,18 @@ class Conduct:
         record.overtaken += 1
         record.overtaken_at = now
         count = record.overtaken
-        others = "others had to finish its lease" if count == 1 else f"others had to finish {count} leases in a row"
+        others = "others had to finish a task that it did not bring back in time"
+        if count > 1:
+            others = f"others had to finish {count} tasks in a row that it did not bring back in time"
         if count < OVERTAKEN_MAX:
             return Ruling(node, 1, 0.0, others)
-        record.out_until = self._out_until[node] = now + OUT_S
-        return Ruling(node, 0, OUT_S, others)
+        least_s = OUT_S * 2.0 ** min(count - OVERTAKEN_MAX, 8)
+        return self._rests(node, now, min(OUT_MAX_S, max(least_s, OUT_TIMES * (now - granted_at))), others)
 
     def left(self, node: NodeId, now: float) -> Ruling | None:
         """Its link has ended, and it had leases that it did not finish. Returns what changes for it, if anything."""
         record = self._of(node)
-        record.left = record.left + 1 if now - record.left_at < OUT_S else 1
+        record.left = record.left + 1 if now - record.left_at < OUT_MAX_S else 1
         record.left_at = now
         if record.left < LEFT_MAX:
             return None
@@ -148,6 +160,13 @@ class Conduct:
         if record is None or not record.overtaken:
             return None
         return 0 if now < record.out_until else 1
+
+    def still_out(self, node: NodeId, now: float) -> Ruling | None:
+        """What it was told and may have forgotten with its last link: that it gets nothing yet, and for how long."""
+        record = self._records.get(node)
+        if record is None or not record.overtaken or now >= record.out_until:
+            return None
+        return Ruling(node, 0, record.out_until - now, record.out_for)
 
     def back_at(self, now: float) -> float | None:
         """When the first of those who get nothing may have a lease again."""
@@ -169,9 +188,14 @@ class Conduct:
 
     def _out(self, node: NodeId, now: float, reason: str) -> Ruling:
         record = self._of(node)
-        record.overtaken, record.overtaken_at, record.out_until = OVERTAKEN_MAX, now, now + OUT_S
-        self._out_until[node] = now + OUT_S
-        return Ruling(node, 0, OUT_S, reason)
+        record.overtaken, record.overtaken_at = OVERTAKEN_MAX, now
+        return self._rests(node, now, OUT_MAX_S, reason)
+
+    def _rests(self, node: NodeId, now: float, seconds: float, reason: str) -> Ruling:
+        record = self._of(node)
+        record.out_until = self._out_until[node] = now + seconds
+        record.out_for = reason
+        return Ruling(node, 0, seconds, reason)
 
     def _is_forgotten(self, record: _Record, now: float) -> bool:
         """Whether its last answer is so long ago that it says nothing about the next one."""

@@ -51,6 +51,8 @@ class StageContext:
     """Newest step that this server knows open."""
     closed: int = -1
     """Newest step that every stage has committed."""
+    computing: dict[NodeId, None] = field(default_factory=dict)
+    """Servers of the stage that are linked here and have a device, as they say at once."""
     alerts: dict[str, str] = field(default_factory=dict)
     """What is wrong on this server while training goes on, as a sentence, by what it is about."""
     written: RunConfig = field(init=False)
@@ -90,6 +92,11 @@ class StageContext:
     @property
     def stage_servers(self) -> tuple[NodeId, ...]:
         return tuple(server.node for server in self.plan.stages[self.stage].servers)
+
+    @property
+    def servers_judge(self) -> bool:
+        """Whether what is doubted is computed by a server before a second volunteer's word counts."""
+        return bool(self.computing) and self.config.stages.collocated != "never"
 
     @property
     def result_s(self) -> float:

@@ -3,8 +3,10 @@
 One gradient of 1e200 makes the whole step's sum infinite, and one that is a thousand times too large takes all of what
 clipping leaves; neither may decide a step by itself. What is far from what the stage's other contributions are is put
 aside, and its tasks are given to others. When all of them have been done by others, and what came is usual, the first
-one was false, and its sender is blamed. If a second node brings the like, then that is what the run computes, since
-honest runs diverge too: it counts, and nobody is blamed. A server of the stage is believed at once.
+one was false, and its sender is blamed. A server of the stage is believed at once, usual or not, since honest runs
+diverge too; and where one computes (`stages.collocated` other than `never`) it is a server that does such a task, and
+no second member's word counts before its: two members may be one person. Where servers compute nothing, a second node
+that brings the like is believed: two members who know each other can have one absurd sum counted there.
 
 Contributions hold one task or hundreds. The norm of a sum of n tasks is between the root of n and n times a task's: the
 first where their noise is all there is, the second where they agree. So nobody is held to more than either allows.
@@ -37,7 +39,7 @@ KEPT = 64
 """Newest accepted ones that say what is usual: a few steps, so that it follows the run."""
 REPEATS_MAX = 2
 """A node that brings an absurd result a second time is the only one that does this work, since others come first for
-what is doubted: it counts."""
+what is doubted: it counts, where servers compute nothing."""
 
 
 @dataclass(slots=True)
@@ -65,22 +67,22 @@ class Doubts:
         """Task -> who brought something absurd with it: its norm, and how often."""
         self._aside: dict[ContributionId, _Aside] = {}
 
-    def look(self, message: Stored, square_norm: float, trusted: bool) -> str:
+    def look(self, message: Stored, square_norm: float, trusted: bool, servers_judge: bool = False) -> str:
         """Why the contribution must be done again before it counts, or nothing.
 
         Args:
             square_norm: of the whole contribution, as the shards measured it; 0 where nobody had to.
             trusted: it comes from a server of the stage.
+            servers_judge: one of these does what is doubted, and no member's word confirms another's.
         """
         reason = "" if trusted else self._why_absurd(message, square_norm)
         if not reason:
             return ""
         node, norm = message.contribution.node, _norm(message, square_norm)
         known = [self._absurd.setdefault(task, {}) for task in message.tasks]
-        if any(_alike(norm, other) for of_task in known for n, (other, _) in of_task.items() if n != node):
-            return ""
+        alike = any(_alike(norm, other) for of_task in known for n, (other, _) in of_task.items() if n != node)
         count = 1 + min(of_task.get(node, (0.0, 0))[1] for of_task in known)
-        if count >= REPEATS_MAX:
+        if not servers_judge and (alike or count >= REPEATS_MAX):
             return ""
         for of_task in known:
             of_task[node] = norm, count

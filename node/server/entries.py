@@ -35,6 +35,8 @@ class Entry:
     """When the worker's time for its result is over."""
     late: dict[NodeId, float] = field(default_factory=dict)
     """Workers that had it and neither finished nor kept it, and when they had got it."""
+    doubted: bool = False
+    """What a member brought for it was put aside: a server's opinion comes before another volunteer's."""
     late_at: float = 0.0
     """When that happened last …"""
     late_count: int = 0
@@ -85,6 +87,8 @@ class Worker:
     """Grows with every lease that the pool gives: who had one longest ago comes first."""
     active_at: float = 0.0
     """When it last held a lease or asked for one."""
+    asked: bool = False
+    """Whether it has ever asked for one: its device is there."""
     returned: dict[TaskId, float] = field(default_factory=dict)
     """What it has given back, by first tasks, and when it had got that: if it leaves now, it is forgiven."""
     returned_at: float = 0.0

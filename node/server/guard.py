@@ -9,7 +9,7 @@ from node.server.pool import Pool
 from node.server.rates import Rates
 from node.server.sizes import Sizes
 from protocol.base.errors import RemoteProtocolError
-from protocol.base.ids import NodeId
+from protocol.base.ids import NodeId, TaskId
 from protocol.messages import InputGradient, Output, Verdict
 
 
@@ -47,12 +47,12 @@ class Guard:
         """
         sizes = self._outputs if isinstance(message, Output) else self._gradients
         task, trusted = message.task, peer in self._context.stage_servers
-        doubt = sizes.look(task, peer, message.ticket.fence, size, trusted)
+        doubt = sizes.look(task, peer, message.ticket.fence, size, trusted, self._context.servers_judge)
         if doubt:
             self._out.drop(message.tensors)
             self._out.log("warning", "result doubted", task=str(task), worker=peer, reason=doubt)
             for pool in self._pools():
-                pool.give_back((task.whole,), peer, doubted=True)
+                self._give_to_others(pool, (task.whole,), peer)
             return False
         for node in sizes.accepted(task, peer, size):
             self._out.log("warning", "a false result", blamed=node, tasks=[str(task)])
@@ -65,10 +65,18 @@ class Guard:
         for pool in self._pools():
             if verdict.accepted:
                 pool.covered(verdict.tasks, verdict.contribution.node)
+            elif verdict.doubted:
+                self._give_to_others(pool, verdict.tasks, verdict.contribution.node)
             else:
-                pool.give_back(verdict.tasks, verdict.contribution.node, doubted=verdict.doubted)
+                pool.give_back(verdict.tasks, verdict.contribution.node)
             for node in verdict.blamed:
                 pool.blame(node)
+
+    def _give_to_others(self, pool: Pool, tasks: Sequence[TaskId], node: NodeId) -> None:
+        """What the node brought for these is doubted."""
+        pool.give_back(tasks, node, doubted=True)
+        if self._context.servers_judge:
+            pool.reserve(tasks)
 
     def close_step(self, step: int) -> None:
         self._outputs.close_step(step)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from node.machine.records import StageKeyKnown
 from node.server.bounds import check_bounds
 from node.server.context import StageContext
-from node.server.ledger import FOR_LEDGER
 from node.server.recovery import StateLostError
 from node.server.roles import Roles
 from node.server.senders import check_sender
@@ -18,6 +17,7 @@ from node.server.tickets import NEED_LEASE
 from protocol.base.errors import RemoteProtocolError
 from protocol.base.ids import NodeId, TensorRef
 from protocol.base.machine import HangUp
+from protocol.kinds import taken_by
 from protocol.messages import (
     Activation,
     Audit,
@@ -46,6 +46,8 @@ from protocol.messages import (
     Verdict,
     Work,
 )
+
+FOR_LEDGER, FOR_DECIDER = taken_by("ledger"), taken_by("decider")
 
 
 class Intake:
@@ -119,6 +121,8 @@ class Intake:
                     if role is not None:
                         role.on_held(peer, message)
             case Ready():
+                if peer in self._context.stage_servers:
+                    self._context.computing[peer] = None  # at link-up, before it has anything to ask for
                 if self._roles.ledger is not None and peer not in self._roles.volunteers:
                     self._roles.ledger.desk.auditor_here(peer)  # it has a device
                 if message.hello:
@@ -185,7 +189,7 @@ class Intake:
                 self._on_step_closed(message)
             case _ if self._roles.ledger is not None and isinstance(message, FOR_LEDGER):
                 self._roles.ledger.handle(message)
-            case _ if self._roles.decider is not None:
+            case _ if self._roles.decider is not None and isinstance(message, FOR_DECIDER):
                 self._roles.decider.handle(peer, message)
             case _:
                 self._out.drop(getattr(message, "tensors", ()))

@@ -38,8 +38,6 @@ from protocol.messages import (
     Work,
 )
 
-FOR_LEDGER = (Stored, PartialNorm, Decision, Committed)
-"""What shards and the decider say to it."""
 PENDING_PER_STEP_MAX = 4096
 """Contributions of one step that may wait for their other shards: as many as a shard keeps."""
 
@@ -166,7 +164,7 @@ class LedgerRole:
         return step
 
     def handle(self, message: Work) -> None:
-        """One of `FOR_LEDGER`; the sender's right to it is checked."""
+        """A kind that the table gives to the ledger; the sender's right to it is checked."""
         match message:
             case Stored():
                 self.on_stored(message)
@@ -208,7 +206,7 @@ class LedgerRole:
         message, square_norm = pending.first, sum(pending.shards.values())
         refusal = self._refusal(step, message)
         trusted = message.contribution.node in self._context.stage_servers
-        doubt = "" if refusal else self._doubts.look(message, square_norm, trusted)
+        doubt = "" if refusal else self._doubts.look(message, square_norm, trusted, self._context.servers_judge)
         if doubt:
             self._out.log("warning", "contribution doubted", contribution=str(message.contribution), reason=doubt)
         elif not refusal:

@@ -110,6 +110,8 @@ class Pool:
         self._arrivals += 1
         number = self._arrivals if before is None else before.number
         self._workers[node] = Worker(node, is_server, number, active_at=self._now)
+        if (ruling := self._conduct.still_out(node, self._now)) is not None:
+            self._rulings.append(ruling)
 
     def worker_gone(self, node: NodeId, now: float) -> None:
         """Its leases are free at once, and its graphs are lost; its sums are waited for a little."""
@@ -137,6 +139,7 @@ class Pool:
             return
         if slots > 0:
             self._stays(worker)
+            worker.asked = True
         worker.slots = min(worker.slots + slots, slots_max)
         worker.active_at = self._now
         if worker.slots > 0 and not worker.is_server:
@@ -146,6 +149,8 @@ class Pool:
         """`node` has the graph that this backward needs. Returns whether it will be asked for it."""
         entry = self._of_task.get(task)
         if entry is None or entry.finished or node not in self._workers or node in entry.late:
+            return False
+        if self._choice.waits_for_server(entry) and not self._workers[node].is_server:
             return False
         if self._conduct.leases_max(node, self._now) == 0:
             return False
@@ -268,6 +273,13 @@ class Pool:
             if entry.preferred == node:
                 self._change(entry, preferred=None)
 
+    def reserve(self, tasks: Iterable[TaskId]) -> None:
+        """What a member brought for these is doubted: before another volunteer's, a server's opinion is asked for."""
+        for task in tasks:
+            entry = self._of_task.get(task)
+            if entry is not None and not entry.doubted:
+                self._change(entry, doubted=True)
+
     def blame(self, node: NodeId) -> None:
         """Others have shown that a result of its was false: it gets nothing for a while."""
         self._rule(self._conduct.blamed(node, self._now))
@@ -309,7 +321,7 @@ class Pool:
         skipped: list[Entry] = []
         while (free := self._tables.first_free(None)) is not None:
             worker = self._choice.choose(free)
-            if worker is None and not free.late:
+            if worker is None and not free.late and not self._choice.waits_for_server(free):
                 break
             if worker is None:
                 self._tables.pass_over()

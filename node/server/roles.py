@@ -106,9 +106,12 @@ class Roles:
     def sync(self, peer: NodeId) -> None:
         """Tells a ready server all that it must know; what it knows already changes nothing there."""
         self.tell_key(peer)
-        if peer == self._context.plan.decider != self._context.node and self._context.closed >= 0:
-            closed = StepClosed(ledger_generation=self._context.generation, step=self._context.closed)
-            self._out.send(peer, closed)  # it knows, unless its disk has lost it
+        context = self._context
+        # The decider knows, unless its disk has lost it. A fellow that was not there when we told it hears it from the
+        # ledger: a run that is held has no further step to hear it by.
+        fellow = self.ledger is not None and peer in context.stage_servers
+        if context.closed >= 0 and peer != context.node and (fellow or peer == context.plan.decider):
+            self._out.send(peer, StepClosed(ledger_generation=context.generation, step=context.closed))
         for role in (self.decider, self.ledger, self.shard, self.front, self.back, self.tails):
             if role is not None:
                 role.sync(peer)

@@ -49,7 +49,10 @@ class Saves:
     def checkpoint_if_due(self, version: int) -> None:
         config = self._context.config
         every = config.checkpoint.every_steps
-        if version == config.steps or (every and version % every == 0):
+        plan = self._context.plan
+        if version == plan.restore_step >= 0:
+            return  # the checkpoint that these ledgers began from, perhaps in another cut, which fellows still read
+        if version in (config.steps, plan.save) or (every and version % every == 0):
             self._out.compute(WriteCheckpoint(version, version))
 
     # ---- results -------------------------------------------------------------------------------------------------

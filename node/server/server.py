@@ -183,6 +183,8 @@ class ServerMachine:
         self.context.take_plan(plan)
         for pool in self._roles.pools():
             pool.collocate(self.context.config.stages.collocated)
+        if self.ready and plan.save == self.shard.version:
+            self.shard.saves.checkpoint_if_due(plan.save)
         if self.decider is not None:
             self.decider.plan_changed(now)
 
@@ -210,6 +212,7 @@ class ServerMachine:
         self._roles.servers.pop(peer, None)
         self._roles.volunteers.pop(peer, None)
         self._roles.auditors.pop(peer, None)
+        self.context.computing.pop(peer, None)
         for pool in self._roles.pools():
             pool.worker_gone(peer, now)
         if self.ledger is not None:

@@ -167,7 +167,7 @@ class ShardRole:
             self._base_digest = written[-1]
             self._out.compute(LoadSnapshot(base, known.snapshot))
         else:
-            self._out.compute(StartShard(self._context.plan.restore_step))
+            self._out.compute(StartShard(self._context.plan.restore_step, self._context.plan.undone))
         self.version = base - 1
         self._oldest_version = base if known is not None and known.snapshot else self._context.config.version_of(base)
         self._replay = [] if known is None else list(known.replay)

@@ -4,8 +4,8 @@ A forward's output and a backward's input gradient are used at once, by everybod
 1e37 large makes others' honest work absurd or infinite, and whoever computes it again comes to the same. So what is
 far larger than what came for that place in the model before is put aside, and its task is given to somebody else. A
 usual result shows that the first was false, and its sender is blamed; the like from a second node shows that the run
-is like that. A server of the stage is believed at once. As for contributions (`node.server.doubts`), which this
-follows in everything else.
+is like that. A server of the stage is believed at once, and where one computes, it alone confirms. As for
+contributions (`node.server.doubts`), which this follows in everything else.
 """
 
 from __future__ import annotations
@@ -39,24 +39,26 @@ class Sizes:
         self._levels: dict[int, deque[float]] = {}
         self._aside: dict[TaskId, dict[NodeId, _Aside]] = {}
 
-    def look(self, task: TaskId, node: NodeId, fence: int, size: float, trusted: bool) -> str:
+    def look(
+        self, task: TaskId, node: NodeId, fence: int, size: float, trusted: bool, servers_judge: bool = False
+    ) -> str:
         """Why the task must be done again before its result is used, or nothing.
 
         Args:
             fence: of the lease that it was done with.
             size: root mean square of the result's values, or a little more; 0 where nobody measured.
             trusted: it comes from a server of the stage.
+            servers_judge: one of these does what is doubted, and no member's word confirms another's.
         """
         levels = self._levels.get(task.position, ())
         usual = ABSURD * median(levels) if len(levels) >= SAMPLES_MIN else VALUE_FIRST_MAX
         if trusted or size <= usual:
             return ""
         of_task = self._aside.setdefault(task, {})
-        if any(_alike(size, other.size) for n, other in of_task.items() if n != node):
-            return ""
+        alike = any(_alike(size, other.size) for n, other in of_task.items() if n != node)
         before = of_task.get(node)
         count = 1 if before is None else before.count + (before.fence != fence)
-        if count >= REPEATS_MAX:
+        if not servers_judge and (alike or count >= REPEATS_MAX):
             return ""
         of_task[node] = _Aside(size, fence, count)
         return f"{self._what} ({size:.3g}) is beyond all that is usual here ({usual:.3g})"

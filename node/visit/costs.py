@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from node.compute.layout import StageLayout
 from node.visit.enquiry import DEVICE_BYTES_PER_PARAMETER, gigabytes_per_hour
+from protocol.run.keeping import kept_steps
 from protocol.run.run import RunConfig
 
 SERVER_BYTES_PER_PARAMETER = 32
@@ -23,7 +24,9 @@ def describe_costs(config: RunConfig, vocabulary: int) -> list[str]:
     stages = config.stages
     per_stage = stages.front_servers + stages.back_servers
     shard = parameters / stages.count / per_stage
-    files = config.checkpoint.keep + 1 + SNAPSHOTS + JOURNAL_STATES
+    every = config.checkpoint.every_steps
+    kept = len(kept_steps(range(every, config.steps + 1, every), config)) if every else 1
+    files = max(kept, config.checkpoint.keep) + 1 + SNAPSHOTS + JOURNAL_STATES
     up, down = gigabytes_per_hour(config, parameters, EXAMPLE_TOKENS_PER_S)
     tokens = config.steps * config.step_tokens
     helpers = "none are needed, any number helps" if stages.collocated != "never" else "one a stage at least"
@@ -32,7 +35,7 @@ def describe_costs(config: RunConfig, vocabulary: int) -> list[str]:
         f"servers     {stages.count * per_stage} ({per_stage} a stage), each with about"
         f" {shard * SERVER_BYTES_PER_PARAMETER / 1e9:.2f} GB of memory",
         f"            and {shard * STATE_BYTES_PER_PARAMETER * files / 1e9:.2f} GB of disk at most"
-        f" ({config.checkpoint.keep} checkpoints kept)",
+        f" ({kept} checkpoints kept at the end)",
         f"volunteers  {helpers}; weights take"
         f" {parameters / stages.count * DEVICE_BYTES_PER_PARAMETER / 1e9:.2f} GB of a device's memory",
         f"            at {EXAMPLE_TOKENS_PER_S:,.0f} tokens/s one moves {up:.1f} GB an hour up and {down:.1f} down, the"

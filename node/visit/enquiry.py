@@ -52,8 +52,9 @@ class Offer:
     finished: bool = False
     """There is nothing left to do."""
     run: str = ""
-    config_hash: str = ""
-    """Of the terms that the text is about (configuration and operator's words), hex: a yes is to these."""
+    terms_hashes: tuple[str, ...] = ()
+    """Of the terms that the text is about (configuration and operator's words), hex: a yes is to these. The first is
+    what they are called now, the others what older builds called them."""
 
 
 def enquire(
@@ -89,7 +90,7 @@ def enquire(
         found.measured,
         best_stage(found.servers),
         run=config.name,
-        config_hash=config.terms_hash().hex(),
+        terms_hashes=tuple(known.hex() for known in config.terms_hashes()),
     )
 
 

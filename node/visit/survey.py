@@ -180,6 +180,10 @@ def what_to_do(failure: str, wall_s: float) -> str:
     )
 
 
+class NobodyAnswersError(BadInputError):
+    """The coordinator cannot be asked just now; it may be there in a minute."""
+
+
 class _Visit:
     """The events of the links of one visit."""
 
@@ -253,7 +257,7 @@ class _Visit:
         if isinstance(self._answer, Refused):
             raise BadInputError(f"the coordinator refuses this computer: {self._answer.reason}")
         if self._answer is None:
-            raise BadInputError(f"the run's coordinator cannot be asked: {what_to_do(failure, time.time())}")
+            raise NobodyAnswersError(f"the run's coordinator cannot be asked: {what_to_do(failure, time.time())}")
         with trio.move_on_after(PLAN_S):
             await self._planned.wait()
         return Survey(self._answer, connect_s, self._plan, self._reach, finished=self._finished)

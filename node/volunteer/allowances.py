@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
+import math
+
 from node.machine.outbox import Outbox
 from protocol.base.ids import NodeId
 from protocol.messages import Allowance
 
+COUNT_S = 60.0
+"""The owner's screen counts minutes."""
+
 
 class Allowances:
-    """The last word of each server that did not let us have as many leases as we ask for."""
+    """The servers that give us nothing at present: until when, and why."""
 
     def __init__(self, out: Outbox) -> None:
         self._out = out
-        self._words: dict[NodeId, Allowance] = {}
+        self._rests: dict[NodeId, tuple[float, str]] = {}
+        self._now = float("-inf")
 
-    def told(self, server: NodeId, word: Allowance) -> None:
+    def told(self, server: NodeId, word: Allowance, now: float) -> None:
         self._out.log(
             "warning" if word.leases_max == 0 else "info", "a server gives less work, or more again",
-            server=server, leases_max=word.leases_max, seconds=word.seconds, reason=word.reason,
+            server=server, leases_max=word.leases_max, seconds=round(word.seconds), reason=word.reason,
         )  # fmt: skip
-        if word.leases_max < 0:
-            self._words.pop(server, None)
-        else:
-            self._words[server] = word
+        self._now = now
+        self.forget(server)
+        if word.leases_max == 0:
+            self._rests[server] = (now + word.seconds, word.reason)
 
     def forget(self, server: NodeId) -> None:
-        self._words.pop(server, None)
+        self._rests.pop(server, None)
+
+    def wake_at(self) -> float | None:
+        """When what is said of a rest is no longer true."""
+        return min((min(until, self._now + COUNT_S) for until, _ in self._rests.values()), default=None)
+
+    def wake(self, now: float) -> None:
+        self._now = now
+        for server in [server for server, (until, _) in self._rests.items() if until <= now]:
+            self.forget(server)
 
     def sentence(self) -> str:
         """What the owner should know, or nothing; it reads after "waits for"."""
-        out = {server: word for server, word in self._words.items() if word.leases_max == 0}
-        if not out:
+        if not self._rests:
             return ""
-        server, word = next(iter(out.items()))
-        return f"server {server[:8]}, which gives no work for {word.seconds / 60:.0f} minutes, because {word.reason}"
+        server, (until, reason) = next(iter(self._rests.items()))
+        minutes = math.ceil(max(1.0, until - self._now) / 60.0)
+        return f"server {server[:8]}, which gives it no work for {minutes} more min: {reason}"

@@ -180,9 +180,9 @@ class VolunteerMachine:
             case Flush():
                 self._tails.told(message.step, peer, message.leases)
             case Allowance():
-                self._allowances.told(peer, message)
+                self._allowances.told(peer, message, now)
             case Forget():
-                self._held.forget_graphs(message.tasks)
+                self._words.give_untaken_back(self._held.forget_graphs(message.tasks), self._plan)
             case InputAnswer():
                 self._held.on_input(message, now, self._config.batch.segments)
             case Parameters():
@@ -348,7 +348,7 @@ class VolunteerMachine:
             self._out.drop((output,))
             self._out.compute(DropGraphs((job.task,)))
             return
-        self._held.graphs[job.task] = held.lease.ticket
+        self._held.keep_graph(job.task, held.lease.ticket, sent=held.lease.back in self._linked)
         self._room.succeeded()
         self._count(job.task)
         self._out.send(
@@ -538,13 +538,14 @@ class VolunteerMachine:
         first = self.gradients.wake_at()
         if self._room.reason and self._room.rest_until and (first is None or self._room.rest_until < first):
             first = self._room.rest_until
-        over = self._held.first_deadline()
-        if over is not None and (first is None or over < first):
-            first = over
+        for due in (self._held.first_deadline(), self._allowances.wake_at()):
+            if due is not None and (first is None or due < first):
+                first = due
         return first
 
     def wake(self, now: float) -> None:
         self.gradients.wake(now)
+        self._allowances.wake(now)
         if self._room.rest_until and not self._room.rests(now):
             self._room.rest_until = 0.0
             if not self._device_ready and self._plan is not None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from node.machine.outbox import Outbox
 from protocol.base.ids import NodeId, TaskId, Ticket
 from protocol.messages import Lease, LeaseReturned, Summed
+from protocol.run.plan import Plan
 
 
 class Words:
@@ -21,6 +22,17 @@ class Words:
     def give_back(self, server: NodeId, tasks: tuple[TaskId, ...], reason: str) -> None:
         if tasks and server in self._linked:
             self._out.send(server, LeaseReturned(ledger_generation=self.generation, tasks=tasks, reason=reason))
+
+    def reaches(self, server: NodeId) -> bool:
+        """Whether what is said to it now can arrive."""
+        return server in self._linked
+
+    def give_untaken_back(self, forwards: Iterable[TaskId], plan: Plan) -> None:
+        """Their outputs never left, so their leases are still ours: each front gives its own to somebody at once, and
+        not when the lease's time is over."""
+        for task in forwards:
+            front = plan.front_of(task.step, task.microbatch, task.position)
+            self.give_back(front, (task,), "nobody took its output")
 
     def give_all_back(self, tasks: tuple[TaskId, ...], reason: str) -> None:
         """To whoever gave them."""

@@ -100,6 +100,10 @@ SPANS_PIECE = 1024
 """Spans of one answer, 32 bytes each: a control message behind them waits 13 ms on a line of 20 Mbit/s, 0.13 s at 2."""
 ADDRESSES_MAX = 8
 """Addresses of one node: host interfaces, a name, a relay."""
+JOIN_CHECKPOINTS_MAX = 16
+"""Checkpoints that a node names when it joins; a run keeps three unless told otherwise."""
+LINKS_MAX = 1024
+"""Links of one report: a server has 256 volunteers unless its run says otherwise, and its fellows."""
 FELLOWS_MAX = 64
 """Servers that one server measures before the first plan: 63 links of half a megabyte each way are 64 MB, what one
 measures for others at once (`MEASURE_TOTAL_BYTES`)."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from protocol.base.bounded import Number
+
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     """The base of all messages; the class name is the tag on the wire."""
@@ -12,4 +14,4 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Work(Message, frozen=True, kw_only=True):
     """A message about training work: fenced by the generation of the ledgers."""
 
-    ledger_generation: int
+    ledger_generation: Number

@@ -31,6 +31,7 @@ def set_up_logging(
     stream: TextIO | None = None,
     json: bool | None = None,
     seldom: Mapping[str, float] | None = None,
+    detail: Mapping[str, str] | None = None,
     clock: Callable[[], float] = time.monotonic,
     **bound: Any,
 ) -> Any:
@@ -38,8 +39,8 @@ def set_up_logging(
 
     Lines for people on a terminal (`human_log`; without `bound`), JSON otherwise (`json` decides when given). Lines
     below `level` are dropped, the others counted; secrets and byte strings are never written whole. On a terminal
-    floats are rounded, and of the events in `seldom` one is shown every so many seconds by `clock`; JSON has
-    everything.
+    floats are rounded, of the events in `seldom` one is shown every so many seconds by `clock`, and of those in
+    `detail` the field of that name is left out; JSON has everything.
     """
     stream = stream or sys.stderr
     as_json = not stream.isatty() if json is None else json
@@ -61,7 +62,8 @@ def set_up_logging(
             if now < shown_at.get(name, float("-inf")) + every_s:
                 raise structlog.DropEvent
             shown_at[name] = now
-        return {field: all_printable(_rounded(value)) for field, value in event.items()}
+        left_out = (detail or {}).get(name)
+        return {field: all_printable(_rounded(value)) for field, value in event.items() if field != left_out}
 
     structlog.configure(
         processors=[

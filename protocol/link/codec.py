@@ -8,88 +8,29 @@ no doubled key, no left-out field, no longer form of a number.
 
 from __future__ import annotations
 
-import math
 import operator
-from functools import cache, reduce
-from typing import Any, get_type_hints
+from functools import reduce
+from typing import Any
 
 import msgspec
 
 from protocol.base.errors import LocalProtocolError, RemoteProtocolError
 from protocol.base.forms import byte_bounds
-from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef, Ticket
+from protocol.base.ids import TensorRef
 from protocol.base.limits import (
-    ADDRESSES_MAX,
-    BYTES_MAX,
-    CONTRIBUTIONS_MAX,
-    CURVE_MAX,
-    FELLOWS_MAX,
-    ITEMS_MAX,
     MESSAGE_BYTES_MAX,
-    NUMBER_MAX,
-    PATH_MAX,
-    PUBLIC_NAME_MAX,
-    RELAYS_MAX,
-    REPORT_COUNTERS,
-    SPANS_PIECE,
-    TASKS_MAX,
-    TENSORS_MAX,
     TEXT_MAX,
 )
 from protocol.base.printable import is_printable, printable
-from protocol.messages import (
-    MESSAGES,
-    Activation,
-    Audited,
-    Contribute,
-    Gradient,
-    InputAnswer,
-    InputGradient,
-    Labels,
-    Lease,
-    MeasureData,
-    Message,
-    Output,
-    Parameters,
-)
-from protocol.run.run import DESCRIPTION_MAX
-from protocol.run.spans import RECORD_BYTES
-from protocol.speakers import MAY_SEND
-from protocol.trust.identity import is_node_id
+from protocol.kinds import MAY_SEND, MESSAGES, OF
+from protocol.link.fields import check_fields, sentences
+from protocol.messages import Audited, Lease, Message
 
 PROTOCOL_MINOR = 2
 """Grows with every change of a message; the handshake's version is the major number. See CHANGES.md."""
 
-_LIST_MAX = {
-    "tasks": TASKS_MAX,
-    "graphs": TASKS_MAX,
-    "tickets": TASKS_MAX,
-    "losses": TASKS_MAX,
-    "contributions": CONTRIBUTIONS_MAX,
-    "tensors": TENSORS_MAX,
-    "addresses": ADDRESSES_MAX,
-    "local_addresses": ADDRESSES_MAX,
-    "stun": ADDRESSES_MAX,
-    "turn": ADDRESSES_MAX,
-    "relays": RELAYS_MAX,
-    "fellows": FELLOWS_MAX,
-    "checkpoints": 16,
-    "links": 1024,
-    "curve": CURVE_MAX,
-}
-"""Most items of a list, by its field's name; ITEMS_MAX for others."""
-
-_MAY_BE_NOT_FINITE = frozenset({"loss", "losses", "loss_sum", "gradient_norm", "square_norm"})
-"""Fields in which a diverged step honestly holds infinity or NaN; the ledgers look at them and skip the step."""
-
-_SENTENCES = frozenset({"reason", "waiting_for", "alert", "sample"})
-_TEXT_MAX = {
-    "source": PATH_MAX, "start_from": PATH_MAX, "tokenizer": PATH_MAX, "folder": PATH_MAX,
-    "description": DESCRIPTION_MAX, "name": PUBLIC_NAME_MAX,
-}  # fmt: skip
-"""Most characters of a text, by its field's name; TEXT_MAX for others."""
-_BYTES_MAX = {"spans": SPANS_PIECE * RECORD_BYTES}
-"""Most bytes of a byte string, by its field's name; BYTES_MAX for others."""
+_TOO_LONG = "of length <="
+"""In what the decoder says of a text, a list or bytes beyond their bound (a test holds it)."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(reduce(operator.or_, MESSAGES))
@@ -98,21 +39,20 @@ _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(reduce(operator
 def encode(message: Message) -> bytes:
     """The one canonical form of `message`. Raises `LocalProtocolError` when we made one that peers would refuse.
 
-    Sentences for people (`reason`, `waiting_for`, `alert`, `sample`) are cut to TEXT_MAX and made printable: they
-    may hold the words of an exception.
+    Sentences for people (`protocol.base.bounded.Sentence`) are cut to TEXT_MAX and made printable: they may hold the
+    words of an exception.
     """
     try:
-        for name in message.__struct_fields__:
-            if name in _SENTENCES:
-                sentence = getattr(message, name)
-                if not is_printable(sentence):
-                    sentence = printable(" ".join(sentence.split()))
-                message = msgspec.structs.replace(message, **{name: sentence[:TEXT_MAX]})
+        for name in sentences(type(message)):
+            sentence = getattr(message, name)
+            if not is_printable(sentence):
+                sentence = printable(" ".join(sentence.split()))
+            message = msgspec.structs.replace(message, **{name: sentence[:TEXT_MAX]})
         data = _encoder.encode(message)
         decoded = _decoder.decode(data)
         data = _encoder.encode(decoded)  # a whole number in a field of floats is a float from here on
         _check_size(data)
-        _check_fields(decoded)
+        check_fields(decoded)
     except (msgspec.MsgspecError, TypeError, OverflowError, RemoteProtocolError) as error:
         raise LocalProtocolError(f"{type(message).__name__} cannot be sent: {error}") from error
     return data
@@ -124,8 +64,9 @@ def decode(data: bytes) -> Message:
     try:
         message: Message = _decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError, ValueError, OverflowError) as error:
-        raise RemoteProtocolError("decode", str(error)[:TEXT_MAX]) from None
-    _check_fields(message)
+        reason = "size" if _TOO_LONG in str(error) else "decode"
+        raise RemoteProtocolError(reason, str(error)[:TEXT_MAX]) from None
+    check_fields(message)
     if _encoder.encode(message) != data:
         raise RemoteProtocolError("decode", f"{type(message).__name__} is not in its canonical form")
     return message
@@ -170,22 +111,9 @@ def with_keys(message: Message, keys: tuple[int, ...]) -> Message:
     return msgspec.structs.replace(message, tensors=renamed) if tensors else message
 
 
-_TRAFFIC = {
-    Activation: "activation",
-    Output: "activation",
-    InputAnswer: "activation",
-    InputGradient: "gradient",
-    Gradient: "gradient",
-    Contribute: "gradient",
-    Parameters: "weights",
-    MeasureData: "measuring",
-    Labels: "data",
-}
-
-
 def is_long(message: Message) -> bool:
     """Whether it holds a good part of a stage, or fills the line for a while: the rest takes turns with it."""
-    return isinstance(message, (Contribute, Parameters, MeasureData))
+    return OF[type(message)].is_long
 
 
 def traffic_kind(message: Message) -> str:
@@ -196,61 +124,9 @@ def traffic_kind(message: Message) -> str:
         return "gradient" if all(task.op == "B" for task in message.tasks) else "activation"
     if isinstance(message, Audited):
         return "gradient" if message.task is None else "activation"
-    return _TRAFFIC.get(type(message), "control")
+    return OF[type(message)].carries
 
 
 def _check_size(data: bytes) -> None:
     if len(data) > MESSAGE_BYTES_MAX:
         raise RemoteProtocolError("size", f"a message of {len(data)} bytes")
-
-
-@cache
-def _node_fields(struct: type[msgspec.Struct]) -> frozenset[str]:
-    return frozenset(name for name, hint in get_type_hints(struct).items() if hint is NodeId)
-
-
-def _check_fields(struct: msgspec.Struct) -> None:
-    """Bounds that the decoder did not check: lengths, ranges and finiteness of a message's own fields."""
-    nodes = _node_fields(type(struct))
-    for name in struct.__struct_fields__:
-        value = getattr(struct, name)
-        if name in nodes:
-            _check_node(name, value)
-        _check_value(name, value)
-
-
-def _check_value(name: str, value: Any) -> None:
-    if isinstance(value, int):
-        if not -1 <= value <= NUMBER_MAX:
-            raise RemoteProtocolError("decode", f"{name} is out of range")
-    elif isinstance(value, str):
-        if len(value) > _TEXT_MAX.get(name, TEXT_MAX):
-            raise RemoteProtocolError("size", f"{name} has {len(value)} characters")
-        if not is_printable(value):
-            raise RemoteProtocolError("decode", f"{name} holds control characters")
-    elif isinstance(value, bytes):
-        if len(value) > _BYTES_MAX.get(name, BYTES_MAX):
-            raise RemoteProtocolError("size", f"{name} has {len(value)} bytes")
-    elif isinstance(value, float):
-        if not math.isfinite(value) and name not in _MAY_BE_NOT_FINITE:
-            raise RemoteProtocolError("not_finite", f"{name} is {value}")
-    elif isinstance(value, tuple):
-        if len(value) > _LIST_MAX.get(name, ITEMS_MAX):
-            raise RemoteProtocolError("size", f"{name} has {len(value)} items")
-        if value and not isinstance(value[0], TaskId | TensorRef | Ticket):
-            for item in value:
-                _check_value(name, item)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            if key not in REPORT_COUNTERS:
-                raise RemoteProtocolError("decode", f"{name} has an unknown key")
-            _check_value(key, item)
-    elif isinstance(value, ContributionId):
-        _check_node(name, value.node)
-    elif isinstance(value, msgspec.Struct) and not isinstance(value, TaskId | TensorRef | Ticket):
-        _check_fields(value)
-
-
-def _check_node(name: str, value: str) -> None:
-    if not is_node_id(value):
-        raise RemoteProtocolError("decode", f"{name} is not a node id")

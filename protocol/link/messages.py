@@ -3,33 +3,36 @@ found."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
-from protocol.base.ids import NodeId, TensorRef
+from protocol.base.bounded import Addresses, Number, Tensors
+from protocol.base.ids import NodeId
+from protocol.base.limits import FELLOWS_MAX, LINKS_MAX
 from protocol.base.message import Message
 
 
 class MeasureAsk(Message, frozen=True, kw_only=True):
     """Asks for `byte_count` bytes in a `MeasureData` with the same number; 0 asks for a `MeasureGot` only."""
 
-    number: int
-    byte_count: int
+    number: Number
+    byte_count: Number
 
 
 class MeasureData(Message, frozen=True, kw_only=True):
     """Bytes without meaning. `answers` says whether they were asked for; if not, a `MeasureGot` goes back."""
 
-    number: int
+    number: Number
     answers: bool
-    tensors: tuple[TensorRef, ...]
+    tensors: Tensors
 
 
 class MeasureGot(Message, frozen=True, kw_only=True):
     """Answers a `MeasureAsk` of 0 bytes or a `MeasureData`; `refused`: no more is measured for now."""
 
-    number: int
+    number: Number
     refused: bool
 
 
@@ -55,14 +58,14 @@ class LinkFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class LinkReport(Message, frozen=True, kw_only=True):
     """Now and then: all links of a node with its servers, as measured; replaces what it said before."""
 
-    links: tuple[LinkFigures, ...]
+    links: Annotated[tuple[LinkFigures, ...], Meta(max_length=LINKS_MAX)]
 
 
 class Fellow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Another server of the run."""
 
     node: NodeId
-    addresses: tuple[str, ...]
+    addresses: Addresses
     """host:port, best first; empty where nobody can dial it."""
 
 
@@ -72,4 +75,4 @@ class Survey(Message, frozen=True, kw_only=True):
     What they find comes back as `LinkReport` and `Join`. A plan ends the survey.
     """
 
-    fellows: tuple[Fellow, ...]
+    fellows: Annotated[tuple[Fellow, ...], Meta(max_length=FELLOWS_MAX)]

@@ -12,7 +12,8 @@ from typing import Literal
 
 import msgspec
 
-from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef
+from protocol.base.bounded import Bytes, Items, Losses, Nodes, Number, Sentence, Tasks, Tensors, Text
+from protocol.base.ids import ContributionId, NodeId, TaskId
 from protocol.base.message import Message, Work
 
 Kept = Literal["input", "labels", "output_gradient", "output", "input_gradient", "part"]
@@ -28,15 +29,15 @@ class Audit(Work, frozen=True, kw_only=True):
     tasks until `AuditOver`. To the one named in `auditor`, later: compute them again."""
 
     contribution: ContributionId
-    step: int
-    version: int
-    tasks: tuple[TaskId, ...]
-    losses: tuple[float, ...]
+    step: Number
+    version: Number
+    tasks: Tasks
+    losses: Losses
     """Those of the L tasks among `tasks`, as they were claimed."""
     auditor: NodeId | None
-    attempt: int
+    attempt: Number
     """0 while there is no auditor; 1, and 2 when the first found something and a second opinion is asked for."""
-    directions: bytes = b""
+    directions: Bytes = b""
     """To an auditor: the seed of the directions in which it tells the gradient's signed difference."""
 
 
@@ -44,8 +45,8 @@ class AuditOver(Work, frozen=True, kw_only=True):
     """Ledger to the servers of its stage: nothing need be kept for it any more. `blamed`: who was found out."""
 
     contribution: ContributionId
-    step: int
-    blamed: tuple[NodeId, ...]
+    step: Number
+    blamed: Nodes
 
 
 class FetchAudited(Work, frozen=True, kw_only=True):
@@ -60,10 +61,10 @@ class Audited(Work, frozen=True, kw_only=True):
 
     contribution: ContributionId
     task: TaskId | None
-    kept: tuple[Kept, ...]
-    brought_by: tuple[str, ...]
+    kept: Items[Kept]
+    brought_by: Items[Text]
     """In the order of `kept`; empty text: a server's own."""
-    tensors: tuple[TensorRef, ...]
+    tensors: Tensors
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,7 +75,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     task: TaskId
     """The one that differs most; of a gradient the first."""
     value: float
-    residual: tuple[float, ...] = ()
+    residual: Items[float] = ()
     """Of a gradient: claimed less computed, over the length of what was computed, in `RESIDUAL_PARTS` numbers."""
 
 
@@ -82,10 +83,10 @@ class AuditReport(Work, frozen=True, kw_only=True):
     """Auditor to ledger: the largest difference of each member and kind of claim; `reason`: why there are none."""
 
     contribution: ContributionId
-    step: int
-    attempt: int
-    differences: tuple[Difference, ...]
-    reason: str = ""
+    step: Number
+    attempt: Number
+    differences: Items[Difference]
+    reason: Sentence = ""
 
 
 class Blamed(Message, frozen=True, kw_only=True):
@@ -93,9 +94,9 @@ class Blamed(Message, frozen=True, kw_only=True):
 
     node: NodeId
     contribution: ContributionId
-    step: int
+    step: Number
     claim: Claim
     task: TaskId
     difference: float
     """The smaller one of the two."""
-    auditors: tuple[NodeId, ...]
+    auditors: Nodes

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from protocol.base.bounded import Number, Text
 from protocol.base.errors import BadInputError
 from protocol.run.config_file import change_run
 from protocol.run.mixture import MIXTURE_TURN, parse_mixture
@@ -35,13 +36,21 @@ AT_DECISION = (
     "optimizer.clip_norm",
 )
 """Keys that act where a step is decided and nowhere else."""
-AT_BOUNDARY = ("steps", "checkpoint.every_steps", "data.mixture")
+LAYOUT = "stages"
+"""The key of a change of the whole layout: its value is a table of all `LAYOUT_KEYS`, which count together."""
+LAYOUT_KEYS = ("back_servers", "chunks", "count", "cut", "front_servers", "placement")
+LAYOUT_TEXT_MAX = 600
+"""Characters of a layout: the edges of 64 stages take some 250."""
+LAYOUTS_MAX = 64
+"""In the life of a run: 38 KB of every plan at the most."""
+AT_BOUNDARY = ("steps", "checkpoint.every_steps", "data.mixture", LAYOUT)
 """Keys that all servers must agree on before a step opens."""
 AT_ONCE = (
     "stages.collocated",
     "limits.lease_s",
     "limits.snapshot_steps",
     "limits.server_gone_s",
+    "limits.volunteers_max",
 )
 """Keys that each node goes by on its own; none of them is part of what is computed."""
 CHANGEABLE = (*AT_DECISION, *AT_BOUNDARY, *AT_ONCE)
@@ -53,7 +62,7 @@ _WHY_NOT = {
     "data": f"what was trained on so far was numbered by it; {_BRANCH}",
     "batch": f"the grid that gradients are rounded to, and every count of tasks, follow from it; {_BRANCH}",
     "optimizer": f"the moments that servers hold were made with it; {_BRANCH}",
-    "stages": f"servers hold shards cut by it; {_BRANCH}",
+    "stages": "servers hold shards cut by it; `barnraise run replan` cuts them anew",
     "routes": f"it is part of what is computed; {_BRANCH}",
     "wire": f"both ends of every link round by it; {_BRANCH}",
     "compute": f"volunteers compute in it; {_BRANCH}",
@@ -67,10 +76,10 @@ _WHY_NOT = {
 class RunChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One key's new value."""
 
-    key: str
-    value: str
+    key: Text
+    value: Text
     """As JSON, which is TOML for a number and a text."""
-    from_step: int = -1
+    from_step: Number = -1
     """The first step that it counts for, as reported; -1: the first that is not decided when stage 0 hears of it, and
     for a key of `AT_BOUNDARY` none so far: no step opens before there is one."""
 
@@ -87,7 +96,7 @@ def make_change(config: RunConfig, changes: Sequence[RunChange], key: str, text:
         BadInputError: the key cannot be changed, with the reason, or the value is none for it.
     """
     section, _, name = key.rpartition(".")
-    if key not in CHANGEABLE:
+    if key not in CHANGEABLE or key == LAYOUT:
         section, _, name = key.partition(".")
         table = getattr(config, section, None)
         known = table is not None if not name else hasattr(table, "__struct_fields__") and hasattr(table, name)
@@ -127,11 +136,76 @@ def _check_mixture(config: RunConfig, new: RunConfig) -> None:
 def changed(config: RunConfig, changes: Sequence[RunChange]) -> RunConfig:
     """The run with all these changes, in their order. Raises `BadInputError` for what `make_change` never made."""
     for change in changes:
-        if change.key not in CHANGEABLE or max(len(change.key), len(change.value)) > TEXT_MAX:
+        most = LAYOUT_TEXT_MAX if change.key == LAYOUT else TEXT_MAX
+        if change.key not in CHANGEABLE or max(len(change.key), len(change.value)) > most:
             raise BadInputError(f"a change of {change.key[:TEXT_MAX]!r}, which cannot be changed")
-    new = change_run(config, [f"{change.key}={change.value}" for change in changes])
+    new = change_run(config, [setting for change in changes for setting in _settings(change)])
     new.validate()
     return new
+
+
+def _settings(change: RunChange) -> list[str]:
+    """As `change_run` takes them."""
+    if change.key != LAYOUT:
+        return [f"{change.key}={change.value}"]
+    try:
+        table = msgspec.json.decode(change.value, type=dict[str, int | str])
+    except msgspec.DecodeError as error:
+        raise BadInputError(f"a change of {LAYOUT} that is no table: {error}") from error
+    if tuple(sorted(table)) != LAYOUT_KEYS:
+        raise BadInputError(f"a change of {LAYOUT} with other keys than {', '.join(LAYOUT_KEYS)}")
+    return [f"{LAYOUT}.{name}={json.dumps(value)}" for name, value in table.items()]
+
+
+def make_layout(config: RunConfig, changes: Sequence[RunChange], settings: Sequence[str]) -> RunChange:
+    """What `run replan KEY=VALUE…` asks for, checked against the run as it is changed already.
+
+    Raises:
+        BadInputError: a key is none of a layout's, its value cannot be, or the run has that layout.
+    """
+    before = changed(config, changes)
+    keys = [setting.partition("=")[0].strip() for setting in settings]
+    for key in keys:
+        section, _, name = key.partition(".")
+        if section != LAYOUT or name not in LAYOUT_KEYS:
+            known = ", ".join(f"{LAYOUT}.{each}" for each in LAYOUT_KEYS)
+            raise BadInputError(f"{key}: is no part of the layout; `run replan` changes {known}")
+    parts_change = {f"{LAYOUT}.{name}" for name in ("count", "chunks", "placement")}.intersection(keys)
+    even = ["stages.cut=even"] if parts_change and "stages.cut" not in keys else []
+    try:
+        new = change_run(before, [*even, *settings])
+        new.validate()
+    except BadInputError as error:
+        raise BadInputError(str(error).removeprefix("--set ")) from error
+    if new.is_open:
+        key = "stages.cut" if new.stages.count else "stages.count"
+        raise BadInputError(f"{key}: a planner plans the first layout only; name the number, and the blocks of the cut")
+    value = json.dumps({name: getattr(new.stages, name) for name in LAYOUT_KEYS})
+    if value == json.dumps({name: getattr(before.stages, name) for name in LAYOUT_KEYS}):
+        raise BadInputError(f"{keys[0] if keys else LAYOUT}: the run has this layout already")
+    if len(value) > LAYOUT_TEXT_MAX:
+        raise BadInputError(f"stages.cut: a layout of {len(value)} characters; at most {LAYOUT_TEXT_MAX} are possible")
+    if len(changes) >= CHANGES_MAX or sum(change.key == LAYOUT for change in changes) >= LAYOUTS_MAX:
+        raise BadInputError(f"stages: a run takes {LAYOUTS_MAX} layouts in its life, and has had them")
+    return RunChange(key=LAYOUT, value=value)
+
+
+def laid_out_at(config: RunConfig, changes: Sequence[RunChange], step: int) -> RunConfig:
+    """The run as it is laid out in a step: as its file has it, or the newest such change up to the step."""
+    return changed(config, [change for change in changes if change.key == LAYOUT and 0 <= change.from_step <= step])
+
+
+def kept_layouts(changes: Sequence[RunChange], step: int) -> tuple[RunChange, ...]:
+    """The list when the run goes back to a step (-1: the seed): it goes on as it is laid out now, so layouts that began
+    later count from that step on. The others keep their steps, and their order."""
+    found = [
+        msgspec.structs.replace(change, from_step=max(0, step))
+        if change.key == LAYOUT and change.from_step > max(0, step)
+        else change
+        for change in changes
+    ]
+    known = [change for change in found if change.from_step >= 0]
+    return (*sorted(known, key=lambda change: change.from_step), *(each for each in found if each.from_step < 0))
 
 
 def check_changes(config: RunConfig, changes: Sequence[RunChange]) -> None:

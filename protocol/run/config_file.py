@@ -16,7 +16,7 @@ import textwrap
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -139,8 +139,21 @@ def _mistakes(table: dict[str, Any], struct: type[msgspec.Struct], prefix: str, 
                 yield from _mistakes(value, expected, f"{prefix}{key}.", homes)
             else:
                 yield f"{prefix}{key}: expected a table ([{prefix}{key}]), got {_shown(value)}"
-        elif not _fits(value, expected):
-            yield f"{prefix}{key}: expected {_words_for(expected)}, got {_shown(value)}"
+        elif not _fits(value, _bare(expected)):
+            yield f"{prefix}{key}: expected {_words_for(_bare(expected))}, got {_shown(value)}"
+        elif isinstance(value, str) and len(value) > _characters_max(expected):
+            yield f"{prefix}{key}: has {len(value)} characters; at most {_characters_max(expected)}"
+
+
+def _bare(expected: Any) -> Any:
+    """A field's type without its bound."""
+    return get_args(expected)[0] if get_origin(expected) is Annotated else expected
+
+
+def _characters_max(expected: Any) -> float:
+    """What a text's type bounds it by; infinity for a word of a choice."""
+    bounds = [bound.max_length for bound in get_args(expected)[1:] if isinstance(bound, msgspec.Meta)]
+    return next((most for most in bounds if most is not None), float("inf"))
 
 
 def _fits(value: Any, expected: Any) -> bool:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from protocol.base.bounded import Items, Number
 from protocol.base.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -38,16 +39,16 @@ VISITS_MAX = 1024
 class Chunk(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Blocks `first_block` to `end_block` (exclusive) of the model, on `stage`."""
 
-    first_block: int
-    end_block: int
-    stage: int
+    first_block: Number
+    end_block: Number
+    stage: Number
 
 
 class Course(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Chunks in the order of the model, and the routes through them."""
 
-    chunks: tuple[Chunk, ...]
-    routes: tuple[tuple[int, ...], ...]
+    chunks: Items[Chunk]
+    routes: Items[Items[Number]]
     """Sequences of chunk numbers. Steps take turns in where they begin: see `route`."""
 
     @property

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
+
+from protocol.base.bounded import Bytes, Number, Sentence, Text
 from protocol.base.ids import NodeId
+from protocol.base.limits import CURVE_MAX
 from protocol.base.message import Message
 
 
@@ -12,31 +17,31 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Tasks of one step whose weight gradients, brought by `node`, a ledger has accepted."""
 
     node: NodeId
-    tasks: int
-    audited: int = 0
+    tasks: Number
+    audited: Number = 0
     """Tasks of its, of this step or earlier ones, that audits have found right since its last share."""
 
 
 class News(Message, frozen=True, kw_only=True):
     """Now and then, to a volunteer: how the run goes, and what the receiver has given by the ledgers' count."""
 
-    step: int
+    step: Number
     """The newest closed step, or -1."""
-    curve: tuple[tuple[int, float], ...] = ()
+    curve: Annotated[tuple[tuple[Number, float], ...], Meta(max_length=CURVE_MAX)] = ()
     """(step, mean loss in nats per token) of the whole run in at most `CURVE_MAX` even pieces, oldest first."""
-    sample: str = ""
+    sample: Sentence = ""
     """What the model writes; empty: nobody has let it write yet."""
-    sample_step: int = -1
+    sample_step: Number = -1
     """The checkpoint that wrote it."""
     hour_ratio: float = 0.0
     """The receiver's part of all tasks of the last hour, 0 to 1."""
-    step_tasks: int = 0
+    step_tasks: Number = 0
     """Its tasks in `step`."""
-    thanks: bytes = b""
+    thanks: Bytes = b""
     """What it has given for ever, signed (`protocol.trust.thanks`); empty: nothing yet."""
-    build: str = ""
+    build: Text = ""
     """The coordinator's, so that an owner hears of a newer one; empty: not said."""
-    validated_step: int = -1
+    validated_step: Number = -1
     """The version whose loss on text that was kept aside is known last, by the steps that made it; -1: none is."""
     validation_loss: float = 0.0
     """That loss, in nats per token."""
@@ -45,5 +50,5 @@ class News(Message, frozen=True, kw_only=True):
 class Wrote(Message, frozen=True, kw_only=True):
     """A server of the run has let the model of a checkpoint write a little: for people to see what it has learnt."""
 
-    step: int
-    sample: str
+    step: Number
+    sample: Sentence

@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from protocol.base.bounded import Addresses, Items, Number
 from protocol.base.ids import NodeId
 from protocol.run.changes import RunChange
 from protocol.run.course import Course
@@ -19,14 +20,14 @@ class ServerPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     node: NodeId
     role: Literal["front", "back", "both"]
-    addresses: tuple[str, ...]
+    addresses: Addresses
     """host:port, best first."""
 
 
 class StagePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """The servers that answer for one parameter group, in shard order: fronts first, then backs."""
 
-    servers: tuple[ServerPlan, ...]
+    servers: Items[ServerPlan]
 
     @cached_property
     def fronts(self) -> tuple[ServerPlan, ...]:
@@ -60,25 +61,30 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     server keeps what comes into a position, a back server what leaves it.
     """
 
-    generation: int
+    generation: Number
     """Grows with every plan; a node refuses a lower one."""
-    ledger_generation: int
+    ledger_generation: Number
     """The generation at which the present ledgers began; work of another one is refused."""
-    restore_step: int
+    restore_step: Number
     """The checkpoint that the ledgers began from, or -1 when they began from the seeded weights."""
-    stages: tuple[StagePlan, ...]
+    stages: Items[StagePlan]
     course: Course
     """What is computed: the chunks of each stage, and the routes through them."""
-    in_flight_max: int = 4
+    in_flight_max: Number = 4
     """Forwards of whole stages that one volunteer may hold without their backward; chunks count as their share."""
     order: Policy = Policy()
     """What nodes do first of what they could do; it changes no weight (`protocol.schedule.live`)."""
-    changes: tuple[RunChange, ...] = ()
+    changes: Items[RunChange] = ()
     """What the operator has changed in the run, oldest first."""
     paused: bool = False
     """The operator wants no step opened; those that are open end."""
     held: bool = False
     """No step is opened either, until every server has this plan: one of its changes must be known before."""
+    undone: bool = False
+    """What was trained after `restore_step` is undone, and comes out otherwise: checkpoints that it led to are none."""
+    save: Number = -1
+    """The version of which servers write a checkpoint, whenever checkpoints are due: the run is held there, and another
+    layout begins from it. -1: none."""
 
     def length(self, step: int, microbatch: int) -> int:
         """Visits of a microbatch's route: its loss has this position, and its last visit the one before."""

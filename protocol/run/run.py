@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import PurePath
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
+from protocol.base.bounded import Path, PublicName, Text
 from protocol.base.errors import BadInputError
 from protocol.base.printable import is_printable
+from protocol.run.config_hash import config_hash, older_hashes
 from protocol.run.course import EVEN, PLANNED, VALIDATION_FIRST, check_course_keys, check_cut_of_auto, parts_of
 from protocol.run.mixture import parse_mixture
 from protocol.run.segments import SEGMENTS_MAX, check_segments
@@ -52,22 +55,22 @@ class ModelSection(_Section, frozen=True, kw_only=True):
     """Added to the mean square in RMSNorm."""
     tied_embeddings: bool = False
     """Head shares the embedding's matrix; then routes end on stage 0, where they begin."""
-    start_from: str = ""
+    start_from: Path = ""
     """A Hugging Face folder (LlamaForCausalLM) whose weights the run starts from; empty: seeded."""
 
 
 class DataSection(_Section, frozen=True, kw_only=True):
     """Where tokens come from. Only the servers of stage 0 read it."""
 
-    source: str = "builtin:python"
+    source: Path = "builtin:python"
     """`builtin:python`, `builtin:grammar`, a folder made by `barnraise data prepare`, or a path to .txt, .md, .jsonl
     (also .gz, .zst), .parquet or .arrow files (folder or glob). Beyond 268 million characters it must be prepared."""
-    text_field: str = "text"
+    text_field: Text = "text"
     """The field of a jsonl line, or the column of a table, that holds the text."""
-    tokenizer: str = "bytes"
+    tokenizer: Path = "bytes"
     """`bytes` (256 values and an end mark), `bpe:SIZE` trained on the data, a path to a tokenizer.json, or `prepared`:
     that of the prepared folder."""
-    mixture: str = ""
+    mixture: Text = ""
     """How often each part of a prepared folder comes, as in `books=0.7 code=0.3`; empty: every sample once an epoch."""
 
 
@@ -118,7 +121,7 @@ class StagesSection(_Section, frozen=True, kw_only=True):
     count: int = 2
     """Pipeline stages. `"auto"` (0 on the wire): as many as make the shortest step with the servers that are there when
     the run begins."""
-    cut: str = "even"
+    cut: Text = "even"
     """Where the model is cut: `even`; `planned`, by what the run's first servers and volunteers measure, with the
     servers put where their links suit; or the sub-layer blocks that begin each part but the first, as in `3 6`. What a
     plan has chosen stands in its sentence in this form: the cut is part of the result, and another run can name it."""
@@ -187,8 +190,9 @@ class CheckpointSection(_Section, frozen=True, kw_only=True):
     every_steps: int = 100
     """Steps between checkpoints; 0 writes only the last."""
     keep: int = 3
-    """Newest complete checkpoints that are kept."""
-    folder: str = "checkpoints"
+    """Newest complete checkpoints that are kept; where results are audited (`[audit] rate`) some older ones, too, about
+    one for each doubling of their age, so that `barnraise run void` finds one from before somebody came."""
+    folder: Path = "checkpoints"
     """A folder that every server can write; relative means below the server's state folder."""
 
     @property
@@ -216,7 +220,7 @@ class ValidationSection(_Section, frozen=True, kw_only=True):
     """Microbatches of text kept aside that a version is validated on, the same ones each time."""
     share: float = 0.015625
     """Share of the samples that is kept aside, at most 4,096 of them; which ones follows from the data and `seed`."""
-    source: str = ""
+    source: Path = ""
     """Text of its own, as in `data.source`, with the run's tokenizer; then nothing of the data is kept aside."""
 
 
@@ -272,9 +276,9 @@ class AuditSection(_Section, frozen=True, kw_only=True):
 class RunConfig(_Section, frozen=True, kw_only=True):
     """`RUN.toml`, whole."""
 
-    name: str = "demo"
+    name: PublicName = "demo"
     """The run's name: lower-case letters, digits and dashes; names folders and metrics."""
-    description: str = ""
+    description: Annotated[str, Meta(max_length=DESCRIPTION_MAX)] = ""
     """The operator's words to whoever is asked to lend a computer: what the run is for, and by whom; at most 400
     characters. They may change while the run runs; whoever agreed to the words before is asked again."""
     seed: int = 1
@@ -376,11 +380,21 @@ class RunConfig(_Section, frozen=True, kw_only=True):
         """32 bytes that two nodes compare before they train together."""
         return config_hash(self)
 
-    def terms_hash(self) -> bytes:
-        """32 bytes for what a person agrees to: the configuration and the operator's words."""
-        return hashlib.blake2b(
-            self.config_hash() + self.description.encode(), digest_size=32, person=b"br-run-terms"
-        ).digest()
+    def hashes(self) -> tuple[bytes, ...]:
+        """What the configuration is called, then what older builds called it: their state stays good."""
+        return config_hash(self), *older_hashes(self)
+
+    def has_hash(self, claimed: bytes) -> bool:
+        """Whether this configuration is meant, by this build or an older one."""
+        return claimed in self.hashes()
+
+    def terms_hashes(self) -> tuple[bytes, ...]:
+        """32 bytes for what a person agrees to, the configuration and the operator's words; then those for the same
+        by what older builds called it."""
+        return tuple(
+            hashlib.blake2b(known + self.description.encode(), digest_size=32, person=b"br-run-terms").digest()
+            for known in self.hashes()
+        )
 
     def validate(self) -> None:
         """Raises `BadInputError` naming the first field whose value cannot be."""
@@ -483,14 +497,3 @@ def possible_counts(config: RunConfig, most: int) -> list[int]:
             continue
         found.append(count)
     return found
-
-
-def config_hash(config: RunConfig) -> bytes:
-    """BLAKE2b-256 over the canonical msgpack form of the configuration, but for its words to people, its audits,
-    and the order of work."""
-    fields = msgspec.to_builtins(config)
-    del fields["description"]
-    del fields["audit"]
-    del fields["stages"]["order"]
-    packed = msgspec.msgpack.encode(fields)
-    return hashlib.blake2b(packed, digest_size=32, person=b"br-run-config").digest()

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
+from protocol.base.bounded import Items, Number, Text
 from protocol.base.errors import RemoteProtocolError
 from protocol.base.ids import TaskId
 from protocol.base.limits import SPANS_PIECE, TEXT_MAX
@@ -70,9 +72,9 @@ assert RECORD_BYTES == DTYPE.itemsize == 32
 class FetchSpans(Message, frozen=True, kw_only=True):
     """The coordinator, for its operator, asks a node what it did."""
 
-    number: int
+    number: Number
     """Of the question; the answer has it too."""
-    after: int
+    after: Number
     """The first span wanted, by its number since the node's process began; -1: none yet, only where they begin."""
     seconds: float
     """With `after` -1: spans that ended so long ago or later are wanted."""
@@ -81,16 +83,16 @@ class FetchSpans(Message, frozen=True, kw_only=True):
 class Spans(Message, frozen=True, kw_only=True):
     """A piece of what `FetchSpans` asked for."""
 
-    number: int
+    number: Number
     clock_s: float
     """The sender's clock when it answered."""
-    first: int
+    first: Number
     """Number of the first span here: later than asked for where the ring has lost some."""
-    left: int
+    left: Number
     """How many there are beyond these."""
-    names: tuple[str, ...] = ()
+    names: Items[Text] = ()
     """What `name` of a record stands for."""
-    spans: bytes = b""
+    spans: Annotated[bytes, Meta(max_length=SPANS_PIECE * RECORD_BYTES)] = b""
     """`DTYPE` records, at most `SPANS_PIECE`."""
 
 

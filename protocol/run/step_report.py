@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from protocol.base.bounded import Items, Number, Result
 from protocol.base.message import Message, Work
 from protocol.run.news import Share
 from protocol.run.validation import ValidationLoss
@@ -15,23 +16,23 @@ class StepReport(Work, frozen=True, kw_only=True):
     norm is that before clipping, `duration_s` its own from opening to closing, `changes` how many were in force.
     """
 
-    step: int
-    loss: float
+    step: Number
+    loss: Result
     """Mean nats per token over the whole batch."""
-    tokens: int
-    gradient_norm: float
+    tokens: Number
+    gradient_norm: Result
     clip_factor: float
     skipped: bool
     learning_rate: float
     duration_s: float
-    shares: tuple[Share, ...] = ()
+    shares: Items[Share] = ()
     """Who computed the step, by the ledgers of all stages: what credit is given for. No node twice."""
-    changes: int = 0
-    validations: tuple[ValidationLoss, ...] = ()
+    changes: Number = 0
+    validations: Items[ValidationLoss] = ()
     """Of the version that the step ran on; with the run's last step that of the last one, too."""
 
 
 class StepReportStored(Message, frozen=True, kw_only=True):
     """The coordinator has stored reports up to and including `step`."""
 
-    step: int
+    step: Number

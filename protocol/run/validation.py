@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from protocol.base.bounded import Number, Result
 from protocol.base.ids import TaskId, Ticket
 from protocol.base.message import Work
 
@@ -14,7 +15,7 @@ class Evaluated(Work, frozen=True, kw_only=True):
     task: TaskId
     """The L task; the ticket is its lease's."""
     ticket: Ticket
-    loss_sum: float
+    loss_sum: Result
     """Nats, over all labels of the microbatch; it may not be finite."""
 
 
@@ -22,14 +23,14 @@ class Validated(Work, frozen=True, kw_only=True):
     """Front server of a route's end to the decider: the same, of a version that all servers have committed."""
 
     task: TaskId
-    loss_sum: float
+    loss_sum: Result
 
 
 class ValidationLoss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a version of the weights comes to on text that was kept aside."""
 
-    version: int
+    version: Number
     """Steps that made it."""
-    loss: float
+    loss: Result
     """Mean nats per token."""
-    tokens: int
+    tokens: Number

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from protocol.base.bounded import Items, Number
 from protocol.base.errors import BadInputError
 from protocol.schedule.ir import Flow, Key, Op
 
@@ -58,7 +59,7 @@ class Traversal(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     deepest_first: bool = False
-    interval: int = 0
+    interval: Number = 0
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -80,14 +81,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     first: First = First.BACKWARD
-    forward_unit: int = 1
-    backward_unit: int = 1
+    forward_unit: Number = 1
+    backward_unit: Number = 1
     wait_turn: bool = False
-    warmup: int | None = None
+    warmup: Number | None = None
     forward: Traversal = Traversal()
     backward: Traversal = Traversal(deepest_first=True)
-    alive_max: tuple[int, ...] = ()
-    alive_total_max: int = 0
+    alive_max: Items[Number] = ()
+    alive_total_max: Number = 0
     weights: Weights = Weights.GAP
     free_first: bool = False
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
-from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
-from protocol.trust.identity import Identity, node_id, verify_signature
+from protocol.trust.identity import Identity
+from protocol.trust.signed_file import open_file, sign_file
 
 CREDIT_LABEL = b"barnraise/credit/1\0"
 """Stands before every signed ledger: none can pass for a credential, nor the other way round."""
@@ -46,18 +46,9 @@ class CreditLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     rows: tuple[CreditRow, ...]
 
 
-class _Signed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    ledger: CreditLedger
-    coordinator_key: bytes
-    """In base64, as the signature."""
-    signature: bytes
-
-
 def sign_credit(ledger: CreditLedger, coordinator: Identity) -> bytes:
     """The file."""
-    signature = coordinator.sign(CREDIT_LABEL + msgspec.json.encode(ledger))
-    signed = _Signed(ledger=ledger, coordinator_key=coordinator.public_key, signature=signature)
-    return msgspec.json.format(msgspec.json.encode(signed), indent=1) + b"\n"
+    return sign_file("ledger", ledger, CREDIT_LABEL, coordinator)
 
 
 def open_credit(data: bytes) -> tuple[CreditLedger, NodeId]:
@@ -66,11 +57,4 @@ def open_credit(data: bytes) -> tuple[CreditLedger, NodeId]:
     Raises:
         BadInputError: it is no such file, or was changed.
     """
-    try:
-        signed = msgspec.json.decode(data[: BYTES_MAX + 1], type=_Signed)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise BadInputError(f"no ledger of credit: {error}") from None
-    body = CREDIT_LABEL + msgspec.json.encode(signed.ledger)
-    if len(signed.coordinator_key) != 32 or not verify_signature(signed.coordinator_key, body, signed.signature):
-        raise BadInputError("the ledger of credit was changed after it was signed")
-    return signed.ledger, node_id(signed.coordinator_key)
+    return open_file(data, "ledger", CreditLedger, CREDIT_LABEL, BYTES_MAX, "ledger of credit")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.base.ids import NodeId
+from protocol.base.bounded import Bytes, Nodes, Number
 from protocol.base.message import Message
 
 
@@ -13,15 +13,15 @@ class Revoked(Message, frozen=True, kw_only=True):
     linked with, so it comes to those that the coordinator cannot reach.
     """
 
-    number: int
-    nodes: tuple[NodeId, ...]
-    signature: bytes
+    number: Number
+    nodes: Nodes
+    signature: Bytes
 
 
 class Renewed(Message, frozen=True, kw_only=True):
     """A node's membership was renewed: it shows the new one on links that are up, which would otherwise be closed."""
 
-    membership: bytes
+    membership: Bytes
 
 
 class CoordinatorSeen(Message, frozen=True, kw_only=True):

@@ -1,14 +1,20 @@
 """Predicted beside measured on shaped lines: `python -m tests.benchmarks.predicted FILE [--only NAME]` (root).
 
 Each case is a run of real processes, each in a network namespace of its own on one bridge, with its line shaped both
-ways (tc tbf); there is no added delay, since this kernel has no netem. Lines are so slow that they, and not this
-computer's cores, set the pace. When some steps have closed, `POST /api/trace` asks everybody and has the plan predicted
-(`coordinator.world.prediction`) from measured lines and the devices' own spans. A row per case goes to FILE; cases that
-stand there already are left out, so the script may be ended and started again.
+ways (tc tbf) and, where a case says so, its share of a core (control group); there is no added delay, since this kernel
+has no netem. Lines, or shares that together are one core, set the pace, and not this computer. When some steps have
+closed, `POST /api/trace` asks everybody and has the plan predicted (`coordinator.world.prediction`) from measured lines
+and the devices' own spans. A row per case goes to FILE; cases that stand there already are left out, so the script may
+be ended and started again.
 
     even      four volunteers alike, two stages cut evenly
+    planned   the same, cut by the planner
     skip      the same with four stages of which each microbatch leaves out one
-    mixed     two volunteers with a line ten times slower, cut evenly and as planned
+    N stages  twelve layers in four or six stages, none or some left out (times for `tests.benchmarks.skipping`)
+    segments  the same with three segments
+    split     the same with the backward in two halves
+    lines     three volunteers, two of them with a line ten times slower: even and as planned
+    devices   three volunteers, two of them with a device four times slower: even and as planned
     joined    `even`, and then a volunteer with 2 Mbit/s up joins: what that costs the run
 """
 
@@ -16,7 +22,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -42,12 +50,13 @@ hidden = {hidden}
 heads = 4
 kv_heads = 4
 feed_forward = {feed_forward}
-context = 128
+context = {context}
 [data]
 source = "builtin:grammar"
 [batch]
 microbatches = {microbatches}
 samples = {samples}
+segments = {segments}
 [stages]
 count = {stages}
 collocated = "never"
@@ -61,7 +70,7 @@ rate = 0.0
 
 @dataclass(frozen=True)
 class Case:
-    """One run: lines in Mbit/s (up, down) of each server and volunteer."""
+    """One run: lines in Mbit/s (up, down) of each server and volunteer, and the volunteers' shares of a core."""
 
     name: str
     servers: tuple[tuple[float, float], ...]
@@ -69,29 +78,85 @@ class Case:
     stages: int
     layers: int = 4
     hidden: int = 128
-    samples: int = 4
+    samples: int = 8
+    context: int = 128
     microbatches: int = 8
+    segments: int = 1
     more: str = ""
+    """Of `[stages]`, and tables after it."""
+    shares: tuple[float, ...] = ()
+    """Of a core, of each volunteer's device; none: all have equal ones."""
     joins: tuple[tuple[float, float], ...] = ()
     """Lines of volunteers that come when the run has been measured once."""
 
+    def all_shares(self) -> tuple[float, ...]:
+        return self.shares or (SHARES / len(self.volunteers),) * len(self.volunteers)
+
     def toml(self) -> str:
         return RUN.format(
-            name=self.name, stages=self.stages, layers=self.layers, hidden=self.hidden, feed_forward=2 * self.hidden,
-            samples=self.samples, microbatches=self.microbatches, more=self.more,
+            name=re.sub("[^a-z0-9]+", "-", self.name),
+            stages=self.stages, layers=self.layers, hidden=self.hidden, feed_forward=2 * self.hidden,
+            samples=self.samples, context=self.context, microbatches=self.microbatches, segments=self.segments,
+            more=self.more,
         )  # fmt: skip
 
 
-HOME = (1.0, 4.0)
-SLOW = (0.25, 2.0)
+HOME = (2.0, 8.0)
+SLOW = (0.2, 0.8)
+CABLE = (8.0, 32.0)
+FIBRE = (100.0, 100.0)
 SERVER = (20.0, 20.0)
+SHARES = 0.8
+"""Of all devices together, unless a case says more: the other core is for servers and daemons, so nobody waits."""
+FAST_SHARE, SLOW_SHARE = 0.5, 0.125
 CASES = (
     Case("even", (SERVER,) * 4, (HOME,) * 4, 2),
+    Case("planned", (SERVER,) * 4, (HOME,) * 4, 2, more='cut = "planned"'),
     Case("skip 1 of 4", (SERVER,) * 8, (HOME,) * 4, 4, layers=6, more="[routes]\nskip = 0.25"),
-    Case("mixed, even", (SERVER,) * 4, (HOME, HOME, SLOW, SLOW), 2),
-    Case("mixed, planned", (SERVER,) * 4, (HOME, HOME, SLOW, SLOW), 2, more='cut = "auto"'),
+    Case("three segments", (SERVER,) * 4, (HOME,) * 4, 2, segments=3),
+    Case("split backward", (SERVER,) * 4, (HOME,) * 4, 2, more="[compute]\nsplit_backward = true"),
+    Case("lines, even", (SERVER,) * 4, (HOME, SLOW, SLOW), 2),
+    Case("lines, planned", (SERVER,) * 4, (HOME, SLOW, SLOW), 2, more='cut = "planned"'),
+    Case("devices, even", (FIBRE,) * 4, (FIBRE,) * 3, 2, shares=(FAST_SHARE, SLOW_SHARE, SLOW_SHARE)),
+    Case("devices, planned", (FIBRE,) * 4, (FIBRE,) * 3, 2, more='cut = "planned"',
+         shares=(FAST_SHARE, SLOW_SHARE, SLOW_SHARE)),
+    *(
+        Case(f"{stages} stages, skip {skipped}", (SERVER,) * stages, (CABLE,) * stages, stages, layers=12, samples=4,
+             microbatches=15, more=f"back_servers = 0\n[routes]\nskip = {skipped / stages:.2f}")
+        for stages, left_out in ((4, (0, 1, 2)), (6, (0, 2, 3)))
+        for skipped in left_out
+    ),
     Case("joined", (SERVER,) * 4, (HOME,) * 4, 2, joins=((2.0, 20.0),)),
-)
+)  # fmt: skip
+
+
+class Shares:
+    """Control groups (version 1), one for each process that has a share of a core."""
+
+    ROOT = Path("/sys/fs/cgroup/cpu")
+    PERIOD_US = 10_000
+
+    def __init__(self) -> None:
+        self._groups: list[Path] = []
+
+    def words(self, name: str, share: float) -> list[str]:
+        """What starts a command that has, with all its children, that much of a core."""
+        group = self.ROOT / f"{PREFIX}{name}"
+        group.mkdir(exist_ok=True)
+        self._groups.append(group)
+        (group / "cpu.cfs_period_us").write_text(str(self.PERIOD_US))
+        (group / "cpu.cfs_quota_us").write_text(str(int(share * self.PERIOD_US)))
+        return ["sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "share"]
+
+    def free(self, pid: int) -> None:
+        """This process is in no group any more; its children stay where they are."""
+        (self.ROOT / "cgroup.procs").write_text(str(pid))
+
+    def down(self) -> None:
+        """When every process of them has ended."""
+        for group in self._groups:
+            group.rmdir()
+        self._groups.clear()
 
 
 class Bed:
@@ -147,21 +212,23 @@ def _in(name: str, *words: str) -> None:
 @contextmanager
 def running(case: Case, folder: Path) -> Iterator[Running]:
     """The processes of a case, until the end of the context."""
-    bed = Bed()
+    bed, shares = Bed(), Shares()
     children = Children()
     try:
         bed.up()
-        yield Running(case, folder, bed, children)
+        yield Running(case, folder, bed, shares, children)
     finally:
         children.__exit__()
         bed.down()
+        shares.down()
 
 
 class Running:
     """One run in its bed."""
 
-    def __init__(self, case: Case, folder: Path, bed: Bed, children: Children) -> None:
-        self.case, self.folder, self.bed, self.children = case, folder, bed, children
+    def __init__(self, case: Case, folder: Path, bed: Bed, shares: Shares, children: Children) -> None:
+        self.case, self.folder, self.bed, self.shares, self.children = case, folder, bed, shares, children
+        self.volunteers: list[Child] = []
         self._number = 1
         toml = folder / "RUN.toml"
         toml.write_text(case.toml())
@@ -170,26 +237,37 @@ class Running:
         self.coordinator = children.start(
             "coordinator", home, [*arguments, "--http", f"{NET}.1:8470", "--metrics", "off"], within("hub")
         )
-        links = _until(
-            lambda: json.loads((home / "links.json").read_text()) if (home / "links.json").exists() else None
-        )
+
+        def found() -> Any:
+            if not self.coordinator.running:
+                raise RuntimeError(self.coordinator.log_tail())
+            return json.loads((home / "links.json").read_text()) if (home / "links.json").exists() else None
+
+        links = _until(found)
         self.links = home / "links.json"
         self.url = links["http"]
         self._servers = [self._node("server", links["server"], *line) for line in case.servers]
         self.volunteer_link = links["volunteer"]
-        for line in case.volunteers:
-            self.join(*line)
+        for line, share in zip(case.volunteers, case.all_shares(), strict=True):
+            self.join(*line, share)
 
-    def join(self, up_mbit: float, down_mbit: float) -> Child:
-        """A volunteer with such a line."""
-        return self._node("join", self.volunteer_link, up_mbit, down_mbit)
+    def join(self, up_mbit: float, down_mbit: float, share: float) -> None:
+        """A volunteer with such a line and, for its device, such a share of a core."""
+        self.volunteers.append(self._node("join", self.volunteer_link, up_mbit, down_mbit, share))
 
-    def _node(self, role: str, link: str, up_mbit: float, down_mbit: float) -> Child:
+    def free(self) -> None:
+        """From here on only devices, processes of their own, have a share: the daemons beside them are not slow."""
+        for child in self.volunteers:
+            self.shares.free(child.pid)
+
+    def _node(self, role: str, link: str, up_mbit: float, down_mbit: float, share: float = 0.0) -> Child:
         self._number += 1
         name = f"{'s' if role == 'server' else 'v'}{self._number}"
         words = self.bed.add(name, self._number, up_mbit, down_mbit)
+        if share:
+            words = [*self.shares.words(name, share), *words]
         home = self.folder / name
-        more = ["--listen", f"{NET}.{self._number}:0"] if role == "server" else ["--yes"]
+        more = ["--listen", f"{NET}.{self._number}:0"] if role == "server" else ["--yes", "--always"]
         arguments = [role, link, "--state", str(home), "--metrics", "off", "--no-punch", "--threads", "1", *more]
         return self.children.start(name, home, arguments, words)
 
@@ -255,15 +333,19 @@ def run_case(case: Case, steps: int, patience_s: float) -> dict[str, Any]:
     folder = Path(tempfile.mkdtemp(prefix="predicted-"))
     try:
         with running(case, folder) as run:
-            run.steps(4, patience_s)
+            run.steps(1, patience_s)
+            run.free()
+            run.steps(3, patience_s)
             began = time.monotonic()
             run.steps(steps, patience_s)
             row = {"name": case.name, **measure(run, time.monotonic() - began)}
             if case.joins:
                 for line in case.joins:
-                    run.join(*line)
+                    run.join(*line, case.all_shares()[-1])
                 _until(lambda: len([m for m in run.ask("status")["members"] if m["role"] == "volunteer"])
                        >= len(case.volunteers) + len(case.joins), patience_s)  # fmt: skip
+                run.steps(1, patience_s)
+                run.free()
                 began = time.monotonic()
                 run.steps(steps, patience_s)
                 first = measure(run, time.monotonic() - began)
@@ -282,9 +364,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--only", help="the case of this name alone")
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--patience-s", type=float, default=240.0)
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as at Ctrl-C: nothing is left behind
     rows = json.loads(arguments.file.read_text()) if arguments.file.exists() else []
     for case in CASES:
         if any(row["name"] == case.name for row in rows) or arguments.only not in (None, case.name):

@@ -61,10 +61,12 @@ SHAPES = {
     "interleaved, two chunks": Shape(("stages.count=2", "stages.chunks=2", "stages.placement=interleaved")),
     "V": Shape(("stages.count=2", "stages.chunks=2", "stages.placement=v")),
     "unequal stages from the planner": Shape(("stages.count=3", "stages.cut=planned"), servers=7),
+    "three segments": Shape(("stages.count=3", "batch.segments=3", "audit.rate=0")),
     "all together": Shape(
         (
             "stages.count=4", "stages.back_servers=0", "stages.chunks=2", "stages.placement=v", "stages.cut=planned",
-            "routes.skip=0.25", "routes.swaps=1", "compute.split_backward=true",
+            "routes.skip=0.25", "routes.swaps=1", "compute.split_backward=true", "batch.segments=3",
+            "audit.rate=0",
         ),
         volunteers=6,
     ),

@@ -11,7 +11,9 @@ other alerts are staged in `tests/integration/test_monitoring.py`, or have promt
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from pathlib import Path
 
 from coordinator.monitoring.files import rules_file
 from coordinator.monitoring.rules import Thresholds, alerts
+from node.platform.sensors import FAKE_VARIABLE
 from tests.integration.prometheus import Prometheus, prometheus
 from tests.integration.swarm import RUN, Daemon, Swarm, eventually
 
@@ -29,8 +32,6 @@ TABLE = Path(__file__).with_suffix(".json")
 SHORT = Thresholds(stalled_s=15.0, checkpoint_s=60.0, disk_bytes=4e6)
 STEADY = RUN.replace("microbatches = 2", "microbatches = 8")
 """A loss that does not leap by itself: windows are seconds here, where the rules have minutes to average it."""
-ALONE = STEADY.replace('collocated = "always"', 'collocated = "never"')
-"""Only volunteers compute."""
 Stage = Callable[[Swarm, Prometheus], None]
 
 
@@ -58,12 +59,51 @@ def too_few(swarm: Swarm, watcher: Prometheus) -> None:
     """Three servers for four places."""
 
 
-def all_leave(swarm: Swarm, watcher: Prometheus) -> None:
-    """Five volunteers are killed; servers do not compute."""
-    volunteers = lend(swarm, 5)
+def servers_die(swarm: Swarm, watcher: Prometheus) -> None:
+    """All four servers are killed after a minute's training."""
     eventually(lambda: swarm.step() >= 3, "some steps")
-    for volunteer in volunteers:
-        swarm.kill(volunteer)
+    time.sleep(75)  # what the pace is compared with is that of a minute ago
+    for server in swarm.servers:
+        swarm.kill(server)
+
+
+def slow_machines(swarm: Swarm, watcher: Prometheus) -> None:
+    """A server's clock is 200 s ahead, another's disk takes 0.8 s for a sync, a third is stopped every other second."""
+    words = ("server", swarm.links["server"], "--listen", "127.0.0.1:0")
+    slow = swarm.folder / "slow"
+    swarm._children.module = "tests.integration.hanging"
+    for where in ("slow", "clock"):
+        swarm.node(where, where, str(slow), *words)
+    swarm._children.module = "protocol.cli"
+    eventually(lambda: swarm.step() >= 3, "some steps")
+    slow.touch()
+    stopped = swarm.servers[0].child.process
+    for _ in range(40):
+        stopped.send_signal(signal.SIGSTOP)
+        time.sleep(1.0)
+        stopped.send_signal(signal.SIGCONT)
+        time.sleep(0.5)
+        if {"BarnraiseLoopBlocked", "BarnraiseJournalSlow", "BarnraiseClockOff"} <= watcher.firing():
+            return
+
+
+def too_hot(swarm: Swarm, watcher: Prometheus) -> None:
+    """A volunteer's sensors tell of 95 degrees, for longer than a minute."""
+    readings = swarm.folder / "readings.json"
+    readings.write_text(json.dumps({"idle_s": 1e6, "temperature_c": 95.0, "gpu": True}))
+    os.environ[FAKE_VARIABLE] = str(readings)
+    try:
+        swarm.node("hot", "join", swarm.links["volunteer"], "--yes", "--no-page", "--no-benchmark")
+    finally:
+        del os.environ[FAKE_VARIABLE]
+
+
+def no_answer(swarm: Swarm, watcher: Prometheus) -> None:
+    """A volunteer's device hangs: what it was given is done by others, and it ends nothing any more."""
+    words = ("hangs", "join", swarm.links["volunteer"], "--yes", "--always", "--no-page", "--no-benchmark")
+    swarm._children.module = "tests.integration.bad_volunteer"
+    swarm.node("hangs", *words)
+    swarm._children.module = "protocol.cli"
 
 
 def strangers(swarm: Swarm, watcher: Prometheus) -> None:
@@ -77,9 +117,22 @@ def strangers(swarm: Swarm, watcher: Prometheus) -> None:
 
 
 CASES: dict[str, tuple[str, int, Stage, tuple[str, ...]]] = {
-    "diverge": (STEADY, 4, diverge, ("BarnraiseLossSpike",)),
+    "diverge": (STEADY, 4, diverge, ("BarnraiseLossSpike", "BarnraiseRunNotFinite")),
     "too_few": (STEADY, 3, too_few, ("BarnraisePlacesOpen",)),
-    "all_leave": (ALONE, 4, all_leave, ("BarnraiseNodesLeaving", "BarnraiseRunStalled", "BarnraiseThroughputDropped")),
+    "servers_die": (
+        STEADY,
+        4,
+        servers_die,
+        ("BarnraiseNodesLeaving", "BarnraiseRunStalled", "BarnraiseThroughputDropped"),
+    ),
+    "slow_machines": (
+        STEADY,
+        2,
+        slow_machines,
+        ("BarnraiseClockOff", "BarnraiseJournalSlow", "BarnraiseLoopBlocked"),
+    ),
+    "too_hot": (STEADY, 4, too_hot, ("BarnraiseNodeHot", "BarnraiseNodeIdleUnwillingly")),
+    "no_answer": (STEADY, 4, no_answer, ("BarnraiseNodeIdle",)),
     "strangers": (STEADY, 4, strangers, ("BarnraiseBadPeers",)),
 }
 
@@ -87,7 +140,8 @@ CASES: dict[str, tuple[str, int, Stage, tuple[str, ...]]] = {
 def in_seconds(rules: str) -> str:
     """The rules with seconds where they have minutes."""
     hours = re.sub(r"(?<=[\[ ])(\d+)h(?=[\] )])", lambda found: f"{60 * int(found[1])}s", rules)
-    return re.sub(r"(?<=[\[ ])(\d+)m(?=[\] )])", r"\1s", hours)
+    idle = hours.replace("> 3600 and", "> 60 and")
+    return re.sub(r"(?<=[\[ ])(\d+)m(?=[\] )])", r"\1s", idle)
 
 
 def healthy(swarm: Swarm, watcher: Prometheus) -> list[str]:

@@ -6,6 +6,7 @@ The deed stands in the environment: what a daemon says to its device's process i
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Hashable
@@ -14,12 +15,14 @@ from typing import Any
 from node.compute.device_process import main
 from node.compute.lanes import DevicePerformer
 from node.compute.worker import StageWorker
-from node.machine.jobs import Backward, Forward, RouteEnd
+from node.machine.jobs import Backward, Forward, RouteEnd, SegmentEnd, WeightGradient
 
 DEED = "BARNRAISE_TEST_DEED"
 HONEST_JOBS = 20
 """It works as it should for a moment, so that nobody takes it for somebody who has only just come."""
 SLOW_S = 3.0
+MORTAL_MOMENT = 3
+"""Which of its kind it does not survive: it has handed in work before, and holds some."""
 
 
 def hangs() -> None:
@@ -74,6 +77,41 @@ def inflates() -> None:
     StageWorker.tail = more_at_the_end  # type: ignore[method-assign]
 
 
+def dies_between_forwards() -> None:
+    """Its computer loses power when the second segment of a visit is about to go forward."""
+    _die_at(lambda job: isinstance(job, Forward) and job.task.segment == 1)
+
+
+def dies_between_backwards() -> None:
+    """... when the last segment of a visit has gone back, and the one before it has not."""
+    _die_at(lambda job: isinstance(job, Backward | SegmentEnd) and job.task.segment == 1)
+
+
+def dies_with_a_loss() -> None:
+    """... when a route's end has its loss, and nobody else knows it."""
+    _die_at(lambda job: isinstance(job, RouteEnd | SegmentEnd), after=True)
+
+
+def dies_owing_weights() -> None:
+    """... when an input gradient is out, and the weight gradients that belong to it are owed."""
+    _die_at(lambda job: isinstance(job, WeightGradient))
+
+
+def _die_at(moment: Callable[[Any], bool], after: bool = False) -> None:
+    original, seen = DevicePerformer.perform, [0]
+
+    def perform(self: Any, job: Any, buffers: Any) -> Any:
+        outcome = original(self, job, buffers) if after else None
+        if moment(job):
+            seen[0] += 1
+            if seen[0] == MORTAL_MOMENT:
+                os.kill(os.getppid(), signal.SIGKILL)
+                os._exit(1)
+        return outcome if after else original(self, job, buffers)
+
+    DevicePerformer.perform = perform  # type: ignore[method-assign]
+
+
 def _before_each_job(wait: Callable[[], None]) -> None:
     original, done = DevicePerformer.perform, [0]
 
@@ -99,7 +137,20 @@ def _change_gradient(change: Callable[[Any], Any]) -> None:
 
 
 DEEDS: dict[str, Callable[[], None]] = {
-    deed.__name__: deed for deed in (hangs, dawdles, huge, steers, flips, leans, inflates)
+    deed.__name__: deed
+    for deed in (
+        hangs,
+        dawdles,
+        huge,
+        steers,
+        flips,
+        leans,
+        inflates,
+        dies_between_forwards,
+        dies_between_backwards,
+        dies_with_a_loss,
+        dies_owing_weights,
+    )
 }
 
 if __name__ == "__main__":

@@ -16,7 +16,10 @@ from node.volunteer.volunteer import VolunteerMachine
 from protocol.cli import main
 from protocol.messages import Lease
 
-DEVICE_DEEDS = ("hangs", "dawdles", "huge", "steers", "flips", "leans", "inflates")
+DEVICE_DEEDS = (
+    "hangs", "dawdles", "huge", "steers", "flips", "leans", "inflates",
+    "dies_between_forwards", "dies_between_backwards", "dies_with_a_loss", "dies_owing_weights",
+)  # fmt: skip
 """What `bad_device.py` does in the process that has the device."""
 
 

@@ -1,4 +1,5 @@
-"""A server's own daemon in which something hangs: `python -m tests.integration.hanging lane|disk FILE server LINK …`.
+"""A server's own daemon in which something hangs: `python -m tests.integration.hanging lane|disk FILE server LINK …`;
+with `slow` its disk takes its time, with `clock` its clock is ahead, from the start.
 
 Everything else is production: links, messages, pings, reports. From the moment that FILE exists, the server lane never
 ends a job again, or the journal's writer never comes back from a sync; as with a disk or a driver that hangs.
@@ -16,6 +17,10 @@ from node.compute.lanes import ServerPerformer
 from node.process.journal import Journal
 from protocol.cli import main
 
+SLOW_S = 0.8
+AHEAD_S = 200.0
+"""Of the 300 s by which clocks may differ."""
+
 
 def _hangs_once_there(file: Path, original: Callable[..., Any]) -> Callable[..., Any]:
     def do(*arguments: Any) -> Any:
@@ -26,10 +31,24 @@ def _hangs_once_there(file: Path, original: Callable[..., Any]) -> Callable[...,
     return do
 
 
+def _slow_once_there(file: Path, original: Callable[..., Any]) -> Callable[..., Any]:
+    def do(*arguments: Any) -> Any:
+        if file.exists():
+            time.sleep(SLOW_S)
+        return original(*arguments)
+
+    return do
+
+
 if __name__ == "__main__":
     _, where, name, *sys.argv[1:] = sys.argv
     if where == "lane":
         ServerPerformer.perform = _hangs_once_there(Path(name), ServerPerformer.perform)  # type: ignore[method-assign]
+    elif where == "slow":
+        Journal.commit = _slow_once_there(Path(name), Journal.commit)  # type: ignore[method-assign]
+    elif where == "clock":
+        right = time.time
+        time.time = lambda: right() + AHEAD_S
     else:
         Journal.commit = _hangs_once_there(Path(name), Journal.commit)  # type: ignore[method-assign]
     main()

@@ -71,7 +71,7 @@ def audited(swarm: Swarm) -> dict[str, float]:
 
 def test_who_sends_false_numbers_is_banned_and_the_others_go_on(tmp_path: Path) -> None:
     """One flips the sign of its gradients, one makes its outputs and input gradients larger; beside them two honest
-    volunteers, whose fifty audits are exact."""
+    volunteers, whose hundred audits are exact."""
     with Swarm(tmp_path, RUN) as swarm, Children() as children, BadChildren() as bad:
         link = str(swarm.links["volunteer"])
         honest = [start(children, tmp_path, f"honest-{number}", "join", link) for number in range(2)]
@@ -87,7 +87,7 @@ def test_who_sends_false_numbers_is_banned_and_the_others_go_on(tmp_path: Path) 
         checked = [CliRunner().invoke(audit, ["verify", str(path)]) for path in files]
         assert checked and all(done.exit_code == 0 for done in checked), [done.output for done in checked]
         passed = audited(swarm)["passed"]
-        eventually(lambda: audited(swarm)["passed"] >= passed + 50, "fifty more audits")
+        eventually(lambda: audited(swarm)["passed"] >= passed + 100, "a hundred more audits")
         swarm.moves_on()
         assert all(volunteer.child.running for volunteer in honest)
         found = audited(swarm)

@@ -80,8 +80,10 @@ def test_a_run_whose_cut_is_planned_has_the_weights_of_one_process(tmp_path: Pat
     names: what a planner chooses is part of the run, and its sentence can be followed. (Mostly it cuts unevenly; where
     what was measured makes the even cut as good, it says so.)"""
     planned = ("--stages", "3", "--servers", "7", "--set", "stages.cut=planned", "--steps", "60")
-    found = demo(tmp_path, *planned, "--chaos", "5", "--kill-coordinator", "4", "--kill-server", "8")
+    kept = ("--state", str(tmp_path / "state"))
+    found = demo(tmp_path, *planned, *kept, "--chaos", "5", "--kill-coordinator", "4", "--kill-server", "8")
     assert found["stages"] == 3 and (found["cut"] == "even" or len(found["cut"].split()) == 2), found["cut"]
+    assert "planned from what was measured" in (tmp_path / "state" / "coordinator" / "log").read_text()
     cut = f"stages.cut={found['cut']}"
     expected = demo(tmp_path, "--reference", "--stages", "3", "--set", cut, "--steps", "60")
     weights = [(Path(model) / "model.safetensors").read_bytes() for model in (found["model"], expected["model"])]

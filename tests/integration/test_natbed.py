@@ -20,6 +20,10 @@ RESUME_S = 10.0
 """What the run promises its volunteers; a machine that is busy with other things needs patience, not other promises."""
 
 
+pytestmark = pytest.mark.xdist_group("natbed")
+"""One bed at a time on one machine: side by side, one worker of a test run would only wait for the other's."""
+
+
 @pytest.fixture
 def bed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Bed:
     """The bed; without it nothing of this file is known to work here, and that is said aloud."""

@@ -15,10 +15,11 @@ from typing import Any, get_type_hints
 import msgspec
 
 from protocol.base.ids import ContributionId, TaskId, TensorRef, Ticket
+from protocol.kinds import MESSAGES
 from protocol.link.candidates import Candidate
 from protocol.link.codec import encode
 from protocol.link.signal import Answer, Offer, letter_hash, prologue, sign_letter
-from protocol.messages import MESSAGES, Fellow, LinkFigures, Relay
+from protocol.messages import Fellow, LinkFigures, Relay
 from protocol.run.course import Chunk, Course
 from protocol.run.plan import Plan, ServerPlan, StagePlan
 from protocol.run.run import RunConfig

@@ -11,10 +11,10 @@ import msgspec
 
 from protocol.base.ids import TICKET_BYTES, NodeId, TensorRef, Ticket
 from protocol.base.limits import REPORT_COUNTERS
+from protocol.kinds import MAY_SEND, MESSAGES
 from protocol.link.codec import tensors_of
 from protocol.link.framing import Framing, FramingLimits
-from protocol.messages import MESSAGES, Message
-from protocol.speakers import MAY_SEND
+from protocol.messages import Message
 from protocol.trust.handshake import Session
 from protocol.trust.identity import Identity, node_id
 

@@ -9,9 +9,8 @@ import re
 import nacl.bindings as sodium
 import pytest
 
+from protocol.kinds import MAY_SEND, MESSAGES
 from protocol.link.codec import PROTOCOL_MINOR, decode
-from protocol.messages import MESSAGES
-from protocol.speakers import MAY_SEND
 from protocol.trust.handshake import VERSION
 from tests.protocol.golden import CHANGES, GOLDEN, form_hash, golden_files
 from tests.protocol.samples import samples

@@ -8,6 +8,7 @@ depends on every input and parameter, weight gradients add up, the update has a 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from node.machine.numbers import clip_factor
@@ -127,8 +128,25 @@ class Reference:
     """By version that is validated: mean loss a token."""
 
 
-def reference(config: RunConfig, shard_counts: list[int]) -> Reference:
-    """Trains the run in one process, with the delayed update of design section 3."""
+def recut(whole: Vector, shard_count: int) -> Vector:
+    """All stages' vectors, one after the other, when the model is cut into so many shards: another size, as stages here
+    have no blocks, but a fixed one for each number."""
+    return tuple(whole[place % len(whole)] for place in range(shard_count * SHARD_ELEMENTS))
+
+
+def _split(whole: Vector, shard_counts: list[int]) -> list[Vector]:
+    found, at = [], 0
+    for count in shard_counts:
+        found.append(whole[at : at + count * SHARD_ELEMENTS])
+        at += count * SHARD_ELEMENTS
+    return found
+
+
+def reference(
+    config: RunConfig, shard_counts: list[int], layouts: Mapping[int, tuple[RunConfig, list[int]]] | None = None
+) -> Reference:
+    """Trains the run in one process, with the delayed update of design section 3. `layouts`: by step, what the run is
+    laid out as from there on; digests are of the last one, and of the versions since."""
     stages = range(len(shard_counts))
     course = course_of(config)
     versions = [[start_vector(config.seed, s, shard_counts[s] * SHARD_ELEMENTS) for s in stages]]
@@ -136,6 +154,12 @@ def reference(config: RunConfig, shard_counts: list[int]) -> Reference:
     gradients: list[list[dict[tuple[int, int], Vector]]] = []
     losses, skips, clips = [], [], []
     for step in range(config.steps):
+        if layouts is not None and step in layouts:
+            config, shard_counts = layouts[step]
+            stages, course = range(len(shard_counts)), course_of(config)
+            for kept in (versions, moments):
+                for number in (step, step - 1) if kept is versions and step else (step,):
+                    kept[number] = _split(recut(sum(kept[number], ()), sum(shard_counts)), shard_counts)
         weights = versions[config.version_of(step)]
         gradients.append([{} for _ in stages])
         loss_sum = 0.0
@@ -170,7 +194,10 @@ def reference(config: RunConfig, shard_counts: list[int]) -> Reference:
         losses.append(loss_sum / config.step_tokens)
         skips.append(skipped)
         clips.append(0.0 if skipped else clip)
-    digests = [[_shard_digests(v[s], m[s]) for s in stages] for v, m in zip(versions, moments, strict=True)]
+    digests = [
+        [_shard_digests(v[s], m[s]) for s in range(min(len(v), len(m), len(stages)))]
+        for v, m in zip(versions, moments, strict=True)
+    ]
     validations = {
         config.version_of(step): _validation(config, versions[config.version_of(step)])
         for step in range(config.final_step + 1)
@@ -219,7 +246,7 @@ def shards(vector: Vector) -> list[Vector]:
 
 
 def _shard_digests(weights: Vector, moments: Vector) -> list[bytes]:
-    return [digest(w, m) for w, m in zip(shards(weights), shards(moments), strict=True)]
+    return [digest(w, m) for w, m in zip(shards(weights), shards(moments), strict=False)]
 
 
 def _draw(seed: int, what: str, a: int, b: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from coordinator.live.core import CoordinatorMachine
-from coordinator.live.records import HistoryEnded, PlanRow, StepRow
+from coordinator.live.records import Banned, HistoryEnded, PlanRow, StepRow
 from node.machine.records import (
     CheckpointWritten,
     ContributionAccepted,
@@ -23,7 +23,7 @@ from node.machine.records import (
 )
 from protocol.base.ids import ContributionId, NodeId, TaskId
 from protocol.base.machine import Effect, Exit, Send
-from protocol.messages import Contribute, Parameters, Ping, StepOpened
+from protocol.messages import Contribute, Parameters, Ping, PlanChanged, StepOpened
 from protocol.run.changes import AT_BOUNDARY, running
 from protocol.run.course import course_of
 from protocol.run.plan import Plan
@@ -35,6 +35,10 @@ from tests.simulation.violation import expect
 from tests.simulation.world import Host, Watcher, World
 
 COORDINATOR = NodeId("coordinator")
+SEEN_GONE_S = 6.5
+"""A link's silence: everybody knows by then who is gone."""
+BANS = "bans"
+"""The file in which a host keeps the newest list that it has heard of."""
 SURELY_LINKED_S = 12.0
 """A server that runs for so long, on links that are as old, has been in its fellows' reports several times."""
 
@@ -85,6 +89,12 @@ class Checker(Watcher):
         """Checkpoints that verified when the coordinator first asked for them, since the last plan."""
         self._verified: dict[int, None] = {}
         """Checkpoints whose manifest was written; only the weather may make one of them unreadable."""
+        self._moved: dict[NodeId, float] = {}
+        """Who has the disk of a computer that is gone for good, and since when."""
+        self._named: dict[tuple[NodeId, int], dict[TaskId, None]] = {}
+        """(node, its life) -> tasks of all contributions that it has sent."""
+        self._banned: dict[NodeId, float] = {}
+        """Who was banned, and when that was durable."""
         self.done_at: list[float] = []
         """When steps were closed, in the world's time."""
         self._moved_at: list[float] = []
@@ -103,7 +113,7 @@ class Checker(Watcher):
             case ContributionStored():
                 self._on_stored(world, host, record, tensors)
             case ContributionAccepted():
-                self._on_accepted(host, record)
+                self._on_accepted(world, host, record)
             case StepSealed():
                 self._on_sealed(host, record)
             case StepCommitted():
@@ -124,6 +134,8 @@ class Checker(Watcher):
                 self._moved_at.append(world.now)
             case StepRow():
                 self._on_row(record)
+            case Banned():
+                self._banned[record.node] = world.now
             case HistoryEnded():
                 missing = self._reports_were_lost and record.first_missing == self._next_row
                 expect(missing, "T-I10", f"the reports from step {record.first_missing} on are given up, and are there")
@@ -144,11 +156,12 @@ class Checker(Watcher):
         brought = self._brought.get(record.contribution)
         expect(brought is not None, "T-I11", f"{record.contribution} is not of the node that it credits")
 
-    def _on_accepted(self, host: Host, record: ContributionAccepted) -> None:
+    def _on_accepted(self, world: World, host: Host, record: ContributionAccepted) -> None:
         stage = self._place[host.node].stage
         key = (record.ledger_generation, stage, record.step)
         opened = self._opened.get(record.ledger_generation, -1)
         expect(record.step <= opened, "T-I3", f"a contribution to step {record.step}, which is not open, is accepted")
+        self._expect_not_banned(world, host, record.contribution.node)
         accepted = self._accepted.setdefault(key, {})
         expect(record.contribution not in accepted, "T-I11", f"{record.contribution} accepted twice")
         accepted[record.contribution] = record.tasks
@@ -162,6 +175,15 @@ class Checker(Watcher):
             credit = (record.ledger_generation, task, stage)
             expect(credit not in self._credit, "T-I1", f"{task} counts twice in stage {stage}")
             self._credit[credit] = record.contribution
+
+    def _expect_not_banned(self, world: World, host: Host, node: NodeId) -> None:
+        """A ban that the coordinator could tell this server of counts there."""
+        coordinator = world.hosts[COORDINATOR]
+        both = [world.now - each.started_at for each in (host, coordinator)]
+        well = min(both) >= SURELY_LINKED_S and not coordinator.paused and not coordinator.hung
+        told = world.now - self._banned.get(node, world.now) >= SURELY_LINKED_S and well
+        told = told and world.steady(host.node, COORDINATOR)
+        expect(not told, "T-I11", f"{node} is banned, and {host.node} accepts what it brings")
 
     def _on_sealed(self, host: Host, record: StepSealed) -> None:
         stage = self._place[host.node].stage
@@ -272,9 +294,10 @@ class Checker(Watcher):
             if host.machine is None or host.paused or world.now - host.started_at < SURELY_LINKED_S:
                 continue
             fellows = [world.hosts[node] for node in before if node != host.node]
-            well = sum("server" not in f.hung and world.now - f.hung_until.get("server", -9.0) > 5.0 for f in fellows)
             hangs = world.hung_s(host) >= 0.9 * self._config.limits.server_gone_s
-            if hangs and 2 * well >= len(before) - 1:
+            came = [world.hosts[node] for node in plan.server_nodes() if node not in before]
+            able = all(_goes_on(world, new) for new in came)
+            if hangs and (2 * sum(_goes_on(world, each) for each in fellows) >= len(before) - 1 or able):
                 continue
             steady = all(world.steady(host.node, node) for node in before if node != host.node)
             told = all(world.steady(node, COORDINATOR) for node in before if node != host.node)
@@ -328,6 +351,15 @@ class Checker(Watcher):
         self.rows.append(row)
         self._next_row += 1
 
+    def _on_spare(self, world: World, host: Host, plan: Plan) -> None:
+        """Nobody waits for a place that holds the whole state of one whose server is gone for good."""
+        place = self._place.get(host.node)
+        if place is None or place.ledger_generation != plan.ledger_generation or host.node not in self._moved:
+            return
+        before = world.hosts[plan.stages[place.stage].servers[place.shard].node]
+        waited = world.now - self._moved[host.node] >= SEEN_GONE_S and not host.harmed
+        expect(not (before.gone and waited), "L1", f"{host.node} waits with the disk of {place.stage}/{place.shard}")
+
     def _on_status(self, world: World, host: Host, machine: CoordinatorMachine) -> None:
         """Where no step has closed for three leases, the run does not count as training, and somebody is named."""
         last_s = max([host.started_at, *self._moved_at[-1:], *self.done_at[-1:]])
@@ -343,11 +375,14 @@ class Checker(Watcher):
             if isinstance(effect, Exit):
                 needless = effect.reason.startswith("failed: Write")
                 expect(not needless, "L1", f"{host.node} ends over a file that training does not need: {effect.reason}")
+                if effect.reason == "drained" and not host.lies:
+                    self._on_left(host)
             if not isinstance(effect, Send):
                 continue
             message = effect.message
             if isinstance(message, Contribute) and message.contribution.node == host.node:
                 self._brought[message.contribution] = host.node
+                self._named.setdefault((host.node, host.life), {}).update(dict.fromkeys(message.tasks))
             if host.lies:
                 continue
             if isinstance(message, Ping) and message.look and self._readable is None:
@@ -357,6 +392,8 @@ class Checker(Watcher):
                 self._on_parameters(host, message)
             elif isinstance(message, StepOpened):
                 self._on_opened(world, host, message)
+            elif isinstance(message, PlanChanged) and message.stage == -1:
+                self._on_spare(world, world.hosts[effect.peer], message.plan)
 
     def performed(self, world: World, host: Host) -> None:
         if isinstance(host.machine, CoordinatorMachine):
@@ -364,11 +401,19 @@ class Checker(Watcher):
         self._on_written_again(world)
         self.leaks.performed(host)
 
+    def _on_left(self, host: Host) -> None:
+        """Who leaves in peace has sent all that it summed up, for as long as anybody could use it."""
+        lanes, newest = host.lanes, self._plans[-1].ledger_generation
+        if lanes is None or lanes.failed:
+            return
+        sent, closed = self._named.get((host.node, host.life), {}), self._done.get(newest, -1)
+        kept = [task for task in lanes.added if task not in sent and task.step > closed]
+        expect(not kept, "T-I11", f"{host.node} was to leave in peace, and takes gradients with it: {kept[:3]}")
+
     def _on_parameters(self, host: Host, message: Parameters) -> None:
-        plan = next(plan for plan in self._plans if plan.ledger_generation == message.ledger_generation)
-        stage, shard = plan.stage_of(host.node), plan.shard_of(host.node)
-        assert stage is not None and shard is not None
-        newest = self._committed.get((message.ledger_generation, stage, shard), max(0, plan.restore_step))
+        began = max([0, *(p.restore_step for p in self._plans if p.ledger_generation == message.ledger_generation)])
+        stage, shard = self._place_of(host, message.ledger_generation)
+        newest = self._committed.get((message.ledger_generation, stage, shard), began)
         expect(message.version <= newest, "T-I7", f"version {message.version} served at {newest}")
         right = shards(self.reference.versions[message.version][stage])[shard]
         served = tuple(0 for _ in right)
@@ -387,10 +432,22 @@ class Checker(Watcher):
                 known = server.context.plan.changes
                 expect(all(each in known for each in wanted), "O1", f"step {step} opens, and {peer.node} knows {known}")
 
+    def _place_of(self, host: Host, ledger_generation: int) -> tuple[int, int]:
+        """(stage, shard) that a server serves: by its disk, which may have come from another computer, or where nothing
+        is written yet by the newest plan that names it."""
+        if (known := self._place.get(host.node)) is not None:
+            return known.stage, known.shard
+        plans = [plan for plan in self._plans if plan.ledger_generation == ledger_generation]
+        plan = next(plan for plan in reversed(plans) if plan.stage_of(host.node) is not None)
+        stage, shard = plan.stage_of(host.node), plan.shard_of(host.node)
+        assert stage is not None and shard is not None
+        return stage, shard
+
     def _on_opened(self, world: World, host: Host, message: StepOpened) -> None:
         """Only the decider opens a step, and every shard has committed what must be over (or begins after it)."""
-        plan = next(plan for plan in self._plans if plan.ledger_generation == message.ledger_generation)
-        if host.node == plan.decider:
+        # Its disk may have moved to another computer, under the same ledgers.
+        deciders = [plan.decider for plan in self._plans if plan.ledger_generation == message.ledger_generation]
+        if host.node in deciders:
             before = self._opened.get(message.ledger_generation, -1)
             self._opened[message.ledger_generation] = max(message.step, before)
         opened = self._opened.get(message.ledger_generation, -1)
@@ -418,7 +475,14 @@ class Checker(Watcher):
                 self._done.pop(generation, None)
                 self._reports_were_lost = True
 
+    def disk_moved(self, world: World, host: Host, other: Host) -> None:
+        if host.node in self._place:
+            self._place[other.node] = self._place[host.node]
+        self.promises.disk_moved(host, other)
+        self._moved[other.node] = world.now
+
     def disk_lost(self, world: World, host: Host) -> None:
+        self._moved.pop(host.node, None)
         if any(plan.decider == host.node for plan in self._plans):
             self._reports_were_lost = True
         self.promises.disk_lost(host)
@@ -426,6 +490,11 @@ class Checker(Watcher):
     def restored(self, world: World, host: Host, records: list[Any]) -> None:
         """The coordinator knows only this any more; what it had acknowledged since, nobody reports a second time."""
         self._restored = self._reports_were_lost = True
+        kept = [record.node for record in records if isinstance(record, Banned)]
+        for server in world.hosts.values():
+            if server.role == "server" and not server.gone and BANS in server.files:
+                kept += server.files[BANS].nodes
+        self._banned = {node: when for node, when in self._banned.items() if node in kept}
         self.promises.disk_lost(host)
         self.rows, self._thrown = [], {}
         for record in records:
@@ -476,3 +545,8 @@ class Checker(Watcher):
             tasks += [TaskId(step, microbatch, place, "B") for place, owner in enumerate(owners) if owner == stage]
             tasks += [TaskId(step, microbatch, len(owners), "L")] * (owners[-1] == stage)
         return sorted(tasks)
+
+
+def _goes_on(world: World, host: Host) -> bool:
+    """Whether its server lane does what it is given, and has done so for a while."""
+    return "server" not in host.hung and world.now - host.hung_until.get("server", -9.0) > 5.0

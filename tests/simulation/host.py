@@ -103,6 +103,13 @@ class Host:
     wake_at: float | None = None
     """When its alarm rings, in the world's time."""
     exited: str = ""
+    moved: int = 0
+    """How often its address has changed."""
+    failures: int = 0
+    """Of its device so far, with those that are due."""
+    failures_due: int = 0
+    """So many of its device's next jobs fail, for the reason `fails_for`."""
+    fails_for: str = ""
 
     def clock(self, now: float) -> float:
         """What the host's own clock shows."""

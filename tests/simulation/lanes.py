@@ -19,9 +19,11 @@ from tests.simulation.arithmetic import (
     digest,
     forward,
     norm,
+    recut,
     route_end,
     sample,
     segment_of,
+    shards,
     start_vector,
     update,
 )
@@ -30,8 +32,15 @@ ANNOUNCED_ELEMENTS = 100_000
 """What a shard says that it holds, in place of `SHARD_ELEMENTS`: transfers take the time of so many."""
 
 
+NEED_DEVICE = (
+    jobs.LoadParameters, jobs.Forward, jobs.Backward, jobs.RouteEnd, jobs.SegmentEnd, jobs.WeightGradient,
+    jobs.Evaluate, jobs.TakeGradient,
+)  # fmt: skip
+"""What a device refuses whose set-up has failed."""
+
+
 class FileLostError(Exception):
-    """A file that a job needs is gone, or has no room: the lane reports that it cannot."""
+    """Something that a job needs is gone, or has no room: the lane reports that it cannot."""
 
 
 class SharedFolder(dict[str, Any]):
@@ -50,6 +59,11 @@ class SharedFolder(dict[str, Any]):
     def complete(self) -> tuple[int, ...]:
         """Steps of the newest checkpoints that verify, newest first: as many as a server names."""
         return tuple(sorted(self.whole(), reverse=True)[:16])
+
+    def undo_after(self, step: int) -> None:
+        for name in [name for name in self if name.startswith("manifest-")]:
+            if int(name.removeprefix("manifest-")) > step:
+                del self[name]
 
     def whole(self) -> list[int]:
         """Steps of all checkpoints that verify."""
@@ -90,15 +104,22 @@ class Lanes:
     folds: dict[int, Vector] = field(default_factory=dict)
     totals: dict[int, Vector] = field(default_factory=dict)
     inputs: dict[int, Any] = field(default_factory=dict)
+    added: dict[TaskId, None] = field(default_factory=dict)
+    """Backwards whose weight gradients have been in a sum since the device was set up."""
+    failed: bool = False
+    """Whether the device has ever lost what was on it."""
     device: jobs.SetUpDevice | None = None
     place: jobs.SetUpServer | None = None
 
     def perform(self, job: jobs.Job, inputs: dict[int, Any]) -> Any:
         """Does a job; `inputs` are the values of the tensors that it names, as they were when it was ordered."""
         self.inputs = inputs
+        if self.device is None and isinstance(job, NEED_DEVICE):
+            raise FileLostError("no stage was set up")
         match job:
             case jobs.SetUpDevice():
                 self.device = job
+                self.added = {}
                 self.versions, self.graphs, self.visits, self.sums, self.bases = {}, {}, {}, {}, {}
                 self.owed = {}
                 return 1 << 20
@@ -125,7 +146,7 @@ class Lanes:
                 self._leave_or_add(job, job.task, dw)
                 return None if job.input_gradient is None else self._activation(job.input_gradient, dx)
             case jobs.WeightGradient():
-                self._add(job.accumulator, self.owed.pop(job.task))
+                self._add(job.accumulator, job.task, self.owed.pop(job.task))
             case jobs.RouteEnd():
                 weights = self.versions[job.version]
                 x, label = self.inputs[job.input.key], self.inputs[job.labels.key]
@@ -163,6 +184,16 @@ class Lanes:
                 return self._perform_server(job)
         return None
 
+    def fail(self, job: jobs.Job, inputs: dict[int, Any]) -> None:
+        """A job of the device that fails when all its work is done: its sum has what it added, its outputs are gone."""
+        before = dict(self.store)
+        self.failed = True
+        self.perform(job, inputs)
+        if isinstance(job, jobs.SetUpDevice):
+            self.device = None
+        for key in [key for key in self.store if key not in before]:
+            del self.store[key]
+
     @property
     def _in_segments(self) -> bool:
         return self.device is not None and self.device.config.batch.segments > 1
@@ -185,7 +216,7 @@ class Lanes:
         else:
             dx = visit.backward(self.inputs[job.output_gradient.key])
         if not visit.inputs:
-            self._add(job.accumulator, self.visits.pop(key).dw)
+            self._add(job.accumulator, backward_of(key), self.visits.pop(key).dw)
         found = None if job.input_gradient is None else self._activation(job.input_gradient, dx, task.segment)
         return (loss, found) if isinstance(job, jobs.SegmentEnd) else found
 
@@ -208,8 +239,15 @@ class Lanes:
                 tokens, labels = sample(seed, -1 if aside else job.step, job.microbatch)
                 return self._tokens(job.tokens, tokens), self._tokens(job.labels, labels)
             case jobs.StartShard():
+                if job.undone:
+                    self.shared.undo_after(job.checkpoint_step)
                 if job.checkpoint_step >= 0:
                     parts = self.shared.get(f"manifest-{job.checkpoint_step}", ())
+                    places = [
+                        (s, n) for s, placed in enumerate(self.place.plan.stages) for n in range(len(placed.servers))
+                    ]
+                    if parts and [part[:2] for part in parts] != places:
+                        return self._start_cut_anew(job.checkpoint_step, parts, places)
                     file = next((part[2] for part in parts if part[:2] == (stage, shard)), "")
                     if file not in self.shared:
                         raise FileLostError(f"checkpoint {job.checkpoint_step}/{stage}/{shard} is not there")
@@ -271,12 +309,26 @@ class Lanes:
                 raise AssertionError(f"no lane knows {job}")
         return None
 
+    def _start_cut_anew(self, step: int, parts: Any, places: list[tuple[int, int]]) -> bytes:
+        """Of a checkpoint with other stages or shards: every number may come from any of its parts."""
+        assert self.place is not None
+        if any(part[2] not in self.shared for part in parts):
+            raise FileLostError(f"checkpoint {step} is not all there")
+        wholes = [sum((self.shared[part[2]][kind] for part in parts), ()) for kind in range(3)]
+        at = places.index((self.place.stage, self.place.shard))
+        weights, moments, previous = (shards(recut(whole, len(places)))[at] if whole else () for whole in wholes)
+        self.shard[step - 1] = previous, ()
+        self.shard[step] = weights, moments
+        return digest(weights, moments)
+
     def _load_parameters(self, job: jobs.LoadParameters) -> None:
         """As `node.compute.fixed_parameters`: each shard is whole, or changes of a version that was loaded before."""
         parts = [self.inputs[ref.key] for ref in job.shards]
         found: Vector = ()
         for length in job.lengths:
             (base, *_), begin = parts[0], len(found)
+            if base >= 0 and base not in self.bases:
+                raise FileLostError(f"version {base} is not here")
             part = self.bases[base][begin : begin + SHARD_ELEMENTS] if base >= 0 else (0,) * SHARD_ELEMENTS
             reached = base if base >= 0 else job.version - 1
             for start, change in parts[:length]:
@@ -295,10 +347,11 @@ class Lanes:
         if job.weights_later:
             self.owed[task] = dw
         else:
-            self._add(job.accumulator, dw)
+            self._add(job.accumulator, task, dw)
 
-    def _add(self, accumulator: int | None, dw: Vector) -> None:
+    def _add(self, accumulator: int | None, task: TaskId, dw: Vector) -> None:
         if accumulator is not None:
+            self.added[task] = None
             self.sums[accumulator] = add(self.sums[accumulator], dw) if accumulator in self.sums else dw
 
     def _expect_shape(self, ref: TensorRef, segment: int | None = None) -> None:
@@ -342,3 +395,7 @@ class Lanes:
 
 def forward_of(task: TaskId) -> TaskId:
     return TaskId(task.step, task.microbatch, task.position, "F", task.segment, task.slice)
+
+
+def backward_of(task: TaskId) -> TaskId:
+    return TaskId(task.step, task.microbatch, task.position, "B", task.segment, task.slice)

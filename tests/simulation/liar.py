@@ -51,12 +51,15 @@ class Liar:
         host: Host,
         rng: random.Random,
         names: tuple[str, ...] | None,
-        spoilt: dict[TaskId, None],
+        spoilt: dict[TaskId, bool],
+        conspire: bool = False,
     ) -> None:
         """
         Args:
             names: of `LIES` and `BENDS`; None for all lies, and absurd contributions.
-            spoilt: tasks that a liar of this world, in any of its lives, has once brought a contribution of.
+            spoilt: tasks that a liar of this world, in any of its lives, has once brought a contribution of, and
+                whether that was false.
+            conspire: what one liar has made up, others confirm, and so does it in its next life.
         """
         names = (*(lie.__name__[1:] for lie in LIES), "absurd") if names is None else names
         self._names = names
@@ -69,7 +72,7 @@ class Liar:
         self._results: deque[tuple[NodeId, Output | InputGradient, Any]] = deque(maxlen=64)
         """Results of real leases as they were sent, with their values."""
         self._huge: dict[ContributionId, bool] = {}
-        self._spoilt = spoilt
+        self._spoilt, self._conspire = spoilt, conspire
         self._false: dict[ContributionId | TaskId, bool] = {}
 
     def start(self, now: float) -> Sequence[Effect]:
@@ -100,19 +103,21 @@ class Liar:
         return self._inner.waiting_for()
 
     def _absurd(self, effect: Effect) -> Effect:
-        """Some contributions are false and huge, which a receiver's driver measures; done again, they are honest.
+        """Some contributions are false and huge, which a receiver's driver measures.
 
-        By whichever liar: two nodes that bring the like confirm each other, since an honest run may diverge too
-        (`node.server.doubts`). So two liars, or two lives of one, could have a false sum counted where no
-        audit is drawn, as after a server's restart: that is so by design, and no judge of the world could allow for it.
+        Where servers compute, liars conspire: a task that one has spoilt, all spoil, in the same way. Where servers
+        compute nothing, two nodes that bring the like confirm each other, since an honest run may diverge too
+        (`node.server.doubts`), and no judge of the world could allow for that: what was brought once is honest then.
         """
         if not isinstance(effect, Send) or not isinstance(effect.message, Contribute):
             return effect
         message = effect.message
         if message.contribution not in self._huge:
-            first = not any(task in self._spoilt for task in message.tasks)
-            self._huge[message.contribution] = first and self._rng.random() < HUGE_SHARE
-            self._spoilt.update(dict.fromkeys(message.tasks))
+            known = [self._spoilt[task] for task in message.tasks if task in self._spoilt]
+            drawn = self._rng.random() < HUGE_SHARE
+            false = any(known) or drawn if self._conspire else not known and drawn
+            self._huge[message.contribution] = false
+            self._spoilt.update(dict.fromkeys(message.tasks, false))
         if not self._huge[message.contribution]:
             return effect
         value = self._host.store[message.tensors[0].key]

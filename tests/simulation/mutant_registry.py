@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,16 +38,25 @@ def _replaces(owner: object, name: str, make: Callable[[Any], Any]) -> Patch:
 
 
 def mutant(
-    owner: object, name: str, *weather: str, scene: Scene | None = None
+    owner: object, name: str, *weather: str, scene: Scene | None = None, also: object = None
 ) -> Callable[[Callable[[Any], Any]], None]:
     """Registers a function `original -> changed` as the mutant of `owner.name`, under the function's own name.
 
     Args:
         weather: kinds that blow beside what a seed draws, where no whole scene is given.
+        also: a second place where the rule stands under the same name.
     """
 
     def register(make: Callable[[Any], Any]) -> None:
-        MUTANTS[make.__name__] = Mutant(_replaces(owner, name, make), scene or Scene(always=weather))
+        @contextmanager
+        def patch() -> Iterator[None]:
+            with ExitStack() as stack:
+                for each in (owner, also):
+                    if each is not None:
+                        stack.enter_context(_replaces(each, name, make)())
+                yield
+
+        MUTANTS[make.__name__] = Mutant(patch, scene or Scene(always=weather))
 
     return register
 
@@ -76,6 +85,22 @@ HANGING = Scene(only=("hang",), gap_s=(1.0, 3.0), run={"spares": 2})
 def liars(*lies: str) -> Scene:
     """Volunteers that do nothing worse than this, and so are given work."""
     return Scene(only=("liar",), gap_s=(0.1, 0.3), run={**LINE, "volunteers": 2}, lies=lies)
+
+
+CONSPIRACY = Scene(
+    only=("liar", "server_kill"),
+    gap_s=(0.2, 0.5),
+    run={
+        **LINE,
+        "volunteers": 2,
+        "microbatches": 8,
+        "contribution_tasks": 1,
+        "collocated": "when_empty",
+        "spares": 0,
+    },
+    lies=("absurd",),
+)
+"""Two liars that bring the same, and servers that start anew: the steps that are open then are not audited."""
 
 
 def lying(*kinds: str) -> Scene:

@@ -38,7 +38,16 @@ from node.volunteer.holdings import Holdings
 from node.volunteer.owed import OwedQueue
 from node.volunteer.volunteer import VolunteerMachine
 from protocol.messages import Commit
-from tests.simulation.mutant_registry import EQUIVALENT, LINE, MUTANTS, SHORT_LEASES, equivalent, liars, mutant
+from tests.simulation.mutant_registry import (
+    CONSPIRACY,
+    EQUIVALENT,
+    LINE,
+    MUTANTS,
+    SHORT_LEASES,
+    equivalent,
+    liars,
+    mutant,
+)
 from tests.simulation.run_seed import SeedFailedError, run_seed
 from tests.simulation.scene import Scene
 
@@ -167,7 +176,12 @@ def acceptances_count_in_the_order_of_arrival(original: Any) -> Any:
 
 @mutant(Doubts, "look", scene=liars("absurd"))
 def absurd_contributions_are_taken_at_their_word(original: Any) -> Any:
-    return lambda self, message, square_norm, trusted: ""
+    return lambda self, message, square_norm, trusted, servers_judge=False: ""
+
+
+@mutant(StageContext, "servers_judge", scene=CONSPIRACY)
+def two_members_confirm_each_other(original: Any) -> Any:
+    return property(lambda self: False)
 
 
 # ---- shards --------------------------------------------------------------------------------------------------------
@@ -349,9 +363,10 @@ def no_fence_around_steps(original: Any) -> Any:
     ServerMachine,
     "handle",
     scene=Scene(
-        only=("late_words",), gap_s=(1.0, 3.0), disk_losses_max=6, run={**LINE, "checkpoint_every": 2, "steps": 16}
+        only=("late_words", "server_disk_loss", "snapshot_lost"), gap_s=(2.0, 4.0), until_s=(15.0, 30.0),
+        disk_losses_max=12, run={**LINE, "checkpoint_every": 2, "steps": 40, "spares": 0},
     ),
-)
+)  # fmt: skip
 def no_fence_around_generations(original: Any) -> Any:
     def handle(self: Any, peer: Any, message: Any, *rest: Any) -> None:
         original(self, peer, msgspec.structs.replace(message, ledger_generation=self.context.generation), *rest)
@@ -484,6 +499,22 @@ def some_tasks_run_on_stale_parameters(original: Any) -> Any:
         original(self, held)
 
     return run
+
+
+@equivalent(
+    Holdings,
+    "add",
+    "It names the same work on the same version, and its result is worth as much; where it wants less than the newer"
+    " one it ends with its time, and the work is given again: that costs time and nothing else.",
+)
+def an_overtaken_lease_is_kept(original: Any) -> Any:
+    def add(self: Any, held: Any, segments: int = 1) -> None:
+        if held.lease.tasks[0] in self.leases:
+            self.drop(held)
+        else:
+            original(self, held, segments)
+
+    return add
 
 
 @mutant(Holdings, "drop")

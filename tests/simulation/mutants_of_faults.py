@@ -6,19 +6,23 @@ from typing import Any
 
 import msgspec
 
-from coordinator.live import seating, status
+from coordinator.live import adoption, core, seating, status
 from coordinator.live.adoption import Adoption, Verdict
 from coordinator.live.core import CoordinatorMachine
 from coordinator.live.gray import Arbitration, stalled_s
 from coordinator.live.seating import Placement
+from coordinator.live.slots import SlotTable
 from node.core import NodeMachine
 from node.machine.jobs import DEVICE_JOBS, WriteCheckpoint
 from node.machine.records import ShardStarted, StepCommitted
+from node.machine.revocation import Revocation
 from node.machine.roles import Roles
 from node.machine.stalls import Stalls
 from node.server.decider import DeciderRole
 from node.server.saves import Saves
 from node.server.shard import ShardRole
+from node.volunteer.gradients import Gradients
+from node.volunteer.volunteer import VolunteerMachine
 from protocol.base.machine import Exit
 from protocol.run.course import PLANNED
 from tests.simulation.lanes import Lanes
@@ -108,7 +112,7 @@ def a_server_that_hangs_keeps_its_place(original: Any) -> Any:
     return lambda *facts: False
 
 
-@mutant(Arbitration, "is_given_up", scene=Scene(only=("folder_hangs",), gap_s=(1.0, 2.0), run={"spares": 2}))
+@mutant(Arbitration, "is_given_up", scene=Scene(only=("folder_hangs",), gap_s=(0.5, 1.0), run={"spares": 2}))
 def a_server_is_given_up_though_all_hang(original: Any) -> Any:
     def is_given_up(self: Any, member: Any, others: Any, fellows: int, quiet_s: float, gone_s: float, now: Any) -> bool:
         return member is not None and quiet_s >= gone_s and bool(stalled_s(member, now) >= gone_s)
@@ -206,3 +210,58 @@ def a_disk_is_believed_whatever_it_gives_back(original: Any) -> Any:
         original(self, digest)
 
     return base_loaded
+
+
+DEVICES = Scene(only=("device_fails",), gap_s=(0.1, 0.4), run={**LINE, "collocated": "never", "contribution_tasks": 4})
+"""Devices fail again and again, and nobody else computes."""
+
+
+@mutant(VolunteerMachine, "failed", scene=DEVICES)
+def a_failed_device_is_never_free_again(original: Any) -> Any:
+    return lambda self, job, reason, now: None
+
+
+@mutant(VolunteerMachine, "_lose_sum", scene=DEVICES)
+def what_a_failed_device_had_half_added_is_kept(original: Any) -> Any:
+    return lambda self, step: ()
+
+
+@mutant(Gradients, "flush_all", scene=Scene(only=("drained",), gap_s=(0.5, 1.0), run={"linger_s": 10.0}))
+def who_leaves_throws_its_sums_away(original: Any) -> Any:
+    return lambda self, now: self.drop_steps(None)
+
+
+@mutant(Placement, "_slot_by_disk", scene=Scene(only=("server_moved",), gap_s=(1.0, 2.0), run={"steps": 30}))
+def a_disk_in_another_computer_is_not_recognised(original: Any) -> Any:
+    return lambda self, join: None
+
+
+@mutant(SlotTable, "servers", scene=Scene(only=("address_moves",), gap_s=(0.5, 1.5)))
+def nobody_hears_of_a_new_address(original: Any) -> Any:
+    def servers(self: Any, linked: Any, plan: Any) -> Any:
+        found = original(self, linked, plan)
+        if plan is None:
+            return found
+        known = {server.node: server for stage in plan.stages for server in stage.servers}
+        return tuple(tuple(known.get(server.node, server) for server in stage) for stage in found)
+
+    return servers
+
+
+@mutant(
+    Revocation,
+    "take",
+    scene=Scene(only=("banned",), gap_s=(0.2, 0.6), until_s=(20.0, 30.0), run={**LINE, "steps": 60, "volunteers": 4}),
+)
+def a_list_of_bans_is_laid_aside(original: Any) -> Any:
+    return lambda self, peer, message: ()
+
+
+@mutant(
+    core,
+    "is_ahead",
+    also=adoption,
+    scene=Scene(only=("database_mislaid",), gap_s=(1.0, 2.0), run={**LINE, "steps": 12, "checkpoint_every": 2}),
+)
+def ledgers_that_nobody_explains_are_welcome(original: Any) -> Any:
+    return lambda member, plan: False

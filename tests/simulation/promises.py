@@ -74,6 +74,9 @@ class Promises:
                 base = self._base[record.plan.ledger_generation] = max(0, record.plan.restore_step)
                 self._closed.setdefault(record.plan.ledger_generation, base - 1)
 
+    def disk_moved(self, host: Host, other: Host) -> None:
+        self._proofs[other.node] = self._proofs.pop(host.node, {})
+
     def disk_lost(self, host: Host) -> None:
         self._proofs[host.node] = {}
 

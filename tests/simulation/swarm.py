@@ -30,7 +30,7 @@ from node.machine.records import SnapshotWritten
 from node.server.tickets import KEY_BYTES
 from protocol.base.ids import NodeId, TaskId
 from protocol.base.machine import Received
-from protocol.messages import LinkFigures, LinkReport, PlanChanged, Welcome
+from protocol.messages import LinkFigures, LinkReport, PlanChanged, Revoked, Welcome
 from protocol.run.course import EVEN, PLANNED
 from protocol.run.run import (
     AuditSection,
@@ -46,14 +46,14 @@ from protocol.run.run import (
     WireSection,
 )
 from protocol.trust.identity import SIGNATURE_BYTES
-from protocol.trust.membership import Invite, Revocations, Trust
+from protocol.trust.membership import Invite, Revocations, Trust, join_revocations
 from tests.simulation.host import Link
 from tests.simulation.liar import Liar
 from tests.simulation.scene import Scene
 from tests.simulation.world import Host, Watcher, World
 
 COORDINATOR = NodeId("coordinator")
-PLAN, WELCOME = "plan", "welcome"
+PLAN, WELCOME, BANS = "plan", "welcome", "bans"
 """Files on a node's disk: what it keeps of the coordinator's words."""
 INVITE = Invite(issuer=b"c" * 32, run_id=b"world", role="volunteer", uses=10**6, not_after=2**40, nonce=b"i" * 16)
 """What every node of the world shows; the world has no handshake, so its signature is taken for granted."""
@@ -221,7 +221,7 @@ class Swarm:
         self.coordinator = self.world.add(Host(COORDINATOR, "coordinator", self._build_coordinator, "c:1"))
         self.servers: list[Host] = []
         self.volunteers: list[Host] = []
-        self._spoilt: dict[TaskId, None] = {}
+        self._spoilt: dict[TaskId, bool] = {}
         """What liars have had their hands on."""
         self._made = 0
         self.world.on_exit = self._look_after
@@ -241,6 +241,12 @@ class Swarm:
         self.servers.append(host)
         return host
 
+    def prepare_server(self) -> Host:
+        """One more, which whoever wants it starts."""
+        host = self._make("server")
+        self.servers.append(host)
+        return host
+
     def _add_spare(self) -> None:
         self.add_server()
 
@@ -253,7 +259,10 @@ class Swarm:
         """A volunteer that also says what no honest one would."""
         host = self._add("volunteer")
         host.lies = True
-        host.build = lambda host, rng: Liar(self._build_node(host, rng), host, rng, self.scene.lies, self._spoilt)
+        conspire = self.shape.collocated != "never"
+        host.build = lambda host, rng: Liar(
+            self._build_node(host, rng), host, rng, self.scene.lies, self._spoilt, conspire
+        )
         self.volunteers.append(host)
         return host
 
@@ -263,17 +272,20 @@ class Swarm:
             self.world.at(2.0, lambda: self.world.start(host) if host.machine is None else None)
 
     def _add(self, role: str) -> Host:
+        host = self._make(role)
+        self.world.at(
+            self.world.rng.uniform(0.0, 0.5), lambda: self.world.start(host) if host.machine is None else None
+        )
+        return host
+
+    def _make(self, role: str) -> Host:
         self._made += 1
         node = NodeId(f"{role[0]}{self._made}")
         rng = self.world.rng
         host = Host(
             node, role, self._build_node, f"{node}:1", speed=rng.uniform(0.5, 2.0), rate=rng.uniform(0.99, 1.01)
         )
-        self.world.add(host)
-        self.world.at(
-            self.world.rng.uniform(0.0, 0.5), lambda: self.world.start(host) if host.machine is None else None
-        )
-        return host
+        return self.world.add(host)
 
     def _build_node(self, host: Host, rng: random.Random) -> NodeMachine:
         records = []
@@ -301,6 +313,8 @@ class Swarm:
             records=records,
         )
         trust = WorldTrust(b"world", INVITE.issuer)
+        if (known := host.files.get(BANS)) is not None:
+            trust.revoke(join_revocations(b"world", known.number, known.nodes, known.signature))
         return NodeMachine(host.node, facts, COORDINATOR, (self.coordinator.address,), host.keys, trust)
 
     def _build_coordinator(self, host: Host, rng: random.Random) -> CoordinatorMachine:
@@ -353,6 +367,8 @@ def _secret(words: str) -> bytes:
 def keep_plan(host: Host, fact: Received) -> None:
     """As the state folder of a real node does it."""
     news = fact.message
+    if isinstance(news, Revoked):
+        keep_bans(host, news)
     if fact.peer != COORDINATOR or not isinstance(news, Welcome | PlanChanged):
         return
     kept: KeptPlan | None = host.files.get(PLAN)
@@ -369,6 +385,13 @@ def keep_plan(host: Host, fact: Received) -> None:
             stage=news.stage,
             reason=news.reason,
         )
+
+
+def keep_bans(host: Host, news: Revoked) -> None:
+    """The newest list that it has heard of."""
+    kept: Revoked | None = host.files.get(BANS)
+    if kept is None or kept.number < news.number:
+        host.files[BANS] = news
 
 
 def stored_state(records: list[Any]) -> StoredState:

@@ -1,4 +1,5 @@
-"""Liars of a world stay within what can be seen: no two of them bring something absurd for the same task."""
+"""Liars of a world stay within what can be seen: where nobody reliable computes, no two of them bring something absurd
+for the same task; where servers do, they agree on it."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def is_absurd(host: Host, microbatch: int) -> bool:
 
 def test_no_liar_confirms_what_another_has_made_up() -> None:
     """Two that bring the like are believed, so a false sum would count, and the world's judges would be wrong."""
-    swarm = Swarm(1, Shape(), Watcher(), Scene(lies=("absurd",)))
+    swarm = Swarm(1, Shape(collocated="never"), Watcher(), Scene(lies=("absurd",)))
     one, other = swarm.add_liar(), swarm.add_liar()
     swarm.world.run(1.0)
     lied = [microbatch for microbatch in range(100) if is_absurd(one, microbatch)]
@@ -44,7 +45,7 @@ def test_no_liar_confirms_what_another_has_made_up() -> None:
 
 def test_a_liar_that_starts_anew_does_not_repeat_itself() -> None:
     """Who insists is believed as well."""
-    swarm = Swarm(1, Shape(), Watcher(), Scene(lies=("absurd",)))
+    swarm = Swarm(1, Shape(collocated="never"), Watcher(), Scene(lies=("absurd",)))
     liar = swarm.add_liar()
     swarm.world.run(1.0)
     lied = [microbatch for microbatch in range(100) if is_absurd(liar, microbatch)]
@@ -52,3 +53,12 @@ def test_a_liar_that_starts_anew_does_not_repeat_itself() -> None:
     swarm.world.start(liar)
     assert liar.machine is not None
     assert lied and not any(is_absurd(liar, microbatch) for microbatch in lied)
+
+
+def test_liars_conspire_where_servers_compute() -> None:
+    """What one has made up, the other brings as well: only a server's opinion stands against two."""
+    swarm = Swarm(1, Shape(), Watcher(), Scene(lies=("absurd",)))
+    one, other = swarm.add_liar(), swarm.add_liar()
+    swarm.world.run(1.0)
+    lied = [microbatch for microbatch in range(100) if is_absurd(one, microbatch)]
+    assert 0 < len(lied) < 100 and all(is_absurd(other, microbatch) for microbatch in lied)

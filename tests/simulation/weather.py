@@ -10,12 +10,13 @@ from collections.abc import Callable
 from functools import partial
 
 from coordinator.live.core import CoordinatorMachine
-from coordinator.live.orders import Adopt, ChangeRun, PauseRun
-from coordinator.live.records import PlanRow
-from protocol.base.machine import Effect, Ordered, Received, Send
+from coordinator.live.orders import Adopt, Ban, ChangeRun, PauseRun
+from coordinator.live.records import PlanRow, StepRow
+from protocol.base.machine import AddressesChanged, Effect, Ordered, Received, Send, Told
 from protocol.messages import Committed, PlanChanged
 from protocol.run.changes import make_change
-from tests.simulation.swarm import COORDINATOR, Swarm
+from tests.simulation.swarm import COORDINATOR, PLAN, Swarm
+from tests.simulation.weather_of_disks import Disks
 from tests.simulation.world import Host
 
 KINDS = (
@@ -43,6 +44,14 @@ KINDS = (
     "snapshot_lost",
     "coordinator_away",
     "coordinator_cut",
+    "hang",
+    "folder_hangs",
+    "disk_lied",
+    "device_fails",
+    "drained",
+    "address_moves",
+    "server_moved",
+    "banned",
 )
 
 
@@ -52,25 +61,25 @@ ASKED_FOR = (
     "late_words",
     "crew_hangs",
     "snapshot_bent",
-    "hang",
-    "folder_hangs",
-    "disk_lied",
     "orders",
+    "database_mislaid",
     "database_old",
 )
-"""Kinds that only a scene brings: no seed draws them."""
+"""Kinds that only a scene brings: no seed draws them. An old database is among them for as long as seed 1003 with it
+stands still: the coordinator goes on waiting for the servers of its older plan, and members refuse that plan."""
 OPERATOR_S = 15.0
 """How often somebody looks at the status of a run whose database was put back."""
+BANNED_MAX = 3
+"""Computers that the operator of one run loses patience with."""
+FAILURES_MAX = 2
+"""Of one device: after a third in a row it rests for a good part of what a step may take in calm."""
+SEEN_GONE_S = (7.0, 9.0)
+"""After a link's `silent_s` everybody knows who is gone; before `SERVER_GONE_S` its place is still its own."""
 LATE_S = (2.0, 8.0)
 """How long words take that arrive after the run has gone back, which takes some seconds: the servers look first."""
 
 
-def snapshots_of(host: Host) -> list[str]:
-    """Snapshot files on a disk."""
-    return sorted(name for name in host.files if name.startswith("snapshot-"))
-
-
-class Weather:
+class Weather(Disks):
     """Draws faults for a swarm until `until_s`."""
 
     def __init__(
@@ -85,8 +94,8 @@ class Weather:
         self.happened: dict[str, int] = {}
         self._disk_losses = 0
         self._disk_losses_max = disk_losses_max
-        self._long_pauses = 0
-        self._ends_pauses = False
+        self._long_pauses = self._moves = self._bans = 0
+        self._ends_pauses = self._losses_of_database = False
         self._next()
 
     @staticmethod
@@ -293,10 +302,10 @@ class Weather:
         if not links:
             return False
         link = rng.choice(links)
-        host = self._world.hosts[link.a]
-        self._world.dial(host, link.b)
+        host, there = self._world.hosts[link.a], (self._world.hosts[link.b].address,)
+        self._world.dial(host, link.b, there)
         if rng.random() < 0.5:
-            self._world.dial(host, link.b)
+            self._world.dial(host, link.b, there)
         return True
 
     def _pause(self, rng: random.Random) -> bool:
@@ -340,6 +349,78 @@ class Weather:
                 self._world.feed(host, Received(COORDINATOR, message))
         return True
 
+    def _device_fails(self, rng: random.Random) -> bool:
+        """The next jobs of a device fail, and leave behind what they had done so far."""
+        hosts = [host for host in (*self._swarm.volunteers, *self._swarm.servers) if host.machine is not None]
+        if not hosts:
+            return False
+        host = rng.choice(hosts)
+        if host.failures >= FAILURES_MAX:
+            return False
+        count = rng.randint(1, FAILURES_MAX - host.failures)
+        host.failures_due, host.failures = host.failures_due + count, host.failures + count
+        host.fails_for = rng.choice(["a fault of the device", "a fault of the device", "out of memory"])
+        return True
+
+    def _drained(self, rng: random.Random) -> bool:
+        """An owner lets a volunteer finish and go, and is back after a while."""
+        hosts = [host for host in self._swarm.volunteers if host.machine is not None and not host.lies]
+        if len(hosts) < 2:
+            return False
+        host = rng.choice(hosts)
+        self._world.feed(host, Told("drain"))
+        life = host.life
+
+        def back() -> None:
+            if host.machine is None and host.life >= life:
+                self._start_soon(host, rng.uniform(0.1, 2.0))
+            else:
+                self._world.at(5.0, back)
+
+        self._world.at(rng.uniform(3.0, 10.0), back)
+        return True
+
+    def _address_moves(self, rng: random.Random) -> bool:
+        """A server has another address from here on: its links end, and nobody finds it where it was."""
+        hosts = [host for host in self._swarm.servers if host.machine is not None and not host.paused]
+        if not hosts:
+            return False
+        host = rng.choice(hosts)
+        host.moved += 1
+        host.address = f"{host.node}:{1 + host.moved}"
+        for link in list(self._world.links.values()):
+            if host.node in (link.a, link.b):
+                self._world.cut(link)
+        self._world.feed(host, AddressesChanged((host.address,)))
+        return True
+
+    def _server_moved(self, rng: random.Random) -> bool:
+        """A server's disk is put into another computer, under another name; the old one is scrap."""
+        well = [host for host in self._swarm.servers if host.machine is not None and not host.hung and host.records]
+        here = [host for host in well if not host.harmed and not host.gone and not host.hangs_for_good]
+        if not here or self._moves >= 2:
+            return False
+        self._moves += 1
+        host = rng.choice(here)
+        host.gone = True
+        self._world.crash(host)
+        new = self._swarm.prepare_server()
+        self._world.move_disk(host, new)
+        self._start_soon(new, rng.uniform(*SEEN_GONE_S))
+        return True
+
+    def _banned(self, rng: random.Random) -> bool:
+        """The operator bans somebody, and somebody else comes."""
+        coordinator = self._swarm.coordinator
+        hosts = [host for host in self._swarm.volunteers if host.machine is not None]
+        if coordinator.machine is None or coordinator.paused or not hosts or self._bans >= BANNED_MAX:
+            return False
+        self._bans += 1
+        host = rng.choice(hosts)
+        self._world.feed(coordinator, Ordered(Ban(host.node, "the operator has lost patience")))
+        self._swarm.add_volunteer()
+        return True
+
     def _liar(self, rng: random.Random) -> bool:
         """A volunteer that breaks the protocol beside its work."""
         if sum(host.lies for host in self._swarm.volunteers) >= 2:
@@ -355,109 +436,6 @@ class Weather:
         host = rng.choice(here)
         host.gone = True
         self._world.crash(host, lose_disk=True)
-        return True
-
-    @property
-    def _spares_wait(self) -> bool:
-        shape = self._swarm.shape
-        here = [host for host in self._swarm.servers if not host.gone and not host.hangs_for_good]
-        return len(here) > shape.stages * (shape.fronts + shape.backs)
-
-    def _hang(self, rng: random.Random) -> bool:
-        """A lane or the disk of a server ends nothing any more, while its links are as good as ever: for good where a
-        spare waits, else for a while."""
-        here = [host for host in self._swarm.servers if host.machine is not None and not host.hung]
-        if not here or rng.random() < 0.5:
-            return False
-        host, lane = rng.choice(here), rng.choice(["server", "disk", "device"])
-        # Where most of a server's fellows hang with it, nobody can tell whose fault it is: that is for people.
-        holders = self._swarm.shape.stages * self._swarm.shape.shards
-        well = holders - 1 - sum(host.hangs_for_good for host in self._swarm.servers)
-        for_good = self._spares_wait and lane != "device" and 2 * well >= holders - 1
-        self._world.hang(host, lane)
-        host.hangs_for_good = for_good
-        if not for_good:
-            self._world.at(rng.uniform(2.0, 25.0), lambda: self._world.go_on(host, lane))
-        return True
-
-    def _crew_hangs(self, rng: random.Random) -> bool:
-        """The devices of all volunteers end nothing for a while, and their servers do not compute."""
-        for host in self._swarm.volunteers:
-            if host.machine is not None and not host.hung:
-                self._world.hang(host, "device")
-                self._world.at(40.0, partial(self._world.go_on, host, "device"))
-        return True
-
-    def _folder_hangs(self, rng: random.Random) -> bool:
-        """What all servers write to gives no answer for a while: whoever writes there hangs."""
-        if rng.random() < 0.7:
-            return False
-        seconds = rng.uniform(12.0, 16.0)
-        for host in self._swarm.servers:
-            if host.machine is not None and not host.hung:
-                self._world.hang(host, "server")
-                self._world.at(seconds, partial(self._world.go_on, host, "server"))
-        return True
-
-    def _folder_full(self, rng: random.Random) -> bool:
-        """No checkpoint can be written for a while."""
-        if self._world.shared.full:
-            return False
-        self._world.shared.full = True
-        self._world.at(rng.uniform(0.5, 8.0), lambda: setattr(self._world.shared, "full", False))
-        return True
-
-    def _bytes_differ(self, rng: random.Random) -> bool:
-        """From here on no file is written twice with the same bytes."""
-        salted = self._world.shared.salted
-        self._world.shared.salted = True
-        return not salted
-
-    def _snapshot_lost(self, rng: random.Random) -> bool:
-        """A server dies, and somebody tidies up its folder before it is back."""
-        here = [host for host in self._swarm.servers if host.machine is not None and snapshots_of(host)]
-        if not here or self._disk_losses >= self._disk_losses_max:
-            return False
-        self._disk_losses += 1
-        host = rng.choice(here)
-        self._world.crash(host)
-        for name in snapshots_of(host):
-            if rng.random() < 0.7:
-                del host.files[name]
-                host.harmed = True
-        self._start_soon(host, rng.uniform(0.1, 2.0))
-        return True
-
-    def _disk_lied(self, rng: random.Random) -> bool:
-        """A server dies, and one of the newest records that its disk had acknowledged is not there."""
-        here = [host for host in self._swarm.servers if host.machine is not None and host.records]
-        if not here or self._disk_losses >= self._disk_losses_max:
-            return False
-        host = rng.choice(here)
-        self._world.crash(host)
-        newest = {type(record): index for index, (record, _) in enumerate(host.records)}
-        wanted = self._swarm.scene.loses
-        kinds = [kind for kind in newest if not wanted or kind.__name__ in wanted]
-        self._start_soon(host, rng.uniform(0.1, 2.0))
-        if not kinds:
-            return False
-        self._disk_losses += 1
-        self._world.forget(host, newest[rng.choice(kinds)])
-        return True
-
-    def _snapshot_bent(self, rng: random.Random) -> bool:
-        """A server dies, and its disk gives back its snapshots with other numbers in them."""
-        here = [host for host in self._swarm.servers if host.machine is not None and snapshots_of(host)]
-        if not here or self._disk_losses >= self._disk_losses_max:
-            return False
-        self._disk_losses += 1
-        host = rng.choice(here)
-        self._world.crash(host)
-        host.harmed = True
-        for name in snapshots_of(host):
-            weights, moments = host.files[name]
-            host.files[name] = (weights[0] + 1, *weights[1:]), moments
-        self._start_soon(host, rng.uniform(0.1, 2.0))
         return True
 
     def _coordinator_away(self, rng: random.Random) -> bool:
@@ -496,6 +474,31 @@ class Weather:
         if isinstance(machine, CoordinatorMachine) and not host.paused and "run adopt" in machine.waiting_for:
             self._world.feed(host, Ordered(Adopt()))
         self._world.at(OPERATOR_S, self._operator)
+
+    def _database_mislaid(self, rng: random.Random) -> bool:
+        """The coordinator comes back with an empty database, and no server knows by which plan it went: then nobody can
+        tell what its ledgers are worth, until the operator finds the newest database."""
+        host = self._swarm.coordinator
+        steps = [record for record, _ in host.records if isinstance(record, StepRow)]
+        if host.machine is None or len(steps) < 2 or self._losses_of_database:
+            return False
+        self._losses_of_database = True
+        self._world.crash(host)
+        kept = list(host.records), dict(host.files)
+        self._world.restore(host, 0)
+        for server in self._swarm.servers:
+            self._world.crash(server)
+            server.files.pop(PLAN, None)
+            self._start_soon(server, rng.uniform(0.1, 1.0))
+        self._start_soon(host, 0.1)
+
+        def found() -> None:
+            self._world.crash(host)
+            self._world.put_back(host, *kept)
+            self._start_soon(host, 0.1)
+
+        self._world.at(OPERATOR_S, found)
+        return True
 
     def _coordinator_cut(self, rng: random.Random) -> bool:
         """No way between the coordinator and one server, often the decider; the server and its fellows are well."""

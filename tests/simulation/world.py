@@ -44,8 +44,8 @@ from protocol.base.machine import (
     ShareTensor,
     StartPlanning,
 )
-from protocol.messages import MESSAGES, Message
-from protocol.speakers import MAY_SEND
+from protocol.kinds import MAY_SEND, MESSAGES
+from protocol.messages import Message
 from tests.simulation.host import Host as Host
 from tests.simulation.host import Link, Way
 from tests.simulation.lanes import FileLostError, Lanes, SharedFolder
@@ -53,6 +53,11 @@ from tests.simulation.lanes import FileLostError, Lanes, SharedFolder
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Union[MESSAGES])  # noqa: UP007
 DIAL_TIMEOUT_S = 5.0
 """After this a driver gives an attempt up."""
+MAY_FAIL = (
+    jobs.SetUpDevice, jobs.LoadParameters, jobs.Forward, jobs.Backward, jobs.RouteEnd, jobs.WeightGradient,
+    jobs.SegmentEnd, jobs.Evaluate, jobs.TakeGradient,
+)  # fmt: skip
+"""Jobs of a device that take memory or arithmetic; the others only let go of something, or belong to audits."""
 PRUNABLE = (ContributionStored, StepCommitted, SnapshotWritten)
 """What a journal forgets when it is told to prune; the small records of a ledger stay for 10,000 steps more."""
 
@@ -74,6 +79,9 @@ class Watcher:
 
     def disk_lost(self, world: World, host: Host) -> None:
         """The disk of `host` is empty again."""
+
+    def disk_moved(self, world: World, host: Host, other: Host) -> None:
+        """What was on the disk of `host` is on that of `other`."""
 
     def restored(self, world: World, host: Host, records: list[Any]) -> None:
         """The disk of `host` has only these records any more: it is an older copy."""
@@ -194,6 +202,20 @@ class World:
         del host.records[count:]
         host.files.clear()
         self._watcher.restored(self, host, [record for record, _ in host.records])
+
+    def put_back(self, host: Host, records: list[tuple[Any, dict[int, Any]]], files: dict[str, Any]) -> None:
+        """Its disk is again as it was when `records` and `files` were taken from it."""
+        assert host.machine is None, "nobody changes a disk under a running process"
+        host.records, host.files = records, {**files, "generation": host.files.get("generation", 0)}
+        self._watcher.restored(self, host, [record for record, _ in host.records])
+
+    def move_disk(self, host: Host, other: Host) -> None:
+        """What is on one computer's disk is on another's from now on."""
+        assert host.machine is None and other.machine is None, "nobody takes a disk out of a running computer"
+        other.records, host.records = host.records, []
+        other.files, host.files = host.files, {}
+        other.harmed = host.harmed
+        self._watcher.disk_moved(self, host, other)
 
     def pause(self, host: Host, seconds: float, clock_stands: bool) -> None:
         """The computer stands still: a suspended virtual machine, or a stopped process (whose clock goes on)."""
@@ -317,7 +339,7 @@ class World:
             case Send():
                 self.say(host, effect.peer, effect.message)
             case Dial():
-                self.dial(host, effect.peer)
+                self.dial(host, effect.peer, effect.addresses)
             case HangUp():
                 link = self._link(host.node, effect.peer)
                 if link is not None:
@@ -354,15 +376,16 @@ class World:
     def _link(self, a: NodeId, b: NodeId) -> Link | None:
         return self.links.get((min(a, b), max(a, b)))
 
-    def dial(self, host: Host, peer: NodeId) -> None:
-        """Tries to open a link; one that is open already is replaced."""
+    def dial(self, host: Host, peer: NodeId, addresses: tuple[str, ...]) -> None:
+        """Tries to open a link where somebody thinks that the peer is; one that is open already is replaced."""
         life = host.life
         target = self.hosts.get(peer)
 
         def arrive() -> None:
             if host.life != life or host.machine is None:
                 return
-            if target is None or target.machine is None or frozenset((host.node, peer)) in self.blocked:
+            here = target is not None and target.machine is not None and target.address in addresses
+            if target is None or not here or frozenset((host.node, peer)) in self.blocked:
                 self.feed(host, LinkDown(peer, "refused"))
                 return
             if target.paused or host.paused:
@@ -472,6 +495,10 @@ class World:
                 return
             host.jobs.remove(job)
             try:
+                if host.failures_due and isinstance(job, MAY_FAIL):
+                    host.failures_due -= 1
+                    host.lanes.fail(job, inputs)
+                    raise FileLostError(host.fails_for)
                 result = host.lanes.perform(job, inputs)
             except FileLostError as error:
                 self.feed(host, ComputeFailed(job, str(error)))

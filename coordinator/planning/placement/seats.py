@@ -225,7 +225,7 @@ class Seats:
                 if server in role:
                     taken += passing / len(role) * (down_a + up_a)
                     given += passing / len(role) * 2 * down_a
-            for moved, line in ((taken, pools.down[server]), (given, pools.up[server])):
+            for moved, line in ((taken, float(pools.down[server])), (given, float(pools.up[server]))):
                 if moved:
                     worst = max(worst, moved / line if line > 0 else NEVER_S)
         return min(worst, NEVER_S)

@@ -27,7 +27,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, An
 
     def post(base: str, links: Path | None, what: str, order: dict[str, Any]) -> dict[str, Any]:
         posted.append((what, order))
-        return {"banned": [order["node"]]}
+        return {**order, "banned": [order["node"]]}
 
     monkeypatch.setattr(orders, "post", post)
     return posted
@@ -52,6 +52,13 @@ def test_the_token_comes_from_the_coordinators_own_file(asked: list[tuple[str, A
             asking.token_of("http://127.0.0.1:1", tmp_path / "other")
     with pytest.raises(BadInputError, match="No such file"):
         asking.token_of("http://127.0.0.1:1", tmp_path / "nowhere")
+
+
+def test_a_member_is_named_by_a_few_letters(asked: list[tuple[str, Any]]) -> None:
+    """And an empty name is none."""
+    said = [CliRunner().invoke(orders.run, ["name", "bbbbbb", name]).output for name in ("rack 7", "")]
+    assert said == ["bbbbbbbb is called rack 7\n", "bbbbbbbb has no name\n"]
+    assert asked == [("name", {"node": IDS[2], "name": name}) for name in ("rack 7", "")]
 
 
 def test_changes_are_shown_with_their_steps(asked: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from coordinator.live.orders import NameNode
 from protocol.base.ids import NodeId
+from protocol.base.machine import Ordered
 from protocol.cli import main
 from protocol.messages import NodeReport
 from tests.coordinator.live.desk import Desk
@@ -65,6 +67,20 @@ def test_every_link_is_shown_once_with_its_path(answers: tuple[str, dict[str, tu
     assert " ".join(rows[0].split()) == told
     assert " - " in rows[1] and "tcp" in rows[1]
     assert rows[2].startswith("server")
+
+
+def test_a_member_is_called_what_its_operator_calls_it(answers: tuple[str, dict[str, tuple[int, Any]]]) -> None:
+    """With its place behind it, in the table and on links, which are the same rows as before."""
+    url, content = answers
+    desk = measured()
+    for node, name in ((A, "anna"), (NodeId("s0"), "rack 7")):
+        desk.feed(Ordered(NameNode(node, name)))
+    content["/api/status"] = (200, desk.machine.status(desk.now))
+    output = CliRunner().invoke(main, ["status", url]).output
+    lines = [" ".join(line.split()) for line in output.splitlines()]
+    assert any(line.startswith("anna, stage 0 ") for line in lines), output
+    assert "anna, stage 0 - rack 7, stage 0 front 0 quic 40.0 ms 1.2 % 8.0 16.0 1 s ago" in lines
+    assert len(output.split("measured\n")[1].splitlines()) == 3
 
 
 def test_a_server_that_is_away_stands_in_the_table(answers: tuple[str, dict[str, tuple[int, Any]]]) -> None:

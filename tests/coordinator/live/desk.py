@@ -84,6 +84,10 @@ class Desk:
             self._answer(before)
         return self.done[before:]
 
+    def answer(self, since: int) -> None:
+        """What was held back while `answers` was off: everybody answers the pings among the effects from there on."""
+        self._answer(since)
+
     def _answer(self, since: int, *nodes: str) -> None:
         """Pongs for the pings among the effects from number `since` on: of all nodes, or of those named."""
         for effect in self.done[since:]:

@@ -105,6 +105,19 @@ def test_an_operator_may_do_without_a_missing_server() -> None:
     assert "stage 1 back 0" in desk.machine.status(desk.now)["run"]["waiting_for"]
 
 
+def test_a_server_whose_disk_is_empty_is_not_told_the_plan_that_is_taken_over() -> None:
+    """It would begin the ledgers anew of which the others have more; the run goes back to where all can go on."""
+    plan, desk = trained(), Desk()
+    for node in SERVERS[:2]:
+        shows(desk, node, plan)
+    desk.server("s2")
+    assert not desk.written(PlanRow)
+    shows(desk, "s3", plan)
+    taken_over, back = [row.plan for row in desk.written(PlanRow)]
+    assert taken_over.ledger_generation == plan.ledger_generation < back.ledger_generation
+    assert [told.plan for told in desk.sent("s2", PlanChanged)] == [back]
+
+
 def test_the_newest_plan_wins_over_one_of_a_server_that_was_away() -> None:
     """It was cut off while the others went back: its older ledgers count for nothing."""
     plan, desk = trained(), Desk()

@@ -34,6 +34,25 @@ def test_everybody_is_told_of_a_ban_once_it_is_durable() -> None:
     assert not desk.sent("s2", Revoked, effects)
 
 
+def test_a_coordinator_that_lost_its_database_hears_of_its_bans_from_a_server() -> None:
+    """The list bears its own signature; whoever is on it is refused again, and the next list is newer than that one."""
+    desk = Desk()
+    desk.server("s0")
+    desk.volunteer("v0")
+    desk.say("s0", _list(7, "v0", "s2"))
+    assert [record.node for record in desk.written(Banned)] == [V0, S2]
+    assert desk.sent("v0", Refused) and desk.sent("s0", Revoked)[-1] == _list(9, "s2", "v0")
+    desk.say("s0", _list(9, "s2", "v0"))
+    assert len(desk.written(Banned)) == 2
+
+
+def test_a_list_that_another_key_has_signed_bans_nobody() -> None:
+    desk = Desk()
+    desk.server("s0")
+    desk.say("s0", Revoked(number=7, nodes=(V0,), signature=b"x"))
+    assert not desk.written(Banned)
+
+
 def test_of_two_bans_on_their_way_to_the_disk_both_are_told_at_once() -> None:
     """A list that named the second before it is durable could be told twice with other content."""
     desk = Desk()

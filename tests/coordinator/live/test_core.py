@@ -162,7 +162,7 @@ def test_a_one_off_invite_admits_one_node_and_that_node_again() -> None:
     """The use is durable before the welcome; the second node is refused; the first may come again."""
     desk = Desk(invites={b"once": _invite(1)}, durable=False)
     desk.server("s0", credential=b"once")
-    assert desk.records[0] == InviteSpent(nonce=b"n" * 16, node=NodeId("s0"))
+    assert desk.records[0] == InviteSpent(nonce=b"n" * 16, node=NodeId("s0"), step=0)
     effects = desk.server("s1", credential=b"once")  # before the first is durable
     assert desk.hung_up(effects) == [("s1", "credential")]
     assert "1 node" in desk.sent("s1", Refused, effects)[0].reason

@@ -10,13 +10,16 @@ from dataclasses import replace
 import pytest
 
 from coordinator.live.crew import MOVE_PAUSE_S, SETTLED_S, STAY_S
+from coordinator.live.orders import ChangeRun
 from coordinator.live.stage_choice import GAIN_MIN, PAYBACK_S, Assignment, Power, Standing
 from coordinator.live.stage_choice import assign as assign_by
 from coordinator.live.stage_choice import balance as balance_by
 from coordinator.live.stage_choice import fill as fill_by
 from coordinator.live.throughput import Delivered, Means, Needs, reload_s, steps_per_s
 from protocol.base.ids import NodeId
+from protocol.base.machine import Ordered
 from protocol.messages import PlanChanged
+from protocol.run.changes import make_change
 from protocol.run.run import LimitsSection, RunConfig
 from tests.coordinator.live.desk import Desk
 
@@ -246,3 +249,7 @@ def test_a_volunteer_without_room_gets_a_stage_when_there_is_some() -> None:
     desk.drop("v0")
     effects = desk.stay(2, *SERVERS, "v1", "v2")
     assert [message.stage for message in desk.sent("v2", PlanChanged, effects)] == [0]
+    desk.volunteer("v3")
+    desk.feed(Ordered(ChangeRun(make_change(desk.machine.config, (), "limits.volunteers_max", "2"))))
+    effects = desk.stay(2, *SERVERS, "v1", "v2", "v3")
+    assert [message.stage for message in desk.sent("v3", PlanChanged, effects) if message.stage >= 0], "there is room"

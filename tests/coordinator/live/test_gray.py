@@ -6,19 +6,23 @@ from coordinator.live.status import run_state
 from protocol.base.ids import NodeId
 from protocol.base.machine import Send
 from protocol.messages import NodeReport, Ping, Pong
+from protocol.run.run import RunConfig, StagesSection
 from tests.coordinator.live.desk import CONFIG, Desk
 
 PLACES = ("s0", "s1", "s2", "s3")
+SMALL = RunConfig(steps=5, stages=StagesSection(count=1))
 GONE_S = CONFIG.limits.server_gone_s
 HANGS = "its disk, which has written nothing for 40 s"
 
 
-def hang(desk: Desk, seconds: float, *hanging: str, spares: tuple[str, ...] = ()) -> None:
+def hang(
+    desk: Desk, seconds: float, *hanging: str, spares: tuple[str, ...] = (), places: tuple[str, ...] = PLACES
+) -> None:
     """So much time passes; the nodes named say all the while that their work stands still."""
     begun, desk.answers = desk.now, False
     while desk.now - begun < seconds:
         before = len(desk.done)
-        for node in (*PLACES, *spares):
+        for node in (*places, *spares):
             stalled_s = desk.now - begun if node in hanging else 0.0
             words = HANGS if node in hanging else "step 2: server 0 to sum up gradients"
             counters = {"stalled_s": stalled_s}
@@ -57,6 +61,18 @@ def test_nobody_is_given_up_when_most_hang() -> None:
     assert desk.plan.server_nodes() == PLACES
     state, waiting_for = run_state(desk.machine, desk.now)
     assert state == "waiting" and all(f"({node})" in waiting_for for node in ("s0", "s2", "s3"))
+
+
+def test_two_of_two_servers_that_hang_give_their_places_to_two_spares_that_do_not() -> None:
+    """Spares write to what all share before they answer: as many as are needed have shown that it is not at fault."""
+    desk = Desk(SMALL)
+    for node in ("s0", "s1", "spare0"):
+        desk.server(node)
+    hang(desk, GONE_S + 12.0, "s0", "s1", spares=("spare0",), places=("s0", "s1"))
+    assert desk.plan.server_nodes() == ("s0", "s1")  # one would not be enough
+    desk.server("spare1")
+    hang(desk, GONE_S + 12.0, "s0", "s1", spares=("spare0", "spare1"), places=("s0", "s1"))
+    assert set(desk.plan.server_nodes()) == {"spare0", "spare1"}
 
 
 def test_a_busy_server_keeps_its_place_while_steps_close() -> None:

@@ -12,10 +12,12 @@ from protocol.base.errors import BadInputError
 from protocol.base.machine import Ordered
 from protocol.messages import PlanChanged
 from protocol.run.changes import RunChange
-from protocol.run.run import CheckpointSection, GuardSection
+from protocol.run.run import AuditSection, CheckpointSection, GuardSection
 from tests.coordinator.live.desk import CONFIG, Desk, join
 
-RUN = msgspec.structs.replace(CONFIG, steps=100, checkpoint=CheckpointSection(every_steps=10, keep=2))
+RUN = msgspec.structs.replace(
+    CONFIG, steps=100, checkpoint=CheckpointSection(every_steps=10, keep=2), audit=AuditSection(rate=0.0)
+)
 NODES = ("s0", "s1", "s2", "s3")
 
 
@@ -133,3 +135,18 @@ def test_a_spike_sends_the_run_back_and_leaves_it_paused() -> None:
 def test_a_guard_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(BadInputError, match=r"guard.spike"):
         msgspec.structs.replace(RUN, guard=GuardSection(spike=0.5)).validate()
+
+
+def test_checkpoints_of_what_was_undone_are_none() -> None:
+    """A lost shard sends the run back to what the steps since the operator's order have made, never to what was there
+    before; when the same step is reached again, its checkpoint counts."""
+    desk = trained()
+    assert not desk.plan.undone
+    desk.feed(Ordered(RollBack(20)))
+    assert desk.plan.undone and desk.machine.placement.readable_steps() == (20,)
+    for node in NODES:  # one that had no time to look at its disk still names it
+        told(desk, node, 30, 20, 10)
+    assert desk.machine.placement.readable_steps() == (20,)
+    for step in range(20, 30):
+        desk.report(step)
+    assert desk.machine.placement.readable_steps() == (30, 20)

@@ -7,7 +7,12 @@ import re
 
 import pytest
 
+from coordinator.live.orders import NameNode
+from coordinator.live.records import Named, StoredState
 from coordinator.live.view import WORDS_MAX, members, overview, public
+from protocol.base.errors import BadInputError
+from protocol.base.ids import NodeId
+from protocol.base.machine import Ordered
 from protocol.messages import NodeReport
 from tests.coordinator.live.desk import Desk
 
@@ -57,6 +62,35 @@ def test_strangers_get_neither_whole_ids_nor_addresses() -> None:
     assert "waits for abcdefgh at (address) or (address), " in shown
     assert WHOLE_ID not in shown and not re.search(r"198\.51|2001:db8", shown) and "x" * WORDS_MAX not in shown
     assert members(desk.machine, desk.now, whole_ids=True)[0]["id"] == WHOLE_ID
+
+
+def test_the_operators_name_for_a_member_stands_everywhere_and_stays() -> None:
+    """Once it is durable; also when the member or the coordinator comes back. Nobody else can have it, and an empty
+    one takes it away."""
+    desk = Desk()
+    desk.train()
+    desk.volunteer("v0", name="anybody")
+    desk.durable = False
+    for node, name in (("v0", "anna"), ("s0", "rack 7")):
+        desk.feed(Ordered(NameNode(NodeId(node), name)))
+    assert "anna" not in json.dumps(members(desk.machine, desk.now, whole_ids=True)), "not durable yet"
+    desk.settle()
+    shown = {member["id"]: member["name"] for member in members(desk.machine, desk.now, whole_ids=True)}
+    assert shown["v0"] == "anna" and shown["s0"].startswith("rack 7, ")
+    assert {one["id"]: one["name"] for one in desk.machine.status(desk.now)["members"]}["v0"] == "anna"
+    desk.drop("s0")
+    desk.pass_time(30.0)
+    away = [one for one in members(desk.machine, desk.now, whole_ids=True) if one["state"] == "away"]
+    assert [one["name"].startswith("rack 7, ") for one in away if one["id"] == "s0"] == [True]
+    checked = desk.machine.naming.checked
+    assert checked(NodeId("v0"), " anna ") == "anna" and checked(NodeId("v1"), "") == ""
+    for name, fault in (("anna", "is called anna already"), ("a" * 65, "at most 64"), ("a\x1bb", "can be printed")):
+        with pytest.raises(BadInputError, match=fault):
+            checked(NodeId("v1"), name)
+    again = Desk(stored=StoredState(names=tuple(desk.written(Named))))
+    assert again.machine.naming.of(NodeId("v0")) == "anna"
+    again.feed(Ordered(NameNode(NodeId("v0"), "")))
+    assert again.machine.naming.of(NodeId("v0")) == ""
 
 
 def test_sentences_are_cut_to_what_people_read() -> None:

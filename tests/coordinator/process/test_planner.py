@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 
@@ -12,7 +13,7 @@ from coordinator.live.problem import Problem
 from coordinator.process import planner
 from coordinator.process.planner import Answer, ask_planner, solve
 from protocol.run.run import RunConfig, StagesSection
-from tests.coordinator.planning.placement.test_seats import network
+from tests.coordinator.planning.placement.test_seats import network, run
 
 PROBLEM = Problem(config=RunConfig(stages=StagesSection(cut="planned")), network=network(5, 2, 1))
 
@@ -38,6 +39,16 @@ def test_a_process_solves_a_problem_while_others_are_answered() -> None:
     assert answer == solve(PROBLEM) and answer.proposal is not None
     assert answer.proposal.fault(PROBLEM) == ""
     assert len(turns) > 10
+
+
+@pytest.mark.parametrize("collocated", ["never", "when_empty", "always"])
+def test_every_answer_can_be_handed_over(collocated: str) -> None:
+    """Also where a server's line sets the pace: once that time was a number of numpy's, and the planner ended."""
+    for volunteers in (0, 4, 7):
+        for count in (0, 1, 2):
+            config = run(count=count, collocated=collocated)
+            answer = solve(Problem(config=config, network=network(6, volunteers, 1)), clock=lambda: 0.0)
+            assert msgspec.msgpack.decode(msgspec.msgpack.encode(answer), type=Answer) == answer
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from coordinator.live.records import (
     HistoryEnded,
     InviteSpent,
     MemberRow,
+    Named,
     PlanRow,
     Record,
     StepRow,
@@ -322,7 +323,7 @@ def test_the_operators_words_may_change_while_the_run_runs(tmp_path: Path) -> No
     store.write([MemberRow(node=NodeId("a"), public_key=b"k" * 32, role="server", serial=1)])
     store.close()
     told = msgspec.structs.replace(CONFIG, description="for a school")
-    assert told.config_hash() == CONFIG.config_hash() and told.terms_hash() != CONFIG.terms_hash()
+    assert told.config_hash() == CONFIG.config_hash() and told.terms_hashes() != CONFIG.terms_hashes()
     Store(tmp_path, told).close()
     with pytest.raises(BadInputError, match="seed"):
         Store(tmp_path, msgspec.structs.replace(told, seed=2))
@@ -345,4 +346,17 @@ def test_validations_are_kept_and_thrown_away_with_their_steps(tmp_path: Path) -
     assert [(one.version, one.loss) for one in store.load().validations] == [(0, 5.5), (2, 5.0)]
     assert [row.validations[0].loss for row in store.load().thrown] == [math.inf]
     assert [row.validations[0].version for row in store.steps_from(0, 10)] == [0, 2]
+    store.close()
+
+
+def test_what_the_operator_calls_nodes_is_kept(tmp_path: Path) -> None:
+    """The newest name of each counts; an empty one is none."""
+    store = Store(tmp_path, CONFIG)
+    a, b = NodeId("a"), NodeId("b")
+    store.write([Named(node=a, name="anna"), Named(node=b, name="rack 7"), Named(node=a, name="Anna's")])
+    store = reopened(store)
+    assert store.load().names == (Named(node=b, name="rack 7"), Named(node=a, name="Anna's"))
+    store.write([Named(node=b, name="")])
+    store = reopened(store)
+    assert store.load().names == (Named(node=a, name="Anna's"),)
     store.close()

@@ -50,7 +50,7 @@ def test_parts_that_servers_kept_to_themselves_are_read_together(shared: Path, t
 
 
 def test_a_step_or_folder_that_is_not_there_is_said(shared: Path, tmp_path: Path) -> None:
-    """A step without a checkpoint is not whole; a folder without any is no folder of checkpoints."""
-    assert "NOT WHOLE" in verify(shared, "--step", 3).output
+    """A step without a checkpoint is named with those there are; a folder without any is no folder of checkpoints."""
+    assert "no checkpoint has step 3; there are folders of 2, 4" in str(verify(shared, "--step", 3).exception)
     nothing = verify(tmp_path / "nothing")
     assert nothing.exit_code != 0 and "FOLDER" in str(nothing.exception)

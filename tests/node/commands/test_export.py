@@ -82,6 +82,8 @@ def test_the_newest_complete_checkpoint_is_written_unless_a_step_is_named(shared
     assert run(tmp_path / "c", shared).output.endswith("the model after 2 steps\n")
     result = run(tmp_path / "d", shared, "--step", "4")
     assert isinstance(result.exception, BadInputError) and "stage-0-shard-1" in str(result.exception)
+    absent = run(tmp_path / "e", shared, "--step", "3").exception
+    assert str(absent) == "--step: no checkpoint has step 3; there are those of steps 2, 4"
 
 
 def test_parts_of_several_servers_are_put_together(shared: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -17,14 +18,25 @@ from node.commands.members import join, server, state_folder
 from node.commands.owner import consent
 from node.demo.cli import demo
 from node.links.relay.relay_desk import RelayLimits
+from node.owner.consent import Consent, keep_consent, read_consents
+from node.platform.places import settings_folder
 from node.process.daemon import NodeOptions
 from node.process.journal import Journal
 from node.visit.enquiry import Offer
+from node.visit.survey import NobodyAnswersError
 from protocol.base.errors import BadInputError
 from protocol.trust.identity import Identity
 from protocol.trust.membership import Invite, JoinLink, JoinRole, sign_statement
 
 COORDINATOR = Identity(bytes(range(32)))
+
+
+@pytest.fixture
+def folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a `join` leaves on its way must not be left to whoever runs the tests."""
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))
+    monkeypatch.setenv("BARNRAISE_CONFIG", str(home / "settings"))
 
 
 def link(role: JoinRole = "server", run_id: bytes = b"r" * 16) -> str:
@@ -135,6 +147,7 @@ def test_a_port_that_no_router_can_forward_to_is_refused(tmp_path: Path) -> None
     assert complaint(server, *arguments).startswith("--map-port: ")
 
 
+@pytest.mark.usefixtures("folders")
 @pytest.mark.parametrize(
     ("arguments", "listens"),
     [
@@ -196,6 +209,7 @@ def test_what_a_server_carries_for_others_is_its_owners_choice(tmp_path: Path, m
     assert chosen == RelayLimits(bytes_per_s=1e6, total_bytes=2.5e9)
 
 
+@pytest.mark.usefixtures("folders")
 def test_nobody_lends_a_computer_without_a_yes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No terminal, an answer from a pipe, the end of a file: it refuses before anything is contacted or written."""
     monkeypatch.setenv("BARNRAISE_CONFIG", str(tmp_path / "config"))
@@ -210,13 +224,14 @@ def test_nobody_lends_a_computer_without_a_yes(tmp_path: Path, monkeypatch: pyte
 def asked(monkeypatch: pytest.MonkeyPatch, typed: str, *arguments: str, config: str = "c1") -> tuple[bool, str]:
     """(was it started, what was shown) by a join in a terminal where this is typed."""
     started = starts(monkeypatch)
-    offer = Offer("The run: tiny", 100.0, run="tiny", config_hash=config)
+    offer = Offer("The run: tiny", 100.0, run="tiny", terms_hashes=(config, "older"))
     monkeypatch.setattr("node.visit.enquiry.enquire", lambda *_: offer)
     monkeypatch.setattr("node.commands.members.is_terminal", lambda: True)
     result = CliRunner().invoke(join, (link("volunteer"), *arguments), input=typed)
     return bool(started), result.output
 
 
+@pytest.mark.usefixtures("folders")
 def test_a_yes_is_kept_for_its_run_and_its_terms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No or the end of the input start nothing; a yes does, and is not asked for again until the terms change or it is
     taken back."""
@@ -229,12 +244,38 @@ def test_a_yes_is_kept_for_its_run_and_its_terms(tmp_path: Path, monkeypatch: py
     started, shown = asked(monkeypatch, "")
     assert started and "You said yes to this run on" in shown
     assert not asked(monkeypatch, "", config="c2")[0]
+    run_id, kept = next(iter(read_consents(tmp_path).items()))
+    keep_consent(tmp_path, run_id, msgspec.structs.replace(kept, config_hash="older"))
+    assert asked(monkeypatch, "")[0], "an older build called the same terms so"
     assert "tiny" in CliRunner().invoke(consent).output
     assert "Taken back" in CliRunner().invoke(consent, ["withdraw", "tiny"]).output
     assert not asked(monkeypatch, "")[0]
     assert complaint(consent, "withdraw", "tiny") == "consent: there is no yes to 'tiny' that could be taken back"
 
 
+@pytest.mark.usefixtures("folders")
+def test_one_that_the_system_started_waits_for_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At logon there may be none yet: with a kept yes and nobody to tell, it asks again until the run answers, and says
+    each reason once. In a terminal, and with --yes, who started it is told at once."""
+    started, answers = starts(monkeypatch), ["away", "away", "down", ""]
+
+    def enquire(*_: object) -> Offer:
+        if answer := answers.pop(0):
+            raise NobodyAnswersError(answer)
+        return Offer("The run: tiny", 100.0, run="tiny", terms_hashes=("c1",))
+
+    monkeypatch.setattr("node.visit.enquiry.enquire", enquire)
+    monkeypatch.setattr("node.commands.members.RETRY_S", 0.0)
+    run_id = JoinLink.parse(link("volunteer")).run_id.hex()
+    keep_consent(settings_folder(), run_id, Consent("tiny", 1e9, "c1"))
+    done = CliRunner().invoke(join, [link("volunteer")], catch_exceptions=False)
+    assert len(started) == 1 and answers == [] and done.exit_code == 0
+    assert done.stderr.splitlines() == [f"{reason}. Trying again every 0 s." for reason in ("away", "down")]
+    answers[:] = ["away"]
+    assert complaint(join, link("volunteer"), "--yes") == "away"
+
+
+@pytest.mark.usefixtures("folders")
 def test_limits_can_be_set_before_the_yes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`limits` at the question shows and changes them; what is wrong is said and asked again."""
     monkeypatch.setenv("BARNRAISE_CONFIG", str(tmp_path))

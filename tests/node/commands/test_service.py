@@ -37,10 +37,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tools.mkdir()
     tool = tools / "systemctl"
     tool.write_text(
-        f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n[ -e {tmp_path}/says ] && cat {tmp_path}/says >&2\n'
+        f'#!/bin/sh\ncase "$*" in *ExecMainStatus*) cat {tmp_path}/status; exit;; esac\n'
+        f'echo "$@" >> {tmp_path}/asked\n[ -e {tmp_path}/says ] && cat {tmp_path}/says >&2\n'
+        f"[ -e {tmp_path}/refuses ] && grep -qf {tmp_path}/refuses {tmp_path}/config/systemd/user/*.service && exit 1\n"
         f"exit $(cat {tmp_path}/code 2>/dev/null || echo 0)\n"
     )
     tool.chmod(0o755)
+    monkeypatch.setattr(service_module, "FIRST_WORDS_S", 0.0)  # nobody was started
     for name, value in (
         ("BARNRAISE_CONFIG", tmp_path / "settings"), ("XDG_CONFIG_HOME", tmp_path / "config"),
         ("XDG_STATE_HOME", tmp_path / "state"), ("XDG_CACHE_HOME", tmp_path / "cache"),
@@ -84,6 +87,28 @@ def test_a_system_that_refuses_is_quoted(home: Path) -> None:
     (home / "says").write_text("Created symlink a → b.\nJob for barnraise.service failed.\nSee its status.\n")
     refused = CliRunner().invoke(service, ["install", LINK])
     assert str(refused.exception).endswith("says: Job for barnraise.service failed. See its status.")
+
+
+def test_a_system_without_namespaces_gets_a_unit_without_the_lines_that_need_them(home: Path) -> None:
+    """Where systemd ends it with 226/NAMESPACE the first group of lines goes, then the second, and that is said; all
+    else stays. Another failure is none of these."""
+    agree(home)
+    unit = home / "config" / "systemd" / "user" / "barnraise.service"
+    (home / "refuses").write_text("^ProtectKernelTunables\n")
+    (home / "status").write_text("226\n")
+    done = CliRunner().invoke(service, ["install", LINK], catch_exceptions=False)
+    assert "It works without ProtectKernelTunables, ProtectControlGroups: this system" in " ".join(done.output.split())
+    whole = systemd_unit(["x"], [home]).splitlines()
+    kept = [line.partition("=")[0] for line in unit.read_text().splitlines()]
+    names = [line.partition("=")[0] for line in whole]
+    assert [name for name in names if name not in kept] == ["ProtectKernelTunables", "ProtectControlGroups"]
+    (home / "refuses").write_text("^PrivateTmp\n")
+    done = CliRunner().invoke(service, ["install", LINK], catch_exceptions=False)
+    assert "ProtectControlGroups, ProtectSystem, ReadWritePaths, PrivateTmp" in " ".join(done.output.split())
+    assert "NoNewPrivileges=yes" in unit.read_text() and "Protect" not in unit.read_text()
+    (home / "status").write_text("1\n")
+    refused = CliRunner().invoke(service, ["install", LINK])
+    assert isinstance(refused.exception, BadInputError) and "PrivateTmp=yes" in unit.read_text()
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")

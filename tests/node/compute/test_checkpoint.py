@@ -17,9 +17,10 @@ from safetensors.torch import save_file
 from node.compute import checkpoint
 from node.compute.checkpoint import CheckpointError, Manifest, PartEntry
 from protocol.base.errors import BadInputError
-from protocol.run.run import CheckpointSection, RunConfig
+from protocol.run.run import AuditSection, CheckpointSection, RunConfig
 
-CONFIG = RunConfig(checkpoint=CheckpointSection(keep=2))
+CONFIG = RunConfig(checkpoint=CheckpointSection(keep=2), audit=AuditSection(rate=0.0))
+ONE = msgspec.structs.replace(CONFIG, checkpoint=CheckpointSection(keep=1))
 PARTITION = ((0, 5, 2), (5, 10, 1))
 SHARDS = ((0, 0), (0, 1), (1, 0))
 
@@ -229,18 +230,16 @@ def test_parts_of_ones_own_are_kept_too(tmp_path: Path) -> None:
     """In a folder that is not shared the newest `keep` of a server's parts stay."""
     for step in (100, 200, 300):
         checkpoint.write_part(checkpoint.step_folder(tmp_path, step) / "part.safetensors", {"m": torch.zeros(1)}, {})
-    checkpoint.delete_older_parts(tmp_path, 200, keep=1)
+    checkpoint.delete_older_parts(tmp_path, 200, ONE)
     assert sorted(home.name for home in tmp_path.iterdir()) == ["step-00000200", "step-00000300"]
 
 
-def test_another_cut_or_run_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    """A restart may not change stages or shards, nor the configuration."""
+def test_another_run_or_version_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    """A restart may not change the configuration. (Another cut is read: `test_cut_anew.py`.)"""
     found = checkpoint.read_manifest(write(tmp_path, 100))
-    checkpoint.check_layout(found, CONFIG, PARTITION)
-    with pytest.raises(BadInputError, match="restart with the same stages and servers a stage"):
-        checkpoint.check_layout(found, CONFIG, ((0, 10, 3),))
+    checkpoint.check_run(found, CONFIG)
     with pytest.raises(BadInputError, match="another configuration of run 'demo'"):
-        checkpoint.check_layout(found, RunConfig(seed=2), PARTITION)
+        checkpoint.check_run(found, RunConfig(seed=2))
     path = part_of(checkpoint.step_folder(tmp_path, 100), 0, 0)
     with pytest.raises(CheckpointError, match="version is '100', this run's is '101'"):
         checkpoint.read_part(path, about(101))
@@ -276,3 +275,34 @@ def test_kill_in_mid_write_leaves_the_old_or_the_new_file(tmp_path: Path) -> Non
     child.stdout.close()
     newest = checkpoint.read_part(path, {})["params"]
     assert int(newest[0]) in (promised, promised + 1) and bool((newest == newest[0]).all())
+
+
+def test_what_was_undone_is_no_checkpoint_and_its_step_makes_another(tmp_path: Path) -> None:
+    """After going back for good the same step comes out otherwise: nobody begins from the old one, the new one takes
+    its place; what lies before the step that the run went back to stays."""
+    for step in (100, 200):
+        home = write(tmp_path, step)
+    old = {part.file for part in checkpoint.read_manifest(home).parts}
+    checkpoint.undo_after(tmp_path, 100)
+    checkpoint.undo_after(tmp_path, 100)
+    assert checkpoint.complete_checkpoints(tmp_path) == (100,)
+    state = {name: torch.full((5,), 7.5) for name in ("params", "m", "v")}
+    parts = [checkpoint.write_checkpoint_part(home, stage, shard, state, about(200)) for stage, shard in SHARDS]
+    checkpoint.write_manifest(tmp_path, manifest(200, tuple(parts)), shared=True)
+    assert checkpoint.complete_checkpoints(tmp_path) == (200, 100)
+    assert {part.file for part in checkpoint.read_manifest(home).parts}.isdisjoint(old)
+    assert not old & {path.name for path in home.iterdir()}, "and its files are gone"
+    checkpoint.undo_after(tmp_path, -1)
+    assert checkpoint.complete_checkpoints(tmp_path) == ()
+
+
+def test_a_look_writes_where_checkpoints_lie_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever answers it has shown that writing there does not hang. A folder that is not there yet says nothing."""
+    synced: list[Path] = []
+    monkeypatch.setattr(checkpoint, "_sync", synced.append)
+    checkpoint.try_writing(tmp_path)
+    assert [path.parent for path in synced] == [tmp_path] and not list(tmp_path.iterdir())
+    checkpoint.try_writing(tmp_path / "nowhere")
+    assert len(synced) == 1

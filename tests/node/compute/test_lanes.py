@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
 from node.compute import checkpoint, seals
+from node.compute.forms import packed
 from node.compute.lanes import DevicePerformer, Lane, Outcome, ServerPerformer, input_refs
 from node.compute.layout import StageLayout
 from node.compute.plan_parts import partition_of
@@ -295,6 +297,53 @@ def test_a_restart_from_snapshot_or_checkpoint_goes_on_bit_by_bit(
             assert resumed.do(resumed.servers[stage][shard], job) == digests[stage][shard]
     resumed.fetch(config.version_of(3))
     assert resumed.step(3) == expected
+
+
+def test_servers_with_another_cut_go_on_from_a_checkpoint(tmp_path: Path) -> None:
+    """Two stages of two servers wrote it; one stage of three serves the same weights, of both versions that the next
+    step needs, on the same grid. A checkpoint of another coordinator's servers is refused here, too."""
+    config = small_run(1, str(tmp_path / "shared"), "gi")
+    bench = Bench(config, tmp_path)
+    bench.start()
+    for step in range(3):
+        bench.fetch(config.version_of(step))
+        bench.step(step)
+    parts = [
+        (stage, shard, *bench.do(server, jobs.WriteCheckpoint(3, 3)))
+        for stage, servers in enumerate(bench.servers)
+        for shard, server in enumerate(servers)
+    ]
+    bench.do(bench.servers[0][0], jobs.WriteManifest(3, tuple(parts)))
+    end = max(chunk.end_block for chunk in PLAN.course.chunks)
+    nodes = tuple(ServerPlan(node=NodeId(f"new{shard}"), role="both", addresses=()) for shard in range(3))
+    plan = msgspec.structs.replace(
+        PLAN, stages=(StagePlan(servers=nodes),), course=Course((Chunk(0, end, 0),), ((0,),)), restore_step=3
+    )
+    allowed = Allowed(checkpoints=(tmp_path,))
+    vocabulary = bench.do(bench.servers[0][0], jobs.PrepareData(config))[0]
+
+    def start(shard: int, coordinator: Identity) -> tuple[ServerPerformer, Any]:
+        server = ServerPerformer(tmp_path / f"new{shard}", 1, allowed, sealer_of(SERVERS[0], coordinator))
+        bench.do(server, jobs.SetUpServer(config, vocabulary, plan, 0, shard))
+        return server, server.perform(jobs.StartShard(3), {}).fact
+
+    started = [start(shard, COORDINATOR) for shard in range(3)]
+    assert all(isinstance(fact, Computed) for _, fact in started), started
+    for version in (2, 3):
+        old, new = (
+            [bench.do(server, jobs.ServeParameters(version, bench.fresh(), bench.fresh())) for server in servers]
+            for servers in ([each for stage in bench.servers for each in stage], [server for server, _ in started])
+        )
+        assert b"".join(bytes(bench.store.get(params.key)) for params, _ in new) == b"".join(
+            bytes(bench.store.get(params.key)) for params, _ in old
+        )
+        steps = [
+            np.concatenate([packed.unpack(bench.store.get(grid.key), grid.shape[0]) for _, grid in served])
+            for served in (old, new)
+        ]
+        assert np.array_equal(steps[0], steps[1])
+    _, refused = start(1, OTHER)
+    assert isinstance(refused, ComputeFailed) and "another coordinator" in refused.reason
 
 
 def test_a_skipped_step_keeps_the_weights(tmp_path: Path) -> None:

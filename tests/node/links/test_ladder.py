@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from node.links.ladder import (
     ATTEMPT_S,
+    COORDINATOR_AWAY,
     DIRECT,
     EXPLORE_S,
     HEAD_START_S,
@@ -46,6 +47,7 @@ class World:
         """Way -> (ok, fail or silent; seconds until then); fails at once unless named."""
         self.tried: list[tuple[float, Way]] = []
         self.given_up: list[tuple[float, str]] = []
+        self.briefs: list[str] = []
         self.running: dict[Way, int] = {}
         self._due: list[tuple[float, int, Way]] = []
         self._number = 0
@@ -66,6 +68,7 @@ class World:
                     del self.running[order.way]
                 case GiveUp():
                     self.given_up.append((round(self.now, 3), order.sentence))
+                    self.briefs.append(order.brief)
 
     def want(self, addresses: tuple[str, ...] = ()) -> None:
         self.take(self.ladder.want(P, addresses, self.now))
@@ -134,12 +137,22 @@ def test_what_fails_makes_room_for_the_next_at_once() -> None:
     assert world.up == BY_Y and [way for _, way in world.tried] == [DIRECT, REVERSE, BY_X, BY_Y]
 
 
+def test_that_the_coordinator_is_away_explains_the_rest() -> None:
+    """One line of a terminal for all that needs signals."""
+    ladder = Ladder()
+    (attempt,) = ladder.want(P, (), 0.0)
+    assert isinstance(attempt, Try)
+    (given_up,) = ladder.failed(P, attempt.way, COORDINATOR_AWAY, 0.1)
+    assert isinstance(given_up, GiveUp) and given_up.brief == "the coordinator is away"
+
+
 def test_with_no_way_at_all_it_gives_up_at_once_and_says_what_became_of_each() -> None:
     """And the next request starts a new attempt, with the address tried again at once."""
     world = World(relays=False)
     world.want(HERE)
     world.run(0.0)
     assert world.given_up == [(0.0, "direct: no; reverse: no; punch: no")]
+    assert world.briefs == ["all 3 ways failed"]
     world.tried.clear()
     world.run(0.1)
     world.want(HERE)

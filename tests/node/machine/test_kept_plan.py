@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from node.machine.jobs import SetUpServer, StartShard
-from node.machine.kept_plan import COORDINATOR_S, KeptPlan
-from node.machine.records import ShardStarted, SnapshotWritten
-from protocol.base.machine import Dial, LinkDown, LinkUp
-from protocol.messages import PlanChanged
+from node.machine.kept_plan import COORDINATOR_S, WELCOME_S, KeptPlan
+from node.machine.records import ShardStarted, SnapshotWritten, StateLost
+from protocol.base.machine import Dial, Exit, LinkDown, LinkUp, Persist
+from protocol.messages import PlanChanged, Welcome
 from protocol.run.plan import Plan
 from tests.node.setting import make_plan
 from tests.node.test_core import CONFIG, COORDINATOR, Desk, started
@@ -43,14 +43,40 @@ def test_a_volunteer_restarts_without_its_coordinator() -> None:
 
 
 def test_a_coordinator_that_is_there_is_waited_for() -> None:
-    """It may know that this disk has lost something: while it is linked, nothing begins without its word."""
+    """It has let us in, and may know that this disk has lost something: while it is linked, nothing begins without its
+    word."""
     desk = Desk("b1", kept=kept(), records=begun())
-    desk.feed(LinkUp(COORDINATOR, "coordinator"))
+    desk.join()
     desk.effects = list(desk.machine.wake(10 * COORDINATOR_S))
     assert not desk.jobs(SetUpServer)
     desk.feed(LinkDown(COORDINATOR, "reset"), now=100.0)
     desk.effects = list(desk.machine.wake(100.0 + COORDINATOR_S))
     assert len(desk.jobs(SetUpServer)) == 1
+
+
+def test_a_coordinator_that_does_not_know_the_run_is_not_waited_for() -> None:
+    """Its database is old or lost, and it lets nobody in before all servers are back, which may be for ever: after a
+    while the disk's plan counts, as if the coordinator were away; what it says later is newer."""
+    desk = Desk("b1", kept=kept(), records=begun())
+    desk.feed(LinkUp(COORDINATOR, "coordinator"))
+    desk.effects = list(desk.machine.wake(WELCOME_S - 0.1))
+    assert not desk.jobs(SetUpServer)
+    desk.effects = list(desk.machine.wake(WELCOME_S))
+    assert len(desk.jobs(SetUpServer)) == 1 and desk.machine.server is not None
+    adopted = make_plan(generation=4)
+    desk.hear(Welcome(membership=b"m", config=CONFIG, config_hash=CONFIG.config_hash(), vocabulary=259))
+    desk.plan(msgspec.structs.replace(adopted, ledger_generation=1), stage=1)
+    assert desk.machine.plan is not None and desk.machine.plan.generation == 4
+    assert desk.machine.server.context.generation == 1 and not desk.of(Exit)
+
+
+def test_a_disk_that_lost_the_key_of_its_leases_gives_its_state_up_and_ends_nothing() -> None:
+    """Without a coordinator nobody can send the run back: it waits with a sentence instead of crashing in a loop."""
+    start = msgspec.structs.replace(begun()[0], shard=0)
+    desk = Desk("f1", kept=kept(stage=0), records=[msgspec.structs.replace(start, stage=0), begun()[1]])
+    desk.effects = list(desk.machine.wake(COORDINATOR_S))
+    assert desk.machine.server is None and "the state here is lost" in desk.machine.waiting_for()
+    assert [effect.record for effect in desk.of(Persist) if isinstance(effect.record, StateLost)]
 
 
 def test_a_server_that_never_began_its_ledgers_there_waits() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from node.machine.records import ShardStarted
 from node.machine.welcome import why_not
 from protocol.messages import Welcome
 from protocol.run.run import BatchSection, ModelSection, RunConfig, StagesSection
@@ -61,3 +62,20 @@ def test_a_server_waits_with_an_open_run_and_takes_it_filled_in_and_nothing_else
     assert "changed while this node was away" in why_not(_welcome(other), open_run, [], 0, serves=True)
     assert "changed while this node was away" in why_not(_welcome(open_run.settled(3)), settled, [], 0, serves=True)
     assert open_run.settled(2, (5,)) == open_run.settled(2), "an even cut has one form, and so one hash"
+
+
+def test_the_state_of_an_older_build_is_the_same_run() -> None:
+    """Its journal has the hash that it gave the run; another run's state is refused as ever."""
+    config = RunConfig()
+    for called in config.hashes():
+        assert why_not(_welcome(config), None, [_started(called)], 0) == ""
+        assert why_not(msgspec.structs.replace(_welcome(config), config_hash=called), None, [], 0) == ""
+    assert len(config.hashes()) == 6, "this build's, and five that older builds gave it"
+    for called in RunConfig(seed=2).hashes():
+        assert "belongs to another configuration" in why_not(_welcome(config), None, [_started(called)], 0)
+
+
+def _started(called: bytes) -> ShardStarted:
+    return ShardStarted(
+        ledger_generation=1, step=0, stage=0, shard=0, shard_count=1, checkpoint_step=-1, config_hash=called
+    )

@@ -33,7 +33,7 @@ from protocol.run.course import line
 from protocol.run.plan import Plan, ServerPlan, StagePlan
 from protocol.run.run import CheckpointSection, ModelSection, RunConfig
 from protocol.trust.identity import Identity
-from protocol.trust.membership import Invite, JoinLink, sign_statement
+from protocol.trust.membership import Invite, JoinLink, Trust, sign_statement
 
 OPTIONS = NodeOptions(link=JoinLink(("127.0.0.1:9",), b""), state=Path("nowhere"))
 
@@ -139,17 +139,22 @@ async def test_a_server_that_learns_its_run_names_the_checkpoints_there(
     assert [folder.is_relative_to(tmp_path / "shared") for folder in looked] == [True]
 
 
-async def test_a_disk_that_hangs_holds_up_what_the_coordinator_says_and_nothing_else(tmp_path: Path) -> None:
-    """The journal is busy in a write that does not end: links, pings and timers go on meanwhile."""
+def volunteer_in(folder: Path) -> tuple[daemon._Node, NodeState, Journal]:
+    """A daemon's node over a state folder of its own, with nothing started."""
     coordinator = Identity(bytes(range(32)))
     invite = Invite(
         issuer=coordinator.public_key, run_id=bytes(16), role="volunteer", uses=1, not_after=2**40, nonce=bytes(16)
     )
     link = JoinLink(("127.0.0.1:9",), sign_statement(invite, coordinator))
-    journal = Journal(tmp_path / "state")
-    options = NodeOptions(link=link, state=tmp_path / "state")
+    journal = Journal(folder)
+    options = NodeOptions(link=link, state=folder)
     state = NodeState(options.state, link, journal)
-    node = daemon._Node(options, state, NodeMetrics("volunteer"), Limits())
+    return daemon._Node(options, state, NodeMetrics("volunteer"), Limits()), state, journal
+
+
+async def test_a_disk_that_hangs_holds_up_what_the_coordinator_says_and_nothing_else(tmp_path: Path) -> None:
+    """The journal is busy in a write that does not end: links, pings and timers go on meanwhile."""
+    node, state, journal = volunteer_in(tmp_path / "state")
     node._driver = Driver(TensorStore(), NodeMetrics("volunteer"), "volunteer", on_welcome=node._on_welcome)
     transport: Any = SimpleNamespace(options=None)
     node._driver.transport = transport
@@ -162,6 +167,26 @@ async def test_a_disk_that_hangs_holds_up_what_the_coordinator_says_and_nothing_
         assert state.config is None  # written first, then gone by
         journal._one_at_a_time.release()
     assert journal.meta("membership") == b"m" and state.config == config
+    journal.close()
+
+
+async def test_a_disk_that_hangs_holds_up_the_list_of_bans_and_nothing_else(tmp_path: Path) -> None:
+    """What a next start shall know is written in a thread: a loop that waited would miss the pings of its links."""
+    node, state, journal = volunteer_in(tmp_path / "state")
+    node._trust = Trust(bytes(16), bytes(32))
+    state.recall_bans(node._trust)
+    machine: Any = SimpleNamespace(server=None)
+    node._trust.revocations_signed = b"signed"
+    journal._one_at_a_time.acquire()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node._watch_disk, machine)
+        await trio.testing.wait_all_tasks_blocked()
+        assert state.has_news_of_bans(node._trust)
+        journal._one_at_a_time.release()
+        while state.has_news_of_bans(node._trust):
+            await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert journal.meta("bans") == b"signed"
     journal.close()
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import queue
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import psutil
@@ -15,11 +16,13 @@ import torch
 from node.compute.device_process import REST_MAX_S
 from node.compute.devices.choice import DeviceChoice
 from node.compute.forms import p12
-from node.compute.lanes import DevicePerformer
+from node.compute.lanes import DevicePerformer, Outcome
 from node.machine.jobs import Forward, LoadParameters, SetUpDevice, TakeGradient
+from node.process.device_frames import JOB_TYPES, RESULTS, read_outcome, write_outcome
 from node.process.device_lane import DeviceLane, DeviceOptions
 from node.process.store import Buffer
 from protocol.base.ids import NodeId, TaskId, TensorRef
+from protocol.base.machine import Computed
 from protocol.run.course import Chunk, Course
 from protocol.run.plan import Plan, ServerPlan, StagePlan
 from tests.node.compute.small import VOCABULARY, small_run
@@ -31,6 +34,7 @@ COURSE = Course((Chunk(0, 4, 0), Chunk(4, CONFIG.block_count, 1)), ((0, 1),))
 PLAN = Plan(generation=1, ledger_generation=1, restore_step=-1, stages=(STAGE, STAGE), course=COURSE)
 SET_UP = SetUpDevice(CONFIG, VOCABULARY, PLAN, 0)
 PATIENCE_S = 60.0
+REF = TensorRef(4, (2, 6, 16), "fp32", 768)
 
 
 class Listener:
@@ -151,6 +155,39 @@ def test_a_process_that_dies_fails_its_jobs_and_can_be_started_again(lane: Devic
         (job, "the device's process was killed (out of memory?)") for job, _ in jobs[1:]
     ]
     assert listener.lost.get(timeout=PATIENCE_S) == "the device's process was killed (out of memory?)"
+    lane.start_again()
+    lane.submit(*jobs[0])
+    assert listener.answer()[1].reason is None
+
+
+@pytest.mark.parametrize(
+    ("job", "result"),
+    [
+        ("Forward", None), ("Forward", REF), ("Backward", None), ("RouteEnd", (1.5, REF)), ("SegmentEnd", (1.5, REF)),
+        ("SegmentEnd", (1.5, None)), ("WeightGradient", None), ("Evaluate", 1.5),
+    ],
+)  # fmt: skip
+def test_every_result_comes_back_as_it_was(job: str, result: Any) -> None:
+    """Also those of samples in segments: a segment at a route's end has no output. Once its answer could not be read,
+    and no volunteer ever ended a route in segments."""
+    stream = io.BytesIO()
+    oldest: Any = object.__new__(JOB_TYPES[job])
+    write_outcome(stream, Outcome(Computed(oldest, result)))
+    stream.seek(0)
+    read = read_outcome(stream, lambda: oldest)
+    assert read is not None and read[0].result == result
+
+
+def test_a_process_whose_words_cannot_be_read_is_ended(
+    lane: DeviceLane, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lives, so nobody would hear of its end: its jobs fail at once, and another one can be started."""
+    monkeypatch.setitem(cast(dict[str, Any], RESULTS), "SetUpDevice", str)
+    jobs, _ = forward()
+    lane.submit(*jobs[0])
+    assert "its words cannot be read" in listener.answer()[1]
+    assert "its words cannot be read" in listener.lost.get(timeout=PATIENCE_S)
+    monkeypatch.undo()
     lane.start_again()
     lane.submit(*jobs[0])
     assert listener.answer()[1].reason is None

@@ -8,7 +8,9 @@ import pytest
 
 from node.server.conduct import (
     LEFT_MAX,
+    OUT_MAX_S,
     OUT_S,
+    OUT_TIMES,
     OVERTAKEN_MAX,
     PATIENCE,
     PATIENCE_MIN_S,
@@ -101,7 +103,7 @@ def test_a_bad_worker_costs_no_more_than_a_killed_one(bad: str) -> None:
 
 
 def test_a_worker_that_is_out_may_try_again() -> None:
-    """After ten minutes it gets one lease; when it finishes it, as many as it asks for."""
+    """After two minutes it gets one lease; when it finishes it, as many as it asks for."""
     conduct, a = Conduct(), WORKERS[0]
     for number in range(OVERTAKEN_MAX):
         assert conduct.leases_max(a, 10.0 * number) in (None, 1)
@@ -111,6 +113,42 @@ def test_a_worker_that_is_out_may_try_again() -> None:
     assert conduct.leases_max(a, end + OUT_S) == 1
     ruling = conduct.finished(a)
     assert ruling is not None and ruling.leases_max == -1 and conduct.leases_max(a, end + OUT_S) is None
+
+
+def test_a_rest_is_as_long_as_what_was_lost_is_worth() -> None:
+    """Leases of five seconds: two minutes, doubled while it goes on losing them, ten minutes at most. Leases that held
+    the others up for twenty seconds each: twenty times that at once."""
+    for waited_s, rests in ((5.0, (OUT_S, 240.0, 480.0, OUT_MAX_S, OUT_MAX_S)), (20.0, (400.0, 400.0, 480.0, 600.0))):
+        conduct, now = Conduct(), 0.0
+        for number in range(OVERTAKEN_MAX - 1 + len(rests)):
+            ruling = conduct.overtaken_by_others(BAD, now, now + waited_s)
+            assert ruling is not None
+            expected = 0.0 if number < OVERTAKEN_MAX - 1 else rests[number - OVERTAKEN_MAX + 1]
+            assert ruling.seconds == expected and ruling.leases_max == (0 if expected else 1)
+            now += waited_s + expected
+    assert 20.0 * OUT_TIMES == 400.0
+
+
+def test_who_rests_hears_of_it_again_on_a_new_link() -> None:
+    """Its owner paused and resumed meanwhile: the screen must not say that there is no work."""
+    flapping = Flapping(WORKERS[1])
+    pool = flapping.pool
+    for _ in range(OVERTAKEN_MAX):
+        flapping.offers()
+        pool.worker_here(BAD, is_server=False)
+        assert flapping.asks(BAD)
+        flapping.passes(LEASE_S)
+        flapping.others_finish_all()
+        pool.worker_gone(BAD, flapping.now)
+    told = pool.take_rulings()[-1]
+    flapping.passes(told.seconds - 60.0)
+    pool.worker_here(BAD, is_server=False)
+    (again,) = pool.take_rulings()
+    assert again.node == BAD and again.leases_max == 0 and 0 < again.seconds <= 60.0 and again.reason == told.reason
+    flapping.passes(60.0)
+    pool.worker_gone(BAD, flapping.now)
+    pool.worker_here(BAD, is_server=False)
+    assert pool.take_rulings() == []
 
 
 def test_leases_that_run_out_together_count_once() -> None:
@@ -362,10 +400,10 @@ def test_leases_that_run_out_count_over_a_new_link() -> None:
 def test_leaving_is_counted_within_ten_minutes_and_until_the_next_result() -> None:
     """An owner who pauses once in a while, or whose computer does something in between, is never out."""
     conduct, a, b, c = Conduct(), *WORKERS[:3]
-    assert [conduct.left(a, OUT_S * number) for number in range(3 * LEFT_MAX)] == [None] * 3 * LEFT_MAX
+    assert [conduct.left(a, OUT_MAX_S * number) for number in range(3 * LEFT_MAX)] == [None] * 3 * LEFT_MAX
     for number in range(3 * LEFT_MAX):
         assert conduct.left(b, float(number)) is None
         assert number % 4 or conduct.finished(b) is None
     rulings = [conduct.left(c, float(number)) for number in range(LEFT_MAX)]
     assert rulings[:-1] == [None] * (LEFT_MAX - 1) and rulings[-1] is not None and rulings[-1].leases_max == 0
-    assert conduct.leases_max(c, LEFT_MAX + OUT_S) == 1
+    assert conduct.leases_max(c, LEFT_MAX + OUT_MAX_S) == 1

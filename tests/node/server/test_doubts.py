@@ -68,6 +68,18 @@ def test_a_server_of_the_stage_is_believed() -> None:
     assert doubts.accepted(result(51, OTHER), 1e60) == (VOLUNTEER,)
 
 
+@pytest.mark.parametrize("size", [1e3, math.inf])
+def test_where_servers_compute_no_member_confirms_another(size: float) -> None:
+    """However many bring the like, and however often: a server's opinion comes first, and shows who lied, or nobody."""
+    for of_server, blamed in ((1.0, (VOLUNTEER, OTHER, THIRD, VOLUNTEER)), (1.1 * size, ())):
+        doubts = usual()
+        for number, node in enumerate((VOLUNTEER, OTHER, THIRD, VOLUNTEER)):
+            assert "beyond" in doubts.look(result(50 + number, node), size**2, False, servers_judge=True)
+        server = result(60, NodeId("f0"))
+        assert doubts.look(server, of_server**2, True, servers_judge=True) == ""
+        assert doubts.accepted(server, of_server**2) == tuple(dict.fromkeys(blamed))
+
+
 def test_who_is_alone_is_believed_at_last() -> None:
     """Nobody else does the work: the second time it counts, and nobody is blamed."""
     doubts = usual()
@@ -147,6 +159,24 @@ def test_the_ledger_voids_the_contribution_and_not_the_step() -> None:
     (verdict, *_) = Effects(context.out).sent(Verdict)
     assert verdict.accepted and verdict.blamed == (VOLUNTEER,)
     ledger.check()
+
+
+def test_the_ledger_waits_for_a_server_that_computes() -> None:
+    """Two that agree count where nobody reliable computes, and not while a server of the stage does; when the operator
+    takes the servers' devices away, they count again."""
+    for ready, collocated, counted in ((True, "when_empty", 0), (False, "when_empty", 1), (True, "never", 1)):
+        config = make_config()
+        stages = msgspec.structs.replace(config.stages, collocated=collocated)
+        context = make_context("f0", msgspec.structs.replace(config, stages=stages))
+        if ready:
+            context.computing[NodeId("b0")] = None
+        ledger = LedgerRole(context)
+        ledger.on_step_opened(StepOpened(ledger_generation=1, step=0, closed=-1))
+        Effects(context.out)
+        for said in (result(1), result(2, OTHER)):
+            for shard in (0, 1):
+                ledger.on_stored(msgspec.structs.replace(said, shard=shard, square_norm=math.inf))
+        assert len(Effects(context.out).records(ContributionAccepted)) == counted
 
 
 def test_who_is_blamed_gets_nothing_for_a_while() -> None:

@@ -324,3 +324,39 @@ def test_the_clock_of_weight_gradients_leaves_time_for_an_upload() -> None:
     pool.tail(0, 5.0)
     assert [entry.tasks[0] for entry, _ in pool.expire(274.9)] == [second]
     assert [entry.tasks[0] for entry, _ in pool.expire(275.0)] == [first]
+
+
+def test_what_is_doubted_goes_to_a_server_that_computes() -> None:
+    """Not to another volunteer, however idle; other work goes to volunteers meanwhile. Where servers may not compute,
+    volunteers get it."""
+    pool = make_pool(A, B, SERVER, tasks=3, slots=1)
+    assert given(pool) == [("a", 0), ("b", 1)]
+    pool.give_back((forward(0, 0),), A, doubted=True)
+    pool.reserve((forward(0, 0),))
+    pool.add_slots(A, 1, 64)
+    pool.add_slots(B, 1, 64)
+    assert given(pool) == [("s", 0), ("a", 2)] or given(pool) == [("s", 0), ("b", 2)]
+    pool.give_back((forward(0, 1),), B, doubted=True)
+    pool.reserve((forward(0, 1),))
+    assert given(pool, 1.0) == []  # the server has no slot left
+    pool.add_slots(SERVER, 1, 64)
+    assert given(pool, 1.0) == [("s", 1)]
+    pool = make_pool(A, B, SERVER, tasks=1, collocated="never")
+    assert given(pool) == [("a", 0)]
+    pool.give_back((forward(0, 0),), A, doubted=True)
+    pool.reserve((forward(0, 0),))
+    assert given(pool) == [("b", 0)]
+
+
+def test_a_server_that_fails_with_what_is_doubted_does_not_stop_the_run() -> None:
+    """Again and again it is the server's; then volunteers may try, whose usual result counts, too."""
+    pool = make_pool(A, B, SERVER, tasks=1, slots=30)
+    now, turns = 0.0, []
+    for _ in range(12):
+        ((worker, _),) = given(pool, now)
+        turns.append(worker)
+        pool.give_back((forward(0, 0),), worker, doubted=worker == A, untried=worker != A)
+        pool.reserve((forward(0, 0),))
+        now += 1000.0
+        pool.expire(now)
+    assert turns[0] == "a" and turns[1:8] == ["s"] * 7 and "b" in turns[8:]

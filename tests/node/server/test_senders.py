@@ -13,11 +13,11 @@ from node.server.senders import check_sender
 from node.server.tickets import TicketOffice
 from protocol.base.errors import RemoteProtocolError
 from protocol.base.ids import ContributionId, NodeId, TaskId
-from protocol.messages import MESSAGES, Work
+from protocol.kinds import MAY_SEND, MESSAGES
+from protocol.messages import Work
 from protocol.run.course import line
 from protocol.run.plan import Plan, ServerPlan, StagePlan
 from protocol.run.run import RunConfig
-from protocol.speakers import MAY_SEND
 
 SERVERS = {name: NodeId(name.replace(" ", "-").ljust(52, "x")) for name in
            ("front 0", "back 0", "front 1", "back 1", "front 2", "back 2")}  # fmt: skip

@@ -41,6 +41,15 @@ def test_an_absurd_result_waits_for_a_second_opinion(size: float) -> None:
     assert sizes.accepted(TASK, OTHER, 1.01 * size) == ()
 
 
+def test_where_servers_compute_no_member_confirms_another() -> None:
+    """Nor itself with another lease: a server's result is used, and tells who lied."""
+    sizes = usual()
+    for fence, node in enumerate((VOLUNTEER, OTHER, VOLUNTEER, OTHER)):
+        assert sizes.look(TASK, node, fence, math.inf, trusted=False, servers_judge=True)
+    assert sizes.look(TASK, NodeId("f0"), 9, 1.0, trusted=True, servers_judge=True) == ""
+    assert sizes.accepted(TASK, NodeId("f0"), 1.0) == (VOLUNTEER, OTHER)
+
+
 def test_saying_it_again_does_not_help() -> None:
     """Only another lease counts as another try; who is alone is believed at the second, as with gradients."""
     sizes = usual()

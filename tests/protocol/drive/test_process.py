@@ -20,7 +20,7 @@ from protocol.base.limits import REJECT_REASONS
 from protocol.base.machine import Count, LinkUp, Log, Told
 from protocol.drive.metrics import DAEMON_FAMILIES, Family, Metrics
 from protocol.drive.process import LastingStream, free_port, set_up_logging, watch_loop, watch_signals, write_log
-from tests.protocol.samples import ALICE
+from tests.protocol.samples import ALICE, BOB
 
 
 @pytest.fixture
@@ -79,6 +79,24 @@ def test_a_terminal_gets_round_figures_and_few_lines_of_what_happens_often(metri
         assert shown in text.split(), shown
     rows = [json.loads(line) for line in written(json=True).splitlines()]
     assert [row["loss"] for row in rows if row["event"] == "step"] == [numbers["loss"]] * 4
+
+
+def test_what_a_terminal_has_no_room_for_stands_in_json(metrics: Metrics) -> None:
+    """A peer that no way leads to takes one line of 80 columns, whatever became of each way; and not for each peer."""
+    ways = "direct: 192.0.2.1:4321: Connection refused; reverse: the coordinator is away; punch: the same; " * 3
+    seldom, detail = {"no way to a peer": 60.0}, {"no way to a peer": "ways"}
+    written = {}
+    for as_json in (False, True):
+        stream = io.StringIO()
+        logger = set_up_logging(metrics, stream=stream, json=as_json, seldom=seldom, detail=detail, clock=lambda: 1.0)
+        for node in (ALICE.node, BOB.node):
+            logger.info("no way to a peer", peer=node, reason="the coordinator is away", ways=ways)
+        written[as_json] = stream.getvalue().splitlines()
+    _, *lines = written[False]
+    assert [line[9:] for line in lines] == [
+        f'no way to a peer  peer={ALICE.node[:8]}  reason="the coordinator is away"'
+    ]
+    assert len(lines[0]) <= 80 and [json.loads(line)["ways"] for line in written[True]] == [ways, ways]
 
 
 def test_no_line_on_a_terminal_is_wider_than_it(metrics: Metrics) -> None:

@@ -24,9 +24,9 @@ from protocol.base.limits import (
     TASKS_MAX,
     TEXT_MAX,
 )
+from protocol.kinds import MAY_SEND, MESSAGES, ROLES
 from protocol.link.codec import check_allowed, check_tensors, decode, encode, traffic_kind, with_keys
 from protocol.messages import (
-    MESSAGES,
     Bye,
     Commit,
     Freeze,
@@ -40,7 +40,6 @@ from protocol.messages import (
     StepReport,
     Welcome,
 )
-from protocol.speakers import MAY_SEND, ROLES
 from tests.protocol.samples import ALICE, sample, samples
 
 _KINDS = {kind.__name__: kind for kind in MESSAGES}

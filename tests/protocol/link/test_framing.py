@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from protocol.base.errors import LocalProtocolError, RemoteProtocolError
 from protocol.base.ids import ContributionId, TaskId, TensorRef
 from protocol.base.limits import CONTRIBUTIONS_MAX, MESSAGE_BYTES_MAX, OPEN_BULK_MAX, RECORD_BYTES_MAX, REJECT_REASONS
+from protocol.kinds import MAY_SEND
 from protocol.link.codec import PROTOCOL_MINOR, encode
 from protocol.link.framing import Event, Frame, Framing, FramingLimits, MessageArrived, PeerClosed, PeerReady
 from protocol.messages import Activation, Freeze, Message, Parameters, Ping, Ready
-from protocol.speakers import MAY_SEND
 from protocol.trust.records import RecordWriter
 from tests.protocol.samples import ALICE, allowed_pair, buffers_for, framing_pair, samples
 

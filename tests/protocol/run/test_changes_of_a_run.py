@@ -14,7 +14,10 @@ from protocol.run.changes import (
     changes_hash,
     check_changes,
     in_force,
+    kept_layouts,
+    laid_out_at,
     make_change,
+    make_layout,
     mixtures,
     running,
 )
@@ -156,3 +159,56 @@ def test_the_hash_covers_file_and_list() -> None:
     }
     assert len(seen) == 5
     assert changes_hash(CONFIG, (change,)) in seen
+
+
+def test_a_layout_is_one_change_of_all_its_keys() -> None:
+    """They count together, from a boundary; a list of blocks goes with the number of stages that it was for."""
+    three = make_layout(CONFIG, (), ["stages.count=3", "stages.back_servers=0"])
+    assert three.is_pending and running(CONFIG, (three,)) == CONFIG
+    begun = msgspec.structs.replace(three, from_step=7)
+    cut = msgspec.structs.replace(make_layout(CONFIG, (begun,), ["stages.cut=2 5"]), from_step=9)
+    assert [laid_out_at(CONFIG, (begun, cut), step).stages.cut for step in (6, 8, 9)] == ["even", "even", "2 5"]
+    assert [laid_out_at(CONFIG, (begun, cut), step).stages.count for step in (6, 7, 9)] == [2, 3, 3]
+    two = make_layout(CONFIG, (begun, cut), ["stages.count=2"])
+    assert changed(CONFIG, (begun, cut, two)).stages.cut == "even"
+    with pytest.raises(BadInputError, match=r"^stages: cannot be changed.*run replan"):
+        make_change(CONFIG, (), "stages", three.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (["stages.count=2"], "stages.count: the run has this layout already"),
+        (["routes.skip=0.5"], "routes.skip: is no part of the layout"),
+        (["stages.collocated=never"], "stages.collocated: is no part of the layout"),
+        (["stages.cut=planned"], "stages.cut: a planner plans the first layout only"),
+        (["stages.count=auto"], "stages.count: a planner plans the first layout only"),
+        (["stages.count=99"], "stages.count: 99 is not between"),
+        (["stages.cut=40"], "stages.cut: "),
+        (["stages.chunks=2"], "stages.chunks: more than one needs"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused_by_its_key(settings: list[str], says: str) -> None:
+    """Before anybody is held."""
+    with pytest.raises(BadInputError, match=f"^{says}"):
+        make_layout(CONFIG, (), settings)
+
+
+def test_a_run_that_goes_back_keeps_its_layout_from_there_on() -> None:
+    """Other changes keep their steps; the list stays in order."""
+    rate = RunChange("optimizer.learning_rate", "0.1", 30)
+    layout = msgspec.structs.replace(make_layout(CONFIG, (), ["stages.count=3"]), from_step=40)
+    new = RunChange("optimizer.clip_norm", "2.0")
+    back = kept_layouts((rate, layout, new), 20)
+    assert [(change.key, change.from_step) for change in back] == [
+        ("stages", 20), ("optimizer.learning_rate", 30), ("optimizer.clip_norm", -1),
+    ]  # fmt: skip
+    assert kept_layouts((layout,), 50) == (layout,) and kept_layouts((layout,), -1)[0].from_step == 0
+    check_changes(CONFIG, back)
+
+
+@pytest.mark.parametrize("value", ["3", '{"count": 3}', '{"count": [1]}'])
+def test_a_layout_from_elsewhere_is_a_table_of_all_its_keys(value: str) -> None:
+    """A node looks at what it is told."""
+    with pytest.raises(BadInputError, match="a change of stages"):
+        check_changes(CONFIG, (RunChange("stages", value, 3),))

@@ -1,0 +1,102 @@
+"""Before `join` has joined its owner is heard: leave, pause, limits and status from another terminal."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from node.commands.members import QUESTION
+from node.commands.owner import last_words
+from node.owner.limits import read_limits, shown
+from node.owner.words import describe, headline
+from node.platform.local_socket import NotRunningError, ask
+from node.process.pauses import kept_pause
+from node.process.starting import NOTHING_BEGUN, Starting
+from protocol.trust.identity import Identity
+from protocol.trust.membership import Invite, JoinLink, sign_statement
+
+PATIENCE_S = 60.0
+
+
+def test_what_its_owner_says_meanwhile_counts(tmp_path: Path) -> None:
+    """A pause is kept for the keeper and taken back, a limit is written, a wrong order is refused in words, and leave
+    interrupts what the main thread does."""
+    interrupted = threading.Event()
+    state, settings = tmp_path / "state", tmp_path / "settings" / "limits.toml"
+    with Starting(state, settings, "r", interrupted.set) as starting:
+        starting.says = QUESTION
+        assert headline(ask(state, {"verb": "status"})) == f"a run that has not answered yet  STARTING  {QUESTION}"
+        starting.run = "tiny"
+        paused = ask(state, {"verb": "pause", "for_s": 600})
+        assert "; then it pauses, by you until " in headline(paused) and kept_pause(state) is not None
+        ask(state, {"verb": "resume"})
+        assert kept_pause(state) is None
+        said = " ".join(describe(ask(state, {"verb": "finish"})).split())
+        assert said == f"tiny STARTING {QUESTION}; then it pauses, by you"
+        assert ask(state, {"verb": "limits", "values": {"up": "5 Mbit/s"}})["limits"]["up"] == "5 Mbit/s"
+        assert shown(read_limits(settings))["up"] == "5 Mbit/s"
+        assert ask(state, {"verb": "pause", "for_s": -1})["error"].startswith("pause: ")
+        assert ask(state, {"verb": "dance"})["error"] == "there is no order 'dance'"
+        assert not starting.left
+        leaving = ask(state, {"verb": "leave"})
+        assert headline(leaving).startswith("tiny  LEAVING  nothing was begun yet") and starting.left
+        assert interrupted.wait(PATIENCE_S)
+    with pytest.raises(NotRunningError):
+        ask(state, {"verb": "status"})
+    assert last_words(state, leaving) == NOTHING_BEGUN
+
+
+def test_the_keeper_takes_over_its_door(tmp_path: Path) -> None:
+    """From then on an order that would come too late is refused; what lies in the folder is the keeper's to remove."""
+    starting = Starting(tmp_path, tmp_path / "limits.toml", "r", lambda: None).__enter__()
+    starting.hand_over()
+    assert ask(tmp_path, {"verb": "pause"})["error"].startswith("it begins this very moment")
+    assert ask(tmp_path, {"verb": "status"})["state"] == "starting"
+    starting.close()
+    assert (tmp_path / "control.json").exists() and kept_pause(tmp_path) is None
+
+
+def test_a_daemon_that_runs_keeps_its_door(tmp_path: Path) -> None:
+    """Whoever starts a second one on its folder does not answer in its place, and removes nothing of it."""
+    with Starting(tmp_path, tmp_path / "limits.toml", "r", lambda: None) as first:
+        first.run = "first"
+        with Starting(tmp_path, tmp_path / "limits.toml", "r", lambda: None):
+            assert ask(tmp_path, {"verb": "status"})["run"] == "first"
+        assert ask(tmp_path, {"verb": "status"})["run"] == "first"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trap", ["-", "''"])
+def test_leave_ends_a_join_that_waits_for_the_run(trap: str, tmp_path: Path) -> None:
+    """A coordinator that takes the call and never says a word: exit code 0, one sentence, nothing of it is left; also
+    where a script started it in the background, so that it does not hear Ctrl-C."""
+    issuer = Identity(bytes(32))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        invite = Invite(
+            issuer=issuer.public_key, run_id=bytes(16), role="volunteer", uses=1, not_after=int(time.time()) + 60,
+            nonce=bytes(16),
+        )  # fmt: skip
+        link = str(JoinLink((f"127.0.0.1:{silent.getsockname()[1]}",), sign_statement(invite, issuer)))
+        command = [sys.executable, "-m", "protocol.cli"]
+        settings = {**os.environ, "BARNRAISE_CONFIG": str(tmp_path / "settings")}
+        shell = ["sh", "-c", f'trap {trap} INT; exec "$@"', "sh"]
+        joining = subprocess.Popen(
+            [*shell, *command, "join", link, "--yes", "--state", str(tmp_path / "state")],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=settings,
+        )  # fmt: skip
+        silent.settimeout(PATIENCE_S)
+        connection, _ = silent.accept()
+        with connection:
+            left = subprocess.run([*command, "leave"], capture_output=True, text=True, timeout=PATIENCE_S, env=settings)
+            said, _ = joining.communicate(timeout=PATIENCE_S)
+    assert left.returncode == 0 and left.stdout.strip() == NOTHING_BEGUN, left
+    assert joining.returncode == 0 and "Traceback" not in said, said
+    assert said.strip().endswith("You have left it before it joined. Nothing was started.")
+    assert not (tmp_path / "state" / "control.json").exists()

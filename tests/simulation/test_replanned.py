@@ -1,0 +1,81 @@
+"""A run that is laid out anew while its processes die: nothing is lost, and the numbers are those of one process."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import pytest
+
+from coordinator.live.core import CoordinatorMachine
+from coordinator.live.orders import ChangeRun
+from coordinator.live.records import StepRow
+from protocol.base.machine import Ordered
+from protocol.run.changes import laid_out_at, make_layout
+from tests.simulation.arithmetic import reference, shards
+from tests.simulation.swarm import Shape, Swarm
+from tests.simulation.world import Host, Watcher
+
+LAYOUTS = ("stages.count=3", "stages.count=1", "stages.count=2")
+
+
+@pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 4, 5, 6, 7, 8))])
+def test_a_run_that_is_laid_out_anew_under_kills_computes_what_one_process_does(seed: int) -> None:
+    """Two layouts are ordered; around each, servers, volunteers, spares and the coordinator are killed and come back.
+    Every step that counts has the loss of the reference, told from which steps on the layouts count, and so has the
+    last checkpoint; no step is thrown away."""
+    rng = random.Random(seed)
+    shape = Shape(steps=14, spares=2, checkpoint_every=5, delay=seed % 2)
+    swarm = Swarm(seed, shape, Watcher())
+    world = swarm.world
+
+    def machine() -> CoordinatorMachine | None:
+        found = swarm.coordinator.machine
+        return found if isinstance(found, CoordinatorMachine) else None
+
+    def closed(step: int) -> bool:
+        now = machine()
+        return now is not None and now.history.newest_step >= step
+
+    def kill(host: Host) -> None:
+        world.crash(host)
+        world.at(rng.uniform(0.1, 2.0), lambda: world.start(host) if host.machine is None and not host.exited else None)
+
+    laid_out = 0
+    for number, after in enumerate((2, 7)):
+        world.run(world.now + 240.0, stop=partial(closed, after))
+        now = machine()
+        assert now is not None and now.placement.plan is not None
+        changes, wanted = now.placement.wishes.changes, LAYOUTS[number]
+        if len(now.placement.plan.stages) == int(wanted[-1]):
+            wanted = LAYOUTS[2]
+        if not now.placement.wishes.lays_out:
+            world.feed(swarm.coordinator, Ordered(ChangeRun(make_layout(now.config, changes, [wanted]))))
+        for _ in range(4):
+            host = rng.choice([*swarm.servers, *swarm.servers, *swarm.volunteers, swarm.coordinator])
+            world.at(rng.uniform(0.0, 4.0), partial(kill, host))
+        world.run(world.now + 5.0, stop=lambda: swarm.finished)
+    world.run(world.now + 400.0, stop=lambda: swarm.finished)
+    waits = {host.node: getattr(host.machine, "waiting_for", host.exited) for host in world.hosts.values()}
+    waits = {node: wait() if callable(wait) else wait for node, wait in waits.items()}
+    assert swarm.finished, f"seed {seed}: the run does not end: {waits}"
+    records = [record for record, _ in swarm.coordinator.records]
+    now = machine()
+    assert now is not None and now.placement.plan is not None
+    assert now.history.rollback_count == 0 and now.history.lost_steps == 0
+    layouts = {}
+    for change in now.placement.wishes.changes:
+        config = laid_out_at(now.config, now.placement.wishes.changes, change.from_step)
+        layouts[change.from_step] = config, [shape.shards] * config.stages.count
+        laid_out += 1
+    assert laid_out or seed % 4, f"seed {seed}: no layout has begun"
+    right = reference(swarm.config, [shape.shards] * shape.stages, layouts)
+    rows = [record for record in records if isinstance(record, StepRow)]
+    assert [(row.step, row.loss) for row in rows] == list(enumerate(right.losses))
+    parts = world.shared[f"manifest-{shape.steps}"]
+    assert len(parts) == len(now.placement.plan.server_nodes())
+    for stage, shard, file, *_ in parts:
+        weights, moments, _ = world.shared[file]
+        assert (
+            weights == shards(right.versions[-1][stage])[shard] and moments == shards(right.moments[-1][stage])[shard]
+        )

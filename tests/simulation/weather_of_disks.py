@@ -1,0 +1,126 @@
+"""Faults of disks, folders and lanes: what `weather.py` draws beside kills and broken links."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+from tests.simulation.swarm import Swarm
+from tests.simulation.world import Host, World
+
+
+def snapshots_of(host: Host) -> list[str]:
+    """Snapshot files on a disk."""
+    return sorted(name for name in host.files if name.startswith("snapshot-"))
+
+
+class Disks:
+    """What hangs, lies, is lost or full. `Weather` says when."""
+
+    _swarm: Swarm
+    _world: World
+    _disk_losses: int
+    _disk_losses_max: int
+
+    def _start_soon(self, host: Host, delay_s: float) -> None:
+        raise NotImplementedError
+
+    @property
+    def _spares_wait(self) -> bool:
+        shape = self._swarm.shape
+        here = [host for host in self._swarm.servers if not host.gone and not host.hangs_for_good]
+        return len(here) > shape.stages * (shape.fronts + shape.backs)
+
+    def _hang(self, rng: random.Random) -> bool:
+        """A lane or the disk of a server ends nothing any more, while its links are as good as ever: for good where a
+        spare waits, else for a while."""
+        here = [host for host in self._swarm.servers if host.machine is not None and not host.hung]
+        if not here or rng.random() < 0.5:
+            return False
+        host, lane = rng.choice(here), rng.choice(["server", "disk", "device"])
+        for_good = self._spares_wait and lane != "device"
+        self._world.hang(host, lane)
+        host.hangs_for_good = for_good
+        if not for_good:
+            self._world.at(rng.uniform(2.0, 25.0), lambda: self._world.go_on(host, lane))
+        return True
+
+    def _crew_hangs(self, rng: random.Random) -> bool:
+        """The devices of all volunteers end nothing for a while, and their servers do not compute."""
+        for host in self._swarm.volunteers:
+            if host.machine is not None and not host.hung:
+                self._world.hang(host, "device")
+                self._world.at(40.0, partial(self._world.go_on, host, "device"))
+        return True
+
+    def _folder_hangs(self, rng: random.Random) -> bool:
+        """What all servers write to gives no answer for a while: whoever writes there hangs."""
+        if rng.random() < 0.7:
+            return False
+        seconds = rng.uniform(12.0, 16.0)
+        for host in self._swarm.servers:
+            if host.machine is not None and not host.hung:
+                self._world.hang(host, "server")
+                self._world.at(seconds, partial(self._world.go_on, host, "server"))
+        return True
+
+    def _folder_full(self, rng: random.Random) -> bool:
+        """No checkpoint can be written for a while."""
+        if self._world.shared.full:
+            return False
+        self._world.shared.full = True
+        self._world.at(rng.uniform(0.5, 8.0), lambda: setattr(self._world.shared, "full", False))
+        return True
+
+    def _bytes_differ(self, rng: random.Random) -> bool:
+        """From here on no file is written twice with the same bytes."""
+        salted = self._world.shared.salted
+        self._world.shared.salted = True
+        return not salted
+
+    def _snapshot_lost(self, rng: random.Random) -> bool:
+        """A server dies, and somebody tidies up its folder before it is back."""
+        here = [host for host in self._swarm.servers if host.machine is not None and snapshots_of(host)]
+        if not here or self._disk_losses >= self._disk_losses_max:
+            return False
+        self._disk_losses += 1
+        host = rng.choice(here)
+        self._world.crash(host)
+        for name in snapshots_of(host):
+            if rng.random() < 0.7:
+                del host.files[name]
+                host.harmed = True
+        self._start_soon(host, rng.uniform(0.1, 2.0))
+        return True
+
+    def _disk_lied(self, rng: random.Random) -> bool:
+        """A server dies, and one of the newest records that its disk had acknowledged is not there."""
+        here = [host for host in self._swarm.servers if host.machine is not None and host.records]
+        if not here or self._disk_losses >= self._disk_losses_max:
+            return False
+        host = rng.choice(here)
+        self._world.crash(host)
+        newest = {type(record): index for index, (record, _) in enumerate(host.records)}
+        wanted = self._swarm.scene.loses
+        kinds = [kind for kind in newest if not wanted or kind.__name__ in wanted]
+        self._start_soon(host, rng.uniform(0.1, 2.0))
+        if not kinds:
+            return False
+        self._disk_losses += 1
+        self._world.forget(host, newest[rng.choice(kinds)])
+        return True
+
+    def _snapshot_bent(self, rng: random.Random) -> bool:
+        """A server dies, and its disk gives back its snapshots with other numbers in them."""
+        here = [host for host in self._swarm.servers if host.machine is not None and snapshots_of(host)]
+        if not here or self._disk_losses >= self._disk_losses_max:
+            return False
+        self._disk_losses += 1
+        host = rng.choice(here)
+        self._world.crash(host)
+        host.harmed = True
+        for name in snapshots_of(host):
+            weights, moments = host.files[name]
+            host.files[name] = (weights[0] + 1, *weights[1:]), moments
+        self._start_soon(host, rng.uniform(0.1, 2.0))
+        return True
