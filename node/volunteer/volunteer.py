@@ -60,6 +60,7 @@ from protocol.messages import (
     VersionReady,
     Work,
 )
+from protocol.run.changes import running
 from protocol.run.course import VALIDATION_FIRST
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
@@ -72,7 +73,8 @@ class VolunteerMachine:
     """One device that works for one stage. Hosted by `node.machine.roles.Roles`, also on servers that compute."""
 
     def __init__(self, config: RunConfig, vocabulary: int, out: Outbox, incarnation: int) -> None:
-        self._config = config
+        self._written = self._config = config  # as its file has it: what forms follow from; and as it is now
+        self._task_tokens = config.batch.samples * config.model.context
         self._vocabulary = vocabulary
         self._out = out
         self._plan: Plan | None = None
@@ -115,7 +117,7 @@ class VolunteerMachine:
             and plan.ledger_generation == self._plan.ledger_generation
             and self._servers == tuple(server.node for server in plan.stages[stage].servers)
         )
-        self._plan = plan
+        self._plan, self._config = plan, running(self._written, plan.changes)
         self._order = Order(plan, stage)
         if same:
             return False
@@ -133,7 +135,7 @@ class VolunteerMachine:
         self._auditor.reset(plan, self._servers)
         self._device_ready = False
         self._room.reset()
-        self._out.compute(SetUpDevice(self._config, self._vocabulary, plan, stage))
+        self._out.compute(SetUpDevice(self._written, self._vocabulary, plan, stage))
         return True
 
     @property
@@ -549,7 +551,7 @@ class VolunteerMachine:
         if self._room.rest_until and not self._room.rests(now):
             self._room.rest_until = 0.0
             if not self._device_ready and self._plan is not None:
-                self._out.compute(SetUpDevice(self._config, self._vocabulary, self._plan, self._stage))
+                self._out.compute(SetUpDevice(self._written, self._vocabulary, self._plan, self._stage))
         self._go_on(now)
 
     def waiting_for(self) -> str:
@@ -569,8 +571,7 @@ class VolunteerMachine:
 
     def given(self) -> dict[str, float]:
         """What the ledgers have accepted of it: tasks, and their tokens."""
-        task_tokens = self._config.batch.samples * self._config.model.context
-        return {"accepted": self.totals["accepted"], "tokens": self.totals["accepted"] * task_tokens}
+        return {"accepted": self.totals["accepted"], "tokens": self.totals["accepted"] * self._task_tokens}
 
     def counters(self) -> dict[str, float]:
         leases = float(len(self._held.all()))
@@ -595,6 +596,5 @@ class VolunteerMachine:
     def _count(self, task: TaskId) -> None:
         self.totals["validated" if task.microbatch >= VALIDATION_FIRST else "microbatches"] += 1
         if task.op == "B":
-            tokens = self._config.batch.samples * self._config.model.context
-            self.totals["tokens"] += tokens
-            self._out.count("barnraise_node_tokens_total", tokens)
+            self.totals["tokens"] += self._task_tokens
+            self._out.count("barnraise_node_tokens_total", self._task_tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
+import msgspec
 import pytest
 
 from node.machine.jobs import (
@@ -39,6 +40,7 @@ from protocol.messages import (
     Verdict,
     VersionReady,
 )
+from protocol.run.changes import RunChange
 from protocol.run.plan import Plan
 from tests.node.setting import TICKET, VOLUNTEER, Effects, activation, backward, make_config, make_plan, shard_tensor
 
@@ -152,6 +154,30 @@ def test_it_asks_for_as_many_forwards_as_the_plan_lets_it_hold() -> None:
         readies = Effects(out).sent(Ready, server)
         slots[server] = [(r.slots, r.graph_slots) for r in readies if r.slots or r.graph_slots]
     assert slots == {"f0": [(0, ((0, 4),))], "b0": [(2, ())]}
+
+
+def test_a_run_made_longer_gives_work_of_its_new_steps() -> None:
+    """The plan says that the operator has changed the number of steps: a lease of a later one is no stranger's."""
+    desk, step = Desk(), CONFIG.steps
+    longer = RunChange("steps", str(step + 2), from_step=1)
+    assert not desk.machine.set_plan(msgspec.structs.replace(make_plan(generation=2), changes=(longer,)), 0)
+    effects = desk.say(desk.servers[0], desk.lease(forward(step, 0)))
+    assert HangUp not in map(type, effects.all)
+    closed = desk.say(desk.servers[0], StepClosed(ledger_generation=1, step=step)).all
+    assert HangUp not in map(type, closed)
+    refused = desk.say(desk.servers[0], desk.lease(forward(step + 2, 0))).all
+    assert HangUp in map(type, refused), "beyond the new end"
+
+
+def test_a_changed_learning_rate_leaves_the_places_of_parameters_as_the_servers_have_them() -> None:
+    """How many binary places parameters travel in follows from the rate in the run's file, whatever it is now."""
+    desk = Desk()
+    rate = RunChange("optimizer.learning_rate", "0.9", from_step=1)
+    desk.machine.set_plan(msgspec.structs.replace(make_plan(generation=2), changes=(rate,)), 0)
+    desk.take()
+    desk.machine.device_lost("it was pulled out")
+    (job,) = desk.take().jobs(SetUpDevice)
+    assert job.config == CONFIG
 
 
 def test_slots_that_lie_idle_at_one_front_do_not_starve_another() -> None:
