@@ -76,19 +76,24 @@ class Stalls:
         lane = _lane(job)
         if self._jobs[lane]:
             self._jobs[lane].popleft()
-        self._moved[lane] = True
+        self._has_moved(lane)
         self._silent_s = 0.0
         if isinstance(job, SetUpServer) and isinstance(result, int):  # the parameters of its shard
             self._slow_s = result * STATE_BYTES / STATE_BYTES_PER_S
 
     def goes_on(self, job: Job, silent_s: float) -> None:
         """A job that is not ended is not stuck either."""
-        self._moved[_lane(job)] = True
+        self._has_moved(_lane(job))
         self._silent_s = min(silent_s, SILENT_S_MAX)
 
     def written(self) -> None:
         self._writes -= 1
-        self._moved["disk"] = True
+        self._has_moved("disk")
+
+    def _has_moved(self, lane: str) -> None:
+        """What lasted is over now, not at the next look: whoever asks in between would hear of a job that has ended."""
+        self._moved[lane] = True
+        self._lasted_s[lane] = 0.0
 
     def look(self, now: float) -> None:
         """Called every two seconds."""

@@ -88,3 +88,17 @@ def test_data_whose_reading_hangs_is_named_within_a_minute() -> None:
     stalls.ordered(PrepareData(CONFIG))
     look(stalls, 0.0, int(PREPARE_S) + 14)
     assert stalls.sentence().startswith("the reading of the data, which has not come to an end for")
+
+
+def test_a_long_job_that_has_just_ended_is_not_asked_about() -> None:
+    """Data was read for 25 s, which it may be, and nothing else is to do: whoever asks before the next look hears that
+    all is well. The server died of that question when a message came in such a moment."""
+    stalls = Stalls()
+    stalls.ordered(PrepareData(CONFIG))
+    look(stalls, 0.0, 25)
+    stalls.ended(PrepareData(CONFIG))
+    assert stalls.sentence() == "" and stalls.seconds == 0.0
+    stalls.writing()
+    look(stalls, 26.0, 14)
+    stalls.written()
+    assert stalls.sentence() == "" and stalls.seconds == 0.0
