@@ -57,12 +57,17 @@ class Admission:
         newest_first = sorted(self._banned.values(), key=lambda ban: -ban.number)
         return tuple(ban.node for ban in newest_first if ban.wall_s >= wall_s)
 
-    def ban(self, node: NodeId, reason: str, wall_s: float) -> Banned | None:
-        """The record to write, or None when it is banned already."""
-        if node in self._banned:
+    def is_kin(self, node: NodeId) -> bool:
+        """Whether it is banned only because of whom it came with."""
+        return node in self._banned and self._banned[node].is_kin
+
+    def ban(self, node: NodeId, reason: str, wall_s: float, is_kin: bool = False) -> Banned | None:
+        """The record to write, or None when it is banned already, for as much. `is_kin`: see `Banned`."""
+        if node in self._banned and (is_kin or not self._banned[node].is_kin):
             return None
         self.number += 1
-        ban = self._banned[node] = Banned(node=node, reason=reason, number=self.number, wall_s=wall_s)
+        ban = Banned(node=node, reason=reason, number=self.number, wall_s=wall_s, is_kin=is_kin)
+        self._banned[node] = ban
         return ban
 
     def unban(self, node: NodeId) -> Unbanned | None:

@@ -61,7 +61,7 @@ class Bans:
             case Ban():
                 nodes = self._admission.lineage(order.node) if order.lineage else (order.node,)
                 for node in nodes:
-                    self._ban(node, order.reason, now)
+                    self._ban(node, order.reason, now, is_kin=node != order.node)
                 closed = self._admission.close_invites_of(order.node) if order.lineage else ()
                 for record in closed:
                     self._outbox.persist(record)
@@ -106,7 +106,7 @@ class Bans:
         if member is not None and member.role == "server":
             self._outbox.log("error", "audits blame a server", node=node, by=server.peer, claim=message.claim)
             return
-        if self._admission.ban_reason(node) is not None:
+        if self._admission.ban_reason(node) is not None and not self._admission.is_kin(node):
             return
         if message.claim == "lean":
             reason = f"audits: its gradients lean to one side by {message.difference:.2g}, on average"
@@ -115,7 +115,8 @@ class Bans:
             reason = f"audits: its {claim} of {message.task} is off by {message.difference:.2g}"
         household, invites = self._admission.household(node, HOUSEHOLD_MAX)
         for one in household:
-            self._ban(one, reason if one == node else f"came by the invite of {node[:8]}, which {reason}", now)
+            why = reason if one == node else f"came by the invite of {node[:8]}, which {reason}"
+            self._ban(one, why, now, is_kin=one != node)
         for nonce in invites:
             self.order(CloseInvite(nonce), now)
 
@@ -125,8 +126,8 @@ class Bans:
             for node in voiding.nodes:
                 self._ban(node, voiding.reason, now)
 
-    def _ban(self, node: NodeId, reason: str, now: float) -> None:
-        record = self._admission.ban(node, reason, now + self._wall_offset_s)
+    def _ban(self, node: NodeId, reason: str, now: float, is_kin: bool = False) -> None:
+        record = self._admission.ban(node, reason, now + self._wall_offset_s, is_kin)
         if record is None:
             return
         self._outbox.persist(record, lambda now: self._durable(record.number, now))

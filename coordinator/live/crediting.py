@@ -23,7 +23,9 @@ def credit_ledger(
     rows = []
     for credit in giving.all():
         audited = config.audit.first if credit.node in servers else credit.audited
-        why = _why_not(config, audited, admission.ban_reason(credit.node))
+        # Who is out for whom it came with loses its place, and nothing of what it gave.
+        ban = None if admission.is_kin(credit.node) else admission.ban_reason(credit.node)
+        why = _why_not(config, audited, ban)
         rows.append(
             CreditRow(
                 node=credit.node,

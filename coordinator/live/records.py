@@ -42,6 +42,23 @@ class PlanRow(Record, frozen=True, kw_only=True):
     """Closed steps that this throws away."""
     voided: Voiding | None = None
     """Whose work it undoes, where that is why."""
+    by_wish: bool = False
+    """The operator wished that the run goes back, and with this plan it does."""
+
+
+class GoBackWish(Record, frozen=True, kw_only=True):
+    """What the operator wants, until the run has gone back or cannot: a crash in between must not end it, since whose
+    work is undone is banned by then and what it gave would stay."""
+
+    step: int
+    """-1: the beginning."""
+    cause: str
+    voiding: Voiding | None = None
+    """Whose work is undone: what the operator has changed meanwhile stays changed, from the same steps on."""
+
+
+class GoBackRefused(Record, frozen=True, kw_only=True):
+    """The wish came to nothing: a checkpoint is gone."""
 
 
 class MemberRow(Record, frozen=True, kw_only=True):
@@ -71,6 +88,8 @@ class Banned(Record, frozen=True, kw_only=True):
     """Of the list of bans that first names it."""
     wall_s: float = 0.0
     """Seconds since 1970 by the coordinator's clock."""
+    is_kin: bool = False
+    """Only because of whom it came with: nobody has found anything wrong in what it gave itself."""
 
 
 class Unbanned(Record, frozen=True, kw_only=True):
@@ -138,7 +157,8 @@ class HistoryEnded(Record, frozen=True, kw_only=True):
 
 
 RECORDS: tuple[type[Record], ...] = (
-    HistoryEnded, PlanRow, MemberRow, InviteSpent, InviteClosed, Banned, Unbanned, Named, DataRow, StepRow,
+    HistoryEnded, PlanRow, GoBackWish, GoBackRefused, MemberRow, InviteSpent, InviteClosed, Banned, Unbanned, Named,
+    DataRow, StepRow,
 )  # fmt: skip
 
 
@@ -200,6 +220,8 @@ class StoredState:
     """Nonces."""
     names: tuple[Named, ...] = ()
     """What the operator calls nodes."""
+    wish: GoBackWish | None = None
+    """To go back, which nothing has come of yet."""
     next_serial: int = 1
     """Above every membership serial ever given."""
     credits: tuple[Credit, ...] = ()

@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
-from coordinator.live.history import first_step_after
-from coordinator.live.records import StepRow, Voiding
+from coordinator.live.history import History, first_step_after
+from coordinator.live.outbox import Outbox
+from coordinator.live.records import GoBackWish, StepRow
 from coordinator.live.roster import Member
 from coordinator.live.slots import Review, common_checkpoints
 from protocol.messages import Join
@@ -28,18 +27,9 @@ SPIKE_STEPS = 20
 BY_ORDER = "the operator goes back"
 
 
-class Rollback(msgspec.Struct, frozen=True):
-    """What the operator wants, until the run has gone back or cannot."""
-
-    step: int
-    """-1: the beginning."""
-    cause: str
-    voiding: Voiding | None = None
-    """Whose work is undone: what the operator has changed meanwhile stays changed, from the same steps on."""
-
-    def review(self) -> Review:
-        """What the servers' places ask for then."""
-        return Review("go_back", self.cause, restore_step=self.step, undone=True, voiding=self.voiding)
+def review_of(wish: GoBackWish) -> Review:
+    """What the servers' places ask for then."""
+    return Review("go_back", wish.cause, restore_step=wish.step, undone=True, voiding=wish.voiding)
 
 
 def readable_steps(joins: Sequence[Join], config: RunConfig, most: float = math.inf) -> tuple[int, ...]:
@@ -70,6 +60,18 @@ def unreported(servers: Iterable[Member], generation: int, restore_step: int) ->
     reports = [member.report for member in servers if member.report is not None]
     counted = [r.counters.get("step", -1.0) for r in reports if r.ledger_generation == generation]
     return int(max(counted, default=-1.0)) + 1 - first_step_after(restore_step)
+
+
+def went_back(history: History, outbox: Outbox, restore_step: int, lost_steps: int, cause: str) -> None:
+    """A plan that throws steps away is in force."""
+    last = history.newest_step
+    history.go_back(restore_step, lost_steps)
+    if lost_steps:
+        outbox.count("barnraise_run_bad_steps_total", lost_steps, run=history.config.name, reason="rolled_back")
+    outbox.log(
+        "warning", "run goes back", cause=cause, restore_step=restore_step, lost_steps=lost_steps,
+        first_lost=history.newest_step + 1, last_lost=last,
+    )  # fmt: skip
 
 
 def changes_before(changes: Sequence[RunChange], step: int) -> tuple[RunChange, ...]:

@@ -18,10 +18,10 @@ from coordinator.live.measured_links import NetworkBook
 from coordinator.live.outbox import Outbox
 from coordinator.live.plan_builder import build_plan
 from coordinator.live.problem import Proposal
-from coordinator.live.records import PlanRow, StepRow, StoredState, Voiding
+from coordinator.live.records import GoBackRefused, GoBackWish, PlanRow, StepRow, StoredState, Voiding
 from coordinator.live.relays import RelayBook
 from coordinator.live.replanning import due, lacking
-from coordinator.live.rollback import BY_ORDER, Rollback, guarded, readable_steps, unreported, why_not
+from coordinator.live.rollback import BY_ORDER, guarded, readable_steps, review_of, unreported, went_back, why_not
 from coordinator.live.roster import Member, Roster
 from coordinator.live.slots import NOT_BACK, Review, Slot, SlotTable, holds_state, review, undone_after
 from coordinator.live.wishes import PAUSED_FOR, Wishes
@@ -71,7 +71,7 @@ class Placement:
         self.table = SlotTable(running(self.config, stored.plan.changes if stored.plan else ()).stages, stored.plan)
         self.review = Review("wait", "the coordinator has just started")
         self.wishes = Wishes(stored.plan, stored.plan_sentence, stored.changed_at, outbox)
-        self.rollback: Rollback | None = None
+        self.rollback = stored.wish
         """Where the operator wants the run to go back to, until it has."""
         self.rollback_refusal = ""
         """Why the newest wish of this kind came to nothing."""
@@ -102,6 +102,7 @@ class Placement:
         if self.plan is None:
             self.look(now)
             return
+        self.on_void(None if self.rollback is None else self.rollback.voiding, now)
         for slot in self.table.slots:
             self.table.gone_since[slot] = now
         if not self._history.finished:
@@ -124,8 +125,9 @@ class Placement:
         """To a checkpoint, as soon as all servers have said that they can read it; if one cannot, the run goes on."""
         self.rollback_refusal = self.why_no_rollback(step)
         if not self.rollback_refusal:
+            self.rollback = GoBackWish(step=step, cause=cause, voiding=voiding)
+            self._outbox.persist(self.rollback)  # before the ban: whoever is banned for what is undone, is undone
             self.on_void(voiding, now)
-            self.rollback = Rollback(step, cause, voiding)
             self.look(now)
 
     def _guard(self, row: StepRow, now: float) -> None:
@@ -165,12 +167,13 @@ class Placement:
         wanted = self.rollback
         if wanted is None or verdict.kind != "keep" or verdict.sentence:
             return verdict
-        asked = self._ask_first(wanted.review(), linked, now)
+        asked = self._ask_first(review_of(wanted), linked, now)
         if asked.kind != "go_back":
             return asked
         self.rollback = None
         self.rollback_refusal = why_not(wanted.step, self.readable_steps())
         if self.rollback_refusal:
+            self._outbox.persist(GoBackRefused())
             self._outbox.log("warning", "run does not go back", step=wanted.step, reason=self.rollback_refusal)
             return verdict
         self.wishes.go_back(wanted.step, keeps_changes=wanted.voiding is not None)
@@ -506,7 +509,10 @@ class Placement:
         lost_steps = max(self._history.lost_by(restore_step), 0) if goes_back else 0
         if goes_back and not adopted:
             lost_steps = max(lost_steps, unreported(self._roster.servers(), known, restore_step))
-        row = PlanRow(plan=plan, sentence=sentence, goes_back=goes_back, lost_steps=lost_steps, voided=back.voiding)
+        row = PlanRow(
+            plan=plan, sentence=sentence, goes_back=goes_back, lost_steps=lost_steps, voided=back.voiding,
+            by_wish=back.undone and not adopted,
+        )  # fmt: skip
         self._on_its_way = row
 
         def durable(now: float) -> None:
@@ -526,7 +532,7 @@ class Placement:
                 self._in_force_at = now
                 self._given = dict.fromkeys(self.table.slots, adopted)
             if goes_back:
-                self._went_back(restore_step, lost_steps, cause)
+                went_back(self._history, self._outbox, restore_step, lost_steps, cause)
             self._outbox.log(
                 "info", "plan in force", generation=plan.generation, ledger_generation=plan.ledger_generation,
                 cause=cause, detail=sentence,
@@ -539,16 +545,6 @@ class Placement:
                 self.on_adopted(now)
 
         self._outbox.persist(row, durable)
-
-    def _went_back(self, restore_step: int, lost_steps: int, cause: str) -> None:
-        last = self._history.newest_step
-        self._history.go_back(restore_step, lost_steps)
-        if lost_steps:
-            self._outbox.count("barnraise_run_bad_steps_total", lost_steps, run=self.config.name, reason="rolled_back")
-        self._outbox.log(
-            "warning", "run goes back", cause=cause, restore_step=restore_step, lost_steps=lost_steps,
-            first_lost=self._history.newest_step + 1, last_lost=last,
-        )  # fmt: skip
 
     def _name_relays(self) -> None:
         """Servers that wait have nothing to lose: they relay before others do."""

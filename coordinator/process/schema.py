@@ -145,6 +145,15 @@ MIGRATIONS: tuple[str, ...] = (
     -- The first step that whoever came by it could have had a part in.
     ALTER TABLE invites_spent ADD COLUMN step INTEGER NOT NULL DEFAULT -1;
     """,
+    """
+    -- Where the operator wants the run to go back to, until it has or cannot: no row or one.
+    CREATE TABLE go_back_wish (
+        id INTEGER PRIMARY KEY CHECK (id = 1),
+        wish TEXT NOT NULL               -- JSON
+    );
+    -- 1: banned for whom it came with, not for what it gave.
+    ALTER TABLE bans ADD COLUMN is_kin INTEGER NOT NULL DEFAULT 0;
+    """,
 )
 
 

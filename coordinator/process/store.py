@@ -22,6 +22,8 @@ from coordinator.live.records import (
     Banned,
     Credit,
     DataRow,
+    GoBackRefused,
+    GoBackWish,
     HistoryEnded,
     InviteClosed,
     InviteSpent,
@@ -218,12 +220,13 @@ class Store:
         data = self._db.execute("SELECT vocabulary, data_hash, token_count FROM data").fetchone()
         (tokens,) = self._db.execute("SELECT COALESCE(SUM(tokens), 0) FROM steps WHERE thrown_away = 0").fetchone()
         spent = self._db.execute("SELECT nonce, node, step FROM invites_spent ORDER BY rowid").fetchall()
-        banned = self._db.execute("SELECT node, reason, number, wall_s FROM bans WHERE lifted = 0").fetchall()
+        banned = self._db.execute("SELECT node, reason, number, wall_s, is_kin FROM bans WHERE lifted = 0").fetchall()
         (ban_number,) = self._db.execute(
             "SELECT COALESCE(MAX(CASE WHEN number > lifted THEN number ELSE lifted END), 0) FROM bans"
         ).fetchone()
         closed = self._db.execute("SELECT nonce FROM invites WHERE closed = 1 ORDER BY rowid").fetchall()
         names = self._db.execute("SELECT node, name FROM names ORDER BY rowid").fetchall()
+        wish = self._db.execute("SELECT wish FROM go_back_wish").fetchone()
         (serial,) = self._db.execute("SELECT COALESCE(MAX(serial), 0) FROM members").fetchone()
         (ended,) = self._db.execute(
             "SELECT EXISTS (SELECT 1 FROM history_ended WHERE ledger_generation ="
@@ -249,12 +252,13 @@ class Store:
             ended=bool(ended),
             spent=tuple(InviteSpent(nonce=nonce, node=NodeId(node), step=step) for nonce, node, step in spent),
             banned=tuple(
-                Banned(node=NodeId(node), reason=reason, number=number, wall_s=wall_s)
-                for node, reason, number, wall_s in banned
+                Banned(node=NodeId(node), reason=reason, number=number, wall_s=wall_s, is_kin=bool(kin))
+                for node, reason, number, wall_s, kin in banned
             ),
             ban_number=ban_number,
             closed_invites=tuple(nonce for (nonce,) in closed),
             names=tuple(Named(node=NodeId(node), name=name) for node, name in names),
+            wish=None if wish is None else msgspec.json.decode(wish[0], type=GoBackWish),
             next_serial=serial + 1,
             credits=tuple(Credit(**dict(zip(_CREDIT_FIELDS, row, strict=True))) for row in credits),
             validations=tuple(self.validations(TAIL_STEPS)),
@@ -384,11 +388,18 @@ class Store:
                 )
             case Banned():
                 self._db.execute(
-                    "INSERT INTO bans (node, reason, number, wall_s, lifted) VALUES (?, ?, ?, ?, 0)"
+                    "INSERT INTO bans (node, reason, number, wall_s, lifted, is_kin) VALUES (?, ?, ?, ?, 0, ?)"
                     " ON CONFLICT (node) DO UPDATE SET reason = excluded.reason, number = excluded.number,"
-                    " wall_s = excluded.wall_s, lifted = 0",
-                    (item.node, item.reason, item.number, item.wall_s),
+                    " wall_s = excluded.wall_s, lifted = 0, is_kin = excluded.is_kin",
+                    (item.node, item.reason, item.number, item.wall_s, int(item.is_kin)),
                 )
+            case GoBackWish():
+                self._db.execute("DELETE FROM go_back_wish")
+                self._db.execute(
+                    "INSERT INTO go_back_wish (id, wish) VALUES (1, ?)", (msgspec.json.encode(item).decode(),)
+                )
+            case GoBackRefused():
+                self._db.execute("DELETE FROM go_back_wish")
             case Unbanned():
                 self._db.execute("UPDATE bans SET lifted = ? WHERE node = ?", (item.number, item.node))
             case Named():
@@ -418,6 +429,8 @@ class Store:
                 row.sentence, msgspec.json.encode(plan).decode(),
             ),
         )  # fmt: skip
+        if row.by_wish:
+            self._db.execute("DELETE FROM go_back_wish")
         if row.voided is not None:
             voided = row.voided
             self._db.execute(

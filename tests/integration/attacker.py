@@ -165,9 +165,9 @@ class RawLink:
         await trio.aclose_forcefully(self.stream)
 
 
-async def join(link: JoinLink, seed: int) -> Papers:
+async def join(link: JoinLink, seed: int, identity: Identity | None = None) -> Papers:
     """Papers as everybody gets them: by the link that the coordinator printed."""
-    papers = Papers(Identity(bytes([seed]) * 32), link.run_id, link.role, link.invite)
+    papers = Papers(identity or Identity(bytes([seed]) * 32), link.run_id, link.role, link.invite)
     raw = await RawLink.open(link.addresses[0], link.coordinator, papers)
     await raw.say(join_message(link.role))
     heard = await raw.hear(Welcome, PlanChanged)

@@ -18,11 +18,17 @@ from node.compute.worker import StageWorker
 from node.machine.jobs import Backward, Forward, RouteEnd, SegmentEnd, WeightGradient
 
 DEED = "BARNRAISE_TEST_DEED"
+PACE = "BARNRAISE_TEST_PACE_S"
+"""Seconds that each job takes longer, as on a device that is slower than this processor and leaves it free."""
 HONEST_JOBS = 20
 """It works as it should for a moment, so that nobody takes it for somebody who has only just come."""
 SLOW_S = 3.0
 MORTAL_MOMENT = 3
 """Which of its kind it does not survive: it has handed in work before, and holds some."""
+
+
+def paced() -> None:
+    """Honest: nothing but its pace is changed."""
 
 
 def hangs() -> None:
@@ -38,6 +44,39 @@ def dawdles() -> None:
 def huge() -> None:
     """Its gradients are finite and absurd."""
     _change_gradient(lambda total: total * 0 + 10**9)
+
+
+def overflows() -> None:
+    """Its gradients are finite, and their square is not."""
+    _change_gradient(lambda total: total * 0 + 1e200)
+
+
+def claims_losses() -> None:
+    """It says of each route's end that its loss is nearly all that a number can say."""
+    tail = StageWorker.tail
+
+    def more(self: Any, *words: Any, **named: Any) -> Any:
+        return 1.7e308, tail(self, *words, **named)[1]
+
+    StageWorker.tail = more  # type: ignore[method-assign]
+
+
+def sends_back_huge() -> None:
+    """Its input gradients are finite and near the end of what a number can say; its sums are what it computed."""
+    backward, tail = StageWorker._backward, StageWorker.tail
+
+    def huge_of(tensor: Any) -> Any:
+        return None if tensor is None else tensor * 0 + 1e37
+
+    def more_back(self: Any, *words: Any, **named: Any) -> Any:
+        return huge_of(backward(self, *words, **named))
+
+    def more_at_the_end(self: Any, *words: Any, **named: Any) -> Any:
+        loss, gradient = tail(self, *words, **named)
+        return loss, huge_of(gradient)
+
+    StageWorker._backward = more_back  # type: ignore[method-assign]
+    StageWorker.tail = more_at_the_end  # type: ignore[method-assign]
 
 
 def steers() -> None:
@@ -112,13 +151,13 @@ def _die_at(moment: Callable[[Any], bool], after: bool = False) -> None:
     DevicePerformer.perform = perform  # type: ignore[method-assign]
 
 
-def _before_each_job(wait: Callable[[], None]) -> None:
+def _before_each_job(wait: Callable[[], None], honest: int = HONEST_JOBS) -> None:
     original, done = DevicePerformer.perform, [0]
 
     def perform(self: Any, job: Any, buffers: Any) -> Any:
         if isinstance(job, Forward | Backward | RouteEnd):
             done[0] += 1
-            if done[0] > HONEST_JOBS:
+            if done[0] > honest:
                 wait()
         return original(self, job, buffers)
 
@@ -139,9 +178,13 @@ def _change_gradient(change: Callable[[Any], Any]) -> None:
 DEEDS: dict[str, Callable[[], None]] = {
     deed.__name__: deed
     for deed in (
+        paced,
         hangs,
         dawdles,
         huge,
+        overflows,
+        claims_losses,
+        sends_back_huge,
         steers,
         flips,
         leans,
@@ -155,4 +198,7 @@ DEEDS: dict[str, Callable[[], None]] = {
 
 if __name__ == "__main__":
     DEEDS[os.environ[DEED]]()
+    if PACE in os.environ:
+        sys.argv[2] = "NORMAL"  # it is the pace that counts, not what others leave of the processor
+        _before_each_job(lambda: time.sleep(float(os.environ[PACE])), honest=0)
     main(sys.argv[1:])

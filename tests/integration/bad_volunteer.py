@@ -6,19 +6,25 @@ poor line or a member who means harm looks like to the servers.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from node.machine.survey import SurveyDesk
 from node.process.device_lane import DeviceLane
+from node.volunteer.gradients import Gradients
 from node.volunteer.volunteer import VolunteerMachine
 from protocol.cli import main
 from protocol.messages import Lease
 
 DEVICE_DEEDS = (
-    "hangs", "dawdles", "huge", "steers", "flips", "leans", "inflates",
-    "dies_between_forwards", "dies_between_backwards", "dies_with_a_loss", "dies_owing_weights",
+    "paced", "hangs", "dawdles", "huge", "overflows", "claims_losses", "sends_back_huge", "steers",
+    "flips", "leans", "inflates", "dies_between_forwards", "dies_between_backwards",
+    "dies_with_a_loss", "dies_owing_weights",
 )  # fmt: skip
 """What `bad_device.py` does in the process that has the device."""
 
@@ -27,11 +33,38 @@ def gives_back() -> None:
     """It asks for work, is sent the tensors, and returns every lease."""
 
     def on_lease(self: Any, issuer: Any, lease: Lease, now: float) -> None:
-        self._given[issuer] = max(0, self._given[issuer] - 1)
-        self._out.drop(lease.tensors)
+        _ask_for_another(self, issuer, lease)
         self._words.give_back(issuer, lease.tasks, "too many leases")
 
     VolunteerMachine._on_lease = on_lease  # type: ignore[method-assign]
+
+
+def hoards() -> None:
+    """It asks for work again and again, keeps every lease, and computes nothing."""
+    VolunteerMachine._on_lease = lambda self, issuer, lease, now: _ask_for_another(self, issuer, lease)  # type: ignore[method-assign]
+
+
+def _ask_for_another(volunteer: Any, issuer: Any, lease: Lease) -> None:
+    """As if the lease had been done."""
+    if lease.recompute or lease.tasks[0].op == "F":
+        volunteer._slots.used(issuer, lease)
+    volunteer._out.drop(lease.tensors)
+
+
+def reuses_ids() -> None:
+    """All its contributions have the number of the first, in whatever step."""
+    send = Gradients._send
+
+    def same(self: Any, upload: Any, server: Any) -> None:
+        first = msgspec.structs.replace(upload.contribution, number=1)
+        send(self, dataclasses.replace(upload, contribution=first), server)
+
+    Gradients._send = same  # type: ignore[method-assign]
+
+
+def boasts() -> None:
+    """It says that it computes a million million tokens a second, and dawdles."""
+    SurveyDesk.tokens_per_s = lambda self, config: 1e12  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
@@ -42,5 +75,5 @@ if __name__ == "__main__":
         os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
         DeviceLane.module = "tests.integration.bad_device"
     else:
-        {"gives_back": gives_back}[deed]()
+        {deed.__name__: deed for deed in (gives_back, hoards, reuses_ids, boasts)}[deed]()
     main()

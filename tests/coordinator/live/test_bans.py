@@ -99,7 +99,7 @@ def test_a_ban_reaches_all_who_came_by_the_same_invite() -> None:
     desk.server("s2", credential=b"other")
     effects = desk.feed(Ordered(Ban(NodeId("s0"), "garbage", lineage=True)))
     assert desk.hung_up(effects) == [("s0", "banned"), ("s1", "banned")]
-    assert [record.node for record in desk.written(Banned)] == ["s0", "s1"]
+    assert [(record.node, record.is_kin) for record in desk.written(Banned)] == [("s0", False), ("s1", True)]
     assert desk.written(InviteClosed) == [InviteClosed(nonce=b"n" * 16)]
     refused = desk.server("s9", credential=b"shared")
     assert "closed by the run's operator" in desk.sent("s9", Refused, refused)[0].reason
@@ -173,10 +173,27 @@ def test_whom_audits_blame_is_banned_with_its_household_and_nobody_else(uses: in
         desk.say(node, join(role="volunteer", addresses=()))
     desk.say("s1", _blamed("v5"))
     assert [record.node for record in desk.written(Banned)] == out
+    assert [record.is_kin for record in desk.written(Banned)] == [False, True][: len(out)]
     assert len(desk.written(InviteClosed)) == (uses <= 2)
     assert "audits: its gradient of 3:B0@0 is off by 2" in desk.written(Banned)[0].reason
     desk.say("s1", _blamed("v5"))
     assert len(desk.written(Banned)) == len(out), "told again, it changes nothing"
+
+
+def test_who_was_out_for_whom_it_came_with_and_is_found_out_later_is_banned_for_that() -> None:
+    """An audit of what it gave may end after its ban: the ban is its own from then on, also after a restart."""
+    desk = Desk(invites={b"household": Invite(bytes(32), RUN_ID, "volunteer", 2, 2**40, b"h" * 16)})
+    desk.train()
+    for node in ("v5", "v6"):
+        desk.link(node, "volunteer", b"household")
+        desk.say(node, join(role="volunteer", addresses=()))
+    desk.say("s1", _blamed("v5"))
+    assert desk.machine.admission.is_kin(NodeId("v6"))
+    desk.say("s1", _blamed("v6"))
+    assert not desk.machine.admission.is_kin(NodeId("v6"))
+    again = Desk(stored=StoredState(banned=tuple(desk.written(Banned)), ban_number=3))
+    assert again.machine.admission.ban_reason(NodeId("v6")) == "audits: its gradient of 3:B0@0 is off by 2"
+    assert [record.number for record in desk.written(Banned)] == [1, 2, 3]
 
 
 def test_only_a_server_in_its_place_can_blame_and_no_server_is_blamed() -> None:

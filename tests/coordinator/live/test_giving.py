@@ -150,7 +150,8 @@ def test_the_curve_is_bounded_and_goes_back_with_the_run() -> None:
 
 
 def test_only_accepted_work_that_audits_have_vouched_for_is_credited() -> None:
-    """Twenty audited tasks are enough; a ban takes all; servers are believed; without audits all counts."""
+    """Twenty audited tasks are enough; a ban for what it gave takes all; servers are believed; without
+    audits all counts."""
     desk = training()
     known, new, banned = NodeId("k" * 52), NodeId("n" * 52), NodeId("b" * 52)
     giving, admission = desk.machine.giving, desk.machine.admission
@@ -164,6 +165,9 @@ def test_only_accepted_work_that_audits_have_vouched_for_is_credited() -> None:
     assert [row.why for row in ledger.rows if row.node == new] == ["19 tasks were audited; 20 are needed"]
     found = giving.of(known)
     assert found is not None and found.first_step == 7
+    admission.ban(known, "came by the invite of another", 1e9, is_kin=True)
+    ledger = credit_ledger(CONFIG, RUN_ID, giving, admission, desk.plan.server_nodes(), 2e9)
+    assert {row.node: row.credited for row in ledger.rows}[known] == 31, "nobody found anything wrong in what it gave"
     free = msgspec.structs.replace(CONFIG, audit=AuditSection(rate=0.0))
     ledger = credit_ledger(free, RUN_ID, giving, admission, (), 2e9)
     assert {row.node: row.credited for row in ledger.rows}[new] == 30

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import msgspec
 import pytest
 
 from coordinator.live.orders import ChangeRun, PauseRun, RollBack
-from coordinator.live.records import StepRow
+from coordinator.live.records import Banned, GoBackRefused, GoBackWish, StepRow, Voiding
 from coordinator.live.rollback import SPIKE_STEPS, guarded
+from coordinator.process.store import Store
 from protocol.base.errors import BadInputError
+from protocol.base.ids import NodeId
 from protocol.base.machine import Ordered
 from protocol.messages import PlanChanged
 from protocol.run.changes import RunChange
@@ -95,6 +100,52 @@ def test_a_checkpoint_that_is_gone_when_all_look_is_not_gone_back_to() -> None:
     desk._answer(0)
     assert desk.plan == plan and desk.machine.placement.rollback is None
     assert "there is one of step 30" in desk.machine.placement.rollback_refusal
+
+
+def test_a_wish_to_go_back_outlives_the_coordinator(tmp_path: Path) -> None:
+    """It is killed while a server still looks for the checkpoint: the liar is banned by then, and what it gave is
+    undone as soon as all servers are back; no later start goes back once more."""
+    desk = trained()
+    desk.answers = False
+    voiding = Voiding(nodes=(NodeId("v0"),), reason="it lies", first_step=21, wall_s=1.0)
+    desk.feed(Ordered(RollBack(20, voiding)))
+    wished = next(number for number, one in enumerate(desk.records) if isinstance(one, GoBackWish))
+    banned = next(number for number, one in enumerate(desk.records) if isinstance(one, Banned))
+    assert wished < banned, "a crash between the two must not leave a ban without what it is for"
+    store = Store(tmp_path, RUN)
+    store.write(desk.records[:banned])
+
+    def again(held: int) -> Desk:
+        """The next start, all servers linked and looking."""
+        store.close()
+        store.__init__(tmp_path, RUN)  # type: ignore[misc]
+        desk = Desk(RUN, stored=store.load(), generation=store.generation)
+        for number, node in enumerate(NODES):
+            facts: dict[str, Any] = {"stage": number // 2, "shard": number % 2}
+            facts |= {"version": 34, "held_generation": held}
+            desk.server(node, checkpoints=(30, 20, 10), **facts)
+        store.write(desk.records)
+        return desk
+
+    after = again(1)
+    assert after.plan.restore_step == 20 and after.machine.admission.ban_reason(NodeId("v0")) == "it lies"
+    assert [row.nodes for row in store.voided()] == [(NodeId("v0"),)]
+    ledgers = after.plan.ledger_generation
+    assert again(ledgers).plan.ledger_generation == ledgers and len(store.voided()) == 1
+    store.close()
+
+
+def test_a_wish_that_came_to_nothing_is_forgotten(tmp_path: Path) -> None:
+    """The next start does not try what its operator was told cannot be."""
+    desk = trained()
+    desk.answers = False
+    desk.feed(Ordered(RollBack(20)))
+    told(desk, "s2", 30)
+    desk._answer(0)
+    store = Store(tmp_path, RUN)
+    store.write(desk.records)
+    assert [type(one) for one in desk.records[-2:]] == [GoBackWish, GoBackRefused] and store.load().wish is None
+    store.close()
 
 
 def row(step: int, loss: float = 4.0, skipped: bool = False) -> StepRow:

@@ -10,7 +10,17 @@ import msgspec
 import psycopg
 import pytest
 
-from coordinator.live.records import Banned, DataRow, InviteClosed, InviteSpent, MemberRow, Record, Unbanned
+from coordinator.live.records import (
+    Banned,
+    DataRow,
+    GoBackWish,
+    InviteClosed,
+    InviteSpent,
+    MemberRow,
+    Record,
+    Unbanned,
+    Voiding,
+)
 from coordinator.process.database import PostgresDatabase, StateBrokenError, StateLockedError
 from coordinator.process.store import Event, Store, StoredInvite
 from protocol.base.errors import BadInputError
@@ -20,6 +30,7 @@ from tests.coordinator.process.test_store import CONFIG, plan_row, step_row
 from tests.integration.postgres import Cluster, postgres, why_not
 
 KEY = b"k" * 32
+VOIDING = Voiding(nodes=(NodeId("a"), NodeId("b")), reason="lies", first_step=2, wall_s=1.5)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +68,10 @@ def test_it_holds_what_a_file_holds(tmp_path: Path, url: str) -> None:
         [Banned(node=a, reason="garbage", number=3, wall_s=2.5), Banned(node=b, reason="noise", number=4)],
         [Unbanned(node=b, number=5), Banned(node=a, reason="again", number=6)],
         [plan_row(2, 2, restore_step=3, lost=2), step_row(4, 2)],
-        [plan_row(3, 3, restore_step=4, lost=1)],
+        [Banned(node=b, reason="came with a", number=7, is_kin=True)],
+        [GoBackWish(step=3, cause="why", voiding=VOIDING), plan_row(3, 3, restore_step=4, lost=1)],
+        [GoBackWish(step=2, cause="again")],
+        [msgspec.structs.replace(plan_row(4, 4, restore_step=2, lost=1), by_wish=True, voided=VOIDING)],
     ]
     for nonce, uses in ((b"m" * 16, 1), (b"n" * 16, 5)):
         for store in stores:
@@ -70,6 +84,8 @@ def test_it_holds_what_a_file_holds(tmp_path: Path, url: str) -> None:
         assert shared.curve(3) == file.curve(3)
         assert shared.steps_from(0, 100) == file.steps_from(0, 100)
         assert shared.invites() == file.invites()
+        assert shared.voided() == file.voided()
+    assert len(stores[1].voided()) == 1 and stores[1].load().wish is None
     for store in stores:
         store.close()
     again = [Store(tmp_path / "file", CONFIG), opened(tmp_path, url)]
