@@ -26,8 +26,10 @@ def fault_of_report(report: StepReport, config: RunConfig, plan: Plan) -> str:
     if not 0 <= report.changes <= len(plan.changes):
         return f"StepReport with {report.changes} of {len(plan.changes)} changes"
     versions = [found.version for found in report.validations]
-    allowed = {report.step - config.batch.delay, config.steps if report.step == config.steps - 1 else -1} - {-1}
-    if not set(versions) <= allowed or len(set(versions)) < len(versions):
+    # With the run's last step come those that no step runs on.
+    own, last = report.step - config.batch.delay, report.step == config.steps - 1
+    allowed = range(max(0, own), config.steps + 1 if last else own + 1)
+    if not set(versions) <= set(allowed) or len(set(versions)) < len(versions):
         return f"versions {versions} validated with step {report.step}"
     if any(found.tokens < 1 or found.loss < 0 for found in report.validations):
         return "a validation of no tokens, or with a loss below 0"

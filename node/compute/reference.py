@@ -146,7 +146,8 @@ def train_reference(
         if on_step is not None:
             on_step(reports[-1])
     elapsed_s = time.perf_counter() - began_s
-    validations += _validations(last, models, versions, last.final_step, dataset) if steps == last.steps else []
+    for step in last.final_steps if steps == last.steps else ():
+        validations += _validations(last, models, versions, step, dataset)
     speed = steps * config.step_tokens / elapsed_s
     return ReferenceResult(reports, speed, layout, versions[steps], dataset, validations)
 

@@ -112,7 +112,7 @@ class StepDone(Record, frozen=True, kw_only=True):
 
 
 class LastValidated(Record, frozen=True, kw_only=True):
-    """Decider: what the run's last version comes to on text that was kept aside; `step` is `RunConfig.final_step`."""
+    """Decider: what a version that no step runs on comes to on text that was kept aside (`RunConfig.final_steps`)."""
 
     validation: ValidationLoss
 

@@ -77,8 +77,8 @@ class DeciderRole:
         """Reports that the coordinator has not acknowledged, in order."""
         self._parts: dict[int, dict[tuple[int, int], CheckpointPart]] = {}
         self._manifests: dict[int, None] = {}
-        self._final: ValidationLoss | None = None
-        """Of the run's last version."""
+        self._finals: dict[int, ValidationLoss] = {}
+        """Of the versions that the run ends with, by the step that validates each (`RunConfig.final_steps`)."""
         self._coordinator_linked = False
         self._acknowledged = -1
         self._reported = -1
@@ -161,11 +161,12 @@ class DeciderRole:
             self._opened += 1
             self._steps[self._opened] = _Step(now)
             self._tell_opened(self._opened)
-        if self._final_is_due and self._closed == config.steps - 1 and not self._waits_for_orders:
-            self._opened = config.final_step
-            if self._opened not in self._steps:
-                self._steps[self._opened] = _Step(now)
-                self._tell_opened(self._opened)
+        if self._closed == config.steps - 1 and not self._waits_for_orders:
+            for number in self._finals_due:
+                self._opened = number
+                if number not in self._steps:
+                    self._steps[number] = _Step(now)
+                    self._tell_opened(number)
 
     @property
     def _waits_for_orders(self) -> bool:
@@ -174,10 +175,9 @@ class DeciderRole:
         return plan.paused or plan.held
 
     @property
-    def _final_is_due(self) -> bool:
-        """Whether the run's last version has to be validated, and was not."""
-        config = self._context.config
-        return self._final is None and config.validates(config.final_step)
+    def _finals_due(self) -> list[int]:
+        """Steps that have to validate what the run ends with, and have not."""
+        return [step for step in self._context.config.final_steps if step not in self._finals]
 
     def _tell_opened(self, step: int) -> None:
         for stage in range(self._stage_count):
@@ -309,18 +309,18 @@ class DeciderRole:
         return validation_loss(config, config.version_of(number), step.losses.values())
 
     def last_validated(self, record: LastValidated) -> None:
-        """The last version is validated, durably; nobody has to forget its step, since the run is over."""
+        """A version that the run ends with is validated, durably; nobody has to forget its step: the run is over."""
         del self._steps[record.step]
         self._last_known(record)
         self._send_reports()
 
     def _last_known(self, record: LastValidated) -> None:
         """The report of the run's last step tells it."""
-        self._final = record.validation
+        self._finals[record.step] = record.validation
         last = self._reports.get(self._context.config.steps - 1)
         if last is not None and record.validation not in last.validations:
-            told = msgspec.structs.replace(last, validations=(*last.validations, record.validation))
-            self._reports[last.step] = told
+            validations = sorted((*last.validations, record.validation), key=lambda found: found.version)
+            self._reports[last.step] = msgspec.structs.replace(last, validations=tuple(validations))
 
     def done(self, record: StepDone, now: float) -> None:
         """The step is over for good: tell the stages and the coordinator, open the next."""
@@ -368,14 +368,14 @@ class DeciderRole:
 
     def _send_reports(self) -> None:
         """Sends the oldest unacknowledged reports, each once a link. The last step's waits for the last checkpoint,
-        unless that is where these ledgers begin, and for the last version's validation."""
+        unless that is where these ledgers begin, and for the last versions' validation."""
         if not self._coordinator_linked:
             return
         last = self._context.config.steps
         for step in list(self._reports)[:REPORTS_IN_FLIGHT_MAX]:
             if step + 1 == last and step >= self._first_step and last not in self._manifests:
                 break
-            if step + 1 == last and self._final_is_due:
+            if step + 1 == last and self._finals_due:
                 break
             if step > self._reported:
                 self._reported = step

@@ -321,21 +321,27 @@ class RunConfig(_Section, frozen=True, kw_only=True):
     def validates(self, step: int) -> bool:
         """Whether forwards of the validation go with a step: those of the version that it runs on.
 
-        The last version, which no step runs on, has a step of its own behind the others, in which nothing is trained.
+        No step runs on the last version, nor, with a delay, on the one before it: they have steps of their own behind
+        the others, in which nothing is trained. The last version is always validated.
         """
         version, every = step - self.batch.delay, self.validation.every_steps
-        if every == 0 or version < 0:
+        if every == 0 or not 0 <= version <= self.steps:
             return False
-        return version % every == 0 if step < self.steps else version == self.steps
+        return version % every == 0 or version == self.steps
 
     @property
     def final_step(self) -> int:
         """The step behind all others that only validates the last version."""
         return self.steps + self.batch.delay
 
+    @property
+    def final_steps(self) -> tuple[int, ...]:
+        """The steps behind all others that only validate versions which none of those runs on."""
+        return tuple(step for step in range(self.steps, self.final_step + 1) if self.validates(step))
+
     def has_step(self, step: int) -> bool:
-        """Whether there is work of such a step: the run's own, and the one that validates what they made."""
-        return 0 <= step < self.steps or (step == self.final_step and self.validates(step))
+        """Whether there is work of such a step: the run's own, and those that validate what they made."""
+        return 0 <= step < self.steps or step in self.final_steps
 
     def microbatches_of(self, step: int) -> tuple[int, ...]:
         """The microbatches of a step by number: those that it trains on, then those of the validation."""

@@ -29,7 +29,7 @@ class StepReport(Work, frozen=True, kw_only=True):
     """Who computed the step, by the ledgers of all stages: what credit is given for. No node twice."""
     changes: Number = 0
     validations: Items[ValidationLoss] = ()
-    """Of the version that the step ran on; with the run's last step that of the last one, too."""
+    """Of the version that the step ran on; with the run's last step those of the versions that no step runs on, too."""
 
 
 class StepReportStored(Message, frozen=True, kw_only=True):

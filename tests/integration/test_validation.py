@@ -38,3 +38,12 @@ def test_validation_is_the_loss_of_the_exported_model(tmp_path: Path) -> None:
         losses.append(torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).item())
     assert found["validations"]["40"] == pytest.approx(sum(losses) / len(losses), abs=1e-5)
     assert found["validations"]["40"] < found["validations"]["0"] - 0.5
+
+
+def test_every_version_that_the_file_asks_for_is_validated_up_to_the_last(tmp_path: Path) -> None:
+    """With a delay no step runs on the last two versions: each is validated behind the others, as in one process."""
+    settings = ("--steps", "5", "--set", "validation.every_steps=1", "--set", "validation.batches=2")
+    found = demo(tmp_path, *settings)
+    expected = demo(tmp_path, "--reference", *settings)
+    assert list(found["validations"]) == ["0", "1", "2", "3", "4", "5"]
+    assert json.dumps(found["validations"]) == json.dumps(expected["validations"])

@@ -106,6 +106,18 @@ def test_the_newest_validation_is_told() -> None:
     assert (told.step, told.validated_step, told.validation_loss) == (1, 0, 5.5)
 
 
+def test_the_last_report_tells_of_the_versions_that_no_step_runs_on() -> None:
+    """Those before are told with their steps."""
+    desk = training()
+    losses = [ValidationLoss(version=version, loss=5.5 - version, tokens=16) for version in range(CONFIG.steps + 1)]
+    last, delay = CONFIG.steps - 1, CONFIG.batch.delay
+    for step in range(last):
+        desk.report(step, validations=tuple(losses[step - delay : step - delay + 1] if step >= delay else ()))
+    effects = desk.report(last, validations=tuple(losses[last - delay :]))
+    assert HangUp not in map(type, effects)
+    assert list(desk.machine.history.validations) == losses
+
+
 def test_the_words_of_a_volunteer_are_no_sample() -> None:
     """Only a server of the plan may say what the model writes; a volunteer has no way to (the role table), and a spare
     is not believed."""
