@@ -180,9 +180,13 @@ def _run_alerts(limits: Thresholds) -> tuple[Alert, ...]:
 
 
 def _stage_alerts() -> tuple[Alert, ...]:
+    # A run that waits for volunteers says that it waits; one that has not begun, or whose servers are away, has alerts
+    # of its own.
     idle = (
         "sum by (run, stage) (rate(barnraise_coordinator_stage_microbatches_total[10m])) == 0"
-        ' and on (run) (barnraise_run_state{state="training"} == 1)'
+        ' and on (run) (sum by (run) (barnraise_run_state{state=~"waiting|training"}) == 1)'
+        " and on (run) (barnraise_run_last_step_timestamp_seconds > 0)"
+        ' unless on (run) (sum by (run) (barnraise_coordinator_stage_places{state!="filled"}) > 0)'
     )
     return (
         Alert(
@@ -191,7 +195,8 @@ def _stage_alerts() -> tuple[Alert, ...]:
             600,
             "page",
             "{{ $labels.run }}: nobody computes for stage {{ $labels.stage }}",
-            "A stage has no volunteer, and nothing has been computed for it for ten minutes, though the run trains.",
+            "A stage has no volunteer, and nothing has been computed for it for ten minutes, though the run has begun"
+            " and all its servers are there.",
             "Row *Pipeline* of the Run dashboard; `barnraise status`.",
             'Ask for volunteers, or let servers compute: `collocated = "when_empty"` is the default.',
         ),

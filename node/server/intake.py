@@ -234,7 +234,8 @@ class Intake:
             return
         if not self._context.in_window(message.step):
             self._out.drop(message.tensors)
-            self._out.count("barnraise_server_updates_total", outcome="stale")
+            if self._roles.ledger is not None:  # whose verdicts are counted: once for a contribution, not per shard
+                self._out.count("barnraise_server_updates_total", outcome="stale")
             return
         before = self._roles.shard.part_count
         reason = self._roles.shard.on_contribute(peer, message)

@@ -1,5 +1,6 @@
 """A server's own daemon in which something hangs: `python -m tests.integration.hanging lane|disk FILE server LINK …`;
-with `slow` its disk takes its time, with `clock` its clock is ahead, from the start.
+with `slow` its disk takes its time, with `sums` it does so with each step's sum; with `clock` its clock is ahead, from
+the start.
 
 Everything else is production: links, messages, pings, reports. From the moment that FILE exists, the server lane never
 ends a job again, or the journal's writer never comes back from a sync; as with a disk or a driver that hangs.
@@ -14,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from node.compute.lanes import ServerPerformer
+from node.machine.jobs import Apply
 from node.process.journal import Journal
 from protocol.cli import main
 
 SLOW_S = 0.8
+SUM_S = 5.0
 AHEAD_S = 200.0
 """Of the 300 s by which clocks may differ."""
 
@@ -31,13 +34,26 @@ def _hangs_once_there(file: Path, original: Callable[..., Any]) -> Callable[...,
     return do
 
 
-def _slow_once_there(file: Path, original: Callable[..., Any]) -> Callable[..., Any]:
-    def do(*arguments: Any) -> Any:
-        if file.exists():
+def _commits_slowly(file: Path, original: Callable[..., Any]) -> Callable[..., Any]:
+    def at(statement: str) -> None:
+        if statement == "COMMIT" and file.exists():
             time.sleep(SLOW_S)
-        return original(*arguments)
 
-    return do
+    def opened(self: Any) -> Any:
+        connection = original(self)
+        connection.set_trace_callback(at)
+        return connection
+
+    return opened
+
+
+def _applies_slowly(file: Path, original: Callable[..., Any]) -> Callable[..., Any]:
+    def perform(self: Any, job: Any, *more: Any) -> Any:
+        if isinstance(job, Apply) and file.exists():
+            time.sleep(SUM_S)
+        return original(self, job, *more)
+
+    return perform
 
 
 if __name__ == "__main__":
@@ -45,7 +61,9 @@ if __name__ == "__main__":
     if where == "lane":
         ServerPerformer.perform = _hangs_once_there(Path(name), ServerPerformer.perform)  # type: ignore[method-assign]
     elif where == "slow":
-        Journal.commit = _slow_once_there(Path(name), Journal.commit)  # type: ignore[method-assign]
+        Journal._open = _commits_slowly(Path(name), Journal._open)  # type: ignore[method-assign]
+    elif where == "sums":
+        ServerPerformer.perform = _applies_slowly(Path(name), ServerPerformer.perform)  # type: ignore[method-assign]
     elif where == "clock":
         right = time.time
         time.time = lambda: right() + AHEAD_S

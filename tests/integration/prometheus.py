@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import urllib.error
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -67,14 +67,20 @@ class Prometheus:
 
 @contextmanager
 def prometheus(
-    folder: Path, coordinator: str, limits: Thresholds, hold: Callable[[Alert], float], rules: str = ""
+    folder: Path,
+    coordinator: str,
+    limits: Thresholds,
+    hold: Callable[[Alert], float],
+    rules: str = "",
+    states: Sequence[str] = (),
 ) -> Iterator[Prometheus]:
     """Runs it on the files that `barnraise monitoring write` writes, but every second and with shorter rules: those of
-    `limits` and `hold`, or `rules` as they stand."""
+    `limits` and `hold`, or `rules` as they stand. `states`: state folders of nodes of this computer, as an owner who
+    watches his own names them: a volunteer that pauses has left the run, which then lists it no more."""
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("prometheus is not installed, so NOTHING is scraped here: ./deploy/test-deps installs it")
-    for name, text in monitoring_files([coordinator]).items():
+    for name, text in monitoring_files([coordinator], states).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

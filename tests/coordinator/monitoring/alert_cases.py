@@ -191,6 +191,8 @@ def cases() -> list[Case]:
         ),
         case("no checkpoints are wanted", {**none_yet, f"barnraise_run_checkpoint_every_steps{{{c}}}": flat(0)}),
         case("nobody computes for a stage", {**no_nodes, **no_work}, "StageEmpty"),
+        case("the same while the run is said to wait for volunteers", {**no_nodes, **no_work, **waits}, "StageEmpty"),
+        case("nobody has come yet to a run that has not begun", {**no_nodes, **no_work, **waits, step: flat(0)}),
         case("a stage without volunteers whose servers compute", no_nodes),
         case(
             "one volunteer, and work waits",

@@ -14,7 +14,7 @@ from node.server.server import ServerMachine
 from node.server.tickets import KEY_BYTES, TicketOffice, leased_tasks
 from protocol.base.errors import RemoteProtocolError
 from protocol.base.ids import NodeId, TaskId, Ticket
-from protocol.base.machine import HangUp
+from protocol.base.machine import Count, HangUp
 from protocol.messages import (
     Contribute,
     FetchInput,
@@ -34,6 +34,7 @@ from tests.node.setting import TICKET, VOLUNTEER, Effects, activation, backward,
 CONFIG = make_config()
 KEY = bytes(range(KEY_BYTES))
 OTHER = NodeId("v2")
+UPDATES = "barnraise_server_updates_total"
 FORWARD = TaskId(0, 0, 0, "F")
 
 
@@ -217,3 +218,15 @@ def test_a_lease_carries_the_ticket_of_its_last_task() -> None:
     effects = desk.say(Gradient(ledger_generation=1, task=backward(0, 0), tensors=(gradient,)), NodeId("f1"))
     (lease,) = effects.sent(Lease)
     assert lease.ticket == desk.ticket(backward(0, 0), VOLUNTEER, lease.ticket.fence)
+
+
+@pytest.mark.parametrize(("node", "counted"), [("f0", 1), ("b0", 0)])
+def test_a_contribution_that_comes_too_late_is_counted_by_the_ledger_alone(node: str, counted: int) -> None:
+    """Each shard is sent its part of it: counted there, too, one that is late would be all that such a server counts,
+    and an alert on the share of those refused would tell of it."""
+    desk = Desk(node)
+    late = msgspec.structs.replace(contribute((desk.ticket(backward(0, 0)),)), step=CONFIG.steps + 3)
+    effects = desk.say(late)
+    assert effects.dropped == [9]
+    told = [effect for effect in effects.all if isinstance(effect, Count) and effect.metric == UPDATES]
+    assert [dict(effect.labels) for effect in told] == counted * [{"outcome": "stale"}]
