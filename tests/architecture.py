@@ -41,7 +41,6 @@ DRIVERS = {
     "coordinator/commands/*": "the command line",
     "coordinator/process/*": "the coordinator's sockets, database and files",
     "coordinator/planning/*search.py": "an anytime search looks at its budget",
-    "coordinator/planning/routes/joint.py": "an anytime search looks at its budget",
     "coordinator/planning/placement/advice.py": "an anytime search looks at its budget",
     "coordinator/planning/tune/*": "an anytime search looks at its budget",
     "node/*/cli.py": "the command line",

@@ -389,11 +389,6 @@ def present_checkpoints(
     return tuple(present)
 
 
-def complete_checkpoints(folder: Path) -> tuple[int, ...]:
-    """Steps of the checkpoints in a run's folder that verify, newest first."""
-    return scan_checkpoints(folder)[0]
-
-
 def read_checkpoint(folder: Path, step: int) -> tuple[Manifest, dict[tuple[int, int], dict[str, Tensor]]]:
     """A checkpoint, verified: its manifest, and each (stage, shard)'s state.
 

@@ -36,6 +36,7 @@ from node.compute.plan_parts import chunks_of, partition_of
 from node.compute.probe import probe
 from node.compute.shard import ShardWorker
 from node.compute.tolerance import relative_difference, residual
+from node.compute.wire import check_tokens
 from node.compute.worker import StageWorker
 from node.data.allowed import Allowed
 from node.data.dataset import Dataset
@@ -132,6 +133,14 @@ class DevicePerformer(Performer):
         plan = self._place.plan
         number = plan.chunk_at(task.step, task.microbatch, task.position)
         return plan.course.chunks_of(self._place.stage).index(number)
+
+    def _decode(self, ref: TensorRef, buffers: Buffers) -> Tensor:
+        """Tokens that no vocabulary has would be read from foreign memory by a device, or end its process."""
+        tensor = super()._decode(ref, buffers)
+        if ref.form == "int32":
+            assert self._place is not None
+            check_tokens(tensor, self._place.vocabulary, "what a server sent")
+        return tensor
 
     def _load_parameters(self, job: jobs.LoadParameters, buffers: Buffers) -> None:
         if self._fixed is None:

@@ -6,7 +6,6 @@ buffer. What a peer sent is checked here before it is used (`RemoteProtocolError
 
 from __future__ import annotations
 
-import math
 import sys
 from types import ModuleType
 from typing import Final, Literal, cast
@@ -84,13 +83,6 @@ def decode(buffer: bytes | bytearray | memoryview, shape: tuple[int, ...], form:
 def round_trip(tensor: Tensor, form: str) -> Tensor:
     """What a receiver computes with when this fp32 tensor was sent in `form`; in fp32 itself."""
     return tensor if form == "fp32" else decode(encode(tensor, form), tuple(tensor.shape), form)
-
-
-def check_finite(tensor: Tensor, what: str) -> None:
-    """Refuses a tensor that holds a NaN or an infinity; `what` names it in the log."""
-    # One pass without a temporary of the tensor's size: a sum is finite unless a value is not, or values are absurd.
-    if not math.isfinite(float(tensor.sum(dtype=torch.float64))):
-        raise RemoteProtocolError("not_finite", f"{what} holds values that are not finite")
 
 
 def check_tokens(tokens: Tensor, vocabulary: int, what: str) -> None:

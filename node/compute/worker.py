@@ -137,9 +137,6 @@ class StageWorker:
         """The weight gradients that come next are of this task."""
         self._rounding = version, step, microbatch
 
-    def has_params(self, version: int) -> bool:
-        return version in self._params
-
     def drop_params(self, version: int) -> None:
         """Forgets a version; graphs made with it stay usable."""
         self._params.pop(version, None)

@@ -399,25 +399,6 @@ DEVICE_JOBS = (
     DropGraphs,
     DropAccumulators,
 )
-SERVER_JOBS = (
-    PrepareData,
-    SetUpServer,
-    LoadBatch,
-    StartShard,
-    LoadSnapshot,
-    Measure,
-    Fold,
-    Reduce,
-    Apply,
-    ServeParameters,
-    DropVersions,
-    WriteSnapshot,
-    WriteCheckpoint,
-    WriteManifest,
-    WriteEvidence,
-    FindCheckpoints,
-    Benchmark,
-)
 Job = (
     SetUpDevice
     | LoadParameters

@@ -183,8 +183,6 @@ KEYS = (
         "A public name under which the run may thank you; off: none.", "Ada"),
 )  # fmt: skip
 _BY_NAME = {key.name: key for key in KEYS}
-RESTART_KEYS = ("gpu-memory", "priority")
-"""Those that a running device takes up with its next start."""
 
 
 def key_named(name: str) -> Key:

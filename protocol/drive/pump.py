@@ -98,13 +98,6 @@ class Pump:
         self._inbox.append(fact)
         self._filled.set()
 
-    def put_from_thread(self, fact: Input) -> None:
-        """Add a fact from any thread; lost when trio has ended."""
-        try:
-            self._token.run_sync_soon(self.put, fact)
-        except trio.RunFinishedError:
-            return
-
     async def room(self) -> None:
         """Wait until the inbox holds fewer than INBOX_MAX facts: the back-pressure for what comes by network."""
         while len(self._inbox) >= INBOX_MAX:

@@ -102,15 +102,6 @@ def tensors_of(message: Message) -> tuple[TensorRef, ...]:
     return tensors
 
 
-def with_keys(message: Message, keys: tuple[int, ...]) -> Message:
-    """The message with its tensors' keys replaced: 0, 1, … for the wire, the store's numbers for a machine."""
-    tensors = tensors_of(message)
-    if len(keys) != len(tensors):
-        raise LocalProtocolError(f"{type(message).__name__}: {len(keys)} keys for {len(tensors)} tensors")
-    renamed = tuple(msgspec.structs.replace(tensor, key=key) for tensor, key in zip(tensors, keys, strict=True))
-    return msgspec.structs.replace(message, tensors=renamed) if tensors else message
-
-
 def is_long(message: Message) -> bool:
     """Whether it holds a good part of a stage, or fills the line for a while: the rest takes turns with it."""
     return OF[type(message)].is_long

@@ -83,27 +83,6 @@ def equal_cost_segments(
     return _lengths(tokens, segments, multiple, boundary)
 
 
-def equal_time_segments(
-    tokens: int, segments: int, prefix_s: Callable[[int], float], multiple: int = 1
-) -> tuple[int, ...]:
-    """The same from measured times: `prefix_s(n)` seconds for the first n tokens, growing with n."""
-    whole_s = prefix_s(tokens)
-
-    def boundary(share: float) -> float:
-        low, high = 0, tokens
-        while high - low > 1:
-            middle = (low + high) // 2
-            if prefix_s(middle) < share * whole_s:
-                low = middle
-            else:
-                high = middle
-        below, above = prefix_s(low), prefix_s(high)
-        part = (share * whole_s - below) / (above - below) if above > below else 0.0
-        return low + part
-
-    return _lengths(tokens, segments, multiple, boundary)
-
-
 def _lengths(tokens: int, segments: int, multiple: int, boundary: Callable[[float], float]) -> tuple[int, ...]:
     """Rounds boundaries to multiples, leaving at least one multiple to every segment."""
     units, rest = divmod(tokens, multiple) if multiple > 0 else (0, 1)

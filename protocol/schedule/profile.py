@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -174,41 +174,6 @@ class LinkReport:
     latency_s: float
     bytes_per_s: float
     measured_at_s: float
-
-
-def network_from_reports(
-    machines: Sequence[Machine],
-    reports: Iterable[LinkReport],
-    now_s: float,
-    sites: Sequence[SiteLink] = (),
-    *,
-    age_max_s: float = math.inf,
-) -> Network:
-    """A network from repeated probes: the median of each direction, its age and its relative spread.
-
-    Probes older than `age_max_s` are left out, and so are those of machines that are not in `machines`.
-    """
-    known = {machine.name for machine in machines}
-    probes: dict[tuple[str, str], list[LinkReport]] = {}
-    for report in reports:
-        if now_s - report.measured_at_s <= age_max_s and report.source in known and report.target in known:
-            probes.setdefault((report.source, report.target), []).append(report)
-    links = []
-    for (source, target), found in probes.items():
-        rate = median(report.bytes_per_s for report in found)
-        deviation = median(abs(report.bytes_per_s - rate) for report in found)
-        links.append(
-            Link(
-                source=source,
-                target=target,
-                latency_s=median(report.latency_s for report in found),
-                bytes_per_s=rate,
-                age_s=max(0.0, now_s - max(report.measured_at_s for report in found)),
-                spread=deviation / rate if rate > 0 else 0.0,
-            )
-        )
-    file = NetworkFile(kind="network", machines=tuple(machines), links=tuple(links), sites=tuple(sites))
-    return build_network(file)
 
 
 def build_network(file: NetworkFile) -> Network:

@@ -36,21 +36,6 @@ _OPERATION = re.compile(
     r"(?P<position>[0-9]{1,7})(?P<op>[A-Z]{1,6})(?:_(?P<name>[a-z_]{1,40}))?(?P<microbatch>[0-9]{1,7})?"
     r"(?:\.(?P<segment>[0-9]{1,5}))?(?:/(?P<slice>[0-9]{1,5}))?"
 )
-_TORCH_CELL = re.compile(
-    r"(?P<stage>[0-9]{1,7})(?P<op>F|I|B|W|REDUCE_GRAD|SEND_F|RECV_F|SEND_B|RECV_B)(?P<microbatch>[0-9]{0,7})"
-)
-_TORCH_OPS = {
-    "F": (Op.F, ""),
-    "B": (Op.B, ""),
-    "I": (Op.I, ""),
-    "W": (Op.W, ""),
-    "REDUCE_GRAD": (Op.REDUCE, ""),
-    "SEND_F": (Op.SEND, "act"),
-    "RECV_F": (Op.RECV, "act"),
-    "SEND_B": (Op.SEND, "grad"),
-    "RECV_B": (Op.RECV, "grad"),
-}
-_TO_TORCH = {meaning: word for word, meaning in _TORCH_OPS.items()}
 
 
 def parse_key(text: str) -> Key:
@@ -303,78 +288,3 @@ def _pair(text: str, key: str) -> tuple[float, float]:
     if not (math.isfinite(pair[0]) and math.isfinite(pair[1])):
         raise BadInputError(f"{key}: {text[:40]!r} is not two numbers like 0.5:1.5")
     return pair
-
-
-def write_torch_csv(schedule: Schedule) -> str:
-    """The schedule as torch's pipelining CSV: one line per rank, one operation per cell.
-
-    Raises:
-        BadInputError: where torch has no word for it: a route that is not the identity, a segment, a slice,
-            an operation that torch lacks.
-    """
-    for flow in schedule.flows:
-        if tuple(hop.stage for hop in flow.route) != tuple(range(schedule.stages)) or flow.loss_node is not None:
-            raise BadInputError(f"flow {flow.microbatch}: torch's CSV knows only routes through every stage in order")
-    lines = []
-    for order in schedule.orders:
-        cells = []
-        for instruction in order:
-            key = instruction.key
-            word = _TO_TORCH.get((key.op, key.name))
-            if word is None or key.segment or key.slice:
-                raise BadInputError(f"{key}: torch's CSV has no word for it")
-            cells.append(f"{key.position}{word}{'' if key.microbatch == EVERY else key.microbatch}")
-        lines.append(",".join(cells))
-    return "\n".join(lines) + "\n"
-
-
-def read_torch_csv(text: str) -> Schedule:
-    """The schedule of torch's pipelining CSV: lines are ranks, empty cells are bubbles and are dropped.
-
-    Torch's sharding steps (UNSHARD, RESHARD) and fused operations in parentheses are refused: they are not
-    orders of this IR.
-    """
-    if len(text) > TEXT_CHARS_MAX:
-        raise BadInputError(f"a schedule of more than {TEXT_CHARS_MAX} characters is refused")
-    orders: list[list[Key]] = []
-    node_of_stage: dict[int, int] = {}
-    microbatches = 0
-    for node, line in enumerate(text.splitlines()):
-        order = []
-        for column, cell in enumerate(line.split(","), 1):
-            if not (word := cell.strip()):
-                continue
-            match = _TORCH_CELL.fullmatch(word)
-            if match is None or (match["op"] == "REDUCE_GRAD") != (match["microbatch"] == ""):
-                raise BadInputError(f"line {node + 1}, cell {column}: {word[:40]!r} is not an operation of this IR")
-            op, name = _TORCH_OPS[match["op"]]
-            stage = int(match["stage"])
-            if node_of_stage.setdefault(stage, node) != node:
-                raise BadInputError(f"line {node + 1}, cell {column}: stage {stage} is on two ranks")
-            microbatch = int(match["microbatch"] or EVERY)
-            microbatches = max(microbatches, microbatch + 1)
-            order.append(Key(op, microbatch, stage, name=name))
-        orders.append(order)
-    if sorted(node_of_stage) != list(range(len(node_of_stage))) or microbatches > FLOWS_MAX:
-        raise BadInputError("the stages are not numbered 0, 1, 2, … without a gap, or microbatches are too many")
-    route = tuple(Hop(stage, node_of_stage[stage]) for stage in range(len(node_of_stage)))
-    flows = tuple(Flow(microbatch=number, route=route) for number in range(microbatches))
-    return Schedule(
-        stages=len(route),
-        flows=flows,
-        orders=tuple(tuple(_with_peer(key, route) for key in order) for order in orders),
-    )
-
-
-def _with_peer(key: Key, route: tuple[Hop, ...]) -> Instruction:
-    if key.op not in (Op.SEND, Op.RECV):
-        return Instruction(key=key)
-    other = _other_end(key)
-    if not 0 <= other < len(route):
-        raise BadInputError(f"{key}: there is no stage {other}")
-    return Instruction(key=key, peer=route[other].node)
-
-
-def _other_end(key: Key) -> int:
-    step = 1 if key.name == "act" else -1
-    return key.position + (step if key.op is Op.SEND else -step)

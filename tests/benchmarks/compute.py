@@ -18,7 +18,7 @@ from node.compute.optimizer import AdamWShard, partial_square_norm
 from node.compute.probe import probe
 from node.compute.reference import train_reference
 from node.compute.shard import ShardWorker
-from node.compute.wire import check_finite, decode, encode
+from node.compute.wire import decode, encode
 from node.compute.worker import StageWorker
 from node.data.dataset import Dataset
 from protocol.run.run import RunConfig
@@ -99,8 +99,6 @@ def time_codec() -> None:
             ("decode", lambda form=form, data=data: decode(data, (tensor.numel(),), form)),
         ):
             print(f"  {form} {what:<39} {tensor.nbytes / 1e6 / best_s(call, 5):9.0f} MB/s")
-    rate = tensor.nbytes / 1e6 / best_s(lambda: check_finite(tensor, "x"), 5)
-    print(f"  {'check that all is finite':<44} {rate:9.0f} MB/s")
 
 
 @click.command()

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from node.compute.forms import grid, p12, q8
-from node.compute.forms.packed import packed_bytes
+from node.compute.forms.packed import pack
 from node.compute.layout import StageLayout
 from node.compute.model import StageModel
 from node.compute.optimizer import AdamWShard, partial_square_norm
@@ -148,7 +148,7 @@ def train(config: RunConfig, arm: Arm, dataset: Dataset) -> tuple[float, Counts]
                 exact += gradient
         gradient = grid.from_grid(total, steps_of[0]) if arm.gradients else exact.float()
         if arm.gradients:
-            counts.gradients.add(packed_bytes(total.numpy()), count)
+            counts.gradients.add(len(pack(total.numpy())), count)
             averages = grid.next_averages(averages, total, steps_of[0], count)
         factor = clip_factor([partial_square_norm(gradient)], config.optimizer.clip_norm)
         newest = versions[-1].clone()

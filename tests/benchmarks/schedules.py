@@ -13,9 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from coordinator.planning.order.pipeline_problem import PipelineProblem
-from coordinator.planning.order.policy_grid import PolicyGrid, grid
+from coordinator.planning.order.policy_grid import grid
 from coordinator.planning.order.search import latency_warmup, search
-from coordinator.planning.order.split_search import Line, search_split
 from coordinator.planning.partition.costs import BlockCost
 from coordinator.planning.problems import load_problem
 from coordinator.planning.schedules import known_design
@@ -27,6 +26,8 @@ from coordinator.planning.simulator.pipeline import simulate
 from coordinator.planning.tune.case import Node, Workload
 from coordinator.planning.tune.tuner import Space, tune
 from protocol.schedule.check import check
+from tests.oracles.policy_grid import PolicyGrid
+from tests.oracles.split_search import Line, search_split
 
 PROBLEMS = sorted((Path(__file__).parents[1] / "data/problems").glob("schedule_*.json"))
 

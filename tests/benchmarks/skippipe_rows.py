@@ -25,13 +25,14 @@ from coordinator.planning.routes.baselines import (
     online_router,
 )
 from coordinator.planning.routes.evaluate import Evaluator
-from coordinator.planning.routes.joint import arrange_and_route
-from coordinator.planning.routes.model import RouteModel, even_visits, violations
+from coordinator.planning.routes.model import RouteModel, even_visits
 from coordinator.planning.routes.search import RoutesAnswer, search_routes
 from coordinator.planning.routes.shared import SharedEvaluator, Sharing
 from coordinator.planning.simulator.links import Network
 from tests.benchmarks import section6
 from tests.benchmarks.section6 import Setting
+from tests.oracles.joint import arrange_and_route
+from tests.oracles.route_rules import violations
 
 BUDGET_S = 3.8
 STARTS = 6

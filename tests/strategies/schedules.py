@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from coordinator.planning.schedules.design import PLACEMENTS, Design
 from coordinator.planning.simulator.graph import Costs, StageCosts
 from coordinator.planning.simulator.links import Network
+from protocol.schedule.ir import EVERY, Instruction, Key, Op, Schedule, nodes_by_stage
 from protocol.schedule.policies import Weights
 
 
@@ -53,3 +54,21 @@ def networks_of(draw: st.DrawFn, design: Design) -> Network:
     ]
     rates = st.none() | st.lists(st.integers(1, 4).map(float), min_size=design.nodes, max_size=design.nodes)
     return Network(rows, None, draw(rates), draw(rates), blocking=draw(st.booleans()))
+
+
+def with_update(schedule: Schedule) -> Schedule:
+    """The schedule with REDUCE and OPT of every stage at the end of each of its nodes' orders."""
+    orders: list[list[Instruction]] = [list(order) for order in schedule.orders]
+    for op in (Op.REDUCE, Op.OPT):
+        for stage, nodes in nodes_by_stage(schedule.flows).items():
+            for replica, node in enumerate(nodes):
+                orders[node].append(Instruction(key=Key(op, EVERY, stage, 0, replica)))
+    return Schedule(
+        stages=schedule.stages,
+        flows=schedule.flows,
+        orders=tuple(map(tuple, orders)),
+        samples=schedule.samples,
+        tokens=schedule.tokens,
+        memory_max=schedule.memory_max,
+        rules=schedule.rules,
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.planning.partition.costs import BlockCost
@@ -50,19 +49,3 @@ def _block_cost(block: BlockSpec, spec: ModelSpec, rules: CostRules) -> BlockCos
         parameter_bytes=float(block.parameters * rules.parameter_bytes),
         activation_bytes=float(kept_values * rules.tokens * rules.value_bytes),
     )
-
-
-def measured_costs(
-    forward_s: Sequence[float], backward_s: Sequence[float], arithmetic: Sequence[BlockCost]
-) -> list[BlockCost]:
-    """The arithmetic's bytes with measured durations; every list has one entry per block.
-
-    Raises `BadInputError` naming the list whose length is wrong.
-    """
-    for key, values in (("forward_s", forward_s), ("backward_s", backward_s)):
-        if len(values) != len(arithmetic):
-            raise BadInputError(f"{key}: {len(arithmetic)} values wanted, got {len(values)}")
-    return [
-        BlockCost(f, b, block.parameter_bytes, block.activation_bytes)
-        for f, b, block in zip(forward_s, backward_s, arithmetic, strict=True)
-    ]

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
-from coordinator.planning.partition.costs import StagePower
-from coordinator.planning.partition.model_costs import CostRules, block_costs
-from coordinator.planning.partition.planner import partition
 from coordinator.planning.placement.advice import Advice, advised
 from coordinator.planning.placement.cost import Costs as PlacementCosts
 from coordinator.planning.placement.cost import Placement
@@ -22,7 +19,6 @@ from coordinator.planning.placement.pool_search import PoolAnswer, Roles, search
 from coordinator.planning.placement.pools import PoolPlan, Pools, PoolSizes
 from coordinator.planning.placement.recipe import recipe_with
 from coordinator.planning.placement.run_sizes import pool_sizes, vocabulary_of, wire_bytes
-from coordinator.planning.placement.search import PlacementAnswer
 from coordinator.planning.placement.swarm import ModelSizes, SwarmRoutes, member_model, world_of
 from coordinator.planning.placement.uplinks import swarm_sharing
 from coordinator.planning.routes.search import RoutesAnswer, search_routes, search_shared
@@ -274,60 +270,6 @@ def simulated_plan(plan: PoolPlan) -> tuple[Timeline, int]:
             best = timeline
     assert best is not None
     return best, microbatches
-
-
-def simulated_step(
-    config: RunConfig, sizes: ModelSizes, found: PlacementAnswer, seed: int, recompute: bool
-) -> tuple[tuple[int, ...], Timeline, int]:
-    """Block edges by the AutoPipe partition for a *placement's* powers, and one step on the event simulator.
-
-    This is the hybrid parameter-server paper's own way: a stage's members work side by side on parts of every
-    microbatch, so a stage is one node of the simulation, with the transfers of its slowest member half in the forward
-    and half in the backward. Large batches are shortened: a step repeats itself.
-    """
-    details = found.placement.detail()
-    spec = ModelSpec.of_run(config.model, vocabulary_of(config.data.tokenizer))
-    mean_power = sum(detail.power for detail in details) / len(details)
-    layer_flops = sizes.forward_flops + sizes.backward_flops
-    blocks = block_costs(spec, CostRules(flops_per_s=mean_power * layer_flops, tokens=sizes.microbatch_tokens))
-    count = len(details)
-    links = [detail.hop_out_s for detail in details[:-1]]
-    microbatches = min(sizes.microbatches, SIMULATED_MICROBATCHES_MAX)
-    # Members share the activations in flight, which the placement has counted; here only what stands per
-    # layer.
-    still = [replace(block, activation_bytes=0.0) for block in blocks]
-    largest = max(block.parameter_bytes for block in still)
-    for slack in (0.0, largest):  # blocks are coarser than layers: an embedding may need a block's worth of room
-        powers = [
-            StagePower(
-                speed=detail.power / mean_power / detail.visit_share,
-                memory_bytes=found.placement.most[k] * sizes.held_bytes + slack,
-            )
-            for k, detail in enumerate(details)
-        ]
-        try:
-            cut = partition(still, powers, microbatches, links, seed=seed)
-            break
-        except BadInputError:
-            if slack:
-                raise
-    stage_costs = [
-        StageCosts(
-            forward_s=cut.forward_s[k] * detail.visit_share + detail.transfer_s / 2,
-            backward_input_s=cut.backward_s[k] * detail.visit_share / 2 + detail.transfer_s / 4,
-            backward_weight_s=cut.backward_s[k] * detail.visit_share / 2 + detail.transfer_s / 4,
-        )
-        for k, detail in enumerate(details)
-    ]
-    best: Timeline | None = None
-    for factor in (1, 2, 3):  # long links want more microbatches in flight
-        design = Design.of(count, microbatches).order("backward")
-        design = design.in_flight(lambda node, factor=factor: factor * (count - node))  # type: ignore[misc]
-        timeline = design.timeline(Costs(stage_costs), SimulatedNetwork.line(links))
-        if best is None or timeline.makespan_s < best.makespan_s * 0.999:
-            best = timeline
-    assert best is not None
-    return tuple(cut.edges), best, microbatches
 
 
 def _loads(plan: PoolPlan) -> list[VolunteerLoad]:

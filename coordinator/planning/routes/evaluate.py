@@ -8,7 +8,6 @@ lower route).
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -191,24 +190,3 @@ def operations(model: RouteModel, routes: Sequence[Route], timed: Timed) -> list
         first += len(sent)
     found.sort(key=lambda row: (row["start_s"], row["node"], row["microbatch"], row["end_s"]))
     return found
-
-
-def starts_violations(model: RouteModel, routes: Sequence[Route], timed: Timed) -> list[str]:
-    """Rules of time that a timed set of routes breaks: a link or a step cut short, two things at once."""
-    wrong: list[str] = []
-    busy: list[list[tuple[float, float]]] = [[] for _ in range(model.nodes)]
-    slack = 1e-9 * max(1.0, timed.makespan_s)
-    for number, (route, sent) in enumerate(zip(routes, timed.starts, strict=True)):
-        steps = steps_of(model, route)
-        ready = 0.0
-        for starts in sent:
-            for k, start in enumerate(starts):
-                if start < ready + steps.link_s[k] - slack:
-                    wrong.append(f"route {number}: step {k} starts before its input is there")
-                ready = start + steps.work_s[k]
-                busy[steps.nodes[k]].append((start, start + steps.busy_s[k]))
-    for node, intervals in enumerate(busy):
-        intervals.sort()
-        if any(b[0] < a[1] - slack for a, b in itertools.pairwise(intervals)):
-            wrong.append(f"node {node} does two things at once")
-    return wrong

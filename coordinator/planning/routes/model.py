@@ -158,26 +158,6 @@ def even_visits(routes: int, stages: int, route_stages: int) -> tuple[int, ...]:
     return (routes, *(share + (stage < surplus) for stage in range(stages - 1)))
 
 
-def stage_sizes(nodes: int, stages: int, skip_stages: int) -> tuple[int, ...]:
-    """How many of `nodes` go to each stage when every route skips `skip_stages` of `stages` (SkipPipe Eq. 1).
-
-    |S_i| = |S_0| (1 - s/(s-1) · k) with the rational k = skip_stages/s, so |S_i| = |S_0| (s-1-skip)/(s-1).
-    Eq. 1 gives fractions; stage 0 gets the smallest whole number that is at least its share, the rest is
-    spread evenly.
-    """
-    if not 0 <= skip_stages < stages:
-        raise BadInputError(f"skip: {skip_stages} of {stages} stages cannot be skipped")
-    if nodes < stages:
-        raise BadInputError(f"stages: {nodes} nodes cannot fill {stages} stages")
-    if stages == 1:
-        return (nodes,)
-    others = stages - 1 - skip_stages  # visits to stages beyond 0 on each route
-    first = -(-nodes // (1 + others))
-    first = min(max(first, 1), nodes - (stages - 1))
-    share, surplus = divmod(nodes - first, stages - 1)
-    return (first, *(share + (stage < surplus) for stage in range(stages - 1)))
-
-
 def next_stages(
     model: RouteModel, last: int, pending: int, left: int, swaps: int
 ) -> Iterator[tuple[int, int, int, int]]:
@@ -196,14 +176,6 @@ def next_stages(
             yield stage, stage, stage - 1, swaps - 1
 
 
-def legal_orders(stages: int, route_stages: int, swaps_max: int) -> list[tuple[int, ...]]:
-    """Every legal order of the stages after stage 0, plain ones first."""
-    orders: list[tuple[int, ...]] = []
-    for chosen in combinations(range(1, stages), route_stages - 1):
-        orders.extend(swapped_orders(chosen, swaps_max))
-    return orders
-
-
 def swapped_orders(chosen: tuple[int, ...], swaps_max: int) -> Iterator[tuple[int, ...]]:
     """The legal orders of an ascending set of stages: as it is, then with disjoint neighbours exchanged."""
     places = [i for i in range(len(chosen) - 1) if chosen[i + 1] == chosen[i] + 1]
@@ -215,47 +187,3 @@ def swapped_orders(chosen: tuple[int, ...], swaps_max: int) -> Iterator[tuple[in
             for place in picked:
                 order[place], order[place + 1] = order[place + 1], order[place]
             yield tuple(order)
-
-
-def violations(model: RouteModel, routes: Sequence[Route]) -> list[str]:
-    """What is wrong with a set of routes, one sentence each; empty when every rule is obeyed."""
-    wrong: list[str] = []
-    if len(routes) != len(model.heads):
-        wrong.append(f"{len(routes)} routes for {len(model.heads)} heads")
-    used = [0] * model.nodes
-    visits = [0] * model.stages
-    for number, (route, head) in enumerate(zip(routes, model.heads, strict=False)):
-        order = tuple(model.stage_of_node[node] for node in route)
-        if route[0] != head:
-            wrong.append(f"route {number} starts on node {route[0]}, not on its head {head}")
-        if len(route) != model.route_stages or not is_legal_order(order, model.swaps_max):
-            wrong.append(f"route {number} visits the stages {order}")
-        for node in route:
-            used[node] += 1
-            visits[model.stage_of_node[node]] += 1
-            if node in model.gone:
-                wrong.append(f"route {number} uses node {node}, which is gone")
-    for node, count in enumerate(used):
-        if count > model.memory[node]:
-            wrong.append(f"node {node} is on {count} routes and holds {model.memory[node]}")
-    for stage in range(1, model.stages):
-        if visits[stage] != model.visits[stage]:
-            wrong.append(f"stage {stage} is on {visits[stage]} routes, not {model.visits[stage]}")
-    return wrong
-
-
-def is_legal_order(order: Sequence[int], swaps_max: int) -> bool:
-    """Whether the stages of a route, stage 0 included, are in a legal order (CC1, CC2)."""
-    if not order or order[0] != 0:
-        return False
-    highest, place, swaps = 0, 1, 0
-    while place < len(order):
-        stage = order[place]
-        if stage <= highest:
-            return False
-        if place + 1 < len(order) and order[place + 1] == stage - 1 > highest:
-            swaps += 1
-            place += 1
-        highest = stage
-        place += 1
-    return swaps <= swaps_max

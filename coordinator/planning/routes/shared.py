@@ -259,14 +259,3 @@ class _Flows:
         self._pushed += 1
         if rate > 0:
             heappush(self._heap, (now + flow.left / rate, self._pushed, flow.version, flow))
-
-
-def shared_ends(
-    model: RouteModel,
-    routes: Sequence[Route],
-    network: Network,
-    activation_bytes: float,
-    bias: Sequence[float] | None = None,
-) -> list[float]:
-    """When the last microbatch of each route ends, every hop being a transfer of `activation_bytes` on `network`."""
-    return SharedEvaluator(model, Sharing(network, activation_bytes)).ends(routes, bias)

@@ -30,12 +30,6 @@ def pack(values: Ints) -> bytearray:
     return out
 
 
-def packed_bytes(values: Ints) -> int:
-    """Bytes that `pack` would make, without making them."""
-    widths = _widths(_as_blocks(values))
-    return width_bytes(widths.size) + 8 * int(_bits(widths).sum())
-
-
 def is_whole(buffer: bytes | bytearray | memoryview, count: int) -> bool:
     """Whether `unpack` would take the bytes, without unpacking them."""
     data = np.frombuffer(buffer, dtype=np.uint8)

@@ -84,7 +84,7 @@ def test_a_shard_with_another_state_writes_beside_what_a_manifest_names(tmp_path
     checkpoint.write_manifest(tmp_path, manifest(100, tuple(parts)), shared=True)
     after = contents(home)
     assert {name: after[name] for name in before} == before
-    assert checkpoint.complete_checkpoints(tmp_path) == checkpoint.present_checkpoints(tmp_path) == (100,)
+    assert checkpoint.scan_checkpoints(tmp_path)[0] == checkpoint.present_checkpoints(tmp_path) == (100,)
 
 
 def test_a_checkpoint_that_does_not_verify_any_more_is_made_anew(tmp_path: Path) -> None:
@@ -92,9 +92,9 @@ def test_a_checkpoint_that_does_not_verify_any_more_is_made_anew(tmp_path: Path)
     home = write(tmp_path, 100)
     damage_bit(home)
     (home / "stage-0-shard-0.0011223344556677.tmp").write_bytes(b"half a file of a killed writer")
-    assert checkpoint.complete_checkpoints(tmp_path) == ()
+    assert checkpoint.scan_checkpoints(tmp_path)[0] == ()
     write(tmp_path, 100)
-    assert checkpoint.complete_checkpoints(tmp_path) == (100,) and len(contents(home)) == len(SHARDS) + 1
+    assert checkpoint.scan_checkpoints(tmp_path)[0] == (100,) and len(contents(home)) == len(SHARDS) + 1
 
 
 def test_a_quick_look_sees_what_is_missing_or_cut(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert found.data_cursor == 100 * CONFIG.batch.microbatches * CONFIG.batch.samples
     assert list(shards) == list(SHARDS)
     assert torch.equal(shards[0, 1]["params"], torch.full((5,), 101.0))
-    assert checkpoint.complete_checkpoints(tmp_path) == (100,)
+    assert checkpoint.scan_checkpoints(tmp_path)[0] == (100,)
 
 
 def test_older_ones_go_only_beyond_keep(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_older_ones_go_only_beyond_keep(tmp_path: Path) -> None:
     checkpoint.write_part(newer / "stage-0-shard-0.safetensors", {"params": torch.zeros(1)}, {})
     write(tmp_path, 200)
     write(tmp_path, 300)
-    assert checkpoint.complete_checkpoints(tmp_path) == (300, 200)
+    assert checkpoint.scan_checkpoints(tmp_path)[0] == (300, 200)
     assert sorted(home.name for home in tmp_path.iterdir()) == [f"step-{n:08d}" for n in (200, 300, 500)]
 
 
@@ -209,7 +209,7 @@ def test_nothing_old_goes_for_a_new_one_that_does_not_verify(tmp_path: Path) -> 
     elsewhere = PartEntry(0, 1, checkpoint.part_name(0, 1, part.digest), part.byte_count, part.digest)
     with pytest.raises(CheckpointError, match=r"checkpoint\.folder must be a folder that every server shares"):
         checkpoint.write_manifest(tmp_path, manifest(300, (elsewhere,)), shared=True)
-    assert checkpoint.complete_checkpoints(tmp_path) == (200, 100)
+    assert checkpoint.scan_checkpoints(tmp_path)[0] == (200, 100)
 
 
 def test_parts_that_lie_elsewhere_wait_to_be_brought(tmp_path: Path) -> None:
@@ -220,10 +220,10 @@ def test_parts_that_lie_elsewhere_wait_to_be_brought(tmp_path: Path) -> None:
     part.mkdir(parents=True)
     shutil.copy(part_of(home, 0, 0), part)
     checkpoint.write_manifest(mine, checkpoint.read_manifest(home), shared=False)
-    assert checkpoint.complete_checkpoints(mine) == ()
+    assert checkpoint.scan_checkpoints(mine)[0] == ()
     for file in home.glob("*.safetensors"):
         shutil.copy(file, part)
-    assert checkpoint.complete_checkpoints(mine) == (100,)
+    assert checkpoint.scan_checkpoints(mine)[0] == (100,)
 
 
 def test_parts_of_ones_own_are_kept_too(tmp_path: Path) -> None:
@@ -285,15 +285,15 @@ def test_what_was_undone_is_no_checkpoint_and_its_step_makes_another(tmp_path: P
     old = {part.file for part in checkpoint.read_manifest(home).parts}
     checkpoint.undo_after(tmp_path, 100)
     checkpoint.undo_after(tmp_path, 100)
-    assert checkpoint.complete_checkpoints(tmp_path) == (100,)
+    assert checkpoint.scan_checkpoints(tmp_path)[0] == (100,)
     state = {name: torch.full((5,), 7.5) for name in ("params", "m", "v")}
     parts = [checkpoint.write_checkpoint_part(home, stage, shard, state, about(200)) for stage, shard in SHARDS]
     checkpoint.write_manifest(tmp_path, manifest(200, tuple(parts)), shared=True)
-    assert checkpoint.complete_checkpoints(tmp_path) == (200, 100)
+    assert checkpoint.scan_checkpoints(tmp_path)[0] == (200, 100)
     assert {part.file for part in checkpoint.read_manifest(home).parts}.isdisjoint(old)
     assert not old & {path.name for path in home.iterdir()}, "and its files are gone"
     checkpoint.undo_after(tmp_path, -1)
-    assert checkpoint.complete_checkpoints(tmp_path) == ()
+    assert checkpoint.scan_checkpoints(tmp_path)[0] == ()
 
 
 def test_a_look_writes_where_checkpoints_lie_and_leaves_nothing(

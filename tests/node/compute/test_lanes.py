@@ -247,6 +247,28 @@ def test_an_activation_that_overflows_makes_a_step_that_is_skipped(tmp_path: Pat
             assert bench.do(server, jobs.Apply(0, 0.0, True)) == digest
 
 
+@pytest.mark.parametrize("token", [-1, 2**31 - 1])
+def test_tokens_that_no_vocabulary_has_fail_the_job_and_never_reach_the_device(tmp_path: Path, token: int) -> None:
+    """As a stage's input and as labels: an accelerator would end its process, or read what lies behind the table."""
+    bench = Bench(small_run(0), tmp_path)
+    bench.start()
+    bench.fetch(0)
+    tokens, labels = bench.do(bench.servers[0][0], jobs.LoadBatch(0, 0, bench.fresh(), bench.fresh()))
+    hidden = bench.do(bench.devices[0], jobs.Forward(TaskId(0, 0, 0, "F"), 0, tokens, bench.fresh()))
+    false = torch.zeros(tokens.shape, dtype=torch.int64)
+    false.view(-1)[5] = token
+    data = encode(false, "int32")
+    tokens = labels = TensorRef(bench.fresh(), tokens.shape, "int32", len(data))
+    bench.store.put(tokens.key, data, tokens.shape, "int32")
+    ends = (TaskId(0, 0, 1, "F"), TaskId(0, 0, 2, "L"), TaskId(0, 0, 1, "B"))
+    for device, job in (
+        (bench.devices[0], jobs.Forward(TaskId(0, 1, 0, "F"), 0, tokens, bench.fresh())),
+        (bench.devices[1], jobs.RouteEnd(ends, 0, hidden, labels, bench.fresh(), accumulator=7)),
+    ):
+        outcome = device.perform(job, {ref.key: bench.store.get(ref.key) for ref in input_refs(job)})
+        assert isinstance(outcome.fact, ComputeFailed) and "vocabulary" in outcome.fact.reason
+
+
 @pytest.mark.parametrize(
     ("delay", "shared", "gradients"), [(0, True, "fp64"), (0, True, "gi"), (1, True, "gi"), (1, False, "fp64")]
 )
@@ -273,7 +295,7 @@ def test_a_restart_from_snapshot_or_checkpoint_goes_on_bit_by_bit(
     expected = bench.step(3)
 
     home = checkpoint.run_folder(tmp_path / ("shared" if shared else "00/mine"), config)
-    assert checkpoint.complete_checkpoints(home) == ((3,) if shared else ())
+    assert checkpoint.scan_checkpoints(home)[0] == ((3,) if shared else ())
     manifest = checkpoint.read_manifest(checkpoint.step_folder(home, 3))
     assert (manifest.data_cursor, manifest.data_hash) == (18, bench.data_hash)
     assert manifest.partition == partition_of(PLAN)

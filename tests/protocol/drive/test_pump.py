@@ -112,7 +112,7 @@ async def test_effects_in_their_order() -> None:
 
 
 async def test_facts_while_it_sleeps() -> None:
-    """A fact from a handler, from another task, and from a thread each wakes the pump."""
+    """A fact from a handler and one from another task each wake the pump."""
     machine = _Machine()
     pump, _ = _pump(machine)
     with trio.fail_after(30):
@@ -123,8 +123,6 @@ async def test_facts_while_it_sleeps() -> None:
             pump.put(LinkDown(_PEER, "x"))
             await trio.testing.wait_all_tasks_blocked()
             assert machine.last() == LinkDown(_PEER, "x")
-            await trio.to_thread.run_sync(pump.put_from_thread, Told("stop"))
-    assert machine.last() == Told("stop")
 
 
 async def test_wakes_in_time(autojump_clock: trio.testing.MockClock) -> None:
@@ -175,12 +173,3 @@ async def test_other_tasks_get_their_turn() -> None:
             for _ in range(5):
                 await trio.sleep(0)
             nursery.cancel_scope.cancel()
-
-
-def test_facts_after_the_end() -> None:
-    """A thread that reports after trio has ended does no harm."""
-
-    async def make() -> Pump:
-        return _pump(_Machine())[0]
-
-    trio.run(make).put_from_thread(Told("late"))

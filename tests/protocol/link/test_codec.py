@@ -25,7 +25,7 @@ from protocol.base.limits import (
     TEXT_MAX,
 )
 from protocol.kinds import MAY_SEND, MESSAGES, ROLES
-from protocol.link.codec import check_allowed, check_tensors, decode, encode, traffic_kind, with_keys
+from protocol.link.codec import check_allowed, check_tensors, decode, encode, traffic_kind
 from protocol.messages import (
     Bye,
     Commit,
@@ -202,16 +202,6 @@ def test_tensor_references() -> None:
         with pytest.raises(RemoteProtocolError) as caught:
             check_tensors((bad,), 24)
         assert caught.value.reason == reason
-
-
-def test_keys_are_renamed() -> None:
-    """`with_keys` changes keys and nothing else, and wants one for each tensor."""
-    message = sample(Lease)
-    renamed = with_keys(message, (40, 41))
-    assert [tensor.key for tensor in renamed.tensors] == [40, 41]  # type: ignore[attr-defined]
-    assert with_keys(renamed, (0, 1)) == message
-    with pytest.raises(LocalProtocolError):
-        with_keys(message, ())
 
 
 def test_traffic_kinds() -> None:

@@ -8,11 +8,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from coordinator.planning.schedules.design import Design
-from coordinator.planning.simulator.steps import with_update
 from protocol.schedule.check import InvalidScheduleError, check, check_bound, swaps_in
 from protocol.schedule.ir import Flow, Hop, Instruction, Key, Op, RouteRules, Schedule
 from protocol.schedule.text import parse_key, read
-from tests.strategies.schedules import designs
+from tests.strategies.schedules import designs, with_update
 
 Orders = list[list[Instruction]]
 

@@ -13,13 +13,11 @@ import pytest
 from protocol.base.errors import BadInputError
 from protocol.schedule.profile import (
     Link,
-    LinkReport,
     Machine,
     NetworkFile,
     SiteLink,
     build_network,
     load_network,
-    network_from_reports,
 )
 
 DATA = Path(__file__).parents[2] / "data"
@@ -127,15 +125,6 @@ def test_link_off_its_twins_between_the_same_sites_is_reported() -> None:
         ("x1", "y1", "latency_s"),
         ("x1", "y1", "bytes_per_s"),
     ]
-
-
-def test_reports_become_medians_with_age_and_spread() -> None:
-    """Probes of one direction give their median; old probes and strangers' probes are left out."""
-    reports = [LinkReport("s", "t", 0.01, rate, at) for rate, at in ((1e7, 90), (2e7, 95), (4e7, 98), (9e9, 1))]
-    reports.append(LinkReport("s", "stranger", 0.01, 1.0, 99))
-    network = network_from_reports([machine("s"), machine("t")], reports, 100, age_max_s=50)
-    assert network.to_bytes_per_s[0, 1] == 2e7
-    assert network.oldest_s == 2 and network.widest_spread == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from protocol.base.errors import BadInputError
 from protocol.schedule.check import check
 from protocol.schedule.ir import EVERY, TENSORS, Flow, Hop, Instruction, Key, Op, RouteRules, Schedule
-from protocol.schedule.text import parse_key, read, read_torch_csv, write, write_torch_csv
+from protocol.schedule.text import parse_key, read, write
 from tests.strategies.schedules import designs
 
 SEQ1F1B = """\
@@ -166,46 +166,3 @@ def test_a_spoilt_text_never_does_worse_than_a_refusal(data: st.DataObject) -> N
         text[index] = data.draw(alphabet)
     with contextlib.suppress(BadInputError):
         check(read("".join(text)))
-    with contextlib.suppress(BadInputError):
-        read_torch_csv("".join(text).replace(" ", ","))
-
-
-def test_torchs_csv_goes_in_and_out() -> None:
-    """A plan of torch's with bubbles, sends and split backwards reads, checks, and is written back without bubbles."""
-    text = "0F0,0F1,,0SEND_F0,0SEND_F1,0RECV_B0,0I0,0W0,0RECV_B1,0B1\n"
-    text += "1RECV_F0,1F0,1RECV_F1,1F1,1B0,1SEND_B0,1B1,1SEND_B1\n"
-    schedule = read_torch_csv(text)
-    check(schedule)
-    assert write_torch_csv(schedule) == text.replace(",,", ",")
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("0UNSHARD,0F0", "cell 1"),
-        ("0F0\n0F1", "two ranks"),
-        ("1F0", "without a gap"),
-        ("0SEND_F0", "no stage 1"),
-        ("(0F0;0B1)OVERLAP_F_B", "cell 1"),
-    ],
-)
-def test_what_torch_can_say_and_the_ir_cannot_is_refused(text: str, complaint: str) -> None:
-    """Import names the cell instead of guessing."""
-    with pytest.raises(BadInputError, match=complaint):
-        read_torch_csv(text)
-
-
-def test_what_torch_cannot_say_is_refused() -> None:
-    """Segments have no place in torch's CSV."""
-    with pytest.raises(BadInputError, match="no word"):
-        write_torch_csv(read(SEQ1F1B))
-
-
-@pytest.mark.slow
-def test_torch_reads_what_is_exported() -> None:
-    """torch's own parser takes every cell, so plans can be compared with its schedules."""
-    schedules_module = pytest.importorskip("torch.distributed.pipelining.schedules")
-    text = "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1I0,1W0,1SEND_B0\n"
-    for line in write_torch_csv(read_torch_csv(text)).splitlines():
-        for cell in line.split(","):
-            assert str(schedules_module._Action.from_str(cell)) == cell

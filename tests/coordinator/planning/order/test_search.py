@@ -17,7 +17,6 @@ from coordinator.commands.plan import plan
 from coordinator.planning.order.improver import OrderImprover
 from coordinator.planning.order.pipeline_problem import PipelineProblem
 from coordinator.planning.order.search import Found, latency_warmup, problem_graph, search
-from coordinator.planning.order.split_search import Line, search_split
 from coordinator.planning.problems import load_problem
 from coordinator.planning.schedules.design import Design
 from coordinator.planning.simulator.links import Network
@@ -26,6 +25,7 @@ from protocol.base.errors import BadInputError
 from protocol.schedule.check import check
 from protocol.schedule.ir import Op
 from protocol.schedule.policies import Policy
+from tests.oracles.split_search import Line, search_split
 from tests.strategies.problems import random_pipeline
 
 PROBLEMS = sorted((Path(__file__).parents[3] / "data/problems").glob("schedule_*.json"))

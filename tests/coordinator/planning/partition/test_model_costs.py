@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.planning.partition.model_costs import CostRules, block_costs, measured_costs
+from coordinator.planning.partition.model_costs import CostRules, block_costs
 from protocol.base.errors import BadInputError
 from tests.protocol.run.test_model_spec import GPT2_MEDIUM, TINYLLAMA
 
@@ -33,17 +33,6 @@ def test_recompute_trades_memory_for_time() -> None:
         assert after.backward_s == pytest.approx(before.backward_s + before.forward_s)
         assert after.activation_bytes == 2048 * 2048 * 4 < before.activation_bytes
     assert recomputed[-1] == kept[-1]
-
-
-def test_measurements_replace_durations_and_keep_bytes() -> None:
-    """A measured block has the arithmetic's memory; a list of the wrong length is refused by name."""
-    arithmetic = block_costs(TINYLLAMA, CostRules(flops_per_s=1e12, tokens=64))
-    durations = [float(index) for index in range(len(arithmetic))]
-    measured = measured_costs(durations, durations, arithmetic)
-    assert [cost.forward_s for cost in measured] == durations
-    assert [cost.parameter_bytes for cost in measured] == [cost.parameter_bytes for cost in arithmetic]
-    with pytest.raises(BadInputError, match=r"^backward_s: 46 values wanted, got 1"):
-        measured_costs(durations, [1.0], arithmetic)
 
 
 @pytest.mark.parametrize("key", ["flops_per_s", "tokens", "value_bytes", "parameter_bytes"])

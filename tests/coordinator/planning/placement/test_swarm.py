@@ -25,12 +25,12 @@ from coordinator.commands.run import duration, share
 from coordinator.planning.placement.run_plan import plan_run, sizes_of, skipped_stages
 from coordinator.planning.placement.search import search_placement
 from coordinator.planning.placement.swarm import hops_of, member_model, world_of
-from coordinator.planning.routes.model import violations
 from coordinator.planning.routes.search import search_routes
 from protocol.base.errors import BadInputError
 from protocol.run.run import BatchSection, ModelSection, RunConfig
 from protocol.schedule.profile import Link, Machine, NetworkFile, build_network
 from tests.benchmarks.swarms import swarm
+from tests.oracles.route_rules import violations
 
 DATA = Path(__file__).parents[3] / "data"
 SMALL = RunConfig(model=ModelSection(layers=6), batch=BatchSection(microbatches=12, samples=8))

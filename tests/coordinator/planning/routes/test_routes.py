@@ -24,19 +24,16 @@ from coordinator.planning.routes.baselines import (
     online_router,
 )
 from coordinator.planning.routes.bounds import all_routes, jackson
-from coordinator.planning.routes.evaluate import Evaluator, Timed, operations, starts_violations, steps_of
-from coordinator.planning.routes.joint import arrange_and_route
+from coordinator.planning.routes.evaluate import Evaluator, Timed, operations, steps_of
 from coordinator.planning.routes.model import (
     RouteModel,
     RoutesProblem,
     even_visits,
-    is_legal_order,
-    legal_orders,
-    stage_sizes,
-    violations,
 )
 from coordinator.planning.routes.search import coarse_routes, search_routes
 from protocol.base.errors import BadInputError
+from tests.oracles.joint import arrange_and_route
+from tests.oracles.route_rules import is_legal_order, legal_orders, starts_violations, violations
 
 PROBLEMS = Path(__file__).parents[3] / "data" / "problems"
 OPTIMA = {"routes_8nodes.json": 909.0, "routes_9nodes.json": 786.0}
@@ -99,15 +96,6 @@ def test_legal_orders_match_hand_counts() -> None:
     for order in legal_orders(6, 5, 2):
         assert is_legal_order((0, *order), 2)
     assert not is_legal_order((0, 3, 1), 5) and not is_legal_order((1, 2), 5)
-
-
-def test_stage_sizes_follow_equation_one() -> None:
-    """Eq. 1 gives the published sizes: 6/4/4/4 for a quarter skipped, 5/3/3/3/3/3 for a third."""
-    assert stage_sizes(18, 4, 1) == (6, 4, 4, 4)
-    assert stage_sizes(20, 6, 2) == (5, 3, 3, 3, 3, 3)
-    assert stage_sizes(12, 4, 0) == (3, 3, 3, 3)
-    with pytest.raises(BadInputError, match="stages"):
-        stage_sizes(3, 4, 1)
 
 
 def test_hand_checked_times() -> None:

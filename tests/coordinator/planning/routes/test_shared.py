@@ -14,14 +14,15 @@ from coordinator.planning.placement.run_plan import sizes_of
 from coordinator.planning.placement.search import search_placement
 from coordinator.planning.placement.swarm import member_model, world_of
 from coordinator.planning.placement.uplinks import swarm_sharing
-from coordinator.planning.routes.evaluate import Evaluator, starts_violations
-from coordinator.planning.routes.joint import arrange_and_route
-from coordinator.planning.routes.model import RouteModel, even_visits, violations
+from coordinator.planning.routes.evaluate import Evaluator
+from coordinator.planning.routes.model import RouteModel, even_visits
 from coordinator.planning.routes.search import search_routes, search_shared
-from coordinator.planning.routes.shared import SharedEvaluator, Sharing, shared_ends
+from coordinator.planning.routes.shared import SharedEvaluator, Sharing
 from coordinator.planning.simulator.links import Network
 from protocol.run.run import BatchSection, ModelSection, RunConfig, WireSection
 from tests.benchmarks.swarms import swarm
+from tests.oracles.joint import arrange_and_route
+from tests.oracles.route_rules import starts_violations, violations
 from tests.oracles.shared import shared_ends as plain_shared_ends
 
 
@@ -61,8 +62,8 @@ def test_quick_sharing_equals_the_simulators_links(seed: int) -> None:
     model, network, size = lined_model(rng)
     routes = [(head, *(rng.choice(nodes) for nodes in model.nodes_of_stage[1:])) for head in model.heads]
     bias = [rng.uniform(-5, 5) for _ in routes]
-    shared = shared_ends(model, routes, network, size, bias)
-    assert shared == pytest.approx(plain_shared_ends(model, routes, network, size, bias))
+    shared = plain_shared_ends(model, routes, network, size, bias)
+    assert SharedEvaluator(model, Sharing(network, size)).ends(routes, bias) == pytest.approx(shared)
     evaluator = SharedEvaluator(model, Sharing(network, size))
     timed = evaluator.timed(routes, bias)
     assert timed.ends == pytest.approx(shared)  # and nothing is left over from one simulation to the next
@@ -79,11 +80,11 @@ def test_endless_lines_change_nothing() -> None:
     untied = tuple(work + rng.random() for work in model.forward_s)  # where two arrive at once the two may differ
     plain = replace(model, link_s=network.latency_s, forward_s=untied)
     routes = search_routes(plain, 0, 0.05).routes
-    assert shared_ends(plain, routes, free, 0.0) == pytest.approx(Evaluator(plain).ends(routes))
+    assert SharedEvaluator(plain, Sharing(free, 0.0)).ends(routes) == pytest.approx(Evaluator(plain).ends(routes))
     two = RouteModel((0, 0, 1), (1.0,) * 3, (1.0,) * 3, (0.0,) * 3, np.ones((3, 3)), (0, 1), 2, 0, (2,) * 3, (2, 2))
     wide, narrow = (Network(downlink_bytes_per_s=[9.0, 9.0, rate]) for rate in (9.0, 1.0))
-    apart = shared_ends(two, [(0, 2), (1, 2)], wide, 1.0)
-    together = shared_ends(two, [(0, 2), (1, 2)], narrow, 1.0)
+    apart = SharedEvaluator(two, Sharing(wide, 1.0)).ends([(0, 2), (1, 2)])
+    together = SharedEvaluator(two, Sharing(narrow, 1.0)).ends([(0, 2), (1, 2)])
     assert min(together) > min(apart) and max(together) > max(apart)
 
 

@@ -17,7 +17,6 @@ from coordinator.planning.simulator.kernel import EventHeap
 from coordinator.planning.simulator.links import Network, SharedLinks
 from coordinator.planning.simulator.pipeline import DeadlockError, plan, simulate
 from coordinator.planning.simulator.report import report
-from coordinator.planning.simulator.steps import simulate_steps, step_s, with_update
 from protocol.base.errors import BadInputError
 from protocol.schedule.check import check
 from protocol.schedule.ir import Flow, Hop, Key, Op
@@ -224,15 +223,6 @@ def test_recompute_adds_its_time() -> None:
     costs = Costs([StageCosts(1, 1, 1, recompute_s=1)])
     check(read(text))
     assert simulate(read(text), costs).makespan_s == 8
-
-
-def test_an_update_hides_behind_the_next_step() -> None:
-    """With delayed update a step of 33 s pays nothing for 20 s of aggregation; without, it pays all of it."""
-    schedule = with_update(known_design("1f1b", 4, 8).schedule())
-    check(schedule)
-    costs = Costs([StageCosts(1, 1, 1, reduce_s=19, optimizer_s=1)] * 4)
-    assert step_s(simulate_steps(schedule, costs, steps=6, delay=1), 6) == pytest.approx(33)
-    assert step_s(simulate_steps(schedule, costs, steps=6, delay=0), 6) == pytest.approx(53)
 
 
 def test_events_of_one_instant_come_together() -> None:
