@@ -1,6 +1,7 @@
 """A server's own daemon in which something hangs: `python -m tests.integration.hanging lane|disk FILE server LINK …`;
 with `slow` its disk takes its time, with `sums` it does so with each step's sum; with `clock` its clock is ahead, from
-the start.
+the start. `any` is for whatever command: its lane hangs once FILE.lane exists, its disk once FILE.disk does, and its
+clock is ahead while FILE.clock is there.
 
 Everything else is production: links, messages, pings, reports. From the moment that FILE exists, the server lane never
 ends a job again, or the journal's writer never comes back from a sync; as with a disk or a driver that hangs.
@@ -64,6 +65,12 @@ if __name__ == "__main__":
         Journal._open = _commits_slowly(Path(name), Journal._open)  # type: ignore[method-assign]
     elif where == "sums":
         ServerPerformer.perform = _applies_slowly(Path(name), ServerPerformer.perform)  # type: ignore[method-assign]
+    elif where == "any":
+        lane, disk, jump = (Path(f"{name}.{what}") for what in ("lane", "disk", "clock"))
+        ServerPerformer.perform = _hangs_once_there(lane, ServerPerformer.perform)  # type: ignore[method-assign]
+        Journal.commit = _hangs_once_there(disk, Journal.commit)  # type: ignore[method-assign]
+        true_time = time.time
+        time.time = lambda: true_time() + (AHEAD_S if jump.exists() else 0.0)
     elif where == "clock":
         right = time.time
         time.time = lambda: right() + AHEAD_S
