@@ -50,43 +50,62 @@ def fault_of_shown(plan: Plan) -> str:
     return ""
 
 
-def is_ahead(member: Member, plan: Plan | None) -> bool:
-    """Whether a server has more than the plan in force explains: it must not be told that plan, nor lose its place."""
-    if member.join is None or member.role != "server":
-        return False
-    shown = member.shown
-    if plan is None:
-        return shown is not None or member.join.held_generation >= 0
-    if member.join.held_generation > plan.ledger_generation:
-        return True
-    if shown is None or shown == plan:
-        return False
-    same_ledgers = shown.ledger_generation == plan.ledger_generation
-    return shown.generation >= plan.generation or (same_ledgers and len(shown.changes) > len(plan.changes))
-
-
 class Adoption:
     """Which plan counts, by what those that are linked show. Reads the roster, changes nothing."""
 
-    def __init__(self, roster: Roster) -> None:
+    def __init__(self, roster: Roster, known: int = -1, first: int = 0) -> None:
+        """
+        Args:
+            known: generation of the newest plan in the database.
+            first: generation that this process began with.
+        """
         self._roster = roster
+        self._unknown = range(known + 1, first)
+        """Generations that an older database says nothing of. Their plans are newer than it is, though they stand below
+        what this process has issued."""
         self.open = False
         """Whether somebody is ahead of the plan in force, as of the last look."""
         self.forced = False
         """The operator wants the newest plan that is shown, whoever is missing."""
 
+    def taken_over(self) -> None:
+        """What servers knew of unknown plans is in force from now on: any that is shown later is older."""
+        self._unknown = range(0)
+
+    def is_ahead(self, member: Member, plan: Plan | None) -> bool:
+        """Whether a server has more than the plan in force explains: it must not be told that plan, nor lose its
+        place."""
+        if member.join is None or member.role != "server":
+            return False
+        shown = member.shown
+        if plan is None:
+            return shown is not None or member.join.held_generation >= 0
+        if member.join.held_generation > plan.ledger_generation:
+            return True
+        if shown is None or shown == plan:
+            return False
+        same_ledgers = shown.ledger_generation == plan.ledger_generation
+        newer = same_ledgers and (len(shown.changes) > len(plan.changes) or shown.generation in self._unknown)
+        return shown.generation >= plan.generation or newer
+
     def look(self, plan: Plan | None, config: RunConfig) -> Verdict:
         """What to do now, with this plan in force."""
-        ahead = [member for member in self._roster.joined_servers() if is_ahead(member, plan)]
+
+        def age(other: Plan) -> tuple[int, int, bool, int]:
+            """Unknown plans are newer than what this process made of an older database, not than what others issue."""
+            outbid = other.generation in self._unknown or (plan is not None and other.generation > plan.generation)
+            return other.ledger_generation, len(other.changes), outbid, other.generation
+
+        ahead = [member for member in self._roster.joined_servers() if self.is_ahead(member, plan)]
         if plan is not None:  # one that holds what nobody explains stays out, and holds nobody up
-            ahead = [member for member in ahead if member.shown is not None and _age(member.shown) != _age(plan)]
+            ahead = [member for member in ahead if member.shown is not None and age(member.shown) != age(plan)]
         self.open = bool(ahead)
         if not ahead:
             self.forced = False
             return Verdict()
         shown = {member.peer: member.shown for member in self._roster.joined_servers() if member.shown is not None}
         candidates = [*shown.values(), *(() if plan is None else (plan,))]
-        newest = max(candidates, key=_age, default=None)
+        newest = max(candidates, key=age, default=None)
         seen = max((other.generation for other in candidates), default=-1)
         if newest is None or (plan is None and any(_held(member) > newest.ledger_generation for member in ahead)):
             member = max(ahead, key=_held)
@@ -144,10 +163,6 @@ def unexplained(member: Member) -> str:
         " plan explains: start the run's other servers, or give the coordinator its newest database, or that server an"
         " empty state folder"
     )
-
-
-def _age(plan: Plan) -> tuple[int, int, int]:
-    return plan.ledger_generation, len(plan.changes), plan.generation
 
 
 def _held(member: Member) -> int:

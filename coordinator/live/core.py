@@ -17,7 +17,7 @@ from typing import Any, cast
 import msgspec
 
 from coordinator.live.admission import Admission
-from coordinator.live.adoption import is_ahead, unexplained
+from coordinator.live.adoption import unexplained
 from coordinator.live.auditors import Auditors
 from coordinator.live.bans import Bans
 from coordinator.live.believable import fault_of_join, fault_of_report
@@ -459,7 +459,7 @@ class CoordinatorMachine:
         vocabulary = self.data.vocabulary if self.data is not None else 0
         if member.role != "server" and (not vocabulary or self.placement.plan is None):
             return
-        if not member.welcomed and is_ahead(member, self.placement.plan):
+        if not member.welcomed and self.placement.adoption.is_ahead(member, self.placement.plan):
             if member.shown is None:
                 self.outbox.log("warning", "server waits", node=member.peer, detail=unexplained(member))
             self.placement.look(now)  # it is welcomed when its plan is in force

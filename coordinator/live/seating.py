@@ -54,7 +54,8 @@ class Placement:
         self.config = config if stored.plan is None else settled_by(config, stored.plan)
         """The run, with what was open in it as the plan in force has it."""
         self.first = FirstPlanner(self.config, roster, network, outbox)
-        self.adoption = Adoption(roster)
+        known = stored.plan.generation if stored.plan is not None else -1
+        self.adoption = Adoption(roster, known, generation)
         self.on_adopted: Callable[[float], None] = lambda now: None
         """Called when a plan that servers showed has come into force."""
         self.on_void: Callable[[Voiding | None, float], None] = lambda voiding, now: None
@@ -364,6 +365,7 @@ class Placement:
         self.table = SlotTable(running(config, plan.changes).stages, plan)
         self.table.gone_since = {slot: now for slot in self.table.slots if self._join_of(slot) is None}
         self.wishes.take_over(plan)
+        self.adoption.taken_over()
         stages = tuple(stage.servers for stage in plan.stages)
         self._issue(
             stages, plan.ledger_generation, plan.restore_step, "the servers' plan is taken over", config,

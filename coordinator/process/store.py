@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from coordinator.live.generations import first_generation
 from coordinator.live.history import first_step_after
 from coordinator.live.records import (
     TAIL_STEPS,
@@ -91,13 +93,21 @@ class StoredInvite(msgspec.Struct, frozen=True):
 class Store:
     """An open record, locked against a second coordinator until `close` or the end of the process."""
 
-    def __init__(self, folder: Path, config: RunConfig, database: Database | None = None, issuer: bytes = b"") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: RunConfig,
+        database: Database | None = None,
+        issuer: bytes = b"",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         """Opens a new generation, durably.
 
         Args:
             folder: of this coordinator's key and links, and of the SQLite file if there is no other database.
             database: open, with the run's lock; closed with the store.
             issuer: the coordinator's public key, which a database that others may open holds them to.
+            clock: seconds since 1970.
 
         Raises:
             StateLockedError: another process has it.
@@ -113,7 +123,7 @@ class Store:
         try:
             if self._db.is_shared:
                 self._check_issuer(issuer)
-            self.run_id, self.generation = self._open_run(config)
+            self.run_id, self.generation = self._open_run(config, clock())
         except BaseException:
             self._db.close()
             raise
@@ -134,11 +144,13 @@ class Store:
                     " file `identity` from that one's state folder, and keep it as secret"
                 )
 
-    def _open_run(self, config: RunConfig) -> tuple[bytes, int]:
+    def _open_run(self, config: RunConfig, wall_s: float) -> tuple[bytes, int]:
         with self._db.transaction():
             row = self._db.execute("SELECT run_id, config, generation FROM run").fetchone()
+            kept = self._kept_run_id()
+            again = row is not None or kept is not None
             if row is None:
-                run_id, generation = self._kept_run_id() or secrets.token_bytes(RUN_ID_BYTES), 0
+                run_id, generation = kept or secrets.token_bytes(RUN_ID_BYTES), 0
                 text = msgspec.json.encode(config).decode()
                 self._db.execute("INSERT INTO run VALUES (1, ?, ?, 0)", (run_id, text))
             else:
@@ -147,7 +159,7 @@ class Store:
                 if self.adopted:
                     self._db.execute("UPDATE run SET config = ?", (msgspec.json.encode(config).decode(),))
             (planned,) = self._db.execute("SELECT COALESCE(MAX(generation), 0) FROM plans").fetchone()
-            generation = max(generation, planned) + 1
+            generation = first_generation(max(generation, planned), again, wall_s)
             self._db.execute("UPDATE run SET generation = ?", (generation,))
             self._db.execute("DELETE FROM events WHERE number <= (SELECT MAX(number) FROM events) - ?", (EVENTS_MAX,))
             self._db.execute(

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from coordinator.live import adoption, core, seating, status
+from coordinator.live import seating, status
 from coordinator.live.adoption import Adoption, Verdict
 from coordinator.live.core import CoordinatorMachine
 from coordinator.live.gray import Arbitration, stalled_s
@@ -258,10 +258,9 @@ def a_list_of_bans_is_laid_aside(original: Any) -> Any:
 
 
 @mutant(
-    core,
+    Adoption,
     "is_ahead",
-    also=adoption,
     scene=Scene(only=("database_mislaid",), gap_s=(1.0, 2.0), run={**LINE, "steps": 12, "checkpoint_every": 2}),
 )
 def ledgers_that_nobody_explains_are_welcome(original: Any) -> Any:
-    return lambda member, plan: False
+    return lambda self, member, plan: False

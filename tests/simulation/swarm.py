@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from coordinator.live.core import CoordinatorMachine
+from coordinator.live.generations import first_generation
 from coordinator.live.history import first_step_after
 from coordinator.live.records import (
     Banned,
@@ -319,9 +320,10 @@ class Swarm:
 
     def _build_coordinator(self, host: Host, rng: random.Random) -> CoordinatorMachine:
         stored = stored_state([record for record, _ in host.records])
-        host.files["generation"] = host.files.get("generation", 0) + 1
-        generation = max(host.files["generation"], (stored.plan.generation if stored.plan else 0) + 1)
-        host.files["generation"] = generation
+        known = max(host.files.get("generation", 0), stored.plan.generation if stored.plan else 0)
+        # The run's id lies beside the database: a coordinator that lost that knows that it starts again.
+        host.files["generation"] = first_generation(known, again=host.life > 1, wall_s=self.world.now)
+        generation = host.files["generation"]
         return CoordinatorMachine(
             self.config,
             b"world",

@@ -65,8 +65,9 @@ ASKED_FOR = (
     "database_mislaid",
     "database_old",
 )
-"""Kinds that only a scene brings: no seed draws them. An old database is among them for as long as seed 1003 with it
-stands still: the coordinator goes on waiting for the servers of its older plan, and members refuse that plan."""
+"""Kinds that only a scene brings: no seed draws them. An old database is among them until all mutants have scenes that
+catch them with it in the list, where it changes what every seed draws; seed 1003, which stood still with it, ends well.
+"""
 OPERATOR_S = 15.0
 """How often somebody looks at the status of a run whose database was put back."""
 BANNED_MAX = 3

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from coordinator.live.orders import Adopt
+from coordinator.live.orders import Adopt, PauseRun
 from coordinator.live.records import DataRow, PlanRow, StoredState
 from protocol.base.machine import Ordered
 from protocol.messages import PlanChanged, StepReportStored, Welcome
@@ -83,6 +83,22 @@ def test_what_the_operator_changed_after_the_backup_still_counts() -> None:
     for node in SERVERS:
         shows(desk, node, plan)
     assert desk.plan.changes == (change,) and desk.plan.paused and desk.plan.generation > 50
+
+
+def test_a_pause_of_which_an_old_database_knows_nothing_stays() -> None:
+    """Its generations are above all that were told, for it has just started; what was told meanwhile is newer still."""
+    old = Desk().train()
+    plan = msgspec.structs.replace(old, generation=old.generation + 3, paused=True)
+    desk = Desk(stored=StoredState(plan=old, data=data_row()), generation=10**6)
+    shows(desk, "s0", old)
+    assert not desk.plan.paused
+    for node in SERVERS[1:]:
+        shows(desk, node, plan)
+    assert desk.plan.paused and desk.plan.generation > 10**6
+    assert desk.sent("s0", PlanChanged)[-1].plan == desk.plan
+    desk.feed(Ordered(PauseRun(False)))
+    shows(desk, "s3", plan)  # who was told nothing since brings nothing new
+    assert not desk.plan.paused and not desk.machine.placement.review.sentence
 
 
 def test_a_missing_server_is_waited_for_by_name_until_it_comes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import signal
 import sqlite3
 import stat
@@ -55,8 +56,9 @@ def step_row(step: int, ledger_generation: int = 1) -> StepRow:
 
 
 def reopened(store: Store) -> Store:
+    """By the next process, whose clock stands before all that was told."""
     store.close()
-    return Store(store.folder, CONFIG)
+    return Store(store.folder, CONFIG, clock=lambda: 0.0)
 
 
 def test_a_new_folder_is_an_empty_run(tmp_path: Path) -> None:
@@ -97,7 +99,7 @@ def test_everything_comes_back_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_every_start_opens_a_generation_above_all_plans(tmp_path: Path) -> None:
-    """Also when a process issued several, and when it issued none."""
+    """Also when a process issued several, when it issued none, and when the clock was set back."""
     store = Store(tmp_path, CONFIG)
     store.write([plan_row(1, 1), plan_row(2, 1), plan_row(9, 9)])
     store = reopened(store)
@@ -105,6 +107,25 @@ def test_every_start_opens_a_generation_above_all_plans(tmp_path: Path) -> None:
     store = reopened(store)
     assert store.generation == 11
     store.close()
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_older_database_opens_no_generation_that_a_newer_one_has_used(tmp_path: Path, lost: bool) -> None:
+    """Nor one below: who has heard of the newer plans would refuse it. The same if the database is gone altogether."""
+    store = Store(tmp_path / "state", CONFIG, clock=lambda: 1e9)
+    store.write([plan_row(1, 1)])
+    store.close()
+    shutil.copytree(tmp_path / "state", tmp_path / "copy")
+    store = Store(tmp_path / "state", CONFIG, clock=lambda: 1e9 + 60.0)
+    told = [store.generation, store.generation + 1, store.generation + 2]
+    store.write([plan_row(generation, 1) for generation in told])
+    store.close()
+    if lost:
+        for file in (tmp_path / "copy").glob(f"{DATABASE}*"):
+            file.unlink()
+    old = Store(tmp_path / "copy", CONFIG, clock=lambda: 1e9 + 61.0)
+    assert old.run_id == store.run_id and old.generation > max(told)
+    old.close()
 
 
 def test_going_back_throws_steps_away_but_keeps_them_on_record(tmp_path: Path) -> None:
