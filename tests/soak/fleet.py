@@ -22,6 +22,8 @@ from tests.soak.ground import DISK_MB, LENT_DISK_MB, Ground
 SERVERS, VOLUNTEERS = 5, 3
 """A front and a back server for each of two stages, and a spare."""
 ASK_S = 3.0
+PLACE_KEPT_S = 25.0
+"""For whoever is gone: a process that takes longer to start finds a spare in its place."""
 RUN = """
 name = "soaked"
 seed = SEED
@@ -48,7 +50,7 @@ rate = 0.0
 first = 0
 [limits]
 lease_s = 8.0
-server_gone_s = 25.0
+server_gone_s = GONE
 [checkpoint]
 every_steps = 20
 folder = "FOLDER"
@@ -100,6 +102,7 @@ class Fleet:
         self.folder = ground.folder
         self.checkpoints = ground.disk("checkpoints")
         text = RUN.replace("FOLDER", str(self.checkpoints)).replace("COLLOCATED", collocated)
+        text = text.replace("GONE", str(PLACE_KEPT_S))
         self.toml = self.folder / "RUN.toml"
         self.toml.write_text(text.replace("SEED", str(seed)).replace("DELAY", str(delay)))
         self.children = BentChildren()
