@@ -440,7 +440,8 @@ class NodeMachine:
 
     def _computed(self, job: Any, result: Any, now: float) -> None:
         if isinstance(job, PrepareData):
-            self._out.send(self._coordinator, self._roles.prepared(*result))
+            if (ready := self._roles.prepared(job, *result)) is not None:
+                self._out.send(self._coordinator, ready)
             self._begin_roles(now)
             return
         if isinstance(job, FindCheckpoints):
@@ -461,6 +462,11 @@ class NodeMachine:
         if isinstance(job, Benchmark):
             self._out.log("warning", "the device cannot be measured", reason=reason)
             self._survey.measured(0.0)
+            return
+        if isinstance(job, PrepareData) and self._roles.cannot_read(job, reason, now):
+            self._out.log("error", "the data cannot be read", reason=reason)
+            self._begin_roles(now)
+            self._report()
             return
         if self._roles.failed(job, reason, now):
             return

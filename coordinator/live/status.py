@@ -125,9 +125,22 @@ def run_state(machine: CoordinatorMachine, now: float) -> tuple[str, str]:
         decider = placement.table.slots[0]
         return "waiting", f"waiting for {placement.table.name(decider)} to tell how the last steps ended"
     if machine.data is None:
-        return "waiting", "waiting for the servers of stage 0 to read the data"
+        return "waiting", _unread(machine)
     waiting_for = _lonely_stages(machine) or _hanging_servers(machine, now) or _no_step(machine, now)
     return ("waiting", waiting_for) if waiting_for else ("training", "")
+
+
+def _unread(machine: CoordinatorMachine) -> str:
+    """Nobody has read the data yet: why, in the words of the server that could not."""
+    table = machine.placement.table
+    for member in machine.roster.servers():
+        slot = table.slot_of(member.peer)
+        if slot is not None and slot[0] == 0 and member.report is not None and member.report.alert:
+            return (
+                f"{table.name(slot)} ({member.peer[:8]}): {member.report.alert}. It is tried again there every few"
+                " seconds; or correct [data] in the run's file and start the coordinator again: nobody has to join anew"
+            )
+    return "waiting for the servers of stage 0 to read the data"
 
 
 def _missed_servers(machine: CoordinatorMachine, now: float) -> str:

@@ -157,7 +157,7 @@ def run_coordinator(config: RunConfig, options: CoordinatorOptions) -> str:
         set_up_logging(metrics, json=as_json, seldom=seldom, role="coordinator", run=config.name)
         if store.adopted:
             structlog.get_logger().warning(
-                "configuration changed", detail=f"no server had joined the run yet: {'; '.join(store.adopted)}"
+                "configuration changed", detail=f"nothing was computed by it yet: {'; '.join(store.adopted)}"
             )
         keep_what_is_loaded()
         return trio.run(_run, config, options, store, metrics)

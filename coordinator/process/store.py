@@ -189,7 +189,8 @@ class Store:
         """A run keeps its configuration: nodes that compute by different ones would not train the same model.
 
         Before the first server is a member nobody has been told it (a volunteer's welcome waits for the vocabulary,
-        which a server finds; and memberships are durable before any welcome): until then it may still change.
+        which a server finds; and memberships are durable before any welcome): until then it may still change. What it
+        says of the data may be corrected until somebody has read them: a path may be wrong at a server alone.
         """
         try:
             before = msgspec.json.decode(text, type=RunConfig)
@@ -201,7 +202,8 @@ class Store:
             self._db.execute("UPDATE run SET config = ?", (msgspec.json.encode(config).decode(),))
             before = msgspec.structs.replace(before, description=config.description)
         differences = tuple(_differences(before, config))
-        if differences and not self._begun():
+        about_data = all(each.startswith(("data.", "validation.source ")) for each in differences)
+        if differences and (not self._begun() or (about_data and self._unread())):
             self.adopted = differences
         elif differences:
             raise BadInputError(
@@ -216,6 +218,11 @@ class Store:
             " OR EXISTS (SELECT 1 FROM data) OR EXISTS (SELECT 1 FROM steps)"
         ).fetchone()
         return bool(begun)
+
+    def _unread(self) -> bool:
+        """Whether no server has found the run's data, so nothing was computed."""
+        (known,) = self._db.execute("SELECT EXISTS (SELECT 1 FROM data) OR EXISTS (SELECT 1 FROM steps)").fetchone()
+        return not known
 
     # ---- reading -----------------------------------------------------------------------------------------------
 

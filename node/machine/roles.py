@@ -24,10 +24,12 @@ from protocol.kinds import OF_DEVICE, OF_SERVER, taken_by
 from protocol.messages import DataReady, NodeReport, StepReport, Work
 from protocol.run.changes import running
 from protocol.run.plan import Plan
-from protocol.run.run import RunConfig
+from protocol.run.run import DataSection, RunConfig
 
 DEVICE_LOST_S = 600.0
 DEVICE_LOST_MAX = 3
+READ_AGAIN_S = 15.0
+"""Data that nobody could read is tried again so often: whoever mends a path at a server need not start it again."""
 """A driver that crashes now and then is lived with; one that crashes a fourth time within ten minutes is not."""
 _OF_DEVICE, _OF_SERVER = taken_by(*OF_DEVICE), taken_by(*OF_SERVER)
 FOR_VOLUNTEER = tuple(kind for kind in _OF_DEVICE if kind not in _OF_SERVER)
@@ -65,6 +67,9 @@ class Roles:
         self.data: DataReady | None = None
         """What was read here of the run's data, by a server of stage 0."""
         self._preparing = False
+        self._data_fault = ""
+        """Why the data could not be read here, while nobody else has read it either."""
+        self._read_again_at: float | None = None
         self._state_lost = {r.ledger_generation: r.reason for r in facts.records if isinstance(r, StateLost)}
         """Ledger generations of which this node has given up what it had, and why."""
         newest = newest_start(facts.records) if facts.gives_up else None
@@ -80,16 +85,34 @@ class Roles:
 
     def know(self, config: RunConfig, vocabulary: int) -> None:
         """The run, and its vocabulary in tokens (0: nobody has read the data yet)."""
+        if self.config is not None and _data_of(config) != _data_of(self.config):
+            self.data, self._data_fault, self._read_again_at = None, "", None
         self.config, self.vocabulary = config, vocabulary
 
     def place(self, plan: Plan, stage: int, reason: str) -> None:
         """The plan, and this node's stage in it (-1: none, for this reason)."""
         self.plan, self.stage, self._stage_reason = plan, stage, reason
 
-    def prepared(self, vocabulary: int, data_hash: str, token_count: int) -> DataReady:
-        """The data is read; returns what the coordinator wants to hear of it."""
+    def prepared(self, job: PrepareData, vocabulary: int, data_hash: str, token_count: int) -> DataReady | None:
+        """The data is read; returns what the coordinator wants to hear of it. None: it is other data than the run now
+        wants."""
+        self._preparing, self._data_fault = False, ""
+        if self.config is None or _data_of(job.config) != _data_of(self.config):
+            return None
         self.data = DataReady(vocabulary=vocabulary, data_hash=data_hash, token_count=token_count)
         return self.data
+
+    def cannot_read(self, job: PrepareData, reason: str, now: float) -> bool:
+        """Whether to stay though the data cannot be read here: nobody has read it yet, so it may be named wrongly. The
+        operator hears of it, mends the file here or the run's configuration, and it is read again. Where others have
+        read it, this server is of no use, and another may take its place."""
+        self._preparing = False
+        if self.vocabulary:
+            return False
+        if self.config is not None and _data_of(job.config) == _data_of(self.config):
+            self._data_fault = reason
+            self._read_again_at = now + READ_AGAIN_S
+        return True
 
     def begin(self, now: float) -> bool:
         """Starts, keeps or restarts the roles, as soon as run, plan and vocabulary are known; returns whether they
@@ -98,8 +121,8 @@ class Roles:
             return False
         serving = self._facts.role == "server" and self.plan.stage_of(self.node) is not None
         if serving and self.plan.stage_of(self.node) == 0 and self.data is None:
-            if not self._preparing:
-                self._preparing = True
+            if not self._preparing and (self._read_again_at is None or self._read_again_at <= now):
+                self._preparing, self._read_again_at = True, None
                 self._out.compute(PrepareData(self.config))
             return False
         if self.vocabulary == 0:
@@ -247,6 +270,8 @@ class Roles:
     # ---- time ----------------------------------------------------------------------------------------------------
 
     def wake_at(self) -> float | None:
+        if self.server is None and self.volunteer is None:
+            return self._read_again_at
         server = None if self.server is None else self.server.wake_at()
         volunteer = None if self.volunteer is None else self.volunteer.wake_at()
         if server is None or volunteer is None:
@@ -254,6 +279,8 @@ class Roles:
         return min(server, volunteer)
 
     def wake(self, now: float) -> None:
+        if _due(self._read_again_at, now):
+            self.begin(now)
         if self.server is not None and _due(self.server.wake_at(), now):
             self.server.wake(now)
         if self.volunteer is not None and _due(self.volunteer.wake_at(), now):
@@ -275,6 +302,8 @@ class Roles:
             return "the plan, which the coordinator makes when all servers are there"
         if self.stage < 0:
             return f"a place: {self._stage_reason}"
+        if self._data_fault and self.data is None:
+            return "the data, which cannot be read here"
         if self._preparing and self.data is None:
             return "the data to be read"
         if self.vocabulary == 0:
@@ -299,11 +328,20 @@ class Roles:
         return NodeReport(
             state=state,  # type: ignore[arg-type]
             waiting_for=self.waiting_for(),
-            alert=self.server.alert() if self.server is not None else "",
+            alert=self.server.alert() if self.server is not None else self._data_alert(),
             ledger_generation=self.server.context.generation if self.server is not None else -1,
             linked=tuple(filter(self._links.is_up, self.server.context.plan.server_nodes())) if self.server else (),
             counters=counters,
         )
+
+    def _data_alert(self) -> str:
+        """Why the data cannot be read here, or nothing."""
+        return f"the data cannot be read: {self._data_fault}" if self._data_fault else ""
+
+
+def _data_of(config: RunConfig) -> tuple[DataSection, str]:
+    """What is read before the run begins."""
+    return config.data, config.validation.source
 
 
 def _due(time: float | None, now: float) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from node.machine.records import Record, ShardStarted
 from protocol.base.errors import BadInputError
 from protocol.messages import Welcome
@@ -25,7 +27,8 @@ def why_not(
 
     Args:
         known: the run as this process knows it already.
-        records: what the state folder holds.
+        records: what the state folder holds. Where no ledgers have begun and nobody has read the data, the operator may
+            still correct where they lie: nothing has been computed by them.
         memory_bytes: free on this computer; 0: not known.
         serves: whether this is a server, which is there before the run is planned.
     """
@@ -40,9 +43,11 @@ def why_not(
         return "the run cannot be: stages.count or stages.cut is still open, and nobody computes before that is planned"
     if serves and known is not None and known.settles(config):
         return ""  # a coordinator that has lost its database, and hears from us how the run was cut
-    if known is not None and known.config_hash() != config.config_hash() and not config.settles(known):
-        return "the run's configuration changed while this node was away"
     starts = [record for record in records if isinstance(record, ShardStarted)]
+    nothing_yet = serves and not message.vocabulary and not starts
+    changed = known is not None and known.config_hash() != config.config_hash() and not config.settles(known)
+    if changed and not (nothing_yet and known is not None and names_other_data(known, config)):
+        return "the run's configuration changed while this node was away"
     if starts and not config.has_hash(starts[-1].config_hash):
         return "this state folder belongs to another configuration of the run"
     parameters = ModelSpec.of_run(config.model, max(1, message.vocabulary)).parameters
@@ -53,6 +58,13 @@ def why_not(
             f" computer has {memory_bytes / 1e9:.1f} GB free"
         )
     return ""
+
+
+def names_other_data(known: RunConfig, config: RunConfig) -> bool:
+    """Whether a run differs from what it was in nothing but the data that it names."""
+    validation = msgspec.structs.replace(known.validation, source=config.validation.source)
+    corrected = msgspec.structs.replace(known, data=config.data, validation=validation)
+    return known != config and corrected.config_hash() == config.config_hash()
 
 
 def why_no_plan(plan: Plan, config: RunConfig) -> str:

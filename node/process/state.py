@@ -16,6 +16,7 @@ from node.compute.checkpoint import run_folder
 from node.compute.seals import scan_checkpoints
 from node.data.allowed import Allowed
 from node.machine.kept_plan import KeptPlan
+from node.machine.welcome import names_other_data
 from node.process.crashes import Crashes
 from node.process.journal import Journal
 from protocol.base.errors import BadInputError, ProtocolError, RemoteProtocolError
@@ -72,9 +73,14 @@ class NodeState:
         if welcome.membership != self.membership:
             self.membership = welcome.membership
             self.journal.set_meta("membership", welcome.membership)
-        if self.config is None:
+        # While nobody has read the data, its operator may correct where it lies (`node.machine.welcome.why_not`).
+        unread = self._vocabulary == 0 == welcome.vocabulary
+        if self.config is None or (unread and names_other_data(self.config, welcome.config)):
             self.config = welcome.config
             self.journal.set_meta("config", msgspec.msgpack.encode(welcome.config))
+            if self.kept is not None:
+                self.kept = msgspec.structs.replace(self.kept, config=welcome.config)
+                self.journal.set_meta("plan", msgspec.msgpack.encode(self.kept))
 
     def recall_bans(self, trust: Trust) -> None:
         """What was known of bans when the process ended; a coordinator that is away cannot tell it anew."""

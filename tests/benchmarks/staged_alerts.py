@@ -90,7 +90,7 @@ def slow_machines(swarm: Swarm, watcher: Prometheus) -> None:
     eventually(lambda: swarm.step() >= 3, "some steps")
     slow.touch()
     stopped = swarm.servers[0].child.process
-    for _ in range(40):
+    for _ in range(110):
         stopped.send_signal(signal.SIGSTOP)
         time.sleep(1.0)
         stopped.send_signal(signal.SIGCONT)
@@ -226,7 +226,8 @@ context = 128
 LONG = STEADY[: STEADY.index("[model]")] + ALONE + STEADY[STEADY.index("[data]") :]
 LONG = LONG.replace("microbatches = 8", "microbatches = 128").replace('"always"', '"never"')
 """Steps of half a minute, by volunteers only."""
-BY_LEASE = STEADY.replace('"always"', '"never"') + "[limits]\nlease_s = 1\n"
+LENT = STEADY.replace('"always"', '"never"')
+BY_LEASE = LENT + "[limits]\nlease_s = 1\n"
 CASES: dict[str, tuple[str, int, Stage, tuple[str, ...]]] = {
     "diverge": (STEADY, 4, diverge, ("BarnraiseLossSpike", "BarnraiseRunNotFinite")),
     "too_few": (STEADY, 3, too_few, ("BarnraisePlacesOpen",)),
@@ -247,7 +248,7 @@ CASES: dict[str, tuple[str, int, Stage, tuple[str, ...]]] = {
     "strangers": (STEADY, 4, strangers, ("BarnraiseBadPeers",)),
     "nobody_left": (LONG, 4, nobody_left, ("BarnraiseStageEmpty", "BarnraiseStageStarved")),
     "short_leases": (BY_LEASE, 4, short_leases, ("BarnraiseWorkRepeated",)),
-    "twice": (BY_LEASE, 4, twice, ("BarnraiseUpdatesRefused",)),
+    "twice": (LENT, 4, twice, ("BarnraiseUpdatesRefused",)),
     "behind": (STEADY, 4, behind, ("BarnraiseServerBehind",)),
     "slow_sums": (STEADY, 3, slow_sums, ("BarnraiseServerSlow",)),
     "database_held": (STEADY, 4, database_held, ("BarnraiseDatabaseSlow",)),
@@ -319,10 +320,12 @@ def run_case(name: str) -> dict[str, object]:
 
             looks = Thread(target=watch, daemon=True)
             looks.start()
-            stage(swarm, watcher)
-            looks.join(max(1.0, began + 240 - time.monotonic()))
-            over.set()
-            looks.join()
+            try:
+                stage(swarm, watcher)
+                looks.join(max(1.0, began + 240 - time.monotonic()))
+            finally:
+                over.set()
+                looks.join()
             return {"fault": " ".join((stage.__doc__ or "").split()), "fires_after_s": after, "wanted": list(names)}
 
 

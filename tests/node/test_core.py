@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import count
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
 from node.core import NodeMachine
@@ -20,6 +21,7 @@ from node.machine.jobs import (
     WriteCheckpoint,
 )
 from node.machine.records import ContributionStored, Record, ShardStarted, SnapshotWritten, StageKeyKnown, StepCommitted
+from node.machine.roles import READ_AGAIN_S
 from protocol.base.ids import NodeId
 from protocol.base.machine import (
     AddressesChanged,
@@ -60,6 +62,7 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.run.plan import Plan
+from protocol.run.run import DataSection
 from protocol.trust.membership import Trust
 from tests.node.setting import activation, backward, contribution, make_config, make_plan, shard_tensor
 from tests.protocol.samples import COORDINATOR as SAMPLE_COORDINATOR
@@ -237,6 +240,38 @@ def test_a_server_of_stage_0_reads_the_data_first() -> None:
     other.join()
     other.plan(make_plan(), stage=1)
     assert other.jobs(PrepareData) == [] and len(other.jobs(SetUpServer)) == 1
+
+
+def test_data_that_nobody_can_read_are_named_and_tried_again() -> None:
+    """The server stays, says why, and reads again a little later, or at once what the operator has corrected."""
+    desk = Desk("f0")
+    desk.join(vocabulary=0)
+    desk.plan(make_plan())
+    (job,) = desk.jobs(PrepareData)
+    desk.feed(ComputeFailed(job, "/data/bok.txt: no such file"))
+    assert desk.of(Exit) == [] and desk.jobs(PrepareData) == []
+    assert desk.sent(NodeReport)[0].alert == "the data cannot be read: /data/bok.txt: no such file"
+    desk.effects = list(desk.machine.wake(READ_AGAIN_S))
+    assert desk.jobs(PrepareData) == [job], "somebody may have put the file there"
+    other = msgspec.structs.replace(CONFIG, data=DataSection(source="/data/book.txt"))
+    desk.hear(Welcome(membership=b"m", config=other, config_hash=other.config_hash(), vocabulary=0))
+    assert desk.jobs(PrepareData) == [], "the lane is still at it"
+    desk.feed(Computed(job, (259, "hash", 1000)), now=READ_AGAIN_S)
+    assert desk.sent(DataReady) == [], "the run wants other data now"
+    (again,) = desk.jobs(PrepareData)
+    assert again.config == other
+    desk.feed(Computed(again, (300, "other", 1000)))
+    assert desk.sent(DataReady)[0].vocabulary == 300
+
+
+def test_a_server_that_cannot_read_what_others_have_read_makes_room() -> None:
+    """It is the one that lacks them: another may take its place."""
+    desk = Desk("f0")
+    desk.join(vocabulary=259)
+    desk.plan(make_plan())
+    (job,) = desk.jobs(PrepareData)
+    desk.feed(ComputeFailed(job, "/data/book.txt: no such file"))
+    assert "/data/book.txt" in desk.of(Exit)[0].reason
 
 
 def test_a_plan_of_an_older_generation_is_refused() -> None:

@@ -37,7 +37,7 @@ from protocol.messages import Share, ValidationLoss
 from protocol.run.changes import RunChange
 from protocol.run.course import line
 from protocol.run.plan import Plan, ServerPlan, StagePlan
-from protocol.run.run import ModelSection, RunConfig
+from protocol.run.run import DataSection, ModelSection, RunConfig
 
 CONFIG = RunConfig(name="stored")
 
@@ -245,6 +245,23 @@ def test_a_configuration_that_nobody_was_told_may_change(tmp_path: Path) -> None
     assert store.adopted == ()
     store.close()
     with pytest.raises(BadInputError, match="steps was 7, is 600"):
+        Store(tmp_path, CONFIG)
+
+
+def test_where_the_data_lie_may_be_corrected_until_somebody_has_read_them(tmp_path: Path) -> None:
+    """A path that is wrong at the servers alone is found when they are members and have a plan. Nothing else may change
+    with it."""
+    store = Store(tmp_path, CONFIG)
+    store.write([MemberRow(serial=1, node=NodeId("s"), public_key=b"k", role="server"), plan_row(2, 2)])
+    store.close()
+    corrected = msgspec.structs.replace(CONFIG, data=DataSection(source="/data/book.txt"))
+    with pytest.raises(BadInputError, match=r"steps was 600, is 7; data\.source was"):
+        Store(tmp_path, msgspec.structs.replace(corrected, steps=7))
+    store = Store(tmp_path, corrected)
+    assert store.adopted == ('data.source was "builtin:python", is "/data/book.txt"',)
+    store.write([DataRow(vocabulary=9, data_hash="h", token_count=99)])
+    store.close()
+    with pytest.raises(BadInputError, match=r"data.source was \"/data/book.txt\""):
         Store(tmp_path, CONFIG)
 
 

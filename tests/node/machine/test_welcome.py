@@ -8,7 +8,7 @@ import pytest
 from node.machine.records import ShardStarted
 from node.machine.welcome import why_not
 from protocol.messages import Welcome
-from protocol.run.run import BatchSection, ModelSection, RunConfig, StagesSection
+from protocol.run.run import BatchSection, DataSection, ModelSection, RunConfig, StagesSection
 
 GB = 10**9
 
@@ -47,6 +47,12 @@ def test_another_run_than_the_one_that_was_begun_is_refused() -> None:
     """A changed configuration, and a hash of another one."""
     config, other = RunConfig(), RunConfig(seed=2)
     assert "changed while this node was away" in why_not(_welcome(other), config, [], 0)
+    elsewhere = msgspec.structs.replace(config, data=DataSection(source="/data/book.txt"))
+    unread = msgspec.structs.replace(_welcome(elsewhere), vocabulary=0)
+    assert why_not(unread, config, [], 0, serves=True) == "", "nobody has read the data: their path may be corrected"
+    assert "changed while" in why_not(unread, config, [], 0), "a volunteer's owner has agreed to these"
+    read = msgspec.structs.replace(unread, vocabulary=259)
+    assert "changed while" in why_not(read, config, [], 0, serves=True)
     forged = msgspec.structs.replace(_welcome(config), config_hash=other.config_hash())
     assert "does not have the hash" in why_not(forged, None, [], 0)
 
