@@ -17,6 +17,8 @@ import click
 from protocol.base.errors import BadInputError
 from protocol.trust.membership import LINK_CHARACTERS_MAX, LINK_SCHEME, JoinLink
 
+NAME_MAX = 100
+"""What is longer is no name of a file that is missing, but a damaged link: a secret that no screen shows."""
 LINK_VARIABLE = "BARNRAISE_LINK"
 """The environment variable that is read when no link stands on the line; a process removes it once it is read."""
 
@@ -54,8 +56,15 @@ def link_text(given: str | None) -> str:
             )
     if given == "-":
         return sys.stdin.readline(LINK_CHARACTERS_MAX + 1)
-    if given.startswith(LINK_SCHEME) or not _is_file(given):
+    if given.startswith(LINK_SCHEME):
         return given
+    if not _is_file(given):
+        if not given or len(given) > NAME_MAX:
+            return given
+        raise BadInputError(
+            f"join link: there is no file {given!r} here; a link itself starts with {LINK_SCHEME}, as the coordinator "
+            "prints it"
+        )
     try:
         with Path(given).open(encoding="utf-8") as file:
             return file.readline(LINK_CHARACTERS_MAX + 1)

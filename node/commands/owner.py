@@ -23,7 +23,7 @@ from node.commands.say import columns, say
 from node.machine.drain import DRAIN_S, LAST_NEWS_S
 from node.owner.consent import read_consents, withdraw_consent
 from node.owner.limits import KEYS, OwnerLimits, key_named, read_limits, shown, with_value, write_limits
-from node.owner.tally import in_words
+from node.owner.tally import signed_in_words
 from node.owner.thanks import FILE, SignedThanks, given, read_thanks
 from node.owner.units import duration
 from node.owner.words import describe, describe_limits, headline
@@ -129,7 +129,8 @@ def last_words(folder: Path, answer: dict[str, Any]) -> str:
     with contextlib.suppress(BadInputError):
         thanks = read_thanks(folder / FILE)
         signed = (
-            f"Signed by the run, for ever: {in_words(given(thanks.thanks))}: `barnraise thanks` shows and checks it."
+            f"Signed by the run, for ever: {signed_in_words(given(thanks.thanks))}: `barnraise thanks` shows and "
+            "checks it."
         )
     return f"{answer['thanks']}\n{signed}"
 
@@ -276,7 +277,7 @@ def describe_thanks(found: SignedThanks) -> str:
     return "\n".join(
         (
             f"{thanks.name or 'This computer'} has given the run {thanks.run}, from {since} to {until}:",
-            f"  {in_words(given(thanks))}.",
+            f"  {signed_in_words(given(thanks))}.",
             f"Signed by the run's coordinator {found.coordinator[:16]} for the computer {thanks.node[:16]}.",
             "The signature holds.",
         )

@@ -77,10 +77,24 @@ def plural(count: float, one: str, many: str) -> str:
 
 def in_words(given: Given) -> str:
     """As people read it: 318 tasks, 1.2 M tokens, 3.5 hours."""
-    tokens, hours = given.tokens, given.working_s / 3600
+    return f"{_amount(given)}, {_time(given)} of work"
+
+
+def signed_in_words(given: Given) -> str:
+    """The same by the run's own count, which knows nothing of the time in which this computer had work: its time is how
+    long the steps took that hold at least one of its tasks."""
+    return f"{_amount(given)}, in steps of the run that took {_time(given)}"
+
+
+def _amount(given: Given) -> str:
+    tokens = given.tokens
     amount = f"{tokens / 1e6:,.1f} M tokens" if tokens >= 1e6 else plural(tokens, "token", "tokens")
-    time = f"{hours:,.1f} hours" if hours >= 1 else plural(given.working_s / 60, "minute", "minutes")
-    return f"{plural(given.tasks, 'task', 'tasks')} accepted, {amount}, {time} of work"
+    return f"{plural(given.tasks, 'task', 'tasks')} accepted, {amount}"
+
+
+def _time(given: Given) -> str:
+    hours = given.working_s / 3600
+    return f"{hours:,.1f} hours" if hours >= 1 else plural(given.working_s / 60, "minute", "minutes")
 
 
 def as_dict(given: Given) -> dict[str, Any]:

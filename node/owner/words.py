@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from node.owner.tally import Given, in_words, part_in_words
+from node.owner.tally import Given, in_words, part_in_words, signed_in_words
 from node.owner.units import show_rate
 from protocol.base.printable import printable
 
@@ -19,6 +19,8 @@ STATES = {
     "finishing": "FINISHING",
     "leaving": "LEAVING",
 }
+LEAVING = "finishing what was begun, then it ends"
+FINISHED = "the run is finished, so this ends"
 WIDTH = 80
 
 
@@ -45,7 +47,7 @@ def headline(status: dict[str, Any]) -> str:
         text += f"  {status['sentence']}" if status["state"] == "starting" else "  nothing was begun yet"
         return text + "".join(f"; then it pauses, {sentence}" for _, sentence in status["holds"])
     if status["state"] == "leaving":
-        return f"{text}  finishing what was begun, then it ends"
+        return f"{text}  {status['sentence']}"
     if status["state"] == "working":
         text += (
             f"  stage {status['stage']} ({status['stage'] + 1} of {status['stages']})" if status["stage"] >= 0 else ""
@@ -92,7 +94,7 @@ def describe(status: dict[str, Any]) -> str:
     lines += _wrap(f"today   {in_words(Given(**status['today']))}")
     lines += _wrap(f"in all  {in_words(Given(**status['ever']))}")
     if status["signed"]["ever"] is not None:
-        lines += _wrap(f"signed  {in_words(Given(**status['signed']['ever']))}: `barnraise thanks`")
+        lines += _wrap(f"signed  {signed_in_words(Given(**status['signed']['ever']))}: `barnraise thanks`")
     if status["news"] is not None:
         lines += describe_news(status["news"])
     return "\n".join(lines)
@@ -133,6 +135,7 @@ def list_limits(values: Mapping[str, str], width: int) -> str:
 
 BARS = "▁▂▃▄▅▆▇█"
 CURVE_COLUMNS = 32
+NO_SAMPLE = "nothing yet: that comes with the first checkpoint of a trained model, where servers share them"
 
 
 def describe_news(news: dict[str, Any]) -> list[str]:
@@ -153,6 +156,8 @@ def describe_news(news: dict[str, Any]) -> list[str]:
     if news["sample"]:
         said = printable(" ".join(news["sample"].split()))
         lines += _wrap(f"writes  {said} (step {news['sample_step']:,})")
+    else:
+        lines += _wrap(f"writes  {NO_SAMPLE}")
     if news["hour_ratio"] > 0:
         lines += _wrap(f"part    {part_in_words(news['hour_ratio'], news['step'], news['step_tasks'])}")
     return lines

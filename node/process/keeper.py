@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from importlib.metadata import version
@@ -28,6 +28,7 @@ from node.owner.limits import OwnerLimits, read_limits, shown, with_values, writ
 from node.owner.tally import Tally, as_dict, in_words, part_in_words
 from node.owner.thanks import ThanksBook
 from node.owner.update import update_words
+from node.owner.words import FINISHED, LEAVING
 from node.platform.notify import notify
 from node.platform.sensors import Sensors
 from node.process.device_frames import Hello
@@ -44,6 +45,8 @@ LOOK_S = 0.3
 SAVE_S = 60.0
 TALLY_FILE = "given.json"
 COORDINATOR_GONE_S = 10.0
+LAST_WORD_S = 2.0
+LAST_WORD_LOOK_S = 0.05
 PAUSE_IN_WORK_S = 5.0
 """Between two tasks a device often has a moment to breathe: that is not called waiting."""
 
@@ -117,6 +120,9 @@ class Keeper:
         self._moved = (0, 0.0)
         self.bytes_per_s = 0.0
         self._leaving_for_good = False
+        self.over = trio.Event()
+        """No further life begins: what is shown now is the last word."""
+        self._watchers = 0
         self._read_settings()
 
     # ---- lives ---------------------------------------------------------------------------------------------------
@@ -140,11 +146,28 @@ class Keeper:
                 self._count(0.0, self._moment)  # its last words
                 self._life = None
             if not reason.startswith("suspended: "):
+                self._ending = self._ending or reason
                 return "left" if self._leaving_for_good and reason in ("drained", "stopped") else reason
             why = self.decision.reason or reason.removeprefix("suspended: ")
             self._log.info("paused", reason=why, detail="nothing runs here; the device's memory is free")
             if self.decision.works:
                 await trio.sleep(LOOK_S)  # the line knows of its quota before the governor does, which looks meanwhile
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Somebody looks at what this keeper shows for as long as this lasts."""
+        self._watchers += 1
+        try:
+            yield
+        finally:
+            self._watchers -= 1
+
+    async def say_last(self) -> None:
+        """Gives whoever looks the last word, and the time to take it."""
+        self.over.set()
+        with trio.move_on_after(LAST_WORD_S):
+            while self._watchers:
+                await trio.sleep(LAST_WORD_LOOK_S)
 
     async def watch(self) -> None:
         """Looks at the sensors until cancelled. What takes time is done in a thread."""
@@ -347,8 +370,11 @@ class Keeper:
         if self._life is not None and gone_s > COORDINATOR_GONE_S and not facts.get("busy"):
             return "coordinator", f"no link to the coordinator for {gone_s:.0f} s; trying again"
         worked_s = self._moment.now_s - self._worked_at_s
-        if facts.get("waiting_for") and not facts.get("busy") and worked_s > PAUSE_IN_WORK_S:
-            return "no_work", f"waiting for {facts['waiting_for']}"
+        waiting_for = facts.get("waiting_for", "")
+        if facts.get("stage", -1) < 0:
+            return "no_work", f"waiting for {waiting_for or 'a place in the run'}"
+        if waiting_for and not facts.get("busy") and worked_s > PAUSE_IN_WORK_S:
+            return "no_work", f"waiting for {waiting_for}"
         return "", ""
 
     def sentence(self) -> str:
@@ -376,12 +402,13 @@ class Keeper:
         if state == "paused" and self._life is not None:
             state = "finishing" if not self.decision.at_once else "paused"
         if self._ending:
-            state = "leaving"
+            state, sentence = "leaving", FINISHED if self._ending == "finished" else LEAVING
         limits, now = self.limits, self.readings
         return {
             "run": self._run_name(),
             "state": state,
             "begun": True,
+            "ending": self._ending,
             "reason": reason,
             "sentence": sentence or ("computing" if state == "working" else ""),
             "until_unix_s": self.decision.until_unix_s,

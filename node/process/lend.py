@@ -47,8 +47,8 @@ async def lend(
     Args:
         make: a new life of the node.
         overrides: limits of the command line, by name.
-        page: the token of its owner's page, or nothing for a fresh one; None: no page.
-        page_port: where that page was, and its browser waits; 0: the usual.
+        page: the token of its owner's page, or nothing for the one of the visit before; None: no page.
+        page_port: where that page was, and its browser waits; 0: where it was at the visit before.
         starting: what has heard the owner until now.
     """
     if starting is not None:
@@ -75,14 +75,22 @@ async def lend(
             nursery.start_soon(watch_signals, keeper.told)
             nursery.start_soon(keeper.watch)
             if page is not None:
-                from node.process.page import serve_page  # a demo's volunteers need no web server
+                # a demo's volunteers need no web server
+                from node.process.page import serve_page
+                from node.process.page_gate import keep_place, kept_place
 
-                address = await serve_page(nursery, keeper, page, page_port)
+                kept = kept_place(state)
+                address = await serve_page(nursery, keeper, page or kept.token, page_port or kept.port)
                 tell_more(state, page=address)
+                try:
+                    keep_place(state, address)
+                except OSError as error:
+                    structlog.get_logger("owner").warning("cannot be kept", file="page.json", reason=error.strerror)
                 structlog.get_logger("owner").info("page", address=address)
             notify("READY=1", "STATUS=ready")
             reason = await keeper.live(make)
             notify("STOPPING=1")
+            await keeper.say_last()
             nursery.cancel_scope.cancel()
     finally:
         door.close()

@@ -38,9 +38,13 @@ def build_page(keeper: Keeper, token: str) -> Starlette:
 
     async def events(request: Request) -> Response:
         async def stream() -> AsyncIterator[str]:
-            while True:
-                yield f"data: {json.dumps(now())}\n\n"
-                await trio.sleep(EVERY_S)
+            with keeper.watched():
+                while True:
+                    yield f"data: {json.dumps(now())}\n\n"
+                    if keeper.over.is_set():
+                        return  # that was the last word
+                    with trio.move_on_after(EVERY_S):
+                        await keeper.over.wait()
 
         return gate.refusal(request) or StreamingResponse(stream(), 200, HEADERS, "text/event-stream")
 

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import hmac
 import json
+import os
 import secrets
 import socket
 import sys
 from contextlib import aclosing
 from functools import partial
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import hypercorn
 import hypercorn.trio
+import msgspec
 import trio
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
@@ -32,6 +35,11 @@ BODY_S = 10.0
 """An order is said at once. The server itself sets no time between two bytes of a browser: one that listens to events
 says nothing for hours. Whoever has not said what it wants is let go after five seconds (hypercorn's own rule)."""
 COOKIE = "barnraise"
+"""Its name, with the port after it: browsers keep one jar for all ports of a host, so two lent runs on a computer would
+otherwise take each other's."""
+COOKIE_S = 400 * 86400
+"""As long as browsers keep one: a bookmark of the page opens it after the browser was closed, too."""
+PLACE_FILE = "page.json"
 OPEN_THE_ADDRESS = "open the address that `barnraise status` shows"
 HEADERS = {
     "Content-Security-Policy": (
@@ -67,7 +75,7 @@ class Gate:
         origin = request.headers.get("origin")
         if origin is not None and origin not in {f"http://{host}" for host in hosts}:
             return PlainTextResponse("another page may not ask this one", 403, HEADERS)
-        if not self._opens(request.cookies.get(COOKIE, "")):
+        if not self._opens(request.cookies.get(f"{COOKIE}-{server[1]}", "")):
             return PlainTextResponse(OPEN_THE_ADDRESS, 403, HEADERS)
         return None
 
@@ -79,7 +87,8 @@ class Gate:
         if not self._opens(str(request.path_params["token"])):
             return PlainTextResponse(OPEN_THE_ADDRESS, 403, HEADERS)
         response = RedirectResponse("/", 303, HEADERS)
-        response.set_cookie(COOKIE, self._token, httponly=True, samesite="strict")
+        _, port = request.scope.get("server") or ("", 0)
+        response.set_cookie(f"{COOKIE}-{port}", self._token, COOKIE_S, httponly=True, samesite="strict")
         return response
 
     async def file(self, request: Request) -> Response:
@@ -115,16 +124,41 @@ class Gate:
 async def serve(nursery: trio.Nursery, app: Any, token: str, port: int = 0) -> str:
     """Serves an application below `nursery`; returns the owner's address.
 
-    `port`: the one that is taken if it is free; 0: the usual.
+    `port`: the one that is taken if it is free, before the usual one; 0: the usual one.
     """
     settings = hypercorn.Config()
-    settings.bind = [f"127.0.0.1:{_free(port or PORT)}"]
+    settings.bind = [f"127.0.0.1:{_free(port or PORT) or _free(PORT)}"]
     settings.errorlog = None
     settings.include_server_header = False
     settings.read_timeout = None
     settings.graceful_timeout = 0.2
     bound = await nursery.start(partial(hypercorn.trio.serve, app, settings))
     return f"{bound[0]}/enter/{token}"
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a lent run's page was: at the next start it is there again, for its owner's bookmark and open tab."""
+
+    token: str = ""
+    port: int = 0
+
+
+def kept_place(state: Path) -> Place:
+    """What lies in a state folder; nothing where it cannot be read."""
+    try:
+        return msgspec.json.decode((state / PLACE_FILE).read_bytes(), type=Place)
+    except (OSError, msgspec.MsgspecError):
+        return Place()
+
+
+def keep_place(state: Path, address: str) -> None:
+    """For this computer's owner alone: the address opens the page. Raises `OSError`."""
+    _, _, host, _, token = address.split("/")
+    draft = state / f"{PLACE_FILE}.new"
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as out:
+        out.write(msgspec.json.encode(Place(token, int(host.rpartition(":")[2]))))
+    os.replace(draft, state / PLACE_FILE)
 
 
 def _free(port: int) -> int:

@@ -42,7 +42,7 @@ async def tell_samples(place: Callable[[], Path | None], send: Callable[[Wrote],
         send: to the coordinator; False while it is away.
     """
     log = structlog.get_logger("node")
-    written = told = -1
+    written = told = 0  # the checkpoint of step 0 is noise: nothing has been trained
     sample = ""
     while True:
         await trio.sleep(look_s)

@@ -103,6 +103,11 @@ class Lent:
                 continue
         return None
 
+    def page(self) -> str:
+        """The address of its owner's page, as its screens say it."""
+        text = (self.state / "control.json").read_text()
+        return str(json.loads(text).get("page", ""))
+
     def gave(self) -> float:
         status = self.status()
         return 0.0 if status is None else float(status["ever"]["tasks"])
@@ -372,6 +377,7 @@ def test_power_loss(swarm: Swarm) -> None:
     lent.ask("pause", for_s=1)
     eventually(lent.has_a_place, "a place again")
     device = eventually(lent.device, "the device")
+    page = eventually(lent.page, "the page")
     swarm.kill(lent.daemon)
     eventually(lambda: not device.is_running(), "the device's process to end with its daemon")
     assert lent.status() is None
@@ -379,6 +385,7 @@ def test_power_loss(swarm: Swarm) -> None:
     with owned(lent.state):
         swarm.again(lent.daemon)
     eventually(lent.has_a_place, "a place after a power loss")
+    assert eventually(lent.page, "the page again") == page, "its owner's bookmark still leads there"
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ def test_the_page_shows_a_run_and_whom_it_waits_for(tmp_path: Path) -> None:
         page.until("document.querySelectorAll('.chart canvas').length === 2")
         page.until("/nats per token/.test(document.querySelector('#loss-words').textContent)")
         page.until("document.querySelectorAll('#stages > li').length === 2")
+        assert page.ask("getComputedStyle(document.querySelector('#timeline')).display") == "none", "no empty picture"
         for width in WIDTHS:
             for dark in (False, True):
                 page.look(width, 900, dark=dark)

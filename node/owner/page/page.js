@@ -15,11 +15,17 @@ function plural(count, word) {
   return `${whole.toLocaleString("en")} ${word}${whole === 1 ? "" : "s"}`;
 }
 
-function given(amount) {
+function timeOf(amount) {
   const hours = amount.working_s / 3600;
-  const time = hours >= 1 ? `${hours.toFixed(1)} hours` : plural(amount.working_s / 60, "minute");
-  return `${plural(amount.tasks, "task")} accepted, ${plural(amount.tokens, "token")}, ${time} of work`;
+  return hours >= 1 ? `${hours.toFixed(1)} hours` : plural(amount.working_s / 60, "minute");
 }
+
+function amountOf(amount) { return `${plural(amount.tasks, "task")} accepted, ${plural(amount.tokens, "token")}`; }
+
+function given(amount) { return `${amountOf(amount)}, ${timeOf(amount)} of work`; }
+
+// The run knows nothing of the time in which this computer had work, only how long its own steps took.
+function signedGift(amount) { return `${amountOf(amount)}, in steps of the run that took ${timeOf(amount)}`; }
 
 // The loss so far, as a line. Every number is one; nothing of it becomes markup.
 function renderCurve(points) {
@@ -40,7 +46,7 @@ function renderNews(status) {
   const news = status.news, signed = status.signed.ever;
   at("news").hidden = news === null;
   at("signed-title").hidden = at("signed").hidden = signed === null;
-  if (signed !== null) show("signed", given(signed));
+  if (signed !== null) show("signed", signedGift(signed));
   if (news === null) return;
   show("step", news.step < 0 ? "none is finished yet" : news.step.toLocaleString("en"));
   renderCurve(news.curve);
@@ -49,9 +55,10 @@ function renderNews(status) {
   const held = news.step_tasks
     ? `; step ${news.step.toLocaleString("en")} holds ${news.step_tasks.toLocaleString("en")} of your tasks` : "";
   show("part", news.hour_ratio > 0 ? `${(100 * news.hour_ratio).toFixed(1)} % of the last hour's work${held}` : "nothing yet");
-  at("sample").hidden = at("sample-title").hidden = !news.sample;
+  at("sample").hidden = !news.sample;
   show("sample", news.sample);
-  show("sample-step", news.sample ? `after step ${news.sample_step.toLocaleString("en")}` : "");
+  show("sample-step", news.sample ? `after step ${news.sample_step.toLocaleString("en")}`
+    : "nothing yet: that comes with the first checkpoint of a trained model, where servers share them");
 }
 
 function render(status) {
@@ -61,6 +68,7 @@ function render(status) {
   const stage = status.stage >= 0 ? `, stage ${status.stage} (${status.stage + 1} of ${status.stages})` : "";
   const free = status.state === "paused" && status.device.free ? " Nothing runs; the device's memory is free." : "";
   last = status;
+  answersOrders(status.state !== "leaving");
   document.title = `${WORDS[status.state]} – Barnraise`;
   show("state", held ? `${WORDS[status.state]}: ${status.sentence}.${free}` : `Working${stage}`);
   const others = status.holds.filter(([reason]) => reason !== status.reason).map(([, sentence]) => sentence);
@@ -89,6 +97,14 @@ function render(status) {
   renderLimits(status.limits, status.meanings, order);
 }
 
+// What nobody would hear cannot be clicked, and an answer of before says nothing about now.
+function answersOrders(does) {
+  for (const control of document.querySelectorAll("button, select, input")) {
+    if (control.disabled === does) control.disabled = !does;
+  }
+  if (!does) show("answer", "");
+}
+
 async function order(body, done, place = "answer") {
   const answer = await send(body, done, place);
   if (!answer.error) render(answer);
@@ -107,7 +123,8 @@ const events = new EventSource("/api/events");
 events.addEventListener("message", (event) => render(JSON.parse(event.data)));
 events.addEventListener("error", () => {
   at("state").classList.add("held");
+  answersOrders(false);
   const ended = last !== null && last.state === "leaving";
   document.title = `${ended ? "Ended" : "No answer"} – Barnraise`;
-  show("state", ended ? `It has ended. ${last.thanks}` : "The program on this computer does not answer; trying again …");
+  show("state", ended ? `${last.ending === "finished" ? "The run is finished, so it" : "It"} has ended. ${last.thanks}` : "The program on this computer does not answer; trying again …");
 });

@@ -105,6 +105,14 @@ def test_a_link_need_not_stand_on_the_command_line(tmp_path: Path, monkeypatch: 
     assert complaint(server, str(file), *rest) == f"join link: {file} cannot be read: it is no text"
 
 
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """It read "it starts with barnraise://", as if the file's name were the link; a damaged link stays unseen."""
+    gone = str(tmp_path / "server.link")
+    assert complaint(server, gone).startswith(f"join link: there is no file '{gone}' here")
+    damaged = link("server").replace("barnraise", "http")
+    assert "file" not in complaint(server, damaged) and damaged not in complaint(server, damaged)
+
+
 @pytest.mark.parametrize("command", [server, join])
 def test_the_help_says_where_state_is_kept(command: click.Command) -> None:
     """Whoever exports a model or frees a disk needs to know."""

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from node.commands.owner import thanks as thanks_command
-from node.owner.tally import part_in_words
+from node.owner.tally import Given, in_words, part_in_words, signed_in_words
 from node.owner.thanks import FILE, ThanksBook, read_thanks
 from protocol.base.errors import BadInputError, RemoteProtocolError
 from protocol.trust.identity import Identity
@@ -101,6 +101,14 @@ def test_none_yet_is_a_sentence(tmp_path: Path) -> None:
     """Nothing was signed so far."""
     result = CliRunner().invoke(thanks_command, ["--state", str(tmp_path)])
     assert isinstance(result.exception, BadInputError) and "none were signed" in str(result.exception)
+
+
+def test_the_two_counts_of_time_are_named_apart() -> None:
+    """The computer counts the time in which it had work, the run the length of its steps: 2 and 5 minutes of the same
+    visit stood beside each other as if they were the same."""
+    own, signed = in_words(Given(2048.0, 8.0, 120.0)), signed_in_words(Given(2048.0, 8.0, 300.0))
+    assert own == "8 tasks accepted, 2,048 tokens, 2 minutes of work"
+    assert signed == "8 tasks accepted, 2,048 tokens, in steps of the run that took 5 minutes"
 
 
 def test_the_part_of_the_run_in_words() -> None:

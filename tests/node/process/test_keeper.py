@@ -111,6 +111,45 @@ class WaitingLife(SendingLife):
         raise AssertionError("unreachable")
 
 
+class PlacelessLife(WaitingLife):
+    """A node that has joined and waits for a place."""
+
+    stage = -1
+
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts(), "stage": self.stage}
+
+
+async def test_who_has_no_place_yet_does_not_say_that_it_works(tmp_path: Path) -> None:
+    """`resume` said WORKING while the device's process had not even begun."""
+    line = Limits()
+    keeper = Keeper(
+        state=tmp_path,
+        settings=tmp_path / "limits.toml",
+        overrides={},
+        sensors=Sensors(),
+        line=line,
+        metrics=NodeMetrics("volunteer"),
+        run_name=lambda: "lent",
+    )
+    keeper.order({"verb": "pause"})
+    resumed = keeper.order({"verb": "resume"})
+    assert (resumed["state"], resumed["sentence"]) == ("waiting", "waiting for a place in the run")
+    life = PlacelessLife(line)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keeper.watch)
+        nursery.start_soon(keeper.live, lambda _: life)
+        with trio.fail_after(60.0):
+            while keeper.status()["device"]["free"]:
+                await trio.sleep(0.01)
+            status = keeper.status()
+            assert (status["state"], status["reason"]) == ("waiting", "no_work")
+            life.stage = 0
+            assert keeper.status()["state"] == "working"
+        nursery.cancel_scope.cancel()
+    line.close()
+
+
 async def test_time_without_work_is_not_counted_as_work(tmp_path: Path) -> None:
     """A page showed 21 minutes of work beside no task at all, and the run's thanks said 0 minutes of the same visit."""
     line = Limits()

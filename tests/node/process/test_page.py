@@ -68,11 +68,14 @@ class Life:
     def __init__(self) -> None:
         self.over = trio.Event()
         self.reason = ""
+        self.lingers = False
+        """It takes its time to finish what was begun."""
 
     def tell(self, fact: Any) -> None:
         word, _, reason = fact.what.partition(" ")
         self.reason = f"suspended: {reason}" if word in ("yield", "suspend") else "drained"
-        self.over.set()
+        if not self.lingers:
+            self.over.set()
 
     def end_device(self) -> None: ...
 
@@ -97,15 +100,16 @@ class Lent:
         self.sensors = Sensors()
         self.ready = threading.Event()
         self.ended: list[str] = []
-        self._folder = folder
+        self.folder = folder
         self._thread = threading.Thread(target=trio.run, args=(self._main,))
         self._thread.start()
         assert self.ready.wait(PATIENCE_S)
 
     async def _main(self) -> None:
+        self.life = Life()
         self.keeper = Keeper(
-            state=self._folder,
-            settings=self._folder / "limits.toml",
+            state=self.folder,
+            settings=self.folder / "limits.toml",
             overrides={},
             sensors=self.sensors,
             line=Limits(),
@@ -123,7 +127,17 @@ class Lent:
             nursery.cancel_scope.cancel()
 
     async def _live(self) -> None:
-        self.ended.append(await self.keeper.live(lambda _: Life()))
+        def make(_: Any) -> Life:
+            self.life = Life()
+            return self.life
+
+        self.ended.append(await self.keeper.live(make))
+        await self.keeper.say_last()
+
+    def finish(self, reason: str) -> None:
+        """The life ends, say since the run has done its last step."""
+        self.life.reason = reason
+        self._token.run_sync_soon(self.life.over.set)
 
     def close(self) -> None:
         with suppress(trio.RunFinishedError):
@@ -136,6 +150,12 @@ def lent(tmp_path: Path) -> Iterator[Lent]:
     lent = Lent(tmp_path)
     yield lent
     lent.close()
+
+
+def cookie_of(address: str) -> str:
+    """What the owner's browser sends to this page."""
+    base, _, token = address.partition("/enter/")
+    return f"barnraise-{base.rpartition(':')[2]}={token}"
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):
@@ -158,13 +178,14 @@ def fetch(url: str, data: bytes | None = None, /, **headers: str) -> tuple[int, 
 def test_only_the_owner_gets_in(lent: Lent) -> None:
     """No cookie, a wrong token, another host name, another origin, an order without an origin: refused; the owner's
     address sets a cookie that no other site can use."""
-    base, _, token = lent.address.partition("/enter/")
+    base, _, _ = lent.address.partition("/enter/")
     assert base.startswith("http://127.0.0.1:")
     assert fetch(f"{base}/")[0] == fetch(f"{base}/api/status")[0] == fetch(f"{base}/enter/wrong")[0] == 403
     code, _, headers = fetch(lent.address)
     cookie = headers["set-cookie"]
     assert code == 303 and "HttpOnly" in cookie and "samesite=strict" in cookie.lower()
-    mine = {"cookie": f"barnraise={token}"}
+    mine = {"cookie": cookie_of(lent.address)}
+    assert mine["cookie"] == cookie.partition(";")[0] and "max-age" in cookie.lower(), "a bookmark opens it for long"
     code, text, headers = fetch(f"{base}/", **mine)
     assert code == 200 and "<h1" in text and "default-src 'none'" in headers["content-security-policy"]
     assert fetch(f"{base}/", **mine, host="evil.example")[0] == 403
@@ -200,6 +221,9 @@ def test_two_lent_runs_on_one_computer_have_a_page_each(lent: Lent, tmp_path: Pa
     try:
         assert other.address.split("/")[2] != lent.address.split("/")[2]
         assert fetch(other.address)[0] == fetch(lent.address)[0] == 303
+        both = {"cookie": f"{cookie_of(lent.address)}; {cookie_of(other.address)}"}
+        pages = [f"{one.address.partition('/enter/')[0]}/" for one in (lent, other)]
+        assert [fetch(page, **both)[0] for page in pages] == [200, 200], "a browser has both open"
     finally:
         other.close()
 
@@ -234,10 +258,10 @@ def text(browser: Any, name: str) -> str:
 def test_the_stream_of_events_does_not_end(lent: Lent) -> None:
     """A browser that listens says nothing for hours: the server does not take that for an absent one (it once ended the
     stream after ten seconds, and the page said that the program does not answer)."""
-    base, _, token = lent.address.partition("/enter/")
+    base, _, _ = lent.address.partition("/enter/")
     connection = http.client.HTTPConnection("127.0.0.1", int(base.rpartition(":")[2]), timeout=PATIENCE_S)
     try:
-        connection.request("GET", "/api/events", headers={"cookie": f"barnraise={token}"})
+        connection.request("GET", "/api/events", headers={"cookie": cookie_of(lent.address)})
         with connection.getresponse() as answer:
             seen = 0
             while seen < 13:
@@ -295,11 +319,44 @@ def test_the_page_in_a_browser(lent: Lent, browser: Any) -> None:
         "Emulation.setDeviceMetricsOverride", {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
     )
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
+    lent.life.lingers = True
     browser.find_element(By.ID, "withdraw").click()
+    wait(browser, "the last words", lambda: text(browser, "state").startswith("Ending: finishing what was begun"))
+    assert text(browser, "answer-yes") == "Your yes is taken back; it ends."
+    assert not browser.execute_script(USABLE), "what was said is said"
+    lent.finish("drained")
     wait(browser, "the end", lambda: lent.ended == ["left"])
-    wait(browser, "the last words", lambda: text(browser, "state").startswith("Ending"))
     lent.close()
     wait(browser, "thanks", lambda: text(browser, "state").startswith("It has ended. Thank you. This visit: "))
+    assert not browser.execute_script(USABLE) and text(browser, "answer") == "", "nobody is there who would hear"
+
+
+USABLE = "return [...document.querySelectorAll('button, input, select')].filter((one) => !one.disabled).length"
+
+
+@pytest.mark.slow
+def test_the_end_of_the_run_is_told(lent: Lent, browser: Any) -> None:
+    """The page hears of it before it is gone, and offers nothing more. ("Resumed." stayed beside buttons that nobody
+    heard, below "does not answer".) A program that comes back can be told again what to do."""
+    browser.get(lent.address)
+    wait(browser, "the state", lambda: text(browser, "state").startswith("Working"))
+    browser.find_element("id", "resume").click()
+    wait(browser, "the answer", lambda: text(browser, "answer") == "Resumed.")
+    lent.finish("finished")
+    wait(browser, "the end", lambda: lent.ended == ["finished"])
+    assert lent.keeper.status()["sentence"] == "the run is finished, so this ends"
+    wait(browser, "thanks", lambda: text(browser, "state").startswith("The run is finished, so it has ended. Thank "))
+    lent.close()
+    assert not browser.execute_script(USABLE) and text(browser, "answer") == ""
+    base, _, token = lent.address.partition("/enter/")
+    (lent.folder / "next").mkdir()
+    after = Lent(lent.folder / "next", token, int(base.rpartition(":")[2]))
+    try:
+        assert after.address == lent.address
+        wait(browser, "the next visit", lambda: text(browser, "state").startswith("Working"))
+        assert browser.execute_script(USABLE) > len(KEYS)
+    finally:
+        after.close()
 
 
 class Asked:
@@ -321,10 +378,10 @@ class Asked:
         self._ready.set()
 
     def order(self, verb: str, **more: Any) -> int:
-        base, _, token = self.address.partition("/enter/")
+        base, _, _ = self.address.partition("/enter/")
         body = json.dumps({"verb": verb, **more}).encode()
         return fetch(
-            f"{base}/api/order", body, cookie=f"barnraise={token}", content_type="application/json", origin=base
+            f"{base}/api/order", body, cookie=cookie_of(self.address), content_type="application/json", origin=base
         )[0]
 
     def close(self) -> None:
@@ -356,8 +413,8 @@ def asked(tmp_path: Path) -> Iterator[Asked]:
 
 def test_the_question_is_the_owners_alone(asked: Asked) -> None:
     """As the status page: no cookie, another origin, another host name get nothing, and cannot say yes."""
-    base, _, token = asked.address.partition("/enter/")
-    mine = {"cookie": f"barnraise={token}", "content_type": "application/json"}
+    base, _, _ = asked.address.partition("/enter/")
+    mine = {"cookie": cookie_of(asked.address), "content_type": "application/json"}
     assert fetch(f"{base}/")[0] == fetch(f"{base}/api/offer")[0] == 403
     assert fetch(f"{base}/api/order", b'{"verb": "yes"}', **mine)[0] == 403
     assert fetch(f"{base}/api/order", b'{"verb": "yes"}', **mine, origin="http://evil.example")[0] == 403

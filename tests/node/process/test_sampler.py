@@ -55,6 +55,31 @@ async def test_the_newest_checkpoint_is_told_once_when_the_coordinator_is_there(
     assert [message.step for message in said] == [4] and said[0].sample.startswith(PROMPT)
 
 
+async def test_a_model_that_nobody_has_trained_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The checkpoint of step 0 is there from the beginning, and what it writes is noise: owners were shown it."""
+    looks = 0
+
+    def present(_: Path) -> list[int]:
+        nonlocal looks
+        looks += 1
+        return [0]
+
+    def send(_: Wrote) -> bool:
+        raise AssertionError("noise was told")
+
+    async def asked(folder: Path, step: int) -> tuple[str, str]:
+        raise AssertionError(f"the model of step {step} was asked")
+
+    monkeypatch.setattr("node.process.sampler.present_checkpoints", present)
+    monkeypatch.setattr("node.process.sampler._write", asked)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(tell_samples, lambda: tmp_path, send, 0.01)
+        with trio.fail_after(PATIENCE_S):
+            while looks < 3:
+                await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+
+
 def test_only_the_decider_of_a_run_with_a_shared_folder_writes() -> None:
     """Elsewhere no single computer has the model."""
     folder = msgspec.structs.replace(CONFIG.checkpoint, folder="/shared")
