@@ -160,7 +160,7 @@ def describe(found: Check) -> str:
         return "\n".join(lines)
     lines += [
         "",
-        f"{'server':25} {'path':18} {'connected':>9} {'round trip':>10} {'loss':>6} {'Mbit/s up':>9} {'down':>7}",
+        f"{'server':22} {'path':15} {'linked':>6} {'round trip':>10} {'loss':>6} {'Mbit/s up':>9} {'down':>6}",
     ]
     lines += [_row(server) for server in found.servers]
     if found.planned > len(found.servers):
@@ -174,7 +174,7 @@ def _row(server: Reached) -> str:
     # As logs and the run's status page call it, so that two servers of one role can be told apart.
     name = f"stage {server.stage} {server.role} {server.node[:8]}"
     if not server.path:
-        return f"{name:25} not reached: {server.problem}"
+        return f"{name:22} not reached: {server.problem}"
     figures = server.figures
     trip = up = down = "-"
     if figures is not None:
@@ -183,7 +183,8 @@ def _row(server: Reached) -> str:
             f"{8e-6 * rate:.1f}" if rate else "-" for rate in (figures.sent_bytes_per_s, figures.received_bytes_per_s)
         )
     loss = "-" if server.loss is None else f"{100 * server.loss:.1f} %"
-    return f"{name:25} {WAYS[server.path]:18} {server.connect_s:>7.2f} s {trip:>10} {loss:>6} {up:>9} {down:>7}"
+    path = WAYS[server.path].removeprefix("by ")
+    return f"{name:22} {path:15} {server.connect_s:>4.1f} s {trip:>10} {loss:>6} {up:>9} {down:>6}"
 
 
 def to_json(found: Check) -> dict[str, Any]:

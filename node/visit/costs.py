@@ -36,10 +36,12 @@ def describe_costs(config: RunConfig, vocabulary: int) -> list[str]:
         f" {shard * SERVER_BYTES_PER_PARAMETER / 1e9:.2f} GB of memory",
         f"            and {shard * STATE_BYTES_PER_PARAMETER * files / 1e9:.2f} GB of disk at most"
         f" ({kept} checkpoints kept at the end)",
-        f"volunteers  {helpers}; weights take"
-        f" {parameters / stages.count * DEVICE_BYTES_PER_PARAMETER / 1e9:.2f} GB of a device's memory",
-        f"            at {EXAMPLE_TOKENS_PER_S:,.0f} tokens/s one moves {up:.1f} GB an hour up and {down:.1f} down, the"
-        " servers of its stage the same",
+        f"volunteers  {helpers}",
+        f"            weights take {parameters / stages.count * DEVICE_BYTES_PER_PARAMETER / 1e9:.2f} GB of a device's"
+        " memory",
+        f"            at {EXAMPLE_TOKENS_PER_S:,.0f} tokens/s one moves {up:.1f} GB an hour up and {down:.1f} down,",
+        "            the servers of its stage the same",
         f"time        {tokens:,} tokens: {tokens / EXAMPLE_TOKENS_PER_S / 3600:,.1f} hours for each"
-        f" {EXAMPLE_TOKENS_PER_S:,.0f} tokens/s that the slowest stage makes",
+        f" {EXAMPLE_TOKENS_PER_S:,.0f} tokens/s",
+        "            that the slowest stage makes",
     ]

@@ -45,6 +45,11 @@ def ask_device(question: Question) -> DeviceFacts:
     try:
         done = subprocess.run(command, input=asked, stdout=subprocess.PIPE, timeout=ANSWER_S, check=True)  # noqa: S603
         facts = msgspec.json.decode(done.stdout, type=DeviceFacts)
+    except subprocess.TimeoutExpired as error:
+        raise BadInputError(
+            f"the device could not be measured within {ANSWER_S:.0f} s: this computer is very busy, or the device's "
+            "driver hangs; try again later (`--yes --no-benchmark` joins without)"
+        ) from error
     except (subprocess.SubprocessError, msgspec.MsgspecError) as error:
         raise BadInputError(f"the device could not be measured: {error}; --no-benchmark joins without") from error
     if facts.problem:

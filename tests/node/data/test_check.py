@@ -84,5 +84,6 @@ def test_text_that_is_too_much_is_found_by_its_size(tmp_path: Path, monkeypatch:
 def test_costs_follow_from_the_runs_numbers() -> None:
     """Model, servers, volunteers and time, in lines for people."""
     lines = "\n".join(describe_costs(RunConfig(), 257))
+    assert all(len(line) <= 80 for line in lines.splitlines()), "a small terminal would break them within a word"
     assert "0.8 M parameters in 2 stages" in lines and "servers     4 (2 a stage)" in lines
     assert "none are needed" in lines and "hours for each 1,000 tokens/s" in lines

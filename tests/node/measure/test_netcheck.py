@@ -50,6 +50,7 @@ def test_servers_of_one_kind_are_told_apart_by_the_name_that_logs_use() -> None:
     assert len(set(ends)) == 1
     assert rows[2].split()[-3:] == ["-", "4.0", "-"]  # loss, up, down
     assert rows[3].endswith("not reached: nobody answered")
+    assert all(len(row) <= 80 for row in rows), "a terminal of 80 columns would break them in the middle of a figure"
 
 
 def test_servers_that_were_not_looked_at_are_counted() -> None:
