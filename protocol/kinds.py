@@ -165,7 +165,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(m.Tail, AMONG, ("tails",), "fellow"),
     Kind(m.Freeze, AMONG, ("shard",), "ledger"),
     Kind(m.PartialNorm, AMONG, ("ledger",), "own shard"),
-    Kind(m.StageFrozen, AMONG, ("decider",), "ledger of stage"),
+    Kind(m.StageFrozen, AMONG, ("decider", "ledger"), "ledger of stage"),
     Kind(m.Validated, AMONG, ("decider",), "front of task"),
     Kind(m.Decision, AMONG, ("ledger",), "decider"),
     Kind(m.Commit, AMONG, ("shard",), "ledger"),

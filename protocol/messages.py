@@ -49,6 +49,7 @@ from protocol.run.audits import AuditOver as AuditOver
 from protocol.run.audits import AuditReport as AuditReport
 from protocol.run.audits import Blamed as Blamed
 from protocol.run.audits import FetchAudited as FetchAudited
+from protocol.run.changes import RunChange
 from protocol.run.news import News as News
 from protocol.run.news import Share as Share
 from protocol.run.news import Wrote as Wrote
@@ -531,7 +532,8 @@ class PartialNorm(Work, frozen=True, kw_only=True):
 
 
 class StageFrozen(Work, frozen=True, kw_only=True):
-    """Ledger to decider: every task of the stage's step is covered; the stage's square norm and loss."""
+    """Ledger to decider, and to the other ledgers, which hold the decider to it: every task of the stage's step is
+    covered; the stage's square norm and loss."""
 
     stage: Number
     step: Number
@@ -540,23 +542,38 @@ class StageFrozen(Work, frozen=True, kw_only=True):
     loss_sum: Result
 
 
+class StageSum(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What a stage's step came to, as its ledger told it."""
+
+    square_norm: Result
+    finite: bool
+    loss_sum: Result
+
+
 class Decision(Work, frozen=True, kw_only=True):
-    """Decider to ledgers: how the step ends. Durable before it is sent (4.3). A rate of -1: as the run's file says."""
+    """Decider to ledgers: how the step ends. Durable before it is sent (4.3). It follows from what `stages` came to, in
+    their order, and the run with these `changes`: whoever gets it computes it again (`node.server.judging`)."""
 
     step: Number
     clip_factor: float
     skipped: bool
     learning_rate: float = -1.0
+    stages: Items[StageSum] = ()
+    changes: Items[RunChange] = ()
 
 
 class Commit(Work, frozen=True, kw_only=True):
-    """Ledger to shards: apply these contributions in this order. The seal is durable before it is sent."""
+    """Ledger to shards: apply these contributions in this order. The seal is durable before it is sent. Beside what a
+    `Decision` says, the square `norms` of the stage's shards."""
 
     step: Number
     contributions: Contributions
     clip_factor: float
     skipped: bool
     learning_rate: float = -1.0
+    stages: Items[StageSum] = ()
+    changes: Items[RunChange] = ()
+    norms: Items[Result] = ()
 
 
 class Committed(Work, frozen=True, kw_only=True):

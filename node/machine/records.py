@@ -9,7 +9,8 @@ from __future__ import annotations
 import msgspec
 
 from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef, Ticket
-from protocol.messages import Share, ValidationLoss
+from protocol.messages import Share, StageSum, ValidationLoss
+from protocol.run.changes import RunChange
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -87,6 +88,10 @@ class StepSealed(Record, frozen=True, kw_only=True):
     clip_factor: float
     skipped: bool
     learning_rate: float = -1.0
+    stages: tuple[StageSum, ...] = ()
+    changes: tuple[RunChange, ...] = ()
+    norms: tuple[float, ...] = ()
+    """Of the stage's shards: the square norms that it comes from."""
 
 
 class StepDecided(Record, frozen=True, kw_only=True):
@@ -101,6 +106,9 @@ class StepDecided(Record, frozen=True, kw_only=True):
     learning_rate: float = -1.0
     changes: int = 0
     """How many of the operator's changes were in force."""
+    stages: tuple[StageSum, ...] = ()
+    changed: tuple[RunChange, ...] = ()
+    """What it follows from: the stages' sums, and these changes."""
 
 
 class StepDone(Record, frozen=True, kw_only=True):

@@ -18,10 +18,11 @@ from pathlib import PurePath
 import msgspec
 
 from node.machine.jobs import WriteManifest
-from node.machine.numbers import clip_factor, learning_rate, validation_loss
+from node.machine.numbers import learning_rate, validation_loss
 from node.machine.records import CheckpointWritten, LastValidated, Record, StepDecided, StepDone
 from node.machine.waits import Wait, listed
 from node.server.context import StageContext
+from node.server.judging import ending, sum_of
 from node.server.ledger import largest_shares
 from node.server.recovery import StateLostError
 from protocol.base.ids import NodeId
@@ -220,25 +221,25 @@ class DeciderRole:
         if len(step.frozen) < self._stage_count:
             return
         frozen = [step.frozen[stage] for stage in range(self._stage_count)]
-        square_norms = [stage.square_norm for stage in frozen]
-        # Plain sums: of what a volunteer may say (inf and -inf, or two huge numbers) `fsum` would raise.
-        loss_sum = sum(stage.loss_sum for stage in frozen)
-        finite = all(stage.finite for stage in frozen) and math.isfinite(sum(square_norms)) and math.isfinite(loss_sum)
+        stages = tuple(sum_of(stage) for stage in frozen)
         config, plan = self._context.config, self._context.plan
         # A later step may be decided already, without what was changed since: then this one goes without it too.
         later = [other.decision for number, other in self._steps.items() if number > message.step]
         changes = min([in_force(plan.changes, message.step), *(one.changes for one in later if one is not None)])
         as_changed = changed(self._context.written, plan.changes[:changes])
+        end = ending(as_changed, message.step, stages)
         step.decision = StepDecided(
             ledger_generation=self._context.generation,
             step=message.step,
-            clip_factor=clip_factor(square_norms, as_changed.optimizer.clip_norm) if finite else 0.0,
-            skipped=not finite,
-            loss=loss_sum / config.step_tokens,
-            gradient_norm=math.sqrt(math.fsum(square_norms)) if finite else 0.0,
+            clip_factor=end.clip_factor,
+            skipped=end.skipped,
+            loss=sum(stage.loss_sum for stage in stages) / config.step_tokens,
+            gradient_norm=0.0 if end.skipped else math.sqrt(math.fsum(stage.square_norm for stage in stages)),
             data_cursor=config.sample_range(message.step),
-            learning_rate=learning_rate(as_changed, message.step),
+            learning_rate=end.learning_rate,
             changes=changes,
+            stages=stages,
+            changed=plan.changes[:changes],
         )
         self._out.persist(step.decision)
 
@@ -255,6 +256,8 @@ class DeciderRole:
             clip_factor=record.clip_factor,
             skipped=record.skipped,
             learning_rate=record.learning_rate,
+            stages=record.stages,
+            changes=record.changed,
         )
 
     # ---- closing -------------------------------------------------------------------------------------------------

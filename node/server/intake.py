@@ -10,6 +10,7 @@ from __future__ import annotations
 from node.machine.records import StageKeyKnown
 from node.server.bounds import check_bounds
 from node.server.context import StageContext
+from node.server.judging import Judge
 from node.server.recovery import StateLostError
 from node.server.roles import Roles
 from node.server.senders import check_sender
@@ -56,6 +57,7 @@ class Intake:
     def __init__(self, context: StageContext, roles: Roles) -> None:
         self._context = context
         self._roles = roles
+        self._judge = Judge(context)
         self._out = context.out
 
     def may_speak(self, peer: NodeId, now: float) -> bool:
@@ -173,6 +175,8 @@ class Intake:
             case Freeze():
                 self._roles.shard.on_freeze(message)
             case Commit():
+                norm = self._roles.shard.square_norm(message.step)
+                self._judge.check(message, {}, {} if norm is None else {self._context.shard: norm})
                 self._roles.shard.on_commit(message)
             case ServerReady():
                 self._on_server_ready(peer)
@@ -187,10 +191,11 @@ class Intake:
                 self._on_step_opened(message)
             case StepClosed():
                 self._on_step_closed(message)
-            case _ if self._roles.ledger is not None and isinstance(message, FOR_LEDGER):
-                self._roles.ledger.handle(message)
-            case _ if self._roles.decider is not None and isinstance(message, FOR_DECIDER):
-                self._roles.decider.handle(peer, message)
+            case _ if isinstance(message, (*FOR_LEDGER, *FOR_DECIDER)):  # a kind may be for both
+                if self._roles.ledger is not None and isinstance(message, FOR_LEDGER):
+                    self._roles.ledger.handle(message)
+                if self._roles.decider is not None and isinstance(message, FOR_DECIDER):
+                    self._roles.decider.handle(peer, message)
             case _:
                 self._out.drop(getattr(message, "tensors", ()))
 

@@ -19,6 +19,7 @@ from node.machine.waits import Wait, listed
 from node.server.audit_desk import AuditDesk
 from node.server.context import StageContext
 from node.server.doubts import Doubts
+from node.server.judging import ALERT, Judge, same_sum, sum_of
 from node.server.recovery import StateLostError
 from protocol.base.ids import ContributionId, NodeId, TaskId
 from protocol.base.limits import ITEMS_MAX
@@ -31,6 +32,7 @@ from protocol.messages import (
     Share,
     StageCommitted,
     StageFrozen,
+    StageSum,
     StepClosed,
     StepOpened,
     Stored,
@@ -71,7 +73,11 @@ class _Step:
     """Whom a contribution that is being accepted has shown to have brought something false."""
     loss_sum: float = 0.0
     norms: dict[int, PartialNorm] = field(default_factory=dict)
+    others: dict[int, StageSum] = field(default_factory=dict)
+    """What the other stages came to, as their own ledgers say."""
     decision: Decision | None = None
+    sealed_norms: tuple[float, ...] = ()
+    """Of the shards, as they stood when it was sealed."""
     sealed: bool = False
     committed: dict[int, None] = field(default_factory=dict)
     audited: Counter[NodeId] | None = None
@@ -98,6 +104,7 @@ class LedgerRole:
         self._doubts = Doubts(loss_tokens=batch.samples * model.context)
         self._shard_count = len(context.stage_servers)
         self._banned: frozenset[NodeId] = frozenset()
+        self._endings = Judge(context)
         self.desk = AuditDesk(context, coordinator, accept=self._accept, void=self._void)
 
     # ---- start and steps -----------------------------------------------------------------------------------------
@@ -126,7 +133,10 @@ class LedgerRole:
                     clip_factor=record.clip_factor,
                     skipped=record.skipped,
                     learning_rate=record.learning_rate,
+                    stages=record.stages,
+                    changes=record.changes,
                 )
+                step.sealed_norms = record.norms
         return ""
 
     def on_step_opened(self, message: StepOpened) -> None:
@@ -170,7 +180,10 @@ class LedgerRole:
                 self.on_stored(message)
             case PartialNorm():
                 self.on_partial_norm(message)
+            case StageFrozen():
+                self.on_other_frozen(message)
             case Decision():
+                self._endings.check(message, self.known_sums(message.step), {})
                 self.on_decision(message)
             case Committed():
                 self.on_committed(message)
@@ -350,7 +363,34 @@ class LedgerRole:
             return
         step.norms[message.shard] = message
         if len(step.norms) == self._shard_count and step.decision is None:
-            self._out.send(self._context.plan.decider, self._stage_frozen(message.step, step))
+            frozen, plan = self._stage_frozen(message.step, step), self._context.plan
+            for stage in range(len(plan.stages)):  # the ledger of stage 0 is the decider's own
+                if stage != self._context.stage or stage == 0:
+                    self._out.send(plan.ledger_of(stage), frozen)
+
+    def on_other_frozen(self, message: StageFrozen) -> None:
+        """What another stage came to, from its own ledger: the decider must say the same of it."""
+        step = self._steps.get(message.step)
+        if step is None or message.stage == self._context.stage:
+            return
+        said = step.others[message.stage] = sum_of(message)
+        if (
+            step.decision is not None
+            and step.decision.stages
+            and not same_sum(step.decision.stages[message.stage], said)
+        ):
+            self._context.alerts[ALERT] = (
+                f"step {message.step + 1} was decided on another word than stage {message.stage}'s"
+            )
+            self._out.log("error", "decision contradicted", step=message.step, stage=message.stage)
+
+    def known_sums(self, number: int) -> dict[int, StageSum]:
+        """What a step's stages came to, by others than the decider."""
+        step = self._steps.get(number)
+        if step is None:
+            return {}
+        own = len(step.norms) == self._shard_count and step.frozen
+        return {**step.others, **({self._context.stage: sum_of(self._stage_frozen(number, step))} if own else {})}
 
     def _stage_frozen(self, number: int, step: _Step) -> StageFrozen:
         norms = [step.norms[shard] for shard in range(self._shard_count)]
@@ -370,7 +410,10 @@ class LedgerRole:
             return
         if not step.frozen:
             raise StateLostError(f"step {message.step} is decided, and here it is not complete")
+        if len(step.norms) < self._shard_count:
+            return  # this ledger has just started: it hears of the decision again when it tells what the stage came to
         step.decision = message
+        step.sealed_norms = tuple(step.norms[shard].square_norm for shard in range(self._shard_count))
         self._out.persist(
             StepSealed(
                 ledger_generation=self._context.generation,
@@ -379,6 +422,9 @@ class LedgerRole:
                 clip_factor=message.clip_factor,
                 skipped=message.skipped,
                 learning_rate=message.learning_rate,
+                stages=message.stages,
+                changes=message.changes,
+                norms=step.sealed_norms,
             )
         )
 
@@ -398,6 +444,9 @@ class LedgerRole:
             clip_factor=step.decision.clip_factor,
             skipped=step.decision.skipped,
             learning_rate=step.decision.learning_rate,
+            stages=step.decision.stages,
+            changes=step.decision.changes,
+            norms=step.sealed_norms,
         )
 
     def on_committed(self, message: Committed) -> None:

@@ -400,16 +400,16 @@ class ShardRole:
             self._apply_next()
 
     def _send_norm(self, step: int, reduction: _Reduction) -> None:
-        self._out.send(
-            self._context.ledger,
-            PartialNorm(
-                ledger_generation=self._context.generation,
-                step=step,
-                shard=self._context.shard,
-                square_norm=reduction.square_norm,
-                finite=reduction.finite,
-            ),
-        )
+        norm = PartialNorm(
+            ledger_generation=self._context.generation, step=step, shard=self._context.shard,
+            square_norm=reduction.square_norm, finite=reduction.finite,
+        )  # fmt: skip
+        self._out.send(self._context.ledger, norm)
+
+    def square_norm(self, step: int) -> float | None:
+        """What it came to here, if it is summed up."""
+        reduction = self._reductions.get(step)
+        return reduction.square_norm if reduction is not None and reduction.finished else None
 
     def on_commit(self, message: Commit) -> None:
         """The step happens. A second word about the same step changes nothing and is acknowledged again."""

@@ -166,7 +166,9 @@ def test_the_seal_is_durable_before_the_commit_is_told() -> None:
     """Norms go to the decider; its decision is written once; the commit follows the record."""
     desk = Desk()
     desk.freeze()
-    (frozen,) = desk.take().sent(StageFrozen)
+    effects = desk.take()
+    assert sorted(effects.peers(StageFrozen)) == ["f0", "f1"], "the decider, and who will hold it to this"
+    frozen = effects.sent(StageFrozen)[0]
     assert (frozen.square_norm, frozen.finite) == (8.0, True)
     decision = Decision(ledger_generation=1, step=0, clip_factor=0.5, skipped=False)
     desk.ledger.on_decision(decision)

@@ -109,8 +109,9 @@ class Stage(RuleBasedStateMachine):
                 self.neighbour(effect.message)
 
     def neighbour(self, message: Message) -> None:
-        """The decider is of stage 0 and so is the stage: its own words to itself arrive as messages."""
-        assert isinstance(message, Verdict), message
+        """The decider is of stage 0 and so is the stage: its own words to itself arrive as messages. Other stages hear
+        what this one came to."""
+        assert isinstance(message, Verdict | StageFrozen), message
 
     @rule(
         number=st.integers(1, 8),
