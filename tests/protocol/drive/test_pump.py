@@ -123,6 +123,8 @@ async def test_facts_while_it_sleeps() -> None:
             pump.put(LinkDown(_PEER, "x"))
             await trio.testing.wait_all_tasks_blocked()
             assert machine.last() == LinkDown(_PEER, "x")
+            pump.put(Told("stop"))
+    assert machine.last() == Told("stop")
 
 
 async def test_wakes_in_time(autojump_clock: trio.testing.MockClock) -> None:
