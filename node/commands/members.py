@@ -341,6 +341,10 @@ def join(
                         sys.exit(0 if starting.left else 1)
                     consent = Consent(run=offer.run, since_unix_s=time.time(), config_hash=offer.terms_hashes[0])
                     keep_consent(settings_folder(), parsed.run_id.hex(), consent)
+            elif device.kind not in ("auto", "cpu", "small"):
+                from node.visit.device_facts import check_device
+
+                check_device(device)
             starting.says = BEGINNING
             code = run_node(
                 NodeOptions(

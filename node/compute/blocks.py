@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
 
 from protocol.run.run import ModelSection
 
@@ -74,6 +73,8 @@ def attention_segment(
     mask = None
     if past_BKPE is not None:
         key, value = torch.cat((past_BKPE[0], key), dim=2), torch.cat((past_BKPE[1], value), dim=2)
+        from torch.nn.attention.bias import causal_lower_right  # it brings torch's compiler along: three seconds
+
         mask = causal_lower_right(query.shape[2], key.shape[2])
     keys, values, is_grouped = _as_kernels_take(x_BTD, key, value, model)
     mixed_BHTE = functional.scaled_dot_product_attention(

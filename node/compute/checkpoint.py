@@ -25,16 +25,17 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
 from protocol.base.errors import BadInputError
 from protocol.run.keeping import kept_steps
 from protocol.run.run import RunConfig
+
+if TYPE_CHECKING:  # whoever only looks which checkpoints there are needs no torch
+    from torch import Tensor
 
 FORMAT = "barnraise-shard-2"
 MANIFEST = "manifest.json"
@@ -131,6 +132,8 @@ def _write_temporary(path: Path, tensors: Mapping[str, Tensor], about: Mapping[s
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
     words = {"format": FORMAT, **{name: str(value) for name, value in about.items()}}
     text = msgspec.json.encode(words, order="deterministic").decode()
+    from safetensors.torch import save_file
+
     try:
         save_file(dict(tensors), temporary, metadata={"about": text})
     except BaseException as error:

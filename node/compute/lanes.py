@@ -10,8 +10,6 @@ the keys that the job names before it tells the machine. So a machine may drop a
 from __future__ import annotations
 
 import math
-import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -28,10 +26,9 @@ from node.compute.devices.choice import DeviceChoice
 from node.compute.devices.device import Device, open_device
 from node.compute.fixed_parameters import FixedParameters
 from node.compute.forms import grid, p12
+from node.compute.lane import Buffers, Outcome
 from node.compute.layout import StageLayout
-from node.compute.performer import Buffers, Performer
-from node.compute.performer import Outcome as Outcome
-from node.compute.performer import input_refs as input_refs
+from node.compute.performer import Performer
 from node.compute.plan_parts import chunks_of, partition_of
 from node.compute.probe import probe
 from node.compute.shard import ShardWorker
@@ -49,10 +46,6 @@ from protocol.run.course import VALIDATION_FIRST
 from protocol.run.run import RunConfig
 from protocol.run.segments import segment_ranges
 from protocol.trust.seals import Sealer
-
-DEVICE_JOBS = frozenset(jobs.DEVICE_JOBS)
-CLOSE_S = 10.0
-"""How long a lane may take to end its last job before the process ends without it."""
 
 
 class DevicePerformer(Performer):
@@ -518,40 +511,3 @@ class ServerPerformer(Performer):
         if self._allowed.may_write(job.config):
             checkpoint.try_writing(folder)
         return seals.present_checkpoints(folder)
-
-
-class Lane:
-    """A thread with its jobs in order. `deliver` is called in that thread with each outcome.
-
-    Args:
-        make: makes the performer, in the thread: torch's setting of threads belongs to it.
-    """
-
-    def __init__(self, name: str, make: Callable[[], Performer], deliver: Callable[[Outcome], None]) -> None:
-        self._queue: queue.SimpleQueue[tuple[Any, Buffers] | None] = queue.SimpleQueue()
-        self._make = make
-        self._deliver = deliver
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name=f"lane-{name}", daemon=True)
-        self._thread.start()
-
-    def submit(self, job: Any, buffers: Buffers) -> None:
-        """Queues a job with the bytes of its references, which must not change."""
-        self._queue.put((job, buffers))
-
-    @property
-    def waiting(self) -> int:
-        """Jobs that have not begun."""
-        return self._queue.qsize()
-
-    def close(self) -> None:
-        """Waits (a while) until the thread has ended the job it is at; what else waits is forgotten."""
-        self._closing = True
-        self._queue.put(None)
-        self._thread.join(CLOSE_S)
-
-    def _run(self) -> None:
-        performer = self._make()
-        performer.deliver = self._deliver
-        while (item := self._queue.get()) is not None and not self._closing:
-            self._deliver(performer.perform(*item))

@@ -13,12 +13,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from protocol.base.forms import GRID_BLOCK
 from protocol.run.run import ModelSection, RunConfig
+
+if TYPE_CHECKING:  # sizes are asked for where nobody computes, and torch takes seconds to load
+    import torch
 
 INITIAL_DEVIATION = 0.02
 """Standard deviation of the first weights (GPT-2, LLaMA); outputs into the residual stream start smaller."""
@@ -118,6 +121,8 @@ class StageLayout:
     @cached_property
     def decay_mask(self) -> torch.Tensor:
         """[parameter_count] bool: true where weight decay acts."""
+        import torch
+
         mask = torch.zeros(self.parameter_count, dtype=torch.bool)
         for part in self.slices:
             mask[part.offset : part.end] = part.decays
@@ -129,6 +134,8 @@ class StageLayout:
         A block's values depend on the seed and the block alone, so every partition of the model starts alike. They come
         from NumPy's frozen legacy stream, which gives the same numbers in every NumPy version and on every machine.
         """
+        import torch
+
         flat = torch.empty(self.parameter_count)
         for block, parts in self.blocks.items():
             stream = np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, block])))

@@ -3,44 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from node.compute.forms import packed
+from node.compute.lane import Buffers, Outcome
 from node.compute.wire import decode, encode
 from node.process.store import Buffer
 from protocol.base.ids import TensorRef
-from protocol.base.machine import Computed, ComputeFailed, WorkGoesOn
-
-Buffers = Mapping[int, Buffer]
-"""The bytes of a job's references, by key."""
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a job came to, or that it goes on. `tensors` go into the store before the machine hears of `fact`."""
-
-    fact: Computed | ComputeFailed | WorkGoesOn
-    tensors: list[tuple[TensorRef, Buffer]] = field(default_factory=list)
-    kind: str = "other"
-    """compute, optimizer, data or disk: which phase of the metrics the time belongs to."""
-    seconds: float = 0.0
-    codec_s: float = 0.0
-    """Part of `seconds` that went into wire forms."""
-
-
-def input_refs(job: Any) -> Iterator[TensorRef]:
-    """The references that a job reads: what the driver must hand over with it."""
-    for name in job.__slots__:
-        value = getattr(job, name)
-        if isinstance(value, TensorRef):
-            yield value
-        elif isinstance(value, tuple) and value and isinstance(value[0], TensorRef):
-            yield from value
+from protocol.base.machine import Computed, ComputeFailed
 
 
 class Performer:

@@ -22,9 +22,6 @@ import structlog
 import trio
 
 from node.compute.devices.choice import DeviceChoice
-from node.compute.devices.device import find_device, why_no_accelerator
-from node.compute.evidence import FOLDER
-from node.compute.lanes import DevicePerformer, Lane, ServerPerformer
 from node.core import NodeMachine
 from node.data.allowed import Allowed
 from node.links.assemble import Forward, WayOptions, assemble
@@ -118,8 +115,11 @@ def run_node(options: NodeOptions) -> int:
         BadInputError: the state folder, an address, the link or the device cannot be used.
     """
     log = structlog.get_logger("node")
-    if options.computes:
-        find_device(options.device)
+    if options.link.role != "volunteer":  # whose device has a process of its own: no torch in its daemon
+        from node.process.own_lanes import find_device
+
+        if options.computes:
+            find_device(options.device)
     keep_what_is_loaded()
     try:
         reason = trio.run(_run, options)
@@ -332,27 +332,22 @@ class _Node:
                 forward=Forward(mapped_port, lambda now: self._pump.put(AddressesChanged(now))),
             )
             sealer = Sealer(state.identity, state.credential, link.coordinator_key)
+            if self._role != "volunteer":
+                from node.process import own_lanes  # loaded before the loop began
             if self._role == "server":
                 allowed = self._options.allowed
                 driver.journal = JournalWriter(state.journal, self._pump.put)
                 nursery.start_soon(driver.journal.run)
-                driver.add_lane(
-                    "server",
-                    lambda deliver: Lane(
-                        "server", lambda: ServerPerformer(state.folder.absolute(), 1, allowed, sealer), deliver
-                    ),
-                )
+                driver.add_lane("server", own_lanes.server_lane(state.folder.absolute(), allowed, sealer))
             if listeners:
                 nursery.start_soon(driver.transport.serve, listeners)
                 nursery.start_soon(StunResponder().serve, listeners)
             if self._role == "volunteer":
                 driver.add_device(self._device_options()).set_share(self._share)
             elif self._options.computes:
-                where = find_device(self._options.device)
-                self._log.info("computes on", device=str(where), detail=why_no_accelerator())
-                evidence = (state.folder.absolute() / FOLDER, sealer) if self._role == "auditor" else None
-                performer = partial(DevicePerformer, self._options.threads, self._options.device, evidence=evidence)
-                driver.add_lane("device", lambda deliver: Lane("device", performer, deliver))
+                evidence_of = (state.folder.absolute(), sealer) if self._role == "auditor" else None
+                device = own_lanes.device_lane(self._options.threads, self._options.device, evidence_of)
+                driver.add_lane("device", device)
             if self._role != "volunteer":
                 nursery.start_soon(watch_signals, self._pump.put)
             if self._role == "server":

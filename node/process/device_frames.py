@@ -112,7 +112,7 @@ def read_job(stream: BinaryIO) -> tuple[Any, dict[int, Buffer]] | SetShare | Hel
 
 
 def write_outcome(stream: BinaryIO, outcome: Any) -> None:
-    """What became of a job: `node.compute.lanes.Outcome`."""
+    """What became of a job: `node.compute.lane.Outcome`."""
     reason = getattr(outcome.fact, "reason", None)
     result = None if reason is not None else outcome.fact.result
     bodies = [memoryview(buffer).cast("B") for _, buffer in outcome.tensors]

@@ -1,4 +1,4 @@
-"""The daemon's end of the device's process: a lane as `node.compute.lanes.Lane` is, that can be ended within a moment.
+"""The daemon's end of the device's process: a lane as `node.compute.lane.Lane` is, that can be ended within a moment.
 
 Jobs go down its standard input and outcomes come back, in order. `kill` ends it in the middle of whatever it does, and
 with it goes all of the device's memory that it had. When it ends by itself (out of memory, a driver's crash) every job

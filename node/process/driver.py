@@ -19,11 +19,11 @@ import numpy as np
 import structlog
 import trio
 
-from node.compute.forms import q8
+from node.compute.forms.heads import square_norm_most
 from node.compute.forms.packed import all_within, first, is_whole
-from node.compute.lanes import DEVICE_JOBS, Lane, Outcome, input_refs
+from node.compute.lane import Lane, Outcome, input_refs
 from node.links.connector import Connector
-from node.machine.jobs import Apply, Backward, Reduce, SetUpServer, WriteCheckpoint, WriteManifest
+from node.machine.jobs import DEVICE_JOBS, Apply, Backward, Reduce, SetUpServer, WriteCheckpoint, WriteManifest
 from node.measure.activity import Activity
 from node.measure.measuring import Measuring
 from node.measure.meter import Figures
@@ -494,7 +494,7 @@ def square_norm(tensors: Sequence[TensorRef], buffers: Sequence[Buffer]) -> floa
         elif ref.form in ("fp32", "fp64"):
             values = np.frombuffer(buffer, dtype=np.float32 if ref.form == "fp32" else np.float64)
         elif ref.form == "q8":
-            total += q8.square_norm_most(buffer, ref.shape)
+            total += square_norm_most(buffer, ref.shape)
             continue
         elif ref.form == "gi" and first(buffer, math.prod(ref.shape)) == NOT_FINITE:
             return math.inf

@@ -7,6 +7,7 @@ import sys
 
 import msgspec
 
+from node.compute.devices.choice import DeviceChoice
 from protocol.base.errors import BadInputError
 from protocol.run.run import RunConfig
 
@@ -55,3 +56,8 @@ def ask_device(question: Question) -> DeviceFacts:
     if facts.problem:
         raise BadInputError(facts.problem)
     return facts
+
+
+def check_device(choice: DeviceChoice) -> None:
+    """Raises `BadInputError` where there is no such device. A process that ends loads torch for it, not this one."""
+    ask_device(Question(RunConfig(), 257, 1, str(choice), False))

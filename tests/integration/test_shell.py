@@ -104,3 +104,19 @@ def test_help_and_the_coordinator_start_without_torch() -> None:
             [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=120, env=os.environ
         )
         assert done.returncode == 0, (arguments, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("node.process.daemon, node.process.page, node.visit.enquiry", "torch"),
+        ("node.compute.device_process", "torch._dynamo"),
+        ("node.process.own_lanes", "torch._dynamo"),
+    ],
+)
+def test_nobody_loads_more_of_torch_than_he_needs(module: str, heavy: str) -> None:
+    """A volunteer's daemon computes nothing: torch would take 300 MB of a lent computer, and seconds of every start.
+    Who computes needs torch, but not its compiler, which takes as long again and came along with a mask."""
+    program = f"import {module}, sys; sys.exit({heavy!r} in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=os.environ)
+    assert done.returncode == 0, done.stderr

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from node.compute.forms import scales
+from node.compute.forms.heads import SHIFT
 from node.compute.forms.scales import Apart
 from protocol.base.errors import RemoteProtocolError
 from protocol.base.forms import BLOCK, HEAD_BYTES, blocks_of_row
 
 _FIT = 128 / 127 * (1 + 2**-22)
 """Times the largest magnitude, rounded: a scale of at least this brings the largest code to 127, not 128."""
-_SHIFT = 7
 _LARGE = 7
 """Codes above this are within a factor of 16 of the largest."""
 
@@ -65,7 +65,7 @@ def encode(tensor: Tensor) -> bytearray:
 
 
 def _quantize(blocks: Tensor, scale: Tensor, top: int) -> Tensor:
-    codes = blocks * scales.reciprocals(scale, top, _SHIFT)[:, None]
+    codes = blocks * scales.reciprocals(scale, top, SHIFT)[:, None]
     return codes.round_().clamp_(-127, 127).to(torch.int8)
 
 
@@ -86,22 +86,6 @@ def _send_apart(
     return Apart(scales.flat_places(where, columns, width), blocks[where, columns])
 
 
-def square_norm_most(buffer: bytes | bytearray | memoryview, shape: tuple[int, ...]) -> float:
-    """What the sum of squares of a `q8` that is whole cannot exceed, without decoding it: of Gaussian values it is
-    about six times that. Infinite for one that is marked as not finite."""
-    count = math.prod(shape)
-    if count == 0:
-        return 0.0
-    data = np.frombuffer(buffer, dtype=np.uint8)
-    width = shape[-1] if shape else 1
-    begin = HEAD_BYTES + count // width * blocks_of_row(width)
-    top, finite, apart = scales.read_head(data, "q8", begin + count, count)
-    if not finite:
-        return math.inf
-    factors = scales.scales(torch.from_numpy(data[HEAD_BYTES:begin].copy()), top, _SHIFT).double()
-    return float(factors.square().sum() * BLOCK * 127**2 + apart.values.double().square().sum())
-
-
 def decode(buffer: bytes | bytearray | memoryview, shape: tuple[int, ...]) -> Tensor:
     """The fp32 tensor in `buffer`. Raises `RemoteProtocolError` for bytes that no encoder makes."""
     data = np.frombuffer(buffer, dtype=np.uint8)
@@ -116,7 +100,7 @@ def decode(buffer: bytes | bytearray | memoryview, shape: tuple[int, ...]) -> Te
     top, finite, apart = scales.read_head(data, "q8", begin + count, count)
     if not finite:
         return torch.full(shape, torch.nan)
-    factors = scales.scales(torch.from_numpy(data[HEAD_BYTES:begin].copy()), top, _SHIFT)
+    factors = scales.scales(torch.from_numpy(data[HEAD_BYTES:begin].copy()), top, SHIFT)
     codes = torch.from_numpy(data[begin : begin + count].view(np.int8).copy())
     if width % BLOCK:
         codes = torch.nn.functional.pad(codes.view(-1, width), (0, -width % BLOCK))

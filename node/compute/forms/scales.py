@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from protocol.base.errors import RemoteProtocolError
-from protocol.base.forms import BLOCK, HEAD_BYTES, OUTLIER_BYTES, TOP_HIGHEST, TOP_LOWEST, blocks_of_row
+from node.compute.forms import heads
+from node.compute.forms.heads import Bytes
+from protocol.base.forms import BLOCK, TOP_HIGHEST, TOP_LOWEST, blocks_of_row
 
 CHUNK_BLOCKS = 2048
 """Blocks worked on at a time on a CPU: half a MiB of fp32 stays in a core's second-level cache."""
@@ -116,22 +116,7 @@ def write_apart(apart: Apart) -> bytes:
     return places + apart.values.cpu().numpy().astype("<f4").tobytes()
 
 
-def read_head(data: np.ndarray, form: str, fixed_bytes: int, count: int) -> tuple[int, bool, Apart]:
-    """The top exponent, whether the values were finite, and what was sent apart; `fixed_bytes` is all before that.
-
-    Refuses what `forms.small_is_whole` does. Raises `RemoteProtocolError`.
-    """
-    outliers = int.from_bytes(data[4:HEAD_BYTES].tobytes(), "little")
-    if data.size != fixed_bytes + outliers * OUTLIER_BYTES:
-        raise RemoteProtocolError("shape", f"{data.size} bytes of {form} with {outliers} outliers")
-    top = int(data[0])
-    if not TOP_LOWEST <= top <= TOP_HIGHEST or data[2] or data[3] or data[1] > 1:
-        raise RemoteProtocolError("decode", f"{form} begins with {data[:4].tobytes().hex()}")
-    tail = data[fixed_bytes:].tobytes()
-    places = np.frombuffer(tail, "<u4", outliers).astype(np.int64)
-    values = np.frombuffer(tail, "<f4", outliers, offset=4 * outliers).astype(np.float32)
-    if outliers and int(places.max()) >= count:
-        raise RemoteProtocolError("decode", f"{form}: an outlier at {int(places.max())} of {count}")
-    if not np.isfinite(values).all():
-        raise RemoteProtocolError("not_finite", f"{form}: an outlier that is not finite")
-    return top, not data[1], Apart(torch.from_numpy(places), torch.from_numpy(values))
+def read_head(data: Bytes, form: str, fixed_bytes: int, count: int) -> tuple[int, bool, Apart]:
+    """As `heads.read_head`, with tensors."""
+    top, finite, places, values = heads.read_head(data, form, fixed_bytes, count)
+    return top, finite, Apart(torch.from_numpy(places), torch.from_numpy(values))

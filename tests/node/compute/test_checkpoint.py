@@ -118,7 +118,7 @@ def test_a_full_folder_leaves_nothing_of_the_part(tmp_path: Path, monkeypatch: p
         with open("/dev/full", "wb", buffering=0) as device:
             device.write(b"x")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(OSError, match="No space left on device"):
         checkpoint.write_checkpoint_part(home, 0, 0, {"params": torch.ones(5)}, about(100))
     assert contents(home) == before

@@ -14,7 +14,8 @@ import torch
 
 from node.compute import checkpoint, seals
 from node.compute.forms import packed
-from node.compute.lanes import DevicePerformer, Lane, Outcome, ServerPerformer, input_refs
+from node.compute.lane import Lane, Outcome, input_refs
+from node.compute.lanes import DevicePerformer, ServerPerformer
 from node.compute.layout import StageLayout
 from node.compute.plan_parts import partition_of
 from node.compute.shard import ShardWorker

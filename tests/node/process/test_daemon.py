@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import structlog.testing
@@ -35,7 +35,16 @@ from protocol.run.run import CheckpointSection, ModelSection, RunConfig
 from protocol.trust.identity import Identity
 from protocol.trust.membership import Invite, JoinLink, Trust, sign_statement
 
-OPTIONS = NodeOptions(link=JoinLink(("127.0.0.1:9",), b""), state=Path("nowhere"))
+
+def link_of_a(role: Literal["server", "volunteer"]) -> JoinLink:
+    """Nobody answers behind it."""
+    coordinator = Identity(bytes(range(32)))
+    key = coordinator.public_key
+    invite = Invite(issuer=key, run_id=bytes(16), role=role, uses=1, not_after=2**40, nonce=bytes(16))
+    return JoinLink(("127.0.0.1:9",), sign_statement(invite, coordinator))
+
+
+OPTIONS = NodeOptions(link=link_of_a("volunteer"), state=Path("nowhere"))
 
 
 def ending(monkeypatch: pytest.MonkeyPatch, how: Exception | str) -> tuple[int, list[Any]]:
@@ -118,11 +127,7 @@ async def test_a_server_that_learns_its_run_names_the_checkpoints_there(
         return (4, 2), ("bad",)
 
     monkeypatch.setattr(state_folder, "scan_checkpoints", scan)
-    coordinator = Identity(bytes(range(32)))
-    invite = Invite(
-        issuer=coordinator.public_key, run_id=bytes(16), role="server", uses=1, not_after=2**40, nonce=bytes(16)
-    )
-    link = JoinLink(("127.0.0.1:9",), sign_statement(invite, coordinator))
+    link = link_of_a("server")
     journal = Journal(tmp_path / "state")
     options = NodeOptions(link=link, state=tmp_path / "state", allowed=Allowed(checkpoints=(tmp_path,)))
     node = daemon._Node(options, NodeState(options.state, link, journal), NodeMetrics("server"), Limits())
@@ -141,11 +146,7 @@ async def test_a_server_that_learns_its_run_names_the_checkpoints_there(
 
 def volunteer_in(folder: Path) -> tuple[daemon._Node, NodeState, Journal]:
     """A daemon's node over a state folder of its own, with nothing started."""
-    coordinator = Identity(bytes(range(32)))
-    invite = Invite(
-        issuer=coordinator.public_key, run_id=bytes(16), role="volunteer", uses=1, not_after=2**40, nonce=bytes(16)
-    )
-    link = JoinLink(("127.0.0.1:9",), sign_statement(invite, coordinator))
+    link = link_of_a("volunteer")
     journal = Journal(folder)
     options = NodeOptions(link=link, state=folder)
     state = NodeState(options.state, link, journal)
@@ -230,11 +231,7 @@ def test_a_node_says_once_where_its_state_is(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(daemon, "live", life)
     monkeypatch.setattr(daemon, "set_up_logging", lambda *_, **__: None)
     monkeypatch.chdir(tmp_path)
-    coordinator = Identity(bytes(range(32)))
-    invite = Invite(
-        issuer=coordinator.public_key, run_id=bytes(16), role="server", uses=1, not_after=2**40, nonce=bytes(16)
-    )
-    link = JoinLink(("127.0.0.1:9",), sign_statement(invite, coordinator))
+    link = link_of_a("server")
     with structlog.testing.capture_logs() as logs:
         assert run_node(NodeOptions(link=link, state=Path("s1"))) == 0
     assert [line["folder"] for line in logs if line["event"] == "state"] == [str(tmp_path / "s1")]

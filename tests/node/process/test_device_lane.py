@@ -16,7 +16,8 @@ import torch
 from node.compute.device_process import REST_MAX_S
 from node.compute.devices.choice import DeviceChoice
 from node.compute.forms import p12
-from node.compute.lanes import DevicePerformer, Outcome
+from node.compute.lane import Outcome
+from node.compute.lanes import DevicePerformer
 from node.machine.jobs import Forward, LoadParameters, SetUpDevice, TakeGradient
 from node.process.device_frames import JOB_TYPES, RESULTS, read_outcome, write_outcome
 from node.process.device_lane import DeviceLane, DeviceOptions

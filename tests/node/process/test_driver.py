@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from node.compute.forms import packed
-from node.compute.lanes import Lane, Outcome
+from node.compute.lane import Lane, Outcome
 from node.compute.wire import encode
 from node.machine.jobs import DropGraphs, Forward
 from node.measure.meter import piece

@@ -1,0 +1,40 @@
+"""Lanes in this very process, where it computes itself: a server's and an auditor's. Loads torch, which takes seconds
+and some 300 MB, so a volunteer's daemon, whose device has a process of its own, never imports this."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from node.compute.devices.choice import DeviceChoice
+from node.compute.devices.device import find_device as find_device
+from node.compute.devices.device import why_no_accelerator
+from node.compute.evidence import FOLDER
+from node.compute.lane import Lane, Outcome
+from node.compute.lanes import DevicePerformer, ServerPerformer
+from node.data.allowed import Allowed
+from protocol.trust.seals import Sealer
+
+Deliver = Callable[[Outcome], None]
+
+
+def server_lane(folder: Path, allowed: Allowed, sealer: Sealer) -> Callable[[Deliver], Lane]:
+    """The lane of what a server computes for its shard; `folder`: its state."""
+    return lambda deliver: Lane("server", lambda: ServerPerformer(folder, 1, allowed, sealer), deliver)
+
+
+def device_lane(
+    threads: int, choice: DeviceChoice, evidence_of: tuple[Path, Sealer] | None
+) -> Callable[[Deliver], Lane]:
+    """The lane of the stage's tasks; says in the log what computes.
+
+    Args:
+        evidence_of: an auditor's state folder, and who signs what it finds.
+    """
+    structlog.get_logger("node").info("computes on", device=str(find_device(choice)), detail=why_no_accelerator())
+    evidence = None if evidence_of is None else (evidence_of[0] / FOLDER, evidence_of[1])
+    performer = partial(DevicePerformer, threads, choice, evidence=evidence)
+    return lambda deliver: Lane("device", performer, deliver)
