@@ -26,6 +26,7 @@ from typing import Any
 
 import msgspec
 
+from protocol.run.batches import Batches
 from protocol.run.changes import RunChange, laid_out_at
 from protocol.run.course import Course, course_of
 from protocol.run.run import RunConfig
@@ -122,6 +123,7 @@ def audit(folders: Sequence[Path], steps: int | None = None) -> Audit:
     run = msgspec.convert(config, RunConfig)
     changes = max((journal.changes for journal in journals), key=len)
     layouts = [laid_out_at(run, changes, step) for step in range(steps)] or [run]
+    batches = Batches.of(run, changes)
     count = max(layout.stages.count for layout in layouts)
     missing = sorted(set(range(count)) - {stage for journal in journals for stage in journal.stages.values()})
     if missing:
@@ -129,13 +131,17 @@ def audit(folders: Sequence[Path], steps: int | None = None) -> Audit:
     first_step = max(min(starts.values()), *(journal.forgotten for journal in journals))
     verdict = Audit(first_step, steps, count, vouched=max(starts.values()))
     for stage in range(count):
-        _audit_stage(verdict, stage, layouts, [(kind, body) for s, kind, body in counted if s == stage])
-    _audit_decisions(verdict, config, [(kind, body) for _, kind, body in counted])
+        _audit_stage(verdict, stage, layouts, batches, [(kind, body) for s, kind, body in counted if s == stage])
+    _audit_decisions(verdict, batches, [(kind, body) for _, kind, body in counted])
     return verdict
 
 
 def _audit_stage(
-    verdict: Audit, stage: int, layouts: Sequence[RunConfig], rows: list[tuple[str, dict[str, Any]]]
+    verdict: Audit,
+    stage: int,
+    layouts: Sequence[RunConfig],
+    batches: Batches,
+    rows: list[tuple[str, dict[str, Any]]],
 ) -> None:
     courses: dict[RunConfig, Course] = {}
     accepted: dict[tuple[Any, ...], list[list[Any]]] = {}
@@ -154,7 +160,7 @@ def _audit_stage(
         if step < verdict.vouched and step not in recorded:
             verdict.unrecorded.setdefault(stage, []).append(step)
             continue
-        wanted = _visits(course, run.batch.microbatches, stage, step)
+        wanted = _visits(course, batches.count(step), stage, step)
         covered: Counter[tuple[str, int, int]] = Counter()
         strange = 0
         for contribution in sealed.get(step, []):
@@ -184,8 +190,7 @@ def _visits(course: Course, microbatches: int, stage: int, step: int) -> set[tup
     return wanted
 
 
-def _audit_decisions(verdict: Audit, config: dict[str, Any], rows: list[tuple[str, dict[str, Any]]]) -> None:
-    step_samples = config["batch"]["microbatches"] * config["batch"]["samples"]
+def _audit_decisions(verdict: Audit, batches: Batches, rows: list[tuple[str, dict[str, Any]]]) -> None:
     cursors: dict[int, list[tuple[int, int]]] = {}
     done: Counter[int] = Counter()
     for kind, body in rows:
@@ -197,10 +202,11 @@ def _audit_decisions(verdict: Audit, config: dict[str, Any], rows: list[tuple[st
     for step in range(verdict.first_step, verdict.steps):
         if step < verdict.vouched and step not in cursors and not done[step]:
             continue  # as the ledger of stage 0, which is the decider
+        wanted = range(*batches.samples(step))
+        step_samples = len(wanted)
         trained: Counter[int] = Counter()
         for first, end in cursors.get(step, []):
             trained.update(range(first, min(end, first + 4 * step_samples)))
-        wanted = range(step * step_samples, (step + 1) * step_samples)
         lost = sum(trained[sample] == 0 for sample in wanted)
         doubled = sum(trained.values()) - sum(trained[sample] > 0 for sample in wanted)
         if lost or doubled:

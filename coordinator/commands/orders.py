@@ -164,7 +164,7 @@ def uninvite(invite: str, url: str, links: Path | None) -> None:
     click.echo("closed; who has come by it stays")
 
 
-@run.command("set")
+@run.command("set", context_settings={"ignore_unknown_options": True})  # a value below 0 is none
 @click.argument("key")
 @click.argument("value")
 @asking
@@ -172,8 +172,8 @@ def set_key(key: str, value: str, url: str, links: Path | None) -> None:
     """Give KEY of the run (as in RUN.toml: optimizer.learning_rate) another VALUE from the next step on.
 
     Stage 0 decides which step is the next; `barnraise run changes` shows it. For what every server must know before a
-    step opens (steps, checkpoint.every_steps, data.mixture) the run ends its open steps first. What cannot be changed
-    says why, and what to do instead.
+    step opens (steps, checkpoint.every_steps, batch.microbatches, data.mixture) the run ends its open steps first. What
+    cannot be changed says why, and what to do instead.
     """
     made = post(base_of(url), links, "set", {"key": key, "value": value})
     when = "the next step on, which opens when all servers know" if key in AT_BOUNDARY else "now on"

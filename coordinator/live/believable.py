@@ -8,19 +8,20 @@ from coordinator.live.adoption import fault_of_shown
 from coordinator.live.roster import Member
 from protocol.base.limits import ADDRESSES_MAX
 from protocol.messages import Join, StepReport
+from protocol.run.batches import Batches
 from protocol.run.plan import Plan
-from protocol.run.run import RunConfig
 
 AUDITED_STEPS = 4096
 """Audits are over within 16 steps of their own; a member that comes seldom is told its share of many at once."""
 
 
-def fault_of_report(report: StepReport, config: RunConfig, plan: Plan) -> str:
+def fault_of_report(report: StepReport, batches: Batches, plan: Plan) -> str:
     """What no honest decider says of a step, its validation, and who computed it, or an empty string.
 
     Each microbatch has one task at each place of its route, which may come to a stage several times (a loop that ends
     where it began, chunks).
     """
+    config = batches.now
     if not 0 <= report.step < config.steps:
         return f"StepReport of step {report.step}"
     if not 0 <= report.changes <= len(plan.changes):
@@ -35,7 +36,7 @@ def fault_of_report(report: StepReport, config: RunConfig, plan: Plan) -> str:
         return "a validation of no tokens, or with a loss below 0"
     nodes = {share.node for share in report.shares}
     tasks = sum(share.tasks for share in report.shares)
-    most = sum(plan.length(report.step, microbatch) for microbatch in range(config.batch.microbatches))
+    most = sum(plan.length(report.step, microbatch) for microbatch in range(batches.count(report.step)))
     if len(nodes) < len(report.shares) or any(share.tasks < 1 for share in report.shares) or tasks > most:
         return f"shares of {tasks} tasks, where a step has {most}"
     if any(not 0 <= share.audited <= AUDITED_STEPS * most for share in report.shares):

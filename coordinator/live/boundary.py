@@ -6,6 +6,9 @@
 Stage 0 opens no step of a held plan, so the newest step that it has closed is the boundary. It costs the run what is
 left of the open steps and three plans; whoever is not linked is waited for, as for every step. Nothing of it is kept
 but the plan: a coordinator that comes back reads there how far it was.
+
+A stage 0 that has started anew under the held plan does not open again what its life before may have opened. Others
+may have such a step open, with data and tasks of before: the changes count from behind it, and it is done first.
 """
 
 from __future__ import annotations
@@ -30,7 +33,15 @@ def all_have(plan: Plan, reports: Sequence[NodeReport | None]) -> bool:
 
 
 def boundary(reports: Sequence[NodeReport | None]) -> int | None:
-    """The first step that is not open anywhere, once all others are closed everywhere; None before that."""
+    """The first step that is not open anywhere; None before that can be said."""
+    deciders = [report for report in reports if report is not None and "opened" in report.counters]
+    if len(deciders) == 1 and (reached := deciders[0].counters.get("reached", -1.0)) > deciders[0].counters["opened"]:
+        return int(reached) + 1
+    return closed_up_to(reports)
+
+
+def closed_up_to(reports: Sequence[NodeReport | None]) -> int | None:
+    """The first step that stage 0 has not opened, once all others are closed everywhere; None before that."""
     counters = [report.counters for report in reports if report is not None]
     closed = {counted.get("step", -1.0) for counted in counters}
     opened = {counted["opened"] for counted in counters if "opened" in counted}

@@ -564,7 +564,7 @@ class CoordinatorMachine:
         if member.peer != plan.decider:
             self._expel(member, "unexpected", "StepReport from a server that does not decide", now)
             return
-        fault = fault_of_report(report, self.placement.running, plan)
+        fault = fault_of_report(report, self.history.batches, plan)
         if fault:
             self._expel(member, "unexpected", fault, now)
             return
@@ -593,7 +593,7 @@ class CoordinatorMachine:
         self.giving.store(row.shares, row.step, row.worked_s, row.wall_s, now)
         self.bulletin.curve.add(row.step, row.loss)
         self.placement.wishes.counted(row.changes, row.step)
-        self.reported.accepted(self.config.batch.microbatches)
+        self.reported.accepted(self.history.batches.count(row.step))
         self.placement.step_stored(row, now)
         if self.data is not None:
             self.crew.step_closed(row.shares, row.duration_s, self.data.vocabulary, now)

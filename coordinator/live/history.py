@@ -10,6 +10,7 @@ from coordinator.live.outbox import Outbox
 from coordinator.live.records import TAIL_STEPS, HistoryEnded, StepRow, StoredState
 from protocol.base.ids import NodeId
 from protocol.messages import Share, StepReport, StepReportStored, ValidationLoss
+from protocol.run.batches import Batches
 from protocol.run.run import RunConfig
 
 LOSS_MAX = 700.0
@@ -43,8 +44,8 @@ class History:
         """Tokens of all steps up to it."""
         self.rollback_count = stored.rollback_count
         self.lost_steps = stored.lost_steps
-        self.config = config
-        """The run as it is now."""
+        self.batches = Batches.of(config)
+        """The run as it is now, and how many microbatches each step has."""
         self._outbox = outbox
         self.on_going_back: Callable[[int], None] = lambda first_step: None
         """Called when steps from this one on are thrown away."""
@@ -57,6 +58,11 @@ class History:
         """The run went back to its last checkpoint, and nobody has the reports that are missing up to it."""
         self._ending = False
         """That is on its way to the disk."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The run as it is now."""
+        return self.batches.now
 
     @property
     def finished(self) -> bool:
@@ -104,8 +110,8 @@ class History:
             self.tokens -= row.tokens
             self._thrown[row.step] = row
         remaining = self.newest_step - lost
-        if not self.tail and remaining >= 0:  # farther back than the rows in memory: steps have equal tokens
-            self.tokens = (remaining + 1) * self.config.step_tokens
+        if not self.tail and remaining >= 0:  # farther back than the rows in memory
+            self.tokens = self.batches.tokens_before(remaining + 1)
         for step in range(remaining + 1, first):
             again = self._thrown.pop(step, None)
             if again is not None:

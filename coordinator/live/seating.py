@@ -27,6 +27,7 @@ from coordinator.live.slots import NOT_BACK, Review, Slot, SlotTable, holds_stat
 from coordinator.live.wishes import PAUSED_FOR, Wishes
 from protocol.base.ids import NodeId
 from protocol.messages import Join, NodeReport, PlanChanged
+from protocol.run.batches import Batches
 from protocol.run.changes import RunChange, running
 from protocol.run.plan import Plan, ServerPlan
 from protocol.run.run import RunConfig
@@ -195,7 +196,7 @@ class Placement:
 
     def _now_runs(self) -> RunConfig:
         """Also tells the history, which counts by it."""
-        self._history.config = running(self.config, () if self.plan is None else self.plan.changes)
+        self._history.batches = Batches.of(self.config, () if self.plan is None else self.plan.changes)
         return self._history.config
 
     # ---- servers come and go -----------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from coordinator.live.boundary import all_have, begun_at, boundary
+from coordinator.live.boundary import all_have, begun_at, boundary, closed_up_to
 from coordinator.live.outbox import Outbox
 from coordinator.live.rollback import changes_before
 from protocol.messages import NodeReport
@@ -123,7 +123,8 @@ class Wishes:
         if not (self.held and plan.held and self.are_in(plan) and all_have(plan, reports)):
             return False
         if any(change.is_pending for change in self.changes):
-            step = boundary(reports)
+            # Another layout begins with other ledgers, from what all have closed: what was open is thrown away.
+            step = closed_up_to(reports) if self.lays_out else boundary(reports)
             if step is None:
                 return False
             if self.lays_out:  # there is more to do before it begins (`replanning.py`)

@@ -182,7 +182,6 @@ def first_values(metrics: Metrics, machine: CoordinatorMachine) -> None:
         schedule="1f1b",
         dataset=config.data.source,
     )
-    metrics.record("barnraise_run_batch_tokens", config.step_tokens, run=run)
     metrics.record("barnraise_run_tokens_total", machine.history.tokens, run=run)
     metrics.record("barnraise_run_bad_steps_total", machine.history.lost_steps, run=run, reason="rolled_back")
 
@@ -191,6 +190,8 @@ def refresh(metrics: Metrics, machine: CoordinatorMachine, now: float) -> None:
     """Sets every gauge from the machine's state."""
     run = machine.config.name
     metrics.record("barnraise_run_target_steps", machine.placement.running.steps, run=run)
+    tokens = machine.history.batches.tokens(machine.history.newest_step + 1)
+    metrics.record("barnraise_run_batch_tokens", tokens, run=run)
     every_steps = machine.placement.running.checkpoint.every_steps
     metrics.record("barnraise_run_checkpoint_every_steps", every_steps, run=run)
     members = machine.roster.all()

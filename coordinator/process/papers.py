@@ -38,7 +38,8 @@ def announce(papers: dict[str, Any], *, as_json: bool, machine: CoordinatorMachi
         config = machine.config
         done = machine.history.newest_step + 1
         past = f", {done:,} of them done" if done else ""
-        click.echo(f"run {config.name}: {config.steps:,} steps of {config.step_tokens:,} tokens{past}")
+        batches = machine.history.batches
+        click.echo(f"run {config.name}: {batches.now.steps:,} steps of {batches.tokens(done):,} tokens{past}")
         click.echo(f"  state    {papers['state']}")
         click.echo(f"  page     {papers['page']}")
         click.echo(f"  status   {papers['http']}/api/status")

@@ -22,6 +22,7 @@ from coordinator.process.store import Store
 from coordinator.tracking.child import OPEN, frame_of
 from coordinator.tracking.feed import Place, Segments, flat, row_for_trackers
 from coordinator.tracking.trackers import About, Target
+from protocol.run.batches import Batches
 from protocol.run.run import RunConfig
 
 LOOK_S = 2.0
@@ -44,6 +45,8 @@ class History(NamedTuple):
     steps: Callable[[int, int], Awaitable[Sequence[StepRow]]]
     """(first, most): closed steps that count, from the first on."""
     segments: Callable[[], Awaitable[Segments]]
+    batches: Callable[[], Batches]
+    """The run as it is changed by now."""
 
 
 class Places:
@@ -115,7 +118,7 @@ async def _follow(target: Target, config: RunConfig, run_id: str, history: Histo
                 looked = counting
                 rows = await history.steps(place.next, ROWS_MAX)
                 if rows and place.after(rows).where_it_holds(await history.segments()) == place.after(rows):
-                    frame = frame_of(tuple(row_for_trackers(row, config) for row in rows))
+                    frame = frame_of(tuple(row_for_trackers(row, history.batches()) for row in rows))
                     await child.say(frame, b"%d" % (rows[-1].step + 1))
                     place = place.after(rows)
                     await trio.to_thread.run_sync(places.set, target, place)

@@ -14,6 +14,7 @@ import msgspec
 from coordinator.live.history import perplexity
 from coordinator.live.records import StepRow
 from coordinator.tracking.trackers import Row
+from protocol.run.batches import Batches
 from protocol.run.run import RunConfig
 
 Segments = tuple[tuple[int, int], ...]
@@ -50,7 +51,7 @@ def _generation_at(segments: Segments, step: int) -> int:
     return next((generation for first, generation in reversed(segments) if first <= step), -1)
 
 
-def row_for_trackers(row: StepRow, config: RunConfig) -> Row:
+def row_for_trackers(row: StepRow, batches: Batches) -> Row:
     """The numbers of a step by the names that all trackers use."""
     return Row(
         step=row.step,
@@ -60,7 +61,7 @@ def row_for_trackers(row: StepRow, config: RunConfig) -> Row:
             "gradient_norm": _bounded(row.gradient_norm),
             "clip_factor": row.clip_factor,
             "learning_rate": row.learning_rate,
-            "tokens": float((row.step + 1) * config.step_tokens),
+            "tokens": float(batches.tokens_before(row.step + 1)),
             "duration_s": row.duration_s,
             "skipped": float(row.skipped),
         },

@@ -325,7 +325,7 @@ class ServerPerformer(Performer):
         if job.microbatch >= VALIDATION_FIRST:
             tokens, labels = self._data.validation_batch(job.microbatch - VALIDATION_FIRST)
         else:
-            tokens, labels = self._data.batch(job.step, job.microbatch, job.mixtures)
+            tokens, labels = self._data.batch(job.step, job.microbatch, job.mixtures, job.counts)
         return (
             self._encode(job.tokens, torch.from_numpy(tokens), "int32"),
             self._encode(job.labels, torch.from_numpy(labels), "int32"),
@@ -377,7 +377,7 @@ class ServerPerformer(Performer):
         total = self._sums.pop(job.step)
         if job.skipped:
             return shard.skip(job.step)
-        return shard.apply(job.step, total, job.step, job.clip_factor, job.learning_rate)
+        return shard.apply(job.step, total, job.step, job.scale * job.clip_factor, job.learning_rate)
 
     def _serve(self, job: jobs.ServeParameters, _: Buffers) -> tuple[TensorRef, ...]:
         place, shard = self._here
@@ -463,7 +463,7 @@ class ServerPerformer(Performer):
             config=place.config,
             step=job.step,
             version=job.step,
-            data_cursor=place.config.sample_range(job.step)[0],
+            data_cursor=job.data_cursor,
             data_hash=self._data.describe().data_hash,
             vocabulary=place.vocabulary,
             partition=partition_of(place.plan),

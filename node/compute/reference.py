@@ -28,6 +28,7 @@ from node.compute.wire import round_trip
 from node.data.dataset import Dataset
 from node.machine.numbers import clip_factor, learning_rate
 from node.machine.numbers import validation_loss as validation_loss_of
+from protocol.run.batches import Batches
 from protocol.run.changes import RunChange, changed, in_force, laid_out_at, mixtures
 from protocol.run.course import Course, course_of
 from protocol.run.run import RunConfig
@@ -87,7 +88,8 @@ def train_reference(
     """Trains the first `steps` steps (default: all) of the run, calling `on_step` after each.
 
     Step t runs on version max(0, t - delay), and its update makes version t + 1 from version t (design section 3). The
-    gradient is the sum over microbatches in order of the loss sum's gradient over the tokens of the whole batch.
+    gradient is the sum over microbatches in order of the loss sum's gradient over the tokens of the whole batch (of the
+    file's; where a step has another number of microbatches, its `scale` mends that).
     `course` is what a plan from elsewhere computes; without it the one that the run's own words ask for. `changes` is
     what an operator changed while the run ran, each from its step on: a layout, too, which cuts the model anew.
     """
@@ -103,7 +105,7 @@ def train_reference(
     steps_of = {} if grid is None else {0: grid.steps(averages)}  # by version: the grid of the gradients made on it
     reports: list[ReferenceStep] = []
     validations: list[ValidationLoss] = []
-    last = changed(config, changes)
+    last, batches = changed(config, changes), Batches.of(config, changes)
     steps = last.steps if steps is None else steps
     began_s = time.perf_counter()
     for step in range(steps):
@@ -115,8 +117,9 @@ def train_reference(
         now_cut = begun if laid_out.stages == config.stages else course_of(laid_out)
         if now_cut != course:
             course, models = now_cut, _models(layout, now_cut)
-        for microbatch in range(config.batch.microbatches):
-            tokens, labels = (torch.from_numpy(array).long() for array in dataset.batch(step, microbatch, drawn_by))
+        for microbatch in range(batches.count(step)):
+            arrays = dataset.batch(step, microbatch, drawn_by, batches.counts)
+            tokens, labels = (torch.from_numpy(array).long() for array in arrays)
             visits = [models[chunk] for chunk in course.route(step, microbatch)]
             along = along_route if config.batch.segments == 1 else along_route_in_segments
             loss, gradients = along(config, visits, params, tokens, labels)
@@ -136,19 +139,20 @@ def train_reference(
             steps_of[step + 1] = grid.steps(averages)
         if not skipped:
             now = changed(config, changes[: in_force(changes, step)])
-            factor = clip_factor([square_norm], now.optimizer.clip_norm)
+            factor = batches.scale(step) * clip_factor([square_norm], now.optimizer.clip_norm, batches.scale(step))
             optimizer.apply(versions[step + 1], gradient, step, factor, learning_rate(now, step))
         validations += _validations(last, models, versions, step, dataset)
         for version in [each for each in versions if each < config.version_of(step + 1)]:
             del versions[version]
             steps_of.pop(version, None)
-        reports.append(ReferenceStep(step, loss_sum / config.step_tokens, math.sqrt(square_norm), skipped))
+        norm = batches.scale(step) * math.sqrt(square_norm)
+        reports.append(ReferenceStep(step, loss_sum / batches.tokens(step), norm, skipped))
         if on_step is not None:
             on_step(reports[-1])
     elapsed_s = time.perf_counter() - began_s
     for step in last.final_steps if steps == last.steps else ():
         validations += _validations(last, models, versions, step, dataset)
-    speed = steps * config.step_tokens / elapsed_s
+    speed = batches.tokens_before(steps) / elapsed_s
     return ReferenceResult(reports, speed, layout, versions[steps], dataset, validations)
 
 

@@ -1,9 +1,9 @@
 """Batches of a run: any microbatch is a pure function of the run's seed, the step and the microbatch.
 
 Samples are numbered through the whole run: microbatch b of step t holds `samples` numbers, from (t x microbatches + b)
-x samples on. A finite text is cut into samples of `context` tokens; every epoch visits each of them once, in an order
-of its own. A few samples, chosen by the seed, are kept aside for validation, unless that has text of its own
-(`validation.source`). With `data.mixture` each part of a
+x samples on, where every step has as many microbatches (`protocol.run.batches`). A finite text is cut into samples of
+`context` tokens; every epoch visits each of them once, in an order of its own. A few samples, chosen by the seed, are
+kept aside for validation, unless that has text of its own (`validation.source`). With `data.mixture` each part of a
 prepared folder has samples and epochs of its own, and every number falls on one part.
 """
 
@@ -28,6 +28,7 @@ from node.data.rows import JoinedRow, MemoryRow, Row, Tokens
 from node.data.sources import BUILTIN_GRAMMAR, read_pieces, training_texts
 from node.data.tokenizer import PREPARED, TextTokenizer, make_tokenizer
 from protocol.base.errors import BadInputError
+from protocol.run.batches import Batches
 from protocol.run.mixture import parse_mixture
 from protocol.run.run import DataSection, RunConfig
 
@@ -137,20 +138,29 @@ class Dataset:
     def describe(self) -> DataDescription:
         return self._description
 
-    def batch(self, step: int, microbatch: int, mixtures: Sequence[tuple[int, str]] = ()) -> tuple[Tokens, Tokens]:
+    def batch(
+        self,
+        step: int,
+        microbatch: int,
+        mixtures: Sequence[tuple[int, str]] = (),
+        counts: tuple[tuple[int, int], ...] = (),
+    ) -> tuple[Tokens, Tokens]:
         """Tokens and labels of a microbatch, int32 [samples, context] each.
 
         `mixtures` are (first step, mixture) of what an operator has made of `data.mixture` since the run began, up to
-        this step and oldest first.
+        this step and oldest first. `counts`: how many microbatches steps have (`Batches.counts`); empty: as the file
+        says.
         """
-        batch = self._config.batch
-        if step < 0 or not 0 <= microbatch < batch.microbatches:
+        config = self._config
+        batch, unit = config.batch, config.batch.microbatches
+        batches = Batches(config, unit, counts or ((0, unit),))
+        if step < 0 or not 0 <= microbatch < batches.count(step):
             raise ValueError(f"microbatch {microbatch} of step {step}")
-        first = self.cursor(step)[0] + microbatch * batch.samples
+        first = batches.samples(step)[0] + microbatch * batch.samples
         samples = self._samples
         if mixtures:
             assert isinstance(samples, _MixedSamples), "a run that began without a mixture gets none"
-            changes = tuple((self.cursor(since)[0], mixture) for since, mixture in mixtures)
+            changes = tuple((batches.samples(since)[0], mixture) for since, mixture in mixtures)
             return _cut([samples.training_as_changed(first + index, changes) for index in range(batch.samples)])
         return _cut([samples.training(first + index) for index in range(batch.samples)])
 
@@ -166,10 +176,6 @@ class Dataset:
     def validation_batches(self) -> int:
         """Full batches of validation samples."""
         return self._description.validation_samples // self._config.batch.samples
-
-    def cursor(self, step: int) -> tuple[int, int]:
-        """The first and one past the last sample number that `step` trains on."""
-        return self._config.sample_range(step)
 
 
 def _open_prepared(section: DataSection) -> PreparedFolder:

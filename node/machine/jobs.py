@@ -242,6 +242,8 @@ class LoadBatch:
     labels: int
     mixtures: tuple[tuple[int, str], ...] = ()
     """(first step, mixture) of what the operator has made of `data.mixture`, up to this step."""
+    counts: tuple[tuple[int, int], ...] = ()
+    """How many microbatches steps have (`protocol.run.batches.Batches.counts`); empty: as many as the file says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +307,8 @@ class Apply:
     skipped: bool
     learning_rate: float = -1.0
     """Of the update; -1: as the run's file says."""
+    scale: float = 1.0
+    """What the sum is multiplied with beside the clip factor (`protocol.run.batches.Batches.scale`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +355,8 @@ class WriteManifest:
     step: int
     parts: tuple[tuple[int, int, str, int, bytes], ...]
     """(stage, shard, file, bytes, digest), in order."""
+    data_cursor: int
+    """The first sample that the step trains on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,14 @@ NORM_FLOOR = 1e-6
 """Added to the norm before dividing, as torch's `clip_grad_norm_` does."""
 
 
-def clip_factor(square_norms: list[float], clip_norm: float) -> float:
+def clip_factor(square_norms: list[float], clip_norm: float, scale: float = 1.0) -> float:
     """What every gradient is multiplied with so that the global norm is at most `clip_norm` (0: never clipped).
 
-    The square norms are those of the stages, in their order.
+    The square norms are those of the stages, in their order, of sums that have still to be multiplied with `scale`.
     """
     if clip_norm <= 0:
         return 1.0
-    return min(1.0, clip_norm / (math.sqrt(math.fsum(square_norms)) + NORM_FLOOR))
+    return min(1.0, clip_norm / (scale * math.sqrt(math.fsum(square_norms)) + NORM_FLOOR))
 
 
 def same_losses(one: tuple[float, ...], other: tuple[float, ...]) -> bool:

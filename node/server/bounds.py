@@ -70,7 +70,7 @@ def check_bounds(context: StageContext, message: Work) -> None:
         if isinstance(message, _OF_SEGMENTS):
             whole = task.op == "F" and not isinstance(message, Output | Held)  # it is about an input
             parts = context.input_segments(task.microbatch, task.position if whole else 1)
-        known = context.config.has_microbatch(task.step, task.microbatch)
+        known = context.batches.has(task.step, task.microbatch)
         if not known or task.segment >= parts or task.slice:
             raise RemoteProtocolError("decode", f"{task} is no task of this run")
         if task.microbatch >= VALIDATION_FIRST and task.op not in ("F", "L"):

@@ -10,7 +10,7 @@ from node.machine.slow_line import transfer_s, upload_s
 from node.server.tickets import TicketOffice
 from protocol.base.ids import NodeId
 from protocol.messages import Held
-from protocol.run.changes import running
+from protocol.run.batches import Batches
 from protocol.run.course import VALIDATION_FIRST
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
@@ -41,7 +41,7 @@ class StageContext:
     node: NodeId
     config: RunConfig
     """The run as it is now, with what the operator has changed (`protocol.run.changes.running`); given as its file has
-    it."""
+    it. How many microbatches a step has, `batches` knows."""
     plan: Plan
     stage: int
     shard: int
@@ -57,6 +57,7 @@ class StageContext:
     """What is wrong on this server while training goes on, as a sentence, by what it is about."""
     written: RunConfig = field(init=False)
     """The run as its file has it: what its hash is of."""
+    batches: Batches = field(init=False)
 
     def __post_init__(self) -> None:
         self.written = self.config
@@ -65,7 +66,8 @@ class StageContext:
     def take_plan(self, plan: Plan) -> None:
         """A new plan of the same ledgers: addresses may have changed, or the run."""
         self.plan = plan
-        self.config = running(self.written, plan.changes)
+        self.batches = Batches.of(self.written, plan.changes)
+        self.config = self.batches.now
 
     @property
     def generation(self) -> int:
@@ -120,7 +122,7 @@ class StageContext:
     def front_places(self, step: int) -> Iterator[Place]:
         """Places whose input this server keeps, in order."""
         plan = self.plan
-        for microbatch in self.config.microbatches_of(step):
+        for microbatch in self.batches.microbatches_of(step):
             for position in range(plan.length(step, microbatch)):
                 if plan.front_of(step, microbatch, position) == self.node:
                     for segment in range(self.input_segments(microbatch, position)):
@@ -129,7 +131,7 @@ class StageContext:
     def back_places(self, step: int) -> Iterator[Place]:
         """Places whose output this server keeps, in order: a route's end has none."""
         plan = self.plan
-        for microbatch in self.config.microbatches_of(step):
+        for microbatch in self.batches.microbatches_of(step):
             for position in range(plan.length(step, microbatch) - 1):
                 if plan.back_of(step, microbatch, position) == self.node:
                     for segment in range(self.segments_of(microbatch)):

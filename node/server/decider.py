@@ -69,11 +69,15 @@ class DeciderRole:
         self._coordinator = coordinator
         self._stage_count = len(context.plan.stages)
         self._steps: dict[int, _Step] = {}
+        self._early: dict[int, _Step] = {}
+        """What is told of steps that an earlier life has opened, and this one may not open yet: it is told once."""
         self._closed = self._first_step - 1
         """Newest step whose end is durable."""
         self._closing = self._closed
         """Newest step whose end was sent to the disk."""
         self._opened = self._closed
+        self._reached = -1
+        """Newest step that an earlier life of this process may have opened: that is written nowhere."""
         self._reports: dict[int, StepReport] = {}
         """Reports that the coordinator has not acknowledged, in order."""
         self._parts: dict[int, dict[tuple[int, int], CheckpointPart]] = {}
@@ -98,8 +102,10 @@ class DeciderRole:
         return self._closed
 
     def counters(self) -> dict[str, float]:
-        """The newest step that it has opened, and closed steps that the coordinator has not acknowledged."""
-        return {"opened": float(self._opened), "unreported": float(len(self._reports))}
+        """The newest step that it has opened, the newest that anybody may know open, and closed steps that the
+        coordinator has not acknowledged."""
+        reached = max(self._opened, self._reached)
+        return {"opened": float(self._opened), "reached": float(reached), "unreported": float(len(self._reports))}
 
     def unreported(self) -> tuple[StepReport, ...]:
         """Steps that the coordinator has not acknowledged, oldest first: closed ones, and those decided after them,
@@ -140,6 +146,8 @@ class DeciderRole:
             elif isinstance(record, CheckpointWritten):
                 self._manifests[record.step] = None
         self._opened = max([self._closed, *self._steps])
+        if any(record.ledger_generation == self._context.generation for record in records):
+            self._reached = self._newest_that_may_open
         return ""
 
     def begin(self, now: float) -> None:
@@ -155,19 +163,38 @@ class DeciderRole:
             self._open_steps(now)
 
     def _open_steps(self, now: float) -> None:
-        """Step t may open when step t - 1 - delay is closed everywhere (T-I8)."""
+        """Opens all that may be open."""
         config = self._context.config
-        newest = min(config.steps - 1, self._closed + 1 + config.batch.delay)
-        while self._opened < newest and not self._waits_for_orders:
+        while self._opened < self._newest_that_may_open and not self._waits_for_orders:
             self._opened += 1
-            self._steps[self._opened] = _Step(now)
-            self._tell_opened(self._opened)
+            self._open(self._opened, now)
         if self._closed == config.steps - 1 and not self._waits_for_orders:
             for number in self._finals_due:
                 self._opened = number
                 if number not in self._steps:
-                    self._steps[number] = _Step(now)
-                    self._tell_opened(number)
+                    self._open(number, now)
+
+    def _open(self, number: int, now: float) -> None:
+        early = self._early.pop(number, None)
+        step = self._steps[number] = _Step(now) if early is None else early
+        step.opened_at = now
+        self._tell_opened(number)
+        self._decide(number, step)
+        if step.losses:
+            self._end_validation(number, step)
+
+    def _known(self, number: int) -> _Step | None:
+        """A step that is open, or may be opened soon and was by an earlier life: others go on with it."""
+        step = self._steps.get(number)
+        if step is None and (self._closed < number <= self._newest_that_may_open or number in self._finals_due):
+            step = self._early.setdefault(number, _Step(0.0))
+        return step
+
+    @property
+    def _newest_that_may_open(self) -> int:
+        """Step t may open when step t - 1 - delay is closed everywhere (T-I8)."""
+        config = self._context.config
+        return min(config.steps - 1, self._closed + 1 + config.batch.delay)
 
     @property
     def _waits_for_orders(self) -> bool:
@@ -210,7 +237,7 @@ class DeciderRole:
 
     def on_stage_frozen(self, peer: NodeId, message: StageFrozen) -> None:
         """A stage has all weight gradients of a step. The last one decides."""
-        step = self._steps.get(message.step)
+        step = self._known(message.step)
         if step is None:
             return
         if step.decision is not None:
@@ -218,24 +245,29 @@ class DeciderRole:
                 self._out.send(peer, self._decision_message(step.decision))
             return
         step.frozen[message.stage] = message
+        if message.step in self._steps:
+            self._decide(message.step, step)
+
+    def _decide(self, number: int, step: _Step) -> None:
         if len(step.frozen) < self._stage_count:
             return
         frozen = [step.frozen[stage] for stage in range(self._stage_count)]
         stages = tuple(sum_of(stage) for stage in frozen)
-        config, plan = self._context.config, self._context.plan
+        batches, plan = self._context.batches, self._context.plan
+        scale = batches.scale(number)
         # A later step may be decided already, without what was changed since: then this one goes without it too.
-        later = [other.decision for number, other in self._steps.items() if number > message.step]
-        changes = min([in_force(plan.changes, message.step), *(one.changes for one in later if one is not None)])
+        later = [other.decision for each, other in self._steps.items() if each > number]
+        changes = min([in_force(plan.changes, number), *(one.changes for one in later if one is not None)])
         as_changed = changed(self._context.written, plan.changes[:changes])
-        end = ending(as_changed, message.step, stages)
+        end = ending(as_changed, number, stages, scale)
         step.decision = StepDecided(
             ledger_generation=self._context.generation,
-            step=message.step,
+            step=number,
             clip_factor=end.clip_factor,
             skipped=end.skipped,
-            loss=sum(stage.loss_sum for stage in stages) / config.step_tokens,
-            gradient_norm=0.0 if end.skipped else math.sqrt(math.fsum(stage.square_norm for stage in stages)),
-            data_cursor=config.sample_range(message.step),
+            loss=sum(stage.loss_sum for stage in stages) / batches.tokens(number),
+            gradient_norm=0.0 if end.skipped else scale * math.sqrt(math.fsum(stage.square_norm for stage in stages)),
+            data_cursor=batches.samples(number),
             learning_rate=end.learning_rate,
             changes=changes,
             stages=stages,
@@ -294,15 +326,19 @@ class DeciderRole:
 
     def on_validated(self, message: Validated) -> None:
         """A loss of the validation. The last one may be what a step waits for."""
-        step = self._steps.get(message.task.step)
+        step = self._known(message.task.step)
         if step is None or message.task.microbatch in step.losses:
             return
         step.losses[message.task.microbatch] = message.loss_sum
-        if message.task.step < self._context.config.steps:
+        if message.task.step in self._steps:
+            self._end_validation(message.task.step, step)
+
+    def _end_validation(self, number: int, step: _Step) -> None:
+        if number < self._context.config.steps:
             self._close_next()
-        elif (found := self._validation(message.task.step, step)) is not None:
+        elif (found := self._validation(number, step)) is not None:
             generation = self._context.generation
-            self._out.persist(LastValidated(ledger_generation=generation, step=message.task.step, validation=found))
+            self._out.persist(LastValidated(ledger_generation=generation, step=number, validation=found))
 
     def _validation(self, number: int, step: _Step) -> ValidationLoss | None:
         """What the step's version comes to, when all losses are here."""
@@ -328,6 +364,7 @@ class DeciderRole:
     def done(self, record: StepDone, now: float) -> None:
         """The step is over for good: tell the stages and the coordinator, open the next."""
         self._closed = record.step
+        self._early.pop(record.step, None)
         step = self._steps.pop(record.step)
         assert step.decision is not None
         duration_s = now - step.opened_at
@@ -354,7 +391,7 @@ class DeciderRole:
             ledger_generation=self._context.generation,
             step=decision.step,
             loss=decision.loss,
-            tokens=self._context.config.step_tokens,
+            tokens=(decision.data_cursor[1] - decision.data_cursor[0]) * self._context.config.model.context,
             gradient_norm=decision.gradient_norm,
             clip_factor=decision.clip_factor,
             skipped=decision.skipped,
@@ -414,9 +451,8 @@ class DeciderRole:
         wanted = sum(len(stage.servers) for stage in self._context.plan.stages)
         if len(parts) == wanted:
             ordered = [parts[key] for key in sorted(parts)]
-            self._out.compute(
-                WriteManifest(message.step, tuple((p.stage, p.shard, p.file, p.byte_count, p.digest) for p in ordered))
-            )
+            entries = tuple((p.stage, p.shard, p.file, p.byte_count, p.digest) for p in ordered)
+            self._out.compute(WriteManifest(message.step, entries, self._context.batches.samples(message.step)[0]))
 
     def manifest_written(self, job: WriteManifest, manifest: str) -> None:
         for step in [step for step in self._parts if step <= job.step]:

@@ -123,8 +123,8 @@ class FrontRole:
             self.pool_of(forward).add(entry)
             if position == 0:
                 tokens, labels = self._out.key(), self._out.key()
-                drawn_by = mixtures(self._context.plan.changes, step)
-                self._out.compute(LoadBatch(step, microbatch, tokens=tokens, labels=labels, mixtures=drawn_by))
+                drawn_by, counts = mixtures(self._context.plan.changes, step), self._context.batches.counts
+                self._out.compute(LoadBatch(step, microbatch, tokens, labels, drawn_by, counts))
 
     def close_step(self, step: int) -> None:
         for pool in self.all_pools:

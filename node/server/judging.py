@@ -11,7 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from node.machine.jobs import Apply
 from node.machine.numbers import clip_factor, learning_rate
+from node.machine.records import StepCommitted
 from node.server.context import StageContext
 from protocol.base.errors import BadInputError, RemoteProtocolError
 from protocol.messages import Commit, Decision, StageFrozen, StageSum
@@ -42,12 +44,18 @@ def is_finite(stages: Sequence[StageSum]) -> bool:
     return all(stage.finite for stage in stages) and math.isfinite(total) and math.isfinite(loss_sum)
 
 
-def ending(as_changed: RunConfig, step: int, stages: Sequence[StageSum]) -> Ending:
+def ending(as_changed: RunConfig, step: int, stages: Sequence[StageSum], scale: float) -> Ending:
     """What follows from the sums of all stages; the run with what was changed in it up to this step."""
     finite = is_finite(stages)
     norms = [stage.square_norm for stage in stages]
-    factor = clip_factor(norms, as_changed.optimizer.clip_norm) if finite else 0.0
+    factor = clip_factor(norms, as_changed.optimizer.clip_norm, scale) if finite else 0.0
     return Ending(factor, not finite, learning_rate(as_changed, step))
+
+
+def apply_job(context: StageContext, end: Commit | StepCommitted) -> Apply:
+    """The update of a shard, by how its step ended."""
+    scale = context.batches.scale(end.step)
+    return Apply(end.step, end.clip_factor, end.skipped, end.learning_rate, scale)
 
 
 class Judge:
@@ -98,7 +106,7 @@ class Judge:
             as_changed = changed(context.written, message.changes)
         except BadInputError as error:
             return str(error)
-        end = ending(as_changed, message.step, said)
+        end = ending(as_changed, message.step, said, context.batches.scale(message.step))
         for what, told, right in (
             ("clip factor", message.clip_factor, end.clip_factor),
             ("learning rate", message.learning_rate, end.learning_rate),

@@ -563,7 +563,7 @@ def stage_tasks(context: StageContext, step: int) -> list[TaskId]:
     """The tasks of a step that leave weight gradients in this stage, in order."""
     plan = context.plan
     tasks = []
-    for microbatch in range(context.config.batch.microbatches):
+    for microbatch in range(context.batches.count(step)):
         end = plan.length(step, microbatch)
         for position in range(end):
             if plan.stage_at(step, microbatch, position) == context.stage:

@@ -31,6 +31,7 @@ from node.machine.jobs import WriteSnapshot as WriteSnapshotJob
 from node.machine.numbers import same_losses
 from node.machine.records import ContributionStored, Record, ShardStarted, SnapshotWritten, StepCommitted
 from node.server.context import StageContext
+from node.server.judging import apply_job
 from node.server.recovery import StateLostError, recovery
 from node.server.saves import Saves
 from node.server.serving import Serving
@@ -284,7 +285,7 @@ class ShardRole:
         if any(self._spent.get(lease, message.contribution) != message.contribution for lease in _leases(message)):
             return "replay: a lease whose gradient came with another contribution"
         written = self._written.get((message.contribution.node, message.step), 0)
-        if written >= RECORDS_PER_MICROBATCH_MAX * context.config.batch.microbatches:
+        if written >= RECORDS_PER_MICROBATCH_MAX * context.batches.count(message.step):
             return "size: too many contributions of one node"
         return ""
 
@@ -394,7 +395,7 @@ class ShardRole:
         reduction.square_norm, reduction.finite, reduction.finished = square_norm, finite, True
         if self._replay and self._replay[0].step == job.step:
             record = self._replay[0]
-            self._out.compute(Apply(job.step, record.clip_factor, record.skipped, record.learning_rate))
+            self._out.compute(apply_job(self._context, record))
         else:
             self._send_norm(job.step, reduction)
             self._apply_next()
@@ -433,7 +434,7 @@ class ShardRole:
         if commit is None or reduction is None or not reduction.finished or self._applying is not None:
             return
         self._applying = commit.step
-        self._out.compute(Apply(commit.step, commit.clip_factor, commit.skipped, commit.learning_rate))
+        self._out.compute(apply_job(self._context, commit))
 
     def applied(self, job: Apply, digest: bytes) -> None:
         if self._replay and self._replay[0].step == job.step:

@@ -8,6 +8,7 @@ from protocol.base.forms import DIFFERENCES_MAX
 from protocol.base.ids import NodeId, TaskId, TensorRef
 from protocol.base.machine import HangUp
 from protocol.messages import Audit, InputAnswer, Lease, Parameters, StepClosed, Verdict, Work
+from protocol.run.batches import Batches
 from protocol.run.course import VALIDATION_FIRST
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
@@ -22,14 +23,15 @@ def refuse(out: Outbox, peer: NodeId, tensors: tuple[TensorRef, ...], error: Rem
     out.add(HangUp(peer, str(error)))
 
 
-def check_from_server(config: RunConfig, plan: Plan, stage: int, peer: NodeId, message: Work) -> None:
+def check_from_server(batches: Batches, plan: Plan, stage: int, peer: NodeId, message: Work) -> None:
     """Raises `RemoteProtocolError` (role, decode, version or shape) for what no honest server of our stage says.
 
     Whether numbers are finite is the driver's business, and who `peer` is was proven by the handshake.
     """
+    config = batches.now
     match message:
         case Lease():
-            _check_lease(config, plan, stage, peer, message)
+            _check_lease(batches, plan, stage, peer, message)
         case InputAnswer() if message.tensors:
             task = message.task
             parts = 1 if task.microbatch >= VALIDATION_FIRST else config.batch.segments
@@ -50,14 +52,15 @@ def check_from_server(config: RunConfig, plan: Plan, stage: int, peer: NodeId, m
         case Verdict() if peer != plan.ledger_of(stage):
             raise RemoteProtocolError("role", "a verdict that is not the ledger's")
         case Audit():
-            _check_audit(config, plan, stage, peer, message)
+            _check_audit(batches, plan, stage, peer, message)
         case StepClosed() if message.step >= config.steps:
             raise RemoteProtocolError("decode", f"step {message.step} of {config.steps} is closed")
         case _:
             pass
 
 
-def _check_lease(config: RunConfig, plan: Plan, stage: int, peer: NodeId, lease: Lease) -> None:
+def _check_lease(batches: Batches, plan: Plan, stage: int, peer: NodeId, lease: Lease) -> None:
+    config = batches.now
     ops = "".join(task.op for task in lease.tasks)
     aside = bool(lease.tasks) and lease.tasks[0].microbatch >= VALIDATION_FIRST
     if ops not in (("F", "FL") if aside else ("F", "B", "FLB")):
@@ -68,7 +71,7 @@ def _check_lease(config: RunConfig, plan: Plan, stage: int, peer: NodeId, lease:
         place = TaskId(first.step, first.microbatch, end if task.op == "L" else first.position, task.op)
         if task != place or plan.stage_at(task.step, task.microbatch, task.position) != stage:
             raise RemoteProtocolError("role", f"{task} is not of stage {stage}, or not of one lease")
-    if first.position >= end or not config.has_microbatch(first.step, first.microbatch):
+    if first.position >= end or not batches.has(first.step, first.microbatch):
         raise RemoteProtocolError("decode", f"{first} is no task of this run")
     if ("L" in ops) != (first.position == end - 1):
         raise RemoteProtocolError("decode", f"{ops} at position {first.position} of {end}")
@@ -90,11 +93,16 @@ def _check_lease(config: RunConfig, plan: Plan, stage: int, peer: NodeId, lease:
     _check_tensors(lease.tensors, expected[ops])
 
 
-def _check_audit(config: RunConfig, plan: Plan, stage: int, peer: NodeId, audit: Audit) -> None:
+def _check_audit(batches: Batches, plan: Plan, stage: int, peer: NodeId, audit: Audit) -> None:
+    config = batches.now
     if peer != plan.ledger_of(stage):
         raise RemoteProtocolError("role", "an audit that is not the ledger's")
     for task in audit.tasks:
-        if task.microbatch >= config.batch.microbatches or task.step != audit.step or task.step >= config.steps:
+        if (
+            task.microbatch >= VALIDATION_FIRST
+            or task.step != audit.step
+            or not batches.has(task.step, task.microbatch)
+        ):
             raise RemoteProtocolError("decode", f"{task} is no task of step {audit.step}")
         end = plan.length(task.step, task.microbatch)
         if task.op not in ("B", "L") or task.position >= end + (task.op == "L"):

@@ -23,7 +23,6 @@ from node.machine.jobs import (
     TakeGradient,
     WeightGradient,
 )
-from node.machine.numbers import task_count
 from node.machine.outbox import Outbox
 from node.machine.slow_line import stage_values, upload_s
 from node.machine.waits import Wait, sentence, work_name
@@ -38,6 +37,7 @@ from node.volunteer.room import Room, is_out_of_memory
 from node.volunteer.screening import check_from_server, refuse
 from node.volunteer.slots import Slots
 from node.volunteer.tails import Tails
+from node.volunteer.tally import Tally
 from node.volunteer.tenants import Tenants
 from node.volunteer.versions import Versions
 from node.volunteer.words import Words
@@ -60,8 +60,7 @@ from protocol.messages import (
     VersionReady,
     Work,
 )
-from protocol.run.changes import running
-from protocol.run.course import VALIDATION_FIRST
+from protocol.run.batches import Batches
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 
@@ -73,8 +72,8 @@ class VolunteerMachine:
     """One device that works for one stage. Hosted by `node.machine.roles.Roles`, also on servers that compute."""
 
     def __init__(self, config: RunConfig, vocabulary: int, out: Outbox, incarnation: int) -> None:
-        self._written = self._config = config  # as its file has it: what forms follow from; and as it is now
-        self._task_tokens = config.batch.samples * config.model.context
+        self._written = config  # as its file has it: what forms follow from
+        self._batches = Batches.of(config)
         self._vocabulary = vocabulary
         self._out = out
         self._plan: Plan | None = None
@@ -102,7 +101,7 @@ class VolunteerMachine:
         limits = config.limits
         self.gradients = Gradients(out, incarnation, limits.contribution_tasks, limits.linger_s)
         self._tenants = Tenants(out, self._held, self._words, self.gradients, self._has_gradient)
-        self.totals = {"microbatches": 0.0, "tokens": 0.0, "accepted": 0.0, "rejected": 0.0, "validated": 0.0}
+        self.tally = Tally(config, out)
 
     # ---- plan and links ------------------------------------------------------------------------------------------
 
@@ -117,7 +116,7 @@ class VolunteerMachine:
             and plan.ledger_generation == self._plan.ledger_generation
             and self._servers == tuple(server.node for server in plan.stages[stage].servers)
         )
-        self._plan, self._config = plan, running(self._written, plan.changes)
+        self._plan, self._batches = plan, Batches.of(self._written, plan.changes)
         self._order = Order(plan, stage)
         if same:
             return False
@@ -172,7 +171,7 @@ class VolunteerMachine:
             self._out.drop(tensors)
             return
         try:
-            check_from_server(self._config, self._plan, self._stage, peer, message)
+            check_from_server(self._batches, self._plan, self._stage, peer, message)
         except RemoteProtocolError as error:
             refuse(self._out, peer, tensors, error)
             return
@@ -195,10 +194,7 @@ class VolunteerMachine:
                 if self.gradients.on_verdict(message, now):
                     for issuer, returned in self._asked_again.settle(message):
                         self._words.give_back(issuer, returned, "refused")
-                    outcome = "accepted" if message.accepted else "rejected"
-                    done = task_count(message.tasks)
-                    self.totals[outcome] += done
-                    self._out.count("barnraise_node_work_results_total", done, outcome=outcome)
+                    self.tally.judged(message)
             case StepClosed():
                 self._close(message.step)
             case _ if not self._auditor.handle(peer, message):
@@ -318,7 +314,7 @@ class VolunteerMachine:
                 alive = held.lease.tasks[0].step > self._closed and held.place == self._place
                 done = self._tenants.computed(job, result, alive, self._draining, now)
                 if done is not None:
-                    self._count(done)
+                    self.tally.done(done)
             case SetUpDevice():
                 self._device_ready = self._is_here(job)
                 if self._device_ready:
@@ -352,7 +348,7 @@ class VolunteerMachine:
             return
         self._held.keep_graph(job.task, held.lease.ticket, sent=held.lease.back in self._linked)
         self._room.succeeded()
-        self._count(job.task)
+        self.tally.done(job.task)
         self._out.send(
             held.lease.back,
             Output(ledger_generation=self._generation, task=job.task, ticket=held.lease.ticket, tensors=(output,)),
@@ -364,7 +360,7 @@ class VolunteerMachine:
         held = self._held.end()
         self._room.succeeded()
         if job.task.step > self._closed and held.place == self._place:
-            self._count(job.task)
+            self.tally.done(job.task)
             self._out.send(*evaluated(self._generation, held.lease, result))
         self._out.drop((result,) if isinstance(result, TensorRef) else ())
 
@@ -396,7 +392,7 @@ class VolunteerMachine:
             if job.weights_later:
                 self._out.compute(DropGraphs((task,)))
             return
-        self._count(task)
+        self.tally.done(task)
         if job.accumulator is not None and job.weights_later:
             left = WeightGradient(task, job.version, job.accumulator)
             self._owed.add(owed_of(held, left, covered, losses))
@@ -571,12 +567,12 @@ class VolunteerMachine:
 
     def given(self) -> dict[str, float]:
         """What the ledgers have accepted of it: tasks, and their tokens."""
-        return {"accepted": self.totals["accepted"], "tokens": self.totals["accepted"] * self._task_tokens}
+        return self.tally.given()
 
     def counters(self) -> dict[str, float]:
         leases = float(len(self._held.all()))
         unsent = self.gradients.unsent_task_count + len(self._owed.all())
-        return {**self.totals, "leases": leases, "unsent_tasks": float(unsent)}
+        return {**self.tally.totals, "leases": leases, "unsent_tasks": float(unsent)}
 
     def check(self) -> None:
         self.gradients.check()
@@ -593,8 +589,7 @@ class VolunteerMachine:
         assert self._plan is not None
         return self._plan.ledger_generation
 
-    def _count(self, task: TaskId) -> None:
-        self.totals["validated" if task.microbatch >= VALIDATION_FIRST else "microbatches"] += 1
-        if task.op == "B":
-            self.totals["tokens"] += self._task_tokens
-            self._out.count("barnraise_node_tokens_total", self._task_tokens)
+    @property
+    def _config(self) -> RunConfig:
+        """The run as it is now."""
+        return self._batches.now

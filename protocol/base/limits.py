@@ -205,6 +205,7 @@ REPORT_COUNTERS = (
     # A server's machine: where it stands.
     "step",
     "opened",
+    "reached",
     "generation",
     "version",
     "volunteers",

@@ -21,7 +21,7 @@ from protocol.base.bounded import Number, Text
 from protocol.base.errors import BadInputError
 from protocol.run.config_file import change_run
 from protocol.run.mixture import MIXTURE_TURN, parse_mixture
-from protocol.run.run import RunConfig
+from protocol.run.run import MICROBATCHES_MAX, RunConfig
 
 CHANGES_MAX = 256
 """In the life of a run; each takes some 60 bytes of every plan, 15 KB together."""
@@ -43,7 +43,8 @@ LAYOUT_TEXT_MAX = 600
 """Characters of a layout: the edges of 64 stages take some 250."""
 LAYOUTS_MAX = 64
 """In the life of a run: 38 KB of every plan at the most."""
-AT_BOUNDARY = ("steps", "checkpoint.every_steps", "data.mixture", LAYOUT)
+MICROBATCHES = "batch.microbatches"
+AT_BOUNDARY = ("steps", "checkpoint.every_steps", "data.mixture", MICROBATCHES, LAYOUT)
 """Keys that all servers must agree on before a step opens."""
 AT_ONCE = (
     "stages.collocated",
@@ -60,7 +61,7 @@ _WHY_NOT = {
     "name": "it names the run's folders everywhere",
     "model": f"the weights have the model's shape; {_BRANCH}",
     "data": f"what was trained on so far was numbered by it; {_BRANCH}",
-    "batch": f"the grid that gradients are rounded to, and every count of tasks, follow from it; {_BRANCH}",
+    "batch": f"volunteers have memory for graphs of this shape, and every step was computed with it; {_BRANCH}",
     "optimizer": f"the moments that servers hold were made with it; {_BRANCH}",
     "stages": "servers hold shards cut by it; `barnraise run replan` cuts them anew",
     "routes": f"it is part of what is computed; {_BRANCH}",
@@ -111,6 +112,7 @@ def make_change(config: RunConfig, changes: Sequence[RunChange], key: str, text:
         new.validate()
         if key == "data.mixture":
             _check_mixture(config, new)
+        _check_count(config, new.batch.microbatches)
     except BadInputError as error:
         raise BadInputError(str(error).removeprefix("--set ")) from error
     value = json.dumps(getattr(getattr(new, section) if section else new, name))
@@ -133,6 +135,16 @@ def _check_mixture(config: RunConfig, new: RunConfig) -> None:
             raise BadInputError(f"data.mixture: {name} would get less than one of {MIXTURE_TURN} samples")
 
 
+def _check_count(config: RunConfig, wanted: int) -> None:
+    """Raises `BadInputError` for more microbatches than the sums of a run on a grid have room for."""
+    most = config.batch.microbatches
+    if config.wire.gradients == "gi" and wanted > most:
+        raise BadInputError(
+            f'{MICROBATCHES}: {wanted}, and at most {most} are possible: with wire.gradients = "gi" gradients are whole'
+            f" numbers that are rounded so that as many as the run's file says never overflow; {_BRANCH}"
+        )
+
+
 def changed(config: RunConfig, changes: Sequence[RunChange]) -> RunConfig:
     """The run with all these changes, in their order. Raises `BadInputError` for what `make_change` never made."""
     for change in changes:
@@ -141,6 +153,11 @@ def changed(config: RunConfig, changes: Sequence[RunChange]) -> RunConfig:
             raise BadInputError(f"a change of {change.key[:TEXT_MAX]!r}, which cannot be changed")
     new = change_run(config, [setting for change in changes for setting in _settings(change)])
     new.validate()
+    for change in changes:
+        if change.key == MICROBATCHES:  # each counts for some steps, also where a later one follows
+            if not change.value.isdecimal() or not 1 <= int(change.value) <= MICROBATCHES_MAX:
+                raise BadInputError(f"{MICROBATCHES}: {change.value} is not between 1 and {MICROBATCHES_MAX}")
+            _check_count(config, int(change.value))
     return new
 
 
@@ -229,6 +246,15 @@ def in_force(changes: Sequence[RunChange], step: int) -> int:
 def running(config: RunConfig, changes: Sequence[RunChange]) -> RunConfig:
     """The run as it is now: with all changes but those that no step has been found for."""
     return changed(config, [change for change in changes if not change.is_pending]) if changes else config
+
+
+def counts_of(config: RunConfig, changes: Sequence[RunChange]) -> tuple[tuple[int, int], ...]:
+    """(first step, microbatches of a step from there on), rising: the file's number, then those that have a step."""
+    found = {0: config.batch.microbatches}
+    for change in changes:
+        if change.key == MICROBATCHES and change.from_step >= 0:
+            found[change.from_step] = int(change.value)
+    return tuple(sorted(found.items()))
 
 
 def mixtures(changes: Sequence[RunChange], step: int) -> tuple[tuple[int, str], ...]:

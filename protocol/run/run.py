@@ -17,12 +17,14 @@ from protocol.base.bounded import Path, PublicName, Text
 from protocol.base.errors import BadInputError
 from protocol.base.printable import is_printable
 from protocol.run.config_hash import config_hash, older_hashes
-from protocol.run.course import EVEN, PLANNED, VALIDATION_FIRST, check_course_keys, check_cut_of_auto, parts_of
+from protocol.run.course import EVEN, PLANNED, check_course_keys, check_cut_of_auto, parts_of
 from protocol.run.mixture import parse_mixture
 from protocol.run.segments import SEGMENTS_MAX, check_segments
 
 DESCRIPTION_MAX = 400
 """Characters of the operator's words: five lines of a terminal, above a question that has twenty."""
+MICROBATCHES_MAX = 2**16
+"""Of a step: those of the validation have the numbers behind."""
 VALIDATION_BATCHES_MAX = 1024
 """Servers keep their activations until the step is closed: at 8 B parameters (17 MB each in 8 bits) 17 GB over all
 front servers of a stage. Some dozens tell a loss to the third digit."""
@@ -301,13 +303,9 @@ class RunConfig(_Section, frozen=True, kw_only=True):
 
     @property
     def step_tokens(self) -> int:
-        """Tokens that one step trains on: every label counts."""
+        """Tokens that a step of this configuration trains on: every label counts. Where the run was changed meanwhile,
+        `protocol.run.batches` knows what a step has."""
         return self.batch.microbatches * self.batch.samples * self.model.context
-
-    def sample_range(self, step: int) -> tuple[int, int]:
-        """The samples of a step by number in the data's order: the first, and one past the last."""
-        step_samples = self.batch.microbatches * self.batch.samples
-        return step * step_samples, (step + 1) * step_samples
 
     @property
     def block_count(self) -> int:
@@ -342,18 +340,6 @@ class RunConfig(_Section, frozen=True, kw_only=True):
     def has_step(self, step: int) -> bool:
         """Whether there is work of such a step: the run's own, and those that validate what they made."""
         return 0 <= step < self.steps or step in self.final_steps
-
-    def microbatches_of(self, step: int) -> tuple[int, ...]:
-        """The microbatches of a step by number: those that it trains on, then those of the validation."""
-        training = range(self.batch.microbatches) if step < self.steps else range(0)
-        validation = range(VALIDATION_FIRST, VALIDATION_FIRST + self.validation.batches * self.validates(step))
-        return (*training, *validation)
-
-    def has_microbatch(self, step: int, microbatch: int) -> bool:
-        """Whether the step has a microbatch with this number."""
-        if microbatch >= VALIDATION_FIRST:
-            return microbatch - VALIDATION_FIRST < self.validation.batches and self.validates(step)
-        return 0 <= microbatch < self.batch.microbatches and 0 <= step < self.steps
 
     @property
     def is_open(self) -> bool:
@@ -413,7 +399,7 @@ class RunConfig(_Section, frozen=True, kw_only=True):
             ("model.kv_heads", self.model.kv_heads, 1, self.model.heads),
             ("model.feed_forward", self.model.feed_forward, 1, 2**20),
             ("model.context", self.model.context, 1, 2**20),
-            ("batch.microbatches", self.batch.microbatches, 1, 2**16),
+            ("batch.microbatches", self.batch.microbatches, 1, MICROBATCHES_MAX),
             ("batch.samples", self.batch.samples, 1, 2**16),
             ("batch.segments", self.batch.segments, 1, SEGMENTS_MAX),
             ("stages.count", self.stages.count or 1, 1, self.block_count),  # 0: "auto"

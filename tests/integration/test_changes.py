@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
+from node.audit import audit
 from tests.integration.swarm import Swarm, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("changes")]
@@ -33,7 +34,7 @@ source = "DATA"
 tokenizer = "prepared"
 mixture = "one=1 two=0"
 [batch]
-microbatches = 2
+microbatches = 3
 [stages]
 count = 1
 back_servers = 0
@@ -91,7 +92,11 @@ def test_a_run_is_paused_changed_sent_back_and_goes_on_as_its_reference(tmp_path
         assert command("run", "set", "stages.collocated", "always", *url).returncode == 0
         eventually(lambda: swarm.step() >= 1, "the open steps")
         for key, value, says in (
-            ("batch.microbatches", "4", "`barnraise run branch` begins another run"),
+            ("batch.microbatches", "4", "4, and at most 3 are possible"),
+            ("batch.microbatches", "0", "0 is not between 1 and 65536"),
+            ("batch.microbatches", "-1", "-1 is not between 1 and 65536"),
+            ("batch.microbatches", "some", "expected a whole number"),
+            ("batch.samples", "4", "`barnraise run branch` begins another run"),
             ("steps", "1", "step 2 is done"),
             ("data.mixture", "one=0 two=0", "the weights sum to zero"),
             ("data.mixture", "three=1", "the run's file names one, two"),
@@ -101,7 +106,7 @@ def test_a_run_is_paused_changed_sent_back_and_goes_on_as_its_reference(tmp_path
             assert refused.returncode == 2 and says in refused.stderr
         for key, value in (
             ("optimizer.learning_rate", "0.01"), ("optimizer.decay", "wsd"), ("data.mixture", "one=1 two=1"),
-            ("limits.lease_s", "30"),
+            ("batch.microbatches", "1"), ("limits.lease_s", "30"),
         ):  # fmt: skip
             done = command("run", "set", key, value, *url)
             assert done.returncode == 0 and key in done.stdout, done.stderr
@@ -127,34 +132,45 @@ def test_a_run_is_paused_changed_sent_back_and_goes_on_as_its_reference(tmp_path
         eventually(lambda: swarm.step() >= 39, "the fortieth step")
         wanted = (
             ("optimizer.learning_rate", "0.004"), ("steps", "180"), ("checkpoint.every_steps", "30"),
-            ("data.mixture", "one=0 two=1"),
+            ("batch.microbatches", "3"), ("data.mixture", "one=0 two=1"),
         )  # fmt: skip
         done = command("run", "set", *wanted[0], *url)
         assert done.returncode == 0 and "the next step on that is not decided" in done.stdout, done.stderr
         for key, value in wanted[1:]:
             done = command("run", "set", key, value, *url)
             assert done.returncode == 0 and "opens when all servers know" in done.stdout, done.stderr
+        eventually(lambda: swarm.step() >= 70, "the seventieth step")
+        assert command("run", "set", "batch.microbatches", "2", *url).returncode == 0
         eventually(lambda: swarm.status()["run"]["state"] == "finished", "the end")
         # It looks for new steps every two seconds: a head and 180 lines.
         eventually(lambda: (tmp_path / "csv" / "changes.csv").read_text().count("\n") == 181, "the tracker")
         assert swarm.status()["run"]["lost_steps"] == lost, "no step is thrown away for a change"
         changes = command("run", "changes", "--json", *url).stdout
     known = [(change["key"], change["from_step"]) for change in json.loads(changes)]
-    keys = ["optimizer.learning_rate", "optimizer.decay", "data.mixture", "limits.lease_s"]
-    assert known[:5] == [("stages.collocated", 0), *((key, 2) for key in keys)], known
-    later = known[5:]
+    keys = ["optimizer.learning_rate", "optimizer.decay", "data.mixture", "batch.microbatches", "limits.lease_s"]
+    assert known[:6] == [("stages.collocated", 0), *((key, 2) for key in keys)], known
+    later = known[6:]
     if later[0][0] == "optimizer.clip_norm":  # what was changed after the checkpoint is undone, else it stays
         assert 2 < later[0][1] < back
         later = later[1:]
     assert later[0] == ("optimizer.learning_rate", back), known
-    assert [key for key, _ in later[1:]] == [key for key, _ in wanted]
+    assert [key for key, _ in later[1:]] == [*(key for key, _ in wanted), "batch.microbatches"]
     steps = [step for _, step in later]
     assert steps == sorted(steps) and steps[1] >= 40 and steps[-1] < 180, known
     print(
         f"changed at step {steps[1]} (rate) and {steps[2]} (steps, checkpoints, mixture) of a run sent back to {back}"
     )
     with (tmp_path / "csv" / "changes.csv").open(newline="") as file:
-        assert [int(line["step"]) for line in csv.DictReader(file)] == list(range(180)), "each step once"
+        lines = list(csv.DictReader(file))
+    assert [int(line["step"]) for line in lines] == list(range(180)), "each step once"
+    counts = [3, *(int(each["value"]) for each in json.loads(changes) if each["key"] == "batch.microbatches")]
+    firsts = [0, *(step for key, step in known if key == "batch.microbatches"), 180]
+    assert counts == [3, 1, 3, 2]
+    tokens = [0.0, *(float(line["tokens"]) for line in lines)]
+    for count, first, end in zip(counts, firsts, firsts[1:], strict=False):
+        assert {tokens[step + 1] - tokens[step] for step in range(first, end)} == {count * 2 * 16.0}, (first, end)
+    found = audit([tmp_path / "server-0"])
+    assert found.clean and found.steps == 180, found.findings[:3]
     (tmp_path / "changes.json").write_text(changes)
     exported = command("export", str(tmp_path / "model"), str(tmp_path / "checkpoints"))
     assert exported.returncode == 0, exported.stderr

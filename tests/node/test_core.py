@@ -468,7 +468,7 @@ def test_an_owner_sees_now_and_then_what_the_computer_does() -> None:
     said: list[Log] = []
     for second in range(0, 70, 2):
         if second == 40:
-            desk.machine.volunteer.totals["tokens"] += 900
+            desk.machine.volunteer.tally.totals["tokens"] += 900
         effects = desk.machine.wake(float(second))
         said += [e for e in effects if isinstance(e, Log) and e.event in ("working", "idle")]
     assert [(line.event, line.fields["tokens_per_s"]) for line in said] == [("idle", 0.0), ("working", 30.0)]

@@ -320,6 +320,23 @@ def test_changes_of_a_run_are_done_again_from_their_steps_on() -> None:
     assert not torch.equal(only_first.params, new.params)
 
 
+@pytest.mark.parametrize("count", [2, 6])
+def test_a_step_with_other_microbatches_is_what_a_run_that_has_them_in_its_file_does(count: int) -> None:
+    """The same samples, the mean over as many tokens, the same clipping; only the unit of sums differs, so numbers do
+    in their last digits."""
+    asked = small_run(1)
+    batch = msgspec.structs.replace(asked.batch, microbatches=count)
+    written = msgspec.structs.replace(asked, batch=batch)
+    changed = train_reference(asked, 4, changes=(RunChange("batch.microbatches", str(count), 0),))
+    right, before = train_reference(written, 4), train_reference(asked, 4)
+    assert changed.losses == pytest.approx(right.losses, rel=1e-5)
+    assert [step.gradient_norm for step in changed.steps] == pytest.approx(
+        [step.gradient_norm for step in right.steps], rel=1e-4
+    )
+    assert torch.allclose(changed.params, right.params, atol=2e-5)
+    assert not torch.allclose(changed.params, before.params, atol=1e-3)
+
+
 def test_the_validation_is_of_the_versions_that_the_run_names() -> None:
     """Every so many versions, the first and the last, also where one is missed because no step runs on it; the last is
     what the whole model says of the same text, and training does not notice it."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from node.machine.numbers import clip_factor
+from protocol.run.batches import Batches
 from protocol.run.course import VALIDATION_FIRST, course_of
 from protocol.run.run import RunConfig
 
@@ -143,10 +144,15 @@ def _split(whole: Vector, shard_counts: list[int]) -> list[Vector]:
 
 
 def reference(
-    config: RunConfig, shard_counts: list[int], layouts: Mapping[int, tuple[RunConfig, list[int]]] | None = None
+    config: RunConfig,
+    shard_counts: list[int],
+    layouts: Mapping[int, tuple[RunConfig, list[int]]] | None = None,
+    batches: Batches | None = None,
 ) -> Reference:
     """Trains the run in one process, with the delayed update of design section 3. `layouts`: by step, what the run is
-    laid out as from there on; digests are of the last one, and of the versions since."""
+    laid out as from there on; digests are of the last one, and of the versions since. `batches`: how many microbatches
+    each step has, where that was changed."""
+    batches = batches or Batches.of(config)
     stages = range(len(shard_counts))
     course = course_of(config)
     versions = [[start_vector(config.seed, s, shard_counts[s] * SHARD_ELEMENTS) for s in stages]]
@@ -163,7 +169,7 @@ def reference(
         weights = versions[config.version_of(step)]
         gradients.append([{} for _ in stages])
         loss_sum = 0.0
-        for microbatch in range(config.batch.microbatches):
+        for microbatch in range(batches.count(step)):
             x, label = sample(config.seed, step, microbatch)
             *visits, end = course.route(step, microbatch)
             if config.batch.segments > 1:
@@ -185,13 +191,14 @@ def reference(
         totals = [sum_up(list(gradients[step][s].values()), len(weights[s])) for s in stages]
         norms = [[norm(part) for part in shards(total)] for total in totals]
         skipped = not all(finite for parts in norms for _, finite in parts)
-        clip = clip_factor([sum(square for square, _ in parts) for parts in norms], config.optimizer.clip_norm)
+        scale = batches.scale(step)
+        clip = clip_factor([sum(square for square, _ in parts) for parts in norms], config.optimizer.clip_norm, scale)
         pairs = [(versions[-1][s], moments[-1][s]) for s in stages]
         if not skipped:
-            pairs = [update(*pairs[s], totals[s], clip) for s in stages]
+            pairs = [update(*pairs[s], totals[s], scale * clip) for s in stages]
         versions.append([weights for weights, _ in pairs])
         moments.append([moment for _, moment in pairs])
-        losses.append(loss_sum / config.step_tokens)
+        losses.append(loss_sum / batches.tokens(step))
         skips.append(skipped)
         clips.append(0.0 if skipped else clip)
     digests = [

@@ -24,6 +24,7 @@ from node.machine.records import (
 from protocol.base.ids import ContributionId, NodeId, TaskId
 from protocol.base.machine import Effect, Exit, Send
 from protocol.messages import Contribute, Parameters, Ping, PlanChanged, StepOpened
+from protocol.run.batches import Batches
 from protocol.run.changes import AT_BOUNDARY, running
 from protocol.run.course import course_of
 from protocol.run.plan import Plan
@@ -53,6 +54,7 @@ class Checker(Watcher):
     def __init__(self, config: RunConfig, shard_counts: list[int]) -> None:
         self._config = config
         self._shard_counts = shard_counts
+        self._batches = Batches.of(config)
         self.reference = reference(config, shard_counts)
         self.promises = Promises()
         self.leaks = Leaks(config, max(shard_counts))
@@ -204,7 +206,7 @@ class Checker(Watcher):
     def _on_decided(self, record: StepDecided) -> None:
         key = (record.ledger_generation, record.step)
         expect(self._decisions.setdefault(key, record) == record, "T-I9", f"two decisions of step {record.step}")
-        expect(record.data_cursor == self._config.sample_range(record.step), "T-I10", f"cursor of {record}")
+        expect(record.data_cursor == self._batches.samples(record.step), "T-I10", f"cursor of {record}")
         loss, clip = self.reference.losses[record.step], self.reference.clips[record.step]
         expect(record.loss == loss, "T-I1", f"step {record.step}: loss {record.loss}, not {loss}")
         skipped = self.reference.skipped[record.step]
@@ -325,6 +327,10 @@ class Checker(Watcher):
         else:
             self.first_plan_s = world.now
         self._plans.append(plan)
+        before_it, self._batches = self._batches, Batches.of(self._config, plan.changes)
+        if self._batches.counts != before_it.counts:  # of steps that nobody has opened: what was right stays so
+            self.reference = reference(self._config, self._shard_counts, batches=self._batches)
+            self.leaks.microbatches_are(max(count for _, count in (*before_it.counts, *self._batches.counts)))
         if record.goes_back:
             first = max(0, plan.restore_step)
             self._thrown |= {row.step: row for row in self.rows if row.step >= first}
@@ -425,7 +431,7 @@ class Checker(Watcher):
 
     def _all_know(self, world: World, step: int) -> None:
         """What every server must know before a step opens, the newest plan says, and every server goes by that."""
-        wanted = [each for each in self._plans[-1].changes if each.key in AT_BOUNDARY and each.from_step <= step]
+        wanted = [each for each in self._plans[-1].changes if each.key in AT_BOUNDARY and 0 <= each.from_step <= step]
         for peer in world.hosts.values():
             server = getattr(peer.machine, "server", None)
             if wanted and server is not None and server.context.generation == self._plans[-1].ledger_generation:
@@ -540,7 +546,7 @@ class Checker(Watcher):
         """Written anew here, so that a mistake of the ledger's own list shows."""
         course = course_of(self._config)
         tasks = []
-        for microbatch in range(self._config.batch.microbatches):
+        for microbatch in range(self._batches.count(step)):
             owners = [course.chunks[chunk].stage for chunk in course.route(step, microbatch)]
             tasks += [TaskId(step, microbatch, place, "B") for place, owner in enumerate(owners) if owner == stage]
             tasks += [TaskId(step, microbatch, len(owners), "L")] * (owners[-1] == stage)

@@ -273,7 +273,7 @@ class Lanes:
                 weights, moments = self.shard[job.step]
                 total = self.totals.pop(job.step)
                 if not job.skipped:
-                    weights, moments = update(weights, moments, total, job.clip_factor)
+                    weights, moments = update(weights, moments, total, job.scale * job.clip_factor)
                 self.shard[job.step + 1] = weights, moments
                 return digest(weights, moments)
             case jobs.ServeParameters():

@@ -32,6 +32,16 @@ class Leaks:
     """
 
     def __init__(self, config: RunConfig, shard_count: int) -> None:
+        self._config, self._shard_count = config, shard_count
+        self.most: dict[str, int] = {"server": 0, "volunteer": 0}
+        """The most tensors that any host of a role ever held."""
+        self._inputs: dict[NodeId, int] = {}
+        self.searches = 0
+        self.microbatches_are(config.batch.microbatches)
+
+    def microbatches_are(self, count: int) -> None:
+        """A step has at most so many."""
+        config, shard_count = self._config, self._shard_count
         batch = config.batch
         open_steps = 1 + batch.delay
         course = course_of(config)
@@ -42,14 +52,10 @@ class Leaks:
         )
         # Inputs, labels, outputs, both gradients, and copies on their way to oneself, of every open microbatch; parts
         # of contributions (a microbatch may be summed up alone, and be doubled by a volunteer that was thought dead).
-        self.server_tensors_max = (open_steps + 2) * batch.microbatches * 12 * visits + 16 * shard_count
+        self.server_tensors_max = (open_steps + 2) * count * 12 * visits + 16 * shard_count
         # Versions, leases with their inputs, uploads.
-        open_visits = (open_steps + 1) * batch.microbatches * visits
+        open_visits = (open_steps + 1) * count * visits
         self.volunteer_tensors_max = 4 * shard_count + 3 * open_visits * (1 + shard_count)
-        self.most: dict[str, int] = {"server": 0, "volunteer": 0}
-        """The most tensors that any host of a role ever held."""
-        self._inputs: dict[NodeId, int] = {}
-        self.searches = 0
 
     def performed(self, host: Host) -> None:
         count = len(host.store)

@@ -2,14 +2,85 @@
 
 from __future__ import annotations
 
+import random
+from functools import partial
+
 import pytest
 
+from coordinator.live.core import CoordinatorMachine
+from coordinator.live.orders import ChangeRun
+from coordinator.live.records import StepRow
+from protocol.base.machine import Ordered
+from protocol.run.batches import Batches
+from protocol.run.changes import make_change
+from tests.simulation.checkers import Checker
+from tests.simulation.host import Host
 from tests.simulation.run_seed import run_seed
 from tests.simulation.scene import Scene
+from tests.simulation.swarm import Shape, Swarm
+
+KEY = "batch.microbatches"
 
 
 @pytest.mark.parametrize("seed", range(3001, 3009))
 def test_a_run_that_is_changed_in_any_weather_ends_as_its_operator_asked(seed: int) -> None:
-    """Pauses, another number of steps, other checkpoints, computing servers, while processes die and disks are lost:
-    no step opens before every server has what it needs to know, nothing is lost or doubled, and the run ends."""
+    """Pauses, another number of steps or microbatches, other checkpoints, computing servers, while processes die and
+    disks are lost: no step opens before every server has what it needs to know, nothing is lost or doubled, and the run
+    ends."""
     run_seed(seed, scene=Scene(always=("orders",), gap_s=(0.1, 0.5)))
+
+
+@pytest.mark.parametrize("seed", [3002, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (3001, 3003, 3004))])
+def test_a_run_whose_operator_gives_many_orders_ends_as_he_asked(seed: int) -> None:
+    """Among kills of everybody. In seed 3002 stage 0 dies under a change that is waited for, with steps open that its
+    next life does not open again, and others have done."""
+    kills = ("orders", "volunteer_kill", "server_kill", "coordinator_kill", "link_cut")
+    outcome = run_seed(seed, scene=Scene(only=kills, gap_s=(0.1, 0.3), run={"steps": 12}))
+    assert outcome.faults.get("orders", 0) >= 2
+
+
+@pytest.mark.parametrize("seed", [40, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(41, 49))])
+def test_steps_get_more_microbatches_and_fewer_while_everybody_is_killed(seed: int) -> None:
+    """Every version is that of one process that does the same, no sample is used twice or left out, and the steps
+    before a change have the number that they had, however late somebody asks for it."""
+    rng = random.Random(seed)
+    shape = Shape(steps=12, spares=1, delay=seed % 2, checkpoint_every=3 * (seed % 3))
+    checker = Checker(shape.config(seed), [shape.shards] * shape.stages)
+    swarm = Swarm(seed, shape, checker)
+    world = swarm.world
+
+    def machine() -> CoordinatorMachine | None:
+        found = swarm.coordinator.machine
+        return found if isinstance(found, CoordinatorMachine) else None
+
+    def closed(step: int) -> bool:
+        now = machine()
+        return now is not None and now.history.newest_step >= step
+
+    def kill(host: Host) -> None:
+        world.crash(host)
+        world.at(rng.uniform(0.1, 2.0), lambda: world.start(host) if host.machine is None and not host.exited else None)
+
+    wanted = [shape.microbatches + 3, 1, shape.microbatches]
+    for after, count in zip((1, 4, 7), wanted, strict=True):
+        world.run(world.now + 240.0, stop=partial(closed, after))
+        now = machine()
+        assert now is not None and now.placement.plan is not None
+        change = make_change(now.config, now.placement.wishes.changes, KEY, str(count))
+        world.feed(swarm.coordinator, Ordered(ChangeRun(change)))
+        for _ in range(4):
+            host = rng.choice([*swarm.servers, *swarm.servers, *swarm.volunteers, swarm.coordinator])
+            world.at(rng.uniform(0.0, 3.0), partial(kill, host))
+        world.run(world.now + 4.0, stop=lambda: swarm.finished)
+    world.run(world.now + 400.0, stop=lambda: swarm.finished)
+    waits = {host.node: getattr(host.machine, "waiting_for", host.exited) for host in world.hosts.values()}
+    waits = {node: wait() if callable(wait) else wait for node, wait in waits.items()}
+    assert swarm.finished, f"seed {seed}: the run does not end: {waits}"
+    checker.finish(world)
+    now = machine()
+    assert now is not None
+    batches = Batches.of(swarm.config, now.placement.wishes.changes)
+    assert {count for _, count in batches.counts} == {shape.microbatches, *wanted}, batches.counts
+    rows = {record.step: record for record, _ in swarm.coordinator.records if isinstance(record, StepRow)}
+    assert [rows[step].tokens for step in range(12)] == [batches.tokens(step) for step in range(12)]
+    assert now.history.tokens == batches.tokens_before(12)

@@ -68,6 +68,8 @@ ASKED_FOR = (
 """Kinds that only a scene brings: no seed draws them. An old database is among them until all mutants have scenes that
 catch them with it in the list, where it changes what every seed draws; seed 1003, which stood still with it, ends well.
 """
+MICROBATCHES_MOST = 6
+"""That an operator makes of a step's two to six."""
 OPERATOR_S = 15.0
 """How often somebody looks at the status of a run whose database was put back."""
 BANNED_MAX = 3
@@ -104,6 +106,7 @@ class Weather(Disks):
         """A random subset of the kinds, and what the swarm's scene asks for."""
         rng, scene = swarm.world.rng, swarm.scene
         kinds = tuple(kind for kind in KINDS if rng.random() < 0.4 or kind in scene.always) or ("volunteer_kill",)
+        kinds += tuple(kind for kind in ASKED_FOR if kind in scene.always)
         mean_gap_s, until_s = rng.uniform(*scene.gap_s), rng.uniform(*scene.until_s)
         return Weather(swarm, scene.only or kinds, mean_gap_s, until_s, scene.disk_losses_max)
 
@@ -161,6 +164,7 @@ class Weather(Disks):
                 ("checkpoint.every_steps", str(rng.randint(0, 3))),
                 ("optimizer.learning_rate", repr(rng.uniform(1e-4, 1e-2))),
                 ("stages.collocated", rng.choice(("always", "when_empty"))),
+                ("batch.microbatches", str(rng.randint(1, MICROBATCHES_MOST))),
                 ("limits.snapshot_steps", str(rng.randint(1, 4))),
             )
         )

@@ -20,9 +20,11 @@ from coordinator.tracking.feed import Place, Segments, flat, row_for_trackers
 from coordinator.tracking.trackers import About, Row, Target, open_tracker, parse_target
 from protocol.base.errors import BadInputError
 from protocol.messages import ValidationLoss
+from protocol.run.batches import Batches
 from protocol.run.run import RunConfig
 
 CONFIG = RunConfig(name="tracked")
+BATCHES = Batches.of(CONFIG)
 
 
 def row(step: int, generation: int = 1, loss: float | None = None, *validations: ValidationLoss) -> StepRow:
@@ -39,7 +41,7 @@ def about(folder: Path, first: int = 0) -> About:
 
 def rows_with_a_validation() -> list[Row]:
     found = ValidationLoss(version=1, loss=2.0, tokens=64)
-    return [row_for_trackers(each, CONFIG) for each in (row(0), row(1), row(2, 1, math.nan, found), row(3))]
+    return [row_for_trackers(each, BATCHES) for each in (row(0), row(1), row(2, 1, math.nan, found), row(3))]
 
 
 def write(kind: str, folder: Path) -> None:
@@ -48,7 +50,7 @@ def write(kind: str, folder: Path) -> None:
     tracker.log(rows_with_a_validation())
     tracker.close()
     again = open_tracker(kind, about(folder, first=2))
-    again.log([row_for_trackers(row(step, 2, 1.5), CONFIG) for step in (2, 3)])
+    again.log([row_for_trackers(row(step, 2, 1.5), BATCHES) for step in (2, 3)])
     again.close()
 
 
@@ -193,7 +195,7 @@ async def test_a_run_is_followed_over_kills_and_going_back(tmp_path: Path, monke
     async def follow_until(expected: list[tuple[str, str]]) -> None:
         async with trio.open_nursery() as nursery:
             target, places = Target("csv", tmp_path / "csv"), Places(tmp_path)
-            nursery.start_soon(track, target, CONFIG, "ab" * 16, History(steps, segments), places)
+            nursery.start_soon(track, target, CONFIG, "ab" * 16, History(steps, segments, lambda: BATCHES), places)
             with trio.fail_after(30):
                 while told() != expected:
                     await trio.sleep(0.02)

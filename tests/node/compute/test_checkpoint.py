@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from node.compute import checkpoint
 from node.compute.checkpoint import CheckpointError, Manifest, PartEntry
 from protocol.base.errors import BadInputError
+from protocol.run.batches import Batches
 from protocol.run.run import AuditSection, CheckpointSection, RunConfig
 
 CONFIG = RunConfig(checkpoint=CheckpointSection(keep=2), audit=AuditSection(rate=0.0))
@@ -48,7 +49,7 @@ def manifest(step: int, parts: tuple[PartEntry, ...]) -> Manifest:
         config=CONFIG,
         step=step,
         version=step,
-        data_cursor=CONFIG.sample_range(step)[0],
+        data_cursor=Batches.of(CONFIG).samples(step)[0],
         data_hash="d",
         vocabulary=259,
         partition=PARTITION,

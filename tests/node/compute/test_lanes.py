@@ -291,7 +291,7 @@ def test_a_restart_from_snapshot_or_checkpoint_goes_on_bit_by_bit(
     for stage, servers in enumerate(bench.servers):
         for shard, server in enumerate(servers):
             parts.append((stage, shard, *bench.do(server, jobs.WriteCheckpoint(3, 3))))
-    bench.do(bench.servers[0][0], jobs.WriteManifest(3, tuple(parts)))
+    bench.do(bench.servers[0][0], jobs.WriteManifest(3, tuple(parts), 18))
     bench.fetch(config.version_of(3))
     expected = bench.step(3)
 
@@ -336,7 +336,7 @@ def test_servers_with_another_cut_go_on_from_a_checkpoint(tmp_path: Path) -> Non
         for stage, servers in enumerate(bench.servers)
         for shard, server in enumerate(servers)
     ]
-    bench.do(bench.servers[0][0], jobs.WriteManifest(3, tuple(parts)))
+    bench.do(bench.servers[0][0], jobs.WriteManifest(3, tuple(parts), 18))
     end = max(chunk.end_block for chunk in PLAN.course.chunks)
     nodes = tuple(ServerPlan(node=NodeId(f"new{shard}"), role="both", addresses=()) for shard in range(3))
     plan = msgspec.structs.replace(

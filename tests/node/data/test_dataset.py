@@ -11,6 +11,7 @@ import pytest
 from node.data.dataset import Dataset, tokenize
 from node.data.grammar import sentences
 from protocol.base.errors import BadInputError
+from protocol.run.batches import Batches
 from protocol.run.run import BatchSection, DataSection, ModelSection, RunConfig, ValidationSection
 
 CONTEXT = 8
@@ -42,7 +43,7 @@ def test_each_sample_comes_once_an_epoch(text_file: str) -> None:
     numbers: list[int] = []
     rows: list[bytes] = []
     for step in range(-(-2 * epoch // 6)):
-        numbers += range(*dataset.cursor(step))
+        numbers += range(*Batches.of(run(text_file)).samples(step))
         for microbatch in range(3):
             rows += [row.tobytes() for row in dataset.batch(step, microbatch)[0]]
     assert numbers == list(range(len(rows)))

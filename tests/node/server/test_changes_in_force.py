@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from node.machine.numbers import learning_rate
-from node.machine.records import StepDone
+from node.machine.records import StageKeyKnown, StepDecided, StepDone
 from node.server.bounds import check_bounds
 from protocol.base.errors import RemoteProtocolError
 from protocol.messages import Commit, Decision, StepOpened, StepReport
@@ -142,3 +142,58 @@ def test_a_rate_that_no_run_can_have_is_refused(rate: float) -> None:
     ):
         with pytest.raises(RemoteProtocolError, match="learning rate"):
             check_bounds(context, message)
+
+
+def test_each_step_is_decided_with_the_microbatches_that_it_has() -> None:
+    """Its loss is the mean of its own tokens, its samples follow on those of the step before, and its gradient's norm
+    is that of the mean: sums are in the unit of the file."""
+    desk = Desk(delay=0)
+    tell(desk, RunChange("batch.microbatches", "1", 1), RunChange("batch.microbatches", "4", 2))
+    records = []
+    for step in range(3):
+        records.append(desk.decide(step))
+        (record,) = desk.commit(step).records(StepDone)
+        desk.decider.done(record, 5.0)
+        desk.take()
+    assert [record.data_cursor for record in records] == [(0, 4), (4, 6), (6, 14)]
+    assert [record.loss for record in records] == [4.0, 8.0, 2.0]
+    norm = records[0].gradient_norm
+    assert [record.gradient_norm for record in records] == pytest.approx([norm, 2 * norm, norm / 2])
+    desk.decider.coordinator_here()
+    assert [report.tokens for report in desk.take().sent(StepReport)] == [16, 8, 32]
+
+
+def test_the_mean_is_what_is_clipped() -> None:
+    """Where a step has a quarter of the file's microbatches, its sum is a quarter of what the gradient is."""
+    desk = Desk(delay=0)
+    clip, fewer = RunChange("optimizer.clip_norm", "0.4", 0), RunChange("batch.microbatches", "1", 1)
+    tell(desk, clip, fewer)
+    assert desk.close(0) and desk.decide(1).clip_factor == pytest.approx(0.4 / (2 * 0.4), rel=1e-4)
+
+
+def test_a_decider_that_starts_anew_says_how_far_its_life_before_may_have_been() -> None:
+    """Others may have these steps open; it opens none while it is held."""
+    first = Desk(delay=1)
+    assert first.decider.counters()["reached"] == 1.0
+    first.close(0)
+    again = Desk.__new__(Desk)
+    plan = msgspec.structs.replace(make_plan(), held=True)
+    again.context = make_context("f0", make_config(delay=1), plan)
+    again.decider = type(first.decider)(again.context, plan.decider)
+    again.decider.start([StageKeyKnown(ledger_generation=1, step=0, key=b"k")], 0.0)
+    again.decider.begin(0.0)
+    assert again.take().sent(StepOpened) == []
+    assert (again.decider.counters()["opened"], again.decider.counters()["reached"]) == (-1.0, 1.0)
+
+
+def test_what_stages_have_done_of_a_step_is_heard_before_a_held_decider_opens_it_again() -> None:
+    """They say it once: when it goes on it decides at once, and does not wait for it for ever."""
+    desk = Desk(delay=0)
+    tell(desk, paused=True)
+    desk.close(0)
+    effects = desk.freeze(1)
+    assert effects.records(StepDecided) == [] and effects.sent(StepOpened) == []
+    tell(desk)
+    effects = desk.take()
+    assert [message.step for message in effects.sent(StepOpened, "f1")] == [1]
+    assert [record.step for record in effects.records(StepDecided)] == [1]

@@ -23,6 +23,7 @@ from protocol.messages import (
     StepOpened,
     StepReport,
 )
+from protocol.run.batches import Batches
 from tests.node.setting import Effects, make_config, make_context, make_plan
 
 LEDGER = NodeId("f1")
@@ -70,7 +71,7 @@ class Desk:
 def decided(step: int, generation: int = 0) -> StepDecided:
     return StepDecided(
         ledger_generation=generation, step=step, clip_factor=1.0, skipped=False, loss=2.0, gradient_norm=1.0,
-        data_cursor=make_config().sample_range(step),
+        data_cursor=Batches.of(make_config()).samples(step),
     )  # fmt: skip
 
 

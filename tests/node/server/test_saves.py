@@ -12,7 +12,7 @@ from tests.node.setting import Effects, make_context
 @pytest.mark.parametrize(
     ("job", "later", "again"),
     [
-        (WriteManifest(4, ()), 9, True),
+        (WriteManifest(4, (), 0), 9, True),
         (WriteCheckpoint(4, 4), 4, True),
         (WriteCheckpoint(4, 4), 5, False),
         (WriteSnapshot(4), 4, False),

@@ -11,6 +11,7 @@ from node.volunteer.screening import check_from_server
 from protocol.base.errors import RemoteProtocolError
 from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef
 from protocol.messages import InputAnswer, Lease, Parameters, StepClosed, Verdict, Work
+from protocol.run.batches import Batches
 from protocol.run.course import line
 from protocol.run.plan import Plan, ServerPlan, StagePlan
 from protocol.run.run import RunConfig, WireSection
@@ -35,7 +36,7 @@ LEASE = Lease(
 def reason(message: Work, peer: NodeId = FRONT, config: RunConfig = CONFIG, stage: int = 1) -> str:
     """The word that the message is refused with, or nothing."""
     try:
-        check_from_server(config, PLAN, stage, peer, message)
+        check_from_server(Batches.of(config), PLAN, stage, peer, message)
     except RemoteProtocolError as error:
         return error.reason
     return ""

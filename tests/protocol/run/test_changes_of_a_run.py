@@ -51,7 +51,7 @@ def test_a_change_is_checked_and_written_one_way() -> None:
         ("nothing", "1", "unknown key"),
         ("steps", "0", "is not between"),
         ("seed", "5", "the order of the data.*run branch"),
-        ("batch.microbatches", "5", "the grid that gradients are rounded to.*run branch"),
+        ("batch.samples", "5", "volunteers have memory for graphs of this shape.*run branch"),
         ("model.layers", "5", "the weights have the model's shape"),
         ("optimizer.beta1", "0.5", "the moments"),
         ("data.source", "x", "was numbered by it"),
