@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sys
 import time
 import urllib.error
@@ -19,7 +20,7 @@ from rich.live import Live
 from rich.text import Text
 
 from protocol.base.errors import BadInputError
-from protocol.base.printable import all_printable
+from protocol.base.printable import all_printable, wrapped
 from protocol.drive.addresses import is_loopback
 
 NOT_RUNNING = 3
@@ -31,8 +32,11 @@ ANSWER_S = 10.0
 ANSWER_BYTES_MAX = 256 << 20
 """A status of 16,384 members with their links; more is not one."""
 WIDTH = 100
-"""Columns of the tables."""
+"""Columns of the tables, where no terminal has fewer."""
+PAIR, FIGURES = 44, 42
+"""Columns of a link's two ends, and of what every terminal shows of it; the age of that only where there is room."""
 WATCH_S = 2.0
+NOT_MEASURED = "No link is measured yet: volunteers and servers measure their links when these open."
 opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Asks directly: no proxy of the environment stands between an operator and the coordinator."""
 
@@ -105,7 +109,12 @@ def status(
     if links:
         click.echo(join_links(base, found))
         return
-    click.echo(json.dumps(found, indent=1) if as_json else describe(found))
+    click.echo(json.dumps(found, indent=1) if as_json else describe(found, columns()))
+
+
+def columns() -> int:
+    """What a line may take here: no more than the terminal has."""
+    return min(WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else WIDTH
 
 
 def status_of_lent_computers(as_json: bool = False, state: Path | None = None) -> str | None:
@@ -123,7 +132,7 @@ def watch(url: str, every_s: float) -> None:
 
     A coordinator that is away for a while (training goes on without it) is asked again; the first answer must come.
     """
-    text = describe(fetch(url))
+    text = describe(fetch(url), columns())
     console = Console(highlight=False, markup=False)
     # The last picture stays when it ends; rows that do not fit the screen are cut while it runs.
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
@@ -135,7 +144,7 @@ def watch(url: str, every_s: float) -> None:
                 live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
             time.sleep(every_s)
             try:
-                text = describe(fetch(url))
+                text = describe(fetch(url), columns())
             except BadInputError as error:
                 text = str(error)
 
@@ -194,8 +203,8 @@ def fetch(url: str) -> dict[str, Any]:
     return shown
 
 
-def describe(status: dict[str, Any]) -> str:
-    """The lines that people read."""
+def describe(status: dict[str, Any], width: int = WIDTH) -> str:
+    """The lines that people read: sentences are broken between words, rows of tables are cut."""
     run = status["run"]
     loss = "" if run["loss"] is None else f", loss {run['loss']:.3f}"
     speed = "" if run["state"] == "finished" else f", {run['tokens_per_s']:,.0f} tokens/s"
@@ -218,6 +227,7 @@ def describe(status: dict[str, Any]) -> str:
             f"  audits: {counts['passed']:,.0f} passed, {counts['blamed']:,.0f} found something false,"
             f" {counts['missed']:,.0f} could not be done"
         )
+    lines = [wrapped(line, width) for line in lines]
     names = name_members(status)
     away = status.get("away", [])
     if status["members"] or away:
@@ -225,7 +235,7 @@ def describe(status: dict[str, Any]) -> str:
     for member in status["members"]:
         where = cut(names[member["id"]], 24)
         line = f"{where:24} {member['id'][:8]}  {member['state']:9} {member['waiting_for']}"
-        lines.append(cut(line.rstrip(), WIDTH))
+        lines.append(cut(line.rstrip(), width))
     for one in away:
         lines.append(f"{cut(names[one['id']], 24):24} {one['id'][:8]}  {'away':9} (for {one['away_s']:.0f} s)")
     volunteers = {member["id"] for member in status["members"] if member["role"] == "volunteer"}
@@ -234,19 +244,18 @@ def describe(status: dict[str, Any]) -> str:
         row
         for member in status["members"]
         for link in member["links"]
-        if (row := link_row(names, member, link, told.get((link["peer"], member["id"])), volunteers)) is not None
+        if (row := link_row(names, member, link, told.get((link["peer"], member["id"])), volunteers, width)) is not None
     ]
     if rows:
-        head = f"{'link':44} {'path':7} {'round trip':>10} {'loss':>6} {'Mbit/s':>8} {'back':>8} {'measured':>11}"
-        lines += ["", head, *rows]
+        lines += ["", row_of("link", "path", "round trip", "loss", "Mbit/s", "back", "measured", width), *rows]
     elif status["members"]:
-        lines += ["", "No link is measured yet: volunteers and servers measure their links when these open."]
+        lines += ["", wrapped(NOT_MEASURED, width)]
     elif run["state"] == "finished":
         lines += ["", "Everybody has left: links are shown while their computers take part."]
     else:
         lines += ["", "Nobody takes part at the moment."]
     if status.get("links_file"):
-        lines += ["", f"Join links: barnraise status --links, or {status['links_file']}"]
+        lines += ["", wrapped(f"Join links: barnraise status --links, or {status['links_file']}", width)]
     return "\n".join(lines)
 
 
@@ -271,6 +280,7 @@ def link_row(
     link: dict[str, Any],
     other: dict[str, Any] | None,
     volunteers: set[str],
+    width: int = WIDTH,
 ) -> str | None:
     """One link, once: as the volunteer tells it, or the server with the smaller id, or whoever does.
 
@@ -285,16 +295,26 @@ def link_row(
     to = names.get(peer, peer[:8])
     if member["role"] == "server":
         to = to.removeprefix("server ")
-    pair = f"{names[member['id']]} - {to}"
+    one = names[member["id"]] if width >= WIDTH else names[member["id"]].removeprefix("server ")
+    to = to if width >= WIDTH else to.removeprefix("server ")
     trip_s, loss = (link[key] if link[key] is not None else there.get(key) for key in ("round_trip_s", "loss"))
     trip = "-" if trip_s is None else f"{1000 * trip_s:.1f} ms"
     lost = "-" if loss is None else f"{100 * loss:.1f} %"
     own = (link["sent_bytes_per_s"], link["received_bytes_per_s"])
     seen = (there.get("received_bytes_per_s", 0.0), there.get("sent_bytes_per_s", 0.0))
-    rates = [f"{8e-6 * rate:.1f}" if rate else "-" for rate in (one or its for one, its in zip(own, seen, strict=True))]
+    known = [here or its for here, its in zip(own, seen, strict=True)]
+    rates = [f"{8e-6 * rate:.1f}" if rate else "-" for rate in known]
     age_s = link["age_s"] if any(own) else there["age_s"] if any(seen) else None
     age = "-" if age_s is None else f"{age_s:.0f} s ago"
-    return f"{cut(pair, 44):44} {link['path']:7} {trip:>10} {lost:>6} {rates[0]:>8} {rates[1]:>8} {age:>11}"
+    return row_of(f"{one} - {to}", link["path"], trip, lost, rates[0], rates[1], age, width)
+
+
+def row_of(pair: str, path: str, trip: str, loss: str, rate: str, back: str, age: str, width: int) -> str:
+    """One row of the table of links."""
+    if width < WIDTH:
+        room = width - FIGURES
+        return cut(f"{cut(pair, room):{room}} {path:7} {trip:>10} {loss:>6} {rate:>7} {back:>7}", width)
+    return f"{cut(pair, PAIR):{PAIR}} {path:7} {trip:>10} {loss:>6} {rate:>8} {back:>8} {age:>11}"
 
 
 def cut(text: str, width: int) -> str:

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from node.owner.words import wrapped
+from protocol.base.printable import wrapped
 
 
 def columns() -> int:

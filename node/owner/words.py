@@ -24,21 +24,6 @@ FINISHED = "the run is finished, so this ends"
 WIDTH = 80
 
 
-def wrapped(text: str, width: int) -> str:
-    """The same lines, none wider than `width` where its words allow that; what goes on is indented by two more."""
-    lines = []
-    for line in text.split("\n"):
-        indent = " " * (len(line) - len(line.lstrip(" ")) + 2)
-        if len(line) > width:
-            words = textwrap.TextWrapper(
-                width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-            )
-            lines += words.wrap(line)
-        else:
-            lines.append(line)
-    return "\n".join(lines)
-
-
 def headline(status: dict[str, Any]) -> str:
     """One line: the run, the state, and the one reason for it."""
     name = printable(status["run"]) or "a run that has not answered yet"

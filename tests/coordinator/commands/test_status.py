@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from coordinator.commands.status import describe
 from coordinator.live.orders import NameNode
 from protocol.base.ids import NodeId
 from protocol.base.machine import Ordered
@@ -124,6 +125,24 @@ def test_no_line_is_wider_than_a_hundred_columns(answers: tuple[str, dict[str, t
     assert len(line) == 100 and line.endswith("6 weigh…")
     answer = json.loads(CliRunner().invoke(main, ["status", url, "--json"]).output)
     assert words in [member["waiting_for"] for member in answer["members"]]
+
+
+def test_on_a_terminal_no_line_is_wider_than_it() -> None:
+    """Rows of 100 columns were broken within a figure in a terminal of 80, and sentences within a word."""
+    desk = measured()
+    words = "step 250: forward of microbatch 2 by 5p3e75i6; 6 weight gradients"
+    desk.say(A, NodeReport(state="training", waiting_for=words, counters={}))
+    desk.drop("s2")
+    status = desk.machine.status(desk.now + 7.0)
+    status["run"]["alerts"] = [f"stage 0 front 0: the data cannot be read; {words}; it is tried again there"]
+    status["links_file"] = "/home/somebody/.local/state/barnraise/coordinator/demo/links.json"
+    lines = describe(status, 80).splitlines()
+    assert max(map(len, lines)) <= 80, lines
+    (head,) = (number for number, line in enumerate(lines) if line.startswith("link "))
+    assert lines[head].split() == ["link", "path", "round", "trip", "loss", "Mbit/s", "back"]
+    told = "volunteer stage 0 - stage 0 front 0 quic 40.0 ms 1.2 % 8.0 16.0"
+    assert told in [" ".join(line.split()) for line in lines[head:]], "the ends are whole, and so is each figure"
+    assert words in " ".join(" ".join(lines[:6]).split()), "a sentence is broken between words, and whole"
 
 
 def test_watching_goes_on_until_it_is_interrupted(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from node.owner.limits import OwnerLimits, shown
 from node.owner.update import update_words
-from node.owner.words import limits_in_words, list_limits, wrapped
+from node.owner.words import limits_in_words, list_limits
+from protocol.base.printable import wrapped
 
 OFFER = """Device
   computes on a graphics card with a long name
