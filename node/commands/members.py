@@ -23,6 +23,7 @@ from node.compute.devices.choice import DeviceChoice
 from node.owner.consent import Consent, keep_consent, read_consents
 from node.owner.limits import OwnerLimits, key_named, read_limits, shown, with_value, with_values, write_limits
 from node.owner.words import list_limits
+from node.platform.keyboard import forget_typed
 from node.platform.places import limits_file, settings_folder
 from protocol.base.errors import BadInputError
 from protocol.base.printable import printable
@@ -325,7 +326,13 @@ def join(
             if not (yes and no_benchmark):
                 from node.visit.enquiry import enquire
 
-                ask = partial(enquire, parsed, folder, threads, not no_benchmark, line_limits(chosen), ways, device)
+                def tell(sentence: str) -> None:
+                    """What is waited for, here and to whoever asks in another terminal."""
+                    click.echo(sentence)
+                    starting.says = sentence.removesuffix(" …").partition(" Waiting (")[0].rstrip(".")
+
+                line = line_limits(chosen)
+                ask = partial(enquire, parsed, folder, threads, not no_benchmark, line, ways, device, tell)
                 starts_by_itself = agreed is not None and not yes and not is_terminal()
                 offer = asked_patiently(ask, starting) if starts_by_itself else asked(ask, starting)
                 starting.run = offer.run
@@ -367,10 +374,10 @@ def join(
                 )
             )
         except BaseException as error:
-            if not (starting.left and is_interrupt(error)):
+            if not is_interrupt(error):
                 raise
-            click.echo(f"You have left it before it joined. {NOTHING_STARTED}")
-            code = 0
+            click.echo(f"\nYou have left it before it joined. {NOTHING_STARTED}")
+            code = 0 if starting.left else 1
     sys.exit(code)
 
 
@@ -425,14 +432,18 @@ def agrees_in_terminal(changed: bool) -> bool:
             f"the run has changed since you said yes to it; {NOBODY_TO_ASK}" if changed else NOBODY_TO_ASK
         )
     try:
-        answer = click.prompt("Start? [Y/n/limits]", default="y", show_default=False).strip().lower()
-        while answer.startswith("l"):
-            change_limits()
+        forget_typed()  # an Enter while this computer was measured is no yes to what nobody had read yet
+        while True:
             answer = click.prompt("Start? [Y/n/limits]", default="y", show_default=False).strip().lower()
+            if answer in ("y", "yes", "n", "no"):
+                return bool(answer.startswith("y"))
+            if answer.startswith("l"):
+                change_limits()
+            else:
+                say("Say y (start), n (start nothing) or limits (see and change what may be used).")
     except click.Abort:
         click.echo("")
         return False
-    return bool(answer.startswith("y"))
 
 
 def agrees_on_page(offer: Offer) -> tuple[bool, str, int]:

@@ -67,8 +67,9 @@ def answers(state: Path | None, order: dict[str, Any]) -> list[tuple[Path, dict[
 
 
 def _tell(state: Path | None, order: dict[str, Any]) -> None:
-    for _, answer in answers(state, order):
-        say(headline(answer))
+    found = answers(state, order)
+    for folder, answer in found:
+        say(headline(answer) + _which(folder, found))
 
 
 @click.command()
@@ -233,7 +234,12 @@ def show(state: Path | None, every_s: float) -> None:
 
 
 def text_of(found: list[tuple[Path, dict[str, Any]]]) -> str:
-    return "\n\n".join(describe(answer) + _page(folder) for folder, answer in found)
+    return "\n\n".join(describe(answer) + _which(folder, found) + _page(folder) for folder, answer in found)
+
+
+def _which(folder: Path, found: list[tuple[Path, dict[str, Any]]]) -> str:
+    """Where several run on a computer: what to name with --state to mean this one."""
+    return f"\nstate   {folder}" if len(found) > 1 else ""
 
 
 def _page(folder: Path) -> str:

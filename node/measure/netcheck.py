@@ -13,9 +13,10 @@ import trio
 
 from node.links.assemble import WayOptions
 from node.measure.nat import WORDS, Nat, Seen, advice, classify
+from node.owner.words import WAYS
 from node.process.journal import Journal, JournalError
 from node.process.state import NodeState
-from node.visit.survey import WAYS, Reached, Survey, survey
+from node.visit.survey import Reached, Survey, survey
 from protocol.base.errors import BadInputError
 from protocol.drive.limits import LineLimits
 from protocol.drive.stun import StunAsker

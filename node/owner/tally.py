@@ -94,6 +94,8 @@ def _amount(given: Given) -> str:
 
 def _time(given: Given) -> str:
     hours = given.working_s / 3600
+    if 0 < given.working_s < 60:
+        return "less than a minute"
     return f"{hours:,.1f} hours" if hours >= 1 else plural(given.working_s / 60, "minute", "minutes")
 
 

@@ -19,6 +19,8 @@ STATES = {
     "finishing": "FINISHING",
     "leaving": "LEAVING",
 }
+WAYS = {"tcp": "by TCP", "quic": "by UDP", "channel": "by a data channel", "relay": "through a relay"}
+"""Paths of links, in a newcomer's words."""
 LEAVING = "finishing what was begun, then it ends"
 FINISHED = "the run is finished, so this ends"
 WIDTH = 80
@@ -34,11 +36,9 @@ def headline(status: dict[str, Any]) -> str:
     if status["state"] == "leaving":
         return f"{text}  {status['sentence']}"
     if status["state"] == "working":
-        text += (
-            f"  stage {status['stage']} ({status['stage'] + 1} of {status['stages']})" if status["stage"] >= 0 else ""
-        )
+        text += f"  on part {status['stage'] + 1} of {status['stages']} of the model" if status["stage"] >= 0 else ""
     elif status["sentence"]:
-        text += f"  {status['sentence']}"
+        text += f"  {status['sentence'].removeprefix('waiting ')}"
     if status["state"] == "finishing":
         text += "; what was begun is finished first"
     if status["state"] == "paused" and status["device"]["free"]:
@@ -54,11 +54,11 @@ def describe(status: dict[str, Any]) -> str:
     device, line = status["device"], status["line"]
     others = [sentence for reason, sentence in status["holds"] if reason != status["reason"]]
     if others:
-        lines += _wrap(f"  also: {'; '.join(others)}")
+        lines += _wrap(f"also    {'; '.join(others)}")
     if status["complaint"]:
-        lines += _wrap(f"  limits file: {status['complaint']}")
+        lines += _wrap(f"limits  {status['complaint']}")
     if status["update"]:
-        lines += _wrap(f"  update: {status['update']}")
+        lines += _wrap(f"update  {status['update']}")
     parts = [device["name"]]
     if device["temperature_c"] is not None:
         limit = device["temperature_limit_c"]
@@ -66,11 +66,11 @@ def describe(status: dict[str, Any]) -> str:
     if device["power_w"] is not None:
         parts.append(f"{device['power_w']:.0f} W")
     if device["memory_bytes"]:
-        parts.append(f"{device['memory_bytes'] / 1e9:.1f} GB of memory used")
+        parts.append(f"{device['memory_bytes'] / 1e9:.1f} GB of memory in use for it")
     if device["share"] < 1:
         parts.append(f"{100 * device['share']:.0f} % of the time")
     lines += _wrap("device  " + ", ".join(parts))
-    ways = ", ".join(f"{count} {way}" for way, count in line["paths"].items()) or "none"
+    ways = ", ".join(f"{count} {WAYS.get(way, way)}" for way, count in line["paths"].items()) or "none"
     moved = f"{8e-6 * line['bytes_per_s']:.1f} Mbit/s now, {line['moved_bytes'] / 1e9:.2f} GB this visit"
     limits = limits_in_words(line["up_limit_bytes_per_s"], line["down_limit_bytes_per_s"])
     lines += _wrap(f"line    {moved}; {limits}; links: {ways}")

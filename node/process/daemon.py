@@ -69,6 +69,21 @@ DETAIL = {"no way to a peer": "ways"}
 """What a terminal has no room for: every way with its reason takes six lines, for every peer."""
 GOOD_ENDS = ("finished", "drained", "stopped", "left", "drain time is over")
 """Reasons of `Exit` that are no failure."""
+LENT_ENDS = {
+    "finished": "the run has done all its steps: nothing is left to do",
+    "drained": "what was begun is finished; nothing of it runs here now, and the same command comes back",
+    "stopped": "at once; others compute what was not finished, and the same command comes back",
+    "left": "as you asked: what was begun is finished, and your yes is taken back; the next start asks again",
+    "drain time is over": "what was begun took too long to finish: others compute it; the same command comes back",
+}
+"""What the end of a lent computer's program means to its owner."""
+SERVED_ENDS = {
+    "finished": "the run has done all its steps",
+    "drained": "what was begun is finished, and its place is free",
+    "stopped": "as it was told; the same command goes on from what lies in its state folder",
+    "left": "it has given its place back",
+    "drain time is over": "what was begun took too long to finish",
+}
 
 
 @dataclass(frozen=True)
@@ -133,8 +148,14 @@ def run_node(options: NodeOptions) -> int:
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
         return _stopped(first)
-    log.info("ended", reason=reason)
+    log.info("ended", reason=reason, detail=end_in_words(reason, options.link.role))
     return 0 if reason in GOOD_ENDS else 1
+
+
+def end_in_words(reason: str, role: str) -> str:
+    """What people read behind the word that programs read."""
+    known = LENT_ENDS if role == "volunteer" else SERVED_ENDS
+    return known.get(reason, "it cannot go on here; the sentence before says why, if it is not this one")
 
 
 def _stopped(error: BaseException) -> int:

@@ -28,8 +28,9 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from protocol.base.errors import BadInputError
 
-PORT = 8475
-"""The same place at each start where it is free."""
+PORT = 8468
+"""The same place at each start where it is free: below the ports of a coordinator (8469 to 8471) and those at which
+daemons answer Prometheus (counted up from 8472), of which the third server on a computer had taken it."""
 BODY_BYTES_MAX = 16 << 10
 BODY_S = 10.0
 """An order is said at once. The server itself sets no time between two bytes of a browser: one that listens to events

@@ -6,7 +6,7 @@ The run is asked of its coordinator by a visit (`node.visit.survey`), which also
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +18,11 @@ from node.compute.devices.choice import DeviceChoice
 from node.compute.layout import StageLayout
 from node.links.assemble import WayOptions
 from node.measure.meter import Figures
+from node.owner.words import WAYS
 from node.process.journal import open_journal
 from node.process.state import NodeState
 from node.visit.device_facts import DeviceFacts, Question, ask_device
-from node.visit.survey import WAYS, Reached, Survey, best_stage, survey
+from node.visit.survey import Reached, Survey, best_stage, survey
 from protocol.base.forms import TYPICAL_BITS
 from protocol.base.ids import NodeId
 from protocol.drive.limits import LineLimits
@@ -65,15 +66,16 @@ def enquire(
     line: LineLimits,
     ways: WayOptions | None = None,
     choice: DeviceChoice | None = None,
+    tell: Callable[[str], None] = click.echo,
 ) -> Offer:
     """Visits the run and measures the device that `choice` names and the line (seconds).
 
-    Raises `BadInputError` when nobody answers, or there is no such device.
+    `tell` says what is waited for. Raises `BadInputError` when nobody answers, or there is no such device.
     """
     journal = open_journal(folder)
     try:
         state = NodeState(folder, link, journal)
-        found = trio.run(_survey, link, state, line, ways or WayOptions(), measure)
+        found = trio.run(_survey, link, state, line, ways or WayOptions(), measure, tell)
     finally:
         journal.close()
     if found.finished:
@@ -94,8 +96,10 @@ def enquire(
     )
 
 
-async def _survey(link: JoinLink, state: NodeState, line: LineLimits, ways: WayOptions, measure: bool) -> Survey:
-    return await survey(link, state, line, ways, tell=click.echo, measure=measure)
+async def _survey(
+    link: JoinLink, state: NodeState, line: LineLimits, ways: WayOptions, measure: bool, tell: Callable[[str], None]
+) -> Survey:
+    return await survey(link, state, line, ways, tell=tell, measure=measure)
 
 
 def describe(

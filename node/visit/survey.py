@@ -89,10 +89,6 @@ class Survey:
         return tuple((found.node, found.path, found.figures) for found in self.servers if found.figures is not None)
 
 
-WAYS = {"tcp": "by TCP", "quic": "by UDP", "channel": "by a data channel", "relay": "through a relay"}
-"""Paths of links, in a newcomer's words."""
-
-
 def best_stage(servers: list[Reached]) -> int:
     """The stage to whose servers this computer's mean bandwidth is highest (the hybrid paper's choice), or -1.
 

@@ -8,6 +8,8 @@ const mbit = (rate) => `${(rate * 8e-6).toFixed(1)} Mbit/s`;
 const most = (rate) => rate === null ? "no limit" : `at most ${mbit(rate)}`;
 const WORDS = { working: "Working", waiting: "Waiting", paused: "Paused", finishing: "Finishing", leaving: "Ending" };
 
+const WAYS = { tcp: "by TCP", quic: "by UDP", channel: "by a data channel", relay: "through a relay" };
+
 let last = null;
 
 function plural(count, word) {
@@ -17,6 +19,7 @@ function plural(count, word) {
 
 function timeOf(amount) {
   const hours = amount.working_s / 3600;
+  if (amount.working_s > 0 && amount.working_s < 60) return "less than a minute";
   return hours >= 1 ? `${hours.toFixed(1)} hours` : plural(amount.working_s / 60, "minute");
 }
 
@@ -65,12 +68,12 @@ function render(status) {
   show("run", status.run || "a run that has not answered yet");
   const held = status.state !== "working";
   at("state").classList.toggle("held", held);
-  const stage = status.stage >= 0 ? `, stage ${status.stage} (${status.stage + 1} of ${status.stages})` : "";
+  const stage = status.stage >= 0 ? ` on part ${status.stage + 1} of ${status.stages} of the model` : "";
   const free = status.state === "paused" && status.device.free ? " Nothing runs; the device's memory is free." : "";
   last = status;
   answersOrders(status.state !== "leaving");
   document.title = `${WORDS[status.state]} – Barnraise`;
-  show("state", held ? `${WORDS[status.state]}: ${status.sentence}.${free}` : `Working${stage}`);
+  show("state", held ? `${WORDS[status.state]}: ${status.sentence.replace(/^waiting /, "")}.${free}` : `Working${stage}`);
   const others = status.holds.filter(([reason]) => reason !== status.reason).map(([, sentence]) => sentence);
   at("also").hidden = others.length === 0;
   show("also", `Also: ${others.join("; ")}`);
@@ -87,7 +90,7 @@ function render(status) {
   const line = status.line;
   const up = line.up_limit_bytes_per_s, down = line.down_limit_bytes_per_s;
   const rates = up === null && down === null ? "no limits" : `${most(up)} up, ${most(down)} down`;
-  const links = Object.entries(line.paths).map(([path, count]) => `${count} ${path}`).join(", ") || "none";
+  const links = Object.entries(line.paths).map(([path, count]) => `${count} ${WAYS[path] || path}`).join(", ") || "none";
   show("line", `${mbit(line.bytes_per_s)} now, ${gigabytes(line.moved_bytes)} this visit; ${rates}; links: ${links}`);
   show("quota", line.quota_left_bytes === null ? "no quota" : `${gigabytes(line.quota_left_bytes)} left`);
   show("today", given(status.today));
@@ -113,7 +116,7 @@ async function order(body, done, place = "answer") {
 at("pause").addEventListener("click", () => order({ verb: "pause" }, "Paused, until you resume."));
 at("snooze").addEventListener("click", () => order(
   { verb: "pause", for_s: Number(at("snooze-for").value) }, `Paused for ${at("snooze-for").selectedOptions[0].text}.`));
-at("resume").addEventListener("click", () => order({ verb: "resume" }, "Resumed."));
+at("resume").addEventListener("click", () => order({ verb: "resume" }, "Your pause is over."));
 at("finish").addEventListener("click", () => order({ verb: "finish" }, "It finishes what it has begun, then it pauses."));
 at("leave").addEventListener("click", () => order({ verb: "leave" }, "It ends.", "answer-yes"));
 at("withdraw").addEventListener("click", () => order(

@@ -19,6 +19,7 @@ from node.commands.owner import consent
 from node.demo.cli import demo
 from node.links.relay.relay_desk import RelayLimits
 from node.owner.consent import Consent, keep_consent, read_consents
+from node.platform.local_socket import ask
 from node.platform.places import settings_folder
 from node.process.daemon import NodeOptions
 from node.process.journal import Journal
@@ -247,6 +248,8 @@ def test_a_yes_is_kept_for_its_run_and_its_terms(tmp_path: Path, monkeypatch: py
     assert asked(monkeypatch, "n\n") == (False, asked(monkeypatch, "n\n")[1])
     started, shown = asked(monkeypatch, "")
     assert not started and "Nothing was started." in shown
+    started, shown = asked(monkeypatch, "what?\nno\n")
+    assert not started and shown.count("Start?") == 2 and "Say y (start), n (start nothing)" in shown
     started, shown = asked(monkeypatch, "y\n")
     assert started and "The run: tiny" in shown and "Limits: only when you are not using the computer" in shown
     started, shown = asked(monkeypatch, "")
@@ -259,6 +262,37 @@ def test_a_yes_is_kept_for_its_run_and_its_terms(tmp_path: Path, monkeypatch: py
     assert "Taken back" in CliRunner().invoke(consent, ["withdraw", "tiny"]).output
     assert not asked(monkeypatch, "")[0]
     assert complaint(consent, "withdraw", "tiny") == "consent: there is no yes to 'tiny' that could be taken back"
+
+
+@pytest.mark.usefixtures("folders")
+def test_ctrl_c_before_it_joined_says_what_was_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said "Aborted!", which leaves open what runs on the computer now."""
+    started = starts(monkeypatch)
+
+    def enquire(*_: object) -> Offer:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("node.visit.enquiry.enquire", enquire)
+    done = CliRunner().invoke(join, [link("volunteer"), "--yes"])
+    assert done.output.splitlines()[-1] == "You have left it before it joined. Nothing was started."
+    assert done.exit_code == 1 and not started
+
+
+@pytest.mark.usefixtures("folders")
+def test_what_a_join_waits_for_is_told_in_another_terminal_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`status` went on saying that it measures this computer, for as long as the run had not begun."""
+    starts(monkeypatch)
+    heard: list[str] = []
+
+    def enquire(*arguments: Any) -> Offer:
+        arguments[-1]("The run has not begun: its servers are not all there. Waiting (Ctrl-C leaves) …")
+        heard.append(ask(state_folder(None, JoinLink.parse(one)), {"verb": "status"})["sentence"])
+        return Offer("The run: tiny", 100.0, run="tiny", terms_hashes=("c1",))
+
+    one = link("volunteer")
+    monkeypatch.setattr("node.visit.enquiry.enquire", enquire)
+    shown = CliRunner().invoke(join, [one, "--yes"], catch_exceptions=False).output
+    assert heard == ["The run has not begun: its servers are not all there"] and "Waiting (Ctrl-C leaves)" in shown
 
 
 @pytest.mark.usefixtures("folders")

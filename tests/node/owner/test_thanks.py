@@ -109,6 +109,8 @@ def test_the_two_counts_of_time_are_named_apart() -> None:
     own, signed = in_words(Given(2048.0, 8.0, 120.0)), signed_in_words(Given(2048.0, 8.0, 300.0))
     assert own == "8 tasks accepted, 2,048 tokens, 2 minutes of work"
     assert signed == "8 tasks accepted, 2,048 tokens, in steps of the run that took 5 minutes"
+    assert in_words(Given(256.0, 1.0, 20.0)) == "1 task accepted, 256 tokens, less than a minute of work", "it was 0"
+    assert in_words(Given()) == "0 tasks accepted, 0 tokens, 0 minutes of work"
 
 
 def test_the_part_of_the_run_in_words() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from node.owner.limits import OwnerLimits, shown
 from node.owner.update import update_words
-from node.owner.words import limits_in_words, list_limits
+from node.owner.words import headline, limits_in_words, list_limits
 from protocol.base.printable import wrapped
 
 OFFER = """Device
@@ -34,6 +34,14 @@ def test_all_limits_fit_a_small_terminal() -> None:
     words = " ".join(" ".join(lines).split())
     assert all(f"{name} {value}" in words for name, value in values.items())
     assert len(list_limits(values, 20).splitlines()) == len(values)
+
+
+def test_the_headline_says_each_thing_once_and_counts_from_one() -> None:
+    """It said "WAITING  waiting for …", and "stage 1 (2 of 4)", of which an owner knows neither number."""
+    status = {"run": "tiny", "begun": True, "state": "waiting", "sentence": "waiting for the device to start"}
+    assert headline({**status, "device": {"free": False}}) == "tiny  WAITING  for the device to start"
+    working = {**status, "state": "working", "sentence": "computing", "stage": 1, "stages": 4}
+    assert headline(working) == "tiny  WORKING  on part 2 of 4 of the model"
 
 
 def test_rates_in_words() -> None:

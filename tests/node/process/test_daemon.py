@@ -93,6 +93,15 @@ def test_the_exit_code_follows_from_the_reason(monkeypatch: pytest.MonkeyPatch, 
     assert ending(monkeypatch, reason)[0] == code
 
 
+def test_the_end_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last line was `reason=drained` alone: what that means for whoever lends or serves stands behind it."""
+    for reason in daemon.GOOD_ENDS:
+        lent, served = (daemon.end_in_words(reason, role) for role in ("volunteer", "server"))
+        assert " " in lent and " " in served and reason not in (lent, served)
+    (said,) = ending(monkeypatch, "drained")[1]
+    assert (said["event"], said["reason"]) == ("ended", "drained") and said["detail"].startswith("what was begun is ")
+
+
 def test_a_folder_of_several_runs_is_not_guessed_about(tmp_path: Path) -> None:
     """One run below or in the folder is it; several are named; none is an empty list later."""
     assert only_run(tmp_path) == tmp_path

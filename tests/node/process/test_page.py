@@ -24,7 +24,9 @@ from node.process.device_frames import Hello
 from node.process.keeper import Keeper
 from node.process.metrics import NodeMetrics
 from node.process.page import serve_page
+from node.process.page_gate import PORT
 from protocol.drive.limits import Limits
+from protocol.drive.scrape import COORDINATOR_PORTS, NODE_PORTS
 from protocol.messages import News
 
 HOSTILE = "<img src=x onerror=alert(1)><script>document.title='owned'</script>"
@@ -175,6 +177,11 @@ def fetch(url: str, data: bytes | None = None, /, **headers: str) -> tuple[int, 
             return error.code, error.read().decode(), error.headers
 
 
+def test_the_pages_usual_port_is_nobody_elses() -> None:
+    """It was the fourth of those at which daemons answer Prometheus: beside a few servers it was never free."""
+    assert PORT not in {8469, 8470, *COORDINATOR_PORTS, *NODE_PORTS}
+
+
 def test_only_the_owner_gets_in(lent: Lent) -> None:
     """No cookie, a wrong token, another host name, another origin, an order without an origin: refused; the owner's
     address sets a cookie that no other site can use."""
@@ -281,7 +288,7 @@ def test_the_page_in_a_browser(lent: Lent, browser: Any) -> None:
 
     browser.get(lent.address)
     assert browser.current_url.endswith("/") and "enter" not in browser.current_url
-    wait(browser, "the state", lambda: text(browser, "state") == "Working, stage 1 (2 of 4)")
+    wait(browser, "the state", lambda: text(browser, "state") == "Working on part 2 of 4 of the model")
     assert text(browser, "run") == HOSTILE and browser.title == "Working – Barnraise"
     assert not browser.find_elements(By.CSS_SELECTOR, "h1 img, h1 script")
     assert text(browser, "sample").startswith(HOSTILE) and not browser.find_elements(By.CSS_SELECTOR, "q img, q script")
@@ -302,6 +309,7 @@ def test_the_page_in_a_browser(lent: Lent, browser: Any) -> None:
     assert 590 < (lent.keeper.status()["until_unix_s"] or 0) - 1.8e9 <= 600
     browser.find_element(By.ID, "resume").send_keys(Keys.ENTER)
     wait(browser, "the resume", lambda: text(browser, "state").startswith("Working"))
+    assert text(browser, "answer") == "Your pause is over.", "whether it works now is the state's to say"
     browser.find_element(By.XPATH, "//summary[contains(., 'line')]").click()
     field = browser.find_element(By.ID, "limit-up")
     field.clear()
@@ -309,7 +317,9 @@ def test_the_page_in_a_browser(lent: Lent, browser: Any) -> None:
     wait(browser, "the sentence at its field", lambda: "is no rate" in text(browser, "answer-up"))
     field.clear()
     field.send_keys("5 Mbit/s", Keys.ENTER)
-    wait(browser, "the limit", lambda: "; at most 5.0 Mbit/s up, no limit down; links: 2 tcp" in text(browser, "line"))
+    wait(
+        browser, "the limit", lambda: "; at most 5.0 Mbit/s up, no limit down; links: 2 by TCP" in text(browser, "line")
+    )
     assert lent.keeper.limits.up_bytes_per_s == 5e6 / 8
     unnamed = "return [...document.querySelectorAll('input')].filter(i => !i.labels.length).length"
     assert browser.execute_script(unnamed) == 0
@@ -341,7 +351,7 @@ def test_the_end_of_the_run_is_told(lent: Lent, browser: Any) -> None:
     browser.get(lent.address)
     wait(browser, "the state", lambda: text(browser, "state").startswith("Working"))
     browser.find_element("id", "resume").click()
-    wait(browser, "the answer", lambda: text(browser, "answer") == "Resumed.")
+    wait(browser, "the answer", lambda: text(browser, "answer") == "Your pause is over.")
     lent.finish("finished")
     wait(browser, "the end", lambda: lent.ended == ["finished"])
     assert lent.keeper.status()["sentence"] == "the run is finished, so this ends"

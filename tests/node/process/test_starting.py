@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from node.commands.members import QUESTION
-from node.commands.owner import last_words
+from node.commands.owner import last_words, text_of
 from node.owner.limits import read_limits, shown
 from node.owner.words import describe, headline
 from node.platform.local_socket import NotRunningError, ask
@@ -51,6 +51,17 @@ def test_what_its_owner_says_meanwhile_counts(tmp_path: Path) -> None:
     with pytest.raises(NotRunningError):
         ask(state, {"verb": "status"})
     assert last_words(state, leaving) == NOTHING_BEGUN
+
+
+def test_of_several_each_says_how_to_mean_it(tmp_path: Path) -> None:
+    """Two lines that were the same told nobody which computer's program was which; one alone needs no name."""
+    answers = []
+    for name in ("one", "two"):
+        with Starting(tmp_path / name, tmp_path / "limits.toml", "r", lambda: None):
+            answers.append((tmp_path / name, ask(tmp_path / name, {"verb": "status"})))
+    lines = text_of(answers).splitlines()
+    assert [line for line in lines if line.startswith("state ")] == [f"state   {folder}" for folder, _ in answers]
+    assert "state " not in text_of(answers[:1])
 
 
 def test_the_keeper_takes_over_its_door(tmp_path: Path) -> None:
