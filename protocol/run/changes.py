@@ -56,22 +56,28 @@ AT_ONCE = (
 """Keys that each node goes by on its own; none of them is part of what is computed."""
 CHANGEABLE = (*AT_DECISION, *AT_BOUNDARY, *AT_ONCE)
 _BRANCH = "`barnraise run branch` begins another run from a checkpoint of this one"
+_FROM_NOTHING = "no run can go on with another: begin one from nothing, with a file of its own"
 _WHY_NOT = {
     "seed": f"it decided the weights and the order of the data; {_BRANCH}",
-    "name": "it names the run's folders everywhere",
-    "model": f"the weights have the model's shape; {_BRANCH}",
+    "name": f"it names the run's folders everywhere; {_BRANCH}, under a name of its own",
+    "description": "it is read from RUN.toml: write the words there, and start the coordinator again",
+    "model": f"the weights have the model's shape; {_FROM_NOTHING}",
     "data": f"what was trained on so far was numbered by it; {_BRANCH}",
+    "data.tokenizer": f"the model has learned its tokens; {_FROM_NOTHING}",
     "batch": f"volunteers have memory for graphs of this shape, and every step was computed with it; {_BRANCH}",
     "optimizer": f"the moments that servers hold were made with it; {_BRANCH}",
     "stages": "servers hold shards cut by it; `barnraise run replan` cuts them anew",
+    "stages.order": f"every plan of the run says it to all nodes as its file does; {_BRANCH}",
     "routes": f"it is part of what is computed; {_BRANCH}",
     "wire": f"both ends of every link round by it; {_BRANCH}",
     "compute": f"volunteers compute in it; {_BRANCH}",
-    "checkpoint": "all stages look for the same checkpoints in the same folder",
-    "validation": "every node counts its microbatches",
-    "guard": "it is in the run's file that every node has",
-    "limits": "both ends of a link have their clocks and bounds from it",
+    "checkpoint": f"all stages look for the same checkpoints in the same folder; {_BRANCH}",
+    "validation": f"every node counts its microbatches; {_BRANCH}",
+    "guard": f"it is in the run's file that every node has; {_BRANCH}",
+    "limits": f"both ends of a link have their clocks and bounds from it; {_BRANCH}",
+    "audit": f"every ledger judges members by the run's file; {_BRANCH}",
 }
+"""By key, or by section for those that have no reason of their own."""
 
 
 class RunChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,7 +109,7 @@ def make_change(config: RunConfig, changes: Sequence[RunChange], key: str, text:
         known = table is not None if not name else hasattr(table, "__struct_fields__") and hasattr(table, name)
         if not known:
             raise BadInputError(f"{key}: unknown key; these can be changed: {', '.join(CHANGEABLE)}")
-        raise BadInputError(f"{key}: cannot be changed while the run runs: {_WHY_NOT.get(section, _BRANCH)}")
+        raise BadInputError(f"{key}: cannot be changed while the run runs: {_WHY_NOT.get(key) or _WHY_NOT[section]}")
     if len(changes) >= CHANGES_MAX:
         raise BadInputError(f"{key}: a run takes {CHANGES_MAX} changes in its life, and has had them")
     before = changed(config, changes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 
@@ -9,6 +11,8 @@ from protocol.base.errors import BadInputError
 from protocol.run.changes import (
     CHANGEABLE,
     CHANGES_MAX,
+    LAYOUT,
+    LAYOUT_KEYS,
     RunChange,
     changed,
     changes_hash,
@@ -66,15 +70,39 @@ def test_what_cannot_be_says_why(key: str, value: str, says: str) -> None:
         make_change(CONFIG, (), key, value)
 
 
-def test_every_section_says_why_it_cannot_be_changed() -> None:
-    """No key of RUN.toml is refused without a reason."""
+def remedy(key: str) -> str:
+    """What an operator can do instead, by what the other commands really take."""
+    section, _, name = key.partition(".")
+    if key == "description":
+        return "start the coordinator again"
+    if section == "model" or key == "data.tokenizer":
+        return "begin one from nothing"  # `run branch` keeps both, since the weights have been made with them
+    return "`barnraise run replan`" if section == LAYOUT and name in LAYOUT_KEYS else "`barnraise run branch`"
+
+
+def test_every_key_can_be_changed_or_says_why_not_and_what_to_do_instead() -> None:
+    """No key of RUN.toml is refused without a reason, and none with advice that would be refused in its turn."""
+    refused = 0
     for field in msgspec.structs.fields(RunConfig):
         section = getattr(CONFIG, field.name)
         names = section.__struct_fields__ if isinstance(section, msgspec.Struct) else ()
         for key in [f"{field.name}.{name}" for name in names] or [field.name]:
-            if key not in CHANGEABLE:
-                with pytest.raises(BadInputError, match=f"^{key}: cannot be changed while the run runs: .{{20}}"):
-                    make_change(CONFIG, (), key, "1")
+            if key in CHANGEABLE:
+                continue
+            refused += 1
+            with pytest.raises(BadInputError) as raised:
+                make_change(CONFIG, (), key, "1")
+            said = str(raised.value)
+            assert re.match(rf"{re.escape(key)}: cannot be changed while the run runs: .{{20}}", said), said
+            named = {word for word in ("coordinator again", "from nothing", "run replan", "run branch") if word in said}
+            assert remedy(key) in said and len(named) == 1, said
+    assert refused > 40
+
+
+def test_the_ends_of_links_bound_by_a_number_can_be_changed() -> None:
+    """Also how many volunteers a server links to: each server goes by it from when it hears of it."""
+    change = make_change(CONFIG, (), "limits.volunteers_max", "512")
+    assert not change.is_pending and running(CONFIG, (change,)).limits.volunteers_max == 512
 
 
 def test_a_run_takes_only_so_many_changes() -> None:
