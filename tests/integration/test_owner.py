@@ -151,8 +151,8 @@ def lent(swarm: Swarm) -> Lent:
 
 @pytest.fixture(scope="module")
 def neighbour(swarm: Swarm, lent: Lent) -> Lent:
-    """Another volunteer, whom nothing holds back, and whose device is a GPU, as its sensors say. It works a fifth of the
-    time: with tasks of milliseconds it and the servers would otherwise keep two cores busy with a run that never ends."""
+    """Another volunteer, whom nothing holds back, and whose device is a GPU, as its sensors say. It works a fifth of
+    the time: with tasks of milliseconds it and the servers would otherwise keep two cores busy with an endless run."""
     return lend(swarm, "neighbour", "--always", "--limit", "gpu=20%", gpu=True)
 
 
