@@ -146,7 +146,8 @@ def describe(
         lends += ", watts not known"
     lines += [
         f"  memory {max(memory_gb, 0.1):.1f} GB while it works, disk under {DISK_GB:g} GB, {lends}",
-        "To stop: Ctrl-C (finishes what is being computed), `barnraise pause` or `finish` from another terminal.",
+        "To stop: Ctrl-C (finishes what is being computed), `barnraise pause` or `finish` from another terminal, "
+        "or a click on its page.",
     ]
     return "\n".join(lines)
 
@@ -200,7 +201,7 @@ def describe_traffic(
         lines.append(f"  {word:5} at most {most:.1f} GB an hour, set by {why}; {100 * share:.0f} % of it {main}")
     lines.insert(0, "What it moves")
     if line.quota_gb is not None:
-        lines.append(f"  Your --quota stops it for the month after {line.quota_gb:g} GB, both ways together.")
+        lines.append(f"  Your quota stops it for the month after {line.quota_gb:g} GB, both ways together.")
     if line == LineLimits():
         lines.append("  To lend less of the line: --limit-up 5 --limit-down 20 (Mbit/s), --quota 200 (GB a month).")
     return lines

@@ -339,6 +339,8 @@ def test_the_page_in_a_browser(lent: Lent, browser: Any) -> None:
     lent.close()
     wait(browser, "thanks", lambda: text(browser, "state").startswith("It has ended. Thank you. This visit: "))
     assert not browser.execute_script(USABLE) and text(browser, "answer") == "", "nobody is there who would hear"
+    faded = "return getComputedStyle(document.getElementById('pause')).opacity"
+    assert float(browser.execute_script(faded)) < 1, "buttons that do nothing looked as if they did"
 
 
 USABLE = "return [...document.querySelectorAll('button, input, select')].filter((one) => !one.disabled).length"
