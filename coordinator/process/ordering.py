@@ -12,16 +12,31 @@ from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
 from protocol.base.machine import Ordered
 from protocol.drive.pump import Pump
-from protocol.run.changes import RunChange, changed, make_change, make_layout
+from protocol.run.changes import RunChange, changed, make_change, make_layout, running
 
 ORDER_S = 8.0
 """For a plan to be written, or all servers to look for a checkpoint and say so; whoever asks gives up after ten."""
 LOOK_S = 0.05
 
 
+def why_too_late(machine: CoordinatorMachine) -> str:
+    """Why no order can change a step any more; empty while there is one to come. Behind the last step stage 0 opens
+    numbers that only validate what the run ends with, and the order would wait for a boundary that never comes."""
+    steps = running(machine.config, machine.placement.wishes.changes).steps
+    reports = [member.report for member in machine.roster.servers()]
+    if max((report.counters.get("opened", -1.0) for report in reports if report is not None), default=-1.0) < steps:
+        return ""
+    return (
+        f"all {steps} steps are done, and the run ends when what it came to is validated: nothing was changed. `run"
+        " branch` with more `steps` goes on from its newest checkpoint"
+    )
+
+
 async def change_run(machine: CoordinatorMachine, pump: Pump, key: str, value: str) -> RunChange:
     """Orders another value of a key; returns when the plan with it is durable. Raises `BadInputError`."""
     change = make_change(machine.config, machine.placement.wishes.changes, key, value)
+    if late := why_too_late(machine):
+        raise BadInputError(late)
     if key == "steps" and int(change.value) <= machine.history.newest_step + 1 + machine.config.batch.delay:
         raise BadInputError(f"steps: step {machine.history.newest_step + 1} is done, and the one after it is open")
     await _durable(machine, pump, ChangeRun(change))
@@ -32,6 +47,8 @@ async def replan_run(machine: CoordinatorMachine, pump: Pump, settings: list[str
     """Orders another layout; returns when the plan that holds the run for it is durable. Raises `BadInputError`."""
     placement = machine.placement
     change = make_layout(machine.config, placement.wishes.changes, settings)
+    if late := why_too_late(machine):
+        raise BadInputError(late)
     wanted = changed(machine.config, [*placement.wishes.changes, change])
     linked = {member.peer: member for member in machine.roster.servers()}
     if machine.left_open:

@@ -10,6 +10,8 @@ import pytest
 from coordinator.live.core import CoordinatorMachine
 from coordinator.live.orders import ChangeRun
 from coordinator.live.records import StepRow
+from coordinator.process.ordering import why_too_late
+from node.core import NodeMachine
 from protocol.base.machine import Ordered
 from protocol.run.batches import Batches
 from protocol.run.changes import make_change
@@ -84,3 +86,34 @@ def test_steps_get_more_microbatches_and_fewer_while_everybody_is_killed(seed: i
     rows = {record.step: record for record, _ in swarm.coordinator.records if isinstance(record, StepRow)}
     assert [rows[step].tokens for step in range(12)] == [batches.tokens(step) for step in range(12)]
     assert now.history.tokens == batches.tokens_before(12)
+
+
+def test_no_order_is_taken_while_the_final_weights_are_validated() -> None:
+    """Behind the last step no boundary comes: more steps, ordered then, were taken and forgotten without a word. Here
+    nobody is left to validate when the last step is done, until somebody comes again."""
+    shape = Shape(steps=5, delay=1, validate_every=1, collocated="never")
+    checker = Checker(shape.config(7), [shape.shards] * shape.stages)
+    swarm = Swarm(7, shape, checker)
+
+    def machine() -> CoordinatorMachine:
+        assert isinstance(swarm.coordinator.machine, CoordinatorMachine)
+        return swarm.coordinator.machine
+
+    swarm.world.run(400.0, stop=lambda: machine().history.newest_step == shape.steps - 3)
+    assert why_too_late(machine()) == ""
+
+    def validates_at_last() -> bool:
+        servers = [host.machine.server for host in swarm.servers if isinstance(host.machine, NodeMachine)]
+        return any(server is not None and server.counters().get("opened", -1.0) >= shape.steps for server in servers)
+
+    swarm.world.run(400.0, stop=validates_at_last)
+    assert validates_at_last()
+    for host in swarm.volunteers:
+        swarm.world.crash(host)
+    swarm.world.run(swarm.world.now + 30.0, stop=lambda: bool(why_too_late(machine())))
+    assert not machine().finished, "the last versions are still to be validated"
+    assert why_too_late(machine()).startswith("all 5 steps are done")
+    for host in swarm.volunteers:
+        swarm.world.start(host)
+    swarm.world.run(swarm.world.now + 400.0, stop=lambda: swarm.finished)
+    assert swarm.finished
