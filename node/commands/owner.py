@@ -36,6 +36,10 @@ TOP_S = 1.0
 LEAVE_S = DRAIN_S + LAST_NEWS_S + 15.0
 """How long `leave` waits for the end: what a node takes for it, and what a busy machine adds."""
 LEAVE_LOOK_S = 0.25
+ENDED = (
+    "It has ended: nothing runs here for a run any more. `barnraise thanks` shows what this computer gave, `barnraise "
+    "join` comes back."
+)
 _KEPT_TO = "Those that the one with this state folder keeps to, with the limits of its command line."
 _STATE = click.option(
     "--state", type=click.Path(path_type=Path, file_okay=False), help="The state folder of the one that is meant."
@@ -44,6 +48,19 @@ _STATE = click.option(
 
 def answers(state: Path | None, order: dict[str, Any]) -> list[tuple[Path, dict[str, Any]]]:
     """What every daemon here (or the one of `state`) answers to an order. Ends the command where none does."""
+    found, unwell = heard(state, order)
+    if unwell:
+        click.echo(unwell, err=True)
+        sys.exit(NOT_WELL)
+    if not found:
+        where = f"from {state}" if state is not None else "here"
+        click.echo(f"No lent computer runs {where}: is `barnraise join` running?", err=True)
+        sys.exit(NOT_RUNNING)
+    return found
+
+
+def heard(state: Path | None, order: dict[str, Any]) -> tuple[list[tuple[Path, dict[str, Any]]], str]:
+    """What every daemon here answers to an order, and what is wrong with one that runs and does not answer."""
     found, unwell = [], ""
     for folder in [state] if state is not None else noted_folders():
         try:
@@ -56,14 +73,7 @@ def answers(state: Path | None, order: dict[str, Any]) -> list[tuple[Path, dict[
         if "error" in answer:
             raise BadInputError(answer["error"])
         found.append((folder, answer))
-    if unwell:
-        click.echo(unwell, err=True)
-        sys.exit(NOT_WELL)
-    if not found:
-        where = f"from {state}" if state is not None else "here"
-        click.echo(f"No lent computer runs {where}: is `barnraise join` running?", err=True)
-        sys.exit(NOT_RUNNING)
-    return found
+    return found, unwell
 
 
 def _tell(state: Path | None, order: dict[str, Any]) -> None:
@@ -220,17 +230,22 @@ def top(state: Path | None) -> None:
     show(state, TOP_S)
 
 
-def show(state: Path | None, every_s: float) -> None:
-    """Redraws the status in place, on a terminal; elsewhere it is printed once."""
-    console = Console(highlight=False, markup=False)
+def show(state: Path | None, every_s: float, console: Console | None = None) -> None:
+    """Redraws the status on a screen of its own until Ctrl-C, or until what was watched has ended, which is said then;
+    where there is no terminal it is printed once."""
+    console = console or Console(highlight=False, markup=False)
+    text = text_of(answers(state, {"verb": "status"}))
     if not console.is_terminal:
-        click.echo(text_of(answers(state, {"verb": "status"})))
+        click.echo(text)
         return
-    with contextlib.suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
-        while True:
-            text = text_of(answers(state, {"verb": "status"}))
+    with contextlib.suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False, screen=True) as live:
+        while text:
             live.update(Text(text + "\n\npause, resume, finish, limits, leave: in another terminal"), refresh=True)
             time.sleep(every_s)
+            found, unwell = heard(state, {"verb": "status"})
+            text = text_of(found) or unwell
+    if not text:
+        console.print(ENDED)
 
 
 def text_of(found: list[tuple[Path, dict[str, Any]]]) -> str:

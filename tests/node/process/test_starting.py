@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import subprocess
@@ -11,9 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from node.commands.members import QUESTION
-from node.commands.owner import last_words, text_of
+from node.commands.owner import ENDED, last_words, show, text_of
 from node.owner.limits import read_limits, shown
 from node.owner.words import describe, headline
 from node.platform.local_socket import NotRunningError, ask
@@ -62,6 +64,22 @@ def test_of_several_each_says_how_to_mean_it(tmp_path: Path) -> None:
     lines = text_of(answers).splitlines()
     assert [line for line in lines if line.startswith("state ")] == [f"state   {folder}" for folder, _ in answers]
     assert "state " not in text_of(answers[:1])
+
+
+def test_top_says_that_what_it_watched_has_ended(tmp_path: Path) -> None:
+    """Its last frame once said WORKING for ever, and its exit code that nothing had run."""
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=80, height=24)
+    with Starting(tmp_path, tmp_path / "limits.toml", "r", lambda: None):
+        watching = threading.Thread(target=show, args=(tmp_path, 0.01, console))
+        watching.start()
+        deadline = time.monotonic() + PATIENCE_S
+        while "STARTING" not in screen.getvalue():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    watching.join(PATIENCE_S)
+    assert not watching.is_alive()
+    assert " ".join(screen.getvalue().split()).endswith(ENDED)
 
 
 def test_the_keeper_takes_over_its_door(tmp_path: Path) -> None:
