@@ -8,7 +8,7 @@ A mutant is a context manager that patches one method; `MUTANTS` names each with
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -330,8 +330,7 @@ def reports_are_not_repeated(original: Any) -> Any:
 @mutant(DeciderRole, "on_checkpoint_part")
 def a_manifest_is_written_before_all_parts_are_there(original: Any) -> Any:
     def on_checkpoint_part(self: Any, message: Any) -> None:
-        stages = self._context.plan.stages
-        context, self._context = self._context, _OneStage(stages[:1] if len(stages) > 1 else stages)
+        context, self._context = self._context, _OneStage(self._context)
         try:
             original(self, message)
         finally:
@@ -340,15 +339,15 @@ def a_manifest_is_written_before_all_parts_are_there(original: Any) -> Any:
     return on_checkpoint_part
 
 
-@dataclass
 class _OneStage:
-    """A context whose plan has fewer stages than the run."""
+    """A context whose plan has fewer stages than the run; all else is the run's."""
 
-    stages: Any
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self.plan = SimpleNamespace(stages=context.plan.stages[:1])
 
-    @property
-    def plan(self) -> Any:
-        return self
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
 
 
 # ---- fences --------------------------------------------------------------------------------------------------------
