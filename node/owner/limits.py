@@ -67,8 +67,10 @@ class OwnerLimits:
             parts.append(f"not while {' or '.join(_spoken(name) for name in self.while_not)} runs")
         if self.hours.spans:
             parts.append(f"in your hours ({self.hours.text})")
-        if self.gpu_ratio < 1 or self.cpu_ratio < 1:
-            parts.append(f"at most {100 * min(self.gpu_ratio, self.cpu_ratio):g} % of the device")
+        if self.gpu_ratio < 1:
+            parts.append(f"at most {100 * self.gpu_ratio:g} % of a GPU's time")
+        if self.cpu_ratio < 1:
+            parts.append(f"at most {100 * self.cpu_ratio:g} % of the processors' time")
         if self.temperature_c is not None:
             parts.append(f"below {self.temperature_c:g} C")
         up = self.up_bytes_per_s

@@ -133,14 +133,16 @@ def describe_news(news: dict[str, Any]) -> list[str]:
         columns = points[::-1][::each][::-1]
         least, span = min(columns), (max(columns) - min(columns)) or 1.0
         bars = "".join(BARS[round((loss - least) / span * (len(BARS) - 1))] for loss in columns)
-        lines += _wrap(f"run     step {news['step']:,}, loss {bars} {points[0]:.2f} to {points[-1]:.2f}")
+        done = news["step"] + 1
+        steps = f"{done:,} step{'' if done == 1 else 's'} done"
+        lines += _wrap(f"run     {steps}, loss {bars} {points[0]:.2f} to {points[-1]:.2f}")
     if news.get("validated_step", -1) >= 0:  # a daemon that began before an update does not say it
         step = news["validated_step"]
         after = f"{step:,} step{'' if step == 1 else 's'}"
         lines += _wrap(f"tested  loss {news['validation_loss']:.2f} on text kept aside, after {after}")
     if news["sample"]:
         said = printable(" ".join(news["sample"].split()))
-        lines += _wrap(f"writes  {said} (step {news['sample_step']:,})")
+        lines += _wrap(f"writes  {said} (after step {news['sample_step']:,})")
     else:
         lines += _wrap(f"writes  {NO_SAMPLE}")
     if news["hour_ratio"] > 0:

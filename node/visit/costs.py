@@ -33,11 +33,11 @@ def describe_costs(config: RunConfig, vocabulary: int) -> list[str]:
     return [
         f"model       {parameters / 1e6:,.1f} M parameters in {config.stages.count} stages",
         f"servers     {stages.count * per_stage} ({per_stage} a stage), each with about"
-        f" {shard * SERVER_BYTES_PER_PARAMETER / 1e9:.2f} GB of memory",
-        f"            and {shard * STATE_BYTES_PER_PARAMETER * files / 1e9:.2f} GB of disk at most"
+        f" {_size(shard * SERVER_BYTES_PER_PARAMETER)} of memory",
+        f"            and {_size(shard * STATE_BYTES_PER_PARAMETER * files)} of disk at most"
         f" ({kept} checkpoints kept at the end)",
         f"volunteers  {helpers}",
-        f"            weights take {parameters / stages.count * DEVICE_BYTES_PER_PARAMETER / 1e9:.2f} GB of a device's"
+        f"            weights take {_size(parameters / stages.count * DEVICE_BYTES_PER_PARAMETER)} of a device's"
         " memory",
         f"            at {EXAMPLE_TOKENS_PER_S:,.0f} tokens/s one moves {up:.1f} GB an hour up and {down:.1f} down,",
         "            the servers of its stage the same",
@@ -45,3 +45,8 @@ def describe_costs(config: RunConfig, vocabulary: int) -> list[str]:
         f" {EXAMPLE_TOKENS_PER_S:,.0f} tokens/s",
         "            that the slowest stage makes",
     ]
+
+
+def _size(byte_count: float) -> str:
+    """In MB below a GB: a small model's 4 MB are not 0.00 GB."""
+    return f"{byte_count / 1e9:.2f} GB" if byte_count >= 1e9 else f"{byte_count / 1e6:.1f} MB"

@@ -228,12 +228,17 @@ def test_shares_and_rates_hold_without_a_pause(lent: Lent, neighbour: Lent) -> N
     every screen and to Prometheus, and gives work all the while. A GPU that is hot is called one."""
     lent.sense()
     eventually(lent.works, "work")
-    today = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")[time.localtime().tm_wday]
+    # Two days, since midnight may come meanwhile: on its clocks, which are ahead, or on ours.
+    days = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+    today = time.localtime(time.time() + lent.ahead_s).tm_wday
+    now = f"{days[today]},{days[(today + 1) % 7]} 00:00-24:00"
+    another_day = f"{days[(today + 3) % 7]} 00:00-24:00"
     cases: tuple[tuple[Lent, dict[str, str], float, int | None, int | None], ...] = (
         (lent, {"cpu": "50 %", "gpu": "80 %"}, 0.5, None, None),
         (neighbour, {"cpu": "50 %", "gpu": "80 %"}, 0.8, None, None),
         (lent, {"cpu": "100 %", "up": "20 Mbit/s", "down": "40 Mbit/s"}, 1.0, 20, 40),
-        (lent, {"other-hours": f"{today} 00:00-24:00", "other-up": "10 Mbit/s", "other-down": "off"}, 1.0, 10, None),
+        (lent, {"other-hours": now, "other-up": "10 Mbit/s", "other-down": "off"}, 1.0, 10, None),
+        (lent, {"other-hours": another_day}, 1.0, 20, 40),
     )
     for one, values, share, up, down in cases:
         one.ask("limits", values=values)

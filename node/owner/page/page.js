@@ -51,7 +51,7 @@ function renderNews(status) {
   at("signed-title").hidden = at("signed").hidden = signed === null;
   if (signed !== null) show("signed", signedGift(signed));
   if (news === null) return;
-  show("step", news.step < 0 ? "none is finished yet" : news.step.toLocaleString("en"));
+  show("step", news.step < 0 ? "none yet" : (news.step + 1).toLocaleString("en"));
   renderCurve(news.curve);
   at("tested").hidden = at("tested-title").hidden = news.validated_step < 0;
   show("tested", `${news.validation_loss.toFixed(2)} after ${plural(news.validated_step, "step")}`);
@@ -92,7 +92,7 @@ function render(status) {
   const rates = up === null && down === null ? "no limits" : `${most(up)} up, ${most(down)} down`;
   const links = Object.entries(line.paths).map(([path, count]) => `${count} ${WAYS[path] || path}`).join(", ") || "none";
   show("line", `${mbit(line.bytes_per_s)} now, ${gigabytes(line.moved_bytes)} this visit; ${rates}; links: ${links}`);
-  show("quota", line.quota_left_bytes === null ? "no quota" : `${gigabytes(line.quota_left_bytes)} left`);
+  show("quota", line.quota_left_bytes === null ? "no quota" : `${(line.quota_left_bytes / 1e9).toFixed(1)} GB left`);
   show("today", given(status.today));
   show("visit", given(status.visit));
   show("ever", given(status.ever));

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from node.owner.limits import OwnerLimits, shown
 from node.owner.update import update_words
-from node.owner.words import headline, limits_in_words, list_limits
+from node.owner.words import describe_news, headline, limits_in_words, list_limits
 from protocol.base.printable import wrapped
 
 OFFER = """Device
@@ -66,3 +66,15 @@ def test_a_newer_build_of_the_run_is_told() -> None:
         "barnraise-9999999",
     ):
         assert update_words(theirs, "barnraise-0.9.1") == ""
+
+
+def test_steps_are_counted_from_one_on_every_screen() -> None:
+    """`status` said 1 of 60 where `top` said step 0. A share of a GPU is not called one of the processor."""
+    news = {
+        "step": 0, "curve": [[0, 5.5]], "sample": "", "sample_step": -1, "hour_ratio": 0.0, "step_tasks": 0,
+        "validated_step": -1, "validation_loss": 0.0,
+    }  # fmt: skip
+    assert describe_news(news)[0].startswith("run     1 step done, loss ")
+    assert describe_news({**news, "step": 41})[0].startswith("run     42 steps done, loss ")
+    said = OwnerLimits(gpu_ratio=0.8).describe()
+    assert "at most 80 % of a GPU's time" in said and "processor" not in said
