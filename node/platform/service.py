@@ -231,14 +231,17 @@ class Service:
             self.file.unlink(missing_ok=True)
 
     def status(self) -> str:
-        """What the system says of it."""
+        """What the system says of it. Raises `BadInputError` where it says nothing: nobody is logged in, for one."""
         if not self.file.exists():
             return "no service is installed; `barnraise service install LINK` does"
         try:
             done = subprocess.run(self.orders("status")[0], capture_output=True, text=True, timeout=20, check=False)  # noqa: S603
         except (OSError, subprocess.SubprocessError) as error:
-            return f"{self.file} is there, but the system does not answer: {error}"
-        return (done.stdout or done.stderr).strip()
+            raise BadInputError(f"service: {self.file} is there, but the system does not answer: {error}") from None
+        if said := done.stdout.strip():  # of a service that has stopped, too, whatever the exit code
+            return said
+        why = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise BadInputError(f"service: {self.file} is there, but the system does not answer: {why}")
 
     def _tell(self, what: str) -> None:
         for order in self.orders(what):

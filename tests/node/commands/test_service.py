@@ -40,6 +40,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         f'#!/bin/sh\ncase "$*" in *ExecMainStatus*) cat {tmp_path}/status; exit;; esac\n'
         f'echo "$@" >> {tmp_path}/asked\n[ -e {tmp_path}/says ] && cat {tmp_path}/says >&2\n'
         f"[ -e {tmp_path}/refuses ] && grep -qf {tmp_path}/refuses {tmp_path}/config/systemd/user/*.service && exit 1\n"
+        f"[ -e {tmp_path}/prints ] && cat {tmp_path}/prints\n"
         f"exit $(cat {tmp_path}/code 2>/dev/null || echo 0)\n"
     )
     tool.chmod(0o755)
@@ -87,6 +88,22 @@ def test_a_system_that_refuses_is_quoted(home: Path) -> None:
     (home / "says").write_text("Created symlink a → b.\nJob for barnraise.service failed.\nSee its status.\n")
     refused = CliRunner().invoke(service, ["install", LINK])
     assert str(refused.exception).endswith("says: Job for barnraise.service failed. See its status.")
+
+
+def test_status_says_what_the_system_says_or_that_it_does_not_answer(home: Path) -> None:
+    """A service that has stopped is an answer, whatever the exit code; a system that says nothing is an error."""
+    agree(home)
+    assert CliRunner().invoke(service, ["install", LINK]).exit_code == 0
+    (home / "code").write_text("3")
+    (home / "prints").write_text("barnraise.service: inactive (dead)\n")
+    stopped = CliRunner().invoke(service, ["status"])
+    assert stopped.exit_code == 0 and stopped.output == "barnraise.service: inactive (dead)\n"
+    (home / "prints").write_text("")
+    (home / "says").write_text("Failed to connect to bus: No medium found\n")
+    (home / "code").write_text("1")
+    silent = CliRunner().invoke(service, ["status"])
+    assert isinstance(silent.exception, BadInputError)
+    assert str(silent.exception).endswith("the system does not answer: Failed to connect to bus: No medium found")
 
 
 def test_a_system_without_namespaces_gets_a_unit_without_the_lines_that_need_them(home: Path) -> None:
