@@ -243,12 +243,15 @@ def adopt(url: str, links: Path | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="As `barnraise demo --reference --changes FILE` reads them.")
 def changes(url: str, as_json: bool) -> None:
     """Show what was changed since the run began, and from which step on (counted from 0)."""
-    found = fetch(f"{base_of(url)}/api/status")["run"]["changes"]
+    run = fetch(f"{base_of(url)}/api/status")["run"]
+    found = run["changes"]
     if as_json:
         click.echo(json.dumps(found, indent=1))
         return
     for change in found:
-        since = f"from step {change['from_step']}" if change["from_step"] >= 0 else "from the next step on"
+        came_late = "never: it came when the last step was done"
+        never = came_late if run["state"] == "finished" else "from the next step on"
+        since = f"from step {change['from_step']}" if change["from_step"] >= 0 else never
         click.echo(f"{change['key']} = {change['value']}  {since}")
     if not found:
         click.echo("nothing was changed")

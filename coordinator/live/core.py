@@ -196,14 +196,14 @@ class CoordinatorMachine:
         """The effects of an input; notes since when the run waits for the same thing."""
         if self.finished and not self._end_told:
             self._end_told = True
-            hint = self.config.checkpoint.export_hint()
-            self.outbox.log("info", "run finished", newest_step=self.history.newest_step, detail=hint)
+            last, hint = self.history.newest_step, self.config.checkpoint.export_hint()
+            self.outbox.log("info", "run finished", newest_step=last, detail=hint)
+            self.placement.wishes.over(last)
             for member in self.roster.all():
                 if member.welcomed:
                     self._tell_news(member, now)  # the last ones, with all that its owner gave
                     self.outbox.send(member.peer, RunFinished())
-        _, waiting_for = run_state(self, now)
-        if waiting_for != self.waiting_for:
+        if (waiting_for := run_state(self, now)[1]) != self.waiting_for:
             self.waiting_for, self.waiting_since = waiting_for, now
             if waiting_for:
                 self.outbox.log("info", "run waits", detail=waiting_for)

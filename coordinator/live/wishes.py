@@ -137,6 +137,10 @@ class Wishes:
             self.held = False
         return True
 
+    def over(self, step: int) -> None:
+        """The run has ended with this step: an order that was taken while it was on its way there comes to nothing."""
+        self._told_late([change for change in self.changes if change.from_step < 0], step)
+
     def _told_late(self, late: Sequence[RunChange], step: int) -> None:
         for change in late:
             self._outbox.log("warning", "change too late", key=change.key, value=change.value, step=step)

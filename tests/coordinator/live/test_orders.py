@@ -48,6 +48,17 @@ def test_the_reports_tell_from_which_step_a_change_counts() -> None:
     assert shown["trains"] == changes_hash(desk.machine.config, (known, CLIP))
 
 
+def test_an_order_that_the_last_step_has_overtaken_is_named_when_the_run_ends() -> None:
+    """Nobody waits for what cannot begin any more: the log says which change came to nothing."""
+    desk = Desk()
+    desk.train()
+    for step in range(4):
+        desk.report(step)
+    desk.feed(Ordered(ChangeRun(RATE)))
+    desk.report(4)
+    assert [(late["key"], late["step"]) for late in desk.logged("change too late")] == [(RATE.key, 4)]
+
+
 def test_orders_that_come_while_a_plan_is_written_are_not_lost() -> None:
     """The next plan has both."""
     desk = Desk()
