@@ -69,16 +69,18 @@ def recovery(
     bases = [(record.step, record.file) for record in mine if isinstance(record, SnapshotWritten)]
     if started.checkpoint_step == -1 or readable is None or started.checkpoint_step in readable:
         bases.insert(0, (max(0, started.checkpoint_step), ""))
+    first = max(0, started.checkpoint_step)
     found: Recovery | None = None
     for base, file in bases:
         replay: list[StepCommitted] = []
         while (commit := commits.get(base + len(replay))) and all(c in stored for c in commit.contributions):
             replay.append(commit)
         one = Recovery(started, base, file, tuple(replay))
-        # Whoever still works on an older step than the newest here asks for the version that it began with.
-        if file and base > oldest_needed(one.version, delay):
+        # Whoever still works on an older step than the newest here asks for the version that it began with; of the
+        # first version of these ledgers there is none before.
+        if file and base > max(first, oldest_needed(one.version, delay)):
             continue
-        if found is None or one.version > found.version or (one.version == found.version and base > found.base):
+        if found is None or one.version > found.version or (one.version == found.version and base >= found.base):
             found = one
     return found
 

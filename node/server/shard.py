@@ -170,7 +170,7 @@ class ShardRole:
         else:
             self._out.compute(StartShard(self._context.plan.restore_step, self._context.plan.undone))
         self.version = base - 1
-        self._oldest_version = base if known is not None and known.snapshot else self._context.config.version_of(base)
+        self._oldest_version = base if base > self._first_version else self._context.config.version_of(base)
         self._replay = [] if known is None else list(known.replay)
         self._durable_version = base + len(self._replay)
 
@@ -207,7 +207,7 @@ class ShardRole:
             self.began_with = self.version
             self.close_step(self._context.closed)
             # A crash may have come between the commit and the checkpoint; writing one twice does no harm.
-            self.saves.checkpoint_if_due(self.version)
+            self.saves.begun_at(self.version)
             self._out.log("info", "shard ready", version=self.version)
             self.tell_workers()
             return

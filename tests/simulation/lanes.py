@@ -260,8 +260,11 @@ class Lanes:
                 self.shard[max(0, job.checkpoint_step)] = weights, moments
                 return digest(weights, moments)
             case jobs.LoadSnapshot():
-                self.shard[job.version] = self.files[job.file]
-                return digest(*self.shard[job.version])
+                weights, moments, previous = self.files[job.file]
+                self.shard[job.version] = weights, moments
+                if previous:
+                    self.shard[job.version - 1] = previous, ()
+                return digest(weights, moments)
             case jobs.Fold():
                 total = self.folds.get(job.step, tuple(0 for _ in range(SHARD_ELEMENTS)))
                 self.folds[job.step] = add(total, self.inputs[job.part.key])
@@ -285,7 +288,8 @@ class Lanes:
             case jobs.DropVersions():
                 self.shard = {v: state for v, state in self.shard.items() if v >= job.version}
             case jobs.WriteSnapshot():
-                self.files[f"snapshot-{job.version}"] = self.shard[job.version]
+                previous, _ = self.shard.get(job.version - 1, ((), ()))
+                self.files[f"snapshot-{job.version}"] = (*self.shard[job.version], previous)
                 return f"snapshot-{job.version}"
             case jobs.WriteCheckpoint():
                 state = digest(*self.shard[job.version])

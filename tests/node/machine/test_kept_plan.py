@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from node.machine.jobs import SetUpServer, StartShard
+from node.machine.jobs import LoadSnapshot, SetUpServer
 from node.machine.kept_plan import COORDINATOR_S, WELCOME_S, KeptPlan
 from node.machine.records import ShardStarted, SnapshotWritten, StateLost
 from protocol.base.machine import Dial, Exit, LinkDown, LinkUp, Persist
@@ -30,7 +30,7 @@ def test_a_server_restarts_without_its_coordinator() -> None:
     assert not desk.jobs(SetUpServer)
     desk.feed(LinkDown(COORDINATOR, "refused"))
     desk.effects = list(desk.machine.wake(COORDINATOR_S))
-    assert len(desk.jobs(SetUpServer)) == len(desk.jobs(StartShard)) == 1
+    assert len(desk.jobs(SetUpServer)) == len(desk.jobs(LoadSnapshot)) == 1
     assert {dial.peer for dial in desk.of(Dial)} >= {"f1"}
     assert desk.machine.server is not None and desk.machine.server.context.generation == 1
 

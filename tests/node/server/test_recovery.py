@@ -60,6 +60,14 @@ def test_one_lost_record_is_an_older_version_and_never_a_gap(lost: int, version:
     assert [record.step for record in found.replay] == list(range(found.base, version))
 
 
+def test_ledgers_that_began_from_a_checkpoint_need_it_no_more_once_they_have_a_copy() -> None:
+    """The copy is of their first version, before which nobody asks for anything: it is old enough from the start."""
+    copied: list[Record] = [started(checkpoint_step=4), snapshot(4), *step(4), *step(5)]
+    for readable in ((), (4, 2), None):
+        found = recovery(copied, 1, 1, readable)
+        assert found is not None and (found.base, found.snapshot, found.version) == (4, "snapshot-4", 6)
+
+
 def test_a_disk_whose_beginning_is_gone_holds_nothing() -> None:
     """Pruned up to a snapshot whose file is missing, or begun from a checkpoint that nobody can read any more."""
     pruned: list[Record] = [started(), *step(4), *step(5)]

@@ -517,6 +517,18 @@ def test_a_restart_begins_from_the_newest_snapshot_that_is_old_enough() -> None:
     assert [job.file for job in desk.begun.jobs(LoadSnapshot)] == ["snapshot-1"]
 
 
+def test_ledgers_that_begin_from_a_checkpoint_keep_a_copy_of_it_at_once() -> None:
+    """The checkpoint may be thinned out before there is another snapshot; those that begin from the seed need none."""
+    begun = msgspec.structs.replace(_started(), checkpoint_step=4)
+    desk = Desk([begun], restore_step=4)
+    desk.shard.base_loaded(b"digest 4")
+    (job,) = desk.take().jobs(WriteSnapshotJob)
+    assert job.version == 4
+    desk = Desk([_started()])
+    desk.shard.base_loaded(b"digest 0")
+    assert desk.take().jobs(WriteSnapshotJob) == []
+
+
 def test_the_last_checkpoint_is_written_after_a_crash_between_commit_and_checkpoint() -> None:
     """A restart at the last version writes it, as if the commit had just been."""
     commits = [
