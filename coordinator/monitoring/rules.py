@@ -313,10 +313,11 @@ def _server_alerts(limits: Thresholds) -> tuple[Alert, ...]:
             900,
             "ticket",
             "{{ $labels.instance }}: {{ $value | humanize }} contributions a second are refused",
-            "Over a tenth of the contributions are stale, double, not finite or out of bounds. They cost their senders"
+            "Over a tenth of the contributions are late, double, doubted or false. They cost their senders"
             " time and the model nothing: a contribution counts whole or not at all.",
-            "Servers dashboard: updates by outcome. *stale*: volunteers too slow for their leases. *not_finite*,"
-            " *norm*: somebody computes wrongly; the ledger's log names the sender.",
+            "Servers dashboard: updates by outcome. *stale*, *duplicate*: volunteers too slow for their leases."
+            " *doubted* (beyond all that is usual: others do it again) and *false* (an audit has shown it): somebody"
+            " computes wrongly; the ledger's log names the sender.",
             "Raise `limits.lease_s`, or ban the sender.",
         ),
         Alert(

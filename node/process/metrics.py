@@ -109,7 +109,7 @@ SERVER_FAMILIES = (
         "barnraise_server_updates_total",
         "counter",
         "Gradient updates, by what became of them.",
-        {**_RUN, "outcome": ("applied", "stale", "duplicate", "bad_signature", "not_finite", "norm")},
+        {**_RUN, "outcome": ("applied", "stale", "duplicate", "doubted", "false", "banned")},
     ),
     Family(
         "barnraise_server_step_duration_seconds",

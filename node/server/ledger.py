@@ -343,8 +343,7 @@ class LedgerRole:
 
     def _tell(self, verdict: Verdict) -> None:
         """To the sender, and to every server of the stage: as a shard and for its pools."""
-        outcome = "applied" if verdict.accepted else "duplicate"
-        self._out.count("barnraise_server_updates_total", outcome=outcome)
+        self._out.count("barnraise_server_updates_total", outcome=_outcome(verdict))
         for node in dict.fromkeys((verdict.contribution.node, *self._context.stage_servers)):
             self._out.send(node, verdict)
 
@@ -571,3 +570,14 @@ def stage_tasks(context: StageContext, step: int) -> list[TaskId]:
         if plan.stage_at(step, microbatch, end) == context.stage:
             tasks.append(TaskId(step, microbatch, end, "L"))
     return tasks
+
+
+def _outcome(verdict: Verdict) -> str:
+    """What became of a contribution, as a metric says it."""
+    if verdict.accepted:
+        return "applied"
+    if verdict.blamed:
+        return "false"
+    if verdict.doubted:
+        return "doubted"
+    return "banned" if verdict.reason == BANNED else "duplicate"

@@ -67,18 +67,6 @@ def boasts() -> None:
     SurveyDesk.tokens_per_s = lambda self, config: 1e12  # type: ignore[method-assign]
 
 
-def repeats() -> None:
-    """Each sum of weight gradients is sent twice, under two numbers."""
-    original = Gradients._send
-
-    def send(self: Any, upload: Any, server: Any) -> None:
-        original(self, upload, server)
-        once_more = msgspec.structs.replace(upload.contribution, number=upload.contribution.number + 10**6)
-        original(self, dataclasses.replace(upload, contribution=once_more), server)
-
-    Gradients._send = send  # type: ignore[method-assign]
-
-
 if __name__ == "__main__":
     deed = sys.argv.pop(1)
     if deed in DEVICE_DEEDS:
@@ -87,5 +75,5 @@ if __name__ == "__main__":
         os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
         DeviceLane.module = "tests.integration.bad_device"
     else:
-        {deed.__name__: deed for deed in (gives_back, hoards, reuses_ids, boasts, repeats)}[deed]()
+        {deed.__name__: deed for deed in (gives_back, hoards, reuses_ids, boasts)}[deed]()
     main()

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from node.compute.lanes import ServerPerformer
-from node.machine.jobs import Apply
 from node.process.journal import Journal
 from protocol.cli import main
 
@@ -49,12 +48,12 @@ def _commits_slowly(file: Path, original: Callable[..., Any]) -> Callable[..., A
 
 
 def _applies_slowly(file: Path, original: Callable[..., Any]) -> Callable[..., Any]:
-    def perform(self: Any, job: Any, *more: Any) -> Any:
-        if isinstance(job, Apply) and file.exists():
+    def apply(*arguments: Any) -> Any:
+        if file.exists():
             time.sleep(SUM_S)
-        return original(self, job, *more)
+        return original(*arguments)
 
-    return perform
+    return apply
 
 
 if __name__ == "__main__":
@@ -64,7 +63,7 @@ if __name__ == "__main__":
     elif where == "slow":
         Journal._open = _commits_slowly(Path(name), Journal._open)  # type: ignore[method-assign]
     elif where == "sums":
-        ServerPerformer.perform = _applies_slowly(Path(name), ServerPerformer.perform)  # type: ignore[method-assign]
+        ServerPerformer._apply = _applies_slowly(Path(name), ServerPerformer._apply)  # type: ignore[method-assign]
     elif where == "any":
         lane, disk, jump = (Path(f"{name}.{what}") for what in ("lane", "disk", "clock"))
         ServerPerformer.perform = _hangs_once_there(lane, ServerPerformer.perform)  # type: ignore[method-assign]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from node.machine.records import ContributionAccepted, StepSealed
 from node.server.ledger import LedgerRole
 from protocol.base.ids import NodeId, TaskId
+from protocol.base.machine import Count
 from protocol.messages import (
     Commit,
     Committed,
@@ -101,6 +103,24 @@ def test_what_cannot_count_is_refused(tasks: tuple[TaskId, ...], version: int, r
         desk.ledger.on_stored(stored(1, 0, tasks, shard, version))
     (verdict, *_) = desk.take().sent(Verdict)
     assert not verdict.accepted and reason in verdict.reason
+
+
+def test_what_became_of_a_contribution_is_counted_by_its_kind() -> None:
+    """One that counts, one that comes late, one that is beyond all that is usual, one of a banned member, and one that
+    an audit has shown to be false."""
+    desk = Desk()
+    first, overlap = desk.accept(1, (backward(0, 0),)), desk.store(2, (backward(0, 0),))
+    infinite = stored(3, 0, (backward(0, 1),), 0, square_norm=float("inf"))
+    for shard in (0, 1):
+        desk.ledger.on_stored(msgspec.structs.replace(infinite, shard=shard))
+    doubted = desk.take()
+    desk.ledger._void(stored(4, 0, (backward(0, 1),), 0), "an audit finds another gradient", (NodeId("v1"),))
+    false = desk.take()
+    desk.ledger.ban({NodeId("v1")})
+    found = [first, overlap, doubted, false, desk.store(5, (backward(0, 1),))]
+    counted = [effect for effects in found for effect in effects.all if isinstance(effect, Count)]
+    outcomes = [dict(count.labels)["outcome"] for count in counted if count.metric == "barnraise_server_updates_total"]
+    assert outcomes == ["applied", "duplicate", "doubted", "false", "banned"]
 
 
 def test_shards_agree_on_a_loss_that_is_not_a_number() -> None:
