@@ -147,12 +147,12 @@ def short_leases(swarm: Swarm, watcher: Prometheus) -> None:
     swarm._children.module = "protocol.cli"
 
 
-def all_late(swarm: Swarm, watcher: Prometheus) -> None:
-    """All four volunteers take three seconds for a task that is leased for one: each does what another does, too."""
+def absurd(swarm: Swarm, watcher: Prometheus) -> None:
+    """The gradients of two of three volunteers are a thousand million each: others do their tasks again, slowly."""
     swarm._children.module = "tests.integration.bad_volunteer"
-    for number in range(4):
+    for number, deed in enumerate(("dawdles", "huge", "huge")):
         words = ("join", swarm.links["volunteer"], "--yes", "--always", "--no-page", "--no-benchmark")
-        swarm.node(f"dawdles-{number}", "dawdles", *words)
+        swarm.node(f"{deed}-{number}", deed, *words)
     swarm._children.module = "protocol.cli"
 
 
@@ -248,7 +248,7 @@ CASES: dict[str, tuple[str, int, Stage, tuple[str, ...]]] = {
     "strangers": (STEADY, 4, strangers, ("BarnraiseBadPeers",)),
     "nobody_left": (LONG, 4, nobody_left, ("BarnraiseStageEmpty", "BarnraiseStageStarved")),
     "short_leases": (BY_LEASE, 4, short_leases, ("BarnraiseWorkRepeated",)),
-    "all_late": (BY_LEASE, 4, all_late, ("BarnraiseUpdatesRefused",)),
+    "absurd": (LENT, 4, absurd, ("BarnraiseUpdatesRefused",)),
     "behind": (STEADY, 4, behind, ("BarnraiseServerBehind",)),
     "slow_sums": (STEADY, 3, slow_sums, ("BarnraiseServerSlow",)),
     "database_held": (STEADY, 4, database_held, ("BarnraiseDatabaseSlow",)),
