@@ -4,7 +4,7 @@ A row stands for a kind; what is not in a row is refused. Bounds stand beside th
 (`protocol.base.bounded`). What a role may say is narrowed on a server by the *place* of the sender in the plan: a
 server may talk to any server, but only the stage's ledger may say what counts (`node.server.senders`).
 
-To add a kind: its class, a row here, a handler, a line in CHANGES.md.
+MESSAGES.md shows all of it, with the bounds. To add a kind: its class, a row here, a handler, a line in CHANGES.md.
 """
 
 from __future__ import annotations

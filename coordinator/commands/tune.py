@@ -7,7 +7,7 @@ import json
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,12 @@ from coordinator.planning.names import short
 from coordinator.planning.partition.costs import BlockCost
 from coordinator.planning.partition.model_costs import CostRules, block_costs
 from coordinator.planning.simulator.links import Network as SharedNetwork
-from coordinator.planning.tune.case import Node, Workload
+from coordinator.planning.tune.case import Case, Choice, Node, Workload
+from coordinator.planning.tune.hand_over import NOT_FOLLOWED, run_of
 from coordinator.planning.tune.tuner import Outcome, Space, Tuned, tune
 from protocol.base.errors import BadInputError
 from protocol.base.forms import TYPICAL_BITS
-from protocol.run.config_file import load_run
+from protocol.run.config_file import load_run, run_example
 from protocol.run.model_spec import ModelSpec
 from protocol.run.run import RunConfig
 from protocol.schedule.profile import Network, load_network
@@ -41,8 +42,19 @@ INDENT = " " * 12
 @click.option("--budget-s", type=click.FloatRange(min=0), default=20.0, show_default=True, help="Time to search.")
 @click.option("--nodes", type=str, default="", help="Numbers of nodes to try, like 4,8; by default see above.")
 @click.option("--segments", type=str, default="1,2,4", show_default=True, help="Numbers of segments to try.")
+@click.option(
+    "--write", "new_toml", type=click.Path(path_type=Path, dir_okay=False), metavar="NEW.toml",
+    help="Write RUN.toml with the fastest choice that nodes can do.",
+)  # fmt: skip
 def plan_tune(
-    run_file: Path, network_file: Path, as_json: bool, show_all: bool, budget_s: float, nodes: str, segments: str
+    run_file: Path,
+    network_file: Path,
+    as_json: bool,
+    show_all: bool,
+    budget_s: float,
+    nodes: str,
+    segments: str,
+    new_toml: Path | None,
 ) -> None:
     """Rank cuts, placements, orders and sizes for a run on measured machines, with reasons.
 
@@ -50,13 +62,17 @@ def plan_tune(
     are tried as there are machines and blocks for, and half as many, down to two. The run's step is cut into
     microbatches anew: of the run file's size, and of 1, 2, 4, … samples as long as every node gets one.
     """
+    if new_toml is not None and new_toml.exists():
+        raise BadInputError(f"--write: {new_toml} is there already, and is not written over")
     config, network = load_run(run_file), load_network(network_file)
     order = line_order(network)
     work = workload(config)
+    line = [Node(m.forward_flops_per_s, float(m.memory_bytes)) for m in (network.machines[index] for index in order)]
+    ways = line_network(network, order)
     found = tune(
         work,
-        [Node(m.forward_flops_per_s, float(m.memory_bytes)) for m in (network.machines[index] for index in order)],
-        line_network(network, order),
+        line,
+        ways,
         Space(
             nodes=_numbers(nodes, "--nodes") or node_counts(len(order), len(work.blocks)),
             segments=_numbers(segments, "--segments"),
@@ -73,6 +89,31 @@ def plan_tune(
             f"samples: of one microbatch; a step has {work.samples} samples, which RUN.toml cuts into "
             f"{config.batch.microbatches} of {config.batch.samples}"
         )
+    if new_toml is not None:
+        run, sentences = handed_over(config, found, lambda choice: Case(choice, work, line, ways).edges)
+        new_toml.write_text(run_example(values=run), encoding="utf-8")
+        for sentence in (f"{new_toml}: {sentences[0]}", *sentences[1:]):
+            click.echo(textwrap.fill(sentence, WIDTH, subsequent_indent="  "), err=as_json)
+
+
+def handed_over(
+    config: RunConfig, found: Tuned, edges_of: Callable[[Choice], list[int]]
+) -> tuple[RunConfig, list[str]]:
+    """The run with the fastest choice that nodes do, and what is to be said of it, that first.
+
+    Raises `BadInputError` where none of those that were simulated can be a run."""
+    passed_over: dict[str, int] = {}
+    for outcome in found.outcomes:
+        if outcome.timeline is None:
+            continue
+        try:
+            run = run_of(config, outcome.choice, edges_of(outcome.choice))
+        except BadInputError as error:
+            passed_over[str(error)] = passed_over.get(str(error), 0) + 1
+            continue
+        said = [f"the run as {outcome.choice}: {outcome.makespan_s:.4g} s a step, simulated", NOT_FOLLOWED]
+        return run, said + [f"{count} faster, not done by nodes: {why}" for why, count in passed_over.items()]
+    raise BadInputError(f"--write: no choice that was simulated can be a run; {next(iter(passed_over), 'none was')}")
 
 
 def node_counts(machines: int, blocks: int) -> tuple[int, ...]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from protocol.run.changes import RunChange
 from protocol.run.course import EVEN, Course, course_of
 from protocol.run.plan import Plan, ServerPlan, StagePlan
-from protocol.run.run import RunConfig
+from protocol.run.run import TUNED, RunConfig
 from protocol.schedule.policies import First, Policy
 
 ROUTES_NAMED = 8
@@ -48,9 +50,32 @@ IN_FLIGHT_MOST = 32
 layers a stage) 32 inputs-only graphs take 32 * 5 * 34 MB = 5.4 GB."""
 
 
+class Guidance(msgspec.Struct, frozen=True):
+    """What a planner says beside seats and cut, and a plan hands on to the next. It changes no weight."""
+
+    order: Policy
+    """Counts where the run's file leaves it to the planner."""
+    in_flight_max: int = 0
+    """At least; 0: nothing is said of it."""
+
+    @classmethod
+    def of(cls, plan: Plan | None) -> Guidance | None:
+        return None if plan is None else cls(plan.order, plan.in_flight_max)
+
+    @classmethod
+    def for_other_stages(cls, plan: Plan | None) -> Guidance | None:
+        """What of a plan's counts for another layout: how much is in flight was for its stages."""
+        return None if plan is None else cls(plan.order)
+
+
 def order_of(config: RunConfig) -> Policy:
-    """What nodes do first: as the run's file says, or `barnraise plan tune` found."""
-    return Policy(first=First(config.stages.order))
+    """What nodes do first as the run's file says; backwards, where it leaves that to a planner and there was none."""
+    return Policy(first=First.BACKWARD if config.stages.order == TUNED else First(config.stages.order))
+
+
+def in_flight_of(stage_count: int) -> int:
+    """Forwards that a volunteer may have open where no planner has looked at the lines."""
+    return min(IN_FLIGHT_MOST, max(IN_FLIGHT_MIN, IN_FLIGHT_A_STAGE * stage_count))
 
 
 def stage_blocks(config: RunConfig, course: Course, stage: int) -> str:
@@ -86,9 +111,10 @@ def build_plan(
     undone: bool = False,
     save: int = -1,
     why: str = "",
+    guidance: Guidance | None = None,
 ) -> tuple[Plan, str]:
     """The plan with these servers (a sequence per stage, in shard order), and why it cuts the model as it does: `why`
-    is what a planner has to say of it, or that there was none."""
+    is what a planner has to say of it, or that there was none; `guidance` is its, or that of the plan before."""
     assert len(servers) == config.stages.count, "one list of servers per stage"
     course = course_of(config)
     plan = Plan(
@@ -97,8 +123,8 @@ def build_plan(
         restore_step=restore_step,
         stages=tuple(StagePlan(servers=tuple(placed)) for placed in servers),
         course=course,
-        in_flight_max=min(IN_FLIGHT_MOST, max(IN_FLIGHT_MIN, IN_FLIGHT_A_STAGE * len(servers))),
-        order=order_of(config),
+        in_flight_max=max(in_flight_of(len(servers)), 0 if guidance is None else guidance.in_flight_max),
+        order=order_of(config) if guidance is None or config.stages.order != TUNED else guidance.order,
         changes=changes,
         paused=paused,
         held=held,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+from coordinator.live.plan_builder import Guidance
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
+from protocol.run.plan import IN_FLIGHT_LIMIT
 from protocol.run.run import RunConfig
+from protocol.schedule.policies import Policy
 from protocol.schedule.profile import NetworkFile
 
 
@@ -14,7 +17,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """A run without a plan, and who is there for it."""
 
     config: RunConfig
-    """With what is open in it: the number of stages, or where the model is cut."""
+    """With what is open in it: the number of stages, where the model is cut, or what nodes do first."""
     network: NetworkFile
     """Servers in the order in which a plan without a planner would seat them, then volunteers who wait."""
 
@@ -32,7 +35,8 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     bound_s: float
     """No plan of these machines with these numbers of stages has a shorter step."""
     reason: str
-    """What sets the pace, as a sentence without its full stop."""
+    """What sets the pace, and why nodes should work as below, as a sentence without its full stop."""
+    guidance: Guidance = Guidance(Policy())
 
     @property
     def fraction_of_bound(self) -> float:
@@ -51,6 +55,8 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
             return f"stages of {sorted({len(servers) for servers in self.servers})} servers, not {shards}"
         if len(set(placed)) != len(placed) or not known.issuperset(placed):
             return "a server twice, or one that nobody knows"
+        if not 0 <= self.guidance.in_flight_max <= IN_FLIGHT_LIMIT:
+            return f"{self.guidance.in_flight_max} forwards in flight"
         try:
             problem.config.settled(len(self.servers), self.edges).validate()
         except BadInputError as error:

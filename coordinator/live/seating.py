@@ -16,7 +16,7 @@ from coordinator.live.gray import Arbitration, is_well, stalled_s, steps_of, tas
 from coordinator.live.history import History
 from coordinator.live.measured_links import NetworkBook
 from coordinator.live.outbox import Outbox
-from coordinator.live.plan_builder import build_plan
+from coordinator.live.plan_builder import Guidance, build_plan
 from coordinator.live.problem import Proposal
 from coordinator.live.records import GoBackRefused, GoBackWish, PlanRow, StepRow, StoredState, Voiding
 from coordinator.live.relays import RelayBook
@@ -68,6 +68,8 @@ class Placement:
         """The plan in force: durable, so told to everybody."""
         self.sentence = stored.plan_sentence
         """Why the plan looks as it does."""
+        self.guidance = Guidance.of(stored.plan)
+        """For the next plan: of the one in force, or of a planner, who is not asked again."""
         self.generation = generation
         """The newest generation opened."""
         self.table = SlotTable(running(self.config, stored.plan.changes if stored.plan else ()).stages, stored.plan)
@@ -315,14 +317,11 @@ class Placement:
         if verdict.kind in ("keep", "wait") and self.plan is not None and not self.wishes.are_in(self.plan):
             stages = tuple(stage.servers for stage in self.plan.stages)
             self._issue(stages, self.plan.ledger_generation, self.plan.restore_step, "the operator changed the run")
-        elif verdict.kind == "issue" and self.plan is None and self.config.is_open:
+        elif verdict.kind == "issue" and self.plan is None and self.config.asks_planner and self.guidance is None:
             self._plan_first(linked, verdict.sentence, now)
         elif verdict.kind == "issue":
-            servers = self.table.servers(linked, self.plan)
-            if self.plan is None:
-                self._issue(servers, None, -1, verdict.sentence)
-            else:
-                self._issue(servers, self.plan.ledger_generation, self.plan.restore_step, verdict.sentence)
+            began, step = (None, -1) if self.plan is None else (self.plan.ledger_generation, self.plan.restore_step)
+            self._issue(self.table.servers(linked, self.plan), began, step, verdict.sentence)
         elif verdict.kind == "go_back":
             servers = self.table.servers(linked, self.plan)
             self._issue(servers, None, verdict.restore_step, verdict.sentence, back=verdict)
@@ -362,7 +361,7 @@ class Placement:
 
     def _take_over(self, plan: Plan, now: float) -> None:
         """A plan that this database does not know goes on, under a new generation and with the same ledgers."""
-        config = settled_by(self.config, plan)
+        config, self.guidance = settled_by(self.config, plan), Guidance.of(plan)
         self.table = SlotTable(running(config, plan.changes).stages, plan)
         self.table.gone_since = {slot: now for slot in self.table.slots if self._join_of(slot) is None}
         self.wishes.take_over(plan)
@@ -389,7 +388,7 @@ class Placement:
         order = [member.peer for member in servers] if proposal is None else chain.from_iterable(proposal.servers)
         for slot, node in zip(table.slots, order, strict=False):
             table.bind(slot, node)
-        self.table = table
+        self.table, self.guidance = table, None if proposal is None else proposal.guidance
         self._issue(table.servers(linked, None), None, -1, cause, config, why_of(decision))
 
     def planned(self, number: int, proposal: Proposal | None, sentence: str, now: float) -> None:
@@ -505,6 +504,7 @@ class Placement:
             undone=undone or (self.plan is not None and self.plan.undone),
             save=self.wishes.save,
             why=why,
+            guidance=self.guidance if table is None else Guidance.for_other_stages(self.plan),
         )
         if self.plan is not None and self.plan.course == plan.course and table is None:
             sentence = self.sentence.partition(PAUSED_FOR)[0]  # the reason for the cut does not change with a server
@@ -521,7 +521,7 @@ class Placement:
         def durable(now: float) -> None:
             self._on_its_way = None
             new_ledgers = self.plan is None or self.plan.ledger_generation != plan.ledger_generation
-            self.plan, self.sentence = plan, sentence
+            self.plan, self.sentence, self.guidance = plan, sentence, Guidance.of(plan)
             if table is not None:
                 self.table = table
                 self.table.gone_since = {slot: now for slot in table.slots if self._join_of(slot) is None}

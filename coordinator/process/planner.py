@@ -3,7 +3,7 @@
     ask_planner ─▶ python -m coordinator.process.planner < msgpack of a `Problem` > msgpack of an `Answer`
 
 A search is arithmetic without a pause: in a thread it would hold the interpreter for tens of milliseconds at a time.
-It touches neither disk nor network, ends by itself after `BUDGET_S`, and is killed if it does not.
+It touches neither disk nor network, ends by itself after `BUDGET_S` and `ORDER_BUDGET_S`, and is killed if it does not.
 """
 
 from __future__ import annotations
@@ -16,12 +16,17 @@ from typing import TypeVar
 import msgspec
 import trio
 
+from coordinator.live.plan_builder import Guidance, in_flight_of
 from coordinator.live.problem import Problem, Proposal
 from coordinator.planning.placement.seat_search import search_seats
+from coordinator.planning.tune.live_order import choose_live
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
+from protocol.run.run import TUNED
 
 BUDGET_S = 10.0
+ORDER_BUDGET_S = 5.0
+"""For what nodes do first and how much is in flight, once seats and cut are known; one look takes a second at most."""
 KILL_S = 30.0
 """After this a planner is ended: it has hung, or the computer swaps."""
 
@@ -42,13 +47,19 @@ def solve(problem: Problem, clock: Callable[[], float] = time.perf_counter) -> A
         found = search_seats(problem.config, problem.network, BUDGET_S, clock=clock)
     except BadInputError as error:
         return Answer(None, str(error))
+    began = clock()
+    live = choose_live(
+        found.seats, found.plan, in_flight_of(len(found.servers)), problem.config.stages.order == TUNED,
+        expired=lambda: clock() - began > ORDER_BUDGET_S,
+    )  # fmt: skip
     proposal = Proposal(
         servers=tuple(tuple(map(NodeId, stage)) for stage in found.servers),
         edges=found.edges,
         step_s=found.step_s,
         even_step_s=found.even_step_s,
         bound_s=found.bound_s,
-        reason=found.reason,
+        reason=f"{found.reason}; {live.reason}" if live.reason else found.reason,
+        guidance=Guidance(live.policy, live.in_flight_max),
     )
     return Answer(proposal)
 

@@ -9,6 +9,7 @@ from itertools import chain
 
 import numpy as np
 
+from coordinator.live.plan_builder import Guidance
 from coordinator.live.problem import Problem
 from coordinator.process.planner import solve
 from protocol.base.errors import BadInputError
@@ -16,20 +17,22 @@ from protocol.run.run import RunConfig
 from protocol.schedule.profile import Link, Network, NetworkFile
 
 
-def planned(config: RunConfig, network: Network) -> tuple[RunConfig, list[int]]:
-    """The run with nothing open, and the servers by number in the order of their seats, spares last.
+def planned(config: RunConfig, network: Network) -> tuple[RunConfig, list[int], Guidance | None]:
+    """The run with nothing open, the servers by number in the order of their seats, spares last, and the planner's
+    guidance.
 
     Raises `BadInputError` where the planner finds no plan.
     """
-    if not config.is_open:
-        return config, list(range(network.servers))
+    if not config.asks_planner:
+        return config, list(range(network.servers)), None
     answer = solve(Problem(config=config, network=_file_of(network)))
     if answer.proposal is None:
         raise BadInputError(answer.sentence)
     number = {machine.name: place for place, machine in enumerate(network.machines[: network.servers])}
     seated = [number[server] for server in chain.from_iterable(answer.proposal.servers)]
     spares = [place for place in range(network.servers) if place not in seated]
-    return config.settled(len(answer.proposal.servers), answer.proposal.edges), seated + spares
+    settled = config.settled(len(answer.proposal.servers), answer.proposal.edges)
+    return settled, seated + spares, answer.proposal.guidance
 
 
 def _file_of(network: Network) -> NetworkFile:

@@ -19,6 +19,7 @@ import numpy as np
 
 from coordinator.live.core import CoordinatorMachine
 from coordinator.live.measured_links import Direction
+from coordinator.live.plan_builder import Guidance
 from coordinator.live.survey import FLOPS_PER_S, MEMORY_BYTES
 from coordinator.live.tracing import Traced
 from coordinator.planning.placement.run_sizes import vocabulary_of
@@ -55,6 +56,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """Servers in the order of their seats, then volunteers."""
     stages: dict[str, int]
     """Of each volunteer."""
+    guidance: Guidance
+    """Of the plan."""
 
 
 class PredictedNode(msgspec.Struct, frozen=True):
@@ -109,6 +112,7 @@ def setting_of(machine: CoordinatorMachine, nodes: Sequence[Traced], now: float)
         config=config,
         network=_network(seats, tuple(volunteers), machine.network.directions(now), speed, memory),
         stages={str(peer): stage for peer, stage in volunteers.items()},
+        guidance=Guidance(plan.order, plan.in_flight_max),
     )
 
 
@@ -241,7 +245,9 @@ def predict(setting: Setting, make: MakeMembers, clock: Callable[[], float], ste
         volunteers = [machine.name for machine in network.machines[network.servers :]]
         watcher = _Watcher({}, {})
         pinned = {NodeId(node): stage for node, stage in setting.stages.items()}
-        swarm = Swarm(config, network, no_churn(volunteers), 1, make, pinned=pinned, watch=watcher)
+        swarm = Swarm(
+            config, network, no_churn(volunteers), 1, make, pinned=pinned, watch=watcher, guidance=setting.guidance
+        )
     except BadInputError as error:
         return Prediction(sentence=f"no prediction: {error}")
     until, ends = 8.0, clock() + BUDGET_S

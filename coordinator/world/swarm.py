@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import msgspec
 
 from coordinator.live.core import CoordinatorMachine
+from coordinator.live.plan_builder import Guidance
 from coordinator.live.records import StepRow, StoredState
 from coordinator.planning.placement.run_sizes import pool_sizes, vocabulary_of
 from coordinator.world.churn import Change, Churn
@@ -107,8 +108,10 @@ class Swarm:
         *,
         pinned: Mapping[NodeId, int] | None = None,
         watch: Watch | None = None,
+        guidance: Guidance | None = None,
     ) -> None:
         """`pinned`: stages of volunteers that are not the coordinator's choice. `watch`: hears what everybody does.
+        `guidance`: of a plan in force, where no planner shall be asked.
 
         Raises `BadInputError` where the network has too few servers, or no way between two machines."""
         _check(config, network)
@@ -117,7 +120,11 @@ class Swarm:
             ping_s=max(PING_S, config.limits.ping_s),
             silent_s=max(SILENT_S, config.limits.silent_s, 4 * config.limits.ping_s),
         )
-        config, seats = planned(config, network)
+        if guidance is None:
+            config, seats, guidance = planned(config, network)
+        else:
+            seats = list(range(network.servers))
+        self._guidance = guidance
         self.config = msgspec.structs.replace(config, limits=limits)
         self.network = network
         self.churn = churn
@@ -194,6 +201,7 @@ class Swarm:
             read_invite=lambda credential: INVITE,
         )
         machine.crew.pinned = self._pinned
+        machine.placement.guidance = self._guidance
         return machine, _NoLanes()
 
     @property

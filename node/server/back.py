@@ -8,6 +8,7 @@ from the front server, recomputes, and does the backward.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from node.server.context import RUN_SLOTS_MAX, Place, StageContext, named
 from node.server.front import DEADLINE_SHARE
@@ -45,13 +46,7 @@ class BackRole:
         self._asked: dict[TaskId, dict[NodeId, None]] = {}
         """Who waits for an output gradient that is not here."""
         limits, collocated = context.config.limits, context.config.stages.collocated
-        next_fence = context.tickets.next_fence
-        chunks = context.plan.course.chunks_of(context.stage)
-
-        def rank(task: TaskId) -> tuple[int, ...]:
-            chunk = context.plan.chunk_at(task.step, task.microbatch, task.position)
-            return backward_rank(context.plan.order, task, chunks.index(chunk))
-
+        next_fence, rank = context.tickets.next_fence, partial(context.rank, backward_rank)
         self.pool = Pool(context.result_s, collocated, limits.lease_s, next_fence, context.transfer_s, rank)
 
     @property

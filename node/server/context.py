@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from node.machine.outbox import Outbox
 from node.machine.slow_line import transfer_s, upload_s
 from node.server.tickets import TicketOffice
-from protocol.base.ids import NodeId
+from protocol.base.ids import NodeId, TaskId
 from protocol.messages import Held
 from protocol.run.batches import Batches
 from protocol.run.course import VALIDATION_FIRST
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
+from protocol.schedule.policies import Policy
 
 Place = tuple[int, int, int]
 """(microbatch, position along its route, segment): what one activation of a step belongs to; tokens have one."""
@@ -58,9 +59,12 @@ class StageContext:
     written: RunConfig = field(init=False)
     """The run as its file has it: what its hash is of."""
     batches: Batches = field(init=False)
+    chunks: tuple[int, ...] = field(init=False)
+    """Of the stage."""
 
     def __post_init__(self) -> None:
         self.written = self.config
+        self.chunks = self.plan.course.chunks_of(self.stage)
         self.take_plan(self.plan)
 
     def take_plan(self, plan: Plan) -> None:
@@ -113,6 +117,11 @@ class StageContext:
     def upload_s(self, shard_elements: int) -> float:
         """Seconds that a contribution may take on a slow line, beside the next step's activations."""
         return upload_s(self.config, shard_elements * len(self.stage_servers))
+
+    def rank(self, by: Callable[[Policy, TaskId, int], tuple[int, ...]], task: TaskId) -> tuple[int, ...]:
+        """Where a task stands among those that are free in a pool, as the plan's order has it."""
+        chunk = self.plan.chunk_at(task.step, task.microbatch, task.position)
+        return by(self.plan.order, task, self.chunks.index(chunk))
 
     def in_window(self, step: int) -> bool:
         """Whether a message about `step` can be of use: not closed, and not further than any step can be open."""

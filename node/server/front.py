@@ -9,6 +9,7 @@ anybody's work and a restarted neighbour can fetch instead of rerun (hybrid pape
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from node.machine.jobs import LoadBatch
 from node.server.context import RUN_SLOTS_MAX, Place, StageContext, named
@@ -30,6 +31,7 @@ from protocol.messages import (
 from protocol.run.audits import Kept
 from protocol.run.changes import mixtures
 from protocol.run.course import VALIDATION_FIRST
+from protocol.schedule.live import backward_rank, forward_rank
 
 DEADLINE_SHARE = 0.8
 """A volunteer gives up at this share of a lease, so that it never works beside its successor (state-and-trust 4.5)."""
@@ -69,22 +71,23 @@ class FrontRole:
         next_fence = context.tickets.next_fence
         terms = context.result_s, collocated, limits.lease_s, next_fence, context.transfer_s
         positions = context.plan.course.graph_positions(context.stage)
-        self.pools = {position: Pool(*terms) for position in reversed(positions)}
+        self.pools = {position: Pool(*terms, partial(context.rank, forward_rank)) for position in positions}
         """Forwards, by position: a slot for one is none for another."""
-        self.ends = Pool(*terms)
+        self.ends = Pool(*terms, partial(context.rank, backward_rank))
         """Route ends, which leave no graph behind and never wait for one."""
         self.validation = Pool(*terms)
         """Forwards that nobody trains on; those of a route's end are its loss, too."""
 
     @property
     def all_pools(self) -> tuple[Pool, ...]:
-        """What is nearest to a route's end comes first: it makes room. The validation comes last."""
+        """Route ends come first: they make room. The validation comes last."""
         return (*self.training_pools, self.validation)
 
     @property
     def training_pools(self) -> tuple[Pool, ...]:
-        """Those whose work leads to weight gradients."""
-        return (self.ends, *self.pools.values())
+        """Those whose work leads to weight gradients; forwards as the plan's order goes through a stage's visits."""
+        deepest_first = self._context.plan.order.forward.deepest_first
+        return (self.ends, *(self.pools[position] for position in sorted(self.pools, reverse=deepest_first)))
 
     def pool_of(self, task: TaskId) -> Pool:
         """Where a forward, or the first task of a route's end, waits for somebody who does it."""

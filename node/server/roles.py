@@ -20,6 +20,7 @@ from node.server.tails import TailDesk
 from protocol.base.ids import NodeId
 from protocol.messages import ServerReady, StageKey, StepClosed
 from protocol.run.course import VALIDATION_FIRST
+from protocol.schedule.policies import First
 
 
 class Roles:
@@ -83,8 +84,10 @@ class Roles:
         self._out.send(self._context.node, StepClosed(ledger_generation=self._context.generation, step=step))
 
     def give_leases(self, now: float) -> None:
-        """After every change: whoever has a free slot gets work, and hears of tails and allowances."""
-        for role in (self.front, self.back):
+        """After every change: whoever has a free slot gets work, and hears of tails and allowances. What goes first by
+        the plan's order goes first on the line, too."""
+        roles = (self.front, self.back)
+        for role in roles if self._context.plan.order.first is First.FORWARD else reversed(roles):
             if role is not None:
                 grants = role.give_leases(now)
                 for grant in grants:

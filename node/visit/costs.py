@@ -23,22 +23,27 @@ def describe_costs(config: RunConfig, vocabulary: int) -> list[str]:
     parameters = StageLayout.whole(config, vocabulary).parameter_count
     stages = config.stages
     per_stage = stages.front_servers + stages.back_servers
-    shard = parameters / stages.count / per_stage
+    # Left open, one stage is what takes most of each.
+    one = config if stages.count else config.settled(1)
+    count = one.stages.count
+    shard = parameters / count / per_stage
+    if stages.count:
+        where, who = f"in {stages.count} stages", f"{stages.count * per_stage} ({per_stage} a stage), each with about"
+    else:
+        where, who = "in as many stages as the planner chooses", f"{per_stage} a stage, each of one stage with about"
     every = config.checkpoint.every_steps
     kept = len(kept_steps(range(every, config.steps + 1, every), config)) if every else 1
     files = max(kept, config.checkpoint.keep) + 1 + SNAPSHOTS + JOURNAL_STATES
-    up, down = gigabytes_per_hour(config, parameters, EXAMPLE_TOKENS_PER_S)
+    up, down = gigabytes_per_hour(one, parameters, EXAMPLE_TOKENS_PER_S)
     tokens = config.steps * config.step_tokens
     helpers = "none are needed, any number helps" if stages.collocated != "never" else "one a stage at least"
     return [
-        f"model       {parameters / 1e6:,.1f} M parameters in {config.stages.count} stages",
-        f"servers     {stages.count * per_stage} ({per_stage} a stage), each with about"
-        f" {_size(shard * SERVER_BYTES_PER_PARAMETER)} of memory",
+        f"model       {parameters / 1e6:,.1f} M parameters {where}",
+        f"servers     {who} {_size(shard * SERVER_BYTES_PER_PARAMETER)} of memory",
         f"            and {_size(shard * STATE_BYTES_PER_PARAMETER * files)} of disk at most"
         f" ({kept} checkpoints kept at the end)",
         f"volunteers  {helpers}",
-        f"            weights take {_size(parameters / stages.count * DEVICE_BYTES_PER_PARAMETER)} of a device's"
-        " memory",
+        f"            weights take {_size(parameters / count * DEVICE_BYTES_PER_PARAMETER)} of a device's memory",
         f"            at {EXAMPLE_TOKENS_PER_S:,.0f} tokens/s one moves {up:.1f} GB an hour up and {down:.1f} down,",
         "            the servers of its stage the same",
         f"time        {tokens:,} tokens: {tokens / EXAMPLE_TOKENS_PER_S / 3600:,.1f} hours for each"

@@ -53,6 +53,19 @@ class Neighbours(msgspec.Struct, frozen=True):
     """Front servers of where routes begin, if any route ends in this stage that began in another."""
 
 
+IN_FLIGHT_LIMIT = 128
+"""Of `Plan.in_flight_max`. Servers' patience for a result grows with it; a link over a satellite, 0.6 s, at tasks of
+50 ms needs about 100."""
+
+
+def graphs_max(course: Course, stage: int, in_flight_max: int) -> int:
+    """`Plan.graphs_max` of a plan that is only thought of."""
+    positions = course.graph_positions(stage)
+    chunks = sum(course.share(chunk) > 0 for chunk in course.chunks_of(stage))
+    ends = course.ends_at(stage) and chunks > 1
+    return max(1, in_flight_max * (chunks - ends) // max(1, len(positions)))
+
+
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """Placement, partition and routes of one generation.
 
@@ -135,10 +148,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         Room is given by position, never in common: a forward at one position waits only for work at later ones, so
         whatever the routes are, no two volunteers can wait for room in a circle.
         """
-        positions = self.course.graph_positions(stage)
-        chunks = sum(self.course.share(chunk) > 0 for chunk in self.course.chunks_of(stage))
-        ends = self.course.ends_at(stage) and chunks > 1
-        return max(1, self.in_flight_max * (chunks - ends) // max(1, len(positions)))
+        return graphs_max(self.course, stage, self.in_flight_max)
 
     def graphs_wanted(self, stage: int) -> int:
         """Graphs that a volunteer of the stage may hold at all positions together: 0 where each is used at once."""

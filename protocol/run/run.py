@@ -135,9 +135,11 @@ class StagesSection(_Section, frozen=True, kw_only=True):
     """Parts of the model that each stage holds, apart from each other; more than one needs another placement."""
     placement: Literal["line", "interleaved", "v"] = "line"
     """Where chunks lie: one a stage; dealt out in turns; or down the stages and up again."""
-    order: Literal["backward", "forward", "interleaved"] = "backward"
+    order: Literal["backward", "forward", "interleaved", "tuned"] = "backward"
     """What a node does first of what is ready in the oldest step: backwards, which free memory and let others go on;
-    forwards; or by turns. No part of the arithmetic, nor of the hash: it changes no weight."""
+    forwards; by turns; or `tuned`, what a planner finds fastest when it simulates the run with what its first servers
+    and volunteers measure (the plan's sentence says what, and why). No part of the arithmetic, nor of the hash: it
+    changes no weight."""
     collocated: Literal["when_empty", "always", "never"] = "when_empty"
     """Whether servers compute too: only while no volunteer serves their stage, always, or never."""
 
@@ -346,6 +348,11 @@ class RunConfig(_Section, frozen=True, kw_only=True):
         """Whether the coordinator has still to choose how the model is cut: nobody trains by such a configuration."""
         return self.stages.count == 0 or self.stages.cut == PLANNED
 
+    @property
+    def asks_planner(self) -> bool:
+        """Whether servers measure each other, and a planner works, before the run begins."""
+        return self.is_open or self.stages.order == TUNED
+
     def settled(self, stage_count: int, edges: tuple[int, ...] = ()) -> RunConfig:
         """The run with its open keys filled in: the number of stages, and the blocks that begin each part but the
         first (none: cut evenly). One cut has one form, since the configuration's hash follows from it."""
@@ -473,6 +480,8 @@ class RunConfig(_Section, frozen=True, kw_only=True):
             raise BadInputError("limits.ping_s: must be below limits.silent_s")
 
 
+TUNED = "tuned"
+"""The value of `stages.order` that leaves it to the planner."""
 STAGES_MAX = 64
 """Stages of a run whose number is left open: at 64 of two servers each, another stage saves less than a hundredth."""
 

@@ -65,6 +65,12 @@ class LiveOrder:
         return chosen
 
 
+def forward_rank(policy: Policy, task: TaskId, chunk: int) -> tuple[int, ...]:
+    """Where a pool has a forward stand among those that are free; the smallest goes first."""
+    depth = -chunk if policy.forward.deepest_first else chunk
+    return task.step, depth, task.microbatch, task.segment, task.slice
+
+
 def backward_rank(policy: Policy, task: TaskId, chunk: int) -> tuple[int, ...]:
     """Where a pool has a backward stand among those that are free; the smallest goes first."""
     depth = -chunk if policy.backward.deepest_first else chunk

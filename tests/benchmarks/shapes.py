@@ -7,6 +7,10 @@ processes of their own; every five steps a volunteer that holds work is killed) 
 out is written into `SHAPES.md` beside this file after each shape, so an interrupted run goes on where it stopped: a
 shape whose row stands there is not run again, unless `--again` or its name asks for it.
 
+All of it combines. Two things have no part in each other where they meet: a sample in segments goes backward segment by
+segment, so `compute.split_backward` splits nothing of it (`node/README.md`), and audits compute whole samples again, so
+segments are refused without `audit.rate = 0`. "All together but segments" has what these leave out.
+
 Several minutes a shape on two busy cores. `tests/integration` holds the same in small.
 """
 
@@ -62,6 +66,17 @@ SHAPES = {
     "V": Shape(("stages.count=2", "stages.chunks=2", "stages.placement=v")),
     "unequal stages from the planner": Shape(("stages.count=3", "stages.cut=planned"), servers=7),
     "three segments": Shape(("stages.count=3", "batch.segments=3", "audit.rate=0")),
+    "V, the planner's order": Shape(
+        ("stages.count=2", "stages.chunks=2", "stages.placement=v", "stages.order=tuned"), servers=5
+    ),
+    "all together but segments, audited": Shape(
+        (
+            "stages.count=4", "stages.back_servers=0", "stages.chunks=2", "stages.placement=v", "stages.cut=planned",
+            "stages.order=tuned", "stages.collocated=always", "routes.skip=0.25", "routes.swaps=1",
+            "compute.split_backward=true",
+        ),
+        volunteers=6,
+    ),
     "all together": Shape(
         (
             "stages.count=4", "stages.back_servers=0", "stages.chunks=2", "stages.placement=v", "stages.cut=planned",

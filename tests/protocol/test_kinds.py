@@ -9,9 +9,13 @@ from importlib import import_module
 import pytest
 
 from protocol import messages
+from protocol.base.ids import TICKET_BYTES
+from protocol.base.limits import TASKS_MAX, TEXT_MAX
 from protocol.base.message import Message, Work
 from protocol.kinds import HANDLERS, KINDS, MESSAGES, OF_DEVICE, OF_SERVER, Kind, taken_by
 from protocol.link.codec import tensors_of
+from protocol.message_page import bounds_of, page
+from tests.architecture import ROOT
 from tests.protocol.samples import sample
 
 _NAMES = {kind.__name__ for kind in MESSAGES}
@@ -89,6 +93,22 @@ def test_what_dispatchers_tell_apart_is_what_the_table_gives_them() -> None:
     by_intake = {kind.__name__ for kind in taken_by(*OF_SERVER)}
     others = {kind.__name__ for kind in taken_by("ledger", "decider")}
     assert _distinguished("node.server.intake") == by_intake - others
+
+
+def test_the_page_of_all_messages_is_made_from_the_code() -> None:
+    """Who changes a message, its bounds or who may send it makes the page anew (`python -m protocol.message_page`)."""
+    assert (ROOT / "protocol" / "MESSAGES.md").read_text() == page()
+    assert all(f"| `{kind.message.__name__}` |" in page() for kind in KINDS)
+
+
+def test_a_page_shows_every_bound_that_a_message_has() -> None:
+    """Of lists, texts and bytes, also of those within a list; a plan and a run have files of their own."""
+    assert bounds_of(messages.Bye) == [f"reason ≤ {TEXT_MAX}"]
+    assert bounds_of(messages.Summed) == [
+        f"tasks ≤ {TASKS_MAX:,}", f"tickets ≤ {TASKS_MAX:,}", f"tickets[].mac ≤ {TICKET_BYTES}",
+    ]  # fmt: skip
+    assert "plan: see `Plan`" in bounds_of(messages.PlanChanged)
+    assert not bounds_of(messages.Ping)
 
 
 def test_places_narrow_what_servers_may_say_to_each_other() -> None:

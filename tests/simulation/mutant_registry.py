@@ -70,6 +70,7 @@ def equivalent(owner: object, name: str, reason: str) -> Callable[[Callable[[Any
 
 LINE: dict[str, Any] = {
     "stages": 2, "chunks": 1, "placement": "line", "skip": 0.0, "swaps": 0, "tied": False, "segments": 1,
+    "order": "backward",
 }  # fmt: skip
 SHORT_LEASES = Scene(
     only=("slow_host",),

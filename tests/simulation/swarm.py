@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,7 @@ from protocol.base.machine import Received
 from protocol.messages import LinkFigures, LinkReport, PlanChanged, Revoked, Welcome
 from protocol.run.course import EVEN, PLANNED
 from protocol.run.run import (
+    TUNED,
     AuditSection,
     BatchSection,
     CheckpointSection,
@@ -80,6 +81,10 @@ COURSES: tuple[dict[str, Any], ...] = (
 """Runs whose routes are no plain line through the stages."""
 
 
+ORDERS = ("backward", "backward", "backward", "forward", "interleaved", TUNED)
+"""What nodes do first."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """What kind of run a seed draws."""
@@ -110,6 +115,8 @@ class Shape:
     audit_first: int = 20
     audit_rate: float = 0.05
     split: bool = False
+    order: str = field(default="backward", repr=False)
+    """Not in what is shown, since other things are drawn by that."""
 
     @property
     def shards(self) -> int:
@@ -131,7 +138,8 @@ class Shape:
         shape = replace(shape, split=random.Random(repr(shape)).random() < 0.3)
         # Two at the least: of a contribution that a liar made, one shard alone would never see the rest missing.
         shape = replace(shape, fronts=2, backs=0) if rng.random() < 0.15 else shape
-        return replace(shape, segments=rng.choice([2, 3])) if rng.random() < 0.2 else shape
+        shape = replace(shape, segments=rng.choice([2, 3])) if rng.random() < 0.2 else shape
+        return replace(shape, order=random.Random(repr(shape)).choice(ORDERS))
 
     @staticmethod
     def _line(rng: random.Random) -> Shape:
@@ -180,6 +188,7 @@ class Shape:
                 chunks=self.chunks,
                 placement=self.placement,  # type: ignore[arg-type]
                 cut=self.cut,
+                order=self.order,  # type: ignore[arg-type]
             ),
             routes=RoutesSection(skip=self.skip, swaps=self.swaps),
             compute=ComputeSection(split_backward=self.split),
@@ -338,7 +347,7 @@ class Swarm:
     def _measure(self, link: Link) -> None:
         """What watches the links of a real node: both of two servers tell what they have measured."""
         world = self.world
-        if self.config.stages.cut != PLANNED or {world.hosts[node].role for node in (link.a, link.b)} != {"server"}:
+        if not self.config.asks_planner or {world.hosts[node].role for node in (link.a, link.b)} != {"server"}:
             return
 
         def report(node: NodeId) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 import coordinator.live.plan_builder as plan_builder
+from protocol.run.run import TUNED
 from protocol.schedule.policies import First, Policy, Traversal, Weights
 from tests.simulation.checkers import Checker
 from tests.simulation.scene import Scene
@@ -32,10 +34,10 @@ def draw_policy(rng: random.Random) -> Policy:
     )
 
 
-def final_weights(seed: int, scene: Scene) -> list[tuple[int, ...]]:
+def final_weights(seed: int, scene: Scene, shape: Shape = SHAPE) -> list[tuple[int, ...]]:
     """Of every server's shard, when the run with this seed is over."""
-    checker = Checker(SHAPE.config(seed), [SHAPE.shards] * SHAPE.stages)
-    swarm = Swarm(seed, SHAPE, checker, scene)
+    checker = Checker(shape.config(seed), [shape.shards] * shape.stages)
+    swarm = Swarm(seed, shape, checker, scene)
     weather = Weather.draw(swarm)
     swarm.world.run(weather.until_s, stop=lambda: swarm.finished)
     weather.calm()
@@ -45,8 +47,8 @@ def final_weights(seed: int, scene: Scene) -> list[tuple[int, ...]]:
     found = []
     for host in swarm.servers:
         lanes = host.lanes
-        if lanes is not None and lanes.place is not None and SHAPE.steps in lanes.shard:
-            found.append((lanes.place.stage, lanes.place.shard, *lanes.shard[SHAPE.steps][0]))
+        if lanes is not None and lanes.place is not None and shape.steps in lanes.shard:
+            found.append((lanes.place.stage, lanes.place.shard, *lanes.shard[shape.steps][0]))
     return sorted(found)
 
 
@@ -61,3 +63,12 @@ def test_ten_random_policies_and_assignments_end_with_the_same_weights(monkeypat
         monkeypatch.setattr(plan_builder, "order_of", lambda config, policy=policy: policy)
         weather = rng.sample(WEATHERS, rng.randint(1, 3))
         assert final_weights(seed, Scene(only=tuple(weather))) == expected, f"{policy} {weather}"
+
+
+@pytest.mark.slow
+def test_a_planners_order_seats_and_number_in_flight_change_no_weight() -> None:
+    """What the planner says when all is left to it, in calm and in storms: the weights of a run that asked nobody."""
+    seed, calm = 7, Scene(only=("link_slow",), gap_s=(1e6, 1e6))
+    expected = final_weights(seed, calm)
+    for scene in (calm, Scene(only=WEATHERS)):
+        assert final_weights(seed, scene, replace(SHAPE, order=TUNED)) == expected

@@ -12,7 +12,8 @@ from coordinator.live.orders import ChangeRun
 from coordinator.live.records import StepRow
 from protocol.base.machine import Ordered
 from protocol.run.changes import laid_out_at, make_layout
-from tests.simulation.arithmetic import reference, shards
+from tests.simulation import arithmetic, lanes
+from tests.simulation.arithmetic import Vector, reference, shards
 from tests.simulation.swarm import Shape, Swarm
 from tests.simulation.world import Host, Watcher
 
@@ -24,6 +25,23 @@ def test_a_run_that_is_laid_out_anew_under_kills_computes_what_one_process_does(
     """Two layouts are ordered; around each, servers, volunteers, spares and the coordinator are killed and come back.
     Every step that counts has the loss of the reference, told from which steps on the layouts count, and so has the
     last checkpoint; no step is thrown away."""
+    lay_out_twice(seed)
+
+
+def test_a_checkpoint_that_is_cut_anew_one_number_further_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mutant, in the same run: the reference has other losses."""
+
+    def recut(whole: Vector, shard_count: int) -> Vector:
+        found = arithmetic.recut(whole, shard_count)
+        return (*found[1:], found[0])
+
+    monkeypatch.setattr(lanes, "recut", recut)
+    with pytest.raises(AssertionError, match="loss"):
+        lay_out_twice(3)
+
+
+def lay_out_twice(seed: int) -> None:
+    """Runs a seed and looks at all that it came to."""
     rng = random.Random(seed)
     shape = Shape(steps=14, spares=2, checkpoint_every=5, delay=seed % 2)
     swarm = Swarm(seed, shape, Watcher())
@@ -71,7 +89,7 @@ def test_a_run_that_is_laid_out_anew_under_kills_computes_what_one_process_does(
     assert laid_out or seed % 4, f"seed {seed}: no layout has begun"
     right = reference(swarm.config, [shape.shards] * shape.stages, layouts)
     rows = [record for record in records if isinstance(record, StepRow)]
-    assert [(row.step, row.loss) for row in rows] == list(enumerate(right.losses))
+    assert [(row.step, row.loss) for row in rows] == list(enumerate(right.losses)), "other losses than one process"
     parts = world.shared[f"manifest-{shape.steps}"]
     assert len(parts) == len(now.placement.plan.server_nodes())
     for stage, shard, file, *_ in parts:

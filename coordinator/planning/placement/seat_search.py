@@ -15,7 +15,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 import msgspec
@@ -53,6 +53,9 @@ class SeatAnswer:
     bound_s: float
     reason: str
     search_s: float
+    seats: Seats = field(compare=False, repr=False)
+    plan: SeatPlan = field(compare=False, repr=False)
+    """By number, in `seats`; volunteers that were assumed are among them."""
 
 
 def search_seats(
@@ -112,6 +115,8 @@ def search_seats(
         bound_s=min(bound_s, step_s),
         reason=reason,
         search_s=clock() - began,
+        seats=seats,
+        plan=plan,
     )
 
 

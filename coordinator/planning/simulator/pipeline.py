@@ -361,6 +361,8 @@ class _Driven:
         self._task_of: dict[Key, int] = {}
         self._queues: list[list[list[Ready]]] = []
         self._states: list[State] = []
+        self._begun: dict[tuple[int, int], None] = {}
+        """(microbatch, position) of forwards that were started."""
         self._ready: list[Ready | None] = [None] * len(graph)
         self._pending = list(graph.waits)
         self._arrivals: list[tuple[list[float], list[float]]] = [([], []) for _ in graph.orders]
@@ -414,6 +416,8 @@ class _Driven:
         if chosen is None:
             return None
         self._states[node] = state
+        if chosen.kind == Kind.FORWARD:
+            self._begun[chosen.key.microbatch, chosen.key.position] = None
         del self._queue(node, chosen)[0]
         return self._task_of[chosen.key]
 
@@ -437,9 +441,12 @@ class _Driven:
         return self._queues[node][_QUEUES * item.chunk + (0 if item.goes_on else 1 + item.kind)]
 
     def held_back_by(self, task: int) -> list[int]:
-        """A refused operation waits for whatever else its node still has to do, backwards first."""
+        """A refused operation waits for whatever else its node still has to do: a forward for who has its place, that
+        is, for what goes back of microbatches that have begun there."""
         item = self._ready[task]
         if item is None or item not in self._queue(self._graph.nodes[task], item):
             return []
-        others = [self._ready[other] for other in self._graph.orders[self._graph.nodes[task]]]
-        return [self._task_of[o.key] for o in others if o is not None and o.kind != item.kind]
+        of_node = [self._ready[other] for other in self._graph.orders[self._graph.nodes[task]]]
+        others = [other for other in of_node if other is not None and other.kind != item.kind]
+        begun = [other for other in others if (other.key.microbatch, other.key.position) in self._begun]
+        return [self._task_of[other.key] for other in begun or others]

@@ -126,7 +126,7 @@ class Case:
         work, samples = self._work, self._choice.microbatch_samples
         holders = [[route[stage].node for route in self._routes] for stage in range(stages)]
         speeds = [min(self._nodes[node].speed for node in of_stage) for of_stage in holders]
-        edges = balanced_edges([b.forward_s + b.backward_s for b in work.blocks], speeds)
+        self.edges = edges = balanced_edges([b.forward_s + b.backward_s for b in work.blocks], speeds)
         self.parameter_bytes = [0.0] * len(self._nodes)
         costs = []
         for stage in range(stages):

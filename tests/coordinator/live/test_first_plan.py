@@ -7,16 +7,20 @@ from typing import Any
 import msgspec
 
 from coordinator.live.first_plan import GATHER_S, PLANNING_S, SURVEY_S
+from coordinator.live.plan_builder import Guidance, in_flight_of
 from coordinator.live.problem import Problem, Proposal
 from coordinator.live.records import PlanRow, StoredState
 from protocol.base.ids import NodeId
 from protocol.base.machine import Effect, PlanReady, Send, StartPlanning
 from protocol.messages import LinkFigures, LinkReport, PlanChanged, Survey, Welcome
 from protocol.run.course import course_of
-from protocol.run.run import RunConfig, StagesSection
+from protocol.run.run import TUNED, RunConfig, StagesSection
+from protocol.schedule.policies import First, Policy, Traversal
 from tests.coordinator.live.desk import DATA, Desk, join
 
 CONFIG = RunConfig(steps=5, stages=StagesSection(count=2, cut="planned"))
+TUNED_ORDER = RunConfig(steps=5, stages=StagesSection(count=2, order=TUNED))  # type: ignore[arg-type]
+FORWARDS = Guidance(Policy(first=First.FORWARD, forward=Traversal(deepest_first=True)), 40)
 AUTO = RunConfig(steps=5, stages=StagesSection(count=0, cut="planned"))
 
 
@@ -128,6 +132,49 @@ def test_whatever_goes_wrong_with_the_planner_the_run_begins_with_the_even_plan(
         assert cause in desk.machine.placement.sentence, answer
         assert [server.node for stage in desk.plan.stages for server in stage.servers] == ["s0", "s1", "s2", "s3"]
         assert desk.machine.config.stages.cut == "even"
+
+
+def test_an_order_that_is_left_to_the_planner_is_what_all_plans_say() -> None:
+    """Though nothing else is open: its policy and its number of forwards in flight are in the first plan, in the one
+    after a server has moved, and in that of a coordinator that comes back; the sentence says why."""
+    desk, question = planning(TUNED_ORDER)
+    assert question.problem.config == TUNED_ORDER
+    why = "the device sets it; nodes do forwards first: 90% of the time of backwards first, simulated"
+    desk.feed(PlanReady(question.number, proposal(("s3", "s0"), ("s1", "s2"), guidance=FORWARDS, reason=why)))
+    desk.drop("s2")
+    desk.server("s2")
+    (first, *_) = rows = desk.written(PlanRow)
+    again = Desk(TUNED_ORDER, stored=StoredState(plan=first.plan, plan_sentence=first.sentence), generation=9)
+    for number in range(4):
+        again.server(f"s{number}")
+    assert not asked(again.done) and again.plan.generation >= 9
+    for plan in (*(row.plan for row in rows), again.plan):
+        assert Guidance.of(plan) == FORWARDS
+    assert "90% of the time of backwards first" in desk.machine.status(desk.now)["plan"]
+    assert desk.machine.config.stages.cut == "even", "what was not open is as the file says"
+
+
+def test_an_order_that_the_file_says_is_none_of_the_planners() -> None:
+    """Who asks it for a cut hears what it has to say of latency; and who takes the order back gets what he says."""
+    desk, question = planning()
+    desk.feed(PlanReady(question.number, proposal(("s3", "s0"), ("s1", "s2"), guidance=FORWARDS)))
+    assert (desk.plan.order, desk.plan.in_flight_max) == (Policy(), 40)
+    (row,) = desk.written(PlanRow)
+    plan = msgspec.structs.replace(row.plan, order=FORWARDS.order)
+    again = Desk(CONFIG, stored=StoredState(plan=plan, plan_sentence=row.sentence), generation=9)
+    assert again.plan.order == Policy() and again.plan.in_flight_max == 40
+
+
+def test_without_a_planner_an_order_that_is_left_open_is_backwards_first() -> None:
+    """It fails, or says a number that nobody can mean: the rule's number, and why."""
+    for answer, cause in (
+        (PlanReady(1, None, "no memory"), "no memory"),
+        (PlanReady(1, proposal(("s3", "s0"), ("s1", "s2"), guidance=Guidance(Policy(), 10**6))), "1000000 forwards"),
+    ):
+        desk, _ = planning(TUNED_ORDER)
+        desk.feed(answer)
+        assert desk.plan.order == Policy() and desk.plan.in_flight_max == in_flight_of(2)
+        assert cause in desk.machine.placement.sentence
 
 
 def test_a_survey_that_does_not_end_is_filled_up() -> None:

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from coordinator.live.plan_builder import Guidance
 from coordinator.world.members import members
 from coordinator.world.prediction import Prediction, Setting, predict
 from coordinator.world.trace_picture import trace_svg
@@ -22,6 +23,7 @@ from protocol.base.errors import BadInputError
 from protocol.base.ids import TaskId
 from protocol.run.run import BatchSection, ModelSection, RunConfig, StagesSection
 from protocol.run.spans import SpanRing
+from protocol.schedule.policies import Policy
 from protocol.schedule.profile import Link, Machine, NetworkFile
 
 CONFIG = RunConfig(
@@ -51,7 +53,12 @@ def setting(up_bytes_per_s: float = 2e5) -> Setting:
         if a != b and "s" in (a[0], b[0])
     )
     stages = {f"home-{n}": (0, 1, 1, 1)[n] for n in range(4)}
-    return Setting(config=CONFIG, network=NetworkFile(kind="network", machines=machines, links=links), stages=stages)
+    return Setting(
+        config=CONFIG,
+        network=NetworkFile(kind="network", machines=machines, links=links),
+        stages=stages,
+        guidance=Guidance(Policy(), 8),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +207,6 @@ def test_a_network_on_which_nothing_closes_is_not_predicted() -> None:
     whole = setting()
     missing = tuple(link for link in whole.network.links if "server-3" not in (link.source, link.target))
     network = NetworkFile(kind="network", machines=whole.network.machines, links=missing)
-    found = predict(Setting(config=CONFIG, network=network, stages=whole.stages), members(), lambda: 0.0)
+    found = predict(msgspec.structs.replace(whole, network=network), members(), lambda: 0.0)
     assert found.sentence.startswith("no prediction:") and not found.nodes
     assert np.array(found.steps).size == 0

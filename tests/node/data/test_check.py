@@ -13,7 +13,7 @@ from node.data.check import check_data
 from node.data.prepared import prepare
 from node.visit.costs import describe_costs
 from protocol.base.errors import BadInputError
-from protocol.run.run import DataSection, ModelSection, RunConfig
+from protocol.run.run import DataSection, ModelSection, RunConfig, StagesSection
 
 
 def run(start_from: str = "", **data: str) -> RunConfig:
@@ -88,3 +88,12 @@ def test_costs_follow_from_the_runs_numbers() -> None:
     assert "0.8 M parameters in 2 stages" in lines and "servers     4 (2 a stage)" in lines
     assert "0.00 GB" not in lines and " MB of a device" in lines
     assert "none are needed" in lines and "hours for each 1,000 tokens/s" in lines
+
+
+def test_costs_of_a_run_whose_stages_are_open_are_those_of_one() -> None:
+    """It divided by the number that the planner has still to choose."""
+    lines = "\n".join(describe_costs(RunConfig(stages=StagesSection(count=0)), 257))
+    assert all(len(line) <= 80 for line in lines.splitlines())
+    assert "in as many stages as the planner chooses" in lines and "2 a stage, each of one stage" in lines
+    of_one = describe_costs(RunConfig(stages=StagesSection(count=1)), 257)
+    assert lines.splitlines()[2:] == of_one[2:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Generic, TypeVar
 
 import msgspec
+import pytest
 
 from node.machine.jobs import LoadBatch
 from node.server.back import BackRole
@@ -24,9 +25,12 @@ from protocol.messages import (
 )
 from protocol.run.course import Chunk, Course
 from protocol.run.plan import Plan
+from protocol.schedule.policies import Policy, Traversal
 from tests.node.setting import TICKET, VOLUNTEER, Effects, activation, backward, make_config, make_context, make_plan
 
 CONFIG = make_config()
+LOOPED = Course((Chunk(0, 2, 0), Chunk(2, 4, 1), Chunk(4, 6, 0), Chunk(6, 10, 1)), ((0, 1, 2, 3),))
+"""Two parts on each of two stages."""
 CLOSED = Course((Chunk(0, 4, 0), Chunk(4, 9, 1), Chunk(9, 10, 0)), ((0, 1, 2),))
 
 
@@ -253,6 +257,23 @@ def test_a_route_that_ends_where_it_began_needs_its_labels_from_nobody() -> None
         assert effects.sent(Labels) == []
         leased = {lease.tasks for lease in effects.sent(Lease)}
         assert leased == {(forward(0, 0),), (forward(0, 0, 2), TaskId(0, 0, 3, "L"), backward(0, 0, 2))}
+
+
+@pytest.mark.parametrize("deepest_first", [False, True])
+def test_a_front_gives_forwards_as_the_plans_order_has_it(deepest_first: bool) -> None:
+    """Of the visits of a stage with two parts the first or the last goes first on the line; older microbatches of each
+    go first in any case."""
+    plan = msgspec.structs.replace(
+        make_plan(), course=LOOPED, order=Policy(forward=Traversal(deepest_first=deepest_first))
+    )
+    desk = Desk("f0", FrontRole, plan)
+    for job in reversed(desk.opened.jobs(LoadBatch)):
+        desk.role.batch_loaded(job, *tensors(10 + job.microbatch), *tensors(20 + job.microbatch))
+    for microbatch in (1, 0):
+        task = forward(0, microbatch, 2)
+        desk.role.on_activation(Activation(ledger_generation=1, task=task, tensors=tensors(5 + microbatch)))
+    given = [(lease.tasks[0].position, lease.tasks[0].microbatch) for lease in desk.take().sent(Lease)]
+    assert given == [(position, m) for position in ((2, 0) if deepest_first else (0, 2)) for m in (0, 1)]
 
 
 def test_ends_and_forwards_do_not_share_slots() -> None:

@@ -6,10 +6,11 @@ import random
 from typing import cast
 
 from protocol.base.ids import Op, TaskId
-from protocol.schedule.live import LiveOrder, backward_rank, candidate, followed_live
+from protocol.schedule.live import LiveOrder, backward_rank, candidate, followed_live, forward_rank
 from protocol.schedule.policies import First, Kind, Policy, Ready, Traversal
 
 BACK = Traversal(deepest_first=False)
+DEEP = Traversal(deepest_first=True)
 
 
 def forward(microbatch: int, chunk: int = 0) -> Ready:
@@ -38,6 +39,8 @@ def test_chunks_go_as_the_traversal_says_and_microbatches_by_age() -> None:
     tasks = [TaskId(0, microbatch, chunk, "B") for microbatch, chunk in ((3, 0), (5, 1), (4, 1))]
     for policy, first in ((Policy(), tasks[2]), (Policy(backward=BACK), tasks[0])):
         assert min(tasks, key=lambda task: backward_rank(policy, task, task.position)) == first
+    for policy, first in ((Policy(), tasks[0]), (Policy(forward=DEEP), tasks[2])):
+        assert min(tasks, key=lambda task: forward_rank(policy, task, task.position)) == first
 
 
 def test_nothing_that_is_ready_waits_for_what_may_never_come() -> None:

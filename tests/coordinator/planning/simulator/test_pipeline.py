@@ -202,6 +202,18 @@ def test_a_policy_that_deadlocks_is_explained_by_its_cycle() -> None:
     assert caught.value.cycle[0] == caught.value.cycle[-1] and len(caught.value.cycle) > 2
 
 
+def test_a_forward_without_a_place_waits_for_who_has_it() -> None:
+    """Routes down and up with a place each: in the cycle no forward waits for its own backward, as was shown."""
+    down, up = (Hop(0, 0), Hop(1, 1), Hop(2, 2), Hop(3, 3)), (Hop(0, 0), Hop(3, 3), Hop(2, 2), Hop(1, 1))
+    design = Design.of(4, 4).place([down, up]).in_flight(lambda node: 1 if node else 8)
+    with pytest.raises(DeadlockError) as caught:
+        design.timeline()
+    cycle = caught.value.cycle
+    for one, two in pairwise(cycle):
+        own = (one.microbatch, one.position) == (two.microbatch, two.position)
+        assert not own or one.op is Op.B, f"{one} waits for {two}"
+
+
 def test_orders_that_deadlock_are_explained_by_their_cycle() -> None:
     """Node 1 waits for microbatch 1, which node 0 starts after a backward that node 1 has not begun."""
     schedule = read("schedule stages=2\nflow 0-1 route=0@0,1@1\nnode 0: 0F0 0B0 0F1 0B1\nnode 1: 1F1 1B1 1F0 1B0\n")

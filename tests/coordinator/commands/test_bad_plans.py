@@ -1,0 +1,119 @@
+"""Plans that cannot be are one sentence that names the key, and exit code 2, before anybody joins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from protocol.cli import main
+from tests.coordinator.commands.test_readme_files import EXAMPLES
+
+TRUSTED = "[audit]\nrate = 0.0\n"
+RUNS = {
+    "[batch]\nsegments = 40\n[model]\ncontext = 32\n" + TRUSTED: "batch.segments: 40 segments of samples of 32 tokens",
+    "[batch]\nsegments = 1000\n": "batch.segments: 1000 is not between 1 and 64",
+    "[batch]\nsegments = 3\n": "batch.segments: audits compute whole samples again",
+    "[routes]\nskip = 0.9\n[stages]\ncount = 4\n": "routes.skip: 4 of 4 stages, but stage 0 is never left out",
+    "[routes]\nskip = 0.1\n[stages]\ncount = 4\n": "routes.skip: 0.1 of 4 stages is less than half a stage",
+    "[routes]\nswaps = 1\n": "routes.swaps: a route has fewer than two visits that could be exchanged",
+    "[stages]\nfront_servers = 0\n": "stages.front_servers: 0 is not between 1 and 64",
+    "[stages]\nchunks = 2\n": 'stages.chunks: more than one needs stages.placement = "interleaved" or "v"',
+    "[stages]\ncount = 30\n": "stages.count: 30 is not between 1 and 10",
+    '[stages]\ncut = "3 3"\n': "stages.cut: ",
+    '[stages]\norder = "static"\n': 'stages.order: expected one of "backward", "forward", "interleaved", "tuned"',
+    '[stages]\ncount = "auto"\nchunks = 20\nplacement = "v"\n': 'stages.count: "auto", but no number of stages fits',
+}
+STATIC = """
+from coordinator.planning.schedules.design import Design
+from protocol.schedule.ir import Hop
+
+def design(stages, microbatches):
+    routes = [{routes}]
+    return Design.of(stages, microbatches).place(routes){room}
+"""
+DOWN, UP = "(Hop(0, 0), Hop(1, 1), Hop(2, 2), Hop(3, 3))", "(Hop(0, 0), Hop(3, 3), Hop(2, 2), Hop(1, 1))"
+NETWORK = next(example for example in EXAMPLES if example["kind"] == "network")
+ROUTES = {
+    "kind": "routes", "stage_of_node": [0, 1, 3], "forward_s": [1, 1, 1], "backward_factor": 2, "loss_factor": 0.1,
+    "link_s": [[0, 1, 1], [1, 0, 1], [1, 1, 0]], "heads": [0, 0], "route_stages": 3, "swaps_max": 0,
+    "memory": [4, 4, 4], "visits_per_stage": 2,
+}  # fmt: skip
+
+
+def said(*words: str) -> Result:
+    return CliRunner().invoke(main, list(words), catch_exceptions=False)
+
+
+@pytest.mark.parametrize("text", RUNS)
+@pytest.mark.parametrize("command", ["run check", "coordinator"])
+def test_a_run_that_cannot_be_is_one_sentence(tmp_path: Path, text: str, command: str) -> None:
+    """Whoever looks first says it: the check, or the coordinator, before it has a state folder or prints a link."""
+    run = tmp_path / "RUN.toml"
+    run.write_text(text)
+    state = ["--state", str(tmp_path / "state")] if command == "coordinator" else []
+    done = said(*command.split(), str(run), *state)
+    assert done.exit_code == 2 and not (tmp_path / "state").exists()
+    assert done.output.startswith(f"RUN.toml: {RUNS[text]}"), done.output
+    assert len(done.output.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("routes", "room", "sentence"),
+    [
+        (f"{DOWN}, {UP}", ".in_flight(lambda node: 1 if node else 8)", "schedule: deadlock: 2B0 waits for "),
+        ("(Hop(0, 0), Hop(1, 1), Hop(1, 1))", "", "schedule: flow 0: the route visits a stage twice"),
+    ],
+)
+def test_a_static_order_that_cannot_be_is_one_sentence(tmp_path: Path, routes: str, room: str, sentence: str) -> None:
+    """Routes down and up with one place each wait for each other, and the cycle is shown; a stage is visited once."""
+    file = tmp_path / "mine.py"
+    file.write_text(STATIC.format(routes=routes, room=room))
+    done = said("schedule", "show", str(file), "--stages", "4", "--microbatches", "4")
+    assert done.exit_code == 2 and done.output.startswith(sentence) and len(done.output.splitlines()) == 1
+
+
+def network(tmp_path: Path, servers: int) -> str:
+    """The README's, with so many of its servers."""
+    gone = [machine["name"] for machine in NETWORK["machines"] if machine["role"] == "server"][servers:]
+    left = {
+        **NETWORK,
+        "machines": [machine for machine in NETWORK["machines"] if machine["name"] not in gone],
+        "links": [link for link in NETWORK["links"] if not {link["source"], link["target"]}.intersection(gone)],
+    }
+    path = tmp_path / "NETWORK.json"
+    path.write_text(json.dumps(left))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "servers", "sentence"),
+    [
+        ('[stages]\ncount = "auto"\n', 1, "stages.count: 1 servers, and one stage alone takes 2"),
+        ("[stages]\ncount = 2\n", 2, "stages.count: 2 stages with 1 front and 1 back servers each need 4 servers"),
+    ],
+)
+def test_a_network_without_servers_for_a_stage_is_one_sentence(
+    tmp_path: Path, text: str, servers: int, sentence: str
+) -> None:
+    """`auto` with one server; stages that a route visits and nobody serves."""
+    run = tmp_path / "RUN.toml"
+    run.write_text(text)
+    done = said("simulate", str(run), network(tmp_path, servers))
+    assert done.exit_code == 2 and done.output.startswith(sentence) and len(done.output.splitlines()) == 1
+
+
+def test_auto_with_one_server_is_refused_before_a_demo_begins() -> None:
+    done = said("demo", "--set", "stages.count=auto", "--servers", "1")
+    assert done.exit_code == 2 and done.output.startswith("stages.count: 1 server")
+
+
+def test_routes_over_a_stage_without_nodes_are_one_sentence(tmp_path: Path) -> None:
+    """Stage 2 has nobody."""
+    file = tmp_path / "problem.json"
+    file.write_text(json.dumps(ROUTES))
+    done = said("plan", "routes", str(file))
+    assert done.exit_code == 2
+    assert done.output == "problem.json: stage_of_node: every stage from 0 to the highest needs a node\n"
