@@ -48,8 +48,9 @@ class Leaning:
     def add(self, residual: tuple[float, ...], tolerance: float) -> bool:
         """One more audit that passed; whether that ends a window. What nobody honest sends is left out."""
         square = sum(part * part for part in residual)
-        # A sketch of the difference can be longer than it: twice in each of the two, at most, where it is honest.
-        if len(residual) != RESIDUAL_PARTS or not square <= (4 * tolerance) ** 2:
+        # A sketch of the difference can be longer than it, twice in each of the two; and on a grid the difference of
+        # honest sums is larger than that of the gradients, which is what the tolerance is about.
+        if len(residual) != RESIDUAL_PARTS or not square <= (8 * tolerance) ** 2:
             return False
         self.count += 1
         self.sums = tuple(a + b for a, b in zip(self.sums, residual, strict=True))
