@@ -161,7 +161,7 @@ def write_table(rows: list[dict[str, Any]]) -> None:
         "",
         "`python -m tests.benchmarks.costs_of_trust`, a row a run. Shares of the run's time; audits: of steps per"
         " second, 5 % of all contributions, by arms that take turns, with a 95 % interval. The bound for all three"
-        f" together is {BOUND:.0%}, beside the auditors' own compute. Audits' share of a server's own time is part of it.",
+        f" together is {BOUND:.0%}, beside the auditors' own compute. A server's own time for them is part of it.",
         "",
         "| commit | steps/s without auditors | beside | audits | tickets | signatures | together"
         " | a ledger's time for audits | of the volunteers' work auditors did again | audits passed | blamed |",
