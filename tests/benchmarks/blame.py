@@ -101,8 +101,8 @@ ALL = SAME | ACROSS
 class Court:
     """A device that audits, the auditor's machine for each stage, and the ledgers of the stages."""
 
-    def __init__(self, form: str, folder: Path) -> None:
-        self.config = run_of(form)
+    def __init__(self, form: str, seed: int, folder: Path) -> None:
+        self.config = run_of(form, seed)
         self.plan = plan_of()
         self._keys = count(1 << 40)  # far from those of the worker's tensors
         self._buffers: dict[int, Buffer] = {}
@@ -227,7 +227,7 @@ def part(row: Row, python: str, seed: int) -> dict[str, Any]:
     ):
         assert worker.stdout is not None
         hello, steps = read(worker.stdout)
-        court = Court(row.form, Path(folder))
+        court = Court(row.form, seed, Path(folder))
         court.set_up(hello.vocabulary)
         for step in steps:
             court.begin(step)

@@ -23,7 +23,7 @@ from protocol.messages import Lease
 
 DEVICE_DEEDS = (
     "paced", "hangs", "dawdles", "huge", "overflows", "claims_losses", "sends_back_huge", "steers",
-    "flips", "leans", "inflates", "dies_between_forwards", "dies_between_backwards",
+    "flips", "scales", "leans", "biases", "backdoors", "inflates", "dies_between_forwards", "dies_between_backwards",
     "dies_with_a_loss", "dies_owing_weights",
 )  # fmt: skip
 """What `bad_device.py` does in the process that has the device."""
