@@ -38,6 +38,9 @@ class Leaning:
     count: int = 0
     sums: tuple[float, ...] = (0.0,) * RESIDUAL_PARTS
     squares: float = 0.0
+    along_squares: float = 0.0
+    """Of the first of them, along the gradients themselves: rounding errors of many elements hardly show there, so
+    who makes all gradients longer is seen beside errors that are far larger than that."""
     windows: int = 0
     """In a row, so far, in which it leaned."""
     leaned: bool | None = None
@@ -55,13 +58,16 @@ class Leaning:
         self.count += 1
         self.sums = tuple(a + b for a, b in zip(self.sums, residual, strict=True))
         self.squares += square
+        self.along_squares += residual[0] * residual[0]
         if self.count < WINDOW:
             return False
         total = math.sqrt(sum(part * part for part in self.sums))
         self.mean = total / self.count
-        coherent = self.squares > 0.0 and total * total > COHERENT * self.squares
-        self.leaned = coherent and self.mean > FLOOR_SHARE * tolerance
-        self.count, self.sums, self.squares = 0, (0.0,) * RESIDUAL_PARTS, 0.0
+        self.leaned = any(
+            size > FLOOR_SHARE * tolerance * self.count and size * size > COHERENT * squares > 0.0
+            for size, squares in ((total, self.squares), (abs(self.sums[0]), self.along_squares))
+        )
+        self.count, self.sums, self.squares, self.along_squares = 0, (0.0,) * RESIDUAL_PARTS, 0.0, 0.0
         return True
 
     def judge(self, others: Iterable[Leaning]) -> Lean:
