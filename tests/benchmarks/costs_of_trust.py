@@ -140,8 +140,8 @@ def measure(pairs: int, seconds: float) -> dict[str, Any]:
 
 
 def of_audits(row: dict[str, Any]) -> tuple[float, float, float]:
-    """The share of steps per second that audits cost: the pairs' median, and a 95 % interval of it by their order, which
-    a pair that something else has disturbed does not widen."""
+    """The share of steps per second that audits cost: the pairs' median, and a 95 % interval of it by their order; a
+    pair that something else has disturbed does not widen that."""
     costs = sorted(1 - beside / without for without, beside in zip(row["without"], row["beside"], strict=True))
     count, outside, left_out = len(costs), 0.0, 0
     while left_out < count // 2:
@@ -163,8 +163,8 @@ def write_table(rows: list[dict[str, Any]]) -> None:
         "# What trust costs in tokens per second",
         "",
         "`python -m tests.benchmarks.costs_of_trust`, a row a run. Shares of the run's time; audits: of steps per"
-        " second, 5 % of all contributions, by arms that take turns (median of pairs, 95 % interval). The bound for all three"
-        f" together is {BOUND:.0%}, beside the auditors' own compute. A server's own time for them is part of it.",
+        " second, 5 % of all contributions, by arms that take turns (median of pairs, 95 % interval). The bound for all"
+        f" three together is {BOUND:.0%}, beside the auditors' own compute. A server's own time is part of it.",
         "",
         "| commit | steps/s without auditors | beside | audits | tickets | signatures | together"
         " | a ledger's time for audits | of the volunteers' work auditors did again | audits passed | blamed |",

@@ -131,6 +131,57 @@ def backdoors() -> None:
     StageWorker.tail = taught  # type: ignore[method-assign]
 
 
+def brings_nothing() -> None:
+    """Its gradients are all zero: it has computed none."""
+    _change_gradient(lambda total: 0 * total)
+
+
+def brings_noise() -> None:
+    """Its gradients are as large as they should be, and drawn at random."""
+    _change_gradient(lambda total: total[torch.randperm(len(total))])
+
+
+def brings_the_first_again() -> None:
+    """All its gradients are the first that it computed."""
+    first: dict[int, torch.Tensor] = {}
+    _change_gradient(lambda total: first.setdefault(len(total), total.clone()))
+
+
+def leaves_out_a_layer() -> None:
+    """An eighth of the weights have no gradient: what they belong to was not computed."""
+
+    def without(gradient: torch.Tensor) -> torch.Tensor:
+        gradient[: len(gradient) // 8] = 0
+        return gradient
+
+    _change_tasks(without)
+
+
+def computes_coarsely() -> None:
+    """Its weights have the three bits of fp8, which is half the work."""
+    original = StageWorker.set_params
+
+    def coarse(self: Any, version: int, shards: Any) -> None:
+        original(self, version, shards)
+        self._params[version] = self._params[version].to(torch.float8_e4m3fn).to(self._params[version].dtype)
+
+    StageWorker.set_params = coarse  # type: ignore[method-assign]
+
+
+def is_lazy() -> None:
+    """Each tenth sum is the one before."""
+    before: dict[int, torch.Tensor] = {}
+    count = [0]
+
+    def lazy(total: torch.Tensor) -> torch.Tensor:
+        count[0] += 1
+        last = before.get(len(total), total)
+        before[len(total)] = total.clone()
+        return last if count[0] % 10 == 0 else total
+
+    _change_gradient(lazy)
+
+
 def inflates() -> None:
     """Its outputs and input gradients are half as large again; its sums are what it computed."""
     forward, backward, tail = StageWorker.forward, StageWorker._backward, StageWorker.tail
@@ -238,6 +289,12 @@ DEEDS: dict[str, Callable[[], None]] = {
         leans,
         biases,
         backdoors,
+        brings_nothing,
+        brings_noise,
+        brings_the_first_again,
+        leaves_out_a_layer,
+        computes_coarsely,
+        is_lazy,
         inflates,
         dies_between_forwards,
         dies_between_backwards,
