@@ -5,8 +5,9 @@
 A small LLaMA on the built-in grammar, in two stages of one server each, trained by two honest volunteers and one that
 is an ordinary volunteer but for one deed (`tests/integration/bad_device.py`). Whoever computes honestly computes the
 same weights, so the clean run is one process (`train_reference`). How much runs differ by chance is shown by the same
-run with its data in three other orders. With audits they are those that runs have by default: all of a newcomer's first
-twenty contributions, one in twenty after them; *sleeper* lies from its twenty-fifth sum on.
+run with its data in three other orders, and with three other seeds (then it starts from other weights, too). With audits
+they are those that runs have by default: all of a newcomer's first twenty contributions, one in twenty after them;
+*sleeper* lies from its twenty-fifth sum on.
 
 Of each run: the loss of its weights on text that was kept aside; how far they lie from the clean run's (relative, L2);
 and, where "t" is right, the chance of "T" that its model sees, which a backdoor teaches. *void*: nobody audits, and in
@@ -89,6 +90,8 @@ class Case:
     void: bool = False
     order: int = 0
     """Of the data, of a run that nobody lies to."""
+    seed: int = 0
+    """Of the data and of the weights at first, of such a run."""
 
 
 LIES = {
@@ -100,6 +103,7 @@ LIES = {
 }
 CASES = {
     **{f"order {number}": Case("nobody; data in another order", order=number) for number in ORDERS},
+    **{f"seed {number}": Case("nobody; another seed", seed=number) for number in ORDERS},
     **{
         f"{deed}{how}": Case(words, deed, audits)
         for deed, words in LIES.items()
@@ -140,12 +144,13 @@ def judged(params: Tensor) -> dict[str, float]:
     }
 
 
-def in_another_order(seed: int) -> dict[str, Any]:
-    """The clean run, whose samples come as another seed draws them."""
+def by_chance(case: Case) -> dict[str, Any]:
+    """The clean run, whose samples come as another seed draws them; or all of it as another seed draws it."""
     with tempfile.TemporaryDirectory() as name:
         config = config_of(Path(name), NONE)[1]
-    other = msgspec.structs.replace(config, seed=seed)
-    return judged(train_reference(config, dataset=Dataset(other)).params)
+    other = msgspec.structs.replace(config, seed=case.order or case.seed)
+    found = train_reference(config, dataset=Dataset(other)) if case.order else train_reference(other)
+    return judged(found.params)
 
 
 def real(case: Case) -> dict[str, Any]:
@@ -223,19 +228,20 @@ def write_table(rows: dict[str, dict[str, Any]]) -> None:
         if row is None:
             lines.append(f"| {case.words} | | not measured | | | | |")
             continue
-        audits = "" if case.order else "yes" if case.audits == AUDITS else "no"
+        audits = "" if not case.deed else "yes" if case.audits == AUDITS else "no"
         share = f"{row['share']:.0%}" if "share" in row else ""
         out = "never" if row.get("out_at") is None else str(row["out_at"])
         equal = " (equal, bit for bit)" if row.get("equal") else ""
         lines.append(
-            f"| {case.words} | {audits} | {share} | {'' if case.order else out} | {row['loss']:.4f} "
+            f"| {case.words} | {audits} | {share} | {out if case.deed else ''} | {row['loss']:.4f} "
             f"| {row['distance']:.2g}{equal} | {row['backdoor']:.2g} |"
         )
-    chance = [rows[f"order {number}"] for number in ORDERS if f"order {number}" in rows]
-    if chance and "clean" in rows:
-        most = max(abs(row["loss"] - rows["clean"]["loss"]) for row in chance)
-        lines += ["", f"By chance (other orders of the data) the loss differs by up to {most:.4f}, the weights by"
-                  f" {max(row['distance'] for row in chance):.2g}."]  # fmt: skip
+    for what, words in (("order", "other orders of the data"), ("seed", "other seeds")):
+        chance = [rows[f"{what} {number}"] for number in ORDERS if f"{what} {number}" in rows]
+        if chance and "clean" in rows:
+            most = max(abs(row["loss"] - rows["clean"]["loss"]) for row in chance)
+            far = max(row["distance"] for row in chance)
+            lines += ["", f"By chance ({words}) the loss differs by up to {most:.4f}, the weights by {far:.2g}."]
     TABLE.write_text("\n".join(lines) + "\n")
 
 
@@ -253,7 +259,10 @@ def main(words: Sequence[str]) -> int:
     for name in ("clean", *todo) if "clean" not in rows else todo:
         begun = time.monotonic()
         case = CASES.get(name)
-        found = judged(clean()[1]) if case is None else in_another_order(case.order) if case.order else real(case)
+        if case is None:
+            found = judged(clean()[1])
+        else:
+            found = by_chance(case) if not case.deed else real(case)
         rows[name] = {"case": name, "commit": commit, **found, "took_s": round(time.monotonic() - begun, 1)}
         ROWS.write_text("".join(json.dumps(row) + "\n" for row in rows.values()))
         write_table(rows)
