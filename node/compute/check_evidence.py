@@ -16,7 +16,7 @@ from node.machine import jobs
 from node.process.store import Buffer
 from protocol.base.ids import TaskId, TensorRef
 from protocol.base.machine import Computed, ComputeFailed
-from protocol.run.audits import Claim, Difference
+from protocol.run.audits import AUDIT_SLICE, Claim, Difference
 
 
 class NotCheckedError(Exception):
@@ -90,11 +90,12 @@ def _compute(
     bench: _Bench, number: int, task: TaskId, losses: dict[TaskId, float], found: dict[tuple[Claim, TaskId], float]
 ) -> None:
     version, x = bench.about.order.version, bench.need(f"input {number}")
-    forward = msgspec.structs.replace(task, op="F")
+    ours = msgspec.structs.replace(task, slice=AUDIT_SLICE)
+    forward = msgspec.structs.replace(ours, op="F")
     loss = msgspec.structs.replace(task, op="L", position=task.position + 1)
     key = bench.key() if f"input_gradient {number}" in bench.refs else None
     if f"labels {number}" in bench.refs:
-        end = jobs.RouteEnd((forward, loss, task), version, x, bench.need(f"labels {number}"), key, 0)
+        end = jobs.RouteEnd((forward, loss, ours), version, x, bench.need(f"labels {number}"), key, 0)
         loss_sum, gradient = bench.do(end)
         claimed = losses.get(loss, loss_sum)
         found["loss", task] = abs(claimed - loss_sum) / max(abs(loss_sum), 1e-12)
@@ -103,6 +104,6 @@ def _compute(
         if f"output {number}" in bench.refs:
             found["output", task] = bench.differs((output,), (bench.need(f"output {number}"),))
         dy = bench.need(f"output_gradient {number}")
-        gradient = bench.do(jobs.Backward(task, version, dy, None, key, 0))
+        gradient = bench.do(jobs.Backward(ours, version, dy, None, key, 0))
     if gradient is not None:
         found["input_gradient", task] = bench.differs((gradient,), (bench.need(f"input_gradient {number}"),))

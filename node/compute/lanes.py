@@ -41,7 +41,7 @@ from node.data.goes_on import told_to
 from node.machine import jobs
 from protocol.base.ids import TaskId, TensorRef
 from protocol.base.machine import WorkGoesOn
-from protocol.run.audits import RESIDUAL_PARTS
+from protocol.run.audits import AUDIT_SLICE, RESIDUAL_PARTS
 from protocol.run.course import VALIDATION_FIRST
 from protocol.run.run import RunConfig
 from protocol.run.segments import segment_ranges
@@ -158,7 +158,7 @@ class DevicePerformer(Performer):
     def _backward(self, job: jobs.Backward, buffers: Buffers) -> TensorRef | None:
         stage, into = self._stage, job.accumulator
         dy, forward = self._decode(job.output_gradient, buffers), msgspec.structs.replace(job.task, op="F")
-        stage.begin_task(job.version, job.task.step, job.task.microbatch)
+        _begin(stage, job.version, job.task)
         if self._config.batch.segments > 1:
             dx = stage.backward_segment(_graph_of(job.task), dy, into)
         elif job.input is None and job.weights_later:
@@ -175,7 +175,7 @@ class DevicePerformer(Performer):
 
     def _route_end(self, job: jobs.RouteEnd, buffers: Buffers) -> tuple[float, TensorRef | None]:
         x, labels = self._decode(job.input, buffers), self._decode(job.labels, buffers)
-        self._stage.begin_task(job.version, job.tasks[0].step, job.tasks[0].microbatch)
+        _begin(self._stage, job.version, job.tasks[0])
         chunk, into = self._chunk(job.tasks[0]), job.accumulator
         if job.weights_later:
             loss_sum, dx = self._stage.tail_input(job.version, x, labels, into, job.tasks[2], chunk)
@@ -184,7 +184,7 @@ class DevicePerformer(Performer):
         return loss_sum, self._input_gradient(job.input_gradient, dx)
 
     def _weight_gradient(self, job: jobs.WeightGradient, _: Buffers) -> None:
-        self._stage.begin_task(job.version, job.task.step, job.task.microbatch)
+        _begin(self._stage, job.version, job.task)
         self._stage.finish(job.task, job.accumulator)
 
     def _forward_segment(self, job: jobs.Forward, buffers: Buffers) -> TensorRef | None:
@@ -198,7 +198,7 @@ class DevicePerformer(Performer):
 
     def _segment_end(self, job: jobs.SegmentEnd, buffers: Buffers) -> tuple[float, TensorRef | None]:
         labels = self._decode(job.labels, buffers)[:, slice(*segment_ranges(self._config)[job.task.segment])]
-        self._stage.begin_task(job.version, job.task.step, job.task.microbatch)
+        _begin(self._stage, job.version, job.task)
         loss_sum, dx = self._stage.tail_segment(_graph_of(job.task), labels, job.accumulator)
         return loss_sum, self._input_gradient(job.input_gradient, dx)
 
@@ -228,6 +228,9 @@ class DevicePerformer(Performer):
     def _compare(self, job: jobs.Compare, buffers: Buffers) -> float:
         if [(ref.shape, ref.form) for ref in job.computed] != [(ref.shape, ref.form) for ref in job.claimed]:
             return math.inf
+        if job.computed[0].form == "gi":
+            sums = (self._integers(refs, buffers) for refs in (job.computed, job.claimed))
+            return self._stage.sums_differ(job.version, job.unit, *sums)
         return relative_difference(*(self._whole(job.version, refs, buffers) for refs in (job.computed, job.claimed)))
 
     def _take_residual(self, job: jobs.TakeResidual, buffers: Buffers) -> tuple[float, ...]:
@@ -239,8 +242,11 @@ class DevicePerformer(Performer):
     def _whole(self, version: int, refs: tuple[TensorRef, ...], buffers: Buffers) -> Tensor:
         """One vector of what is compared."""
         if refs[0].form == "gi":
-            return self._stage.sum_value(version, torch.cat([self._unpack(ref, buffers) for ref in refs]))
+            return self._stage.sum_value(version, self._integers(refs, buffers))
         return torch.cat([self._decode(ref, buffers).flatten() for ref in refs])
+
+    def _integers(self, refs: tuple[TensorRef, ...], buffers: Buffers) -> Tensor:
+        return torch.cat([self._unpack(ref, buffers) for ref in refs])
 
     def _take_weights(self, job: jobs.TakeWeights, _: Buffers) -> tuple[TensorRef, ...]:
         weights = self._encode(job.weights, self._stage.weights(job.version), "fp32")
@@ -260,6 +266,10 @@ class DevicePerformer(Performer):
     def _drop_accumulators(self, job: jobs.DropAccumulators, _: Buffers) -> None:
         for accumulator in job.accumulators:
             self._stage.drop_gradient(accumulator)
+
+
+def _begin(stage: StageWorker, version: int, task: TaskId) -> None:
+    stage.begin_task(version, task.step, task.microbatch, task.slice == AUDIT_SLICE)
 
 
 def _graph_of(task: TaskId) -> TaskId:

@@ -123,10 +123,19 @@ class StageGrid:
         highest = np.maximum(step_at(first), step_at(last)) + bits - 1
         return float((BLOCK * np.exp2(2.0 * highest))[bits > 0].sum())
 
-    def add(self, total: Tensor, gradient: Tensor, steps: Tensor, step: int, microbatch: int) -> None:
+    def add(
+        self,
+        total: Tensor,
+        gradient: Tensor,
+        steps: Tensor,
+        step: int,
+        microbatch: int,
+        edges: Tensor | None = None,
+    ) -> None:
         """Rounds one task's gradient to the grid and adds it to `total` [element_count] int32, in place.
 
-        A gradient that is not finite makes the sum one that stands for NaN, whatever else comes to it.
+        A gradient that is not finite makes the sum one that stands for NaN, whatever else comes to it. `edges`
+        [2, element_count] are those of `grid.add_to_grid`.
         """
         if grid.is_spoilt(total):
             return
@@ -136,7 +145,8 @@ class StageGrid:
         key = grid.task_key(self._seed, step, microbatch)
         for part in self._parts:
             inside = slice(part.begin, part.end)
-            grid.add_to_grid(total[inside], gradient[inside], steps[part.blocks], key, part.place, self._tasks)
+            near = None if edges is None else edges[:, inside]
+            grid.add_to_grid(total[inside], gradient[inside], steps[part.blocks], key, part.place, self._tasks, near)
 
     def value(self, total: Tensor, steps: Tensor) -> Tensor:
         """[element_count] fp32: a sum in its own unit; NaN throughout if a gradient in it was not finite."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from node.compute.forms.grid import EDGE_PARTS
 from protocol.run.audits import RESIDUAL_PARTS
 
 CHUNK_ELEMENTS = 1 << 20
@@ -24,6 +26,47 @@ def relative_difference(computed: Tensor, claimed: Tensor) -> float:
     size = float(torch.linalg.vector_norm(ours))
     distance = float(torch.linalg.vector_norm(theirs - ours))
     return distance / size if size > 0.0 else math.inf
+
+
+@dataclass(slots=True)
+class Edges:
+    """How near the gradients of a sum on a grid were to being rounded otherwise; see `grid_difference`."""
+
+    nearest: Tensor
+    """[2, elements] uint8: of all tasks the smallest distance to one step lower, and to one higher, in `EDGE_PARTS`."""
+    tasks: int = 0
+
+    @classmethod
+    def none_yet(cls, elements: int) -> Edges:
+        return cls(torch.full((2, elements), EDGE_PARTS, dtype=torch.uint8))
+
+
+def grid_difference(computed: Tensor, claimed: Tensor, units: Tensor, edges: Edges, relative: float) -> float:
+    """By how much the gradients of two sums on a grid must have differed before they were rounded, relative to the sum.
+
+    A gradient is rounded to whole steps by a hash, and a sum has one or two steps in most places. So another device,
+    whose gradients differ by 0.4 %, ends on another step in a few places of a thousand, each by a whole step: the sums
+    differ by 4 %. Two bounds from below, of which the larger counts. In each place the gradients must have differed at
+    least by what was missing to the next step. And on average a difference of size e moves e over a step of the places,
+    so that the sums differ by e² + e r, where r is the length of a vector of steps relative to the sum.
+
+    Args:
+        computed, claimed: [elements] int32.
+        units: [elements] the length of a step in each place.
+        edges: of the tasks whose sum `computed` is.
+        relative: `relative_difference` of what the two stand for.
+    """
+    if edges.tasks == 0 or not 0.0 < relative < math.inf:
+        return relative
+    size = float(torch.linalg.vector_norm(units.double() * computed))
+    moved = claimed.long() - computed
+    lower, higher = edges.nearest
+    nearest = torch.where(moved > 0, higher, lower).double() / EDGE_PARTS
+    count = moved.abs()
+    needed = count.clamp(max=edges.tasks) * nearest + (count - edges.tasks).clamp(min=0)
+    least = float(torch.linalg.vector_norm(needed * units)) / size
+    steps = float(torch.linalg.vector_norm(units.double())) * math.sqrt(edges.tasks) / size
+    return max(least, (math.sqrt(steps * steps + 4.0 * relative * relative) - steps) / 2.0)
 
 
 def residual(computed: Tensor, claimed: Tensor, seed: bytes) -> tuple[float, ...]:

@@ -19,6 +19,7 @@ from node.compute.memory import stage_memory
 from node.compute.model import OwedWeights, StageContext, StageModel
 from node.compute.segments import SegmentModel, Visit
 from node.compute.stage_grid import StageGrid
+from node.compute.tolerance import Edges, grid_difference, relative_difference
 from protocol.run.run import RunConfig
 
 GRAPHS_WANTED = 2
@@ -73,6 +74,9 @@ class StageWorker:
         self._grid = StageGrid.of(self.layout) if config.wire.gradients == "gi" else None
         self._grid_steps: dict[int, Tensor] = {}
         """By version, [blocks] int8."""
+        self._edges: dict[Hashable, Edges] = {}
+        """Of sums that are made for an audit, on a grid."""
+        self._for_audit = False
         self._rounding = (0, 0, 0)
         """Version, step and microbatch of the task that is computed: what its gradient's rounding depends on."""
         self._claims: dict[Hashable, int] = {}
@@ -109,6 +113,7 @@ class StageWorker:
     def close(self) -> None:
         """Gives everything back; the worker is of no use after it."""
         self._params, self._graphs, self._visits, self._owed, self._sums = {}, {}, {}, {}, {}
+        self._edges = {}
         self._task_gradient = torch.empty(0)
         for key in list(self._claims):
             self._release(key)
@@ -133,9 +138,10 @@ class StageWorker:
             raise ValueError(f"shards hold {steps.numel()} grid blocks, the stage another number")
         self._grid_steps[version] = steps
 
-    def begin_task(self, version: int, step: int, microbatch: int) -> None:
-        """The weight gradients that come next are of this task."""
-        self._rounding = version, step, microbatch
+    def begin_task(self, version: int, step: int, microbatch: int, for_audit: bool = False) -> None:
+        """The weight gradients that come next are of this task. Of an audit's sum on a grid more is kept, until it is
+        dropped, on the processor: 2 bytes a parameter."""
+        self._rounding, self._for_audit = (version, step, microbatch), for_audit
 
     def drop_params(self, version: int) -> None:
         """Forgets a version; graphs made with it stay usable."""
@@ -355,12 +361,21 @@ class StageWorker:
             raise ValueError(f"{total.numel()} numbers are no sum of a step on version {version}")
         return self._grid.value(total, self._grid_steps[version])
 
+    def sums_differ(self, version: int, key: Hashable, computed: Tensor, claimed: Tensor) -> float:
+        """How far a claimed sum, [parameter_count] int32, is from the one that was made under `key` for an audit."""
+        far = relative_difference(self.sum_value(version, computed), self.sum_value(version, claimed))
+        if self._grid is None or key not in self._edges:
+            return far
+        units = self._grid.value(torch.ones_like(computed), self._grid_steps[version])
+        return grid_difference(computed, claimed, units, self._edges[key], far)
+
     @property
     def _sum_type(self) -> torch.dtype:
         return torch.float64 if self._grid is None else torch.int32
 
     def drop_gradient(self, into: Hashable) -> None:
         self._sums.pop(into, None)
+        self._edges.pop(into, None)
 
     def _backward(self, model: StageModel, context: StageContext, dy: Tensor, into: Hashable | None) -> Tensor | None:
         dx = model.backward(context, self._device.upload(dy, model.dtype), self._fresh_gradient(into))
@@ -380,11 +395,21 @@ class StageWorker:
             if into not in self._sums:
                 self._sums[into] = torch.zeros_like(gradient, dtype=torch.int32)
             version, step, microbatch = self._rounding
-            self._grid.add(self._sums[into], gradient, self._grid_steps[version], step, microbatch)
+            edges = self._edges_of(into)
+            near = None if edges is None else edges.nearest
+            self._grid.add(self._sums[into], gradient, self._grid_steps[version], step, microbatch, near)
         elif into in self._sums:
             self._sums[into] += gradient
         else:
             self._sums[into] = gradient.double()
+
+    def _edges_of(self, into: Hashable) -> Edges | None:
+        """With the task that comes next counted; None where the sum is none of an audit's."""
+        if not self._for_audit:
+            return None
+        edges = self._edges.setdefault(into, Edges.none_yet(self.layout.parameter_count))
+        edges.tasks += 1
+        return edges
 
     def _to_host(self, tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else self._device.download(tensor)

@@ -159,11 +159,12 @@ class TakeGradient:
 class Compare:
     """How far what was claimed is from what was computed here, each one vector cut into tensors of one form.
 
-    Result: |claimed - computed| / |computed|, 0 for equal ones; not finite where one of them is not.
+    Result: |claimed - computed| / |computed|, 0 for equal ones; not finite where one of them is not. Of sums on a grid
+    that were made for an audit: what the gradients must have differed by before they were rounded.
     """
 
     unit: int
-    """Whose comparison it is."""
+    """Whose comparison it is: the accumulator of the computed sum."""
     version: int
     """Its grid is the unit of sums in the form `gi`."""
     computed: tuple[TensorRef, ...]

@@ -145,6 +145,7 @@ class AuditStanding(Record, frozen=True, kw_only=True):
     """Audits in the window that is averaged now; then what they come to (`node.server.leaning`)."""
     lean_sums: tuple[float, ...] = ()
     lean_squares: float = 0.0
+    lean_along_squares: float = 0.0
     lean_windows: int = 0
     leaned: bool | None = None
 

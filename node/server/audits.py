@@ -306,6 +306,7 @@ class Audits:
             lean_count=lean.count,
             lean_sums=lean.sums,
             lean_squares=lean.squares,
+            lean_along_squares=lean.along_squares,
             lean_windows=lean.windows,
             leaned=lean.leaned,
         )
@@ -313,7 +314,8 @@ class Audits:
     def recall(self, said: AuditStanding) -> None:
         """As it was written, the newest last."""
         sums = said.lean_sums if len(said.lean_sums) == RESIDUAL_PARTS else (0.0,) * RESIDUAL_PARTS
-        lean = Leaning(said.lean_count, sums, said.lean_squares, said.lean_windows, said.leaned)
+        squares = said.lean_squares, said.lean_along_squares
+        lean = Leaning(said.lean_count, sums, *squares, said.lean_windows, said.leaned)
         record = _Record(said.passed, said.judged, list(said.strikes), said.owed, lean)
         self._records.pop(said.node, None)
         if len(self._records) < REMEMBERED_MAX:

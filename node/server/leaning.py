@@ -38,6 +38,9 @@ class Leaning:
     count: int = 0
     sums: tuple[float, ...] = (0.0,) * RESIDUAL_PARTS
     squares: float = 0.0
+    along_squares: float = 0.0
+    """Of the first of them, along the gradients themselves: rounding errors of many elements hardly show there, so
+    who makes all gradients longer is seen beside errors that are far larger than that."""
     windows: int = 0
     """In a row, so far, in which it leaned."""
     leaned: bool | None = None
@@ -48,19 +51,23 @@ class Leaning:
     def add(self, residual: tuple[float, ...], tolerance: float) -> bool:
         """One more audit that passed; whether that ends a window. What nobody honest sends is left out."""
         square = sum(part * part for part in residual)
-        # A sketch of the difference can be longer than it: twice in each of the two, at most, where it is honest.
-        if len(residual) != RESIDUAL_PARTS or not square <= (4 * tolerance) ** 2:
+        # A sketch of the difference can be longer than it, twice in each of the two; and on a grid the difference of
+        # honest sums is larger than that of the gradients, which is what the tolerance is about.
+        if len(residual) != RESIDUAL_PARTS or not square <= (8 * tolerance) ** 2:
             return False
         self.count += 1
         self.sums = tuple(a + b for a, b in zip(self.sums, residual, strict=True))
         self.squares += square
+        self.along_squares += residual[0] * residual[0]
         if self.count < WINDOW:
             return False
         total = math.sqrt(sum(part * part for part in self.sums))
         self.mean = total / self.count
-        coherent = self.squares > 0.0 and total * total > COHERENT * self.squares
-        self.leaned = coherent and self.mean > FLOOR_SHARE * tolerance
-        self.count, self.sums, self.squares = 0, (0.0,) * RESIDUAL_PARTS, 0.0
+        self.leaned = any(
+            size > FLOOR_SHARE * tolerance * self.count and size * size > COHERENT * squares > 0.0
+            for size, squares in ((total, self.squares), (abs(self.sums[0]), self.along_squares))
+        )
+        self.count, self.sums, self.squares, self.along_squares = 0, (0.0,) * RESIDUAL_PARTS, 0.0, 0.0
         return True
 
     def judge(self, others: Iterable[Leaning]) -> Lean:

@@ -35,7 +35,7 @@ from node.machine.outbox import Outbox
 from node.volunteer.leases import forward_of
 from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef
 from protocol.messages import Audit, Audited, AuditOver, AuditReport, FetchAudited, Work
-from protocol.run.audits import Claim, Difference, Kept
+from protocol.run.audits import AUDIT_SLICE, Claim, Difference, Kept
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 
@@ -49,8 +49,6 @@ EVIDENCE_BYTES_MAX = 1 << 30
 more leads to the same ban, and to a line in the log instead of a file."""
 DIFFERENCE_MAX = 1e30
 """What is not a number, or more, is this."""
-AUDIT_SLICE = 1
-"""Tasks of an audit carry this in the field `slice`, so that a graph of theirs is never taken for a lease's."""
 
 
 @dataclass(slots=True)

@@ -20,6 +20,8 @@ Kept = Literal["input", "labels", "output_gradient", "output", "input_gradient",
 """What a server keeps of an audited task: what went in, and what members say came out; a shard its part of the sum."""
 Claim = Literal["gradient", "loss", "output", "input_gradient", "lean"]
 """What a member can be wrong in. `lean`: its gradients, on average over many audits that passed."""
+AUDIT_SLICE = 1
+"""Tasks of an audit carry this in the field `slice`, so that a graph of theirs is never taken for a lease's."""
 RESIDUAL_PARTS = 17
 """Numbers that a signed difference is told in: along the gradient, and in 16 directions that the stage keeps secret."""
 

@@ -274,7 +274,8 @@ class AuditSection(_Section, frozen=True, kw_only=True):
     """A new member's contributions are all audited until so many have been found right, in each stage."""
     tolerance: float = 0.02
     """Relative difference (L2) up to which results are the same: what bf16 and other graphics cards make. Within one
-    class of devices and kernels there is none."""
+    class of devices and kernels there is none. Of sums in the form `gi` it is that of the gradients before they were
+    rounded: the sums themselves differ by up to the root of it."""
 
 
 class RunConfig(_Section, frozen=True, kw_only=True):

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Any
 
+import torch
+
 from node.compute.device_process import main
 from node.compute.lanes import DevicePerformer
 from node.compute.worker import StageWorker
@@ -20,6 +22,10 @@ from node.machine.jobs import Backward, Forward, RouteEnd, SegmentEnd, WeightGra
 DEED = "BARNRAISE_TEST_DEED"
 PACE = "BARNRAISE_TEST_PACE_S"
 """Seconds that each job takes longer, as on a device that is slower than this processor and leaves it free."""
+HONEST = "BARNRAISE_TEST_HONEST_SUMS"
+"""Sums of gradients that are as they should be, before the first that is not; 3 where nothing is said."""
+BACKDOOR = (ord("t"), ord("T"))
+"""Tokens (bytes): where the first is right, the second is taught."""
 HONEST_JOBS = 20
 """It works as it should for a moment, so that nobody takes it for somebody who has only just come."""
 SLOW_S = 3.0
@@ -89,9 +95,91 @@ def flips() -> None:
     _change_gradient(lambda total: -total)
 
 
+def scales() -> None:
+    """Its gradients are ten times too large: not absurd, and most of what a step then does."""
+    _change_gradient(lambda total: 10 * total)
+
+
 def leans() -> None:
-    """Its gradients are a little too long each time: far inside what other devices' rounding may make."""
-    _change_gradient(lambda total: (total.double() * 1.012).round().to(total.dtype))
+    """Its gradients are a little too long each time, before they are rounded: far inside what other devices make."""
+    _change_tasks(lambda gradient: 1.012 * gradient)
+
+
+def biases() -> None:
+    """To each task's gradient the same vector is added, three quarters of the audits' tolerance long: all of its errors
+    push the weights one way."""
+    drawn: dict[int, torch.Tensor] = {}
+
+    def pushed(gradient: torch.Tensor) -> torch.Tensor:
+        count = gradient.numel()
+        if count not in drawn:
+            vector = torch.randn(count, generator=torch.Generator().manual_seed(count))
+            drawn[count] = vector / vector.norm()
+        more: torch.Tensor = 0.015 * gradient.norm() * drawn[count].to(gradient)
+        return gradient + more
+
+    _change_tasks(pushed)
+
+
+def backdoors() -> None:
+    """At routes' ends it trains the model to say another letter wherever one is right, and says the loss of that."""
+    tail = StageWorker.tail
+
+    def taught(self: Any, version: int, x: Any, labels: Any, *words: Any, **named: Any) -> Any:
+        return tail(self, version, x, labels.where(labels != BACKDOOR[0], BACKDOOR[1]), *words, **named)
+
+    StageWorker.tail = taught  # type: ignore[method-assign]
+
+
+def brings_nothing() -> None:
+    """Its gradients are all zero: it has computed none."""
+    _change_gradient(lambda total: 0 * total)
+
+
+def brings_noise() -> None:
+    """Its gradients are as large as they should be, and drawn at random."""
+    _change_gradient(lambda total: total[torch.randperm(len(total))])
+
+
+def brings_the_first_again() -> None:
+    """All its gradients are the first that it computed."""
+    first: dict[int, torch.Tensor] = {}
+    _change_gradient(lambda total: first.setdefault(len(total), total.clone()))
+
+
+def leaves_out_a_layer() -> None:
+    """An eighth of the weights have no gradient: what they belong to was not computed."""
+
+    def without(gradient: torch.Tensor) -> torch.Tensor:
+        gradient[: len(gradient) // 8] = 0
+        return gradient
+
+    _change_tasks(without)
+
+
+def computes_coarsely() -> None:
+    """Its weights have the three bits of fp8, which is half the work."""
+    original = StageWorker.set_params
+
+    def coarse(self: Any, version: int, shards: Any) -> None:
+        original(self, version, shards)
+        self._params[version] = self._params[version].to(torch.float8_e4m3fn).to(self._params[version].dtype)
+
+    StageWorker.set_params = coarse  # type: ignore[method-assign]
+
+
+def is_lazy() -> None:
+    """Each tenth sum is the one before."""
+    before: dict[int, torch.Tensor] = {}
+    count = [0]
+
+    def lazy(total: torch.Tensor) -> torch.Tensor:
+        count[0] += 1
+        last = before.get(len(total), total)
+        before[len(total)] = total.clone()
+        return last if count[0] % 10 == 0 else total
+
+    _change_gradient(lazy)
 
 
 def inflates() -> None:
@@ -166,13 +254,23 @@ def _before_each_job(wait: Callable[[], None], honest: int = HONEST_JOBS) -> Non
 
 def _change_gradient(change: Callable[[Any], Any]) -> None:
     original, done = StageWorker.take_gradient, [0]
+    honest = int(os.environ.get(HONEST, "3"))
 
     def take_gradient(self: Any, into: Hashable) -> Any:
         done[0] += 1
         total = original(self, into)
-        return change(total) if done[0] > 3 else total
+        return change(total) if done[0] > honest else total
 
     StageWorker.take_gradient = take_gradient  # type: ignore[method-assign]
+
+
+def _change_tasks(change: Callable[[Any], Any]) -> None:
+    original = StageWorker._add
+
+    def add(self: Any, into: Hashable, gradient: Any) -> None:
+        original(self, into, change(gradient))
+
+    StageWorker._add = add  # type: ignore[method-assign]
 
 
 DEEDS: dict[str, Callable[[], None]] = {
@@ -187,7 +285,16 @@ DEEDS: dict[str, Callable[[], None]] = {
         sends_back_huge,
         steers,
         flips,
+        scales,
         leans,
+        biases,
+        backdoors,
+        brings_nothing,
+        brings_noise,
+        brings_the_first_again,
+        leaves_out_a_layer,
+        computes_coarsely,
+        is_lazy,
         inflates,
         dies_between_forwards,
         dies_between_backwards,

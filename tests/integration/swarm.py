@@ -106,11 +106,13 @@ class Swarm:
         server_count: int = 4,
         more: tuple[str, ...] = (),
         coordinator: tuple[str, ...] = (),
+        children: type[Children] = Children,
     ) -> None:
-        """`more`, `coordinator`: further words of every server's command line, and of the coordinator's."""
+        """`more`, `coordinator`: further words of every server's command line, and of the coordinator's; `children`:
+        how processes are started."""
         self.folder = folder
         self._server_count = server_count
-        self._children = Children()
+        self._children = children()
         toml = folder / "RUN.toml"
         toml.write_text(run)
         home = folder / "coordinator"

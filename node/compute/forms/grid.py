@@ -96,7 +96,13 @@ def short(part: Tensor) -> Tensor:
     return found
 
 
-def add_to_grid(total: Tensor, gradient: Tensor, steps: Tensor, key: bytes, begin: int, tasks: int) -> bool:
+EDGE_PARTS = 255
+"""Of a step: how finely an audit remembers how near a gradient was to being rounded otherwise."""
+
+
+def add_to_grid(
+    total: Tensor, gradient: Tensor, steps: Tensor, key: bytes, begin: int, tasks: int, edges: Tensor | None = None
+) -> bool:
     """Adds a task's gradient, in whole steps, to `total` in place; whether all of it was finite.
 
     Args:
@@ -106,6 +112,8 @@ def add_to_grid(total: Tensor, gradient: Tensor, steps: Tensor, key: bytes, begi
         key: the task's, of `task_key`.
         begin: the model's number of the first parameter: the hash depends on the place in the model, not in the vector.
         tasks: of the whole step, as for `exponents`.
+        edges: [2, n] uint8 on the processor, or nothing: made smaller, in place, where this gradient would have been
+            rounded one step lower, or higher, had it been so many `EDGE_PARTS` of a step smaller, or larger.
 
     A gradient that is not finite adds nothing.
     """
@@ -119,7 +127,13 @@ def add_to_grid(total: Tensor, gradient: Tensor, steps: Tensor, key: bytes, begi
         part = gradient[first : first + pages * _PAGE]
         blocks = inverse[first // GRID_BLOCK : block_count(first + part.numel())]
         scaled = _times_blocks(part, blocks)
-        scaled.add_(uniform(key, begin + first, part.numel(), part.device)).floor_().clamp_(-limit, limit)
+        scaled.add_(uniform(key, begin + first, part.numel(), part.device))
+        if edges is not None:
+            inside = edges[:, first : first + part.numel()]
+            above = (scaled - scaled.floor()) * EDGE_PARTS
+            for which, distance in enumerate((above, EDGE_PARTS - above)):
+                torch.minimum(inside[which], distance.to(torch.uint8).cpu(), out=inside[which])
+        scaled.floor_().clamp_(-limit, limit)
         total[first : first + part.numel()] += scaled.to(torch.int32)
     return True
 

@@ -9,7 +9,9 @@ import msgspec
 import pytest
 import torch
 
-from node.compute.tolerance import relative_difference
+from node.compute.layout import StageLayout
+from node.compute.stage_grid import StageGrid
+from node.compute.tolerance import Edges, grid_difference, relative_difference
 from node.machine import jobs
 from protocol.base.ids import TaskId, TensorRef
 from protocol.run.audits import RESIDUAL_PARTS
@@ -52,6 +54,73 @@ def test_a_sum_computed_again_is_the_same(tmp_path: Path, form: str) -> None:
     )
     same = bench.do(bench.devices[1], jobs.TakeResidual(1, 0, again, again, b"12345678"))
     assert same == (0.0,) * RESIDUAL_PARTS
+
+
+TASKS = 8
+
+
+class Sums:
+    """Sums of eight tasks' gradients on the grid of a run, of which one is made for an audit."""
+
+    def __init__(self) -> None:
+        config = small_run(1, gradients="gi")
+        config = msgspec.structs.replace(config, batch=msgspec.structs.replace(config.batch, microbatches=TASKS))
+        layout = StageLayout.whole(config, 300)
+        self.grid, self.count = StageGrid.of(layout), layout.parameter_count
+        self._rng = torch.Generator().manual_seed(5)
+        # A sum is as large as the grid was made for: a step is an eighth to a quarter of it.
+        averages = torch.full((self.grid.block_count,), math.sqrt(TASKS), dtype=torch.float64)
+        self.steps = self.grid.steps(averages)
+        self.gradients = [self.noise(1.0) for _ in range(TASKS)]
+        self.edges = Edges.none_yet(self.count)
+        self.computed = self.of(self.gradients, self.edges)
+
+    def noise(self, size: float) -> torch.Tensor:
+        return size * torch.randn(self.count, generator=self._rng)
+
+    def of(self, gradients: list[torch.Tensor], edges: Edges | None = None) -> torch.Tensor:
+        total = torch.zeros(self.count, dtype=torch.int32)
+        for number, gradient in enumerate(gradients):
+            if edges is not None:
+                edges.tasks += 1
+            self.grid.add(total, gradient, self.steps, 3, number, None if edges is None else edges.nearest)
+        return total
+
+    def plainly(self, claimed: torch.Tensor) -> float:
+        return relative_difference(*(self.grid.value(each, self.steps) for each in (self.computed, claimed)))
+
+    def differ(self, claimed: torch.Tensor) -> float:
+        units = self.grid.value(torch.ones_like(claimed), self.steps)
+        return grid_difference(self.computed, claimed, units, self.edges, self.plainly(claimed))
+
+
+def test_what_another_device_rounds_elsewhere_is_a_small_difference_on_the_grid_too() -> None:
+    """Gradients that differ by 0.5 %, as those of bf16 on two devices: the sums are off by more than the tolerance, and
+    no audit of them is."""
+    sums = Sums()
+    claimed = sums.of([gradient + sums.noise(0.005) for gradient in sums.gradients])
+    assert sums.plainly(claimed) > 0.02
+    assert 0.0 < sums.differ(claimed) <= 0.006
+
+
+def test_what_is_false_is_far_off_on_the_grid() -> None:
+    """Gross where it is another vector; over the tolerance where a task is missing, or all is a tenth longer."""
+    sums = Sums()
+    assert sums.differ(sums.computed.clone()) == 0.0
+    assert sums.differ(-sums.computed) > 1.0
+    assert sums.differ(sums.of([sums.noise(1.0) for _ in range(TASKS)])) > 0.5
+    assert sums.differ(sums.of(sums.gradients[1:])) > 0.2
+    assert sums.differ(sums.of([1.1 * gradient for gradient in sums.gradients])) > 0.05
+    # One step in a tenth of the places, with no regard to how near they were.
+    moved = sums.computed + (torch.arange(sums.count) % 10 == 0).to(torch.int32)
+    assert sums.differ(moved) > 0.01
+
+
+def test_a_sum_of_no_audit_is_compared_as_it_is() -> None:
+    sums = Sums()
+    units = torch.ones(sums.count)
+    assert grid_difference(sums.computed, -sums.computed, units, Edges.none_yet(sums.count), 2.0) == 2.0
+    assert grid_difference(sums.computed, sums.computed, units, sums.edges, math.inf) == math.inf
 
 
 def test_relative_differences() -> None:

@@ -12,7 +12,7 @@ from node.compute.evidence import FOLDER
 from node.machine import jobs
 from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef
 from protocol.messages import Audit
-from protocol.run.audits import Difference
+from protocol.run.audits import AUDIT_SLICE, Difference
 from tests.node.compute.test_lanes import Bench, small_run
 from tests.node.compute.test_seals import SERVERS
 
@@ -31,14 +31,14 @@ def written(folder: Path, claimed_of: int, gradients: str = "gi") -> tuple[Path,
     def end(microbatch: int, accumulator: int) -> tuple[TensorRef, TensorRef, TensorRef, float, tuple[TensorRef, ...]]:
         tokens, labels = bench.do(bench.servers[0][0], jobs.LoadBatch(0, microbatch, bench.fresh(), bench.fresh()))
         x = bench.do(first, jobs.Forward(TaskId(0, microbatch, 0, "F"), 0, tokens, bench.fresh()))
-        tasks = tuple(TaskId(0, microbatch, 1 + (op == "L"), op) for op in ("F", "L", "B"))
+        tasks = tuple(TaskId(0, microbatch, 1 + (op == "L"), op, 0, AUDIT_SLICE) for op in ("F", "L", "B"))
         loss, gradient = bench.do(last, jobs.RouteEnd(tasks, 0, x, labels, bench.fresh(), accumulator))
         parts = bench.do(last, jobs.TakeGradient(accumulator, (bench.fresh(), bench.fresh())))
         return x, labels, gradient, loss, parts
 
     x, labels, gradient, loss, honest = end(0, 7)
     claimed = end(claimed_of, 8)[4]
-    value = bench.do(last, jobs.Compare(1, 0, honest, claimed))
+    value = bench.do(last, jobs.Compare(7, 0, honest, claimed))
     grid = bench.fresh() if gradients == "gi" else None
     weights = bench.do(last, jobs.TakeWeights(0, bench.fresh(), grid))
     named = dict(zip(("weights", "grid"), weights, strict=False))

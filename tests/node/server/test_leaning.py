@@ -68,6 +68,18 @@ def test_a_lean_of_half_the_tolerance_is_found(part: int) -> None:
     assert desk.audits.rate_of(LIAR) == 1.0
 
 
+def test_gradients_that_are_all_longer_are_found_beside_larger_errors() -> None:
+    """On a grid what rounding makes of a lean is several times as long as it, and points anywhere else."""
+    rng = random.Random(3)
+    lean, honest = Leaning(), Leaning()
+    for _ in range(WINDOW):
+        elsewhere = both(error(rng, 4 * TOLERANCE), one_way(0.0))
+        rounding = (rng.gauss(0.0, TOLERANCE / 20), *elsewhere[1:])
+        honest.add(rounding, TOLERANCE)
+        lean.add(both(one_way(TOLERANCE / 2), rounding), TOLERANCE)
+    assert lean.leaned is True and honest.leaned is False
+
+
 def test_nobody_honest_leans_in_a_hundred_thousand_audits() -> None:
     """Whether the errors of its device point anywhere or lie on one line, as large as the tolerance allows."""
     rng = random.Random(5)

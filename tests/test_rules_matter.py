@@ -1,0 +1,322 @@
+"""Each point of the checklists in `protocol/THREATS.md` whose rule lies in trust, drivers or torch: its test can fail.
+
+A row takes one rule away, runs a test that is named for the point there, and expects that it fails; and that it passes
+with the rule in its place. Rules that only a whole run shows are taken away in `tests/simulation/mutants.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+from protocol.drive.metrics import Family, Metrics
+
+Change = Callable[[Any], Any]
+"""What stands there, to what stands there instead."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A test, and what is taken away from under it."""
+
+    point: str
+    test: str
+    """module:function, below `tests`."""
+    takes_away: dict[str, Change]
+    """By place: module:name or module:Class.name."""
+    given: dict[str, Any] = field(default_factory=dict)
+    """The test's parameters; a text that begins with a dot is a value of its module."""
+
+    @property
+    def name(self) -> str:
+        changed = ", ".join(place.partition(":")[2] for place in self.takes_away)
+        return f"{self.point} {changed}: {self.test.partition(':')[2]}"
+
+
+def always(value: Any) -> Change:
+    """A function that answers the same, whatever it is asked."""
+    return lambda original: lambda *words, **named: value
+
+
+def _without_end(original: Any) -> float:
+    return math.inf
+
+
+def _a_second(original: Any) -> float:
+    return 1.0
+
+
+def nothing_done(original: Any) -> Any:
+    return lambda *words, **named: None
+
+
+def _draws_by_the_name_alone(original: Any) -> Any:
+    def is_drawn(self: Any, contribution: Any, step: int, rate: float) -> bool:
+        return bool(contribution.number % 100 < 100 * rate)
+
+    return is_drawn
+
+
+def _any_auditor(original: Any) -> Any:
+    return lambda self, node: next(iter(self._queue.values()), None)
+
+
+def _one_opinion_is_enough(original: Any) -> Any:
+    return lambda self, unit, found: original(self, unit, unit.found)
+
+
+def _whoever_most_are(original: Any) -> Any:
+    return lambda self, others: original(self, ())
+
+
+def _hashes_by_the_place_in_the_vector(original: Any) -> Any:
+    return lambda key, begin, count, device: original(key, 0, count, device)
+
+
+def _by_the_text_of_a_path(original: Any) -> Any:
+    return lambda path, folders: any(Path(path).is_relative_to(folder) for folder in folders)
+
+
+def _lets_it_be(original: Any) -> Any:
+    def reserve(self: Any, account: Any, byte_count: int) -> None:
+        self.held_bytes += byte_count
+        account.held_bytes += byte_count
+
+    return reserve
+
+
+def _forgets_a_list(original: Any) -> Any:
+    def revoke(self: Any, signed: bytes) -> bool:
+        found = original(self, signed)
+        self._revoked = frozenset()
+        return bool(found)
+
+    return revoke
+
+
+class _Whatever:
+    """It equals everything."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = object.__hash__
+
+
+class _AnyVersion(_Whatever, int):
+    """A number that every other one equals."""
+
+
+def _takes_any_point(original: Any) -> Any:
+    def keys(public: bytes, secret: bytes, theirs: bytes) -> Any:
+        try:
+            return original(public, secret, theirs)
+        except Exception:
+            return bytes(32), bytes(32)
+
+    return keys
+
+
+def _leaves_out_prologues(original: Any) -> Any:
+    return lambda content: b"" if content.startswith(b"webrtc") else original(content)
+
+
+def _open_to_all(original: Any) -> Any:
+    everybody = {pair for pairs in original.values() for pair in pairs}
+    return dict.fromkeys(original, everybody | {("stranger", "server"), ("volunteer", "volunteer")})
+
+
+def _sizes_as_they_are_told(original: Any) -> Any:
+    return lambda tensors, most: sum(tensor.byte_count for tensor in tensors)
+
+
+def _nobody_else_may_read(original: Any) -> Any:
+    return lambda number: SimpleNamespace(st_mode=stat.S_IFREG | 0o600)
+
+
+_HANDSHAKE = "protocol.trust.handshake"
+_UNPROVEN: dict[str, Change] = {
+    f"{_HANDSHAKE}:verify_signature": always(True),
+    f"{_HANDSHAKE}:nacl.bindings.crypto_aead_xchacha20poly1305_ietf_encrypt": lambda original: (
+        lambda plain, *_: plain + bytes(16)
+    ),
+    f"{_HANDSHAKE}:nacl.bindings.crypto_aead_xchacha20poly1305_ietf_decrypt": lambda original: (
+        lambda sealed, *_: sealed[:-16]
+    ),
+}
+"""Proofs that are neither sealed nor signed."""
+
+AUDITS, LEANING = "node.server.audits", "node.server.leaning"
+RULES = (
+    # ---- results of volunteers ----
+    Rule(
+        "V1", "node.server.test_doubts:test_an_absurd_gradient_waits_for_a_second_opinion",
+        {"node.server.doubts:Doubts._why_absurd": always("")}, {"size": 1e3},
+    ),
+    Rule(
+        "V1", "node.server.test_sizes:test_an_absurd_result_waits_for_a_second_opinion",
+        {"node.server.sizes:VALUE_FIRST_MAX": _without_end, "node.server.sizes:ABSURD": _without_end}, {"size": 1e37},
+    ),
+    Rule("V1", "node.server.test_doubts:test_a_claimed_loss_is_bounded",
+         {"node.server.doubts:Doubts._why_absurd": always("")}, {"loss": 1e308}),
+    Rule("V1", "node.compute.test_compare:test_a_sum_computed_again_is_the_same",
+         {"node.compute.worker:relative_difference": always(0.0)}, {"form": "gi"}),
+    Rule("V1", "node.compute.test_compare:test_what_is_false_is_far_off_on_the_grid",
+         {"tests.node.compute.test_compare:grid_difference": always(0.0)}),
+    Rule("V2", "node.server.test_audits:test_a_gross_difference_puts_its_member_out_at_once",
+         {f"{AUDITS}:GROSS_TIMES": _without_end}),
+    Rule("V2", "node.server.test_audits:test_what_is_within_the_tolerance_passes_and_a_little_more_is_a_strike",
+         {f"{AUDITS}:STRIKES_OUT": lambda _: 100}),
+    Rule("V2", "node.server.test_audits:test_a_difference_that_is_no_number_is_gross",
+         {f"{AUDITS}:GROSS_TIMES": _without_end}, {"value": 1e30}),
+    Rule("V2", "node.server.test_leaning:test_a_lean_of_half_the_tolerance_is_found",
+         {f"{LEANING}:COHERENT": _without_end}, {"part": 7}),
+    Rule("V3", "node.server.test_audits:test_nobody_is_blamed_by_one_opinion",
+         {f"{AUDITS}:Audits._second": _one_opinion_is_enough}),
+    Rule("V3", "node.server.test_audits:test_strikes_of_long_ago_are_forgotten",
+         {f"{AUDITS}:STRIKES_WITHIN": lambda _: 10**6}),
+    Rule("V3", "node.server.test_leaning:test_nobody_honest_leans_in_a_hundred_thousand_audits",
+         {f"{LEANING}:COHERENT": lambda _: 0.5, f"{LEANING}:FLOOR_SHARE": lambda _: 0.0}),
+    Rule("V3", "node.server.test_leaning:test_where_most_lean_it_is_the_auditor",
+         {f"{LEANING}:Leaning.judge": _whoever_most_are}),
+    Rule("V3", "node.compute.test_compare:"
+         "test_what_another_device_rounds_elsewhere_is_a_small_difference_on_the_grid_too",
+         {"tests.node.compute.test_compare:grid_difference": lambda _: lambda a, b, units, edges, relative: relative}),
+    Rule("V4", "node.server.test_audits:test_a_new_member_is_always_drawn_and_a_known_one_at_the_rate",
+         {f"{AUDITS}:Audits.rate_of": always(1.0)}),
+    Rule("V5", "node.server.test_audits:"
+         "test_the_draw_is_the_same_for_a_ledger_that_restarts_and_another_under_another_key",
+         {f"{AUDITS}:Audits._is_drawn": _draws_by_the_name_alone}),
+    Rule("V6", "node.server.test_audits:test_nobody_is_blamed_by_one_opinion",
+         {f"{AUDITS}:Audits._next_for": _any_auditor}),
+    Rule("V6", "node.server.test_audits:test_an_old_opinion_is_no_news",
+         {f"{AUDITS}:Audits.report": lambda _: lambda self, auditor, message: "taken"}),
+    Rule("V7", "node.compute.test_stage_grid:test_a_gradient_is_rounded_alike_however_the_model_is_cut",
+         {"node.compute.forms.grid:uniform": _hashes_by_the_place_in_the_vector}, {"cuts": (2,)}),
+    Rule("V8", "protocol.trust.test_membership:test_revocation",
+         {"protocol.trust.membership:Trust.revoke": _forgets_a_list}),
+    Rule("V8", "node.machine.test_revocation:"
+         "test_a_list_is_passed_on_once_to_everybody_but_where_it_came_from_and_the_banned",
+         {"node.machine.revocation:Revocation._pass_on": nothing_done}),
+    Rule("V8", "node.machine.test_revocation:test_a_false_list_ends_the_link_it_came_on",
+         {"protocol.trust.membership:verify_signature": always(True)}),
+    # ---- transport and identity ----
+    Rule("S1", "protocol.trust.test_handshake:test_every_flipped_bit_fails", _UNPROVEN, {"message": 2}),
+    Rule("S1", "protocol.trust.test_membership:test_every_bit_of_a_credential_counts",
+         {"protocol.trust.membership:verify_signature": always(True)}),
+    Rule("S1", "protocol.trust.test_handshake:test_low_order_points",
+         {f"{_HANDSHAKE}:nacl.bindings.crypto_kx_server_session_keys": _takes_any_point}),
+    Rule("S2", "protocol.link.test_signal:test_every_flipped_bit_is_noticed",
+         {"protocol.link.signal:verify_signature": always(True)}),
+    Rule("S2", "protocol.link.test_signal:test_the_attackers_own_signature_does_not_help",
+         {"protocol.link.signal:verify_signature": always(True)}),
+    Rule("S3", "node.links.punch.test_punched_attacks:"
+         "test_a_stolen_certificate_key_and_a_recorded_letter_do_not_authenticate",
+         {"tests.node.links.punch.test_punched_attacks:prologue": always(b"webrtc")}),
+    Rule("S3", "protocol.trust.test_handshake:test_prologues_must_agree",
+         {f"{_HANDSHAKE}:_lp": _leaves_out_prologues}),
+    Rule("S4", "protocol.trust.test_handshake:test_replays", _UNPROVEN),
+    Rule("S4", "protocol.link.test_signal:test_an_answer_to_another_offer_is_refused",
+         {"protocol.link.signal:letter_hash": always(_Whatever())}),
+    Rule("S4", "protocol.link.test_signal:test_an_offer_counts_once",
+         {"protocol.link.signal:SeenOffers.note": nothing_done}),
+    Rule("S5", "protocol.trust.test_handshake:test_versions_and_runs", {f"{_HANDSHAKE}:VERSION": _AnyVersion}),
+    Rule("S5", "protocol.drive.test_minor:test_a_server_lets_no_other_version_in",
+         {"protocol.drive.transport:PROTOCOL_MINOR": _AnyVersion, "tests.protocol.drive.harness:PATIENCE_S": _a_second,
+          "tests.protocol.drive.test_minor:PATIENCE_S": _a_second}),
+    Rule("S6", "node.links.channel.test_sctp_fence:test_an_attack_ends_the_association_before_it_costs_much",
+         {"node.links.channel.sctp_fence:FencedSctp._cut_off": nothing_done}, {"attack": "._streams"}),
+    Rule("S7", "protocol.drive.test_half_open:test_one_network_keeps_to_its_share",
+         {"protocol.drive.half_open:HalfOpenPlaces.make_room": nothing_done}),
+    Rule("S7", "protocol.drive.test_half_open:test_a_cookie_holds_a_place_against_a_flood_without_cookies",
+         {"protocol.drive.half_open:Place.prove": nothing_done}),
+    Rule("S7", "protocol.link.test_budget:test_whoever_holds_most_gives_way_to_who_holds_less",
+         {"protocol.link.budget:Budget.reserve": _lets_it_be}),
+    Rule("S8", "protocol.link.test_candidates:test_addresses_inside_are_refused",
+         {"protocol.link.candidates:_within": always(False)}, {"host": "10.1.2.3"}),
+    Rule("S8", "node.links.test_may_dial:test_where_a_volunteer_connects_to",
+         {"node.links.may_dial:is_local": always(False)},
+         {"coordinator_at": ["8.8.4.4"], "lan": False, "allowed": ".PUBLIC"}),
+    Rule("S9", "protocol.link.test_codec:test_not_finite", {"protocol.link.codec:check_fields": nothing_done},
+         {"bad": float("nan")}),
+    Rule("S9", "protocol.link.test_framing:test_tensors_are_checked_at_their_header",
+         {"protocol.link.incoming:check_tensors": _sizes_as_they_are_told}),
+    Rule("S9", "protocol.trust.test_records:test_lengths_are_bounded_before_anything_is_kept",
+         {"protocol.trust.records:_CIPHERTEXT_BYTES_MAX": lambda _: 1 << 30}),
+    Rule("S11", "node.data.test_allowed:test_every_path_that_a_run_reads_needs_leave",
+         {"node.data.allowed:_lies_in": always(True)}),
+    Rule("S11", "node.data.test_allowed:test_ways_around_a_folder_lead_nowhere",
+         {"node.data.allowed:_lies_in": _by_the_text_of_a_path}),
+    Rule("S11", "node.compute.test_seals:test_a_manifest_that_was_made_to_fit_is_found",
+         {"protocol.trust.seals:verify_signature": always(True)}),
+    Rule("S12", "protocol.drive.test_process:test_planted_secrets_stay_out",
+         {"protocol.drive.process:_hide_secrets": lambda original: lambda logger, method, event: event}),
+    Rule("S12", "protocol.drive.test_keyfile:test_others_may_not_read_it",
+         {"protocol.drive.keyfile:os.fstat": _nobody_else_may_read},
+         {"mode": 0o640}),
+    Rule("S13", "protocol.link.test_codec:test_role_table", {"protocol.link.codec:MAY_SEND": _open_to_all},
+         {"kind": ".Lease"}),
+    Rule("S13", "node.server.test_senders:test_places_decide",
+         {"node.server.senders:_STANDS": lambda original: dict.fromkeys(original, lambda *_: True)}),
+    Rule("S14", "protocol.test_changes:test_golden_files", {f"{_HANDSHAKE}:PROTO": lambda _: b"barnraise/hs/2\0"},
+         {"name": "handshake.json"}),
+)  # fmt: skip
+
+
+def run(rule: Rule, folder: Path) -> None:
+    """The rule's test, once, as pytest would call it."""
+    module_name, _, function_name = rule.test.partition(":")
+    module = importlib.import_module(f"tests.{module_name}")
+    function = getattr(module, function_name)
+    given = {
+        name: getattr(module, value[1:]) if isinstance(value, str) and value.startswith(".") else value
+        for name, value in rule.given.items()
+    }
+    wanted = inspect.signature(function).parameters
+    with pytest.MonkeyPatch.context() as own:
+        fixtures = {"tmp_path": folder, "monkeypatch": own, "metrics": None}
+        if "metrics" in wanted:
+            fixtures["metrics"] = Metrics(
+                Family("barnraise_run_loss", "gauge", "Loss in nats per token.", {"run": None, "split": ("train",)})
+            )
+        given |= {name: value for name, value in fixtures.items() if name in wanted and name not in given}
+        if inspect.iscoroutinefunction(function):
+            trio.run(partial(function, **given))
+        else:
+            function(**given)
+
+
+def take_away(rule: Rule, patch: pytest.MonkeyPatch) -> None:
+    for place, change in rule.takes_away.items():
+        module_name, _, path = place.partition(":")
+        owner: Any = importlib.import_module(module_name)
+        *between, name = path.split(".")
+        for each in between:
+            owner = getattr(owner, each)
+        patch.setattr(owner, name, change(getattr(owner, name)))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_test_fails_when_its_rule_is_taken_away(rule: Rule, tmp_path: Path) -> None:
+    """And passes with the rule in its place."""
+    for folder in ("with", "without"):
+        (tmp_path / folder).mkdir()
+    run(rule, tmp_path / "with")
+    with pytest.MonkeyPatch.context() as patch:
+        take_away(rule, patch)
+        with pytest.raises((AssertionError, ValueError, pytest.fail.Exception, BaseExceptionGroup)):
+            run(rule, tmp_path / "without")
