@@ -6,8 +6,8 @@ A small LLaMA on the built-in grammar, in two stages of one server each, trained
 is an ordinary volunteer but for one deed (`tests/integration/bad_device.py`). Whoever computes honestly computes the
 same weights, so the clean run is one process (`train_reference`). How much runs differ by chance is shown by the same
 run with its data in three other orders, and with three other seeds (then it starts from other weights, too). Audits,
-where there are any, are those that runs have by default: all of a newcomer's first twenty contributions, one in twenty after them;
-*sleeper* lies from its twenty-fifth sum on.
+where there are any, are those that runs have by default: all of a newcomer's first twenty contributions, one in twenty
+after them; *sleeper* lies from its twenty-fifth sum on.
 
 Of each run: the loss of its weights on text that was kept aside; how far they lie from the clean run's (relative, L2);
 and, where "t" is right, the chance of "T" that its model sees, which a backdoor teaches. *void*: nobody audits, and in
