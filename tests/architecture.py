@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
+from protocol.drive.process import SECRET_FIELDS
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("protocol", "coordinator", "node")
 
@@ -95,6 +97,7 @@ BANNED_MODULES = {
 }  # fmt: skip
 """Modules that run what they read."""
 
+LOG_CALLS = ("log", "debug", "info", "warning", "error", "exception")
 BANNED_CALLS = {
     "eval": "runs text as code",
     "exec": "runs text as code",
@@ -210,6 +213,15 @@ def nothing_runs_what_it_reads(module: Module) -> Iterator[str]:
             for alias in node.names:
                 if f"{node.module}.{alias.name}" in BANNED_CALLS:
                     yield f"{module.path}:{node.lineno}: {node.module}.{alias.name} is banned"
+
+
+def no_line_of_the_log_hides_what_it_says(module: Module) -> Iterator[str]:
+    """A field that is named like a secret is written as "hidden": what people are to read has another name."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LOG_CALLS:
+            for keyword in node.keywords:
+                if keyword.arg in SECRET_FIELDS:
+                    yield f"{module.path}:{node.lineno}: field {keyword.arg} is written as hidden"
 
 
 def _is_false(node: ast.expr) -> bool:
@@ -328,6 +340,7 @@ RULES: tuple[Rule, ...] = (
     packages_keep_apart,
     torch_keeps_its_place,
     nothing_runs_what_it_reads,
+    no_line_of_the_log_hides_what_it_says,
     only_drivers_touch_the_world,
     only_the_platform_knows_the_system,
     no_order_of_sets,

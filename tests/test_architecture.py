@@ -46,6 +46,10 @@ _PLANTED = {
         "os.system(text)",
         "msgpack.unpackb(data)",
     ],
+    "no_line_of_the_log_hides_what_it_says": [
+        "self._outbox.log('info', 'run changed', key=change.key)",
+        "log.warning('left', link=link)",
+    ],
     "only_drivers_touch_the_world": [
         "import time",
         "from time import monotonic",
@@ -85,6 +89,7 @@ _HONEST = {
     "packages_keep_apart": "from protocol.base.ids import NodeId\nimport json\nfrom node import jobs",
     "torch_keeps_its_place": "import numpy",
     "nothing_runs_what_it_reads": "model.eval()\nnp.load(path, allow_pickle=False)\nre.compile(x)\nself.load(x)",
+    "no_line_of_the_log_hides_what_it_says": "out.log('info', 'run changed', detail=key)\nfind(key=3)",
     "only_drivers_touch_the_world": "import random\ndef f(rng: random.Random): return rng.random(), random.Random(3)",
     "only_the_platform_knows_the_system": "import os\nhandle = os.open(path, os.O_RDONLY)",
     "no_order_of_sets": "def f(x: set[int]):\n    return sorted(x), any(y for y in x), len(x), {y for y in x}, sum(x)",

@@ -61,7 +61,7 @@ class Wishes:
         self.order_count += 1
         self.changes = (*self.changes, change)
         self.held = self.held or change.is_pending
-        self._outbox.log("info", "run changed", key=change.key, value=change.value)
+        self._outbox.log("info", "run changed", detail=_said(change))
 
     def pause(self, paused: bool, reason: str) -> bool:
         """No step is opened any more, or they are opened again; returns whether that is news."""
@@ -80,7 +80,7 @@ class Wishes:
         laid = tuple(change for change in self.changes[len(kept) :] if change.key == LAYOUT and not change.is_pending)
         for change in self.changes[len(kept) :]:
             if change not in laid:
-                self._outbox.log("warning", "change undone", key=change.key, value=change.value, step=step)
+                self._outbox.log("warning", "change undone", detail=_said(change), step=step)
         self.changes, self.held = (*kept, *laid), False
 
     # ---- another layout --------------------------------------------------------------------------------------------
@@ -143,4 +143,8 @@ class Wishes:
 
     def _told_late(self, late: Sequence[RunChange], step: int) -> None:
         for change in late:
-            self._outbox.log("warning", "change too late", key=change.key, value=change.value, step=step)
+            self._outbox.log("warning", "change too late", detail=_said(change), step=step)
+
+
+def _said(change: RunChange) -> str:
+    return f"{change.key} = {change.value}"

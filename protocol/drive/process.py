@@ -20,7 +20,7 @@ from protocol.base.printable import all_printable
 from protocol.drive.human_log import HumanLines
 from protocol.drive.metrics import LEVELS, Metrics
 
-_SECRET_FIELDS = frozenset({"seed", "secret", "key", "invite", "credential", "link", "password", "token"})
+SECRET_FIELDS = frozenset({"seed", "secret", "key", "invite", "credential", "link", "password", "token"})
 _SHOWN_BYTES = 4
 
 
@@ -112,7 +112,7 @@ def write_log(logger: Any, effect: Log) -> None:
 
 def _hide_secrets(_logger: Any, _method: str, event: EventDict) -> EventDict:
     """Fields named like secrets become "hidden"; byte strings keep their first bytes and their length."""
-    return {name: "hidden" if name in _SECRET_FIELDS else _shown(value) for name, value in event.items()}
+    return {name: "hidden" if name in SECRET_FIELDS else _shown(value) for name, value in event.items()}
 
 
 def _rounded(value: Any) -> Any:
@@ -133,7 +133,7 @@ def _shown(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_shown(item) for item in value]
     if isinstance(value, dict):
-        return {key: "hidden" if key in _SECRET_FIELDS else _shown(item) for key, item in value.items()}
+        return {key: "hidden" if key in SECRET_FIELDS else _shown(item) for key, item in value.items()}
     return value
 
 

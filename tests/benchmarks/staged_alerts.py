@@ -31,6 +31,7 @@ from coordinator.monitoring.files import rules_file
 from coordinator.monitoring.rules import Thresholds, alerts
 from coordinator.process.database import DATABASE
 from node.platform.sensors import FAKE_VARIABLE
+from tests.integration.bad_deeds import PLAIN_FORMS
 from tests.integration.prometheus import Prometheus, prometheus
 from tests.integration.swarm import RUN, Daemon, Swarm, eventually
 
@@ -55,8 +56,8 @@ def lend(swarm: Swarm, count: int) -> list[Daemon]:
 
 
 def diverge(swarm: Swarm, watcher: Prometheus) -> None:
-    """The operator sets a rate of 1, without clipping or warm-up: the loss leaps. Then one of 100, which decays weights
-    past all bounds."""
+    """The operator sets a rate of 1, without clipping or warm-up: the loss leaps. Then one of 100, which multiplies all
+    weights by -9 with each step; plain forms carry what comes of it."""
     eventually(lambda: swarm.step() >= 20, "some steps")
     time.sleep(22)  # what the loss is compared with
     for key, value in (
@@ -226,10 +227,11 @@ context = 128
 LONG = STEADY[: STEADY.index("[model]")] + ALONE + STEADY[STEADY.index("[data]") :]
 LONG = LONG.replace("microbatches = 8", "microbatches = 128").replace('"always"', '"never"')
 """Steps of half a minute, by volunteers only."""
+PLAIN = STEADY + PLAIN_FORMS + 'parameters = "fp32"\n'
 LENT = STEADY.replace('"always"', '"never"')
 BY_LEASE = LENT + "[limits]\nlease_s = 1\n"
 CASES: dict[str, tuple[str, int, Stage, tuple[str, ...]]] = {
-    "diverge": (STEADY, 4, diverge, ("BarnraiseLossSpike", "BarnraiseRunNotFinite")),
+    "diverge": (PLAIN, 4, diverge, ("BarnraiseLossSpike", "BarnraiseRunNotFinite")),
     "too_few": (STEADY, 3, too_few, ("BarnraisePlacesOpen",)),
     "servers_die": (
         STEADY,

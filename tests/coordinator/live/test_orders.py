@@ -56,7 +56,8 @@ def test_an_order_that_the_last_step_has_overtaken_is_named_when_the_run_ends() 
         desk.report(step)
     desk.feed(Ordered(ChangeRun(RATE)))
     desk.report(4)
-    assert [(late["key"], late["step"]) for late in desk.logged("change too late")] == [(RATE.key, 4)]
+    late = [(line["detail"], line["step"]) for line in desk.logged("change too late")]
+    assert late == [("optimizer.learning_rate = 0.5", 4)]
 
 
 def test_orders_that_come_while_a_plan_is_written_are_not_lost() -> None:

@@ -67,7 +67,7 @@ def test_changes_of_steps_that_are_thrown_away_go_with_them() -> None:
     desk.report(25, changes=2)
     desk.feed(Ordered(RollBack(20)))
     assert desk.plan.changes == (msgspec.structs.replace(early, from_step=15),)
-    assert [event["key"] for event in desk.logged("change undone")] == ["optimizer.clip_norm"]
+    assert [event["detail"] for event in desk.logged("change undone")] == ["optimizer.clip_norm = 0.5"]
 
 
 @pytest.mark.parametrize(
