@@ -34,7 +34,7 @@ _STAY_S = (10.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 12 * 3600.0, 86400.0, 3
 
 def coordinator_families(config: RunConfig) -> tuple[Family, ...]:
     """Every family of a coordinator; the run's name, and how many stages its model can be cut into, are known, so all
-    children exist from the start."""
+    children exist from the start (of stages that the run has, see `refresh`)."""
     run = {"run": (config.name,)}
     stage = {**run, "stage": tuple(str(index) for index in range(min(STAGES_MAX, config.block_count)))}
     return (
@@ -202,7 +202,9 @@ def refresh(metrics: Metrics, machine: CoordinatorMachine, now: float) -> None:
     for path in PATHS:
         metrics.record("barnraise_coordinator_node_paths", sum(path in paths for paths in reached), path=path)
     volunteers = machine.roster.volunteers()
-    for stage in range(machine.placement.running.stages.count):
+    stages = range(machine.placement.running.stages.count)
+    metrics.show("stage", [str(stage) for stage in stages])  # a replan may have made them more, or fewer
+    for stage in stages:
         serving = sum(member.stage == stage for member in volunteers)
         metrics.record("barnraise_coordinator_stage_nodes", serving, run=run, stage=str(stage))
     _refresh_places(metrics, machine)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Literal
@@ -128,6 +128,7 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._families: dict[str, tuple[Family, Counter | Gauge | Histogram]] = {}
+        self._shown: dict[str, frozenset[str]] = {}
         ProcessCollector(registry=self.registry)
         for each in (*DAEMON_FAMILIES, *families):
             self._add(each)
@@ -154,6 +155,20 @@ class Metrics:
             child.set(value)
         else:
             child.observe(value)
+
+    def show(self, label: str, values: Collection[str]) -> None:
+        """Of a label whose values are known only these have series from now on, at 0 where they are new: a stage that
+        a run does not have must not look like one where nobody works."""
+        if self._shown.get(label) == (shown := frozenset(values)):
+            return
+        self._shown[label] = shown
+        for family, metric in self._families.values():
+            known = [known or () for known in family.labels.values()]
+            for combined in itertools.product(*known) if label in family.labels else ():
+                if dict(zip(family.labels, combined, strict=True))[label] in shown:
+                    metric.labels(*combined)
+                else:
+                    metric.remove(*combined)
 
     def apply(self, effect: Count) -> None:
         """What a machine's `Count` orders."""

@@ -319,3 +319,5 @@ def test_every_metric_is_there_from_the_start(coordinator: Coordinator) -> None:
     ):
         assert line in text.splitlines(), line
     assert not re.search(r'="[a-z2-7]{52}"', text)
+    stages = set(re.findall(r'^barnraise_coordinator_\w+\{.*stage="(\d+)"', text, re.MULTILINE))
+    assert stages == {"0"}, "a stage that the model could have, and the run has not, looks like an empty one"
