@@ -213,6 +213,7 @@ class NodeMachine:
                 self._lose_state(str(error))
         self._bans.look(self.plan, now)
         self._roles.wake(now)
+        self._go_on_elsewhere(now)
         if now >= self._report_at:
             self._report_at = now + REPORT_S
             if self._stalls is not None:
@@ -501,6 +502,7 @@ class NodeMachine:
             what = "drain"
         if what == "drain" and self.volunteer is not None and self._facts.role == "volunteer":
             self._drain.begin(reason, now)
+            self._roles.leaving = True
             self.volunteer.drain(now)
             self._leave_if_drained(now)
         elif what == "stop quota":
@@ -516,7 +518,13 @@ class NodeMachine:
         elif self.server is None:
             self._leave("drained by the operator")
 
+    def _go_on_elsewhere(self, now: float) -> None:
+        """A volunteer that was moved has finished with its old stage."""
+        if self._roles.has_moved_out(now):
+            self._begin_roles(now)
+
     def _leave_if_drained(self, now: float) -> None:
+        self._go_on_elsewhere(now)
         if self._drain.until_s is None or (self.volunteer is not None and not self.volunteer.drained):
             return
         if self.has_coordinator and self._drain.asks_for_news(self.news, now):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from node.machine.drain import DRAIN_S
 from node.machine.facts import NodeFacts
 from node.machine.jobs import DEVICE_JOBS, PrepareData, WriteEvidence
 from node.machine.outbox import Outbox
@@ -80,6 +81,10 @@ class Roles:
         self._standing: tuple[AuditStanding, ...] = ()
         """Of a ledger that has."""
         self._lost_at: list[float] = []
+        self._moves_until: float | None = None
+        """Until when a volunteer finishes what it has of the stage that it leaves; None: it leaves none."""
+        self.leaving = False
+        """Whether the node has begun to leave: nothing more is taken in any stage."""
 
     # ---- the place in the plan -----------------------------------------------------------------------------------
 
@@ -138,10 +143,33 @@ class Roles:
             if self.volunteer is None:
                 kind = AuditingMachine if self._facts.role == "auditor" else VolunteerMachine
                 self.volunteer = kind(self.config, self.vocabulary, self._out, self._facts.incarnation)
+            if not serving and self._finishes_first(self.volunteer, now):
+                return True
             if self.volunteer.set_plan(self.plan, self.stage):
                 for peer in (*self._links.live, *((self.node,) if serving else ())):
                     self.volunteer.link_up(peer)
         return True
+
+    def _finishes_first(self, device: VolunteerMachine, now: float) -> bool:
+        """Whether a volunteer that the plan moves to another stage still has something of the old one: it takes no more
+        work there, and sends what is summed up, or others would do it again (C9)."""
+        assert self.plan is not None
+        moves = device.stage not in (-1, self.stage) and device.generation == self.plan.ledger_generation
+        if moves and self._moves_until is None:
+            self._moves_until = now + DRAIN_S
+            device.drain(now)
+        if moves and not self.has_moved_out(now):
+            return True
+        if self._moves_until is not None:
+            self._moves_until = None
+            if not self.leaving:
+                device.stay()
+        return False
+
+    def has_moved_out(self, now: float) -> bool:
+        """Whether a volunteer that moves has nothing left of its old stage, or has had time enough."""
+        until = self._moves_until
+        return until is not None and (now >= until or self.volunteer is None or self.volunteer.drained)
 
     def _begin_server(self, now: float) -> None:
         assert self.config is not None and self.plan is not None
@@ -202,7 +230,8 @@ class Roles:
                 if peer != self.node:
                     peers[peer] = (self.plan.addresses_of(peer), self.node < peer)
         elif self.plan is not None and self.volunteer is not None and self.stage >= 0:
-            for server in self.plan.stages[self.stage].servers:
+            stages = {self.stage} if self._moves_until is None else {self.stage, self.volunteer.stage}
+            for server in (server for stage in sorted(stages) for server in self.plan.stages[stage].servers):
                 peers[server.node] = (server.addresses, True)
         return peers
 
@@ -274,9 +303,7 @@ class Roles:
             return self._read_again_at
         server = None if self.server is None else self.server.wake_at()
         volunteer = None if self.volunteer is None else self.volunteer.wake_at()
-        if server is None or volunteer is None:
-            return volunteer if server is None else server
-        return min(server, volunteer)
+        return min((at for at in (server, volunteer, self._moves_until) if at is not None), default=None)
 
     def wake(self, now: float) -> None:
         if _due(self._read_again_at, now):

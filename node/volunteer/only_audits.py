@@ -16,7 +16,7 @@ class AuditingMachine(VolunteerMachine):
 
     def _greet(self, server: NodeId, hello: bool) -> None:
         """Asks whether the shard is ready; the ledger takes it for the word that a device is here."""
-        self._out.send(server, Ready(ledger_generation=self._generation, hello=hello, slots=0))
+        self._out.send(server, Ready(ledger_generation=self.generation, hello=hello, slots=0))
 
     def _ask_for_work(self, now: float) -> None:
         """It takes none."""

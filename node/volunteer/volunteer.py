@@ -151,7 +151,7 @@ class VolunteerMachine:
     def _greet(self, server: NodeId, hello: bool) -> None:
         """Asks whether the shard is ready, and says which graphs are still here."""
         graphs, tickets = tuple(self._held.graphs), tuple(self._held.graphs.values())
-        here = Ready(ledger_generation=self._generation, hello=hello, slots=0, graphs=graphs, tickets=tickets)
+        here = Ready(ledger_generation=self.generation, hello=hello, slots=0, graphs=graphs, tickets=tickets)
         self._out.send(server, here)
         self._words.tell_summed(server, {**self.gradients.backwards(), **self._owed.tickets}, complete=True)
 
@@ -351,7 +351,7 @@ class VolunteerMachine:
         self.tally.done(job.task)
         self._out.send(
             held.lease.back,
-            Output(ledger_generation=self._generation, task=job.task, ticket=held.lease.ticket, tensors=(output,)),
+            Output(ledger_generation=self.generation, task=job.task, ticket=held.lease.ticket, tensors=(output,)),
         )
         self._out.drop((output,))
 
@@ -361,7 +361,7 @@ class VolunteerMachine:
         self._room.succeeded()
         if job.task.step > self._closed and held.place == self._place:
             self.tally.done(job.task)
-            self._out.send(*evaluated(self._generation, held.lease, result))
+            self._out.send(*evaluated(self.generation, held.lease, result))
         self._out.drop((result,) if isinstance(result, TensorRef) else ())
 
     def _backward_done(
@@ -381,7 +381,7 @@ class VolunteerMachine:
                 self._out.send(
                     held.lease.front,
                     InputGradient(
-                        ledger_generation=self._generation,
+                        ledger_generation=self.generation,
                         task=task,
                         ticket=held.lease.ticket,
                         tensors=(input_gradient,),
@@ -506,6 +506,10 @@ class VolunteerMachine:
             self._words.give_back(held.issuer, held.lease.tasks, "draining")
         self._go_on(now)
 
+    def stay(self) -> None:
+        """It drained to go elsewhere: work is taken again."""
+        self._draining = False
+
     def hand_back(self, reason: str) -> None:
         """The device is gone, now: everything that it had goes back to the servers at once, sums too."""
         self._draining = True
@@ -582,10 +586,10 @@ class VolunteerMachine:
         self._owed.check(self._closed, self.gradients.tasks_in_sums())
 
     def _is_here(self, job: SetUpDevice) -> bool:
-        return (job.stage, job.plan.ledger_generation) == (self._stage, self._generation)
+        return (job.stage, job.plan.ledger_generation) == (self._stage, self.generation)
 
     @property
-    def _generation(self) -> int:
+    def generation(self) -> int:
         assert self._plan is not None
         return self._plan.ledger_generation
 

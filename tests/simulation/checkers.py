@@ -11,6 +11,7 @@ from typing import Any
 
 from coordinator.live.core import CoordinatorMachine
 from coordinator.live.records import Banned, HistoryEnded, PlanRow, StepRow
+from node.machine.jobs import SetUpDevice
 from node.machine.records import (
     CheckpointWritten,
     ContributionAccepted,
@@ -22,7 +23,7 @@ from node.machine.records import (
     StepSealed,
 )
 from protocol.base.ids import ContributionId, NodeId, TaskId
-from protocol.base.machine import Effect, Exit, Send
+from protocol.base.machine import Compute, Effect, Exit, Send
 from protocol.messages import Contribute, Parameters, Ping, PlanChanged, StepOpened
 from protocol.run.batches import Batches
 from protocol.run.changes import AT_BOUNDARY, running
@@ -93,6 +94,8 @@ class Checker(Watcher):
         """Checkpoints whose manifest was written; only the weather may make one of them unreadable."""
         self._moved: dict[NodeId, float] = {}
         """Who has the disk of a computer that is gone for good, and since when."""
+        self.moves = 0
+        """Volunteers that have gone to another stage."""
         self._named: dict[tuple[NodeId, int], dict[TaskId, None]] = {}
         """(node, its life) -> tasks of all contributions that it has sent."""
         self._banned: dict[NodeId, float] = {}
@@ -382,7 +385,9 @@ class Checker(Watcher):
                 needless = effect.reason.startswith("failed: Write")
                 expect(not needless, "L1", f"{host.node} ends over a file that training does not need: {effect.reason}")
                 if effect.reason == "drained" and not host.lies:
-                    self._on_left(host)
+                    self._on_left(host, "T-I11", "was to leave in peace")
+            if isinstance(effect, Compute) and isinstance(effect.job, SetUpDevice) and not host.lies:
+                self._on_moved(host, effect.job)
             if not isinstance(effect, Send):
                 continue
             message = effect.message
@@ -407,14 +412,22 @@ class Checker(Watcher):
         self._on_written_again(world)
         self.leaks.performed(host)
 
-    def _on_left(self, host: Host) -> None:
+    def _on_moved(self, host: Host, job: SetUpDevice) -> None:
+        """So has who is moved to another stage, unless the servers that he brings it to do not answer (C9)."""
+        before = None if host.lanes is None else host.lanes.device
+        if before is None or before.stage == job.stage or before.plan.ledger_generation != job.plan.ledger_generation:
+            return
+        self.moves += 1
+        self._on_left(host, "C9", f"was moved from stage {before.stage} to {job.stage}")
+
+    def _on_left(self, host: Host, rule: str, what: str) -> None:
         """Who leaves in peace has sent all that it summed up, for as long as anybody could use it."""
         lanes, newest = host.lanes, self._plans[-1].ledger_generation
         if lanes is None or lanes.failed:
             return
         sent, closed = self._named.get((host.node, host.life), {}), self._done.get(newest, -1)
         kept = [task for task in lanes.added if task not in sent and task.step > closed]
-        expect(not kept, "T-I11", f"{host.node} was to leave in peace, and takes gradients with it: {kept[:3]}")
+        expect(not kept, rule, f"{host.node} {what}, and takes gradients with it: {kept[:3]}")
 
     def _on_parameters(self, host: Host, message: Parameters) -> None:
         began = max([0, *(p.restore_step for p in self._plans if p.ledger_generation == message.ledger_generation)])
