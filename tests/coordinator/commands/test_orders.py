@@ -67,12 +67,14 @@ def test_changes_are_shown_with_their_steps(asked: list[tuple[str, Any]], monkey
         {"key": "optimizer.learning_rate", "value": "0.1", "from_step": 40},
         {"key": "optimizer.decay", "value": '"wsd"', "from_step": -1},
     ]
-    monkeypatch.setattr(orders, "fetch", lambda url: {"run": {"changes": found}})
+    monkeypatch.setattr(orders, "fetch", lambda url: {"run": {"state": "training", "changes": found}})
     shown = CliRunner().invoke(orders.run, ["changes"]).output
     assert shown.splitlines() == [
         "optimizer.learning_rate = 0.1  from step 40",
         'optimizer.decay = "wsd"  from the next step on',
     ]
     assert json.loads(CliRunner().invoke(orders.run, ["changes", "--json"]).output) == found
-    monkeypatch.setattr(orders, "fetch", lambda url: {"run": {"changes": []}})
+    monkeypatch.setattr(orders, "fetch", lambda url: {"run": {"state": "finished", "changes": found}})
+    assert "wsd\"  never: it came when the last step was done" in CliRunner().invoke(orders.run, ["changes"]).output
+    monkeypatch.setattr(orders, "fetch", lambda url: {"run": {"state": "training", "changes": []}})
     assert CliRunner().invoke(orders.run, ["changes"]).output == "nothing was changed\n"
