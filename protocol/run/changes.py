@@ -67,7 +67,7 @@ _WHY_NOT = {
     "batch": f"volunteers have memory for graphs of this shape, and every step was computed with it; {_BRANCH}",
     "optimizer": f"the moments that servers hold were made with it; {_BRANCH}",
     "stages": "servers hold shards cut by it; `barnraise run replan` cuts them anew",
-    "stages.order": f"every plan of the run says it to all nodes as its file does; {_BRANCH}",
+    "stages.order": "it is read from RUN.toml: write it there, and start the coordinator again",
     "routes": f"it is part of what is computed; {_BRANCH}",
     "wire": f"both ends of every link round by it; {_BRANCH}",
     "compute": f"volunteers compute in it; {_BRANCH}",

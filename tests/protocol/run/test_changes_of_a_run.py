@@ -73,7 +73,7 @@ def test_what_cannot_be_says_why(key: str, value: str, says: str) -> None:
 def remedy(key: str) -> str:
     """What an operator can do instead, by what the other commands really take."""
     section, _, name = key.partition(".")
-    if key == "description":
+    if key in ("description", "stages.order"):
         return "start the coordinator again"
     if section == "model" or key == "data.tokenizer":
         return "begin one from nothing"  # `run branch` keeps both, since the weights have been made with them
