@@ -25,7 +25,7 @@ def planned(config: RunConfig, network: Network) -> tuple[RunConfig, list[int], 
     """
     if not config.asks_planner:
         return config, list(range(network.servers)), None
-    answer = solve(Problem(config=config, network=_file_of(network)))
+    answer = solve(Problem(config=config, network=file_of(network)))
     if answer.proposal is None:
         raise BadInputError(answer.sentence)
     number = {machine.name: place for place, machine in enumerate(network.machines[: network.servers])}
@@ -35,7 +35,8 @@ def planned(config: RunConfig, network: Network) -> tuple[RunConfig, list[int], 
     return settled, seated + spares, answer.proposal.guidance
 
 
-def _file_of(network: Network) -> NetworkFile:
+def file_of(network: Network) -> NetworkFile:
+    """A network as a survey would have found it."""
     links = []
     names = [machine.name for machine in network.machines]
     for place, name in enumerate(names):

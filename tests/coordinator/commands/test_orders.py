@@ -75,6 +75,6 @@ def test_changes_are_shown_with_their_steps(asked: list[tuple[str, Any]], monkey
     ]
     assert json.loads(CliRunner().invoke(orders.run, ["changes", "--json"]).output) == found
     monkeypatch.setattr(orders, "fetch", lambda url: {"run": {"state": "finished", "changes": found}})
-    assert "wsd\"  never: it came when the last step was done" in CliRunner().invoke(orders.run, ["changes"]).output
+    assert 'wsd"  never: it came when the last step was done' in CliRunner().invoke(orders.run, ["changes"]).output
     monkeypatch.setattr(orders, "fetch", lambda url: {"run": {"state": "training", "changes": []}})
     assert CliRunner().invoke(orders.run, ["changes"]).output == "nothing was changed\n"

@@ -11,12 +11,18 @@ import pytest
 from click.testing import CliRunner, Result
 
 from coordinator.commands import simulate
+from coordinator.live.plan_builder import Guidance
+from coordinator.live.problem import Problem
+from coordinator.process.planner import solve
 from coordinator.world.churn import load_churn, no_churn
+from coordinator.world.planned import file_of
 from coordinator.world.swarm import Swarm
 from node.world.member import Members
 from protocol.base.errors import BadInputError
 from protocol.cli import _BadInputExit
-from protocol.run.run import BatchSection, DataSection, LimitsSection, RunConfig, StagesSection
+from protocol.run.config_file import load_run
+from protocol.run.run import TUNED, BatchSection, DataSection, LimitsSection, RunConfig, StagesSection
+from protocol.schedule.profile import load_network
 from tests.benchmarks.home_lines import MODELS, home_lines
 
 RUN = """
@@ -157,3 +163,16 @@ def test_a_billion_parameters_train_on_home_lines_at_the_pace_of_the_lines() -> 
     done = sum(host.jobs[kind] for host in swarm.volunteers.values() for kind in ("Forward", "Backward", "RouteEnd"))
     assert done == 2 * 256 * 15
     assert sum(host.jobs["TakeGradient"] for host in swarm.volunteers.values()) <= 2 * 24 + 4
+
+
+def test_a_simulated_run_follows_the_order_that_its_planner_chose(folder: Path) -> None:
+    """Nobody asks the planner twice: what it said before time began is in the plan in force, and steps close by it."""
+    config = load_run(folder / "run.toml")
+    stages = msgspec.structs.replace(config.stages, chunks=2, placement="v", order=TUNED)
+    config, network = msgspec.structs.replace(config, stages=stages), load_network(folder / "network.json")
+    wanted = solve(Problem(config=config, network=file_of(network)))
+    assert wanted.proposal is not None
+    volunteers = [machine.name for machine in network.machines[network.servers :]]
+    swarm = Swarm(config, network, no_churn(volunteers), 1, Members)
+    swarm.world.run(60.0, lambda: len(swarm.steps) >= 2)
+    assert len(swarm.steps) >= 2 and Guidance.of(swarm.machine.placement.plan) == wanted.proposal.guidance
