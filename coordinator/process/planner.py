@@ -26,7 +26,7 @@ from protocol.run.run import TUNED
 
 BUDGET_S = 10.0
 ORDER_BUDGET_S = 5.0
-"""For what nodes do first and how much is in flight, once seats and cut are known; one look takes a second at most."""
+"""For what nodes do first and how much is in flight, once seats and cut are known; one look takes about a second."""
 KILL_S = 30.0
 """After this a planner is ended: it has hung, or the computer swaps."""
 

@@ -31,10 +31,10 @@ from protocol.schedule.ir import Flow, Hop
 from protocol.schedule.live import followed_live
 from protocol.schedule.policies import First, Policy, Ready, State, Traversal, choose
 
-NODES_MAX = 64
+NODES_MAX = 32
 """Members that are simulated; of more, an even choice of each stage's, with as much less work."""
-OPERATIONS_MAX = 4_000
-"""Forwards and backwards of one simulation: a second of arithmetic with all transfers followed."""
+OPERATIONS_MAX = 1_200
+"""Forwards and backwards of one simulation: with all their transfers followed, a second or two of arithmetic."""
 STEPS_AT_ONCE = 2
 """With a delay two steps are open at a time, and the older one goes first; without, one is."""
 LATENCY_SHARE = 1.5
