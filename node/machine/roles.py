@@ -152,9 +152,11 @@ class Roles:
 
     def _finishes_first(self, device: VolunteerMachine, now: float) -> bool:
         """Whether a volunteer that the plan moves to another stage still has something of the old one: it takes no more
-        work there, and sends what is summed up, or others would do it again (C9)."""
+        work there, and sends what is summed up, or others would do it again (C9). Where ledgers or servers of the old
+        stage are others now, what it has is of no use to anybody."""
         assert self.plan is not None
         moves = device.stage not in (-1, self.stage) and device.generation == self.plan.ledger_generation
+        moves = moves and device.servers == tuple(server.node for server in self.plan.stages[device.stage].servers)
         if moves and self._moves_until is None:
             self._moves_until = now + DRAIN_S
             device.drain(now)

@@ -80,7 +80,7 @@ class VolunteerMachine:
         self._stage = -1
         self._place = 0
         """Counts the changes of stage or ledgers."""
-        self._servers: tuple[NodeId, ...] = ()
+        self.servers: tuple[NodeId, ...] = ()
         """Servers of our stage, in shard order."""
         self._linked: dict[NodeId, bool] = {}
         """Those with a live link, and whether they have said that they are ready."""
@@ -114,7 +114,7 @@ class VolunteerMachine:
             self._plan is not None
             and self._stage == stage
             and plan.ledger_generation == self._plan.ledger_generation
-            and self._servers == tuple(server.node for server in plan.stages[stage].servers)
+            and self.servers == tuple(server.node for server in plan.stages[stage].servers)
         )
         self._plan, self._batches = plan, Batches.of(self._written, plan.changes)
         self._order = Order(plan, stage)
@@ -124,14 +124,14 @@ class VolunteerMachine:
         self._closed = -1
         self._place += 1
         self._stage = stage
-        self._servers = tuple(server.node for server in plan.stages[stage].servers)
+        self.servers = tuple(server.node for server in plan.stages[stage].servers)
         self._slots = Slots(plan, stage, validates=self._config.validation.every_steps > 0)
         self._linked.clear()
         self._words.generation = self._held.generation = plan.ledger_generation
         values = stage_values(self._config, self._vocabulary, plan, stage)
-        self.gradients.reset(plan.ledger_generation, self._servers, upload_s(self._config, values))
-        self._versions.reset(plan.ledger_generation, self._servers)
-        self._auditor.reset(plan, self._servers)
+        self.gradients.reset(plan.ledger_generation, self.servers, upload_s(self._config, values))
+        self._versions.reset(plan.ledger_generation, self.servers)
+        self._auditor.reset(plan, self.servers)
         self._device_ready = False
         self._room.reset()
         self._out.compute(SetUpDevice(self._written, self._vocabulary, plan, stage))
@@ -142,7 +142,7 @@ class VolunteerMachine:
         return self._stage
 
     def link_up(self, peer: NodeId) -> None:
-        if peer in self._servers:
+        if peer in self.servers:
             self._linked[peer] = False
             assert self._slots is not None
             self._slots.link_up(peer)
@@ -264,7 +264,7 @@ class VolunteerMachine:
                 self.gradients.flush_all(now)
             else:
                 busy = self._held.busy_steps()
-                self.gradients.idle(busy, lambda step: self._tails.has_come(step, self._servers), now)
+                self.gradients.idle(busy, lambda step: self._tails.has_come(step, self.servers), now)
         self._ask_for_work(now)
 
     @property
@@ -466,7 +466,7 @@ class VolunteerMachine:
         if self.gradients.outstanding >= OUTSTANDING_MAX:
             return
         assert self._slots is not None
-        servers = [node for node in self._servers if self._linked.get(node)]
+        servers = [node for node in self.servers if self._linked.get(node)]
         graphs = [*self._held.graphs, *self._owed.graphs()]
         for server, ready in self._slots.give(servers, self._held.all(), graphs, self._room.graphs_max):
             self._out.send(server, ready)
@@ -561,8 +561,8 @@ class VolunteerMachine:
             return f"the device, which rests: {self._room.reason}"
         if not self._device_ready:
             return "the device to start"
-        if not all(self._linked.get(node) for node in self._servers):
-            missing = [node[:8] for node in self._servers if not self._linked.get(node)]
+        if not all(self._linked.get(node) for node in self.servers):
+            missing = [node[:8] for node in self.servers if not self._linked.get(node)]
             return f"servers {', '.join(missing)} of stage {self._stage}"
         if self._held.running is None and self._held.leases:
             tasks = next(iter(self._held.leases.values())).lease.tasks

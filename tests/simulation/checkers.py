@@ -302,6 +302,8 @@ class Checker(Watcher):
             hangs = world.hung_s(host) >= 0.9 * self._config.limits.server_gone_s
             came = [world.hosts[node] for node in plan.server_nodes() if node not in before]
             able = all(_goes_on(world, new) for new in came)
+            if hangs and host.node == self._plans[-1].decider:
+                self._reports_were_lost = True  # it keeps them to itself, as a disk that is lost does
             if hangs and (2 * sum(_goes_on(world, each) for each in fellows) >= len(before) - 1 or able):
                 continue
             steady = all(world.steady(host.node, node) for node in before if node != host.node)
@@ -413,9 +415,12 @@ class Checker(Watcher):
         self.leaks.performed(host)
 
     def _on_moved(self, host: Host, job: SetUpDevice) -> None:
-        """So has who is moved to another stage, unless the servers that he brings it to do not answer (C9)."""
+        """So has who is moved to another stage, unless its servers have others in their places (C9)."""
         before = None if host.lanes is None else host.lanes.device
         if before is None or before.stage == job.stage or before.plan.ledger_generation != job.plan.ledger_generation:
+            return
+        then, now = ([each.node for each in plan.stages[before.stage].servers] for plan in (before.plan, job.plan))
+        if then != now:
             return
         self.moves += 1
         self._on_left(host, "C9", f"was moved from stage {before.stage} to {job.stage}")

@@ -8,6 +8,7 @@ import pytest
 
 from node.machine.roles import Roles
 from tests.simulation.checkers import Checker
+from tests.simulation.run_seed import run_seed
 from tests.simulation.swarm import Shape, Swarm
 from tests.simulation.violation import ViolationError
 
@@ -51,3 +52,9 @@ def test_a_move_that_drops_an_upload_is_noticed(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Roles, "_finishes_first", lambda self, device, now: False)
     with pytest.raises(ViolationError, match="C9"):
         the_last_stage_loses_everybody(1)
+
+
+def test_nobody_waits_to_bring_his_sums_to_a_server_that_has_lost_its_place() -> None:
+    """Seed 118: another server has the disk of one that is gone for good, and its place; whoever was moved meanwhile
+    had sums for the old one, and held the run up for a minute."""
+    run_seed(118)
