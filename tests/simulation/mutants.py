@@ -108,7 +108,7 @@ def the_ledger_forgets_its_verdicts(original: Any) -> Any:
     return on_stored
 
 
-@mutant(LedgerRole, "start", "server_kill", "power_cut")
+@mutant(LedgerRole, "start", scene=Scene(only=("server_kill", "power_cut"), gap_s=(0.2, 0.6), run=LINE))
 def the_ledger_forgets_on_restart(original: Any) -> Any:
     return lambda self, records: ""
 
