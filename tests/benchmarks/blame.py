@@ -362,8 +362,7 @@ def main(words: Sequence[str]) -> int:
         with ROWS.open("a") as file:
             file.write(json.dumps({"row": name, **made}) + "\n")
         write_table(rows())
-        done = (1.0 - left(name)) * wanted[name]
-        print(f"{name}: {done:,.0f} of {wanted[name]:,}, blamed {made.get('blamed', 0)}", flush=True)
+        print(f"{name}: {1.0 - left(name):.0%} of {wanted[name]:,}, blamed {made.get('blamed', 0)}", flush=True)
     write_table(rows())
     whole = {name: merged(found) for name, found in rows().items()}
     within = [each for name, each in whole.items() if not ALL[name].across]
