@@ -353,7 +353,8 @@ def main(words: Sequence[str]) -> int:
 
     def left(name: str) -> float:
         """Of a row's tasks, the share that is not done."""
-        return 1.0 - float(sum(each["tasks"] for each in rows().get(name, ()))) / wanted[name]
+        done: int = sum(each["tasks"] for each in rows().get(name, ()))
+        return 1.0 - done / wanted[name]
 
     # By turns, so that whoever stops it has something of each row.
     while names and left(name := max(names, key=left)) > 0.0:
