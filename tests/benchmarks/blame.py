@@ -349,7 +349,9 @@ def main(words: Sequence[str]) -> int:
     options = parser.parse_args(words)
     torch.set_num_threads(1)
     names = [name for name in options.names or ALL if options.python or not ALL[name].other_torch]
-    wanted = {name: options.other_tasks if ALL[name].across else -(-options.tasks // len(SAME)) for name in names}
+    wanted: dict[str, int] = {
+        name: options.other_tasks if ALL[name].across else -(-options.tasks // len(SAME)) for name in names
+    }
 
     def left(name: str) -> float:
         """Of a row's tasks, the share that is not done."""
