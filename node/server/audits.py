@@ -33,8 +33,8 @@ from protocol.run.audits import RESIDUAL_PARTS, Difference
 from protocol.run.run import AuditSection
 
 GROSS_TIMES = 10.0
-"""A difference of so many tolerances (0.2 at the default: a sign that is flipped gives 2, a tenth of a gradient left
-out 0.1 to 0.3) is no device's rounding: the member is out at once. Less is a strike."""
+"""A difference of so many tolerances (0.2 at the default: a sign that is flipped gives 2, or 1.5 on a grid, one
+of eight tasks left out 0.2 to 0.4) is no device's rounding: the member is out at once. Less is a strike."""
 STRIKES_WITHIN = 100
 """Audits of a member that its strikes are counted over."""
 STRIKES_WATCHED = 2

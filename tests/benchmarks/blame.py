@@ -348,17 +348,24 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--python", default="", help="an interpreter with another torch")
     options = parser.parse_args(words)
     torch.set_num_threads(1)
-    for name in options.names or ALL:
+    names = [name for name in options.names or ALL if options.python or not ALL[name].other_torch]
+    wanted: dict[str, int] = {
+        name: options.other_tasks if ALL[name].across else -(-options.tasks // len(SAME)) for name in names
+    }
+
+    def left(name: str) -> float:
+        """Of a row's tasks, the share that is not done."""
+        done: int = sum(each["tasks"] for each in rows().get(name, ()))
+        return 1.0 - done / wanted[name]
+
+    # By turns, so that whoever stops it has something of each row.
+    while names and left(name := max(names, key=left)) > 0.0:
         row = ALL[name]
-        wanted = options.other_tasks if row.across else -(-options.tasks // len(SAME))
-        while (done := sum(each["tasks"] for each in rows().get(name, ()))) < wanted:
-            if row.other_torch and not options.python:
-                break
-            made = part(row, options.python if row.other_torch else sys.executable, 1 + len(rows().get(name, ())))
-            with ROWS.open("a") as file:
-                file.write(json.dumps({"row": name, **made}) + "\n")
-            write_table(rows())
-            print(f"{name}: {done + made['tasks']:,} of {wanted:,}, blamed {made.get('blamed', 0)}", flush=True)
+        made = part(row, options.python if row.other_torch else sys.executable, 1 + len(rows().get(name, ())))
+        with ROWS.open("a") as file:
+            file.write(json.dumps({"row": name, **made}) + "\n")
+        write_table(rows())
+        print(f"{name}: {1.0 - left(name):.0%} of {wanted[name]:,}, blamed {made.get('blamed', 0)}", flush=True)
     write_table(rows())
     whole = {name: merged(found) for name, found in rows().items()}
     within = [each for name, each in whole.items() if not ALL[name].across]

@@ -1,6 +1,6 @@
 """What tickets, signatures and audits cost a run in tokens per second, measured in one run of real processes.
 
-    python -m tests.benchmarks.costs_of_trust [--pairs 12] [--seconds 15]
+    python -m tests.benchmarks.costs_of_trust [--pairs 9] [--seconds 15]
 
 A small model in two stages of a front and a back server, trained by four volunteers that take a fixed time more for
 each job, as devices do that leave this processor free. Two machines of the operator audit one contribution in twenty.
@@ -184,7 +184,7 @@ def write_table(rows: list[dict[str, Any]]) -> None:
 
 def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=15.0)
     options = parser.parse_args(words)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()

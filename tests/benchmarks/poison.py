@@ -165,7 +165,7 @@ def real(case: Case) -> dict[str, Any]:
                 link = swarm.links["server"]
                 words = ("server", link, "--listen", "127.0.0.1:0", "--checkpoints", str(folder))
                 swarm.servers.append(swarm.node(f"server-{number}", *words))
-            eventually(lambda: swarm.status()["run"]["data_hash"], "the data")
+            eventually(lambda: swarm.step() >= 0, "the first step, by the servers")
             order(swarm, "pause")
             link = str(swarm.links["volunteer"])
             honest = [start(children, Path(name), f"honest-{number}", "join", link) for number in range(2)]

@@ -60,6 +60,12 @@ def banned_lines(swarm: Swarm) -> list[dict[str, Any]]:
     return [line for line in swarm.coordinator.log() if line.get("event") == "node banned"]
 
 
+def off_by(reason: str) -> float:
+    """By how much a banned member's gradient was found to differ: a flipped sign gives 2, on a grid a little less."""
+    found = re.search(r"its gradient .* is off by (\S+)", reason)
+    return 0.0 if found is None else float(found[1])
+
+
 def audited(swarm: Swarm) -> dict[str, float]:
     """What came of the audits of all ledgers."""
     found: dict[str, float] = {}
@@ -82,7 +88,7 @@ def test_who_sends_false_numbers_is_banned_and_the_others_go_on(tmp_path: Path) 
         banned = banned_lines(swarm)
         assert len(banned) == 2, banned
         assert {line["reason"].split()[0] for line in banned} == {"audits:"}
-        assert any("its gradient" in line["reason"] and "off by 2" in line["reason"] for line in banned)
+        assert any(off_by(line["reason"]) > 1.0 for line in banned)
         files = sorted(tmp_path.glob("server-*/evidence/*.safetensors"))
         checked = [CliRunner().invoke(audit, ["verify", str(path)]) for path in files]
         assert checked and all(done.exit_code == 0 for done in checked), [done.output for done in checked]
@@ -116,7 +122,7 @@ def test_machines_of_the_operator_audit_where_servers_compute_nothing(tmp_path: 
         liar = start(bad, tmp_path, "flips", "flips", "join", link)
         eventually(lambda: not liar.child.running, "the liar's end")
         (banned,) = banned_lines(swarm)
-        assert "its gradient" in banned["reason"] and "off by 2" in banned["reason"]
+        assert off_by(banned["reason"]) > 1.0
         files = sorted(tmp_path.glob("auditor-*/evidence/*.safetensors"))
         checked = [CliRunner().invoke(audit, ["verify", str(path)]) for path in files]
         assert checked and all(done.exit_code == 0 for done in checked), [done.output for done in checked]
