@@ -134,7 +134,7 @@ class Keeper:
             while not self.decision.works and not self._ending:
                 await self._next_change()
             if self._ending:
-                return self._ending
+                return self._end_of(self._ending)
             self._line.renew()
             self.tally.begin_life()
             self._worked_at_s = float("-inf")  # the device starts anew: until it works, that is no work
@@ -147,11 +147,15 @@ class Keeper:
                 self._life = None
             if not reason.startswith("suspended: "):
                 self._ending = self._ending or reason
-                return "left" if self._leaving_for_good and reason in ("drained", "stopped") else reason
+                return self._end_of(reason)
             why = self.decision.reason or reason.removeprefix("suspended: ")
             self._log.info("paused", reason=why, detail="nothing runs here; the device's memory is free")
             if self.decision.works:
                 await trio.sleep(LOOK_S)  # the line knows of its quota before the governor does, which looks meanwhile
+
+    def _end_of(self, reason: str) -> str:
+        """Why it ended: `left` where its owner took the yes back, also while it was paused and nothing lived."""
+        return "left" if self._leaving_for_good and reason in ("drained", "stopped") else reason
 
     @contextmanager
     def watched(self) -> Iterator[None]:

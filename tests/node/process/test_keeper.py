@@ -177,3 +177,24 @@ async def test_time_without_work_is_not_counted_as_work(tmp_path: Path) -> None:
                 await trio.sleep(0.01)
         nursery.cancel_scope.cancel()
     line.close()
+
+
+async def test_a_yes_can_be_taken_back_during_a_pause(tmp_path: Path) -> None:
+    """`leave --for-good` and the page's button said that the yes was taken back; it was kept where no life was there to
+    end: the next start asked nothing. Without `--for-good` it ends as ever."""
+    for for_good, ends in ((True, "left"), (False, "drained")):
+        line = Limits()
+        keeper = Keeper(
+            state=tmp_path,
+            settings=tmp_path / "limits.toml",
+            overrides={},
+            sensors=Sensors(),
+            line=line,
+            metrics=NodeMetrics("volunteer"),
+            run_name=lambda: "lent",
+        )
+        keeper.order({"verb": "pause"})
+        keeper.order({"verb": "leave", "for_good": for_good})
+        with trio.fail_after(60.0):
+            assert await keeper.live(lambda _: WaitingLife(Limits())) == ends
+        line.close()
