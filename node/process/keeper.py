@@ -371,13 +371,14 @@ class Keeper:
             return self.decision.reason, self.sentence()
         facts = self._life.facts() if self._life is not None else {}
         gone_s = self._moment.now_s - self._coordinator_at_s
-        if self._life is not None and gone_s > COORDINATOR_GONE_S and not facts.get("busy"):
+        # training goes on without the coordinator
+        works = bool(facts.get("busy")) or self._moment.now_s - self._worked_at_s <= PAUSE_IN_WORK_S
+        if self._life is not None and gone_s > COORDINATOR_GONE_S and not works:
             return "coordinator", f"no link to the coordinator for {gone_s:.0f} s; trying again"
-        worked_s = self._moment.now_s - self._worked_at_s
         waiting_for = facts.get("waiting_for", "")
         if facts.get("stage", -1) < 0:
             return "no_work", f"waiting for {waiting_for or 'a place in the run'}"
-        if waiting_for and not facts.get("busy") and worked_s > PAUSE_IN_WORK_S:
+        if waiting_for and not works:
             return "no_work", f"waiting for {waiting_for}"
         return "", ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +199,43 @@ async def test_a_yes_can_be_taken_back_during_a_pause(tmp_path: Path) -> None:
         with trio.fail_after(60.0):
             assert await keeper.live(lambda _: WaitingLife(Limits())) == ends
         line.close()
+
+
+class OrphanedLife(WaitingLife):
+    """A node whose coordinator is away, with tasks that the servers give it all the same, each soon done."""
+
+    tokens = 0.0
+
+    def facts(self) -> dict[str, Any]:
+        return {"stage": 0, "busy": self.busy, "coordinator": False, "totals": {"tokens": self.tokens}}
+
+
+async def test_who_works_without_the_coordinator_does_not_wait_for_it(tmp_path: Path) -> None:
+    """Between two tasks the screens said WAITING, and the metrics that this computer was held back, while it gave as
+    much as ever. Who gets no work any more waits for the coordinator."""
+    line = Limits()
+    keeper = Keeper(
+        state=tmp_path,
+        settings=tmp_path / "limits.toml",
+        overrides={},
+        sensors=Sensors(),
+        line=line,
+        metrics=NodeMetrics("volunteer"),
+        run_name=lambda: "lent",
+    )
+    life = OrphanedLife(line)
+    keeper.order({"verb": "resume"})
+    keeper._life = life
+
+    def after(seconds: float, tokens: float) -> tuple[str, str]:
+        life.tokens = tokens
+        keeper._look(Readings(), replace(keeper._moment, now_s=keeper._moment.now_s + seconds))
+        status = keeper.status()
+        return status["state"], status["reason"]
+
+    assert after(4.0, 0.0) == ("working", "")
+    assert after(7.0, 0.0) == ("waiting", "coordinator")
+    assert after(1.0, 64.0) == ("working", "")
+    assert after(4.0, 64.0) == ("working", "")
+    assert after(2.0, 64.0) == ("waiting", "coordinator")
+    line.close()
