@@ -104,6 +104,13 @@ class _Device(click.ParamType[DeviceChoice]):
             self.fail(str(error), param, ctx)
 
 
+_THREADS = click.option(
+    "--threads",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    help="Processor threads that it computes with.",
+)
 _DEVICE = click.option("--device", type=_Device(), default="auto", show_default=True, help=DEVICE_HELP)
 
 
@@ -124,10 +131,7 @@ def _line_options(command: Any) -> Any:
 def auditor_options(command: Any) -> Any:
     """What a machine that only audits has of the server's options."""
     stage = click.option("--stage", type=int, default=-1, metavar="N", help="The stage to audit. [default: any]")
-    threads = click.option(
-        "--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Threads of torch."
-    )
-    for option in (_DEVICE, threads, stage, _LAN, _NO_PUNCH, _line_options, _METRICS, _state_option("auditor")):
+    for option in (_DEVICE, _THREADS, stage, _LAN, _NO_PUNCH, _line_options, _METRICS, _state_option("auditor")):
         command = option(command)
     return command
 
@@ -152,7 +156,7 @@ def auditor_options(command: Any) -> Any:
 @_LAN
 @_MAP_PORT
 @click.option("--stage", type=int, default=-1, metavar="N", help="The stage this server would like to hold.")
-@click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Threads of torch.")
+@_THREADS
 @_DEVICE
 @click.option(
     "--checkpoints",
@@ -260,7 +264,7 @@ def server(
 @_NO_PUNCH
 @_LAN
 @_MAP_PORT
-@click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Threads of torch.")
+@_THREADS
 @_DEVICE
 @click.option(
     "--limit",
