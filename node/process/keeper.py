@@ -51,6 +51,10 @@ PAUSE_IN_WORK_S = 5.0
 """Between two tasks a device often has a moment to breathe: that is not called waiting."""
 
 
+EVERY_DAY = frozenset({"user", "program", "user_active", "battery", "metered", "schedule"})
+"""Pauses that an owner asked for or lives with; the others tell of something that runs short or hot."""
+
+
 class Life(Protocol):
     """What the keeper may do to the node while it lives."""
 
@@ -222,7 +226,8 @@ class Keeper:
         elif decision.works:
             self._log.info("resumed", after=before.reason)
         else:
-            self._log.warning("holding back", reason=decision.reason, detail=self.sentence())
+            tell = self._log.info if decision.reason in EVERY_DAY else self._log.warning
+            tell("holding back", reason=decision.reason, detail=self.sentence())
 
     # ---- the owner -----------------------------------------------------------------------------------------------
 
@@ -459,7 +464,8 @@ class Keeper:
 
     def thanks(self) -> str:
         """What is said when it ends."""
-        text = f"Thank you. This visit: {in_words(self.tally.visit)}."
+        visit = self.tally.visit
+        text = f"Thank you. This visit: {in_words(visit) if visit.tasks else 'no task yet'}."
         if self.tally.ever != self.tally.visit:
             text += f" In all: {in_words(self.tally.ever)}."
         if self.news is not None and self.news.hour_ratio > 0:

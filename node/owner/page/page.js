@@ -56,7 +56,7 @@ function renderNews(status) {
   at("tested").hidden = at("tested-title").hidden = news.validated_step < 0;
   show("tested", `${news.validation_loss.toFixed(2)} after ${plural(news.validated_step, "step")}`);
   const held = news.step_tasks
-    ? `; step ${news.step.toLocaleString("en")} holds ${news.step_tasks.toLocaleString("en")} of your tasks` : "";
+    ? `; step ${(news.step + 1).toLocaleString("en")} holds ${news.step_tasks.toLocaleString("en")} of your tasks` : "";
   show("part", news.hour_ratio > 0 ? `${(100 * news.hour_ratio).toFixed(1)} % of the last hour's work${held}` : "nothing yet");
   at("sample").hidden = !news.sample;
   show("sample", news.sample);
@@ -73,7 +73,9 @@ function render(status) {
   last = status;
   answersOrders(status.state !== "leaving");
   document.title = `${WORDS[status.state]} – Barnraise`;
-  show("state", held ? `${WORDS[status.state]}: ${status.sentence.replace(/^waiting /, "")}.${free}` : `Working${stage}`);
+  const then = status.state === "finishing" ? " what was begun, then it pauses" : "";
+  const why = `${WORDS[status.state]}${then}: ${status.sentence.replace(/^waiting /, "")}.${free}`;
+  show("state", held ? why : `Working${stage}`);
   const others = status.holds.filter(([reason]) => reason !== status.reason).map(([, sentence]) => sentence);
   at("also").hidden = others.length === 0;
   show("also", `Also: ${others.join("; ")}`);
@@ -83,7 +85,8 @@ function render(status) {
   show("complaint", status.complaint);
   const device = status.device;
   const share = device.share < 1 ? `, ${Math.round(100 * device.share)} % of the time` : "";
-  show("device", device.name + share);
+  const memory = device.memory_bytes ? `, ${(device.memory_bytes / 1e9).toFixed(1)} GB of memory in use for it` : "";
+  show("device", device.name + memory + share);
   const limit = device.temperature_limit_c === null ? "" : ` of ${device.temperature_limit_c} °C`;
   const power = device.power_w === null ? "" : `, ${Math.round(device.power_w)} W`;
   show("temperature", (device.temperature_c === null ? "no sensor" : `${Math.round(device.temperature_c)} °C${limit}`) + power);

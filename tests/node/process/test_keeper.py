@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import structlog
 import trio
+from structlog.testing import capture_logs
 
 from node.owner.governor import Moment, Readings
 from node.process.keeper import Keeper
@@ -199,6 +201,30 @@ async def test_a_yes_can_be_taken_back_during_a_pause(tmp_path: Path) -> None:
         with trio.fail_after(60.0):
             assert await keeper.live(lambda _: WaitingLife(Limits())) == ends
         line.close()
+
+
+async def test_an_everyday_pause_is_no_warning(tmp_path: Path) -> None:
+    """`WARNING: holding back` stood before the pause that its owner had just asked for; a short disk is one."""
+    line = Limits()
+    keeper = Keeper(
+        state=tmp_path,
+        settings=tmp_path / "limits.toml",
+        overrides={},
+        sensors=Sensors(),
+        line=line,
+        metrics=NodeMetrics("volunteer"),
+        run_name=lambda: "lent",
+    )
+    assert keeper.thanks() == "Thank you. This visit: no task yet."
+    keeper.order({"verb": "resume"})
+    with capture_logs() as seen:
+        keeper._log = structlog.get_logger("owner")
+        keeper.order({"verb": "pause"})
+        keeper.order({"verb": "resume"})
+        keeper._look(Readings(disk_free_bytes=1e7), keeper._sensors.moment())
+    held = [(entry["log_level"], entry["reason"]) for entry in seen if entry["event"] == "holding back"]
+    assert held == [("info", "user"), ("warning", "disk")]
+    line.close()
 
 
 class OrphanedLife(WaitingLife):
