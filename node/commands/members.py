@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -346,7 +346,7 @@ def join(
                 say(f"Limits: {chosen.describe()}.")
                 if not yes and not is_known(agreed, offer):
                     starting.says = QUESTION
-                    agrees, token, port = agrees_to(offer, ask_on_page, changed=agreed is not None)
+                    agrees, token, port = agrees_to(offer, ask_on_page, agreed is not None, given)
                     if not agrees:
                         click.echo(NOTHING_STARTED)
                         sys.exit(0 if starting.left else 1)
@@ -424,9 +424,10 @@ def is_known(agreed: Consent | None, offer: Offer) -> bool:
     return True
 
 
-def agrees_to(offer: Offer, on_page: bool, changed: bool) -> tuple[bool, str, int]:
-    """Asks for the yes; returns it, and the token and port of the page where it was asked (else nothing)."""
-    return agrees_on_page(offer) if on_page else (agrees_in_terminal(changed), "", 0)
+def agrees_to(offer: Offer, on_page: bool, changed: bool, given: Mapping[str, str]) -> tuple[bool, str, int]:
+    """Asks for the yes; returns it, and the token and port of the page where it was asked (else nothing). `given`:
+    limits of the command line."""
+    return agrees_on_page(offer, given) if on_page else (agrees_in_terminal(changed), "", 0)
 
 
 def agrees_in_terminal(changed: bool) -> bool:
@@ -450,8 +451,9 @@ def agrees_in_terminal(changed: bool) -> bool:
         return False
 
 
-def agrees_on_page(offer: Offer) -> tuple[bool, str, int]:
-    """Asks in the browser, which is opened where there is one; returns the answer, and the page's token and port."""
+def agrees_on_page(offer: Offer, given: Mapping[str, str]) -> tuple[bool, str, int]:
+    """Asks in the browser, which is opened where there is one; returns the answer, and the page's token and port.
+    Below the question stand the limits of all starts: what the command line says for this one is told with it."""
     from node.process.consent_page import ask_on_page
 
     def tell(address: str) -> None:
@@ -461,7 +463,11 @@ def agrees_on_page(offer: Offer) -> tuple[bool, str, int]:
             with suppress(OSError, webbrowser.Error):  # without a screen it would be a browser in this terminal
                 webbrowser.open(address)
 
-    answer = ask_on_page(offer.run, printable(offer.text, keep="\n"), limits_file(), tell)
+    text = offer.text
+    if given:
+        ours = shown(with_values(OwnerLimits(), given))
+        text += "\nFor this start, whatever stands below: " + ", ".join(f"{name} {ours[name]}" for name in given)
+    answer = ask_on_page(offer.run, printable(text, keep="\n"), limits_file(), tell)
     return answer.yes, answer.token, answer.port
 
 

@@ -71,6 +71,7 @@ function render(status) {
   const stage = status.stage >= 0 ? ` on part ${status.stage + 1} of ${status.stages} of the model` : "";
   const free = status.state === "paused" && status.device.free ? " Nothing runs; the device's memory is free." : "";
   last = status;
+  at("present").hidden = false;
   answersOrders(status.state !== "leaving");
   document.title = `${WORDS[status.state]} – Barnraise`;
   const then = status.state === "finishing" ? " what was begun, then it pauses" : "";
@@ -132,5 +133,6 @@ events.addEventListener("error", () => {
   answersOrders(false);
   const ended = last !== null && last.state === "leaving";
   document.title = `${ended ? "Ended" : "No answer"} – Barnraise`;
+  at("present").hidden = ended;
   show("state", ended ? `${last.ending === "finished" ? "The run is finished, so it" : "It"} has ended. ${last.thanks}` : "The program on this computer does not answer; trying again …");
 });

@@ -343,6 +343,9 @@ def test_the_page_in_a_browser(lent: Lent, browser: Any) -> None:
     lent.close()
     wait(browser, "thanks", lambda: text(browser, "state").startswith("It has ended. Thank you. This visit: "))
     assert not browser.execute_script(USABLE) and text(browser, "answer") == "", "nobody is there who would hear"
+    assert not browser.find_element(By.ID, "line").is_displayed(), (
+        "a line that moved 1.2 Mbit/s stood below `Now` when all was over"
+    )
     faded = "return getComputedStyle(document.getElementById('pause')).opacity"
     assert float(browser.execute_script(faded)) < 1, "buttons that do nothing looked as if they did"
 
