@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -104,6 +104,13 @@ class _Device(click.ParamType[DeviceChoice]):
             self.fail(str(error), param, ctx)
 
 
+_THREADS = click.option(
+    "--threads",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    help="Processor threads that it computes with.",
+)
 _DEVICE = click.option("--device", type=_Device(), default="auto", show_default=True, help=DEVICE_HELP)
 
 
@@ -124,10 +131,7 @@ def _line_options(command: Any) -> Any:
 def auditor_options(command: Any) -> Any:
     """What a machine that only audits has of the server's options."""
     stage = click.option("--stage", type=int, default=-1, metavar="N", help="The stage to audit. [default: any]")
-    threads = click.option(
-        "--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Threads of torch."
-    )
-    for option in (_DEVICE, threads, stage, _LAN, _NO_PUNCH, _line_options, _METRICS, _state_option("auditor")):
+    for option in (_DEVICE, _THREADS, stage, _LAN, _NO_PUNCH, _line_options, _METRICS, _state_option("auditor")):
         command = option(command)
     return command
 
@@ -152,7 +156,7 @@ def auditor_options(command: Any) -> Any:
 @_LAN
 @_MAP_PORT
 @click.option("--stage", type=int, default=-1, metavar="N", help="The stage this server would like to hold.")
-@click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Threads of torch.")
+@_THREADS
 @_DEVICE
 @click.option(
     "--checkpoints",
@@ -260,7 +264,7 @@ def server(
 @_NO_PUNCH
 @_LAN
 @_MAP_PORT
-@click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Threads of torch.")
+@_THREADS
 @_DEVICE
 @click.option(
     "--limit",
@@ -342,7 +346,7 @@ def join(
                 say(f"Limits: {chosen.describe()}.")
                 if not yes and not is_known(agreed, offer):
                     starting.says = QUESTION
-                    agrees, token, port = agrees_to(offer, ask_on_page, changed=agreed is not None)
+                    agrees, token, port = agrees_to(offer, ask_on_page, agreed is not None, given)
                     if not agrees:
                         click.echo(NOTHING_STARTED)
                         sys.exit(0 if starting.left else 1)
@@ -420,9 +424,10 @@ def is_known(agreed: Consent | None, offer: Offer) -> bool:
     return True
 
 
-def agrees_to(offer: Offer, on_page: bool, changed: bool) -> tuple[bool, str, int]:
-    """Asks for the yes; returns it, and the token and port of the page where it was asked (else nothing)."""
-    return agrees_on_page(offer) if on_page else (agrees_in_terminal(changed), "", 0)
+def agrees_to(offer: Offer, on_page: bool, changed: bool, given: Mapping[str, str]) -> tuple[bool, str, int]:
+    """Asks for the yes; returns it, and the token and port of the page where it was asked (else nothing). `given`:
+    limits of the command line."""
+    return agrees_on_page(offer, given) if on_page else (agrees_in_terminal(changed), "", 0)
 
 
 def agrees_in_terminal(changed: bool) -> bool:
@@ -446,8 +451,9 @@ def agrees_in_terminal(changed: bool) -> bool:
         return False
 
 
-def agrees_on_page(offer: Offer) -> tuple[bool, str, int]:
-    """Asks in the browser, which is opened where there is one; returns the answer, and the page's token and port."""
+def agrees_on_page(offer: Offer, given: Mapping[str, str]) -> tuple[bool, str, int]:
+    """Asks in the browser, which is opened where there is one; returns the answer, and the page's token and port.
+    Below the question stand the limits of all starts: what the command line says for this one is told with it."""
     from node.process.consent_page import ask_on_page
 
     def tell(address: str) -> None:
@@ -457,7 +463,11 @@ def agrees_on_page(offer: Offer) -> tuple[bool, str, int]:
             with suppress(OSError, webbrowser.Error):  # without a screen it would be a browser in this terminal
                 webbrowser.open(address)
 
-    answer = ask_on_page(offer.run, printable(offer.text, keep="\n"), limits_file(), tell)
+    text = offer.text
+    if given:
+        ours = shown(with_values(OwnerLimits(), given))
+        text += "\nFor this start, whatever stands below: " + ", ".join(f"{name} {ours[name]}" for name in given)
+    answer = ask_on_page(offer.run, printable(text, keep="\n"), limits_file(), tell)
     return answer.yes, answer.token, answer.port
 
 

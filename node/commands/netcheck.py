@@ -10,6 +10,7 @@ import click
 
 from node.commands.link_argument import link_argument, parse_link
 from node.commands.members import state_folder
+from node.commands.say import say
 
 
 @click.command()
@@ -27,5 +28,8 @@ def netcheck(link: str | None, state: Path | None, as_json: bool) -> None:
     from node.measure.netcheck import check, describe, to_json
 
     found = check(parsed, folder)
-    click.echo(json.dumps(to_json(found), indent=1) if as_json else describe(found))
+    if as_json:
+        click.echo(json.dumps(to_json(found), indent=1))
+    else:
+        say(describe(found))
     sys.exit(0 if found.reached else 1)

@@ -134,7 +134,7 @@ def last_words(folder: Path, answer: dict[str, Any]) -> str:
         time.sleep(LEAVE_LOOK_S)
     else:
         return f"It still finishes what was begun after {LEAVE_S:.0f} s; Ctrl-C where it runs ends it at once."
-    if not answer["begun"]:
+    if not answer["begun"] or not answer["ever"]["tasks"]:
         return str(answer["thanks"])
     signed = "The run has not signed any of it yet: it signs what is in closed steps, and says so at the next visit."
     with contextlib.suppress(BadInputError):
@@ -295,9 +295,10 @@ def describe_thanks(found: SignedThanks) -> str:
     since, until = (
         datetime.fromtimestamp(unix_s).strftime("%Y-%m-%d") for unix_s in (thanks.since_unix_s, thanks.until_unix_s)
     )
+    when = f"on {since}" if since == until else f"from {since} to {until}"
     return "\n".join(
         (
-            f"{thanks.name or 'This computer'} has given the run {thanks.run}, from {since} to {until}:",
+            f"{thanks.name or 'This computer'} has given the run {thanks.run}, {when}:",
             f"  {signed_in_words(given(thanks))}.",
             f"Signed by the run's coordinator {found.coordinator[:16]} for the computer {thanks.node[:16]}.",
             "The signature holds.",

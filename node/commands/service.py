@@ -35,6 +35,8 @@ PACKAGES = ("barnraise", "torch", "numpy", "trio", "aiortc", "aioquic", "msgspec
 FIRST_WORDS_S = 15.0
 """A busy computer takes some seconds to load Python and trio."""
 DISK_BYTES_MIN = 2e9
+LINKS = "links"
+"""Where the service's join link lies, in the settings folder."""
 LOG_LINES = 2000
 LINES_BYTES_MAX = 4 << 20
 _SECRET = re.compile(
@@ -61,7 +63,7 @@ def install(link: str | None, state: Path | None) -> None:
     run_id = parsed.run_id.hex()
     if run_id not in read_consents(settings_folder()):
         raise BadInputError("service: you have not said yes to this run yet; start `barnraise join` in a terminal once")
-    file = settings_folder() / "links" / run_id
+    file = settings_folder() / LINKS / run_id
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "w") as out:
@@ -94,6 +96,7 @@ def first_words(home: Path) -> str:
 def remove() -> None:
     """Stop it and start it no more. Your yes is kept; `barnraise consent` shows it."""
     Service().remove()
+    shutil.rmtree(settings_folder() / LINKS, ignore_errors=True)  # a secret that nothing reads any more
     click.echo("Removed.")
 
 

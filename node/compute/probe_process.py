@@ -21,7 +21,8 @@ def answer(question: Question) -> DeviceFacts:
     """Tokens a second through a stage's share of the layers, forward and backward; 0 when not asked to measure."""
     config = question.config
     try:
-        device = open_device(DeviceChoice.parse(question.device))
+        choice = DeviceChoice.parse(question.device)
+        device = open_device(choice)
     except BadInputError as error:
         return DeviceFacts("", False, "", 0.0, problem=str(error))
     layers = max(1, round(config.model.layers / max(1, config.stages.count)))
@@ -29,7 +30,8 @@ def answer(question: Question) -> DeviceFacts:
     if question.measure:
         speed = probe(config, question.vocabulary, 1, 1 + 2 * layers, question.threads, device).tokens_per_s
     limit_w = gpu.power_limit_w(device.gpu) or 0.0
-    return DeviceFacts(device.label, device.is_accelerator, why_no_accelerator(), speed, limit_w, device.gpu)
+    why_not = why_no_accelerator() if choice.kind == "auto" else ""  # whoever names a device has chosen
+    return DeviceFacts(device.label, device.is_accelerator, why_not, speed, limit_w, device.gpu)
 
 
 if __name__ == "__main__":

@@ -104,9 +104,9 @@ def as_dict(given: Given) -> dict[str, Any]:
 
 
 def part_in_words(hour_ratio: float, step: int, step_tasks: int) -> str:
-    """The run's word on this computer's part of it."""
+    """The run's word on this computer's part of it. `step`: its number, which begins with 0; people count from one."""
     part = f"{100 * hour_ratio:.1f} %" if hour_ratio >= 0.001 else "less than 0.1 %"
     text = f"You computed {part} of the last hour"
     if step_tasks:
-        text += f"; step {step:,} holds {step_tasks:,} of your tasks"
+        text += f"; step {step + 1:,} holds {step_tasks:,} of your tasks"
     return f"{text}."

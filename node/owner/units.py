@@ -150,7 +150,8 @@ def _days(key: str, first: str, last: str | None) -> list[int]:
             raise BadInputError(f"{key}: {day!r} is no day; days are {', '.join(DAYS)}")
     begin, end = DAYS.index(first), DAYS.index(last or first)
     if end < begin:
-        raise BadInputError(f"{key}: {first}-{last} ends before it starts; write {first}-sun, mon-{last}")
+        until, since = ("" if first == "sun" else "-sun"), ("" if last == "mon" else f"-{last}")
+        raise BadInputError(f"{key}: {first}-{last} ends before it starts; write {first}{until},mon{since}")
     return list(range(begin, end + 1))
 
 

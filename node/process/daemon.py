@@ -44,6 +44,7 @@ from node.process.starting import Starting
 from node.process.state import NodeState
 from node.process.store import StoreFullError, TensorStore
 from node.server.tickets import KEY_BYTES
+from node.volunteer.allowances import AS_BEFORE, LITTLE_WORK, NO_WORK
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
 from protocol.base.machine import AddressesChanged, CheckpointsFound, Told
@@ -63,7 +64,7 @@ from protocol.trust.seals import Sealer
 BUILD = f"barnraise-{version('barnraise')}"
 CLOSE_LINKS_S = 2.0
 """How long a node that ends waits for its last words to leave."""
-SELDOM = {"a server gives less work, or more again": 300.0, "no way to a peer": 60.0}
+SELDOM = {NO_WORK: 300.0, LITTLE_WORK: 300.0, AS_BEFORE: 300.0, "no way to a peer": 60.0}
 """Seconds between two lines of an event on a terminal; where nobody looks, each is written."""
 DETAIL = {"no way to a peer": "ways"}
 """What a terminal has no room for: every way with its reason takes six lines, for every peer."""

@@ -51,6 +51,10 @@ PAUSE_IN_WORK_S = 5.0
 """Between two tasks a device often has a moment to breathe: that is not called waiting."""
 
 
+EVERY_DAY = frozenset({"user", "program", "user_active", "battery", "metered", "schedule"})
+"""Pauses that an owner asked for or lives with; the others tell of something that runs short or hot."""
+
+
 class Life(Protocol):
     """What the keeper may do to the node while it lives."""
 
@@ -134,7 +138,7 @@ class Keeper:
             while not self.decision.works and not self._ending:
                 await self._next_change()
             if self._ending:
-                return self._ending
+                return self._end_of(self._ending)
             self._line.renew()
             self.tally.begin_life()
             self._worked_at_s = float("-inf")  # the device starts anew: until it works, that is no work
@@ -147,11 +151,15 @@ class Keeper:
                 self._life = None
             if not reason.startswith("suspended: "):
                 self._ending = self._ending or reason
-                return "left" if self._leaving_for_good and reason in ("drained", "stopped") else reason
+                return self._end_of(reason)
             why = self.decision.reason or reason.removeprefix("suspended: ")
             self._log.info("paused", reason=why, detail="nothing runs here; the device's memory is free")
             if self.decision.works:
                 await trio.sleep(LOOK_S)  # the line knows of its quota before the governor does, which looks meanwhile
+
+    def _end_of(self, reason: str) -> str:
+        """Why it ended: `left` where its owner took the yes back, also while it was paused and nothing lived."""
+        return "left" if self._leaving_for_good and reason in ("drained", "stopped") else reason
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -218,7 +226,8 @@ class Keeper:
         elif decision.works:
             self._log.info("resumed", after=before.reason)
         else:
-            self._log.warning("holding back", reason=decision.reason, detail=self.sentence())
+            tell = self._log.info if decision.reason in EVERY_DAY else self._log.warning
+            tell("holding back", reason=decision.reason, detail=self.sentence())
 
     # ---- the owner -----------------------------------------------------------------------------------------------
 
@@ -367,13 +376,14 @@ class Keeper:
             return self.decision.reason, self.sentence()
         facts = self._life.facts() if self._life is not None else {}
         gone_s = self._moment.now_s - self._coordinator_at_s
-        if self._life is not None and gone_s > COORDINATOR_GONE_S and not facts.get("busy"):
+        # training goes on without the coordinator
+        works = bool(facts.get("busy")) or self._moment.now_s - self._worked_at_s <= PAUSE_IN_WORK_S
+        if self._life is not None and gone_s > COORDINATOR_GONE_S and not works:
             return "coordinator", f"no link to the coordinator for {gone_s:.0f} s; trying again"
-        worked_s = self._moment.now_s - self._worked_at_s
         waiting_for = facts.get("waiting_for", "")
         if facts.get("stage", -1) < 0:
             return "no_work", f"waiting for {waiting_for or 'a place in the run'}"
-        if waiting_for and not facts.get("busy") and worked_s > PAUSE_IN_WORK_S:
+        if waiting_for and not works:
             return "no_work", f"waiting for {waiting_for}"
         return "", ""
 
@@ -454,7 +464,8 @@ class Keeper:
 
     def thanks(self) -> str:
         """What is said when it ends."""
-        text = f"Thank you. This visit: {in_words(self.tally.visit)}."
+        visit = self.tally.visit
+        text = f"Thank you. This visit: {in_words(visit) if visit.tasks else 'no task yet'}."
         if self.tally.ever != self.tally.visit:
             text += f" In all: {in_words(self.tally.ever)}."
         if self.news is not None and self.news.hour_ratio > 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from node.compute.layout import StageLayout
-from node.visit.enquiry import DEVICE_BYTES_PER_PARAMETER, gigabytes_per_hour
+from node.visit.enquiry import DEVICE_BYTES_PER_PARAMETER, EXAMPLE_TOKENS_PER_S, gigabytes_per_hour
 from protocol.run.keeping import kept_steps
 from protocol.run.run import RunConfig
 
@@ -15,7 +15,6 @@ STATE_BYTES_PER_PARAMETER = 12
 JOURNAL_STATES = 4
 """A snapshot is taken when the journal's gradients weigh four times the state."""
 SNAPSHOTS = 2
-EXAMPLE_TOKENS_PER_S = 1000.0
 
 
 def describe_costs(config: RunConfig, vocabulary: int) -> list[str]:

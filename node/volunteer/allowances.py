@@ -8,6 +8,9 @@ from node.machine.outbox import Outbox
 from protocol.base.ids import NodeId
 from protocol.messages import Allowance
 
+NO_WORK = "a server gives no work for a while"
+LITTLE_WORK = "a server gives one task at a time"
+AS_BEFORE = "a server gives work as before"
 COUNT_S = 60.0
 """The owner's screen counts minutes."""
 
@@ -21,10 +24,11 @@ class Allowances:
         self._now = float("-inf")
 
     def told(self, server: NodeId, word: Allowance, now: float) -> None:
-        self._out.log(
-            "warning" if word.leases_max == 0 else "info", "a server gives less work, or more again",
-            server=server, leases_max=word.leases_max, seconds=round(word.seconds), reason=word.reason,
-        )  # fmt: skip
+        why = {"reason": word.reason} if word.reason else {}
+        if word.leases_max == 0:
+            self._out.log("warning", NO_WORK, server=server, seconds=round(word.seconds), **why)
+        else:
+            self._out.log("info", AS_BEFORE if word.leases_max < 0 else LITTLE_WORK, server=server, **why)
         self._now = now
         self.forget(server)
         if word.leases_max == 0:

@@ -4,9 +4,18 @@
 const at = (id) => document.getElementById(id);
 const show = (id, text) => { at(id).textContent = text; };
 
+// A line for each line, so that what does not fit goes on below its words and not below the margin.
+function showLines(id, text) {
+  at(id).replaceChildren(...text.split("\n").map((line) => {
+    const row = make("span", line.trimStart());
+    row.style.setProperty("--in", `${line.length - line.trimStart().length}ch`);
+    return row;
+  }));
+}
+
 function render(offer) {
   show("run", offer.run);
-  show("offer", offer.text);
+  showLines("offer", offer.text);
   renderLimits(offer.limits, offer.meanings, order);
 }
 

@@ -56,7 +56,7 @@ function renderNews(status) {
   at("tested").hidden = at("tested-title").hidden = news.validated_step < 0;
   show("tested", `${news.validation_loss.toFixed(2)} after ${plural(news.validated_step, "step")}`);
   const held = news.step_tasks
-    ? `; step ${news.step.toLocaleString("en")} holds ${news.step_tasks.toLocaleString("en")} of your tasks` : "";
+    ? `; step ${(news.step + 1).toLocaleString("en")} holds ${news.step_tasks.toLocaleString("en")} of your tasks` : "";
   show("part", news.hour_ratio > 0 ? `${(100 * news.hour_ratio).toFixed(1)} % of the last hour's work${held}` : "nothing yet");
   at("sample").hidden = !news.sample;
   show("sample", news.sample);
@@ -71,9 +71,12 @@ function render(status) {
   const stage = status.stage >= 0 ? ` on part ${status.stage + 1} of ${status.stages} of the model` : "";
   const free = status.state === "paused" && status.device.free ? " Nothing runs; the device's memory is free." : "";
   last = status;
+  at("present").hidden = false;
   answersOrders(status.state !== "leaving");
   document.title = `${WORDS[status.state]} – Barnraise`;
-  show("state", held ? `${WORDS[status.state]}: ${status.sentence.replace(/^waiting /, "")}.${free}` : `Working${stage}`);
+  const then = status.state === "finishing" ? " what was begun, then it pauses" : "";
+  const why = `${WORDS[status.state]}${then}: ${status.sentence.replace(/^waiting /, "")}.${free}`;
+  show("state", held ? why : `Working${stage}`);
   const others = status.holds.filter(([reason]) => reason !== status.reason).map(([, sentence]) => sentence);
   at("also").hidden = others.length === 0;
   show("also", `Also: ${others.join("; ")}`);
@@ -83,7 +86,8 @@ function render(status) {
   show("complaint", status.complaint);
   const device = status.device;
   const share = device.share < 1 ? `, ${Math.round(100 * device.share)} % of the time` : "";
-  show("device", device.name + share);
+  const memory = device.memory_bytes ? `, ${(device.memory_bytes / 1e9).toFixed(1)} GB of memory in use for it` : "";
+  show("device", device.name + memory + share);
   const limit = device.temperature_limit_c === null ? "" : ` of ${device.temperature_limit_c} °C`;
   const power = device.power_w === null ? "" : `, ${Math.round(device.power_w)} W`;
   show("temperature", (device.temperature_c === null ? "no sensor" : `${Math.round(device.temperature_c)} °C${limit}`) + power);
@@ -129,5 +133,6 @@ events.addEventListener("error", () => {
   answersOrders(false);
   const ended = last !== null && last.state === "leaving";
   document.title = `${ended ? "Ended" : "No answer"} – Barnraise`;
+  at("present").hidden = ended;
   show("state", ended ? `${last.ending === "finished" ? "The run is finished, so it" : "It"} has ended. ${last.thanks}` : "The program on this computer does not answer; trying again …");
 });

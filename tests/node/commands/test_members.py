@@ -14,13 +14,14 @@ import pytest
 from click.testing import CliRunner
 
 from node.commands.link_argument import LINK_VARIABLE, parse_link
-from node.commands.members import join, server, state_folder
+from node.commands.members import agrees_on_page, join, server, state_folder
 from node.commands.owner import consent
 from node.demo.cli import demo
 from node.links.relay.relay_desk import RelayLimits
 from node.owner.consent import Consent, keep_consent, read_consents
 from node.platform.local_socket import ask
 from node.platform.places import settings_folder
+from node.process.consent_page import Answer
 from node.process.daemon import NodeOptions
 from node.process.journal import Journal
 from node.visit.enquiry import Offer
@@ -338,3 +339,22 @@ def test_limits_can_be_set_before_the_yes(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_wrong_limit_on_the_line_is_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:
     """Before anything is contacted."""
     assert complaint(join, link("volunteer"), "--yes", *arguments).startswith(sentence)
+
+
+def test_the_question_on_the_page_names_the_limits_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below it stand those of all starts, "up off" for one; that 4 Mbit/s hold this time was said in the terminal
+    alone."""
+    asked = []
+
+    def ask_on_page(run: str, text: str, *_: Any) -> Answer:
+        asked.append(text)
+        return Answer(yes=False, token="", port=0)
+
+    monkeypatch.setattr("node.process.consent_page.ask_on_page", ask_on_page)
+    offer = Offer("The run: tiny", 0.0, run="tiny")
+    assert agrees_on_page(offer, {"up": "4 Mbit/s", "while-not": "doom"}) == (False, "", 0)
+    agrees_on_page(offer, {})
+    assert asked == [
+        "The run: tiny\nFor this start, whatever stands below: up 4 Mbit/s, while-not doom",
+        "The run: tiny",
+    ]

@@ -74,7 +74,7 @@ def test_it_is_installed_only_after_a_yes_and_hides_the_link(home: Path) -> None
         "--user enable --now barnraise.service",
     ]
     assert CliRunner().invoke(service, ["remove"]).exit_code == 0
-    assert not unit.exists()
+    assert not unit.exists() and not file.exists(), "the secret that only it read lay there for ever"
     assert str(CliRunner().invoke(service, ["remove"]).exception) == "service: none is installed"
     assert "no service is installed" in CliRunner().invoke(service, ["status"]).output
 

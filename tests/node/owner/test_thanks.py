@@ -8,8 +8,9 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from node.commands.owner import last_words
 from node.commands.owner import thanks as thanks_command
-from node.owner.tally import Given, in_words, part_in_words, signed_in_words
+from node.owner.tally import Given, as_dict, in_words, part_in_words, signed_in_words
 from node.owner.thanks import FILE, ThanksBook, read_thanks
 from protocol.base.errors import BadInputError, RemoteProtocolError
 from protocol.trust.identity import Identity
@@ -115,5 +116,13 @@ def test_the_two_counts_of_time_are_named_apart() -> None:
 
 def test_the_part_of_the_run_in_words() -> None:
     """As the owner reads it at the end."""
-    assert part_in_words(0.012, 4210, 318) == "You computed 1.2 % of the last hour; step 4,210 holds 318 of your tasks."
+    assert part_in_words(0.012, 4209, 318) == "You computed 1.2 % of the last hour; step 4,210 holds 318 of your tasks."
     assert part_in_words(0.0001, 7, 0) == "You computed less than 0.1 % of the last hour."
+
+
+def test_who_gave_nothing_is_not_told_of_signatures(tmp_path: Path) -> None:
+    """`leave` right after a start spoke of what the run "has not signed yet" where there was nothing to sign."""
+    answer = {"begun": True, "ever": as_dict(Given()), "thanks": "Thank you. This visit: no task yet."}
+    assert last_words(tmp_path, answer) == answer["thanks"]
+    given_before = {**answer, "ever": as_dict(Given(tokens=64.0, tasks=2.0, working_s=1.0))}
+    assert "The run has not signed any of it yet" in last_words(tmp_path, given_before)

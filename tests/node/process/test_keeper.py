@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import structlog
 import trio
+from structlog.testing import capture_logs
 
 from node.owner.governor import Moment, Readings
 from node.process.keeper import Keeper
@@ -176,4 +179,89 @@ async def test_time_without_work_is_not_counted_as_work(tmp_path: Path) -> None:
             while not keeper.tally.visit.working_s:
                 await trio.sleep(0.01)
         nursery.cancel_scope.cancel()
+    line.close()
+
+
+async def test_a_yes_can_be_taken_back_during_a_pause(tmp_path: Path) -> None:
+    """`leave --for-good` and the page's button said that the yes was taken back; it was kept where no life was there to
+    end: the next start asked nothing. Without `--for-good` it ends as ever."""
+    for for_good, ends in ((True, "left"), (False, "drained")):
+        line = Limits()
+        keeper = Keeper(
+            state=tmp_path,
+            settings=tmp_path / "limits.toml",
+            overrides={},
+            sensors=Sensors(),
+            line=line,
+            metrics=NodeMetrics("volunteer"),
+            run_name=lambda: "lent",
+        )
+        keeper.order({"verb": "pause"})
+        keeper.order({"verb": "leave", "for_good": for_good})
+        with trio.fail_after(60.0):
+            assert await keeper.live(lambda _: WaitingLife(Limits())) == ends
+        line.close()
+
+
+async def test_an_everyday_pause_is_no_warning(tmp_path: Path) -> None:
+    """`WARNING: holding back` stood before the pause that its owner had just asked for; a short disk is one."""
+    line = Limits()
+    keeper = Keeper(
+        state=tmp_path,
+        settings=tmp_path / "limits.toml",
+        overrides={},
+        sensors=Sensors(),
+        line=line,
+        metrics=NodeMetrics("volunteer"),
+        run_name=lambda: "lent",
+    )
+    assert keeper.thanks() == "Thank you. This visit: no task yet."
+    keeper.order({"verb": "resume"})
+    with capture_logs() as seen:
+        keeper._log = structlog.get_logger("owner")
+        keeper.order({"verb": "pause"})
+        keeper.order({"verb": "resume"})
+        keeper._look(Readings(disk_free_bytes=1e7), keeper._sensors.moment())
+    held = [(entry["log_level"], entry["reason"]) for entry in seen if entry["event"] == "holding back"]
+    assert held == [("info", "user"), ("warning", "disk")]
+    line.close()
+
+
+class OrphanedLife(WaitingLife):
+    """A node whose coordinator is away, with tasks that the servers give it all the same, each soon done."""
+
+    tokens = 0.0
+
+    def facts(self) -> dict[str, Any]:
+        return {"stage": 0, "busy": self.busy, "coordinator": False, "totals": {"tokens": self.tokens}}
+
+
+async def test_who_works_without_the_coordinator_does_not_wait_for_it(tmp_path: Path) -> None:
+    """Between two tasks the screens said WAITING, and the metrics that this computer was held back, while it gave as
+    much as ever. Who gets no work any more waits for the coordinator."""
+    line = Limits()
+    keeper = Keeper(
+        state=tmp_path,
+        settings=tmp_path / "limits.toml",
+        overrides={},
+        sensors=Sensors(),
+        line=line,
+        metrics=NodeMetrics("volunteer"),
+        run_name=lambda: "lent",
+    )
+    life = OrphanedLife(line)
+    keeper.order({"verb": "resume"})
+    keeper._life = life
+
+    def after(seconds: float, tokens: float) -> tuple[str, str]:
+        life.tokens = tokens
+        keeper._look(Readings(), replace(keeper._moment, now_s=keeper._moment.now_s + seconds))
+        status = keeper.status()
+        return status["state"], status["reason"]
+
+    assert after(4.0, 0.0) == ("working", "")
+    assert after(7.0, 0.0) == ("waiting", "coordinator")
+    assert after(1.0, 64.0) == ("working", "")
+    assert after(4.0, 64.0) == ("working", "")
+    assert after(2.0, 64.0) == ("waiting", "coordinator")
     line.close()

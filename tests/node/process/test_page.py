@@ -32,7 +32,7 @@ from protocol.messages import News
 HOSTILE = "<img src=x onerror=alert(1)><script>document.title='owned'</script>"
 PATIENCE_S = 60.0
 NEWS = News(
-    step=4210,
+    step=4209,
     curve=tuple((100 * piece, 5.0 - piece / 15) for piece in range(43)),
     sample=f"{HOSTILE} once upon a time",
     sample_step=4200,
@@ -50,7 +50,7 @@ class Sensors:
     gpu = False
 
     def __init__(self) -> None:
-        self.readings = Readings(temperature_c=61.0)
+        self.readings = Readings(temperature_c=61.0, own_memory_bytes=4e8)
 
     def read(self) -> Readings:
         return self.readings
@@ -295,6 +295,7 @@ def test_the_page_in_a_browser(lent: Lent, browser: Any) -> None:
     assert text(browser, "loss") == "from 5.00 to 2.20"
     assert text(browser, "tested") == "2.31 after 4,200 steps"
     assert text(browser, "part") == "1.2 % of the last hour's work; step 4,210 holds 318 of your tasks"
+    assert text(browser, "device") == "a processor, 0.4 GB of memory in use for it"
     assert text(browser, "update").startswith("Update: the run's coordinator has Barnraise 99.0.1, this computer 0.")
     lent.sensors.readings = Readings(games=("cyberpunk",))
     wait(browser, "the game", lambda: text(browser, "state").startswith("Paused: cyberpunk is running."))
@@ -330,6 +331,9 @@ def test_the_page_in_a_browser(lent: Lent, browser: Any) -> None:
     )
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
     lent.life.lingers = True
+    browser.find_element(By.ID, "finish").click()
+    ends = "Finishing what was begun, then it pauses: by you."
+    wait(browser, "what finishing means", lambda: text(browser, "state") == ends)
     browser.find_element(By.ID, "withdraw").click()
     wait(browser, "the last words", lambda: text(browser, "state").startswith("Ending: finishing what was begun"))
     assert text(browser, "answer-yes") == "Your yes is taken back; it ends."
@@ -339,6 +343,9 @@ def test_the_page_in_a_browser(lent: Lent, browser: Any) -> None:
     lent.close()
     wait(browser, "thanks", lambda: text(browser, "state").startswith("It has ended. Thank you. This visit: "))
     assert not browser.execute_script(USABLE) and text(browser, "answer") == "", "nobody is there who would hear"
+    assert not browser.find_element(By.ID, "line").is_displayed(), (
+        "a line that moved 1.2 Mbit/s stood below `Now` when all was over"
+    )
     faded = "return getComputedStyle(document.getElementById('pause')).opacity"
     assert float(browser.execute_script(faded)) < 1, "buttons that do nothing looked as if they did"
 
@@ -452,6 +459,10 @@ def test_the_yes_is_a_click(asked: Asked, browser: Any, tmp_path: Path) -> None:
         By.CSS_SELECTOR, "#offer img, h1 img, h1 script"
     )
     assert browser.title == "Barnraise: may it start?"
+    second = browser.find_elements(By.CSS_SELECTOR, "#offer span")[1]
+    margins = "const s = getComputedStyle(arguments[0]); return [s.paddingLeft, s.textIndent].map(parseFloat)"
+    inside, back = browser.execute_script(margins, second)
+    assert inside > -back > 0, "what does not fit on a line goes on below its words"
     browser.find_element(By.XPATH, "//summary[contains(., 'line')]").click()
     field = browser.find_element(By.ID, "limit-up")
     field.clear()

@@ -6,8 +6,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
+from node.compute.layout import StageLayout
 from node.measure.meter import Figures
 from node.visit.device_facts import Question, ask_device
 from node.visit.enquiry import describe, gigabytes_per_hour
@@ -40,7 +42,19 @@ def test_the_text_names_run_cost_and_promise() -> None:
     text = describe(CONFIG, 259, 1, 500.0)
     assert "The run: tiny" in text and "never code" in text and "GB an hour" in text and "500 tokens/s" in text
     assert "--limit-up" in text and "--quota" in text
-    assert "GB an hour" not in describe(CONFIG, 259, 1, 0.0)
+    unmeasured = describe(CONFIG, 259, 1, 0.0)
+    up, down = gigabytes_per_hour(CONFIG, StageLayout.whole(CONFIG, 259).parameter_count, 1000.0)
+    assert f"not measured; at 1,000 tokens/s it is {up:.1f} GB an hour up and {down:.1f} down" in unmeasured
+    assert "at most" not in unmeasured
+
+
+def test_the_memory_of_the_processes_themselves_is_told() -> None:
+    """A small run was offered with 0.1 GB, and `status` then showed 0.4: Python and torch are most of that."""
+    model = msgspec.structs.replace(CONFIG.model, hidden=16)
+    small = msgspec.structs.replace(CONFIG, model=model, steps=20_000)
+    assert "  memory 0.4 GB while it works" in describe(small, 259, 1, 0.0)
+    assert "  memory 0.5 GB while it works" in describe(CONFIG, 259, 1, 0.0), "6.7 M parameters take 0.09 more"
+    assert "in 2 stages, 20,000 steps of" in describe(small, 259, 1, 0.0)
 
 
 def reached(stage: int, mbit: float, path: str = "tcp") -> Reached:
@@ -89,6 +103,7 @@ def test_the_benchmark_measures_a_stage() -> None:
     )
     facts = ask_device(Question(small, 37, 1, "cpu", True))
     assert facts.tokens_per_s > 0 and facts.label and not facts.is_accelerator
+    assert not facts.why_no_accelerator, "who names the processor need not be told why it is no accelerator"
     with pytest.raises(BadInputError, match="--device cuda:99: there is"):
         ask_device(Question(small, 37, 1, "cuda:99", True))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from itertools import count
 
 from node.machine.outbox import Outbox
-from node.volunteer.allowances import Allowances
+from node.volunteer.allowances import AS_BEFORE, LITTLE_WORK, NO_WORK, Allowances
 from protocol.base.ids import NodeId
+from protocol.base.machine import Log
 from protocol.messages import Allowance
 from tests.node.setting import VOLUNTEER
 
@@ -36,3 +37,17 @@ def test_a_rest_is_counted_down_and_forgotten_when_it_is_over() -> None:
     assert allowances.sentence().startswith("server bbbbbbbb")
     allowances.forget(B)
     assert allowances.sentence() == ""
+
+
+def test_each_word_of_a_server_is_an_event_of_its_own() -> None:
+    """One line for all three read "gives less work, or more again … seconds=0", which told nobody anything."""
+    out = Outbox(VOLUNTEER, count(1))
+    allowances = Allowances(out)
+    for said in (word(1, 0.0, "others had to finish a task"), word(0, 130.4, "it was slow"), word(-1, 0.0)):
+        allowances.told(A, said, 0.0)
+    told = [(effect.level, effect.event, effect.fields) for effect in out.take_effects() if isinstance(effect, Log)]
+    assert told == [
+        ("info", LITTLE_WORK, {"server": A, "reason": "others had to finish a task"}),
+        ("warning", NO_WORK, {"server": A, "seconds": 130, "reason": "it was slow"}),
+        ("info", AS_BEFORE, {"server": A}),
+    ]
