@@ -109,6 +109,8 @@ class NodeMachine:
         """What the coordinator was told last."""
         self.news: News | None = None
         self._report_at = 0.0
+        self._closed = -1
+        """The newest closed step at the last report."""
         self._progress = Progress(self._out)
         self._drain = Drain()
         self._finished = False
@@ -275,7 +277,7 @@ class NodeMachine:
             config, plan = known
             message = msgspec.structs.replace(message, plan=plan, config_hash=config.config_hash())
         self._out.send(self._coordinator, message)
-        if self._roles.data is not None:
+        if self._roles.data is not None and self.stage == 0:  # who has lost its place there has no say in it
             self._out.send(self._coordinator, self._roles.data)
 
     def _known_plan(self) -> tuple[RunConfig, Plan] | None:
@@ -290,7 +292,8 @@ class NodeMachine:
     def _join_message(self) -> Join:
         """What this node would say of itself now."""
         held, speed = self._roles.held(self._readable.steps), self._survey.tokens_per_s(self.config)
-        return join_message(self._facts, self._addresses, held, self._readable.steps, speed)
+        copies = self._roles.copies.named()
+        return join_message(self._facts, self._addresses, held, self._readable.steps, speed, copies)
 
     def _say_news(self) -> None:
         """What this node says of itself has changed: the coordinator hears it now, or when it is back."""
@@ -540,6 +543,10 @@ class NodeMachine:
         self._out.add(Exit(reason))
 
     def _report(self) -> None:
+        closed = -1 if self.server is None else self.server.context.closed
+        if closed == self._closed and self._roles.copies.named():
+            self._say_news()  # whoever holds the step up may be lost, and what is held here of it counts then
+        self._closed = closed
         if self._links.is_up(self._coordinator):
             report = self._roles.report(draining=self._drain.until_s is not None)
             if self._stalls is not None:

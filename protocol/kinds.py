@@ -27,6 +27,7 @@ HANDLERS = {
     "shard": "node.server.shard",
     "ledger": "node.server.ledger",
     "decider": "node.server.decider",
+    "buddy": "node.server.buddy",
     "audits": "node.server.pins",
     "desk": "node.server.audit_desk",
     "tails": "node.server.tails",
@@ -36,7 +37,9 @@ HANDLERS = {
     "auditor": "node.volunteer.auditor",
 }
 """Who takes messages, and the module in which to read on. Servers' roles get theirs from `node.server.intake`."""
-OF_SERVER = ("front", "back", "pools", "shard", "ledger", "decider", "audits", "desk", "tails", "guard", "server")
+OF_SERVER = (
+    "front", "back", "pools", "shard", "ledger", "decider", "buddy", "audits", "desk", "tails", "guard", "server",
+)  # fmt: skip
 """Handlers on a server, and …"""
 OF_DEVICE = ("volunteer", "auditor")
 """… those beside a device, on a volunteer, an auditor, or a server that computes."""
@@ -48,6 +51,7 @@ Place = Literal[
     "own shard",  # the server of the stage that holds the shard which the message names
     "any shard",  # the server that holds the shard of the stage which the message names
     "server",  # has a place in the plan
+    "buddy",  # keeps copies of the receiver's shard
     "ledger",  # the stage's
     "ledger of stage",  # that of the stage which the message names
     "decider",
@@ -58,7 +62,7 @@ Place = Literal[
     "front of task",
     "front of route",  # keeps what comes into the first visit of the task's microbatch
 ]
-Traffic = Literal["control", "activation", "gradient", "weights", "measuring", "data"]
+Traffic = Literal["control", "activation", "gradient", "weights", "measuring", "data", "checkpoint"]
 
 
 class Kind(NamedTuple):
@@ -173,6 +177,10 @@ KINDS: tuple[Kind, ...] = (
     Kind(m.StageCommitted, AMONG, ("decider",), "ledger of stage"),
     Kind(m.CheckpointPart, AMONG, ("decider",), "any shard"),
     Kind(m.CheckpointDone, AMONG, ("node",), "decider"),
+    Kind(m.ShardCopy, AMONG, ("buddy",), "any shard", "checkpoint", is_long=True),
+    Kind(m.CopyKept, AMONG, ("buddy",), "buddy"),
+    Kind(m.FetchCopy, AMONG, ("buddy",), "any shard"),
+    Kind(m.CopyGiven, AMONG, ("buddy",), "buddy", "checkpoint", is_long=True),
     # ---- audits
     Kind(m.Audit, TO_AUDIT, ("audits", "auditor"), "ledger"),
     Kind(m.AuditOver, TO_AUDIT, ("audits", "pools", "auditor"), "ledger"),

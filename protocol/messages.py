@@ -33,7 +33,7 @@ from protocol.base.bounded import (
     Tickets,
 )
 from protocol.base.ids import ContributionId, NodeId, TaskId, Ticket
-from protocol.base.limits import JOIN_CHECKPOINTS_MAX, RELAYS_MAX
+from protocol.base.limits import COPIES_MAX, JOIN_CHECKPOINTS_MAX, RELAYS_MAX
 from protocol.base.message import Message as Message
 from protocol.base.message import Work as Work
 from protocol.link.messages import Fellow as Fellow
@@ -57,6 +57,10 @@ from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 from protocol.run.saves import CheckpointDone as CheckpointDone
 from protocol.run.saves import CheckpointPart as CheckpointPart
+from protocol.run.saves import CopyGiven as CopyGiven
+from protocol.run.saves import CopyKept as CopyKept
+from protocol.run.saves import FetchCopy as FetchCopy
+from protocol.run.saves import ShardCopy as ShardCopy
 from protocol.run.spans import FetchSpans as FetchSpans
 from protocol.run.spans import Spans as Spans
 from protocol.run.step_report import StepReport as StepReport
@@ -129,6 +133,8 @@ class Join(Message, frozen=True, kw_only=True):
     takes it over."""
     config_hash: Bytes = b""
     """Of the run that the plan is of; empty without one."""
+    copies: Annotated[tuple[tuple[Number, Number, Number, Number], ...], Meta(max_length=COPIES_MAX)] = ()
+    """(stage, shard, version, ledger generation) of other servers' shards that it holds whole copies of."""
 
 
 class Welcome(Message, frozen=True, kw_only=True):

@@ -42,7 +42,7 @@ def fault_of_shown(plan: Plan) -> str:
     """What no plan of a coordinator looks like, or an empty string."""
     nodes = plan.server_nodes()
     if not -1 <= plan.restore_step < GENERATION_MAX or not (
-        0 <= plan.ledger_generation <= plan.generation < GENERATION_MAX
+        0 <= plan.ledger_generation <= plan.generation < GENERATION_MAX and plan.continues < plan.ledger_generation
     ):
         return "shows a plan with generations that cannot be"
     if not 1 <= len(plan.stages) <= STAGES_MAX or not nodes or len(set(nodes)) < len(nodes):
@@ -173,7 +173,9 @@ def _contradicts(other: Plan, newest: Plan) -> bool:
     """Equal numbers with other contents: one history cannot have made both."""
     if other.ledger_generation != newest.ledger_generation or other == newest:
         return False
-    began_elsewhere = other.restore_step != newest.restore_step or other.course != newest.course
+    began_elsewhere = (other.restore_step, other.continues, other.course) != (
+        newest.restore_step, newest.continues, newest.course
+    )  # fmt: skip
     return began_elsewhere or other.generation == newest.generation
 
 

@@ -23,7 +23,7 @@ from coordinator.live.relays import RelayBook
 from coordinator.live.replanning import due, lacking
 from coordinator.live.rollback import BY_ORDER, guarded, readable_steps, review_of, unreported, went_back, why_not
 from coordinator.live.roster import Member, Roster
-from coordinator.live.slots import NOT_BACK, Review, Slot, SlotTable, holds_state, review, undone_after
+from coordinator.live.slots import NOT_BACK, Review, Slot, SlotTable, gone_s, holds_state, review, undone_after
 from coordinator.live.wishes import PAUSED_FOR, Wishes
 from protocol.base.ids import NodeId
 from protocol.messages import Join, NodeReport, PlanChanged
@@ -369,7 +369,7 @@ class Placement:
         stages = tuple(stage.servers for stage in plan.stages)
         self._issue(
             stages, plan.ledger_generation, plan.restore_step, "the servers' plan is taken over", config,
-            back=Review("go_back", "", undone=plan.undone), adopted=True)  # fmt: skip
+            back=Review("go_back", "", undone=plan.undone, continues=plan.continues), adopted=True)  # fmt: skip
 
     def _plan_first(self, linked: Mapping[NodeId, Member], cause: str, now: float) -> None:
         """All servers are here, and how the model is cut is open: they measure, a planner plans, its answer counts."""
@@ -434,7 +434,8 @@ class Placement:
             if not spares:
                 return
             node = self.table.holder.get(slot)
-            if node is not None and self._hangs(node, linked, now):
+            limit_s = gone_s(self.table, linked, slot, self.plan, self._newest_of_ledgers, self.running.limits)
+            if node is not None and self._hangs(node, linked, limit_s, now):
                 self._outbox.log(
                     "warning", "server given up", node=node, slot=self.table.name(slot),
                     detail="it hangs while its fellows wait", stalled_s=round(stalled_s(linked[node], now), 1),
@@ -445,21 +446,20 @@ class Placement:
                 self._seen_at[slot] = now
             # While steps close, the holder works, and only its link to us is down.
             alive_at = max(self.step_stored_at, self._seen_at.get(slot, float("-inf")))
-            if gone_since is not None and now - max(gone_since, alive_at) >= self.running.limits.server_gone_s:
-                node, gone_s = self.table.holder[slot], round(now - gone_since, 1)
-                self._outbox.log("warning", "server given up", node=node, slot=self.table.name(slot), gone_s=gone_s)
+            if gone_since is not None and now - max(gone_since, alive_at) >= limit_s:
+                node, away_s = self.table.holder[slot], round(now - gone_since, 1)
+                self._outbox.log("warning", "server given up", node=node, slot=self.table.name(slot), gone_s=away_s)
                 self.table.release(slot)
             if slot not in self.table.holder:
                 self.table.bind(slot, spares[0])
                 self._count_assignment("slot")
                 self._outbox.log("info", "spare takes a place", node=spares.pop(0), slot=self.table.name(slot))
 
-    def _hangs(self, node: NodeId, linked: Mapping[NodeId, Member], now: float) -> bool:
+    def _hangs(self, node: NodeId, linked: Mapping[NodeId, Member], gone_s: float, now: float) -> bool:
         """Whether a server that is linked loses its place, because nothing ends there and elsewhere it would."""
         holders = dict.fromkeys(self.table.holder.values())
         fellows = [linked[peer] for peer in holders if peer != node and peer in linked]
         others = [*fellows, *(member for peer, member in linked.items() if peer not in holders)]
-        gone_s = self.running.limits.server_gone_s
         given_up = self._arbitration.is_given_up(
             linked.get(node), others, len(fellows), now - self.newest_news_at, gone_s, now
         )
@@ -498,6 +498,7 @@ class Placement:
             generation=self.generation,
             ledger_generation=self.generation if ledger_generation is None else ledger_generation,
             restore_step=restore_step,
+            continues=back.continues if self.plan is None or new_ledgers else self.plan.continues,
             changes=self.wishes.changes,
             paused=self.wishes.paused,
             held=self.wishes.held,

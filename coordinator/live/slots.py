@@ -15,8 +15,9 @@ from coordinator.live.records import Voiding
 from coordinator.live.roster import Member
 from protocol.base.ids import NodeId
 from protocol.messages import Join
+from protocol.run.buddies import buddy_place
 from protocol.run.plan import Plan, ServerPlan
-from protocol.run.run import StagesSection
+from protocol.run.run import LimitsSection, StagesSection
 
 Slot = tuple[int, int]
 """(stage, shard); shards of a stage are its front servers first, then its back servers."""
@@ -50,7 +51,7 @@ class SlotTable:
 
     def __init__(self, stages: StagesSection, plan: Plan | None = None) -> None:
         self.stages = stages
-        shard_count = stages.front_servers + stages.back_servers
+        shard_count = self.shard_count = stages.front_servers + stages.back_servers
         self.slots: tuple[Slot, ...] = tuple(
             (stage, shard) for stage in range(stages.count) for shard in range(shard_count)
         )
@@ -122,8 +123,14 @@ class Review:
     """For `go_back`: whose work is undone."""
     lost: tuple[Slot, ...] = ()
     """Slots whose holder is linked but has no usable state; they must not be sent the present plan."""
+    continues: int = -1
+    """For `go_back`: the ledgers whose version `restore_step` servers still hold, those of lost slots by their buddies;
+    -1: it is a checkpoint's."""
 
 
+COPIED_SHARE = 0.25
+"""Of the time in which a server may come back, where its buddy has all that it has committed: to give its place away
+costs open steps then, and no closed one. 30 of the usual 120 s are three starts of a server."""
 NOT_BACK = Review("keep", "")
 """What a plan comes of that goes on with the same ledgers, or begins the first."""
 
@@ -158,7 +165,11 @@ def review(
         joins = [_join_of(linked[table.holder[slot]]) for slot in table.slots]
         restore_step = common_checkpoint(joins, undone_after(plan, newest_step))
         names = ", ".join(table.name(slot) for slot in lost)
-        return Review("go_back", f"the state of {names} is lost", restore_step=restore_step, lost=lost)
+        sentence, version = f"the state of {names} is lost", copied_version(table, linked, plan, lost)
+        if version > max(restore_step, newest_step):
+            sentence += f", and {_buddies(table, lost)} a copy of version {version}"
+            return Review("go_back", sentence, version, lost=lost, continues=plan.ledger_generation)
+        return Review("go_back", sentence, restore_step=restore_step, lost=lost)
     if table.servers(linked, plan) != tuple(stage.servers for stage in plan.stages):
         return Review("issue", "a server changed its address or took over a disk")
     if absent:
@@ -176,10 +187,66 @@ def _lost_slots(
         if member is None or member.told_ledger == plan.ledger_generation:
             continue
         join = _join_of(member)
-        starts_fresh = not given.get(slot, False) and (plan.restore_step == -1 or plan.restore_step in join.checkpoints)
+        starts_fresh = not given.get(slot, False) and _can_begin(table, linked, slot, plan)
         if not starts_fresh and not holds_state(join, slot, plan.ledger_generation, newest_step):
             lost.append(slot)
     return tuple(lost)
+
+
+def _can_begin(table: SlotTable, linked: Mapping[NodeId, Member], slot: Slot, plan: Plan) -> bool:
+    """Whether the holder of a slot finds what the plan's ledgers begin with."""
+    join, step = _join_of(linked[table.holder[slot]]), plan.restore_step
+    if plan.continues < 0:
+        return step == -1 or step in join.checkpoints
+    held = (join.stage, join.shard, join.held_generation) == (*slot, plan.continues) and join.version >= step
+    before, now = (step in copies_of(table, linked, slot, each) for each in (plan.continues, plan.ledger_generation))
+    return held or before or now
+
+
+def copies_of(table: SlotTable, linked: Mapping[NodeId, Member], slot: Slot, generation: int) -> tuple[int, ...]:
+    """Versions of the ledgers of `generation` of which the buddy of a slot says that it has the slot's shard whole."""
+    buddy = buddy_place(*slot, [table.shard_count] * table.stages.count)
+    member = None if buddy is None else linked.get(table.holder.get(buddy, NodeId("")))
+    if member is None or member.join is None:
+        return ()
+    return tuple(version for *place, version, of in member.join.copies if (*place, of) == (*slot, generation))
+
+
+def gone_s(
+    table: SlotTable,
+    linked: Mapping[NodeId, Member],
+    slot: Slot,
+    plan: Plan | None,
+    newest_step: int,
+    limits: LimitsSection,
+) -> float:
+    """How long the holder of a slot may be away before a spare has its place."""
+    versions = () if plan is None else copies_of(table, linked, slot, plan.ledger_generation)
+    return limits.server_gone_s * (COPIED_SHARE if any(version > newest_step for version in versions) else 1.0)
+
+
+def copied_version(table: SlotTable, linked: Mapping[NodeId, Member], plan: Plan, lost: Sequence[Slot]) -> int:
+    """The newest version that the present ledgers have made and every shard can still show, or -1: whoever is not lost
+    by itself, and who is by its buddy. Each shard then has all that came before, so nothing of it is mixed."""
+    found: set[int] | None = None
+    newest = math.inf
+    for slot in table.slots:
+        if slot in lost:
+            versions = set(copies_of(table, linked, slot, plan.ledger_generation))
+            found = versions if found is None else found & versions
+            continue
+        join = _join_of(linked[table.holder[slot]])
+        if (join.stage, join.shard, join.held_generation) != (*slot, plan.ledger_generation):
+            return -1
+        newest = min(newest, join.version)
+    return max((version for version in found or () if version <= newest), default=-1)
+
+
+def _buddies(table: SlotTable, lost: Sequence[Slot]) -> str:
+    """Who has kept the copies, as the subject of a sentence."""
+    places = [buddy_place(*slot, [table.shard_count] * table.stages.count) for slot in lost]
+    names = list(dict.fromkeys(table.name(place) for place in places if place is not None))
+    return f"{' and '.join(names)} {'has' if len(names) == 1 else 'have'}"
 
 
 def common_checkpoints(joins: Sequence[Join], most: float = math.inf) -> list[int]:

@@ -223,7 +223,7 @@ def _stage_alerts() -> tuple[Alert, ...]:
             " or only its link to the coordinator is down.",
             "The live page names it. Is its machine up? Its log's last lines say why it stopped.",
             "Start it again: same command, same state folder. If its disk is lost and checkpoints are shared, start an"
-            " empty one: it takes the place after two minutes.",
+            " empty one: it takes the place after two minutes, where a buddy has its shard after half a minute.",
         ),
         Alert(
             "BarnraisePlacesOpen",

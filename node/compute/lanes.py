@@ -20,7 +20,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from node.compute import checkpoint, evidence, seals
+from node.compute import checkpoint, copies, evidence, seals
 from node.compute.cut_anew import STATE, UNITS, Recut, about_part
 from node.compute.devices.choice import DeviceChoice
 from node.compute.devices.device import Device, open_device
@@ -298,6 +298,10 @@ class ServerPerformer(Performer):
         self._place: jobs.SetUpServer | None = None
         self._shard: ShardWorker | None = None
         self._sums: dict[int, Tensor] = {}
+        self._before: ShardWorker | None = None
+        """The same shard under the ledgers that the present ones go on from."""
+        self._digest: tuple[int, bytes] = (-1, b"")
+        """Version and digest of what is copied at the moment."""
 
     def _methods(self) -> dict[type, tuple[str, Callable[[Any, Buffers], Any]]]:
         return {
@@ -306,6 +310,7 @@ class ServerPerformer(Performer):
             jobs.LoadBatch: ("data", self._load_batch),
             jobs.StartShard: ("disk", self._start_shard),
             jobs.LoadSnapshot: ("disk", self._load_snapshot),
+            jobs.CopyState: ("disk", self._copy_state),
             jobs.Measure: ("optimizer", self._measure),
             jobs.Fold: ("optimizer", self._fold),
             jobs.Reduce: ("optimizer", self._reduce),
@@ -353,18 +358,57 @@ class ServerPerformer(Performer):
         self._allowed.check(job.config)
         chunks = chunks_of(job.plan, job.stage)
         layout = StageLayout(job.config, job.vocabulary, *chunks[0], further=chunks[1:])
+        self._before = self._shard if self._goes_on(job) else None
+        self._digest = (-1, b"")
         self._place = job
         self._shard = ShardWorker(layout, job.shard, len(job.plan.stages[job.stage].servers))
         self._sums = {}
         return self._shard.end - self._shard.begin
 
-    def _start_shard(self, job: jobs.StartShard, _: Buffers) -> bytes:
+    def _goes_on(self, job: jobs.SetUpServer) -> bool:
+        """Whether the shard that is here was that of the ledgers which are gone on from."""
+        before = self._place
+        if before is None or job.plan.continues < 0 or before.plan.ledger_generation != job.plan.continues:
+            return False
+        place = (job.stage, job.shard, job.vocabulary, partition_of(job.plan), job.config.config_hash())
+        return place == (
+            before.stage, before.shard, before.vocabulary, partition_of(before.plan), before.config.config_hash()
+        )  # fmt: skip
+
+    def _start_shard(self, job: jobs.StartShard, buffers: Buffers) -> bytes:
         _place, shard = self._here
         if job.undone:
             checkpoint.undo_after(self._checkpoints, job.checkpoint_step)
+        if job.continues >= 0:
+            return self._take_version(job, buffers)
         if job.checkpoint_step >= 0:
             return self._load_checkpoint(job.checkpoint_step)
         return shard.initial()
+
+    def _take_version(self, job: jobs.StartShard, buffers: Buffers) -> bytes:
+        """From a copy, or out of memory; empty where neither is here."""
+        _place, shard = self._here
+        version, before, self._before = job.checkpoint_step, self._before, None
+        if job.copy:
+            pieces = [buffers[ref.key] for ref in job.copy]
+            state = copies.state_of(pieces, version, job.digest, shard.end - shard.begin, shard.grid_blocks)
+        elif before is not None and before.is_whole(version):
+            state = before.snapshot(version)
+        else:
+            return b""
+        return shard.load(version, **state)
+
+    def _copy_state(self, job: jobs.CopyState, _: Buffers) -> tuple[TensorRef, int, bytes] | None:
+        _place, shard = self._here
+        if not shard.is_whole(job.version):
+            return None
+        words = copies.words_of(shard.snapshot(job.version))
+        if self._digest[0] != job.version:
+            self._digest = job.version, copies.digest_of(words, job.version)
+        piece = copies.piece_of(words, job.piece, job.words)
+        ref = TensorRef(job.key, piece.shape, "int32", piece.nbytes)
+        self._made.append((ref, piece.data.cast("B")))
+        return ref, copies.pieces_in(words, job.words), self._digest[1]
 
     def _measure(self, job: jobs.Measure, buffers: Buffers) -> float:
         _, shard = self._here

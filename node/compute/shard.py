@@ -167,6 +167,17 @@ class ShardWorker:
         """Forgets a version."""
         self._versions.pop(version, None)
 
+    @property
+    def grid_blocks(self) -> int | None:
+        """Blocks of the gradient's grid in the shard, each with an average; None without a grid."""
+        return None if self._grid is None else self._grid.block_count
+
+    def is_whole(self, version: int) -> bool:
+        """Whether a run could go on from what is held of a version: its moments, and what the next step runs on."""
+        held = self._versions.get(version)
+        runs_on = self._config.version_of(version)
+        return held is not None and held.optimizer is not None and runs_on in self._versions
+
     def snapshot(self, version: int) -> dict[str, Tensor]:
         """`params`, `m` and `v` of a version, as `load` takes them; not to be changed.
 

@@ -48,9 +48,11 @@ def join_message(
     held: tuple[int, int, int, int],
     checkpoints: tuple[int, ...],
     tokens_per_s: float,
+    copies: tuple[tuple[int, int, int, int], ...] = (),
 ) -> Join:
     """What a node says of itself: `held` is (stage, shard, version, ledger generation) of what its disk gives back,
-    `tokens_per_s` what a survey measured (0: nothing, so what was known at the start counts)."""
+    `tokens_per_s` what a survey measured (0: nothing, so what was known at the start counts), `copies` what it holds of
+    other servers' shards."""
     stage, shard, version, generation = held
     return Join(
         role=cast(JoinRole, facts.role),
@@ -65,4 +67,5 @@ def join_message(
         held_generation=generation,
         checkpoints=checkpoints,
         name=facts.name,
+        copies=copies,
     )

@@ -251,13 +251,20 @@ class LoadBatch:
 class StartShard:
     """Version 0 from the run's seed, or a checkpoint's version and the parameters it has of the one before.
 
-    Result: digest of that version.
+    With `continues` that version is taken from the pieces of its copy, or from what the lane still has of the shard
+    that was set up before, under those ledgers. Result: digest of that version; empty: it has nothing of it.
     """
 
     checkpoint_step: int
     """-1: from the seed."""
     undone: bool = False
     """Later checkpoints, which lie there, are none any more."""
+    continues: int = -1
+    """The ledger generation that is gone on from; -1: none."""
+    copy: tuple[TensorRef, ...] = ()
+    """All pieces that `CopyState` has made, in order …"""
+    digest: bytes = b""
+    """… and its digest, which they must have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +273,20 @@ class LoadSnapshot:
 
     version: int
     file: str
+
+
+@dataclass(frozen=True, slots=True)
+class CopyState:
+    """A piece of the shard's state of a version, as whole numbers of 32 bits, for its buddy.
+
+    Result: (TensorRef stored as `key`, number of pieces, digest of the whole state), or None: the version is gone.
+    """
+
+    version: int
+    piece: int
+    words: int
+    """Of a piece; the last one has what is left."""
+    key: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,6 +448,7 @@ Job = (
     | LoadBatch
     | StartShard
     | LoadSnapshot
+    | CopyState
     | Measure
     | Fold
     | Reduce

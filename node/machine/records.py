@@ -52,13 +52,15 @@ class SnapshotWritten(Record, frozen=True, kw_only=True):
 
 
 class ShardStarted(Record, frozen=True, kw_only=True):
-    """Shard: the ledger generation began here, from a checkpoint (its step) or from the seed (-1)."""
+    """Shard: the ledger generation began here, from a checkpoint (its step), from the seed (-1), or from that version
+    of other ledgers (`continues`), as it lay in memory."""
 
     stage: int
     shard: int
     shard_count: int
     checkpoint_step: int
     config_hash: bytes
+    continues: int = -1
 
 
 class StateLost(Record, frozen=True, kw_only=True):

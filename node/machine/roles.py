@@ -16,6 +16,7 @@ from node.machine.outbox import Outbox
 from node.machine.records import AuditStanding, StateLost
 from node.machine.revocation import Revocation
 from node.machine.wanted import Links
+from node.server.buddy import Copies
 from node.server.recovery import held, newest_start
 from node.server.server import ServerMachine, say_evidence
 from node.volunteer.only_audits import AuditingMachine
@@ -65,6 +66,8 @@ class Roles:
         self._stage_reason = "not joined yet"
         self.server: ServerMachine | None = None
         self.volunteer: VolunteerMachine | None = None
+        self.copies = Copies(out)
+        """What this server holds of other servers' shards."""
         self.data: DataReady | None = None
         """What was read here of the run's data, by a server of stage 0."""
         self._preparing = False
@@ -137,6 +140,7 @@ class Roles:
         elif self.server is not None:
             self.server.end()
             self.server = None
+            self.copies.end()
         now_runs = running(self.config, self.plan.changes)
         hosted = serving and self._facts.computes and now_runs.stages.collocated != "never"
         if self.stage >= 0 and (hosted or self._facts.role != "server"):
@@ -185,7 +189,7 @@ class Roles:
         records, self._unread = self._unread, []
         self.server = ServerMachine(
             self.node, self.config, self.vocabulary, self.plan, self._out, records, self._coordinator,
-            self._facts.secret, self._facts.incarnation,
+            self._facts.secret, self._facts.incarnation, self.copies,
         )  # fmt: skip
         self.server.ban(self._bans.banned)
         self.server.take_over(unreported, standing)

@@ -105,7 +105,14 @@ class DeciderRole:
         """The newest step that it has opened, the newest that anybody may know open, and closed steps that the
         coordinator has not acknowledged."""
         reached = max(self._opened, self._reached)
-        return {"opened": float(self._opened), "reached": float(reached), "unreported": float(len(self._reports))}
+        unreported = len(self._reports) + (self._last_is_unsaved and self._first_step >= self._context.config.steps)
+        return {"opened": float(self._opened), "reached": float(reached), "unreported": float(unreported)}
+
+    @property
+    def _last_is_unsaved(self) -> bool:
+        """Whether these ledgers have to write the last checkpoint: they do, unless they began from it."""
+        last, plan = self._context.config.steps, self._context.plan
+        return last not in self._manifests and (self._first_step < last or plan.continues >= 0)
 
     def unreported(self) -> tuple[StepReport, ...]:
         """Steps that the coordinator has not acknowledged, oldest first: closed ones, and those decided after them,
@@ -413,7 +420,7 @@ class DeciderRole:
             return
         last = self._context.config.steps
         for step in list(self._reports)[:REPORTS_IN_FLIGHT_MAX]:
-            if step + 1 == last and step >= self._first_step and last not in self._manifests:
+            if step + 1 == last and self._last_is_unsaved:
                 break
             if step + 1 == last and self._finals_due:
                 break

@@ -48,7 +48,7 @@ from protocol.messages import (
     Work,
 )
 
-FOR_LEDGER, FOR_DECIDER = taken_by("ledger"), taken_by("decider")
+FOR_LEDGER, FOR_DECIDER, FOR_BUDDY = taken_by("ledger"), taken_by("decider"), taken_by("buddy")
 
 
 class Intake:
@@ -191,6 +191,8 @@ class Intake:
                 self._on_step_opened(message)
             case StepClosed():
                 self._on_step_closed(message)
+            case _ if isinstance(message, FOR_BUDDY):
+                self._roles.buddy.handle(peer, message)
             case _ if isinstance(message, (*FOR_LEDGER, *FOR_DECIDER)):  # a kind may be for both
                 if self._roles.ledger is not None and isinstance(message, FOR_LEDGER):
                     self._roles.ledger.handle(message)

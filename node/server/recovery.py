@@ -67,9 +67,10 @@ def recovery(
     commits = {record.step: record for record in mine if isinstance(record, StepCommitted)}
     stored = {record.contribution: None for record in mine if isinstance(record, ContributionStored)}
     bases = [(record.step, record.file) for record in mine if isinstance(record, SnapshotWritten)]
-    if started.checkpoint_step == -1 or readable is None or started.checkpoint_step in readable:
-        bases.insert(0, (max(0, started.checkpoint_step), ""))
     first = max(0, started.checkpoint_step)
+    there = started.checkpoint_step == -1 or started.checkpoint_step in (readable or ())
+    if readable is None or (there and started.continues < 0):  # what fellows had in memory is on no disk but this
+        bases.insert(0, (first, ""))
     found: Recovery | None = None
     for base, file in bases:
         replay: list[StepCommitted] = []

@@ -9,6 +9,7 @@ from typing import Any
 
 from node.server.allowances import tell_allowances
 from node.server.back import BackRole
+from node.server.buddy import BuddyRole, Copies
 from node.server.context import StageContext
 from node.server.decider import DeciderRole
 from node.server.front import FrontRole
@@ -24,9 +25,10 @@ from protocol.schedule.policies import First
 
 
 class Roles:
-    """Roles that the plan does not give to this server are None. `coordinator` is where step reports go."""
+    """Roles that the plan does not give to this server are None. `coordinator` is where step reports go, `copies` what
+    this server holds of other servers' shards."""
 
-    def __init__(self, context: StageContext, coordinator: NodeId) -> None:
+    def __init__(self, context: StageContext, coordinator: NodeId, copies: Copies) -> None:
         self._context = context
         self._out = context.out
         self.servers: dict[NodeId, bool] = {}
@@ -37,7 +39,9 @@ class Roles:
         self.guard = Guard(context, self.pools)
         self.front = FrontRole(context) if context.is_front else None
         self.back = BackRole(context) if context.is_back else None
-        self.shard = ShardRole(context)
+        self.copies = copies
+        self.buddy = BuddyRole(context, copies)
+        self.shard = ShardRole(context, self.buddy)
         self.tails = TailDesk(context)
         self.ledger = LedgerRole(context, coordinator) if context.ledger == context.node else None
         self.pins = Pins(context, self.front, self.back, self.shard)
@@ -75,6 +79,7 @@ class Roles:
         self._context.closed = step
         self.guard.close_step(step)
         self.pins.close_step(step)
+        self.copies.close_step(step)
         for role in (self.front, self.back, self.ledger, self.shard, self.tails):
             if role is not None:
                 role.close_step(step)
@@ -118,6 +123,8 @@ class Roles:
         for role in (self.decider, self.ledger, self.shard, self.front, self.back, self.tails):
             if role is not None:
                 role.sync(peer)
+        if peer == context.plan.buddy_of(context.node):
+            self.buddy.buddy_ready()
 
     def tell_key(self, peer: NodeId) -> None:
         """Only the ledger's server tells it, and only to fellow servers of the stage."""

@@ -48,7 +48,8 @@ class Saves:
 
     def begun_at(self, version: int) -> None:
         """The state is in memory. Ledgers that begin from a checkpoint keep a copy of it at once: it may be thinned out
-        before there is a snapshot that a restart can begin from, and alone on its disk no server has its manifest.
+        before there is a snapshot that a restart can begin from, and alone on its disk no server has its manifest. What
+        they go on from out of memory has no other file at all.
         Costs a write of the shard (8 GB at 8 B parameters in 16 shards) each time that the run goes back."""
         if version == self._context.plan.restore_step >= 0 and not self._snapshots:
             self._out.compute(WriteSnapshot(version))
@@ -58,7 +59,7 @@ class Saves:
         config = self._context.config
         every = config.checkpoint.every_steps
         plan = self._context.plan
-        if version == plan.restore_step >= 0:
+        if version == plan.restore_step >= 0 and plan.continues < 0:
             return  # the checkpoint that these ledgers began from, perhaps in another cut, which fellows still read
         if version in (config.steps, plan.save) or (every and version % every == 0):
             self._out.compute(WriteCheckpoint(version, version))

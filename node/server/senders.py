@@ -51,6 +51,10 @@ def _is_in_the_plan(context: StageContext, peer: NodeId, _: Any) -> bool:
     return context.plan.stage_of(peer) is not None
 
 
+def _keeps_our_copies(context: StageContext, peer: NodeId, _: Any) -> bool:
+    return peer == context.plan.buddy_of(context.node)
+
+
 def _is_the_ledger(context: StageContext, peer: NodeId, _: Any) -> bool:
     return peer == context.ledger
 
@@ -97,6 +101,7 @@ _STANDS: dict[Place, Callable[[StageContext, NodeId, Any], bool]] = {
     "own shard": _holds_own_shard,
     "any shard": _holds_any_shard,
     "server": _is_in_the_plan,
+    "buddy": _keeps_our_copies,
     "ledger": _is_the_ledger,
     "ledger of stage": _is_ledger_of,
     "decider": _decides,

@@ -12,6 +12,7 @@ from typing import Any
 
 from node.machine.jobs import (
     Apply,
+    CopyState,
     Fold,
     Job,
     LoadBatch,
@@ -43,6 +44,7 @@ from node.machine.records import (
     StepSealed,
 )
 from node.machine.waits import sentence
+from node.server.buddy import Copies
 from node.server.context import StageContext
 from node.server.intake import Intake
 from node.server.recovery import StateLostError
@@ -62,6 +64,7 @@ class ServerMachine:
         coordinator: where step reports go.
         secret: drawn for this start of the process; the key of the stage's lease tickets if this server has to make it.
         incarnation: drawn for this start of the process.
+        copies: what this server holds of other servers' shards, also of earlier ledgers.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class ServerMachine:
         coordinator: NodeId,
         secret: bytes = b"",
         incarnation: int = 0,
+        copies: Copies | None = None,
     ) -> None:
         stage, shard = plan.stage_of(node), plan.shard_of(node)
         assert stage is not None and shard is not None, "a server machine without a place in the plan"
@@ -86,7 +90,7 @@ class ServerMachine:
         self._out = out
         self._vocabulary = vocabulary
         self._records = records
-        self._roles = Roles(self.context, coordinator)
+        self._roles = Roles(self.context, coordinator, Copies(out) if copies is None else copies)
         self._intake = Intake(self.context, self._roles)
         self._lane_is_ours = False
         """Whether what the server lane ends now was ordered by this machine."""
@@ -210,6 +214,7 @@ class ServerMachine:
 
     def link_down(self, peer: NodeId, now: float) -> None:
         self._roles.servers.pop(peer, None)
+        self._roles.buddy.link_down(peer)
         self._roles.volunteers.pop(peer, None)
         self._roles.auditors.pop(peer, None)
         self.context.computing.pop(peer, None)
@@ -270,8 +275,12 @@ class ServerMachine:
                 self.shard.set_elements(result)
                 for pool in self._roles.pools():
                     pool.allow_upload(self.context.upload_s(result))
+            case StartShard() if not result:
+                self._roles.buddy.fetch(job.checkpoint_step, now)
             case StartShard() | LoadSnapshot():
                 self.shard.base_loaded(result)
+            case CopyState():
+                self._roles.buddy.made(job, result)
             case LoadBatch() if self.front is not None:
                 self.front.batch_loaded(job, *result)
             case Measure():
@@ -303,6 +312,10 @@ class ServerMachine:
         """Whether the server goes on without what a job should have done: with a checkpoint or snapshot less."""
         if isinstance(job, LoadSnapshot):
             raise StateLostError(f"snapshot {job.version} cannot be read: {reason}")
+        if isinstance(job, StartShard) and job.copy:
+            if self._lane_is_ours:  # else it was ordered under earlier ledgers
+                self._roles.buddy.useless(reason)
+            return True
         if isinstance(job, WriteEvidence):
             self._out.log("warning", "evidence cannot be written", reason=reason)
             return True
@@ -344,13 +357,18 @@ class ServerMachine:
     # ---- time ----------------------------------------------------------------------------------------------------
 
     def wake_at(self) -> float | None:
-        deadlines = [self.shard.saves.wake_at(), *(pool.next_deadline() for pool in self._roles.pools())]
+        deadlines = [
+            self.shard.saves.wake_at(),
+            self._roles.buddy.wake_at(),
+            *(pool.next_deadline() for pool in self._roles.pools()),
+        ]
         if self.ledger is not None:
             deadlines.append(self.ledger.desk.wake_at())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def wake(self, now: float) -> None:
         self.shard.saves.wake(now, self.shard.version)
+        self._roles.buddy.wake(now)
         if self.ledger is not None:
             self.ledger.desk.wake(now)
         for pool in self._roles.pools():
@@ -367,8 +385,9 @@ class ServerMachine:
     def waiting_for(self) -> str:
         """What the oldest open steps wait for here, or nothing; it reads after "waits for"."""
         if not self.ready:
-            return "its part of the model to be restored"
-        waits = [pool.waiting_for(self.context.node) for pool in self._roles.pools()]
+            return self._roles.buddy.fetching() or "its part of the model to be restored"
+        waits = [self._roles.buddy.waiting_for()]
+        waits += [pool.waiting_for(self.context.node) for pool in self._roles.pools()]
         waits += [role.waiting_for() for role in (self.ledger, self.decider) if role is not None]
         return sentence(waits)
 

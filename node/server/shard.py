@@ -12,7 +12,6 @@ taken as soon as what lies there is several times the state's size.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 import msgspec
@@ -30,8 +29,10 @@ from node.machine.jobs import (
 from node.machine.jobs import WriteSnapshot as WriteSnapshotJob
 from node.machine.numbers import same_losses
 from node.machine.records import ContributionStored, Record, ShardStarted, SnapshotWritten, StepCommitted
+from node.server.buddy import BuddyRole
 from node.server.context import StageContext
 from node.server.judging import apply_job
+from node.server.parts import Part, Reduction, as_message, leases
 from node.server.recovery import StateLostError, recovery
 from node.server.saves import Saves
 from node.server.serving import Serving
@@ -74,48 +75,26 @@ class Phase(Enum):
     READY = "ready"
 
 
-@dataclass(slots=True)
-class _Part:
-    """This shard's part of one contribution."""
-
-    message: Contribute
-    durable: bool
-    folded: bool = False
-    """In the step's sum; the tensor is gone."""
-    measured: bool = True
-    """Whether its size is known; what comes on the grid is measured here, where the grid is, before it is announced."""
-    measuring: bool = False
-
-
-@dataclass(slots=True)
-class _Reduction:
-    """The sum of a step's contributions, once the ledger has frozen them."""
-
-    contributions: tuple[ContributionId, ...]
-    ordered: bool = False
-    square_norm: float = 0.0
-    finite: bool = True
-    finished: bool = False
-
-
 class ShardRole:
     """One server's slice of its stage."""
 
-    def __init__(self, context: StageContext) -> None:
+    def __init__(self, context: StageContext, buddy: BuddyRole) -> None:
         self._context = context
         self._out = context.out
+        self._buddy = buddy
+        buddy.on_kept = self._kept_by_buddy
         self.phase = Phase.NEW
         self.version = -1
         """Newest version whose commit is durable."""
         self.began_with = -1
         """The version that was newest when this process was ready."""
         self._digests: dict[int, bytes] = {}
-        self._parts: dict[_Key, _Part] = {}
+        self._parts: dict[_Key, Part] = {}
         self._spent: dict[tuple[TaskId, int], ContributionId] = {}
         """Leases of open steps, by task and fence, and the contribution that brought their gradient."""
         self._written: dict[tuple[NodeId, int], int] = {}
         """Parts of one node and step that went to the disk."""
-        self._reductions: dict[int, _Reduction] = {}
+        self._reductions: dict[int, Reduction] = {}
         self._accepted: dict[int, dict[int, ContributionId]] = {}
         """Step -> accepted contributions by their number, which is the order of summation."""
         self._folded: dict[int, int] = {}
@@ -155,11 +134,12 @@ class ShardRole:
                     shard_count=len(self._context.stage_servers),
                     checkpoint_step=self._context.plan.restore_step,
                     config_hash=self._context.written.config_hash(),
+                    continues=self._context.plan.continues,
                 )
             )
         for record in mine:
             if isinstance(record, ContributionStored):
-                self._keep(_as_message(record, self._context.shard), durable=True)
+                self._keep(as_message(record, self._context.shard), durable=True)
         self.saves.start(mine)
         known = recovery(records, generation, self._context.config.batch.delay, None)
         base = self._first_version if known is None else known.base
@@ -168,7 +148,8 @@ class ShardRole:
             self._base_digest = written[-1]
             self._out.compute(LoadSnapshot(base, known.snapshot))
         else:
-            self._out.compute(StartShard(self._context.plan.restore_step, self._context.plan.undone))
+            plan = self._context.plan
+            self._out.compute(StartShard(plan.restore_step, plan.undone, plan.continues))
         self.version = base - 1
         self._oldest_version = base if base > self._first_version else self._context.config.version_of(base)
         self._replay = [] if known is None else list(known.replay)
@@ -184,6 +165,7 @@ class ShardRole:
         for contribution in list(self._parts):
             self._forget(contribution)
         self._serving.end()
+        self._buddy.end()
 
     @property
     def _first_version(self) -> int:
@@ -192,6 +174,7 @@ class ShardRole:
     def set_elements(self, elements: int) -> None:
         """Size of the shard: a part of a contribution with another size is refused."""
         self._elements = elements
+        self._buddy.set_elements(elements)
 
     def base_loaded(self, digest: bytes) -> None:
         """The snapshot, checkpoint or seed is in memory; what was committed since is made again."""
@@ -199,6 +182,7 @@ class ShardRole:
             raise StateLostError(f"snapshot {self.version + 1} is not what was written")
         self.version += 1
         self._digests[self.version] = digest
+        self._buddy.loaded()
         self._replay_next()
 
     def _replay_next(self) -> None:
@@ -206,6 +190,7 @@ class ShardRole:
             self.phase = Phase.READY
             self.began_with = self.version
             self.close_step(self._context.closed)
+            self._buddy.committed(self.version)
             # A crash may have come between the commit and the checkpoint; writing one twice does no harm.
             self.saves.begun_at(self.version)
             self._out.log("info", "shard ready", version=self.version)
@@ -244,8 +229,8 @@ class ShardRole:
 
     def _keep(self, message: Contribute, durable: bool) -> None:
         measured = message.tensors[0].form != "gi"
-        self._parts[message.contribution, message.step] = _Part(message, durable, measured=measured)
-        for lease in _leases(message):
+        self._parts[message.contribution, message.step] = Part(message, durable, measured=measured)
+        for lease in leases(message):
             self._spent[lease] = message.contribution
         writer = message.contribution.node, message.step
         self._written[writer] = self._written.get(writer, 0) + 1
@@ -260,7 +245,7 @@ class ShardRole:
         """Parts of contributions that wait here for their step's commit."""
         return len(self._parts)
 
-    def _refusal(self, message: Contribute, known: _Part | None) -> str:
+    def _refusal(self, message: Contribute, known: Part | None) -> str:
         context = self._context
         if known is not None:
             before = known.message
@@ -282,7 +267,7 @@ class ShardRole:
             return "decode: tasks of another step"
         if len(set(message.tasks)) != len(message.tasks):
             return "decode: a task twice"
-        if any(self._spent.get(lease, message.contribution) != message.contribution for lease in _leases(message)):
+        if any(self._spent.get(lease, message.contribution) != message.contribution for lease in leases(message)):
             return "replay: a lease whose gradient came with another contribution"
         written = self._written.get((message.contribution.node, message.step), 0)
         if written >= RECORDS_PER_MICROBATCH_MAX * context.batches.count(message.step):
@@ -304,7 +289,7 @@ class ShardRole:
             part.measured, part.measuring = True, False
             self._announce(part)
 
-    def _announce(self, part: _Part) -> None:
+    def _announce(self, part: Part) -> None:
         message = part.message
         if not part.measured and not part.folded:  # what is folded has its verdict
             if not part.measuring:
@@ -386,7 +371,7 @@ class ShardRole:
         now = dict(enumerate(contributions))
         if before != {n: now.get(n) for n in before}:
             raise StateLostError(f"step {step} is frozen in another order than it was accepted")
-        self._reductions[step] = _Reduction(contributions)
+        self._reductions[step] = Reduction(contributions)
         self._accepted[step] = now
         self._fold_next()
 
@@ -400,7 +385,7 @@ class ShardRole:
             self._send_norm(job.step, reduction)
             self._apply_next()
 
-    def _send_norm(self, step: int, reduction: _Reduction) -> None:
+    def _send_norm(self, step: int, reduction: Reduction) -> None:
         norm = PartialNorm(
             ledger_generation=self._context.generation, step=step, shard=self._context.shard,
             square_norm=reduction.square_norm, finite=reduction.finite,
@@ -464,6 +449,7 @@ class ShardRole:
         self._finish_version(record.step, record.digest)
         self.tell_workers()
         self._serving.new_version(self.version, made_from_here=self._oldest_version < self.version)
+        self._buddy.committed(self.version)
         self._send_committed(record.step)
         self._save_if_due()
         self._apply_next()
@@ -478,7 +464,14 @@ class ShardRole:
         self._accepted.pop(step, None)
         self._folded.pop(step, None)
 
+    def _kept_by_buddy(self, version: int) -> None:
+        if self.phase is Phase.READY and version in self._digests and version > self._first_version:
+            self._send_committed(version - 1)
+
     def _send_committed(self, step: int) -> None:
+        """A step is over when no single disk can undo it any more."""
+        if not self._buddy.holds(step + 1):
+            return
         self._out.send(
             self._context.ledger,
             Committed(
@@ -577,24 +570,3 @@ class ShardRole:
         assert self.phase is not Phase.READY or self.version in self._digests, "a version without a digest"
         pending = sum(part.message.step < self._context.closed for part in self._parts.values() if part.durable)
         assert pending == 0 or self.phase is not Phase.READY, f"{pending} parts of closed steps are kept (L3)"
-
-
-def _leases(message: Contribute) -> list[tuple[TaskId, int]]:
-    """What a contribution pays for: task and fence of each lease."""
-    backwards = [task for task in message.tasks if task.op == "B"]
-    return [(task, ticket.fence) for task, ticket in zip(backwards, message.tickets, strict=False)]
-
-
-def _as_message(record: ContributionStored, shard: int) -> Contribute:
-    return Contribute(
-        ledger_generation=record.ledger_generation,
-        contribution=record.contribution,
-        step=record.step,
-        version=record.version,
-        tasks=record.tasks,
-        losses=record.losses,
-        tickets=record.tickets,
-        square_norm=record.square_norm,
-        shard=shard,
-        tensors=record.tensors,
-    )

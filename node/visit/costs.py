@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from node.compute.layout import StageLayout
 from node.visit.enquiry import DEVICE_BYTES_PER_PARAMETER, EXAMPLE_TOKENS_PER_S, gigabytes_per_hour
+from protocol.run.buddies import copy_bytes, keeps_copies
 from protocol.run.keeping import kept_steps
 from protocol.run.run import RunConfig
 
@@ -41,6 +42,7 @@ def describe_costs(config: RunConfig, vocabulary: int) -> list[str]:
         f"servers     {who} {_size(shard * SERVER_BYTES_PER_PARAMETER)} of memory",
         f"            and {_size(shard * STATE_BYTES_PER_PARAMETER * files)} of disk at most"
         f" ({kept} checkpoints kept at the end)",
+        f"            {_copies(one, int(shard))}",
         f"volunteers  {helpers}",
         f"            weights take {_size(parameters / count * DEVICE_BYTES_PER_PARAMETER)} of a device's memory",
         f"            at {EXAMPLE_TOKENS_PER_S:,.0f} tokens/s one moves {up:.1f} GB an hour up and {down:.1f} down,",
@@ -49,6 +51,15 @@ def describe_costs(config: RunConfig, vocabulary: int) -> list[str]:
         f" {EXAMPLE_TOKENS_PER_S:,.0f} tokens/s",
         "            that the slowest stage makes",
     ]
+
+
+def _copies(config: RunConfig, shard: int) -> str:
+    """Whether servers keep copies of each other's shards, and what that takes or saves."""
+    size, stages = copy_bytes(config, shard), config.stages
+    if stages.count * (stages.front_servers + stages.back_servers) < 2 or not keeps_copies(config, shard):
+        return "no copies: a lost disk costs all steps since the newest checkpoint"
+    versions = 2 + config.batch.delay
+    return f"copies of others' parts: {_size(size)} sent a step, {_size(versions * size)} of memory"
 
 
 def _size(byte_count: float) -> str:

@@ -213,6 +213,8 @@ class WorldLanes:
                 return OTHER_S
             case jobs.Fold() | jobs.Measure() | jobs.ServeParameters():
                 return 4.0 * self._elements / SERVER_BYTES_PER_S
+            case jobs.CopyState():
+                return 4.0 * job.words / SERVER_BYTES_PER_S
             case jobs.Apply() | jobs.StartShard():
                 return UPDATE_BYTES * self._elements / SERVER_BYTES_PER_S
             case jobs.WriteSnapshot() | jobs.WriteCheckpoint() | jobs.LoadSnapshot():
@@ -262,6 +264,11 @@ class WorldLanes:
                 if job.grid is None:
                     return (parameters,)
                 return parameters, work.vector(job.grid, -(-self._elements // GRID_BLOCK), "gi")
+            case jobs.CopyState():
+                words = STATE_BYTES // 4 * self._elements
+                count = max(0, min(job.words, words - job.piece * job.words))
+                copied = TensorRef(job.key, (count,), "int32", 4 * count)
+                return copied, max(1, -(-words // job.words)), _digest(job.version)
             case jobs.Measure():
                 return 1.0
             case jobs.Reduce():

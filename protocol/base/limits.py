@@ -100,6 +100,8 @@ SPANS_PIECE = 1024
 """Spans of one answer, 32 bytes each: a control message behind them waits 13 ms on a line of 20 Mbit/s, 0.13 s at 2."""
 ADDRESSES_MAX = 8
 """Addresses of one node: host interfaces, a name, a relay."""
+COPIES_MAX = 16
+"""Copies that a server names: versions of one shard that may be asked for, two or three of them."""
 JOIN_CHECKPOINTS_MAX = 16
 """Checkpoints that a node names when it joins; a run keeps three unless told otherwise."""
 LINKS_MAX = 1024

@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
-NOT_HASHED = ("description", "audit", "stages.order")
-"""Keys and tables by which nothing is computed: words to people, audits, the order of work."""
+NOT_HASHED = ("description", "audit", "stages.order", "checkpoint.buddy")
+"""Keys and tables by which nothing is computed: words to people, audits, the order of work, copies."""
 LATER: dict[str, int | float | str | bool] = {
     "validation.every_steps": 0,
     "validation.batches": 8,

@@ -10,6 +10,7 @@ import msgspec
 
 from protocol.base.bounded import Addresses, Items, Number
 from protocol.base.ids import NodeId
+from protocol.run.buddies import buddy_place
 from protocol.run.changes import RunChange
 from protocol.run.course import Course
 from protocol.schedule.policies import Policy
@@ -79,7 +80,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     ledger_generation: Number
     """The generation at which the present ledgers began; work of another one is refused."""
     restore_step: Number
-    """The checkpoint that the ledgers began from, or -1 when they began from the seeded weights."""
+    """The version that the ledgers began from: a checkpoint's, unless `continues` says otherwise; -1: the seed's."""
     stages: Items[StagePlan]
     course: Course
     """What is computed: the chunks of each stage, and the routes through them."""
@@ -98,6 +99,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     save: Number = -1
     """The version of which servers write a checkpoint, whenever checkpoints are due: the run is held there, and another
     layout begins from it. -1: none."""
+    continues: Number = -1
+    """The ledgers whose version `restore_step` these go on from, as servers hold it in memory, or their buddies; then
+    no checkpoint has to be there. -1: none."""
 
     def length(self, step: int, microbatch: int) -> int:
         """Visits of a microbatch's route: its loss has this position, and its last visit the one before."""
@@ -181,6 +185,12 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
             for shard, server in enumerate(placed.servers):
                 found.setdefault(server.node, (stage, shard))
         return found
+
+    def buddy_of(self, node: NodeId) -> NodeId | None:
+        """The server that keeps copies of the shard of `node`; None: `node` has none, or is all alone."""
+        place = self._places.get(node)
+        buddy = None if place is None else buddy_place(*place, [len(stage.servers) for stage in self.stages])
+        return None if buddy is None else self.stages[buddy[0]].servers[buddy[1]].node
 
     def server_nodes(self) -> tuple[NodeId, ...]:
         """Every server, stage by stage."""

@@ -33,15 +33,15 @@ KINDS = (
 `task`: from a lease's arrival to its result's departure. `wait`: a device without work, and its name says for what."""
 CONTENTS = (
     "", "Lease", "InputAnswer", "Output", "InputGradient", "Activation", "Gradient", "Labels", "Contribute",
-    "Parameters", "Audited", "MeasureData", "Evaluated",
+    "Parameters", "Audited", "MeasureData", "Evaluated", "ShardCopy", "CopyGiven",
 )  # fmt: skip
 """What was moved by a span of the kinds `receive` and `send`: kinds of messages that have tensors."""
 JOBS = {
     "Forward": "forward", "Backward": "backward", "RouteEnd": "loss", "Evaluate": "validation",
     "TakeGradient": "gradient", "LoadParameters": "load", "SetUpDevice": "set up", "Fold": "fold", "Reduce": "sum",
     "Apply": "optimizer",
-    "WriteCheckpoint": "checkpoint", "WriteManifest": "checkpoint", "WriteSnapshot": "checkpoint", "LoadBatch": "data",
-    "PrepareData": "data", "ServeParameters": "serve",
+    "WriteCheckpoint": "checkpoint", "WriteManifest": "checkpoint", "WriteSnapshot": "checkpoint",
+    "CopyState": "checkpoint", "LoadBatch": "data", "PrepareData": "data", "ServeParameters": "serve",
 }  # fmt: skip
 """Kinds of the jobs of `node.machine.jobs`, by their name; the others are `other`."""
 CAPACITY = 16_384

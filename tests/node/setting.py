@@ -35,7 +35,7 @@ def make_config(**changes: Any) -> RunConfig:
     batch = {"microbatches": 2, "samples": 2, "delay": 1}
     limits = {"lease_s": 8.0, "snapshot_steps": 2, "linger_s": 0.25, "contribution_tasks": 4}
     stages = {"count": 2, "collocated": "when_empty"}
-    checkpoint = {"every_steps": 0, "folder": "checkpoints"}
+    checkpoint = {"every_steps": 0, "folder": "checkpoints", "buddy": "never"}
     steps = changes.pop("steps", 4)
     for section in (batch, limits, stages, checkpoint):
         section.update({key: changes.pop(key) for key in list(changes) if key in section})

@@ -22,7 +22,7 @@ from node.machine.jobs import (
 )
 from node.machine.records import ContributionStored, Record, ShardStarted, SnapshotWritten, StageKeyKnown, StepCommitted
 from node.machine.roles import READ_AGAIN_S
-from protocol.base.ids import NodeId
+from protocol.base.ids import NodeId, TensorRef
 from protocol.base.machine import (
     AddressesChanged,
     CheckpointsFound,
@@ -59,6 +59,7 @@ from protocol.messages import (
     Pong,
     Ready,
     RunFinished,
+    ShardCopy,
     Welcome,
 )
 from protocol.run.plan import Plan
@@ -240,6 +241,37 @@ def test_a_server_of_stage_0_reads_the_data_first() -> None:
     other.join()
     other.plan(make_plan(), stage=1)
     assert other.jobs(PrepareData) == [] and len(other.jobs(SetUpServer)) == 1
+
+
+def test_a_server_that_lost_its_place_of_stage_0_says_nothing_of_the_data_any_more() -> None:
+    """Back as a spare it would be hung up on for that, again and again."""
+    desk = Desk("f0")
+    desk.join(vocabulary=0)
+    desk.plan(make_plan())
+    desk.feed(Computed(desk.jobs(PrepareData)[0], (259, "hash", 1000)))
+    for stage, said in ((0, 1), (-1, 0)):
+        desk.plan(make_plan(), stage=stage)
+        desk.feed(LinkDown(COORDINATOR, "reset"))
+        desk.feed(LinkUp(COORDINATOR, "coordinator"))
+        assert len(desk.sent(DataReady)) == said
+
+
+def test_who_holds_copies_says_so_when_no_step_closes_any_more() -> None:
+    """The coordinator hears of them while it waits for who is gone, and not with each step before."""
+    desk = Desk("b1")
+    desk.join()
+    desk.plan(make_plan(), stage=1)
+    copies = desk.machine._roles.copies
+    copies.take(ShardCopy(
+        ledger_generation=1, stage=1, shard=0, version=1, piece=0, pieces=1, digest=b"d",
+        tensors=(TensorRef(5, (1,), "int32", 4),),
+    ))  # fmt: skip
+    desk.machine._closed = -2
+    told = []
+    for number in range(1, 4):
+        effects = list(desk.machine.wake(2.0 * number + 0.1))
+        told.append([e.message.copies for e in effects if isinstance(e, Send) and isinstance(e.message, Join)])
+    assert told == [[], [((1, 0, 1, 1),)], []]
 
 
 def test_data_that_nobody_can_read_are_named_and_tried_again() -> None:

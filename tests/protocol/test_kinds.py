@@ -83,6 +83,7 @@ def test_what_dispatchers_tell_apart_is_what_the_table_gives_them() -> None:
         ("node.measure.meter", ("meter",)),
         ("node.server.ledger", ("ledger",)),
         ("node.server.decider", ("decider",)),
+        ("node.server.buddy", ("buddy",)),
         ("node.volunteer.volunteer", ("volunteer",)),
         ("node.volunteer.auditor", ("auditor",)),
     ):
@@ -91,7 +92,7 @@ def test_what_dispatchers_tell_apart_is_what_the_table_gives_them() -> None:
         if handlers not in (("node", "connector", "driver"),):
             assert _distinguished(module) == given, module
     by_intake = {kind.__name__ for kind in taken_by(*OF_SERVER)}
-    others = {kind.__name__ for kind in taken_by("ledger", "decider")}
+    others = {kind.__name__ for kind in taken_by("ledger", "decider", "buddy")}
     assert _distinguished("node.server.intake") == by_intake - others
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from coordinator.live.core import CoordinatorMachine
 from coordinator.live.records import Banned, HistoryEnded, PlanRow, StepRow
+from coordinator.live.slots import COPIED_SHARE
 from node.machine.jobs import SetUpDevice
 from node.machine.records import (
     CheckpointWritten,
@@ -31,6 +32,7 @@ from protocol.run.course import course_of
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 from tests.simulation.arithmetic import add, reference, shards, sum_up
+from tests.simulation.copied import Copied
 from tests.simulation.leaks import Leaks
 from tests.simulation.promises import Promises
 from tests.simulation.violation import expect
@@ -58,6 +60,7 @@ class Checker(Watcher):
         self._batches = Batches.of(config)
         self.reference = reference(config, shard_counts)
         self.promises = Promises()
+        self.copied = Copied(config.checkpoint.buddy == "always" and sum(shard_counts) > 1)
         self.leaks = Leaks(config, max(shard_counts))
         self._place: dict[NodeId, ShardStarted] = {}
         self._committed: dict[tuple[int, int, int], int] = {}
@@ -111,6 +114,7 @@ class Checker(Watcher):
 
     def durable(self, world: World, host: Host, record: Any, tensors: dict[int, Any]) -> None:
         self.promises.durable(host, record)
+        self.copied.durable(host, record)
         match record:
             case ShardStarted():
                 self._place[host.node] = record
@@ -240,6 +244,8 @@ class Checker(Watcher):
             for shard in range(count):
                 newest = self._committed.get((record.ledger_generation, stage, shard), -1)
                 expect(newest > record.step, "T-I8", f"step {record.step} closed, but {stage}/{shard} is at {newest}")
+        plans = [plan for plan in self._plans if plan.ledger_generation == record.ledger_generation]
+        self.copied.closed(plans[-1], record.step)
 
     def _on_checkpoint(self, world: World, record: CheckpointWritten) -> None:
         """The parts are the reference's state, so that whoever starts from them goes on as if nothing had happened."""
@@ -286,6 +292,10 @@ class Checker(Watcher):
             best = max((step for step in self._readable or () if step in complete), default=-1)
             goes_to = record.plan.restore_step
             expect(goes_to >= best, "T-I12", f"the run goes back to {goes_to}, not {best}")
+            before = self._plans[-1]
+            if not (self._restored or record.by_wish):
+                closed = self._done.get(before.ledger_generation, max(0, before.restore_step) - 1)
+                self.copied.went_back(world, before, record.plan, closed, self._committed)
             same = record.plan.server_nodes() == self._plans[-1].server_nodes()
             harmed = world.shared.harmed or any(host.harmed for host in world.hosts.values())
             lost = bool(record.lost_steps) and same and not harmed
@@ -299,7 +309,8 @@ class Checker(Watcher):
             if host.machine is None or host.paused or world.now - host.started_at < SURELY_LINKED_S:
                 continue
             fellows = [world.hosts[node] for node in before if node != host.node]
-            hangs = world.hung_s(host) >= 0.9 * self._config.limits.server_gone_s
+            share = COPIED_SHARE if self._config.checkpoint.buddy == "always" else 1.0
+            hangs = world.hung_s(host) >= 0.9 * share * self._config.limits.server_gone_s
             came = [world.hosts[node] for node in plan.server_nodes() if node not in before]
             able = all(_goes_on(world, new) for new in came)
             if hangs and host.node == self._plans[-1].decider:
@@ -401,6 +412,7 @@ class Checker(Watcher):
             if isinstance(message, Ping) and message.look and self._readable is None:
                 self._readable = world.shared.complete()
             self.promises.said(host, effect.peer, message)
+            self.copied.said(host, effect.peer, message)
             if isinstance(message, Parameters) and message.tensors:
                 self._on_parameters(host, message)
             elif isinstance(message, StepOpened):
@@ -510,6 +522,7 @@ class Checker(Watcher):
         if any(plan.decider == host.node for plan in self._plans):
             self._reports_were_lost = True
         self.promises.disk_lost(host)
+        self.copied.disk_lost(host)
 
     def restored(self, world: World, host: Host, records: list[Any]) -> None:
         """The coordinator knows only this any more; what it had acknowledged since, nobody reports a second time."""

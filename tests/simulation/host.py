@@ -84,6 +84,8 @@ class Host:
     """Whether it has left for good, with its disk."""
     harmed: bool = False
     """Whether its disk has ever lost what was on it."""
+    emptied: bool = False
+    """Whether it has lost nothing but everything at once: what is on it since, is whole."""
     lies: bool = False
     """Whether it may break the protocol (see `liar.py`); everybody else is held to it."""
     machine: Machine | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,6 +102,8 @@ class Lanes:
     owed: dict[TaskId, Vector] = field(default_factory=dict)
     """What backwards have left for later."""
     shard: dict[int, tuple[Vector, Vector]] = field(default_factory=dict)
+    before: dict[int, tuple[Vector, Vector]] = field(default_factory=dict)
+    """The same shard's versions under the ledgers that the present ones go on from."""
     folds: dict[int, Vector] = field(default_factory=dict)
     totals: dict[int, Vector] = field(default_factory=dict)
     inputs: dict[int, Any] = field(default_factory=dict)
@@ -224,6 +227,9 @@ class Lanes:
         if isinstance(job, jobs.PrepareData):
             return 259, "whole numbers", 10**6
         if isinstance(job, jobs.SetUpServer):
+            known = self.place is not None and self.place.plan.ledger_generation == job.plan.continues
+            same = known and self.place is not None and (self.place.stage, self.place.shard) == (job.stage, job.shard)
+            self.before = self.shard if same else {}
             self.place, self.shard, self.folds, self.totals = job, {}, {}, {}
             return ANNOUNCED_ELEMENTS
         if isinstance(job, jobs.FindCheckpoints):
@@ -241,6 +247,8 @@ class Lanes:
             case jobs.StartShard():
                 if job.undone:
                     self.shared.undo_after(job.checkpoint_step)
+                if job.continues >= 0:
+                    return self._take_version(job)
                 if job.checkpoint_step >= 0:
                     parts = self.shared.get(f"manifest-{job.checkpoint_step}", ())
                     places = [
@@ -259,6 +267,11 @@ class Lanes:
                     moments = tuple(0 for _ in weights)
                 self.shard[max(0, job.checkpoint_step)] = weights, moments
                 return digest(weights, moments)
+            case jobs.CopyState():
+                if (copied := self._whole(self.shard, job.version)) is None:
+                    return None
+                ref = self._keep(job.key, copied[job.piece], (ANNOUNCED_ELEMENTS,), "int32", 4 * ANNOUNCED_ELEMENTS)
+                return ref, len(copied), copy_digest(copied, job.version)
             case jobs.LoadSnapshot():
                 weights, moments, previous = self.files[job.file]
                 self.shard[job.version] = weights, moments
@@ -312,6 +325,29 @@ class Lanes:
             case _:
                 raise AssertionError(f"no lane knows {job}")
         return None
+
+    def _whole(self, shard: dict[int, tuple[Vector, Vector]], version: int) -> tuple[Vector, ...] | None:
+        """What a run could go on with: weights, moments, and the weights that the next step runs on."""
+        assert self.place is not None
+        runs_on = self.place.config.version_of(version)
+        if version not in shard or not shard[version][1] or runs_on not in shard:
+            return None
+        return (*shard[version], shard[runs_on][0] if runs_on < version else ())
+
+    def _take_version(self, job: jobs.StartShard) -> bytes:
+        version, before, self.before = job.checkpoint_step, self.before, {}
+        state = self._whole(before, version)
+        if job.copy:
+            state = tuple(self.inputs[ref.key] for ref in job.copy)
+            if copy_digest(state, version) != job.digest:
+                raise FileLostError(f"the state of version {version} does not have the digest that its shard made")
+        if state is None:
+            return b""
+        weights, moments, previous = state
+        if previous:
+            self.shard[version - 1] = previous, ()
+        self.shard[version] = weights, moments
+        return digest(weights, moments)
 
     def _start_cut_anew(self, step: int, parts: Any, places: list[tuple[int, int]]) -> bytes:
         """Of a checkpoint with other stages or shards: every number may come from any of its parts."""
@@ -395,6 +431,10 @@ class Lanes:
     def _keep(self, key: int, value: Any, shape: tuple[int, ...], form: Any, byte_count: int) -> TensorRef:
         self.store[key] = value
         return TensorRef(key, shape, form, byte_count)
+
+
+def copy_digest(state: tuple[Vector, ...], version: int) -> bytes:
+    return hashlib.blake2b(repr((state, version)).encode(), digest_size=16).digest()
 
 
 def forward_of(task: TaskId) -> TaskId:

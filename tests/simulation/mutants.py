@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+import tests.simulation.mutants_of_buddies
 import tests.simulation.mutants_of_courses
 import tests.simulation.mutants_of_faults
 import tests.simulation.mutants_of_segments  # noqa: F401 - they register themselves

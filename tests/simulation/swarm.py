@@ -117,6 +117,8 @@ class Shape:
     split: bool = False
     order: str = field(default="backward", repr=False)
     """Not in what is shown, since other things are drawn by that."""
+    buddy: str = field(default="never", repr=False)
+    """Out of `repr`, from which other things are drawn."""
 
     @property
     def shards(self) -> int:
@@ -193,7 +195,10 @@ class Shape:
             routes=RoutesSection(skip=self.skip, swaps=self.swaps),
             compute=ComputeSection(split_backward=self.split),
             wire=WireSection(activations_up="fp32", activations_down="fp32", gradients="fp32", parameters="p12"),
-            checkpoint=CheckpointSection(every_steps=self.checkpoint_every),
+            checkpoint=CheckpointSection(
+                every_steps=self.checkpoint_every,
+                buddy=self.buddy,  # type: ignore[arg-type]
+            ),
             validation=ValidationSection(every_steps=self.validate_every, batches=2),
             limits=LimitsSection(
                 lease_s=self.lease_s,

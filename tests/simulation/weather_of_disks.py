@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from functools import partial
 
+from coordinator.live.core import CoordinatorMachine
+from node.core import NodeMachine
 from tests.simulation.swarm import Swarm
 from tests.simulation.world import Host, World
 
@@ -89,7 +91,7 @@ class Disks:
         for name in snapshots_of(host):
             if rng.random() < 0.7:
                 del host.files[name]
-                host.harmed = True
+                host.harmed, host.emptied = True, False
         self._start_soon(host, rng.uniform(0.1, 2.0))
         return True
 
@@ -110,6 +112,27 @@ class Disks:
         self._world.forget(host, newest[rng.choice(kinds)])
         return True
 
+    def _copy_bent(self, rng: random.Random) -> bool:
+        """A server is lost with its disk for ever, and what its buddy has in memory of its shard is not what it was."""
+        machine = self._swarm.coordinator.machine
+        plan = machine.placement.plan if isinstance(machine, CoordinatorMachine) else None
+        if plan is None or not self._spares_wait:
+            return False
+        host = self._world.hosts[rng.choice(plan.server_nodes())]
+        buddy = self._world.hosts[plan.buddy_of(host.node) or host.node]
+        node = buddy.machine
+        if host.gone or not isinstance(node, NodeMachine):
+            return False
+        stage, shard = plan.stage_of(host.node), plan.shard_of(host.node)
+        for place in [place for place in node._roles.copies.named() if place[:2] == (stage, shard)]:
+            found = node._roles.copies.piece(*place[:3], 0)
+            assert found is not None
+            first, *others = buddy.store[found[2].key]
+            buddy.store[found[2].key] = (first + 1, *others)
+        host.gone = True
+        self._world.crash(host, lose_disk=True)
+        return True
+
     def _snapshot_bent(self, rng: random.Random) -> bool:
         """A server dies, and its disk gives back its snapshots with other numbers in them."""
         here = [host for host in self._swarm.servers if host.machine is not None and snapshots_of(host)]
@@ -118,7 +141,7 @@ class Disks:
         self._disk_losses += 1
         host = rng.choice(here)
         self._world.crash(host)
-        host.harmed = True
+        host.harmed, host.emptied = True, False
         for name in snapshots_of(host):
             weights, moments = host.files[name]
             host.files[name] = (weights[0] + 1, *weights[1:]), moments

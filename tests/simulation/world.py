@@ -21,6 +21,7 @@ from coordinator.planning.simulator.kernel import EventHeap
 from node.machine import jobs
 from node.machine.records import ContributionStored, SnapshotWritten, StepCommitted
 from protocol.base.ids import NodeId, TensorRef
+from protocol.base.limits import TEXT_MAX
 from protocol.base.machine import (
     Compute,
     Computed,
@@ -45,6 +46,7 @@ from protocol.base.machine import (
     StartPlanning,
 )
 from protocol.kinds import MAY_SEND, MESSAGES
+from protocol.link.fields import sentences
 from protocol.messages import Message
 from tests.simulation.host import Host as Host
 from tests.simulation.host import Link, Way
@@ -181,6 +183,7 @@ class World:
         if lose_disk:
             host.records.clear()
             host.files.clear()
+            host.emptied = host.emptied or not host.harmed
             host.harmed = True
             self._watcher.disk_lost(self, host)
         for link in [link for link in self.links.values() if host.node in (link.a, link.b)]:
@@ -193,7 +196,7 @@ class World:
         """The disk has lied about a sync: this record was never written."""
         assert host.machine is None, "a disk lies about what it has when its computer goes down"
         record, _ = host.records.pop(index)
-        host.harmed = True
+        host.harmed, host.emptied = True, False
         self._watcher.record_lost(self, host, record)
 
     def restore(self, host: Host, count: int) -> None:
@@ -214,7 +217,7 @@ class World:
         assert host.machine is None and other.machine is None, "nobody takes a disk out of a running computer"
         other.records, host.records = host.records, []
         other.files, host.files = host.files, {}
-        other.harmed = host.harmed
+        other.harmed, other.emptied = host.harmed, host.emptied
         self._watcher.disk_moved(self, host, other)
 
     def pause(self, host: Host, seconds: float, clock_stands: bool) -> None:
@@ -453,6 +456,8 @@ class World:
             return
         tensors: tuple[TensorRef, ...] = getattr(message, "tensors", ())
         values = [host.store[ref.key] for ref in tensors]
+        for name in sentences(type(message)):  # as the codec does it
+            message = msgspec.structs.replace(message, **{name: getattr(message, name)[:TEXT_MAX]})
         packed = msgspec.msgpack.encode(message)
         byte_count = len(packed) + sum(ref.byte_count for ref in tensors)
         lane = link.lanes.setdefault((host.node, bool(tensors)), Way())

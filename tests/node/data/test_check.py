@@ -13,7 +13,7 @@ from node.data.check import check_data
 from node.data.prepared import prepare
 from node.visit.costs import describe_costs
 from protocol.base.errors import BadInputError
-from protocol.run.run import DataSection, ModelSection, RunConfig, StagesSection
+from protocol.run.run import CheckpointSection, DataSection, ModelSection, RunConfig, StagesSection
 
 
 def run(start_from: str = "", **data: str) -> RunConfig:
@@ -97,3 +97,13 @@ def test_costs_of_a_run_whose_stages_are_open_are_those_of_one() -> None:
     assert "in as many stages as the planner chooses" in lines and "2 a stage, each of one stage" in lines
     of_one = describe_costs(RunConfig(stages=StagesSection(count=1)), 257)
     assert lines.splitlines()[2:] == of_one[2:]
+
+
+def test_costs_say_what_a_lost_disk_costs_or_what_copies_take() -> None:
+    """The demo's parts are large beside what its steps send; where copies are wanted, their memory is named."""
+    assert "no copies: a lost disk costs all steps since the newest checkpoint" in "\n".join(
+        describe_costs(RunConfig(), 257)
+    )
+    lines = describe_costs(RunConfig(checkpoint=CheckpointSection(buddy="always")), 257)
+    assert any("copies of others' parts: 3.2 MB sent a step, 9.7 MB of memory" in line for line in lines)
+    assert all(len(line) <= 80 for line in lines)

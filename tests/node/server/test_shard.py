@@ -20,6 +20,7 @@ from node.machine.jobs import (
 )
 from node.machine.jobs import WriteSnapshot as WriteSnapshotJob
 from node.machine.records import ContributionStored, Record, ShardStarted, SnapshotWritten, StepCommitted
+from node.server.buddy import BuddyRole, Copies
 from node.server.recovery import StateLostError
 from node.server.shard import Phase, ShardRole
 from protocol.base.ids import NodeId, TensorRef, Ticket
@@ -60,7 +61,7 @@ class Desk:
     def __init__(self, records: list[Record] | None = None, restore_step: int = -1, **config: Any) -> None:
         plan = make_plan(restore_step=restore_step)
         self.context = make_context("b0", make_config(**config), plan)
-        self.shard = ShardRole(self.context)
+        self.shard = ShardRole(self.context, BuddyRole(self.context, Copies(self.context.out)))
         self.shard.start(records or [])
         self.shard.set_elements(ELEMENTS)
         self.begun = self.take()
@@ -180,7 +181,7 @@ def test_a_part_on_the_grid_is_announced_when_it_has_been_measured() -> None:
     desk.shard.measured(measure, 1e40)
     (said,) = desk.take().sent(Stored)
     assert said.square_norm == 1e40
-    again = ShardRole(desk.context)
+    again = ShardRole(desk.context, BuddyRole(desk.context, Copies(desk.context.out)))
     again.start([ShardStarted(
         ledger_generation=1, step=0, stage=0, shard=1, shard_count=2, checkpoint_step=-1, config_hash=b""
     ), record])  # fmt: skip

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from node.machine.jobs import Apply, DropVersions, Fold, Reduce, StartShard
 from node.machine.records import ContributionAccepted, ContributionStored, Record, StepCommitted, StepSealed
+from node.server.buddy import BuddyRole, Copies
 from node.server.context import StageContext
 from node.server.ledger import LedgerRole, stage_tasks
 from node.server.shard import Phase, ShardRole
@@ -57,7 +58,7 @@ class Server:
         self.jobs: deque[Any] = deque()
         self.context: StageContext = make_context(self.node, CONFIG)
         self.context.closed = self.closed
-        self.shard = ShardRole(self.context)
+        self.shard = ShardRole(self.context, BuddyRole(self.context, Copies(self.context.out)))
         self.shard.set_elements(ELEMENTS)
         self.ledger = LedgerRole(self.context) if self.node == NODES[0] else None
         if self.ledger is not None:

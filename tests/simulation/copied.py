@@ -1,0 +1,94 @@
+"""Judges buddies: where copies of all that was lost are held, a run goes on from them, and no closed step is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from node.machine.records import ShardStarted, SnapshotWritten, StepCommitted
+from protocol.base.ids import NodeId
+from protocol.messages import CopyKept, Join, Message, ShardCopy
+from protocol.run.plan import Plan
+from tests.simulation.host import Host
+from tests.simulation.violation import expect
+from tests.simulation.world import World
+
+COPIES_OF_A_SERVER = 8
+"""Of two shards the versions that may be open at once: with a delay three, and one that is just being closed."""
+
+
+class Copied:
+    """What buddies have said that they hold, and who could begin anew from its own disk.
+
+    Args:
+        on: whether the run wants copies, and has servers to keep them.
+    """
+
+    def __init__(self, on: bool) -> None:
+        self._on = on
+        self._sent: dict[tuple[int, NodeId, int], tuple[int, int, int]] = {}
+        """(generation, whose, version) -> stage, shard, and how many pieces there are."""
+        self._held: dict[tuple[int, int, int, int], tuple[NodeId, int]] = {}
+        """(generation, stage, shard, version) -> who has it whole, and in which of its lives."""
+        self._written: dict[tuple[int, NodeId], None] = {}
+        """Who has something of these ledgers on its disk."""
+
+    def said(self, host: Host, peer: NodeId, message: Message) -> None:
+        if isinstance(message, Join):
+            few = len(message.copies) <= COPIES_OF_A_SERVER
+            expect(few, "L3", f"{host.node} still holds {message.copies}")
+        if isinstance(message, ShardCopy):
+            key = message.ledger_generation, host.node, message.version
+            self._sent[key] = message.stage, message.shard, message.pieces
+        elif isinstance(message, CopyKept):
+            generation, version = message.ledger_generation, message.version
+            stage, shard, pieces = self._sent[generation, peer, version]
+            if message.piece == pieces - 1:
+                self._held[generation, stage, shard, version] = host.node, host.life
+
+    def durable(self, host: Host, record: Any) -> None:
+        goes_on = isinstance(record, ShardStarted) and record.continues >= 0  # what it begins with is in memory
+        if isinstance(record, ShardStarted | SnapshotWritten | StepCommitted) and not goes_on:
+            self._written[record.ledger_generation, host.node] = None
+
+    def closed(self, plan: Plan, step: int) -> None:
+        """A step is closed: every shard's new version lies on two servers."""
+        for stage, placed in enumerate(plan.stages) if self._on else ():
+            for shard in range(len(placed.servers)):
+                held = (plan.ledger_generation, stage, shard, step + 1) in self._held
+                expect(held, "B2", f"step {step} is closed, and no buddy has version {step + 1} of {stage}/{shard}")
+
+    def went_back(
+        self, world: World, before: Plan, plan: Plan, closed: int, versions: dict[tuple[int, int, int], int]
+    ) -> None:
+        """Other ledgers begin; `closed` is the newest step that those of `before` have closed, and `versions` what is
+        durable by generation, stage and shard."""
+        if plan.continues >= 0:
+            for stage, placed in enumerate(plan.stages):
+                for shard in range(len(placed.servers)):
+                    key, version = (before.ledger_generation, stage, shard), plan.restore_step
+                    newest = versions.get(key, max(0, before.restore_step))
+                    expect(newest >= version, "B3", f"on from version {version}, and {stage}/{shard} is at {newest}")
+        lost = [
+            (stage, shard)
+            for stage, placed in enumerate(before.stages)
+            for shard, server in enumerate(placed.servers)
+            if plan.stages[stage].servers[shard].node != server.node or not self._is_whole(world, before, server.node)
+        ]
+        expect(bool(lost) or not self._on, "B4", "other ledgers begin, and nobody has lost anything")
+        holders = [self._held.get((before.ledger_generation, *slot, closed + 1)) for slot in lost]
+        here = [
+            held is not None and (host := world.hosts[held[0]]).machine is not None and host.life == held[1]
+            for held in holders
+        ]
+        if self._on and all(here) and all(held is not None and held[0] in plan.server_nodes() for held in holders):
+            named = ", ".join(f"{stage}/{shard}" for stage, shard in lost) or "all that is lost, which is nothing"
+            goes_on = plan.restore_step > closed
+            expect(goes_on, "B1", f"back to {plan.restore_step}: buddies have version {closed + 1} of {named}")
+
+    def _is_whole(self, world: World, before: Plan, node: NodeId) -> bool:
+        host = world.hosts[node]
+        well = not host.gone and (host.emptied or not host.harmed)
+        return well and (before.ledger_generation, node) in self._written
+
+    def disk_lost(self, host: Host) -> None:
+        self._written = {key: None for key in self._written if key[1] != host.node}

@@ -1,0 +1,40 @@
+"""A server is lost with its disk for ever, and another one holds what it had: no closed step is done again."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.run_seed import run_seed
+from tests.simulation.scene import Scene
+
+COPIED = {"buddy": "always", "spares": 1, "checkpoint_every": 0, "steps": 14}
+LOST = Scene(only=("server_lost",), gap_s=(1.0, 3.0), run=COPIED)
+"""One server, the decider too, of a run with one spare, and not a single checkpoint."""
+EMPTIED = Scene(only=("server_disk_loss",), gap_s=(1.0, 3.0), disk_losses_max=1, run=COPIED)
+"""It comes back itself, with an empty disk."""
+WICKED = Scene(run={"buddy": "always"})
+
+
+@pytest.mark.parametrize("scene", [LOST, EMPTIED], ids=["lost", "emptied"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_lost_disk_costs_no_closed_step(seed: int, scene: Scene) -> None:
+    """The weights are those of one process, and nothing that was closed is thrown away."""
+    assert run_seed(seed, scene=scene).lost_steps == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("scene", [LOST, EMPTIED], ids=["lost", "emptied"])
+def test_forty_lost_disks_cost_no_closed_step(scene: Scene) -> None:
+    """Most seeds lose one; some end before it comes to that."""
+    outcomes = [run_seed(seed, scene=scene) for seed in range(100, 140)]
+    assert sum(sum(outcome.faults.values()) for outcome in outcomes) >= 20
+    assert [outcome.seed for outcome in outcomes if outcome.lost_steps] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(3001, 3061))
+def test_copies_break_nothing_in_any_weather(seed: int) -> None:
+    """All kinds of faults, with copies: B1 to B4 beside all other invariants."""
+    run_seed(seed, scene=WICKED)
