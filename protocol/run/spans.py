@@ -40,7 +40,8 @@ JOBS = {
     "Forward": "forward", "Backward": "backward", "RouteEnd": "loss", "Evaluate": "validation",
     "TakeGradient": "gradient", "LoadParameters": "load", "SetUpDevice": "set up", "Fold": "fold", "Reduce": "sum",
     "Apply": "optimizer",
-    "WriteCheckpoint": "checkpoint", "WriteManifest": "checkpoint", "WriteSnapshot": "checkpoint", "LoadBatch": "data",
+    "WriteCheckpoint": "checkpoint", "WriteManifest": "checkpoint", "WriteSnapshot": "checkpoint",
+    "BringPart": "checkpoint", "BringManifest": "checkpoint", "TryStore": "checkpoint", "LoadBatch": "data",
     "PrepareData": "data", "ServeParameters": "serve",
 }  # fmt: skip
 """Kinds of the jobs of `node.machine.jobs`, by their name; the others are `other`."""

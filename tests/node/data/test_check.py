@@ -13,7 +13,7 @@ from node.data.check import check_data
 from node.data.prepared import prepare
 from node.visit.costs import describe_costs
 from protocol.base.errors import BadInputError
-from protocol.run.run import DataSection, ModelSection, RunConfig, StagesSection
+from protocol.run.run import CheckpointSection, DataSection, ModelSection, RunConfig, StagesSection
 
 
 def run(start_from: str = "", **data: str) -> RunConfig:
@@ -97,3 +97,12 @@ def test_costs_of_a_run_whose_stages_are_open_are_those_of_one() -> None:
     assert "in as many stages as the planner chooses" in lines and "2 a stage, each of one stage" in lines
     of_one = describe_costs(RunConfig(stages=StagesSection(count=1)), 257)
     assert lines.splitlines()[2:] == of_one[2:]
+
+
+def test_a_store_for_checkpoints_is_named_with_who_can_reach_it() -> None:
+    """Nobody has keys here: what can be said is what each server needs, and where its own word is read."""
+    url = "s3://bucket/runs"
+    config = RunConfig(checkpoint=CheckpointSection(folder=url))
+    (sentence,) = [note for note in check_data(config)[0] if note.startswith("checkpoint.folder")]
+    assert f"`--checkpoints {url}`" in sentence and "`barnraise status`" in sentence
+    assert not [note for note in check_data(RunConfig())[0] if note.startswith("checkpoint.folder")]
