@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from protocol.base.errors import BadInputError
+from protocol.drive.place_argument import PlaceArgument
 from protocol.run.config_file import change_run, load_run, run_example
 from protocol.run.run import RunConfig
 
@@ -19,7 +20,7 @@ EXPORT_GROUP = "barnraise.commands"
 @click.command()
 @click.argument("run_toml", type=click.Path(path_type=Path, dir_okay=False), metavar="RUN.toml")
 @click.argument("new_toml", type=click.Path(path_type=Path, dir_okay=False), metavar="NEW.toml")
-@click.argument("checkpoints", type=click.Path(path_type=Path, file_okay=False), nargs=-1, required=True)
+@click.argument("checkpoints", type=PlaceArgument(), nargs=-1, required=True)
 @click.option("--step", type=click.IntRange(0), help="Which checkpoint [default: the newest that is complete].")
 @click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE",
@@ -34,7 +35,7 @@ def branch(
     ctx: click.Context,
     run_toml: Path,
     new_toml: Path,
-    checkpoints: tuple[Path, ...],
+    checkpoints: tuple[Path | str, ...],
     step: int | None,
     settings: tuple[str, ...],
     model: Path | None,

@@ -271,7 +271,8 @@ def _server_alerts(limits: Thresholds) -> tuple[Alert, ...]:
             "{{ $labels.instance }}: {{ $value | humanize }} checkpoints failed within an hour",
             "A server could not write its part of a checkpoint more than once.",
             "Its log says the file and the error; Servers dashboard: free disk.",
-            "Make room, or mend the shared folder's mount and rights.",
+            "Make room, or mend the shared folder's mount and rights; of an object store the server's keys and what"
+            " they may do.",
         ),
         Alert(
             "BarnraiseDiskFull",

@@ -203,7 +203,7 @@ def refresh(metrics: Metrics, machine: CoordinatorMachine, now: float) -> None:
         metrics.record("barnraise_coordinator_node_paths", sum(path in paths for paths in reached), path=path)
     volunteers = machine.roster.volunteers()
     stages = range(machine.placement.running.stages.count)
-    metrics.show("stage", [str(stage) for stage in stages])  # a replan may have made them more, or fewer
+    metrics.show_only("stage", [str(stage) for stage in stages])  # a replan may have made them more, or fewer
     for stage in stages:
         serving = sum(member.stage == stage for member in volunteers)
         metrics.record("barnraise_coordinator_stage_nodes", serving, run=run, stage=str(stage))

@@ -56,7 +56,7 @@ def announce(papers: dict[str, Any], *, as_json: bool, machine: CoordinatorMachi
             click.echo(
                 "  (every server keeps its part of a checkpoint to itself; to replace a lost\n"
                 "  disk, name a folder that all servers share as checkpoint.folder in RUN.toml,\n"
-                "  by its absolute path)\n"
+                "  by its absolute path, or a place in an object store: s3://BUCKET/PREFIX)\n"
             )
     sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""`barnraise checkpoints verify`: reads checkpoints from disk as a restart would, and says which are whole."""
+"""`barnraise checkpoints verify`: reads checkpoints as a restart would, and says which are whole."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from node.commands.export import folders_of_one_run, steps_in, together
-from protocol.base.errors import BadInputError
+from node.commands.found_checkpoints import check_step, places_of_one_run, together
+from protocol.drive.place_argument import PlaceArgument
 
 
 @click.group()
@@ -17,29 +17,28 @@ def checkpoints() -> None:
 
 
 @checkpoints.command()
-@click.argument("folders", type=click.Path(path_type=Path, file_okay=False), nargs=-1, required=True, metavar="FOLDER…")
+@click.argument("places", type=PlaceArgument(), nargs=-1, required=True, metavar="FOLDER…|URL")
 @click.option("--step", type=click.IntRange(0), help="Only this one [default: all that are there].")
-def verify(folders: tuple[Path, ...], step: int | None) -> None:
+def verify(places: tuple[Path | str, ...], step: int | None) -> None:
     """Read every byte of a run's checkpoints and compare it with their manifests.
 
-    FOLDER is the folder that RUN.toml names as checkpoint.folder, or, where the servers share none, the --state folders
-    of all of them. Ends with 0 when there is a checkpoint and all are whole, else with 1. Changes nothing.
+    FOLDER or URL is what RUN.toml names as checkpoint.folder, or, where the servers share none, the --state folders of
+    all of them. Ends with 0 when there is a checkpoint and all are whole, else with 1. Changes nothing.
     """
-    from node.compute.checkpoint import CheckpointError, read_manifest, step_folder, verify_parts
+    from node.compute.checkpoint import CheckpointError, read_manifest, step_folder, steps_in, verify_parts
 
-    found = folders_of_one_run(folders, "FOLDER")
+    found = places_of_one_run(places, "FOLDER")
     whole: list[int] = []
     broken: list[int] = []
+    folders = [place for place in found if isinstance(place, Path)]
     # Parts of several servers are joined by links beside the first of them: nothing large is copied where that can be.
-    with TemporaryDirectory(prefix=".barnraise-verify-", dir=found[0].parent if len(found) > 1 else None) as scratch:
-        folder = found[0] if len(found) == 1 else together(found, Path(scratch))
-        if step is not None and step not in (there := steps_in(folder)):
-            raise BadInputError(
-                f"--step: no checkpoint has step {step}; there are folders of {', '.join(map(str, there))}"
-            )
-        homes = [step_folder(folder, step)] if step is not None else sorted(folder.glob("step-????????"), reverse=True)
-        for home in homes:
-            number = int(home.name.removeprefix("step-"))
+    beside = folders[0].parent if len(folders) > 1 else None
+    with TemporaryDirectory(prefix=".barnraise-verify-", dir=beside) as scratch:
+        folder = found[0] if len(found) == 1 else together(folders, Path(scratch))
+        if step is not None:
+            check_step([folder], step)
+        for number in [step] if step is not None else reversed(steps_in(folder)):
+            home = step_folder(folder, number)
             try:
                 manifest = read_manifest(home)
                 verify_parts(home, manifest.parts)

@@ -29,6 +29,7 @@ from protocol.base.errors import BadInputError
 from protocol.base.printable import printable
 from protocol.drive.addresses import HostPort
 from protocol.drive.limits import LineLimits
+from protocol.drive.place_argument import PlaceArgument
 from protocol.drive.scrape import MetricsPlace
 from protocol.trust.membership import JoinLink
 
@@ -160,9 +161,11 @@ def auditor_options(command: Any) -> Any:
 @_DEVICE
 @click.option(
     "--checkpoints",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="The folder that servers share for checkpoints, if RUN.toml names one: the only place outside --state where"
-    " the run may write, and where a server with an empty state finds checkpoints to start from.",
+    type=PlaceArgument(),
+    metavar="FOLDER|URL",
+    help="The folder that servers share for checkpoints, if RUN.toml names one, or a place in an object store (s3://,"
+    " gs://, az://; with the keys in this process's environment): the only place outside --state where the run may"
+    " write, and where a server with an empty state finds checkpoints to start from.",
 )
 @click.option(
     "--data",
@@ -205,7 +208,7 @@ def server(
     stage: int,
     threads: int,
     device: DeviceChoice,
-    checkpoints: Path | None,
+    checkpoints: Path | str | None,
     data: tuple[Path, ...],
     no_compute: bool,
     no_relay: bool,
@@ -221,11 +224,13 @@ def server(
     server.link), or `-` for standard input; without it BARNRAISE_LINK is read, or you are asked.
     """
     parsed = parse_link(link, "server")
+    from node.compute.places import open_place
     from node.data.allowed import Allowed
     from node.links.assemble import WayOptions
     from node.links.relay.relay_desk import RelayLimits
     from node.process.daemon import NodeOptions, run_node
 
+    place = None if checkpoints is None else open_place(checkpoints, "--checkpoints")
     relay = RelayLimits(bytes_per_s=relay_limit * 1e6 / 8, total_bytes=relay_quota * 1e9)
     sys.exit(
         run_node(
@@ -241,7 +246,7 @@ def server(
                 device=device,
                 stage=stage,
                 computes=not no_compute,
-                checkpoints=checkpoints,
+                checkpoints=place,
                 allowed=Allowed(data, () if checkpoints is None else (checkpoints,)),
             )
         )

@@ -1,14 +1,15 @@
-"""Snapshots and checkpoints on disk: an interrupted write is never mistaken for a whole one.
+"""Snapshots and checkpoints: an interrupted write is never mistaken for a whole one.
 
-A *part* is one shard's state of one version in a safetensors file that says what it is. A *checkpoint* is a folder
-with the parts of all shards and a manifest, written last: it exists exactly if its manifest verifies. Files appear by
-write to a temporary name, fsync, rename, fsync of the folder (state-and-trust 4.4).
+A *part* is one shard's state of one version in a safetensors file that says what it is. A *checkpoint* is a place (a
+folder, or a prefix of an object store: `node.compute.places`) with the parts of all shards and a manifest, written
+last: it exists exactly if its manifest verifies. Files appear whole or not at all (state-and-trust 4.4).
 
     FOLDER/RUN-CONFIGHASH/step-00000100/stage-0-shard-1-93b0…e1.safetensors … manifest.json
 
 The bytes of a part follow from its state alone, and its name from its bytes: a shard that writes the same state again
 finds the file there and leaves it alone, and one whose state differs writes beside it. So nothing that a manifest
-names is ever written again, and a manifest is replaced only when what it names does not verify any more.
+names is ever written again, and a manifest is replaced only when what it names does not verify any more. It is put
+only where none is: of two servers that write it at once one succeeds, and the other goes by what it finds.
 
 A shard's state is `params`, `m`, `v` of the version and, where the run's delay needs it, `previous`: the weights of the
 version before, on which the next step runs. With `gradients = "gi"` also `averages` (and `previous_averages`), from
@@ -19,17 +20,19 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from safetensors import SafetensorError, safe_open
 
+from node.compute.object_store import StorePlace, TooLargeError
+from node.compute.places import Files, Place, file_digest, nearby, on, publish, sync
 from protocol.base.errors import BadInputError
 from protocol.run.keeping import kept_steps
 from protocol.run.run import RunConfig
@@ -42,10 +45,13 @@ MANIFEST = "manifest.json"
 UNDONE = "manifest.undone.json"
 """What a manifest is called once the run has gone back behind its checkpoint for good: nobody begins from it, and the
 same step makes another. Its parts go when that is written, or with the older ones."""
+_NOT_SHARED = "checkpoint.folder must be a folder that every server shares"
 CHECKPOINTS_MAX = 16
 """Checkpoints that a node tells the coordinator of, newest first."""
 _MANIFEST_BYTES_MAX = 16 * 2**20
-_READ_BYTES = 1 << 20
+
+
+P = TypeVar("P", Path, StorePlace, Path | StorePlace)
 
 
 class CheckpointError(Exception):
@@ -120,7 +126,7 @@ def write_checkpoint_part(
         if not path.exists() or file_digest(path) != (byte_count, digest):
             publish(temporary, path)
         if fresh:
-            _sync(home.parent)
+            sync(home.parent)
     finally:
         temporary.unlink(missing_ok=True)
     return PartEntry(stage, shard, path.name, byte_count, digest)
@@ -192,30 +198,34 @@ def _check_about(
             raise CheckpointError(f"{path}: {name} is {found.get(name)!r}, this run's is {str(wanted)!r}")
 
 
-def file_digest(path: Path) -> tuple[int, bytes]:
-    """(bytes, BLAKE2b-256) of a file, read from the disk in pieces."""
-    state = hashlib.blake2b(digest_size=32)
-    byte_count = 0
-    with path.open("rb") as file:
-        while piece := file.read(_READ_BYTES):
-            state.update(piece)
-            byte_count += len(piece)
-    return byte_count, state.digest()
-
-
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
 
 
-def run_folder(folder: Path, config: RunConfig) -> Path:
-    """Where a run keeps its checkpoints below a folder that several runs may share: one that an older build has begun
+def run_folder(folder: P, config: RunConfig) -> P:
+    """Where a run keeps its checkpoints below a place that several runs may share: one that an older build has begun
     stays in use, or a run would go back to before its upgrade."""
     known = [folder / f"{config.name}-{called.hex()[:16]}" for called in config.hashes()]
-    return next((home for home in known if home.is_dir()), known[0])
+    return next((home for home in known if on(home).exists()), known[0])
 
 
-def step_folder(folder: Path, step: int) -> Path:
-    """The folder of one checkpoint below a run's folder."""
+def step_folder(folder: P, step: int) -> P:
+    """The place of one checkpoint below a run's."""
     return folder / f"step-{step:08d}"
+
+
+def runs_in(place: Place) -> list[Place]:
+    """The places of runs that have checkpoints in `place`: itself, or directly below."""
+    return [run for run in (place, *(place / name for name in on(place).below())) if _homes(run)]
+
+
+def steps_in(folder: Place) -> list[int]:
+    """Those that have a place there, whole or not, oldest first."""
+    return [step_of(home.name) for home in _homes(folder)]
+
+
+def _homes(folder: Place) -> list[Any]:
+    """The places of a run's checkpoints, whole or not, oldest first."""
+    return [folder / name for name in on(folder).below() if fnmatch(name, "step-????????")]
 
 
 def part_name(stage: int, shard: int, digest: bytes) -> str:
@@ -241,49 +251,66 @@ def find_part(home: Path, stage: int, shard: int) -> Path:
 
 
 def write_manifest(
-    folder: Path, manifest: Manifest, shared: bool, sign: Callable[[Path, Manifest], None] = lambda home, manifest: None
-) -> Path:
-    """Makes a checkpoint of parts that are all on disk, then deletes what is older than the newest `keep`.
+    folder: Place,
+    manifest: Manifest,
+    shared: bool,
+    sign: Callable[[Any, Manifest], None] = lambda home, manifest: None,
+) -> str:
+    """Makes a checkpoint of parts that are all durable, then deletes what is older than the newest `keep`.
 
     A manifest that is there, fits this run and verifies stays as it is, and so does all that it names: after going
     back, the shards write the state that they began from once more, and no restart may depend on that going well.
     Every part, and the manifest itself, is read back first: nothing old goes before the new one is known good. Where
     the servers share no folder (`shared` false) only the parts that lie here can be read back; the checkpoint is
-    complete once somebody has brought the others. `sign` is called with the folder and the manifest as it will be, just
-    before it is there.
+    complete once somebody has brought the others. `sign` is called with the place and the manifest as it will be, just
+    before it is there. Returns what the manifest is called.
 
     Raises:
-        CheckpointError: a part is missing or is not what its shard said.
+        CheckpointError: a part is missing or is not what its shard said, or another server writes another manifest.
+        OSError: the place cannot be written to.
     """
     home = step_folder(folder, manifest.step)
-    path = home / MANIFEST
-    if (standing := _standing(home, manifest, shared)) is not None:
-        if shared:
-            _delete_unnamed(home, standing)
-        _delete_older(folder, manifest)
-        return path
-    verify_parts(home, [part for part in manifest.parts if shared or (home / part.file).exists()])
-    manifest = msgspec.structs.replace(manifest, sum=manifest.expected_sum())
-    temporary = path.with_name(f"{MANIFEST}.{secrets.token_hex(8)}.tmp")
-    try:
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+    files, path = on(home), str(home / MANIFEST)
+    present = files.sizes()
+    seen = _content(files) if MANIFEST in present else None
+    if (standing := _standing(home, manifest, shared)) is None:
+        here = [part for part in manifest.parts if shared or part.file in present]
+        if files.reads_back:
+            verify_parts(home, here)
+        else:
+            _check_there(home, here, present)
+        manifest = msgspec.structs.replace(manifest, sum=manifest.expected_sum())
         sign(home, manifest)
-        publish(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    if read_manifest(home) != manifest:
-        raise CheckpointError(f"{path}: reads back differently from what was written")
+        content = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+        if not (files.add(MANIFEST, content) if seen is None else files.swap(MANIFEST, content, seen)):
+            # Another server was here between the look and the word: it is right if what it wrote is.
+            if (standing := _standing(home, manifest, shared)) is None:
+                raise CheckpointError(f"{path}: another server writes it, too, and not of the same parts")
+        elif read_manifest(home) != manifest:
+            raise CheckpointError(f"{path}: reads back differently from what was written")
     if shared:
-        _delete_unnamed(home, manifest)
+        _delete_unnamed(home, standing or manifest)
     _delete_older(folder, manifest)
     return path
 
 
-def _standing(home: Path, manifest: Manifest, shared: bool) -> Manifest | None:
+def _content(files: Files) -> bytes | None:
+    """The manifest's bytes, whatever they are."""
+    try:
+        return files.read(MANIFEST, _MANIFEST_BYTES_MAX)
+    except FileNotFoundError:
+        return None
+    except TooLargeError:  # than any manifest
+        files.remove([MANIFEST])
+        return None
+
+
+def _standing(home: Place, manifest: Manifest, shared: bool) -> Manifest | None:
     """The manifest in `home`, if it is of this run and this cut, and verifies."""
     try:
         found = read_manifest(home)
-        verify_parts(home, [part for part in found.parts if shared or (home / part.file).exists()])
+        present = {} if shared else on(home).sizes()
+        verify_parts(home, [part for part in found.parts if shared or part.file in present])
     except CheckpointError:
         return None
     names = ("step", "version", "data_hash", "vocabulary", "partition")
@@ -291,29 +318,42 @@ def _standing(home: Path, manifest: Manifest, shared: bool) -> Manifest | None:
     return found if same and _is_of(found, manifest.config) else None
 
 
+def _check_there(home: Place, parts: Sequence[PartEntry], sizes: Mapping[str, int]) -> None:
+    """Raises `CheckpointError` for a part that is not there, or has another size."""
+    for part in parts:
+        if sizes.get(part.file) != part.byte_count:
+            raise CheckpointError(
+                f"{home / part.file}: is not there with the bytes that its shard wrote; {_NOT_SHARED}"
+            )
+
+
 def _is_of(manifest: Manifest, config: RunConfig) -> bool:
     return manifest.config_hash in [known.hex() for known in config.hashes()]
 
 
-def _delete_unnamed(home: Path, manifest: Manifest) -> None:
+def seal_name(manifest: Manifest) -> str:
+    """The file with the seal of this very manifest: servers that write others at once do not spoil each other's."""
+    return f"{MANIFEST}.{manifest.sum[:16]}.seal"
+
+
+def _delete_unnamed(home: Place, manifest: Manifest) -> None:
     """Parts that no manifest names, and what killed writers left: the checkpoint is complete without them."""
-    named = {part.file for part in manifest.parts}
-    for path in home.iterdir():
-        name = path.name.removesuffix(".seal")
-        if name not in named and name != MANIFEST and path.suffix in (".safetensors", ".seal", ".tmp"):
-            path.unlink(missing_ok=True)
+    named = {MANIFEST, seal_name(manifest), f"{MANIFEST}.seal", *(part.file for part in manifest.parts)}
+    named |= {f"{part.file}.seal" for part in manifest.parts}
+    loose = [
+        name for name in on(home).sizes() if name not in named and name.endswith((".safetensors", ".seal", ".tmp"))
+    ]
+    on(home).remove(loose)
 
 
-def read_manifest(home: Path) -> Manifest:
+def read_manifest(home: Place) -> Manifest:
     """The manifest of the checkpoint in `home`. Raises `CheckpointError` naming what is wrong."""
     path = home / MANIFEST
     try:
-        if path.stat().st_size > _MANIFEST_BYTES_MAX:
-            raise CheckpointError(f"{path}: larger than any manifest")
-        content = path.read_bytes()
+        content = on(home).read(MANIFEST, _MANIFEST_BYTES_MAX)
         manifest = msgspec.json.decode(content, type=Manifest)
     except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}") from error
+        raise CheckpointError(f"{path}: {error.strerror or error}") from error
     except (msgspec.MsgspecError, ValueError) as error:
         raise CheckpointError(f"{path} is torn or damaged: {error}") from error
     if manifest.sum != _sum_of(content):
@@ -331,35 +371,32 @@ def _sum_of(content: bytes) -> str:
     return hashlib.blake2b(msgspec.json.encode(written), digest_size=32).hexdigest()
 
 
-def verify_parts(home: Path, parts: Sequence[PartEntry]) -> None:
+def verify_parts(home: Place, parts: Sequence[PartEntry]) -> None:
     """Reads every part back. Raises `CheckpointError` naming the first that is missing or damaged."""
     for part in parts:
         path = home / part.file
         try:
-            found = file_digest(path)
+            found = on(home).digest(part.file)
         except OSError as error:
-            raise CheckpointError(
-                f"{path}: {error.strerror}; checkpoint.folder must be a folder that every server shares"
-            ) from error
+            raise CheckpointError(f"{path}: {error.strerror or error}; {_NOT_SHARED}") from error
         if found != (part.byte_count, part.digest):
             raise CheckpointError(f"{path} is damaged: not the {part.byte_count} bytes that its shard wrote")
 
 
-def verify_checkpoint(home: Path, manifest: Manifest) -> None:
+def verify_checkpoint(home: Place, manifest: Manifest) -> None:
     """Reads all of a checkpoint back. Raises `CheckpointError`."""
     verify_parts(home, manifest.parts)
 
 
-def scan_checkpoints(
-    folder: Path, check: Callable[[Path, Manifest], object] = verify_checkpoint
-) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """(steps of the complete checkpoints of a run's folder, newest first; a sentence on each that is not).
+Check = Callable[[Any, Manifest], object]
+"""Called with a checkpoint's place and its manifest; raises `CheckpointError` for one that is not complete."""
 
-    `check` raises `CheckpointError` for one that is not.
-    """
+
+def scan_checkpoints(folder: Place, check: Check = verify_checkpoint) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """(steps of the complete checkpoints of a run's place, newest first; a sentence on each that is not)."""
     complete: list[int] = []
     bad: list[str] = []
-    for home in sorted(folder.glob("step-????????"), reverse=True):
+    for home in reversed(_homes(folder)):
         if len(complete) == CHECKPOINTS_MAX:
             break
         try:
@@ -373,26 +410,26 @@ def scan_checkpoints(
 
 
 def present_checkpoints(
-    folder: Path, check: Callable[[Path, Manifest], object] = lambda home, manifest: None
+    folder: Place, check: Check = lambda home, manifest: None, most: int = CHECKPOINTS_MAX
 ) -> tuple[int, ...]:
     """Steps of checkpoints whose manifest verifies and whose parts are there with their sizes, newest first.
 
     For a look that must not take minutes (128 GB for 8 B parameters at 16 bytes); who restarts from one reads its
-    own part in full, and names a checkpoint no more when that part is damaged. `check` as in `scan_checkpoints`.
+    own part in full, and names a checkpoint no more when that part is damaged.
     """
     present: list[int] = []
-    for home in sorted(folder.glob("step-????????"), reverse=True):
-        if len(present) == CHECKPOINTS_MAX:
+    for home in reversed(_homes(folder)):
+        if len(present) == most:
             break
         with contextlib.suppress(CheckpointError, OSError):
             manifest = read_manifest(home)
             check(home, manifest)
-            if all((home / part.file).stat().st_size == part.byte_count for part in manifest.parts):
-                present.append(manifest.step)
+            _check_there(home, manifest.parts, on(home).sizes())
+            present.append(manifest.step)
     return tuple(present)
 
 
-def read_checkpoint(folder: Path, step: int) -> tuple[Manifest, dict[tuple[int, int], dict[str, Tensor]]]:
+def read_checkpoint(folder: Place, step: int) -> tuple[Manifest, dict[tuple[int, int], dict[str, Tensor]]]:
     """A checkpoint, verified: its manifest, and each (stage, shard)'s state.
 
     Raises:
@@ -400,9 +437,32 @@ def read_checkpoint(folder: Path, step: int) -> tuple[Manifest, dict[tuple[int, 
     """
     home = step_folder(folder, step)
     manifest = read_manifest(home)
-    verify_parts(home, manifest.parts)
     about = {"config_hash": manifest.config_hash, "version": manifest.version}
-    return manifest, {(part.stage, part.shard): read_part(home / part.file, about) for part in manifest.parts}
+    shards: dict[tuple[int, int], dict[str, Tensor]] = {}
+    for part in manifest.parts:
+        with fetched(home, [part.file]) as local:
+            verify_parts(local, [part])
+            shards[part.stage, part.shard] = read_part(local / part.file, about)
+    return manifest, shards
+
+
+@contextlib.contextmanager
+def fetched(
+    home: Place, names: Iterable[str], scratch: Path | None = None, progress: Callable[[], None] = lambda: None
+) -> Iterator[Path]:
+    """`places.nearby`, and errors inside that speak of a copy name what it is a copy of.
+
+    Raises:
+        CheckpointError: the place cannot be read.
+    """
+    try:
+        with nearby(home, names, scratch, progress) as local:
+            try:
+                yield local
+            except CheckpointError as error:
+                raise CheckpointError(str(error).replace(str(local), str(home))) from error
+    except OSError as error:
+        raise CheckpointError(f"{home}: {error.strerror or error}") from error
 
 
 def check_run(manifest: Manifest, config: RunConfig) -> None:
@@ -414,66 +474,39 @@ def check_run(manifest: Manifest, config: RunConfig) -> None:
 def delete_older_parts(folder: Path, step: int, config: RunConfig) -> None:
     """For a folder that is not shared: of the checkpoints up to `step`, keeps this server's parts of those that stay
     (`protocol.run.keeping`)."""
-    homes = [home for home in folder.glob("step-????????") if home.name <= step_folder(folder, step).name]
-    kept = kept_steps([_step_of(home) for home in homes], config)
+    homes = [home for home in _homes(folder) if home.name <= step_folder(folder, step).name]
+    kept = kept_steps([step_of(home.name) for home in homes], config)
     for home in homes:
-        if _step_of(home) not in kept:
+        if step_of(home.name) not in kept:
             shutil.rmtree(home, ignore_errors=True)
 
 
-def _step_of(home: Path) -> int:
-    return int(home.name.removeprefix("step-"))
+def step_of(name: str) -> int:
+    """Of the name of a checkpoint's place."""
+    return int(name.removeprefix("step-"))
 
 
-def _delete_older(folder: Path, newest: Manifest) -> None:
+def _delete_older(folder: Place, newest: Manifest) -> None:
     """Keeps complete ones as `protocol.run.keeping` says; what never got its manifest goes with the older ones."""
     this = step_folder(folder, newest.step)
-    older = sorted(home for home in folder.glob("step-????????") if home.name < this.name)
+    older = [home for home in _homes(folder) if home.name < this.name]
     complete = [newest.step]
     for home in older:
         with contextlib.suppress(CheckpointError):
             complete.append(read_manifest(home).step)
     kept = kept_steps(complete, newest.config)
     for home in older:
-        if _step_of(home) in kept:
+        if step_of(home.name) in kept:
             continue
-        # Without its manifest what is left of a half-deleted folder is no checkpoint.
-        (home / MANIFEST).unlink(missing_ok=True)
-        shutil.rmtree(home, ignore_errors=True)
+        # Without its manifest what is left of a half-deleted checkpoint is none.
+        on(home).remove([MANIFEST])
+        on(home).remove_all()
 
 
-def undo_after(folder: Path, step: int) -> None:
+def undo_after(folder: Place, step: int) -> None:
     """The run has gone back to `step` (-1: to its beginning), and what it does now comes out otherwise: later
     checkpoints are none any more. Every server says so before it begins, so none of the new ones can be there yet."""
-    for home in folder.glob("step-????????"):
+    for home in _homes(folder):
         if home.name > step_folder(folder, max(step, 0)).name or step < 0:
             with contextlib.suppress(FileNotFoundError):  # another server of the run has done it
-                (home / MANIFEST).rename(home / UNDONE)
-                _sync(home)
-
-
-def publish(temporary: Path, path: Path) -> None:
-    """Gives a finished file its name, durably."""
-    _sync(temporary)
-    temporary.rename(path)
-    _sync(path.parent)
-
-
-def try_writing(folder: Path) -> None:
-    """Writes a byte durably where checkpoints lie, and takes it away: where writing hangs, so does this. A folder that
-    is full, read-only or not there yet is no reason to say nothing."""
-    path = folder / f".try.{secrets.token_hex(8)}.tmp"
-    with contextlib.suppress(OSError):
-        try:
-            path.write_bytes(b"?")
-            _sync(path)
-        finally:
-            path.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+                on(home).rename(MANIFEST, UNDONE)

@@ -7,18 +7,19 @@ from pathlib import Path
 from node.compute.checkpoint import read_checkpoint, read_manifest, step_folder
 from node.compute.cut_anew import layouts_of
 from node.compute.export import export_model, join_shards
+from node.compute.places import Place
 from node.compute.seals import Vouched, verify
 from node.data.dataset import Dataset
 
 
-def who_vouches(folder: Path, step: int) -> Vouched:
+def who_vouches(folder: Place, step: int) -> Vouched:
     """Who has signed a checkpoint, all of which is read back. Raises `CheckpointError`: it is not what was signed."""
     home = step_folder(folder, step)
     manifest = read_manifest(home)
     return verify(home, manifest, manifest.parts)
 
 
-def export_checkpoint(folder: Path, step: int, out: Path) -> None:
+def export_checkpoint(folder: Place, step: int, out: Path) -> None:
     """Writes the model of a checkpoint to `out`.
 
     Args:

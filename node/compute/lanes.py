@@ -24,14 +24,18 @@ from node.compute import checkpoint, copies, evidence, seals
 from node.compute.cut_anew import STATE, UNITS, Recut, about_part
 from node.compute.devices.choice import DeviceChoice
 from node.compute.devices.device import Device, open_device
+from node.compute.doubts import doubt, doubted
 from node.compute.fixed_parameters import FixedParameters
 from node.compute.forms import grid, p12
 from node.compute.lane import Buffers, Outcome
 from node.compute.layout import StageLayout
 from node.compute.performer import Performer
+from node.compute.places import Place, on, place_of, soon
 from node.compute.plan_parts import chunks_of, partition_of
 from node.compute.probe import probe
+from node.compute.segments import graph_of
 from node.compute.shard import ShardWorker
+from node.compute.store_lane import FETCHED, Door, forget_outgoing, outgoing
 from node.compute.tolerance import relative_difference, residual
 from node.compute.wire import check_tokens
 from node.compute.worker import StageWorker
@@ -160,7 +164,7 @@ class DevicePerformer(Performer):
         dy, forward = self._decode(job.output_gradient, buffers), msgspec.structs.replace(job.task, op="F")
         _begin(stage, job.version, job.task)
         if self._config.batch.segments > 1:
-            dx = stage.backward_segment(_graph_of(job.task), dy, into)
+            dx = stage.backward_segment(graph_of(job.task), dy, into)
         elif job.input is None and job.weights_later:
             dx = stage.backward_input(forward, dy, into, job.task)
         elif job.input is None:
@@ -188,7 +192,7 @@ class DevicePerformer(Performer):
         self._stage.finish(job.task, job.accumulator)
 
     def _forward_segment(self, job: jobs.Forward, buffers: Buffers) -> TensorRef | None:
-        x, key = self._decode(job.input, buffers), _graph_of(job.task)
+        x, key = self._decode(job.input, buffers), graph_of(job.task)
         if job.task.segment == 0:
             self._stage.drop_graph(key)  # of whoever began it before
         if job.task.position == 0:
@@ -199,7 +203,7 @@ class DevicePerformer(Performer):
     def _segment_end(self, job: jobs.SegmentEnd, buffers: Buffers) -> tuple[float, TensorRef | None]:
         labels = self._decode(job.labels, buffers)[:, slice(*segment_ranges(self._config)[job.task.segment])]
         _begin(self._stage, job.version, job.task)
-        loss_sum, dx = self._stage.tail_segment(_graph_of(job.task), labels, job.accumulator)
+        loss_sum, dx = self._stage.tail_segment(graph_of(job.task), labels, job.accumulator)
         return loss_sum, self._input_gradient(job.input_gradient, dx)
 
     def _evaluate(self, job: jobs.Evaluate, buffers: Buffers) -> TensorRef | float:
@@ -272,11 +276,6 @@ def _begin(stage: StageWorker, version: int, task: TaskId) -> None:
     stage.begin_task(version, task.step, task.microbatch, task.slice == AUDIT_SLICE)
 
 
-def _graph_of(task: TaskId) -> TaskId:
-    """By what the graphs of a sample's segments are kept together."""
-    return msgspec.structs.replace(task, op="F", segment=0)
-
-
 class ServerPerformer(Performer):
     """Lane `server`: the data of stage 0, a shard with its optimizer, and what lies on the disk.
 
@@ -284,16 +283,23 @@ class ServerPerformer(Performer):
         state: the server's state folder; snapshots lie in it.
         allowed: what else of this machine the run may read and write.
         sealer: signs what this server writes into checkpoints.
+        door: of the lane that brings checkpoints to an object store.
     """
 
     def __init__(
-        self, state: Path, threads: int = 1, allowed: Allowed | None = None, sealer: Sealer | None = None
+        self,
+        state: Path,
+        threads: int = 1,
+        allowed: Allowed | None = None,
+        sealer: Sealer | None = None,
+        door: Door | None = None,
     ) -> None:
         super().__init__()
         torch.set_num_threads(threads)
         self._state = state
         self._allowed = allowed or Allowed()
         self._sealer = sealer
+        self._door = door or Door()
         self._data: Dataset | None = None
         self._place: jobs.SetUpServer | None = None
         self._shard: ShardWorker | None = None
@@ -329,6 +335,7 @@ class ServerPerformer(Performer):
 
     def _prepare_data(self, job: jobs.PrepareData, _: Buffers) -> tuple[int, str, int]:
         self._allowed.check(job.config)
+        place_of(self._state, job.config)
         with told_to(lambda silent_s: self.deliver(Outcome(WorkGoesOn(job, silent_s)))):
             self._data = Dataset(job.config)
         found = self._data.describe()
@@ -356,6 +363,8 @@ class ServerPerformer(Performer):
 
     def _set_up(self, job: jobs.SetUpServer, _: Buffers) -> int:
         self._allowed.check(job.config)
+        place_of(self._state, job.config)
+        self._door.begin(job.plan.ledger_generation)
         chunks = chunks_of(job.plan, job.stage)
         layout = StageLayout(job.config, job.vocabulary, *chunks[0], further=chunks[1:])
         self._before = self._shard if self._goes_on(job) else None
@@ -382,7 +391,7 @@ class ServerPerformer(Performer):
         if job.continues >= 0:
             return self._take_version(job, buffers)
         if job.checkpoint_step >= 0:
-            return self._load_checkpoint(job.checkpoint_step)
+            return self._load_checkpoint(job)
         return shard.initial()
 
     def _take_version(self, job: jobs.StartShard, buffers: Buffers) -> bytes:
@@ -487,8 +496,17 @@ class ServerPerformer(Performer):
         return path.name
 
     @property
-    def _checkpoints(self) -> Path:
+    def _checkpoints(self) -> Place:
+        """Where they are read."""
         place, _ = self._here
+        return checkpoint.run_folder(place_of(self._state, place.config), place.config)
+
+    @property
+    def _outgoing(self) -> Path:
+        """Where they are written: what an object store is to have is brought from there by another lane."""
+        place, _ = self._here
+        if place.config.checkpoint.is_url:
+            return outgoing(self._state, place.config)
         return checkpoint.run_folder(self._state / place.config.checkpoint.folder, place.config)
 
     @property
@@ -498,13 +516,15 @@ class ServerPerformer(Performer):
 
     def _write_checkpoint(self, job: jobs.WriteCheckpoint, _: Buffers) -> tuple[str, int, bytes]:
         place, shard = self._here
-        home = checkpoint.step_folder(self._checkpoints, job.step)
+        home = checkpoint.step_folder(self._outgoing, job.step)
         state = shard.snapshot(job.version)
         part = checkpoint.write_checkpoint_part(home, place.stage, place.shard, state, self._about(job.version))
         if self._sealer is not None:
             seals.seal_part(home, part, place.config.config_hash().hex(), job.step, self._sealer)
-        if not self._shared:
-            checkpoint.delete_older_parts(self._checkpoints, job.step, place.config)
+        if place.config.checkpoint.is_url:
+            forget_outgoing(self._outgoing)
+        elif not self._shared:
+            checkpoint.delete_older_parts(self._outgoing, job.step, place.config)
         return part.file, part.byte_count, part.digest
 
     def _write_manifest(self, job: jobs.WriteManifest, _: Buffers) -> str:
@@ -523,7 +543,8 @@ class ServerPerformer(Performer):
             partition=partition_of(place.plan),
             parts=tuple(checkpoint.PartEntry(*part) for part in job.parts),
         )
-        return str(checkpoint.write_manifest(self._checkpoints, manifest, self._shared, self._sign))
+        here = self._shared and not place.config.checkpoint.is_url
+        return checkpoint.write_manifest(self._outgoing, manifest, here, self._sign)
 
     def _write_evidence(self, job: jobs.WriteEvidence, buffers: Buffers) -> str:
         place, _shard = self._here
@@ -533,27 +554,39 @@ class ServerPerformer(Performer):
         if self._sealer is not None:
             seals.seal_manifest(home, manifest, self._sealer)
 
-    def _load_checkpoint(self, step: int) -> bytes:
-        place, _shard = self._here
-        home = checkpoint.step_folder(self._checkpoints, step)
-        if not self._shared:
+    def _load_checkpoint(self, job: jobs.StartShard) -> bytes:
+        place, shard = self._here
+        step = job.checkpoint_step
+        home: Place = checkpoint.step_folder(self._checkpoints, step)
+        if isinstance(home, Path) and not self._shared:
             return self._restore(checkpoint.find_part(home, place.stage, place.shard), step)
         manifest = checkpoint.read_manifest(home)
         checkpoint.check_run(manifest, place.config)
+        recut = None
+        parts = [part for part in manifest.parts if (part.stage, part.shard) == (place.stage, place.shard)]
         if manifest.partition != partition_of(place.plan):
-            return self._load_cut_anew(home, manifest)
-        path = checkpoint.find_part(home, place.stage, place.shard)
-        self._verify(home, manifest, [part for part in manifest.parts if part.file == path.name])
-        return self._restore(path, step)
+            # Other servers have written it, who held the model otherwise: what is in this shard now lay in theirs.
+            if manifest.vocabulary != place.vocabulary:
+                raise checkpoint.CheckpointError(
+                    f"{home}: a vocabulary of {manifest.vocabulary}, not {place.vocabulary}"
+                )
+            recut = Recut(manifest, shard.layout, place.shard, len(place.plan.stages[place.stage].servers))
+            parts = list(recut.parts)
 
-    def _load_cut_anew(self, home: Path, manifest: checkpoint.Manifest) -> bytes:
-        """Other servers have written it, who held the model otherwise: what is in this shard now lay in theirs."""
-        place, shard = self._here
-        if manifest.vocabulary != place.vocabulary:
-            raise checkpoint.CheckpointError(f"{home}: a vocabulary of {manifest.vocabulary}, not {place.vocabulary}")
-        recut = Recut(manifest, shard.layout, place.shard, len(place.plan.stages[place.stage].servers))
-        self._verify(home, manifest, recut.parts)
-        return shard.load(manifest.version, **recut.read(home))
+        def goes_on() -> None:
+            self.deliver(Outcome(WorkGoesOn(job, 0.0)))
+
+        names = seals.files_of(home, parts)
+        try:
+            with checkpoint.fetched(home, names, self._state / FETCHED, goes_on) as local:
+                self._verify(local, manifest, parts)
+                if recut is not None:
+                    return shard.load(manifest.version, **recut.read(local))
+                return self._restore(checkpoint.find_part(local, place.stage, place.shard), step)
+        except checkpoint.CheckpointError as error:
+            if not isinstance(home, Path) and not isinstance(error.__cause__, OSError):  # which may pass by itself
+                doubt(self._state, home)
+            raise
 
     def _verify(self, home: Path, manifest: checkpoint.Manifest, parts: Sequence[checkpoint.PartEntry]) -> None:
         vouched = seals.verify(home, manifest, parts)
@@ -561,7 +594,7 @@ class ServerPerformer(Performer):
             raise checkpoint.CheckpointError(f"{home}: {vouched.sentence(self._sealer.coordinator_key)}")
 
     def _find_checkpoints(self, job: jobs.FindCheckpoints, _: Buffers) -> tuple[int, ...]:
-        folder = checkpoint.run_folder(self._state / job.config.checkpoint.folder, job.config)
+        folder = checkpoint.run_folder(soon(place_of(self._state, job.config)), job.config)
         if self._allowed.may_write(job.config):
-            checkpoint.try_writing(folder)
-        return seals.present_checkpoints(folder)
+            on(folder).try_writing()
+        return seals.present_checkpoints(folder, doubted(self._state))

@@ -1,20 +1,20 @@
 """Lets the model of a checkpoint write a little, in a process of its own that stands back behind everything else.
 
-python -m node.compute.sample_process FOLDER STEP > JSON: {"sample": "…"} or {"why_not": "…"}
+python -m node.compute.sample_process PLACE STEP > JSON: {"sample": "…"} or {"why_not": "…"}
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import torch
 
-from node.compute.checkpoint import CheckpointError, read_checkpoint
+from node.compute.checkpoint import CheckpointError, read_checkpoint, read_manifest, step_folder
 from node.compute.export import join_shards
 from node.compute.layout import StageLayout
 from node.compute.model import DTYPES, StageModel
+from node.compute.places import Place, open_place
 from node.data.dataset import Dataset
 from node.platform.priority import stand_back
 from protocol.base.errors import BadInputError
@@ -29,18 +29,19 @@ operations, some ten seconds of one core."""
 TEMPERATURE = 0.8
 
 
-def write(folder: Path, step: int) -> str:
+def write(folder: Place, step: int) -> str:
     """What the model writes after the prompt, the prompt included.
 
     Raises:
         CheckpointError: the checkpoint is not complete.
         BadInputError: its tokenizer cannot be made here, or the model is too large for this.
     """
-    manifest, shards = read_checkpoint(folder, step)
+    manifest = read_manifest(step_folder(folder, step))
     config = manifest.config
     whole = StageLayout.whole(config, manifest.vocabulary)
     if whole.parameter_count > PARAMETERS_MAX:
         raise BadInputError(f"a model of {whole.parameter_count:,} parameters is too large to write beside the work")
+    manifest, shards = read_checkpoint(folder, step)
     weights: dict[str, torch.Tensor] = {}
     for stage, (first, end, count, *more) in enumerate(manifest.partition):
         layout = StageLayout(config, manifest.vocabulary, first, end, list(zip(more[::2], more[1::2], strict=True)))
@@ -62,7 +63,7 @@ def main(arguments: list[str]) -> None:
     stand_back()
     torch.set_num_threads(1)
     try:
-        answer = {"sample": write(Path(arguments[0]), int(arguments[1]))}
+        answer = {"sample": write(open_place(arguments[0]), int(arguments[1]))}
     except (CheckpointError, BadInputError, RuntimeError) as error:
         answer = {"why_not": str(error)}
     sys.stdout.write(json.dumps(answer) + "\n")

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from node.compute.blocks import attention_segment, rotary_table
 from node.compute.model import StageContext, StageModel
+from protocol.base.ids import TaskId
 
 KeysAndValues = tuple[Tensor, Tensor]
 """[samples, key/value heads, tokens, head width] each."""
@@ -139,3 +141,8 @@ class SegmentModel(StageModel):
 def _leaf(tensor: Tensor) -> Tensor:
     """The same memory, at which a later segment's graph begins."""
     return tensor.detach().requires_grad_(True)
+
+
+def graph_of(task: TaskId) -> TaskId:
+    """By what the graphs of a sample's segments are kept together."""
+    return msgspec.structs.replace(task, op="F", segment=0)

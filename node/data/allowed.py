@@ -11,6 +11,7 @@ from pathlib import Path
 
 from node.data.tokenizer import BYTES, PREPARED
 from protocol.base.errors import BadInputError
+from protocol.run.places import is_url, lies_below, local_folder
 from protocol.run.run import RunConfig
 
 
@@ -20,8 +21,8 @@ class Allowed:
 
     data: tuple[Path, ...] = ()
     """May be read: data, tokenizers, weights to start from."""
-    checkpoints: tuple[Path, ...] = ()
-    """May be written: checkpoints, and what lies there of other servers may be read."""
+    checkpoints: tuple[Path | str, ...] = ()
+    """May be written: checkpoints, and what lies there of other servers may be read. A folder, or a store's URL."""
 
     def check(self, config: RunConfig) -> None:
         """Raises `BadInputError` for the first path that the run names and the operator does not lend."""
@@ -33,16 +34,20 @@ class Allowed:
                 )
         if not self.may_write(config):
             folder = config.checkpoint.folder
+            where = "with this computer's keys" if is_url(folder) else "on this computer"
             raise BadInputError(
-                f"checkpoint.folder: the run wants to write to {folder} on this computer; if that is right, say so"
+                f"checkpoint.folder: the run wants to write to {folder} {where}; if that is right, say so"
                 f" with `--checkpoints {folder}`"
             )
 
     def may_write(self, config: RunConfig) -> bool:
         """Whether the run's checkpoints go where they may: below the state folder, or where the operator says."""
-        folder = Path(config.checkpoint.folder)
+        folder = local_folder(config.checkpoint.folder)
+        if folder is None:
+            return any(lies_below(config.checkpoint.folder, str(url)) for url in self.checkpoints)
         if folder.is_absolute():
-            return _lies_in(str(folder), self.checkpoints)
+            lent = [local_folder(str(place)) for place in self.checkpoints]
+            return _lies_in(str(folder), tuple(place for place in lent if place is not None))
         return ".." not in folder.parts
 
 

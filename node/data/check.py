@@ -1,10 +1,12 @@
-"""What can be said of a run's data and weights on this computer before anybody joins: the coordinator asks, by the
-entry points of `barnraise.checks`. No torch, and no more of a text than its first piece."""
+"""What can be said of a run's data, weights and place for checkpoints on this computer before anybody joins: the
+coordinator asks, by the entry points of `barnraise.checks`. No torch, and no more of a text than its first piece."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
+from node.compute.object_store import EXTRA
 from node.data.dataset import TEXT_CHARACTERS_MAX, Dataset
 from node.data.files import file_pieces, find_files, kind_of
 from node.data.prepared import is_prepared
@@ -25,7 +27,7 @@ def check_data(config: RunConfig) -> tuple[list[str], int]:
     Raises:
         BadInputError: it is here and cannot be used.
     """
-    notes: list[str] = []
+    notes = _place_of_checkpoints(config)
     own = config.validation.source
     if own and not own.startswith("builtin:") and not _is_here(own):
         notes.append(_absent("validation.source", own))
@@ -53,6 +55,20 @@ def check_data(config: RunConfig) -> tuple[list[str], int]:
     else:
         notes.append(_absent("data.tokenizer", choice))
     return [*notes, *_start_from(config)], vocabulary
+
+
+def _place_of_checkpoints(config: RunConfig) -> list[str]:
+    """A store is asked nothing here: the keys for it are with the servers."""
+    folder = config.checkpoint.folder
+    if not config.checkpoint.is_url:
+        return []
+    notes = [
+        f"checkpoint.folder: {folder} is written by the servers, each with the keys in its own environment and"
+        f" `--checkpoints {folder}`; one that cannot write there says so in `barnraise status`"
+    ]
+    if find_spec("obstore") is None:
+        notes.append(f"checkpoint.folder: here it could not be read: export and verify need {EXTRA}")
+    return notes
 
 
 def _tried(choice: str) -> str:

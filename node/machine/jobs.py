@@ -404,6 +404,39 @@ class FindCheckpoints:
 
 
 @dataclass(frozen=True, slots=True)
+class TryStore:
+    """Whether the run's object store lets this server write, and take away. Result: nothing."""
+
+    config: RunConfig
+    ledger_generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class BringPart:
+    """Bring the shard's part of a checkpoint, which `WriteCheckpoint` has left on the disk, to the run's object store,
+    and read it back there. Result: nothing."""
+
+    config: RunConfig
+    ledger_generation: int
+    step: int
+    stage: int
+    shard: int
+    file: str
+    byte_count: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BringManifest:
+    """Decider: all parts lie in the object store; put the manifest there that `WriteManifest` has left on the disk,
+    unless one is there. Result: the manifest's name."""
+
+    config: RunConfig
+    ledger_generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Benchmark:
     """Run a layer of the run's model for about half a second. Result: floating point operations a second."""
 
@@ -427,6 +460,10 @@ DEVICE_JOBS = (
     DropGraphs,
     DropAccumulators,
 )
+STORE_JOBS = (TryStore, BringPart, BringManifest)
+"""What may take as long as a line and somebody else's computers do: in a lane of its own, for which no training waits.
+Each names the ledgers that it was ordered under, since the lanes end their jobs in any order."""
+StoreJob = TryStore | BringPart | BringManifest
 Job = (
     SetUpDevice
     | LoadParameters
@@ -460,5 +497,6 @@ Job = (
     | WriteManifest
     | WriteEvidence
     | FindCheckpoints
+    | StoreJob
     | Benchmark
 )

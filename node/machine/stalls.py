@@ -11,6 +11,7 @@ from collections import deque
 
 from node.machine.jobs import (
     DEVICE_JOBS,
+    STORE_JOBS,
     Apply,
     FindCheckpoints,
     Job,
@@ -65,7 +66,8 @@ class Stalls:
         self._slow_s = 0.0
 
     def ordered(self, job: Job) -> None:
-        self._jobs[_lane(job)].append(job)
+        if not isinstance(job, STORE_JOBS):  # training waits for none of these
+            self._jobs[_lane(job)].append(job)
 
     def writing(self) -> None:
         """A record is on its way to the disk."""
@@ -73,6 +75,8 @@ class Stalls:
 
     def ended(self, job: Job, result: object = None) -> None:
         """A lane does its jobs in order, so it is the first."""
+        if isinstance(job, STORE_JOBS):
+            return
         lane = _lane(job)
         if self._jobs[lane]:
             self._jobs[lane].popleft()

@@ -22,6 +22,7 @@ import structlog
 import trio
 
 from node.compute.devices.choice import DeviceChoice
+from node.compute.places import Place
 from node.core import NodeMachine
 from node.data.allowed import Allowed
 from node.links.assemble import Forward, WayOptions, assemble
@@ -108,7 +109,7 @@ class NodeOptions:
     """(server, path, figures) of the links that were measured before the owner was asked."""
     allowed: Allowed = field(default_factory=Allowed)
     """What the run may read and write of a server's machine."""
-    checkpoints: Path | None = None
+    checkpoints: Place | None = None
     """Where a fresh server finds the checkpoints of a run that it does not know yet."""
     limits: LineLimits = field(default_factory=LineLimits)
     page: bool = True
@@ -360,7 +361,8 @@ class _Node:
                 allowed = self._options.allowed
                 driver.journal = JournalWriter(state.journal, self._pump.put)
                 nursery.start_soon(driver.journal.run)
-                driver.add_lane("server", own_lanes.server_lane(state.folder.absolute(), allowed, sealer))
+                for name, lane in own_lanes.server_lanes(state.folder.absolute(), allowed, sealer).items():
+                    driver.add_lane(name, lane)
             if listeners:
                 nursery.start_soon(driver.transport.serve, listeners)
                 nursery.start_soon(StunResponder().serve, listeners)
@@ -462,6 +464,7 @@ class _Node:
         sizes = (kept.vocabulary, kept.plan) if kept is not None else (0, None)
         self._driver.transport.options = link_options(config, *sizes)
         self._driver.step_tasks = config.batch.microbatches
+        self._driver.checkpoints_are_brought = config.checkpoint.is_url
 
     async def _watch_quota(self) -> None:
         """Little is left: finish and leave. Nothing is left: leave, with links that carry no more bytes."""

@@ -23,7 +23,18 @@ from node.compute.forms.heads import square_norm_most
 from node.compute.forms.packed import all_within, first, is_whole
 from node.compute.lane import Lane, Outcome, input_refs
 from node.links.connector import Connector
-from node.machine.jobs import DEVICE_JOBS, Apply, Backward, Reduce, SetUpServer, WriteCheckpoint, WriteManifest
+from node.machine.jobs import (
+    DEVICE_JOBS,
+    STORE_JOBS,
+    Apply,
+    Backward,
+    BringManifest,
+    BringPart,
+    Reduce,
+    SetUpServer,
+    WriteCheckpoint,
+    WriteManifest,
+)
 from node.measure.activity import Activity
 from node.measure.measuring import Measuring
 from node.measure.meter import Figures
@@ -139,6 +150,8 @@ class Driver:
         """Set for a server."""
         self.also_reported: dict[str, float] = {}
         """What every report says beside the counts: where `/metrics` answers."""
+        self.checkpoints_are_brought = False
+        """Whether the run's checkpoints lie in an object store."""
         self.step_tasks = 1
         """Microbatches of a step, as soon as the run is known: they share out what a sum of gradients can hold."""
 
@@ -186,7 +199,8 @@ class Driver:
         buffers = {ref.key: self._store.get(ref.key) for ref in input_refs(job)}
         on_device = self._on_device(job)
         self.activity.job_begins(on_device, trio.current_time())
-        self._lanes["device" if on_device else "server"].submit(job, buffers)
+        lane = "store" if isinstance(job, STORE_JOBS) else "device" if on_device else "server"
+        self._lanes[lane].submit(job, buffers)
 
     def _on_device(self, job: Any) -> bool:
         return type(job) in DEVICE_JOBS or "server" not in self._lanes  # an auditor has no other lane
@@ -237,15 +251,22 @@ class Driver:
             self._reduce_s = outcome.seconds
         elif isinstance(job, Apply):
             record("barnraise_server_step_duration_seconds", self._reduce_s + outcome.seconds)
-        elif isinstance(job, WriteCheckpoint | WriteManifest):
-            record("barnraise_server_checkpoint_duration_seconds", outcome.seconds)
-            if isinstance(outcome.fact, Computed):
-                record("barnraise_server_checkpoints_total", outcome="written")
-                record("barnraise_server_checkpoint_last_success_timestamp_seconds", time.time())
-                if isinstance(job, WriteCheckpoint):
-                    record("barnraise_server_checkpoint_bytes", outcome.fact.result[1])
-            else:
-                record("barnraise_server_checkpoints_total", outcome="failed")
+        elif isinstance(job, WriteCheckpoint | WriteManifest | BringPart | BringManifest):
+            self._account_checkpoint(job, outcome)
+
+    def _account_checkpoint(
+        self, job: WriteCheckpoint | WriteManifest | BringPart | BringManifest, outcome: Outcome
+    ) -> None:
+        """Where checkpoints lie in an object store, one is written when it was brought there."""
+        record = self._metrics.record
+        record("barnraise_server_checkpoint_duration_seconds", outcome.seconds)
+        if isinstance(outcome.fact, ComputeFailed):
+            record("barnraise_server_checkpoints_total", outcome="failed")
+        elif isinstance(job, BringPart | BringManifest) or not self.checkpoints_are_brought:
+            record("barnraise_server_checkpoints_total", outcome="written")
+            record("barnraise_server_checkpoint_last_success_timestamp_seconds", time.time())
+        if isinstance(outcome.fact, Computed) and isinstance(job, WriteCheckpoint):
+            record("barnraise_server_checkpoint_bytes", outcome.fact.result[1])
 
     def _total(self, counter: str, value: float) -> None:
         self._totals[counter] = self._totals.get(counter, 0.0) + value

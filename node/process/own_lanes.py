@@ -15,15 +15,21 @@ from node.compute.devices.device import why_no_accelerator
 from node.compute.evidence import FOLDER
 from node.compute.lane import Lane, Outcome
 from node.compute.lanes import DevicePerformer, ServerPerformer
+from node.compute.store_lane import Door, StorePerformer
 from node.data.allowed import Allowed
 from protocol.trust.seals import Sealer
 
 Deliver = Callable[[Outcome], None]
 
 
-def server_lane(folder: Path, allowed: Allowed, sealer: Sealer) -> Callable[[Deliver], Lane]:
-    """The lane of what a server computes for its shard; `folder`: its state."""
-    return lambda deliver: Lane("server", lambda: ServerPerformer(folder, 1, allowed, sealer), deliver)
+def server_lanes(folder: Path, allowed: Allowed, sealer: Sealer) -> dict[str, Callable[[Deliver], Lane]]:
+    """By name, the lane of what a server computes for its shard, and that of what it brings to an object store;
+    `folder`: its state."""
+    door = Door()
+    return {
+        "server": lambda deliver: Lane("server", lambda: ServerPerformer(folder, 1, allowed, sealer, door), deliver),
+        "store": lambda deliver: Lane("store", lambda: StorePerformer(folder, allowed, door), deliver),
+    }
 
 
 def device_lane(

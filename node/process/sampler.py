@@ -16,6 +16,7 @@ import structlog
 import trio
 
 from node.compute.checkpoint import present_checkpoints, run_folder
+from node.compute.places import Place, place_of, soon
 from node.core import NodeMachine
 from protocol.base.errors import LocalProtocolError
 from protocol.messages import Wrote
@@ -26,19 +27,31 @@ WRITE_S = 300.0
 ANSWER_BYTES_MAX = 64 << 10
 
 
-def checkpoints_to_read(machine: NodeMachine) -> Path | None:
-    """Where whole checkpoints lie, on the server that decides on steps; None on others, and where none are shared."""
+def checkpoints_to_read(machine: NodeMachine) -> Callable[[], Place] | None:
+    """How to find where whole checkpoints lie, which may take a while, on the server that decides on steps; None on
+    others, and where none are shared."""
     config = machine.config
     if config is None or machine.server is None or machine.server.decider is None or not config.checkpoint.shared:
         return None
-    return run_folder(Path(config.checkpoint.folder), config)
+    return lambda: run_folder(soon(place_of(Path(), config)), config)
 
 
-async def tell_samples(place: Callable[[], Path | None], send: Callable[[Wrote], bool], look_s: float = LOOK_S) -> None:
+def _newest(find: Callable[[], Place]) -> tuple[Place | None, int]:
+    """Where the newest whole checkpoint lies, and its step; blocks. A store that is away has none."""
+    try:
+        folder = find()
+        return folder, max(present_checkpoints(folder, most=1), default=-1)
+    except OSError:
+        return None, -1
+
+
+async def tell_samples(
+    place: Callable[[], Callable[[], Place] | None], send: Callable[[Wrote], bool], look_s: float = LOOK_S
+) -> None:
     """Until cancelled.
 
     Args:
-        place: where the run's checkpoints lie, while this server is the one that writes.
+        place: how to find where the run's checkpoints lie, while this server is the one that writes.
         send: to the coordinator; False while it is away.
     """
     log = structlog.get_logger("node")
@@ -46,11 +59,10 @@ async def tell_samples(place: Callable[[], Path | None], send: Callable[[Wrote],
     sample = ""
     while True:
         await trio.sleep(look_s)
-        folder = place()
-        if folder is None:
+        if (find := place()) is None:
             continue
-        newest = max(await trio.to_thread.run_sync(present_checkpoints, folder), default=-1)
-        if newest > written:
+        folder, newest = await trio.to_thread.run_sync(_newest, find, abandon_on_cancel=True)
+        if folder is not None and newest > written:
             written = newest
             sample, why_not = await _write(folder, newest)
             if why_not:
@@ -63,7 +75,7 @@ async def tell_samples(place: Callable[[], Path | None], send: Callable[[Wrote],
             told = written
 
 
-async def _write(folder: Path, step: int) -> tuple[str, str]:
+async def _write(folder: Place, step: int) -> tuple[str, str]:
     """(what the model writes, why nothing)."""
     command = [sys.executable, "-P", "-m", "node.compute.sample_process", str(folder), str(step)]
     with trio.move_on_after(WRITE_S):

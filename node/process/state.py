@@ -12,8 +12,11 @@ from pathlib import Path
 import msgspec
 import trio
 
-from node.compute.checkpoint import run_folder
-from node.compute.seals import scan_checkpoints
+from node.compute.checkpoint import run_folder, runs_in
+from node.compute.doubts import doubted
+from node.compute.object_store import StoreError
+from node.compute.places import Place, place_of, soon
+from node.compute.seals import present_checkpoints, scan_checkpoints
 from node.data.allowed import Allowed
 from node.machine.kept_plan import KeptPlan
 from node.machine.welcome import names_other_data
@@ -115,16 +118,26 @@ class NodeState:
             self.kept = kept
             self.journal.set_meta("plan", msgspec.msgpack.encode(kept))
 
-    def checkpoints(self, folder: Path | None, allowed: Allowed) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    def checkpoints(self, place: Place | None, allowed: Allowed) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Complete checkpoints that this node can read, and sentences on those that are not complete.
 
-        Where depends on the run. A node that has never been welcome does not know it: it looks into `folder`.
+        Where depends on the run. A node that has never been welcome does not know it: it looks into `place`.
         """
-        if self.config is not None:
+        try:
+            if self.config is None:
+                return ((), ()) if place is None else self._found(only_run(soon(place)))
             if not allowed.may_write(self.config):
                 return (), ()  # the lane says so, and ends
-            return scan_checkpoints(run_folder(self.folder / self.config.checkpoint.folder, self.config))
-        return ((), ()) if folder is None else scan_checkpoints(only_run(folder))
+            return self._found(run_folder(soon(place_of(self.folder, self.config)), self.config))
+        except StoreError as error:  # which may be back before anybody asks
+            return (), (str(error),)
+
+    def _found(self, folder: Place) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Nobody reads all of a store at each start: there those count whose parts are there, and each server reads its
+        own part in full when it begins from one."""
+        if isinstance(folder, Path):
+            return scan_checkpoints(folder)
+        return present_checkpoints(folder, doubted(self.folder)), ()
 
     async def listen(
         self, wanted: tuple[tuple[str, int], ...], announce: tuple[str, ...]
@@ -153,11 +166,11 @@ class NodeState:
         return listeners, reachable_addresses(sockets, announce)
 
 
-def only_run(folder: Path) -> Path:
-    """The one run whose checkpoints lie in `folder` or below it. Raises `BadInputError` when there are several."""
-    if not folder.is_dir():
-        raise BadInputError(f"--checkpoints: {folder} is no folder")
-    runs = sorted({home.parent for pattern in ("step-*", "*/step-*") for home in folder.glob(pattern)})
+def only_run(place: Place) -> Place:
+    """The one run whose checkpoints lie in `place` or below it. Raises `BadInputError` when there are several."""
+    if isinstance(place, Path) and not place.is_dir():
+        raise BadInputError(f"--checkpoints: {place} is no folder")
+    runs = runs_in(place)
     if len(runs) > 1:
-        raise BadInputError(f"--checkpoints: {folder} holds {len(runs)} runs; name one: {runs[0]}, …")
-    return runs[0] if runs else folder
+        raise BadInputError(f"--checkpoints: {place} holds {len(runs)} runs; name one: {runs[0]}, …")
+    return runs[0] if runs else place

@@ -13,11 +13,10 @@ import math
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from pathlib import PurePath
 
 import msgspec
 
-from node.machine.jobs import WriteManifest
+from node.machine.jobs import BringManifest, WriteManifest
 from node.machine.numbers import learning_rate, validation_loss
 from node.machine.records import CheckpointWritten, LastValidated, Record, StepDecided, StepDone
 from node.machine.waits import Wait, listed
@@ -41,6 +40,7 @@ from protocol.messages import (
     Work,
 )
 from protocol.run.changes import changed, in_force
+from protocol.run.places import above
 
 REPORTS_IN_FLIGHT_MAX = 64
 """Step reports sent to the coordinator and not yet acknowledged; more wait here, so its return is no flood."""
@@ -461,7 +461,7 @@ class DeciderRole:
             entries = tuple((p.stage, p.shard, p.file, p.byte_count, p.digest) for p in ordered)
             self._out.compute(WriteManifest(message.step, entries, self._context.batches.samples(message.step)[0]))
 
-    def manifest_written(self, job: WriteManifest, manifest: str) -> None:
+    def manifest_written(self, job: WriteManifest | BringManifest, manifest: str) -> None:
         for step in [step for step in self._parts if step <= job.step]:
             del self._parts[step]
         self._out.persist(
@@ -473,7 +473,7 @@ class DeciderRole:
         self._out.log("info", "checkpoint written", step=record.step, manifest=record.manifest)
         if record.step == self._context.config.steps:
             # manifest.json lies in a step's folder, and that in the run's
-            hint = self._context.config.checkpoint.export_hint(str(PurePath(record.manifest).parent.parent))
+            hint = self._context.config.checkpoint.export_hint(above(record.manifest, 2))
             self._out.log("info", "the last checkpoint is written", detail=hint)
         for node in self._context.plan.server_nodes():
             self._tell_checkpoint(node, record.step)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from node.machine.jobs import Job, WriteCheckpoint, WriteManifest, WriteSnapshot
+from node.machine.jobs import BringPart, Job, StoreJob, WriteCheckpoint, WriteManifest, WriteSnapshot
 from node.machine.records import Record, SnapshotWritten
+from node.server.bringing import Bringing
 from node.server.context import StageContext
 from node.server.recovery import oldest_needed
 from protocol.messages import CheckpointPart
@@ -32,9 +33,13 @@ class Saves:
         """This shard's part of the newest checkpoint."""
         self._failed: dict[type[Job], WriteCheckpoint | WriteManifest] = {}
         self._try_again_at: float | None = None
+        self.store = Bringing(context) if context.config.checkpoint.is_url else None
+        """Where checkpoints lie in an object store."""
 
     def start(self, records: Sequence[Record]) -> None:
         """Snapshots that the disk has of these ledgers."""
+        if self.store is not None:
+            self.store.begin()
         self._snapshots = [record.step for record in records if isinstance(record, SnapshotWritten)]
 
     # ---- orders --------------------------------------------------------------------------------------------------
@@ -88,7 +93,7 @@ class Saves:
 
     def part_written(self, job: WriteCheckpoint, file: str, byte_count: int, digest: bytes) -> None:
         self._done(job)
-        self.part = CheckpointPart(
+        part = CheckpointPart(
             ledger_generation=self._context.generation,
             step=job.step,
             stage=self._context.stage,
@@ -97,10 +102,44 @@ class Saves:
             byte_count=byte_count,
             digest=digest,
         )
-        self._out.send(self._context.plan.decider, self.part)
+        if self.store is not None:
+            self.store.part(part)
+        else:
+            self._announce(part)
 
-    def manifest_written(self, job: WriteManifest) -> None:
+    def _announce(self, part: CheckpointPart) -> None:
+        self.part = part
+        self._out.send(self._context.plan.decider, part)
+
+    def manifest_written(self, job: WriteManifest) -> bool:
+        """Whether the checkpoint is complete: in an object store it is when the manifest was brought there, too."""
         self._done(job)
+        if self.store is not None:
+            self.store.manifest(job.step)
+        return self.store is None
+
+    def brought(self, job: StoreJob) -> bool:
+        """Something lies in the object store now. Returns whether it was ordered under these ledgers."""
+        if self.store is None or not self.store.is_ours(job):
+            return False
+        self.store.brought(job)
+        if isinstance(job, BringPart):
+            self._announce(
+                CheckpointPart(
+                    ledger_generation=job.ledger_generation,
+                    step=job.step,
+                    stage=job.stage,
+                    shard=job.shard,
+                    file=job.file,
+                    byte_count=job.byte_count,
+                    digest=job.digest,
+                )
+            )
+        return True
+
+    def not_brought(self, job: StoreJob, reason: str, now: float) -> None:
+        if self.store is not None and self.store.is_ours(job):
+            self.store.failed(job, reason, now)
 
     def _done(self, job: Saved) -> None:
         self._context.alerts.pop(_SUBJECTS[type(job)], None)
@@ -117,10 +156,13 @@ class Saves:
             self._try_again_at = now + TRY_AGAIN_S
 
     def wake_at(self) -> float | None:
-        return self._try_again_at
+        times = (self._try_again_at, None if self.store is None else self.store.wake_at())
+        return min((time for time in times if time is not None), default=None)
 
     def wake(self, now: float, version: int) -> None:
         """Tries again; a part only while its version is the newest, which alone is in memory for sure."""
+        if self.store is not None:
+            self.store.wake(now)
         if self._try_again_at is None or now < self._try_again_at:
             return
         self._try_again_at = None

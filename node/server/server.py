@@ -11,7 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 from node.machine.jobs import (
+    STORE_JOBS,
     Apply,
+    BringManifest,
     CopyState,
     Fold,
     Job,
@@ -22,6 +24,7 @@ from node.machine.jobs import (
     ServeParameters,
     SetUpServer,
     StartShard,
+    StoreJob,
     WriteCheckpoint,
     WriteEvidence,
     WriteManifest,
@@ -262,6 +265,9 @@ class ServerMachine:
     # ---- jobs and records ----------------------------------------------------------------------------------------
 
     def computed(self, job: Job, result: Any, now: float) -> None:
+        if isinstance(job, STORE_JOBS):
+            self._brought(job, result)
+            return
         if isinstance(job, SetUpServer):
             self._lane_is_ours = job.plan.ledger_generation == self.context.generation
         if not self._lane_is_ours:
@@ -298,8 +304,8 @@ class ServerMachine:
             case WriteCheckpoint():
                 self.shard.saves.part_written(job, *result)
             case WriteManifest() if self.decider is not None:
-                self.shard.saves.manifest_written(job)
-                self.decider.manifest_written(job, result)
+                if self.shard.saves.manifest_written(job):
+                    self.decider.manifest_written(job, result)
             case WriteEvidence():
                 say_evidence(self._out, job, result)
             case _:
@@ -308,8 +314,16 @@ class ServerMachine:
             self._become_ready(now)
         self._roles.give_leases(now)
 
+    def _brought(self, job: StoreJob, result: Any) -> None:
+        """Something of a checkpoint lies in the object store."""
+        if self.shard.saves.brought(job) and isinstance(job, BringManifest) and self.decider is not None:
+            self.decider.manifest_written(job, result)
+
     def failed(self, job: Job, reason: str, now: float) -> bool:
         """Whether the server goes on without what a job should have done: with a checkpoint or snapshot less."""
+        if isinstance(job, STORE_JOBS):
+            self.shard.saves.not_brought(job, reason, now)
+            return True
         if isinstance(job, LoadSnapshot):
             raise StateLostError(f"snapshot {job.version} cannot be read: {reason}")
         if isinstance(job, StartShard) and job.copy:

@@ -283,7 +283,7 @@ class WorldLanes:
                 return f"snapshot-{job.version}"
             case jobs.WriteCheckpoint():
                 return f"{job.step}", STATE_BYTES * self._elements, _digest(job.version)
-            case jobs.WriteManifest():
+            case jobs.WriteManifest() | jobs.BringManifest():
                 return f"manifest-{job.step}"
             case jobs.FindCheckpoints():
                 return ()

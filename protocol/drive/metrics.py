@@ -156,7 +156,7 @@ class Metrics:
         else:
             child.observe(value)
 
-    def show(self, label: str, values: Collection[str]) -> None:
+    def show_only(self, label: str, values: Collection[str]) -> None:
         """Of a label whose values are known only these have series from now on, at 0 where they are new: a stage that
         a run does not have must not look like one where nobody works."""
         if self._shown.get(label) == (shown := frozenset(values)):

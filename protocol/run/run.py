@@ -19,6 +19,7 @@ from protocol.base.printable import is_printable
 from protocol.run.config_hash import config_hash, older_hashes
 from protocol.run.course import EVEN, PLANNED, check_course_keys, check_cut_of_auto, parts_of
 from protocol.run.mixture import parse_mixture
+from protocol.run.places import MEMORY, check_url, is_url
 from protocol.run.segments import SEGMENTS_MAX, check_segments
 
 DESCRIPTION_MAX = 400
@@ -197,16 +198,22 @@ class CheckpointSection(_Section, frozen=True, kw_only=True):
     """Newest complete checkpoints that are kept; where results are audited (`[audit] rate`) some older ones, too, about
     one for each doubling of their age, so that `barnraise run void` finds one from before somebody came."""
     folder: Path = "checkpoints"
-    """A folder that every server can write; relative means below the server's state folder."""
+    """A folder that every server can write, or a place in an object store (s3://, gs://, az://); relative means below
+    the server's state folder."""
     buddy: Literal["auto", "always", "never"] = "auto"
     """Whether another server keeps in memory what each shard has committed, so that a server that is lost with its disk
     costs open steps only, not all since the newest checkpoint. A step ends when the copy is there: 12 to 16 bytes a
     parameter of the shard. `auto`: where that is at most half of what the step's boundaries take of the same line."""
 
     @property
+    def is_url(self) -> bool:
+        """Whether it lies in an object store."""
+        return is_url(self.folder)
+
+    @property
     def shared(self) -> bool:
-        """Whether all servers write to one folder."""
-        return PurePath(self.folder).is_absolute()
+        """Whether all servers write to one place."""
+        return self.is_url or PurePath(self.folder).is_absolute()
 
     def export_hint(self, run_folder: str = "") -> str:
         """For people, at the end of a run: where the checkpoint lies, and how a model is made of it."""
@@ -476,6 +483,10 @@ class RunConfig(_Section, frozen=True, kw_only=True):
             if not possible_counts(self, STAGES_MAX):
                 raise BadInputError('stages.count: "auto", but no number of stages fits the other keys of the run')
         check_segments(self)
+        if self.checkpoint.is_url:
+            check_url("checkpoint.folder", self.checkpoint.folder)
+            if self.checkpoint.folder.startswith(f"{MEMORY}:"):
+                raise BadInputError("checkpoint.folder: what one process has in memory no other server can read")
         parse_mixture(self.data.mixture)
         if self.wire.activations_up != self.wire.activations_down:
             raise BadInputError("wire.activations_up: must be the form of wire.activations_down: servers hand on bytes")

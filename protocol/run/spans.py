@@ -41,7 +41,8 @@ JOBS = {
     "TakeGradient": "gradient", "LoadParameters": "load", "SetUpDevice": "set up", "Fold": "fold", "Reduce": "sum",
     "Apply": "optimizer",
     "WriteCheckpoint": "checkpoint", "WriteManifest": "checkpoint", "WriteSnapshot": "checkpoint",
-    "CopyState": "checkpoint", "LoadBatch": "data", "PrepareData": "data", "ServeParameters": "serve",
+    "CopyState": "checkpoint", "BringPart": "checkpoint", "BringManifest": "checkpoint", "TryStore": "checkpoint",
+    "LoadBatch": "data", "PrepareData": "data", "ServeParameters": "serve",
 }  # fmt: skip
 """Kinds of the jobs of `node.machine.jobs`, by their name; the others are `other`."""
 CAPACITY = 16_384

@@ -88,6 +88,13 @@ def test_steps_close_every_task_is_done_once_and_a_seed_replays(folder: Path) ->
     assert answer(folder, "--seed", "2")["inputs"] != found["inputs"]
 
 
+def test_a_run_whose_checkpoints_lie_in_a_store_is_simulated_without_one(folder: Path) -> None:
+    """Nothing is asked of it; what servers would bring there costs the run no step."""
+    text = RUN.replace("steps = 1000", "steps = 4")
+    (folder / "run.toml").write_text(f'{text}[checkpoint]\nevery_steps = 2\nfolder = "s3://bucket/runs"\n')
+    assert answer(folder)["steps"] == 4
+
+
 def test_a_trace_moves_volunteers_and_costs_steps(folder: Path) -> None:
     """Names that the network does not know are its volunteers in turn; who leaves takes what he computed with him."""
     rows = ["0,add,a", "0,add,b", "0,add,c", "0,add,d", "20000,remove,a", "30000,add,e", "40000,remove,b"]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
 
 from node.commands.checkpoints import checkpoints
+from node.commands.members import server
+from protocol.base.errors import BadInputError
 from tests.node.commands.test_export import scattered, shared
+from tests.node.commands.test_members import link
 
 __all__ = ["shared"]
 
@@ -51,6 +56,31 @@ def test_parts_that_servers_kept_to_themselves_are_read_together(shared: Path, t
 
 def test_a_step_or_folder_that_is_not_there_is_said(shared: Path, tmp_path: Path) -> None:
     """A step without a checkpoint is named with those there are; a folder without any is no folder of checkpoints."""
-    assert "no checkpoint has step 3; there are folders of 2, 4" in str(verify(shared, "--step", 3).exception)
+    assert "no checkpoint has step 3; there are those of steps 2, 4" in str(verify(shared, "--step", 3).exception)
     nothing = verify(tmp_path / "nothing")
     assert nothing.exit_code != 0 and "FOLDER" in str(nothing.exception)
+
+
+def test_a_store_is_verified_by_its_url(shared: Path) -> None:
+    """As the folder is; what cannot be read, or is no place, is one sentence and exit code 2."""
+    url = f"file://{shared}"
+    assert verify(url).output == verify(shared).output
+    (part,) = shared.glob("*/step-00000004/stage-0-shard-1-*.safetensors")
+    part.write_bytes(part.read_bytes()[:-1] + b"?")
+    result = verify(url)
+    assert result.exit_code == 1 and "NOT WHOLE" in result.output and f"{url}/" in result.output
+    assert "there is no checkpoint in" in str(verify(f"{url}/nowhere").exception)
+    assert "name a URL alone" in str(verify(url, shared).exception)
+    result = verify("s3://KEY:planted@bucket/x")
+    assert result.exit_code == 2 and "planted" not in result.output
+
+
+def test_without_the_extra_one_sentence_says_what_to_install(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder needs nothing."""
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    result = verify("s3://bucket/x")
+    assert isinstance(result.exception, BadInputError)
+    assert str(result.exception).endswith("one more package: pip install 'barnraise[objects]'")
+    assert verify(shared).exit_code == 0
+    refused = CliRunner().invoke(server, ["--checkpoints", "s3://bucket/x", link("server")])
+    assert str(refused.exception) == f"--checkpoints: {str(result.exception).partition(': ')[2]}"

@@ -96,6 +96,22 @@ def test_parts_of_several_servers_are_put_together(shared: Path, tmp_path: Path)
     assert [path.name for path in tmp_path.glob(".barnraise-export-*")] == []
 
 
+def test_a_store_gives_the_same_model_by_its_url(shared: Path, tmp_path: Path) -> None:
+    """The newest whole one is brought here for it, and nothing is left; a step can be named."""
+    url = f"file://{shared}"
+    assert run(tmp_path / "folder", shared).exit_code == 0
+    result = run(tmp_path / "url", url)
+    assert result.output.endswith("the model after 4 steps\n"), result.exception
+    folder, store = (load_file(tmp_path / name / "model.safetensors") for name in ("folder", "url"))
+    assert set(folder) == set(store) and all(torch.equal(folder[name], store[name]) for name in folder)
+    part = next(shared.glob("*/step-00000004/stage-0-shard-1-*.safetensors"))
+    part.write_bytes(part.read_bytes()[:-1] + b"?")
+    assert run(tmp_path / "older", url).output.endswith("the model after 2 steps\n")
+    assert "stage-0-shard-1" in str(run(tmp_path / "bad", url, "--step", "4").exception)
+    assert "no checkpoint has step 3" in str(run(tmp_path / "none", url, "--step", "3").exception)
+    assert [path.name for path in tmp_path.glob(".barnraise-export-*")] == []
+
+
 @pytest.mark.parametrize("levels", [1, 2, 3, 4])
 def test_the_state_folders_of_the_servers_do_as_well(shared: Path, tmp_path: Path, levels: int) -> None:
     """Named one by one, by the folder that holds them, or as they lie below a user's folder: the same model."""

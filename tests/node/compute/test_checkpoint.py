@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from node.compute import checkpoint
+from node.compute import checkpoint, places
 from node.compute.checkpoint import CheckpointError, Manifest, PartEntry
 from protocol.base.errors import BadInputError
 from protocol.run.batches import Batches
@@ -302,8 +302,8 @@ def test_a_look_writes_where_checkpoints_lie_and_leaves_nothing(
 ) -> None:
     """Whoever answers it has shown that writing there does not hang. A folder that is not there yet says nothing."""
     synced: list[Path] = []
-    monkeypatch.setattr(checkpoint, "_sync", synced.append)
-    checkpoint.try_writing(tmp_path)
+    monkeypatch.setattr(places, "sync", synced.append)
+    places.on(tmp_path).try_writing()
     assert [path.parent for path in synced] == [tmp_path] and not list(tmp_path.iterdir())
-    checkpoint.try_writing(tmp_path / "nowhere")
+    places.on(tmp_path / "nowhere").try_writing()
     assert len(synced) == 1

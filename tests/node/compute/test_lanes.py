@@ -83,14 +83,17 @@ PLAN = Plan(
 class Bench:
     """A store and the performers of two stages' servers and volunteers; does jobs at once, as a driver would."""
 
-    def __init__(self, config: RunConfig, folder: Path, coordinator: Identity = COORDINATOR) -> None:
+    def __init__(
+        self, config: RunConfig, folder: Path, coordinator: Identity = COORDINATOR, states: Path | None = None
+    ) -> None:
+        """`folder`: what is lent to the run; the servers' states lie there, or in `states`."""
         self.config = config
         sealer = sealer_of(SERVERS[0], coordinator)
         self.store = TensorStore()
         self.key = 1000
         allowed = Allowed(checkpoints=(folder,))
         self.servers = [
-            [ServerPerformer(folder / f"{stage}{shard}", 1, allowed, sealer) for shard in range(2)]
+            [ServerPerformer((states or folder) / f"{stage}{shard}", 1, allowed, sealer) for shard in range(2)]
             for stage in range(2)
         ]
         self.devices = [DevicePerformer() for _ in range(2)]

@@ -92,7 +92,7 @@ def test_a_manifest_that_was_made_to_fit_is_found(tmp_path: Path) -> None:
         check(home)
     complete, bad = seals.scan_checkpoints(tmp_path)
     assert complete == seals.present_checkpoints(tmp_path) == () and "manifest.json was changed" in bad[0]
-    (home / "manifest.json.seal").unlink()
+    next(home.glob("manifest.json.*.seal")).unlink()
     vouched = check(home)
     assert "taken away" in vouched.sentence(None) and "taken away" in vouched.sentence(COORDINATOR.public_key)
 

@@ -72,6 +72,30 @@ def test_checkpoints_go_below_the_state_or_where_the_operator_says(tmp_path: Pat
         Allowed(data=(tmp_path,)).check(writing(str(tmp_path)))
 
 
+def test_a_store_is_written_where_the_operator_says_and_a_folder_by_its_url_too(tmp_path: Path) -> None:
+    """A run must not use a server's keys for another bucket, nor a folder by another name for it."""
+
+    def writing(folder: str) -> RunConfig:
+        return msgspec.structs.replace(RunConfig(), checkpoint=CheckpointSection(folder=folder))
+
+    allowed = Allowed(checkpoints=("s3://bucket/runs",))
+    allowed.check(writing("s3://bucket/runs"))
+    allowed.check(writing("s3://bucket/runs/mine"))
+    for place in ("s3://bucket", "s3://bucket/runs-too", "s3://other/runs", "gs://bucket/runs", "/bucket/runs"):
+        with pytest.raises(BadInputError, match=f"^checkpoint.folder: .* with `--checkpoints {place}`"):
+            allowed.check(writing(place))
+    with pytest.raises(BadInputError, match="with this computer's keys; if that is right"):
+        Allowed().check(writing("s3://bucket/runs"))
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "out").symlink_to("/")
+    for lent in (tmp_path / "in", f"file://{tmp_path}/in"):
+        Allowed(checkpoints=(lent,)).check(writing(f"file://{tmp_path}/in/run"))
+        Allowed(checkpoints=(lent,)).check(writing(f"{tmp_path}/in/run"))
+        for place in (f"file://{tmp_path}", f"file://{tmp_path}/in/out/etc"):
+            with pytest.raises(BadInputError, match=r"^checkpoint\.folder"):
+                Allowed(checkpoints=(lent,)).check(writing(place))
+
+
 def test_a_servers_lane_reads_nothing_without_leave(tmp_path: Path) -> None:
     """Where the files are opened: the job fails with the sentence, and the file was not read."""
     (tmp_path / "secret.txt").write_text("secret " * 1000)

@@ -107,3 +107,12 @@ def test_costs_say_what_a_lost_disk_costs_or_what_copies_take() -> None:
     lines = describe_costs(RunConfig(checkpoint=CheckpointSection(buddy="always")), 257)
     assert any("copies of others' parts: 3.2 MB sent a step, 9.7 MB of memory" in line for line in lines)
     assert all(len(line) <= 80 for line in lines)
+
+
+def test_a_store_for_checkpoints_is_named_with_who_can_reach_it() -> None:
+    """Nobody has keys here: what can be said is what each server needs, and where its own word is read."""
+    url = "s3://bucket/runs"
+    config = RunConfig(checkpoint=CheckpointSection(folder=url))
+    (sentence,) = [note for note in check_data(config)[0] if note.startswith("checkpoint.folder")]
+    assert f"`--checkpoints {url}`" in sentence and "`barnraise status`" in sentence
+    assert not [note for note in check_data(RunConfig())[0] if note.startswith("checkpoint.folder")]

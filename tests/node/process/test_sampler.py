@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from node.compute import checkpoint
+from node.compute.places import Place
 from node.compute.sample_process import PROMPT, write
 from node.process.sampler import checkpoints_to_read, tell_samples
 from protocol.link.codec import decode, encode
@@ -46,7 +47,7 @@ async def test_the_newest_checkpoint_is_told_once_when_the_coordinator_is_there(
         return True
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(tell_samples, lambda: folder, send, 0.01)
+        nursery.start_soon(tell_samples, lambda: lambda: folder, send, 0.01)
         with trio.fail_after(PATIENCE_S):
             while not said:
                 await trio.sleep(0.01)
@@ -59,7 +60,7 @@ async def test_a_model_that_nobody_has_trained_is_not_asked(monkeypatch: pytest.
     """The checkpoint of step 0 is there from the beginning, and what it writes is noise: owners were shown it."""
     looks = 0
 
-    def present(_: Path) -> list[int]:
+    def present(_: Path, most: int) -> list[int]:
         nonlocal looks
         looks += 1
         return [0]
@@ -73,7 +74,7 @@ async def test_a_model_that_nobody_has_trained_is_not_asked(monkeypatch: pytest.
     monkeypatch.setattr("node.process.sampler.present_checkpoints", present)
     monkeypatch.setattr("node.process.sampler._write", asked)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(tell_samples, lambda: tmp_path, send, 0.01)
+        nursery.start_soon(tell_samples, lambda: lambda: tmp_path, send, 0.01)
         with trio.fail_after(PATIENCE_S):
             while looks < 3:
                 await trio.sleep(0.01)
@@ -86,8 +87,9 @@ def test_only_the_decider_of_a_run_with_a_shared_folder_writes() -> None:
     sharing = msgspec.structs.replace(CONFIG, checkpoint=folder)
     decides, follows = SimpleNamespace(decider=object()), SimpleNamespace(decider=None)
 
-    def place(config: Any, server: Any) -> Path | None:
-        return checkpoints_to_read(SimpleNamespace(config=config, server=server))  # type: ignore[arg-type]
+    def place(config: Any, server: Any) -> Place | None:
+        find = checkpoints_to_read(SimpleNamespace(config=config, server=server))  # type: ignore[arg-type]
+        return None if find is None else find()
 
     assert place(sharing, decides) == checkpoint.run_folder(Path("/shared"), sharing)
     assert [place(sharing, follows), place(CONFIG, decides), place(None, None)] == [None, None, None]

@@ -21,9 +21,9 @@ def test_a_value_that_is_not_shown_has_no_series_until_it_is() -> None:
         Family("tests_steps", "gauge", "Steps.", {"run": ("mine",)}),
     )
     metrics.record("tests_nodes", 3, run="mine", stage="0")
-    metrics.show("stage", ["0"])
+    metrics.show_only("stage", ["0"])
     assert lines(metrics) == ['tests_nodes{run="mine",stage="0"} 3.0', 'tests_steps{run="mine"} 0.0']
-    metrics.show("stage", ["0", "1"])
+    metrics.show_only("stage", ["0", "1"])
     assert lines(metrics)[:2] == ['tests_nodes{run="mine",stage="0"} 3.0', 'tests_nodes{run="mine",stage="1"} 0.0']
-    metrics.show("stage", [])
+    metrics.show_only("stage", [])
     assert lines(metrics) == ['tests_steps{run="mine"} 0.0']
