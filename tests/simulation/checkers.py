@@ -348,6 +348,8 @@ class Checker(Watcher):
             self.reference = reference(self._config, self._shard_counts, batches=self._batches)
             self.leaks.microbatches_are(max(count for _, count in (*before_it.counts, *self._batches.counts)))
         if record.goes_back:
+            if plan.continues >= 0 and plan.decider != self._plans[-2].decider:
+                self._reports_were_lost = True  # a copy is of the shard; who decided had told nobody else
             first = max(0, plan.restore_step)
             self._thrown |= {row.step: row for row in self.rows if row.step >= first}
             self.rows = [row for row in self.rows if row.step < first]

@@ -38,3 +38,8 @@ def test_forty_lost_disks_cost_no_closed_step(scene: Scene) -> None:
 def test_copies_break_nothing_in_any_weather(seed: int) -> None:
     """All kinds of faults, with copies: B1 to B4 beside all other invariants."""
     run_seed(seed, scene=WICKED)
+
+
+def test_reports_that_only_a_lost_decider_had_are_missing_and_nothing_else() -> None:
+    """Its disk comes back in another computer after the place was given away: seed 26 once called that a violation."""
+    run_seed(26, scene=WICKED)
