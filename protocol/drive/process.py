@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import math
+import random
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, TextIO, cast
 
 import structlog
@@ -22,6 +24,8 @@ from protocol.drive.metrics import LEVELS, Metrics
 
 SECRET_FIELDS = frozenset({"seed", "secret", "key", "invite", "credential", "link", "password", "token"})
 _SHOWN_BYTES = 4
+PORTS = range(20_000, 32_000)
+PORT_TRIES = 64
 
 
 def set_up_logging(
@@ -171,7 +175,13 @@ async def watch_loop(metrics: Metrics, *, every_s: float = 0.25) -> None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nobody listens on right now. Prefer port 0 where a server can say what it got."""
-    with socket.create_server((host, 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+    """A TCP port that nobody listens on right now. Prefer port 0 where a server can say what it got.
+
+    Drawn from below those that systems give to outgoing connections (from 32768 on): one of them may be taken in the
+    second that the process which is told this port needs to start, and it would end at once.
+    """
+    for port in (*random.SystemRandom().sample(PORTS, PORT_TRIES), 0):
+        with suppress(OSError), socket.create_server((host, port)) as server:
+            found: int = server.getsockname()[1]
+            return found
+    raise OSError(f"no port of {host} is free")

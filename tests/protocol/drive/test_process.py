@@ -19,7 +19,7 @@ import trio.testing
 from protocol.base.limits import REJECT_REASONS
 from protocol.base.machine import Count, LinkUp, Log, Told
 from protocol.drive.metrics import DAEMON_FAMILIES, Family, Metrics
-from protocol.drive.process import LastingStream, free_port, set_up_logging, watch_loop, watch_signals, write_log
+from protocol.drive.process import PORTS, LastingStream, free_port, set_up_logging, watch_loop, watch_signals, write_log
 from tests.protocol.samples import ALICE, BOB
 
 
@@ -185,8 +185,10 @@ async def test_a_blocked_loop_shows(metrics: Metrics) -> None:
 
 
 def test_free_ports() -> None:
-    """A port that is called free can be bound."""
-    with socket.create_server(("127.0.0.1", free_port())):
+    """A port that is called free can be bound, and no outgoing connection is given it before that."""
+    port = free_port()
+    assert port in PORTS
+    with socket.create_server(("127.0.0.1", port)):
         pass
 
 
