@@ -32,10 +32,9 @@ def test_a_run_that_is_changed_in_any_weather_ends_as_its_operator_asked(seed: i
     run_seed(seed, scene=Scene(always=("orders",), gap_s=(0.1, 0.5)))
 
 
-@pytest.mark.parametrize("seed", [3002, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (3001, 3003, 3004))])
+@pytest.mark.parametrize("seed", [3001, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (3003, 3004, 3005))])
 def test_a_run_whose_operator_gives_many_orders_ends_as_he_asked(seed: int) -> None:
-    """Among kills of everybody. In seed 3002 stage 0 dies under a change that is waited for, with steps open that its
-    next life does not open again, and others have done."""
+    """Among kills of everybody."""
     kills = ("orders", "volunteer_kill", "server_kill", "coordinator_kill", "link_cut")
     outcome = run_seed(seed, scene=Scene(only=kills, gap_s=(0.1, 0.3), run={"steps": 12}))
     assert outcome.faults.get("orders", 0) >= 2

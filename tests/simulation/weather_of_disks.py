@@ -143,7 +143,7 @@ class Disks:
         self._world.crash(host)
         host.harmed, host.emptied = True, False
         for name in snapshots_of(host):
-            weights, moments = host.files[name]
-            host.files[name] = (weights[0] + 1, *weights[1:]), moments
+            weights, *others = host.files[name]
+            host.files[name] = (weights[0] + 1, *weights[1:]), *others
         self._start_soon(host, rng.uniform(0.1, 2.0))
         return True
