@@ -222,7 +222,7 @@ async def _run(config: RunConfig, options: CoordinatorOptions, store: Store, met
         if not helpers.stun:
             helpers = replace(helpers, stun=split(addresses)[0])  # we answer there ourselves
         daemon = Daemon(nursery, config, store, identity, metrics, helpers, addresses)
-        nursery.start_soon(watch_signals, daemon.pump.put)
+        await nursery.start(watch_signals, daemon.pump.put)
         nursery.start_soon(watch_loop, metrics)
         admin_token = secrets.token_hex(16)
         web = await _serve_http(nursery, daemon, metrics, options.http, admin_token)

@@ -373,7 +373,7 @@ class _Node:
                 device = own_lanes.device_lane(self._options.threads, self._options.device, evidence_of)
                 driver.add_lane("device", device)
             if self._role != "volunteer":
-                nursery.start_soon(watch_signals, self._pump.put)
+                await nursery.start(watch_signals, self._pump.put)
             if self._role == "server":
                 nursery.start_soon(tell_samples, partial(checkpoints_to_read, machine), self._tell_coordinator)
             nursery.start_soon(watch_loop, self._metrics)

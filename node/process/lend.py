@@ -71,8 +71,8 @@ async def lend(
         await trio.to_thread.run_sync(starting.close)
     try:
         async with trio.open_nursery() as nursery:
+            await nursery.start(watch_signals, keeper.told)
             nursery.start_soon(serve_orders, door, keeper)
-            nursery.start_soon(watch_signals, keeper.told)
             nursery.start_soon(keeper.watch)
             if page is not None:
                 # a demo's volunteers need no web server

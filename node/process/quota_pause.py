@@ -47,7 +47,7 @@ async def _pause(limits: Limits, metrics: NodeMetrics) -> bool:
                 metrics.suspended("quota", PAUSE_TICK_S)
                 await trio.sleep(PAUSE_TICK_S)
 
-        nursery.start_soon(watch_signals, stop)
+        await nursery.start(watch_signals, stop)
         nursery.start_soon(count_time)
         await limits.wait_for_the_month()
         nursery.cancel_scope.cancel()

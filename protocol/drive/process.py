@@ -156,10 +156,16 @@ ENDING_SIGNALS = tuple(
 """Whoever sends one of these wants the process to end: a service manager, Ctrl-C, a terminal that closes."""
 
 
-async def watch_signals(tell: Callable[[Told], None]) -> None:
+async def watch_signals(
+    tell: Callable[[Told], None], task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
     """Turn SIGTERM, Ctrl-C and a hang-up into facts: the first asks to `drain` (finish and leave), any further one to
-    `stop`."""
+    `stop`.
+
+    Begin it with `nursery.start`, before anything is said: whoever reads the first line may want to leave at once.
+    """
     with trio.open_signal_receiver(*ENDING_SIGNALS) as signals:
+        task_status.started()
         what = "drain"
         async for _ in signals:
             tell(Told(what))

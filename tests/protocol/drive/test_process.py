@@ -160,8 +160,7 @@ async def test_signals_become_facts() -> None:
     """The first SIGTERM or Ctrl-C asks to drain, any further one to stop."""
     told: list[Told] = []
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(watch_signals, told.append)
-        await trio.testing.wait_all_tasks_blocked()
+        await nursery.start(watch_signals, told.append)
         for count, number in enumerate((signal.SIGHUP, signal.SIGTERM, signal.SIGINT), start=1):
             os.kill(os.getpid(), number)
             with trio.fail_after(30):

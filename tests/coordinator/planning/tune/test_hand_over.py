@@ -55,9 +55,10 @@ def test_the_command_writes_a_run_file_and_writes_nothing_over(tmp_path: Path) -
     network.write_text(json.dumps(next(example for example in EXAMPLES if example["kind"] == "network")))
     arguments = ["tune", str(run), str(network), "--budget-s", "3", "--segments", "1,2", "--write", str(new)]
     done = CliRunner().invoke(plan, arguments, catch_exceptions=False)
-    assert done.exit_code == 0 and "s a step, simulated" in " ".join(done.output.split())
+    said = " ".join(done.output.split())
+    assert done.exit_code == 0 and "s a step, simulated" in said
     written = load_run(new)
     written.validate()
-    assert written.batch.samples * written.batch.microbatches == 16 and f"{written.stages.count} nodes" in done.output
+    assert written.batch.samples * written.batch.microbatches == 16 and f"{written.stages.count} nodes" in said
     with pytest.raises(BadInputError, match="is there already"):
         CliRunner().invoke(plan, arguments, catch_exceptions=False)
