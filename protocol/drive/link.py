@@ -17,7 +17,6 @@ millisecond), so the loop is never held up.
 from __future__ import annotations
 
 import hashlib
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -178,7 +177,7 @@ class Link:
         self._scope = trio.CancelScope()
         self._wake = trio.Event()
         self._moved = trio.Event()
-        self._inbox: deque[Event] = deque()
+        self._inbox: list[Event] = []
         self._filled = trio.Event()
         self._drained = trio.Event()
         self._reason = ""
@@ -479,7 +478,7 @@ class Link:
                     self.close("closed by the peer")
                 elif isinstance(event, MessageArrived):
                     await self._deliver(event)
-                self._inbox.popleft()
+                self._inbox.pop(0)
             self._drained.set()
             self._drained = trio.Event()
             await self._filled.wait()

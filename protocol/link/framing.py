@@ -29,7 +29,6 @@ in its order, and a tensor that was half over goes on in its middle.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -116,15 +115,15 @@ class Framing:
         self._in = Incoming(role, session.role, self._limits, count, account)
         self._token = token
         self._path = path or Path(session, header)
-        self._urgent: deque[bytes] = deque()
+        self._urgent: list[bytes] = []
         if path is None:
             self._urgent.append(self._path.hello(self.hello()))
         self._peer_ready = False
         self._ended = False
         self._keeping = bool(token)
         self._holding = False
-        # What was sent and is not acknowledged: numbers _kept_first … of this deque, in order.
-        self._kept: deque[OutFrame] = deque()
+        # What was sent and is not acknowledged: numbers _kept_first … of this list, in order.
+        self._kept: list[OutFrame] = []
         self._kept_first = 0
         self._kept_bytes = 0
         self._confirmed = 0
@@ -193,8 +192,7 @@ class Framing:
 
     def departed(self) -> list[Departed]:
         """Messages with tensors that were handed out to their last frame since the last call."""
-        gone = list(self._out.departed)
-        self._out.departed.clear()
+        gone, self._out.departed = self._out.departed, []
         return gone
 
     # ---- sending ------------------------------------------------------------------------------------------------
@@ -262,7 +260,7 @@ class Framing:
 
     def _next_record(self) -> bytes | None:
         if self._urgent:
-            return self._urgent.popleft()
+            return self._urgent.pop(0)
         if self._ended:
             return None
         path, kept_end = self._path, self._kept_first + len(self._kept)
@@ -377,7 +375,7 @@ class Framing:
 
     def _forget(self, number: int) -> None:
         """Keep the frames before this number no longer."""
-        for _ in range(number - self._kept_first):
-            frame = self._kept.popleft()
-            self._kept_bytes -= len(frame.head) + len(frame.body)
+        gone = number - self._kept_first
+        self._kept_bytes -= sum(len(frame.head) + len(frame.body) for frame in self._kept[:gone])
+        del self._kept[:gone]
         self._kept_first = number

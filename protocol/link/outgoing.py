@@ -55,19 +55,21 @@ class Outgoing:
         self._peer_role = peer_role
         self._limits = limits
         self._count = count
-        self._parts: deque[OutFrame] = deque()
+        # Queues of a link are lists: each is short most of the time (the front of one of a thousand goes in 0.1 us, of
+        # ten thousand in 1.4), and an empty deque holds 760 bytes: 7 MB for what a coordinator of 1,000 members has.
+        self._parts: list[OutFrame] = []
         """The rest of a message that has begun: parts of two messages may not mix."""
-        self._control: deque[bytes] = deque()
-        self._waiting: deque[_Bulk] = deque()
-        self._open: tuple[deque[_Bulk], deque[_Bulk]] = deque(), deque()
+        self._control: list[bytes] = []
+        self._waiting: list[_Bulk] = []
+        self._open: tuple[list[_Bulk], list[_Bulk]] = [], []
         """Under way: short messages, long ones."""
         self._long_is_next = False
         self.queued_bytes = 0
         """Bytes of messages and tensors that wait here to be sent."""
         self.closing = False
         self.now = 0.0
-        self.departed: deque[Departed] = deque(maxlen=DEPARTED_MAX)
-        """Messages with tensors that are through, until somebody takes them."""
+        self.departed: list[Departed] = []
+        """The last DEPARTED_MAX messages with tensors that are through, until somebody takes them."""
         self._next_number = 0
         self._window_bytes: int | None = None
         self._undigested_bytes = 0
@@ -130,15 +132,15 @@ class Outgoing:
         Raises `RemoteProtocolError` when the peer's window can never take a message.
         """
         if self._parts:
-            return self._parts.popleft()
+            return self._parts.pop(0)
         if self._credit_due_bytes:
             credit = OutFrame(Frame.CREDIT, self._credit_due_bytes.to_bytes(COUNT_BYTES, "big"))
             self._credit_due_bytes = 0
             return credit
         if self._control:
-            return self._message(self._control.popleft())
+            return self._message(self._control.pop(0))
         if self._waiting and sum(map(len, self._open)) < OPEN_BULK_MAX and self._window_allows(self._waiting[0]):
-            return self._header(self._waiting.popleft())
+            return self._header(self._waiting.pop(0))
         under_way = self._open[self._long_is_next] or self._open[not self._long_is_next]
         if under_way:
             self._long_is_next = not under_way[0].is_long
@@ -150,7 +152,7 @@ class Outgoing:
         self._parts += [OutFrame(Frame.PART, part) for part in parts[:-1]] + [OutFrame(Frame.MESSAGE, parts[-1])]
         self.queued_bytes -= len(encoded)
         self._count("tx", "control", len(encoded), 1)
-        return self._parts.popleft()
+        return self._parts.pop(0)
 
     def _window_allows(self, bulk: _Bulk) -> bool:
         if self._window_bytes is None:
@@ -168,7 +170,7 @@ class Outgoing:
         self._open[bulk.is_long].append(bulk)
         return OutFrame(Frame.BULK, bulk.number.to_bytes(NUMBER_BYTES, "big"), bulk.header)
 
-    def _chunk(self, under_way: deque[_Bulk]) -> OutFrame:
+    def _chunk(self, under_way: list[_Bulk]) -> OutFrame:
         bulk = under_way[0]
         buffer = bulk.buffers[0]
         chunk = buffer[bulk.offset : bulk.offset + CHUNK_BYTES]
@@ -178,7 +180,8 @@ class Outgoing:
             bulk.buffers.popleft()
             bulk.offset = 0
         if not bulk.buffers:
-            under_way.popleft()
+            under_way.pop(0)
             self._count("tx", bulk.kind, len(bulk.header) + bulk.byte_count, 1)
+            del self.departed[: -DEPARTED_MAX + 1]
             self.departed.append(Departed(bulk.message, bulk.byte_count, bulk.queued_s, bulk.began_s))
         return OutFrame(Frame.CHUNK, bulk.number.to_bytes(NUMBER_BYTES, "big"), chunk)
