@@ -7,6 +7,7 @@ import re
 import time
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ collocated = "always"
 every_steps = 0
 """
 """Two stages of a front and a back server each; they compute everything themselves, so no volunteer is needed."""
+_LAST_LINES, _LAST_CHARACTERS = 6, 4000
+"""Of each log, and of the status: what is printed of a run whose test failed."""
 REJECTED = "barnraise_transport_rejected_messages_total"
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -130,8 +133,19 @@ class Swarm:
     def __enter__(self) -> Swarm:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
+        if kind is not None:
+            print(self._last_words())
         self._children.__exit__()
+
+    def _last_words(self) -> str:
+        """What a test that failed is asked: where the run stands, and the end of everybody's log."""
+        words = []
+        with suppress(Exception):
+            words.append(f"status: {json.dumps(self.status())[:_LAST_CHARACTERS]}")
+        for log in sorted(self.folder.glob("*/log")):
+            words += [f"---- {log.parent.name}", *(line[:300] for line in log.read_text().splitlines()[-_LAST_LINES:])]
+        return "\n".join(words)
 
     def _read_links(self, child: Child) -> dict[str, Any] | None:
         assert child.running, child.log_tail()
