@@ -40,7 +40,7 @@ from coordinator.process.metrics import coordinator_families, first_values, refr
 from coordinator.process.ordering import change_run, go_back, pause_run, replan_run, roll_back, voiding_of
 from coordinator.process.papers import LINKS, announce, write_private
 from coordinator.process.planner import ask_planner
-from coordinator.process.sockets import free_or_any, listen, serve
+from coordinator.process.sockets import listen, serve
 from coordinator.process.store import Event, Store, StoredInvite
 from coordinator.process.timeline import Timeline
 from coordinator.process.tracking import History, start_trackers
@@ -542,7 +542,7 @@ async def _serve_http(
     """Starts the API; returns its address as a URL."""
     host, port = asked or DEFAULT_HTTP
     app = build_app(daemon, metrics, host=host, admin_token=admin_token)
-    return await serve(nursery, app, "--http", host, free_or_any(host, port) if asked is None else port)
+    return await serve(nursery, app, "--http", host, *((port, 0) if asked is None else (port,)))
 
 
 async def _serve_page(nursery: trio.Nursery, daemon: Daemon, metrics: Metrics, asked: tuple[str, int]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import socket
 from functools import partial
 from typing import Any
 
@@ -14,6 +13,7 @@ import trio
 from coordinator.process.page import READ_S
 from protocol.base.errors import BadInputError
 from protocol.drive.addresses import ANY_HOST, host_port
+from protocol.drive.process import listening_socket
 from protocol.drive.tcp import open_all_listeners
 
 DEFAULT_LISTEN = (("*", 8469),)
@@ -34,28 +34,22 @@ async def listen(where: tuple[tuple[str, int], ...]) -> tuple[list[trio.SocketLi
         ) from cause
 
 
-async def serve(nursery: trio.Nursery, app: Any, option: str, host: str, port: int) -> str:
-    """Serves `app` there; returns its address as a URL. Raises `BadInputError` that names the option."""
+async def serve(nursery: trio.Nursery, app: Any, option: str, host: str, *ports: int) -> str:
+    """Serves `app` at the first of these ports that is free (0: any); returns its address as a URL.
+
+    Raises `BadInputError` that names the option.
+    """
     settings = hypercorn.Config()
     host = "0.0.0.0" if host == ANY_HOST else host  # noqa: S104 - the operator's wish
-    settings.bind = [host_port(host, port)]
     settings.errorlog = None
     settings.include_server_header = False
     settings.read_timeout = int(READ_S)
     settings.graceful_timeout = 1.0
     try:
-        await trio.socket.getaddrinfo(host, port)  # an unknown name comes out of hypercorn in nested groups
+        await trio.socket.getaddrinfo(host, ports[0])  # an unknown name holds up nobody else
+        settings.bind = [f"fd://{listening_socket(host, ports).detach()}"]
         bound = await nursery.start(partial(hypercorn.trio.serve, app, settings))
     except OSError as error:
-        raise BadInputError(f"{option}: {host_port(host, port)}: {error.strerror or error}") from error
+        raise BadInputError(f"{option}: {host_port(host, ports[0])}: {error.strerror or error}") from error
     url: str = bound[0]
     return url
-
-
-def free_or_any(host: str, port: int) -> int:
-    """`port` when nobody has it, else 0: a second coordinator on one computer needs no options."""
-    try:
-        with socket.create_server((host, port)):
-            return port
-    except OSError:
-        return 0

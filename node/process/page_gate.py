@@ -11,8 +11,6 @@ import hmac
 import json
 import os
 import secrets
-import socket
-import sys
 from contextlib import aclosing
 from functools import partial
 from importlib.resources import files
@@ -27,6 +25,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from protocol.base.errors import BadInputError
+from protocol.drive.process import listening_socket
 
 PORT = 8468
 """The same place at each start where it is free: below the ports of a coordinator (8469 to 8471) and those at which
@@ -128,7 +127,7 @@ async def serve(nursery: trio.Nursery, app: Any, token: str, port: int = 0) -> s
     `port`: the one that is taken if it is free, before the usual one; 0: the usual one.
     """
     settings = hypercorn.Config()
-    settings.bind = [f"127.0.0.1:{_free(port or PORT) or _free(PORT)}"]
+    settings.bind = [f"fd://{listening_socket('127.0.0.1', (port or PORT, PORT, 0)).detach()}"]
     settings.errorlog = None
     settings.include_server_header = False
     settings.read_timeout = None
@@ -160,15 +159,3 @@ def keep_place(state: Path, address: str) -> None:
     with os.fdopen(handle, "wb") as out:
         out.write(msgspec.json.encode(Place(token, int(host.rpartition(":")[2]))))
     os.replace(draft, state / PLACE_FILE)
-
-
-def _free(port: int) -> int:
-    """The port, or 0 (any) where somebody has it, say another lent run's page."""
-    with socket.socket() as probe:
-        try:
-            if sys.platform != "win32":  # where it would share a port that somebody listens at
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the page before has just closed its links
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return 0
-    return port

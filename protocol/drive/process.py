@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import math
+import os
 import random
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TextIO, cast
 
@@ -26,6 +28,8 @@ SECRET_FIELDS = frozenset({"seed", "secret", "key", "invite", "credential", "lin
 _SHOWN_BYTES = 4
 PORTS = range(20_000, 32_000)
 PORT_TRIES = 64
+LISTEN_COUNT = 100
+"""Callers that may wait to be taken."""
 
 
 def set_up_logging(
@@ -178,6 +182,29 @@ async def watch_loop(metrics: Metrics, *, every_s: float = 0.25) -> None:
         due = trio.current_time() + every_s
         await trio.sleep_until(due)
         metrics.record("barnraise_event_loop_lag_seconds", trio.current_time() - due)
+
+
+def listening_socket(host: str, ports: Iterable[int]) -> socket.socket:
+    """A TCP socket that listens at the first of `ports` that nobody has (0: any). Raises `OSError` for the last one.
+
+    It listens from here on: a port that was only looked at may be somebody else's before it is used, and of three
+    volunteers that began in the same moment one found its owner's page taken and ended.
+    """
+    failure = OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+    for port in ports:
+        made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        try:
+            if sys.platform != "win32":  # where it would share a port that somebody listens at
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # who was there has just closed its links
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            made.bind((host, port))
+            made.listen(LISTEN_COUNT)
+        except OSError as error:
+            made.close()
+            failure = error
+        else:
+            return made
+    raise failure
 
 
 def free_port(host: str = "127.0.0.1") -> int:

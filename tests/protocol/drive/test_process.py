@@ -7,8 +7,11 @@ import json
 import os
 import signal
 import socket
+import threading
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -19,7 +22,16 @@ import trio.testing
 from protocol.base.limits import REJECT_REASONS
 from protocol.base.machine import Count, LinkUp, Log, Told
 from protocol.drive.metrics import DAEMON_FAMILIES, Family, Metrics
-from protocol.drive.process import PORTS, LastingStream, free_port, set_up_logging, watch_loop, watch_signals, write_log
+from protocol.drive.process import (
+    PORTS,
+    LastingStream,
+    free_port,
+    listening_socket,
+    set_up_logging,
+    watch_loop,
+    watch_signals,
+    write_log,
+)
 from tests.protocol.samples import ALICE, BOB
 
 
@@ -205,3 +217,19 @@ def test_a_terminal_that_was_closed_does_not_end_the_process() -> None:
     stream.flush()
     assert stream.write("ended\n") == 6
     assert tries == ["draining\n"]
+
+
+def test_of_those_who_want_one_port_in_the_same_moment_each_gets_some() -> None:
+    """Eight threads begin together at a free port: one has it, the others are elsewhere, and nobody fails. It was only
+    looked at before, and a volunteer that began beside another ended over its owner's page."""
+    port, start = free_port(), threading.Barrier(8)
+
+    def take(_: int) -> socket.socket:
+        start.wait(30)
+        return listening_socket("127.0.0.1", (port, 0))
+
+    with ThreadPoolExecutor(8) as pool, ExitStack() as stack:
+        taken = [stack.enter_context(made).getsockname()[1] for made in pool.map(take, range(8))]
+        assert taken.count(port) == 1 and len(set(taken)) == 8
+        with pytest.raises(OSError, match="in use"):
+            listening_socket("127.0.0.1", (port,))
