@@ -7,6 +7,8 @@ Whoever breaks a rule on the way is hung up on, with the reason.
 
 from __future__ import annotations
 
+import msgspec
+
 from node.machine.records import StageKeyKnown
 from node.server.bounds import check_bounds
 from node.server.context import StageContext
@@ -95,6 +97,9 @@ class Intake:
             if isinstance(message, NEED_LEASE) and not context.tickets.open:
                 self._out.drop(tensors)  # whoever sent it hears when we take work, and what still counts comes again
                 return
+            if isinstance(message, Ready) and not context.tickets.open:
+                # A new link begins with it: whoever hung up here would never hear the key that is on its way.
+                message = msgspec.structs.replace(message, graphs=(), tickets=())
             context.tickets.check_message(peer, message)
         except RemoteProtocolError as error:
             self._refuse(peer, error, tensors)

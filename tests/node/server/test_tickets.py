@@ -181,6 +181,23 @@ def test_the_ledger_draws_the_key_and_tells_its_stage_when_it_is_durable() -> No
     assert late.say(output(late.ticket(FORWARD))).dropped == []
 
 
+def test_a_fellow_that_keeps_graphs_is_not_hung_up_on_by_who_has_lost_the_key() -> None:
+    """A link begins with them, and the key comes after: refused, it would begin anew for ever. Without a key nothing is
+    proven either, so nobody is preferred for its graphs until it names them again."""
+    late = Desk("b0", key=b"")
+    fellow = NodeId("f0")
+    late.server.link_up(fellow, "server", 0.0)
+    late.take()
+    ready = Ready(ledger_generation=1, hello=True, slots=2, graphs=(FORWARD,), tickets=(late.ticket(FORWARD, fellow),))
+    effects = late.say(ready, fellow)
+    assert not hung_up(effects) and effects.peers(VersionReady) == []
+    (record,) = late.say(StageKey(ledger_generation=1, key=KEY), fellow).records(StageKeyKnown)
+    late.server.persisted(record, 1.0)
+    assert fellow in late.take().peers(VersionReady), "upon this it says again which graphs it keeps"
+    assert not hung_up(late.say(msgspec.structs.replace(ready, hello=False), fellow))
+    assert hung_up(late.say(msgspec.structs.replace(ready, tickets=(TICKET,)), fellow))
+
+
 def test_only_the_ledger_names_the_key() -> None:
     """Another server, or a key of another length, is refused."""
     desk = Desk("b0")
