@@ -23,9 +23,17 @@ def verify(places: tuple[Path | str, ...], step: int | None) -> None:
     """Read every byte of a run's checkpoints and compare it with their manifests.
 
     FOLDER or URL is what RUN.toml names as checkpoint.folder, or, where the servers share none, the --state folders of
-    all of them. Ends with 0 when there is a checkpoint and all are whole, else with 1. Changes nothing.
+    all of them. Ends with 0 when there is a checkpoint and all are whole, else with 1. What has no manifest is no
+    checkpoint yet, or none any more: it is only named. Changes nothing.
     """
-    from node.compute.checkpoint import CheckpointError, read_manifest, step_folder, steps_in, verify_parts
+    from node.compute.checkpoint import (
+        CheckpointError,
+        NoManifestError,
+        read_manifest,
+        step_folder,
+        steps_in,
+        verify_parts,
+    )
 
     found = places_of_one_run(places, "FOLDER")
     whole: list[int] = []
@@ -42,6 +50,8 @@ def verify(places: tuple[Path | str, ...], step: int | None) -> None:
             try:
                 manifest = read_manifest(home)
                 verify_parts(home, manifest.parts)
+            except NoManifestError:
+                click.echo(f"step {number:>8}  no checkpoint: without a manifest it is being written, or deleted")
             except CheckpointError as error:
                 broken.append(number)
                 click.echo(f"step {number:>8}  NOT WHOLE: {str(error).replace(scratch, '…')}")

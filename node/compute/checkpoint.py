@@ -58,6 +58,10 @@ class CheckpointError(Exception):
     """A snapshot or checkpoint cannot be used; the sentence names the file and what is wrong with it."""
 
 
+class NoManifestError(CheckpointError):
+    """There is no manifest. It is put down last and deleted first, so what lies there is being written or deleted."""
+
+
 @dataclass(frozen=True, slots=True)
 class PartEntry:
     """One part of a checkpoint as its manifest lists it. `digest` is BLAKE2b-256 over the file."""
@@ -347,11 +351,14 @@ def _delete_unnamed(home: Place, manifest: Manifest) -> None:
 
 
 def read_manifest(home: Place) -> Manifest:
-    """The manifest of the checkpoint in `home`. Raises `CheckpointError` naming what is wrong."""
+    """The manifest of the checkpoint in `home`. Raises `CheckpointError` naming what is wrong, `NoManifestError` for
+    none."""
     path = home / MANIFEST
     try:
         content = on(home).read(MANIFEST, _MANIFEST_BYTES_MAX)
         manifest = msgspec.json.decode(content, type=Manifest)
+    except FileNotFoundError as error:
+        raise NoManifestError(f"{path}: {error.strerror or error}") from error
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
     except (msgspec.MsgspecError, ValueError) as error:

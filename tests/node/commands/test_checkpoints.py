@@ -44,6 +44,19 @@ def test_one_changed_byte_is_found_and_its_file_named(shared: Path) -> None:
     assert verify(shared, "--step", 4).exit_code == 1
 
 
+def test_what_has_no_manifest_is_named_and_is_no_damage(shared: Path) -> None:
+    """A server that was killed while it deleted one, or writes one just now, leaves that: the others are still whole.
+    Asked for by its step, or alone, it is none to begin from."""
+    (manifest,) = shared.glob("*/step-00000002/manifest.json")
+    manifest.unlink()
+    result = verify(shared)
+    assert result.exit_code == 0 and "no checkpoint: without a manifest" in result.output
+    assert result.output.splitlines()[-1] == "all whole; a restart would go on from step 4"
+    assert verify(shared, "--step", 2).exit_code == 1
+    next(shared.glob("*/step-00000004/manifest.json")).unlink()
+    assert "no checkpoint is whole" in verify(shared).output
+
+
 def test_parts_that_servers_kept_to_themselves_are_read_together(shared: Path, tmp_path: Path) -> None:
     """All folders: whole. One alone: it is said which part is missing. Nothing is left behind."""
     folders = scattered(shared, tmp_path / "apart")
