@@ -29,6 +29,7 @@ from node.compute.fixed_parameters import FixedParameters
 from node.compute.forms import grid, p12
 from node.compute.lane import Buffers, Outcome
 from node.compute.layout import StageLayout
+from node.compute.optimizer import mean_size
 from node.compute.performer import Performer
 from node.compute.places import Place, on, place_of, soon
 from node.compute.plan_parts import chunks_of, partition_of
@@ -318,6 +319,7 @@ class ServerPerformer(Performer):
             jobs.LoadSnapshot: ("disk", self._load_snapshot),
             jobs.CopyState: ("disk", self._copy_state),
             jobs.Measure: ("optimizer", self._measure),
+            jobs.MeasureResult: ("other", lambda job, buffers: mean_size(self._decode(job.result, buffers))),
             jobs.Fold: ("optimizer", self._fold),
             jobs.Reduce: ("optimizer", self._reduce),
             jobs.Apply: ("optimizer", self._apply),
@@ -420,8 +422,7 @@ class ServerPerformer(Performer):
         return ref, copies.pieces_in(words, job.words), self._digest[1]
 
     def _measure(self, job: jobs.Measure, buffers: Buffers) -> float:
-        _, shard = self._here
-        return shard.measure_packed(job.version, buffers[job.part.key])
+        return self._here[1].measure(job.version, job.part.form, buffers[job.part.key])
 
     def _fold(self, job: jobs.Fold, buffers: Buffers) -> None:
         _, shard = self._here
@@ -431,8 +432,7 @@ class ServerPerformer(Performer):
             shard.fold(job.step, self._decode(job.part, buffers))
 
     def _reduce(self, job: jobs.Reduce, _: Buffers) -> tuple[float, bool]:
-        _place, shard = self._here
-        self._sums[job.step], square_norm, finite = shard.reduce(job.step)
+        self._sums[job.step], square_norm, finite = self._here[1].reduce(job.step)
         return square_norm, finite
 
     def _apply(self, job: jobs.Apply, _: Buffers) -> bytes:

@@ -68,6 +68,17 @@ class AdamWShard:
             p.add_(torch.mul(m, update_scale, out=g).div_(scratch))
 
 
+def square_norm(tensor: Tensor) -> float:
+    """The sum of squares of a tensor's values; infinite if one of them is not finite."""
+    total = partial_square_norm(tensor.flatten())
+    return total if math.isfinite(total) else math.inf
+
+
+def mean_size(tensor: Tensor) -> float:
+    """The root mean square of a tensor's values; infinite if one of them is not finite."""
+    return math.sqrt(square_norm(tensor) / max(1, tensor.numel()))
+
+
 def partial_square_norm(grad: Tensor) -> float:
     """The sum of squares of a slice of the gradient, in fp64, chunk by chunk in order; not finite iff the slice is not.
 

@@ -17,9 +17,9 @@ from node.compute.export import initial_weights
 from node.compute.forms import packed
 from node.compute.forms.grid import is_spoilt
 from node.compute.layout import StageLayout
-from node.compute.optimizer import AdamWShard, partial_square_norm
+from node.compute.optimizer import AdamWShard, partial_square_norm, square_norm
 from node.compute.stage_grid import StageGrid
-from node.compute.wire import encode
+from node.compute.wire import decode, encode
 from protocol.base.forms import NOT_FINITE
 
 
@@ -98,9 +98,11 @@ class ShardWorker:
         averages = self._versions[version].averages
         return None if self._grid is None or averages is None else self._grid.steps(averages)
 
-    def measure_packed(self, version: int, buffer: bytes | bytearray | memoryview) -> float:
-        """About the square norm of a contribution's part in the form `gi`, which was computed on `version`; infinite
-        for one that stands for a gradient that was not finite. Never less than it is."""
+    def measure(self, version: int, form: str, buffer: bytes | bytearray | memoryview) -> float:
+        """The square norm of a contribution's part, which was computed on `version`, or, on a grid, a little more;
+        infinite where it is not finite, or stands for a gradient that was not."""
+        if form != "gi":
+            return square_norm(decode(buffer, (self.end - self.begin,), form))
         count, steps = self.end - self.begin, self.grid_steps(version)
         assert self._grid is not None and steps is not None, "a part on a grid, in a run that has none"
         if packed.first(buffer, count) == NOT_FINITE:

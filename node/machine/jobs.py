@@ -7,8 +7,9 @@ Each job names its lane; a lane runs its jobs one after the other, in order. The
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from protocol.base.ids import ContributionId, TaskId, TensorRef
+from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef
 from protocol.run.audits import Audit, Difference
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
@@ -291,13 +292,26 @@ class CopyState:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """How large a contribution's part in the form `gi` is, before it counts. Result: its square norm, or some more."""
+    """How large a contribution's part is that nobody measured as it came, before it counts: one in the form `gi`, or a
+    server's own. Result: its square norm, or some more; infinite for what is not finite."""
 
     contribution: ContributionId
     step: int
     version: int
     """That it was computed on: its grid is the part's unit."""
     part: TensorRef
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureResult:
+    """How large an activation, or the gradient of one, is that a server made where a volunteer's was doubted. Result:
+    the root mean square of its values; infinite for what is not finite."""
+
+    task: TaskId
+    kind: Literal["F", "B"]
+    """Whether it is a forward's output or a backward's input gradient."""
+    node: NodeId
+    result: TensorRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -487,6 +501,7 @@ Job = (
     | LoadSnapshot
     | CopyState
     | Measure
+    | MeasureResult
     | Fold
     | Reduce
     | Apply

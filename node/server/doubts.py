@@ -91,7 +91,8 @@ class Doubts:
         return reason
 
     def accepted(self, message: Stored, square_norm: float) -> tuple[NodeId, ...]:
-        """It counts. Returns those whose results for its tasks have been shown to be false."""
+        """It counts. Returns those whose results for its tasks have been shown to be false: nobody's by one of size 0,
+        which was not measured or has nothing in it."""
         norm, count = _norm(message, square_norm), _count(message)
         false: dict[NodeId, None] = {}
         for task in message.tasks:
@@ -100,8 +101,8 @@ class Doubts:
             done = [task for task in message.tasks if task in aside.left]
             if not done:
                 continue
-            if aside.node == message.contribution.node:
-                del self._aside[contribution]  # nobody else does it
+            if aside.node == message.contribution.node or norm == 0.0:
+                del self._aside[contribution]  # nobody else does it, or nobody knows what came of it
                 continue
             for task in done:
                 del aside.left[task]

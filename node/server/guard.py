@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
+from node.machine.jobs import MeasureResult
 from node.server.context import StageContext
 from node.server.pool import Pool
 from node.server.rates import Rates
@@ -54,11 +56,28 @@ class Guard:
             for pool in self._pools():
                 self._give_to_others(pool, (task.whole,), peer)
             return False
-        for node in sizes.accepted(task, peer, size):
-            self._out.log("warning", "a false result", blamed=node, tasks=[str(task)])
-            for pool in self._pools():
-                pool.blame(node)
+        if not (trusted and size == 0.0 and sizes.is_doubted(task)):
+            self._judge(sizes, task, peer, size)
+        elif message.tensors:
+            # What servers make is not measured as it comes. Here it tells who lied, so its size has to be known.
+            kind: Literal["F", "B"] = "F" if sizes is self._outputs else "B"
+            self._out.compute(MeasureResult(task, kind, peer, self._out.share(message.tensors[0])))
         return True
+
+    def measured(self, job: MeasureResult, size: float) -> None:
+        """What a server made is so large: it judges what was put aside for this task."""
+        self._out.drop((job.result,))
+        self._judge(self._outputs if job.kind == "F" else self._gradients, job.task, job.node, size)
+
+    def not_measured(self, job: MeasureResult) -> None:
+        """Its bytes hold no numbers: nobody is judged by them."""
+        self._out.drop((job.result,))
+
+    def _judge(self, sizes: Sizes, task: TaskId, node: NodeId, size: float) -> None:
+        for liar in sizes.accepted(task, node, size):
+            self._out.log("warning", "a false result", blamed=liar, tasks=[str(task)])
+            for pool in self._pools():
+                pool.blame(liar)
 
     def on_verdict(self, verdict: Verdict) -> None:
         """The ledger's word on a contribution: its tasks are covered or given to others, and who lied gets nothing."""

@@ -216,9 +216,11 @@ class LedgerRole:
     def _judge_if_complete(self, step: _Step, pending: _Pending) -> None:
         if not step.opened or len(pending.shards) < self._shard_count:
             return
-        message, square_norm = pending.first, sum(pending.shards.values())
+        message, norms = pending.first, pending.shards.values()
         refusal = self._refusal(step, message)
         trusted = message.contribution.node in self._context.stage_servers
+        # What a server makes is measured where a shard knows of a doubt: by one that does not, it is known to nobody.
+        square_norm = 0.0 if trusted and not all(norms) else sum(norms)
         doubt = "" if refusal else self._doubts.look(message, square_norm, trusted, self._context.servers_judge)
         if doubt:
             self._out.log("warning", "contribution doubted", contribution=str(message.contribution), reason=doubt)

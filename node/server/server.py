@@ -20,6 +20,7 @@ from node.machine.jobs import (
     LoadBatch,
     LoadSnapshot,
     Measure,
+    MeasureResult,
     Reduce,
     ServeParameters,
     SetUpServer,
@@ -268,6 +269,10 @@ class ServerMachine:
         if isinstance(job, STORE_JOBS):
             self._brought(job, result)
             return
+        if isinstance(job, MeasureResult):
+            self._roles.guard.measured(job, result)
+            self._roles.give_leases(now)
+            return
         if isinstance(job, SetUpServer):
             self._lane_is_ours = job.plan.ledger_generation == self.context.generation
         if not self._lane_is_ours:
@@ -323,6 +328,9 @@ class ServerMachine:
         """Whether the server goes on without what a job should have done: with a checkpoint or snapshot less."""
         if isinstance(job, STORE_JOBS):
             self.shard.saves.not_brought(job, reason, now)
+            return True
+        if isinstance(job, MeasureResult):
+            self._roles.guard.not_measured(job)
             return True
         if isinstance(job, LoadSnapshot):
             raise StateLostError(f"snapshot {job.version} cannot be read: {reason}")

@@ -92,6 +92,8 @@ class ShardRole:
         self._parts: dict[_Key, Part] = {}
         self._spent: dict[tuple[TaskId, int], ContributionId] = {}
         """Leases of open steps, by task and fence, and the contribution that brought their gradient."""
+        self._doubted: set[TaskId] = set()
+        """Of contributions that did not count and are done again: in memory only, as a ledger's doubts are."""
         self._written: dict[tuple[NodeId, int], int] = {}
         """Parts of one node and step that went to the disk."""
         self._reductions: dict[int, Reduction] = {}
@@ -228,7 +230,11 @@ class ShardRole:
         return ""
 
     def _keep(self, message: Contribute, durable: bool) -> None:
-        measured = message.tensors[0].form != "gi"
+        # A grid's whole numbers nobody could measure as they came; nor was what a stage's server made, which tells who
+        # lied where it is done in the place of something doubted.
+        ours = message.contribution.node in self._context.stage_servers
+        judges = ours and message.square_norm == 0.0 and not self._doubted.isdisjoint(message.tasks)
+        measured = message.tensors[0].form != "gi" and not judges
         self._parts[message.contribution, message.step] = Part(message, durable, measured=measured)
         for lease in leases(message):
             self._spent[lease] = message.contribution
@@ -315,6 +321,7 @@ class ShardRole:
         next pruning)."""
         if not message.accepted:
             self._forget((message.contribution, message.step))
+            self._doubted.update(message.tasks if message.doubted else ())
         elif message.step >= self.version:
             accepted = self._accepted.setdefault(message.step, {})
             if accepted.setdefault(message.number, message.contribution) != message.contribution:
@@ -527,6 +534,7 @@ class ShardRole:
                 self._forget(key)
         for lease in [lease for lease in self._spent if lease[0].step < limit]:
             del self._spent[lease]
+        self._doubted = {task for task in self._doubted if task.step >= limit}
         for writer in [writer for writer in self._written if writer[1] < limit]:
             del self._written[writer]
 

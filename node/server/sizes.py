@@ -46,7 +46,7 @@ class Sizes:
 
         Args:
             fence: of the lease that it was done with.
-            size: root mean square of the result's values, or a little more; 0 where nobody measured.
+            size: root mean square of the result's values, or a little more; 0 where nobody measured, as for a server's.
             trusted: it comes from a server of the stage.
             servers_judge: one of these does what is doubted, and no member's word confirms another's.
         """
@@ -64,11 +64,18 @@ class Sizes:
         return f"{self._what} ({size:.3g}) is beyond all that is usual here ({usual:.3g})"
 
     def accepted(self, task: TaskId, node: NodeId, size: float) -> tuple[NodeId, ...]:
-        """It is used. Returns those whose results for it were false."""
+        """It is used. Returns those whose results for it were false.
+
+        Where some were put aside (`is_doubted`) the true size has to be known: beside 0 everybody's would seem false.
+        """
         if 0.0 < size < math.inf:
             self._levels.setdefault(task.position, deque(maxlen=KEPT)).append(size)
         aside = self._aside.pop(task, {})
         return tuple(n for n, other in aside.items() if n != node and not _alike(size, other.size))
+
+    def is_doubted(self, task: TaskId) -> bool:
+        """Whether results for it were put aside."""
+        return task in self._aside
 
     def close_step(self, step: int) -> None:
         """Nobody does its tasks any more."""

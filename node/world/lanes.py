@@ -211,7 +211,7 @@ class WorldLanes:
                 self._server = job
                 self._elements = self._work.elements(job.plan, job.stage, job.shard)
                 return OTHER_S
-            case jobs.Fold() | jobs.Measure() | jobs.ServeParameters():
+            case jobs.Fold() | jobs.Measure() | jobs.MeasureResult() | jobs.ServeParameters():
                 return 4.0 * self._elements / SERVER_BYTES_PER_S
             case jobs.CopyState():
                 return 4.0 * job.words / SERVER_BYTES_PER_S
@@ -269,7 +269,7 @@ class WorldLanes:
                 count = max(0, min(job.words, words - job.piece * job.words))
                 copied = TensorRef(job.key, (count,), "int32", 4 * count)
                 return copied, max(1, -(-words // job.words)), _digest(job.version)
-            case jobs.Measure():
+            case jobs.Measure() | jobs.MeasureResult():
                 return 1.0
             case jobs.Reduce():
                 return 1.0, True

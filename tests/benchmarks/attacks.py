@@ -81,7 +81,7 @@ class Attack:
     ban: bool = False
     """The operator bans it, and it does not listen."""
     restart: bool = False
-    """A server is killed and started again in the middle."""
+    """A server is killed and started again in the middle, with and without the attack."""
 
 
 ATTACKS = {
@@ -186,12 +186,19 @@ class Bed:
             for name, (address, node, daemon) in at.items()
         }
 
-    def quiet(self) -> dict[str, float]:
-        """As many seconds without anybody bad."""
+    def quiet(self, restart: bool = False) -> dict[str, float]:
+        """As many seconds without anybody bad; `restart`: a server is killed and started again in their middle, too."""
         time.sleep(SETTLE_S)
         begin = time.monotonic()
-        time.sleep(self.seconds)
+        if restart:
+            time.sleep(self.seconds / 2)
+            self.restart_server()
+        time.sleep(max(0.0, begin + self.seconds - time.monotonic()))
         return self.watch.between(begin, time.monotonic())
+
+    def restart_server(self) -> None:
+        self.swarm.kill(self.swarm.servers[-1])
+        self.swarm.again(self.swarm.servers[-1])
 
 
 def start(children: Children, folder: Path, name: str, *words: str) -> Daemon:
@@ -233,8 +240,7 @@ def run_attack(bed: Bed, name: str, what: Attack) -> dict[str, Any]:
                 begin = time.monotonic()
             if what.restart:
                 time.sleep(bed.seconds / 2)
-                swarm.kill(swarm.servers[-1])
-                swarm.again(swarm.servers[-1])
+                bed.restart_server()
             time.sleep(max(0.0, begin + bed.seconds - time.monotonic()))
             end = time.monotonic()
             row["ended_by_itself"] = not child.child.running
@@ -335,11 +341,13 @@ def main(words: Sequence[str]) -> None:
         bed = Bed(Path(name), swarm, honest, options.seconds)
         calm = bed.quiet()
         for name in todo:
+            restart = ATTACKS[name].restart
+            before = bed.quiet(restart) if restart else calm
             row = run_attack(bed, name, ATTACKS[name])
             swarm.moves_on()
-            after = bed.quiet()
-            without = {key: (calm[key] + after[key]) / 2 for key in calm}
-            calm = after
+            after = bed.quiet(restart)
+            without = {key: (before[key] + after[key]) / 2 for key in before}
+            calm = bed.quiet() if restart else after
             share = row["steps_per_s"] / without["steps_per_s"]
             rows[name] = {"attack": name, "commit": commit, "seconds": options.seconds, "share": share} | row
             rows[name]["without"] = without

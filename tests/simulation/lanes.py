@@ -278,6 +278,8 @@ class Lanes:
                 if previous:
                     self.shard[job.version - 1] = previous, ()
                 return digest(weights, moments)
+            case jobs.Measure():
+                return float(sum(value * value for value in self.inputs[job.part.key]))
             case jobs.Fold():
                 total = self.folds.get(job.step, tuple(0 for _ in range(SHARD_ELEMENTS)))
                 self.folds[job.step] = add(total, self.inputs[job.part.key])

@@ -26,7 +26,7 @@ from node.data.dataset import Dataset
 from node.machine import jobs
 from node.machine.numbers import clip_factor
 from node.process.store import TensorStore
-from protocol.base.ids import NodeId, TaskId, TensorRef
+from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef
 from protocol.base.machine import Computed, ComputeFailed
 from protocol.run.course import Chunk, Course
 from protocol.run.plan import Plan, ServerPlan, StagePlan
@@ -404,6 +404,32 @@ def test_a_skipped_step_can_be_kept_on_disk(tmp_path: Path) -> None:
     resumed = Bench(config, tmp_path)
     resumed.start()
     assert bench.do(resumed.servers[1][1], jobs.LoadSnapshot(1, file)) == digest
+
+
+@pytest.mark.parametrize("form", ["fp32", "bf16", "q8", "fp64"])
+def test_the_lane_says_how_large_a_result_and_a_part_are(tmp_path: Path, form: str) -> None:
+    """The root mean square, and the sum of squares; infinite where a value is not finite."""
+    bench = Bench(small_run(0), tmp_path)
+    server = bench.servers[0][1]
+    shard = server._here[1]
+    count = shard.end - shard.begin
+
+    def kept(values: torch.Tensor) -> TensorRef:
+        buffer, key = encode(values, form), bench.fresh()
+        bench.store.put(key, buffer, tuple(values.shape), form)
+        return TensorRef(key, tuple(values.shape), form, len(buffer))  # type: ignore[arg-type]
+
+    values = torch.full((4, 32), 3.0) * torch.tensor([1.0, -1.0]).repeat(16)
+    size = bench.do(server, jobs.MeasureResult(TaskId(0, 0, 0, "F"), "F", NodeId("f0"), kept(values)))
+    assert size == pytest.approx(3.0, rel=1e-2)
+    values[1, 5] = math.inf
+    assert bench.do(server, jobs.MeasureResult(TaskId(0, 0, 0, "F"), "F", NodeId("f0"), kept(values))) == math.inf
+    if form in ("fp32", "fp64"):
+        gradient = torch.full((count,), 2.0)
+        said = ContributionId(NodeId("f0"), 1, 1)
+        assert bench.do(server, jobs.Measure(said, 0, 0, kept(gradient))) == pytest.approx(4.0 * count)
+        gradient[0] = math.nan
+        assert bench.do(server, jobs.Measure(said, 0, 0, kept(gradient))) == math.inf
 
 
 def test_a_failing_job_is_an_answer_and_the_lane_goes_on(tmp_path: Path) -> None:

@@ -184,12 +184,12 @@ def test_a_part_is_measured_without_being_unpacked() -> None:
             part = rounded(cut, values[here], 0)
             data = packed.pack(part.numpy())
             true = float(cut.value(part, cut.steps(cut.first_averages())).double().norm())
-            assert true <= math.sqrt(shard.measure_packed(0, data)) <= 6 * true
+            assert true <= math.sqrt(shard.measure(0, "gi", data)) <= 6 * true
         part[100] = 2**30
-        assert math.sqrt(shard.measure_packed(0, packed.pack(part.numpy()))) > 1e3 * true
+        assert math.sqrt(shard.measure(0, "gi", packed.pack(part.numpy()))) > 1e3 * true
         part[:] = NOT_FINITE
-        assert shard.measure_packed(0, packed.pack(grid.short(part).numpy())) == math.inf
-        assert shard.measure_packed(0, packed.pack(torch.zeros_like(part).numpy())) == 0.0
+        assert shard.measure(0, "gi", packed.pack(grid.short(part).numpy())) == math.inf
+        assert shard.measure(0, "gi", packed.pack(torch.zeros_like(part).numpy())) == 0.0
 
 
 def test_what_is_no_packed_vector_of_the_shard_is_refused() -> None:

@@ -8,14 +8,27 @@ import msgspec
 import numpy as np
 import pytest
 
-from node.machine.records import ContributionAccepted
+from node.machine.jobs import Measure
+from node.machine.records import ContributionAccepted, ContributionStored
 from node.process.driver import square_norm
+from node.server.buddy import BuddyRole, Copies
 from node.server.conduct import Conduct
 from node.server.doubts import GRADIENT_FIRST_MAX, REPEATS_MAX, Doubts
 from node.server.ledger import LedgerRole
+from node.server.shard import ShardRole
 from protocol.base.ids import NodeId, TaskId, TensorRef
 from protocol.messages import Contribute, StepOpened, Stored, Verdict
-from tests.node.setting import VOLUNTEER, Effects, backward, contribution, make_config, make_context, part, stored
+from tests.node.setting import (
+    ELEMENTS,
+    VOLUNTEER,
+    Effects,
+    backward,
+    contribution,
+    make_config,
+    make_context,
+    part,
+    stored,
+)
 
 OTHER, THIRD = NodeId("v2"), NodeId("v3")
 
@@ -177,6 +190,48 @@ def test_the_ledger_waits_for_a_server_that_computes() -> None:
             for shard in (0, 1):
                 ledger.on_stored(msgspec.structs.replace(said, shard=shard, square_norm=math.inf))
         assert len(Effects(context.out).records(ContributionAccepted)) == counted
+
+
+@pytest.mark.parametrize(("writer", "measured"), [(VOLUNTEER, True), (NodeId("f0"), False), (NodeId("b0"), False)])
+def test_what_a_server_makes_in_the_place_of_something_doubted_is_measured(writer: NodeId, measured: bool) -> None:
+    """What comes from volunteers was measured on its way, and the ledger compares the two: beside one of size 0 an
+    honest volunteer's large gradient seemed false, and it was left out for ten minutes."""
+    context = make_context("b0")
+    assert context.config.wire.gradients != "gi"
+    shard = ShardRole(context, BuddyRole(context, Copies(context.out)))
+    shard.start([])
+    shard.set_elements(ELEMENTS)
+    shard.base_loaded(b"digest 0")
+    tasks = (backward(0, 0),)
+    shard.on_verdict(Verdict(
+        ledger_generation=1, contribution=contribution(7, OTHER), step=0, tasks=tasks, accepted=False, doubted=True,
+        number=-1, reason="its gradient (5) is beyond all that is usual here (4)",
+    ))  # fmt: skip
+    Effects(context.out)
+    message = msgspec.structs.replace(part(1, 0, tasks, 1, 101), contribution=contribution(1, writer))
+    assert shard.on_contribute(writer, msgspec.structs.replace(message, square_norm=9.0 * measured)) == ""
+    (record,) = Effects(context.out).records(ContributionStored)
+    shard.stored(record)
+    effects = Effects(context.out)
+    assert (len(effects.jobs(Measure)), len(effects.sent(Stored))) == (not measured, measured)
+    for measure in effects.jobs(Measure):
+        shard.measured(measure, 25.0)
+        assert Effects(context.out).sent(Stored)[0].square_norm == 25.0
+
+
+def test_a_servers_gradient_that_was_not_measured_blames_nobody() -> None:
+    """Nor one of which a shard knows the size and another does not; where all know it, it tells who lied."""
+    for norms, blamed in (((0.0, 0.0), ()), ((1.0, 0.0), ()), ((1.0, 0.5), (VOLUNTEER,)), ((1e9, 1e9), ())):
+        ledger = LedgerRole(make_context("f0"))
+        ledger.on_step_opened(StepOpened(ledger_generation=1, step=0, closed=-1))
+        Effects(ledger._context.out)
+        for said, squares in ((result(1), (1e10, 1e10)), (result(2, NodeId("b0")), norms)):
+            for shard, square in enumerate(squares):
+                ledger.on_stored(msgspec.structs.replace(said, shard=shard, square_norm=square))
+        (accepted,) = Effects(ledger._context.out).records(ContributionAccepted)
+        assert accepted.contribution.node == "b0"
+        ledger.accepted(accepted)
+        assert [said.blamed for said in Effects(ledger._context.out).sent(Verdict, NodeId("b0"))] == [blamed]
 
 
 def test_who_is_blamed_gets_nothing_for_a_while() -> None:

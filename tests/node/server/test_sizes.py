@@ -7,12 +7,13 @@ from itertools import count
 
 import pytest
 
+from node.machine.jobs import MeasureResult
 from node.server.doubts import REPEATS_MAX, SAMPLES_MIN
 from node.server.sizes import VALUE_FIRST_MAX, Sizes
 from protocol.base.ids import NodeId, TaskId
 from protocol.messages import Activation, Allowance, Forget, Gradient, InputGradient, Output
 from tests.node.server.test_tickets import CONFIG, Desk
-from tests.node.setting import VOLUNTEER, activation, backward
+from tests.node.setting import VOLUNTEER, Effects, activation, backward
 
 OTHER = NodeId("v2")
 TASK = TaskId(0, 0, 1, "F")
@@ -97,6 +98,39 @@ def test_a_server_passes_a_huge_output_on_to_nobody() -> None:
             assert len(effects.sent(Activation)) == 1
             assert [a.leases_max for a in effects.sent(Allowance, VOLUNTEER)] == [0]
             assert effects.sent(Allowance, OTHER) == []
+
+
+@pytest.mark.parametrize(("true_size", "blamed"), [(1.0, True), (3e4, False), (math.inf, False)])
+def test_what_a_server_makes_instead_is_measured_before_it_judges(true_size: float, blamed: bool) -> None:
+    """It goes on at once, and its bytes are kept until the lane has said how large it is: only then the doubted one was
+    false or was not. Honest volunteers were left out for ten minutes over every result ten times the usual one."""
+    desk, server = Desk("b0"), NodeId("f0")
+    desk.server.context.computing[server] = None
+    task = TaskId(0, 0, 0, "F")
+
+    def bring(node: NodeId, fence: int, key: int, size: float) -> Effects:
+        ticket = desk.ticket(task, node, fence)
+        message = Output(ledger_generation=1, task=task, ticket=ticket, tensors=(activation(key, CONFIG),))
+        desk.server.handle(node, message, 1.0, size)
+        return desk.take()
+
+    assert bring(VOLUNTEER, 3, 9, 3e4 if true_size < math.inf else math.inf).sent(Activation) == []
+    effects = bring(server, 4, 10, 0.0)
+    (measure,) = effects.jobs(MeasureResult)
+    assert len(effects.sent(Activation)) == 1 and effects.sent(Allowance) == []
+    assert measure.result.key not in effects.dropped and (measure.task, measure.node) == (task, server)
+    desk.server.computed(measure, true_size, 2.0)
+    effects = desk.take()
+    assert [said.leases_max for said in effects.sent(Allowance, VOLUNTEER)] == [0] * blamed
+    assert effects.dropped == [measure.result.key]
+
+
+def test_bytes_that_hold_no_numbers_judge_nobody() -> None:
+    """What a server sent cannot be decoded: the work goes on, and its copy is let go of."""
+    desk = Desk("b0")
+    job = MeasureResult(TaskId(0, 0, 0, "F"), "F", NodeId("f0"), activation(9, CONFIG))
+    assert desk.server.failed(job, "a tensor that nobody can decode", 1.0)
+    assert desk.take().dropped == [9]
 
 
 def test_a_server_passes_a_huge_input_gradient_on_to_nobody() -> None:
