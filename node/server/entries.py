@@ -35,6 +35,8 @@ class Entry:
     """When the worker's time for its result is over."""
     late: dict[NodeId, float] = field(default_factory=dict)
     """Workers that had it and neither finished nor kept it, and when they had got it."""
+    brought: set[NodeId] = field(default_factory=set)
+    """Those of them that brought something, which is doubted: if it was false they are blamed; they were not late."""
     doubted: bool = False
     """What a member brought for it was put aside: a server's opinion comes before another volunteer's."""
     late_at: float = 0.0

@@ -265,6 +265,8 @@ class Pool:
                 untried = untried and entry.complete  # else it has waited for others in vain
                 if untried or doubted:
                     self._failed_with(entry, node)
+                if doubted:
+                    entry.brought.add(node)
                 if untried and node in self._workers:
                     worker = self._workers[node]
                     worker.returned_at = worker.returned_at if worker.returned else self._now
@@ -443,13 +445,13 @@ class Pool:
         """The entry is done: others had it before and did not finish it."""
         for node, granted_at in entry.late.items():
             worker = self._workers.get(node)
-            if node == but or (worker is not None and worker.is_server):
+            if node == but or node in entry.brought or (worker is not None and worker.is_server):
                 continue
             if worker is not None and worker.returned.get(entry.tasks[0]) == granted_at:
                 worker.overtaken.append((granted_at, self._now))
             else:
                 self._rule(self._conduct.overtaken_by_others(node, granted_at, self._now))
-        entry.late = {}
+        entry.late, entry.brought = {}, set()
 
     def _stays(self, worker: Worker) -> None:
         """It has given leases back and goes on taking others: those were failures, in the order of their ends."""

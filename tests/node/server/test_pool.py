@@ -348,6 +348,21 @@ def test_what_is_doubted_goes_to_a_server_that_computes() -> None:
     assert given(pool) == [("b", 0)]
 
 
+def test_who_brought_something_doubted_was_not_late() -> None:
+    """Honest volunteers bring large gradients now and then. Whether they were false the ledger says; that others did
+    the tasks again is no failure of theirs, and after three of them they got nothing for two minutes."""
+    pool = make_pool(A, SERVER, tasks=4, slots=30)
+    for number in range(4):
+        task = forward(0, number)
+        given(pool, float(number))
+        pool.give_back((task,), A, doubted=True)
+        pool.reserve((task,))
+        given(pool, float(number))
+        pool.result_held(task)
+        pool.covered((task,), SERVER)
+        assert [ruling for ruling in pool.take_rulings() if ruling.node == A] == []
+
+
 def test_a_server_that_fails_with_what_is_doubted_does_not_stop_the_run() -> None:
     """Again and again it is the server's; then volunteers may try, whose usual result counts, too."""
     pool = make_pool(A, B, SERVER, tasks=1, slots=30)
