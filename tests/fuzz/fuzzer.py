@@ -17,6 +17,8 @@ from tests.fuzz.targets import Target, seeds_of
 
 HANG_S = 1.0
 """One input may take so long; a busy machine is allowed for by asking twice."""
+FIRST_USE_S = 30.0
+"""A decoder may load torch when it is used for the first time; a process in which that was cut off is spoilt."""
 MEMORY_BYTES = 64 << 20
 """What a whole stretch of inputs may add to the process."""
 FINDS_MAX = 3
@@ -77,8 +79,9 @@ def damaged(number: int, seeds: list[bytes], target: str) -> bytes:
 def fuzz(target: Target, first: int, count: int) -> list[Find]:
     """Runs inputs `first` to `first + count - 1`; what was found, at most FINDS_MAX."""
     seeds, finds = seeds_of(target), []
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with _watch():
+        _judge(target, seeds[0], FIRST_USE_S)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for number in range(first, first + count):
             data = damaged(number, seeds, target.name)
             what = _judge(target, data)
@@ -92,15 +95,16 @@ def fuzz(target: Target, first: int, count: int) -> list[Find]:
     return finds
 
 
-def _judge(target: Target, data: bytes) -> str:
+def _judge(target: Target, data: bytes, seconds: float | None = None) -> str:
     """What is wrong with how the decoder took `data`, or nothing."""
-    signal.setitimer(signal.ITIMER_REAL, HANG_S)
+    seconds = HANG_S if seconds is None else seconds
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         target.run(data)
     except target.may_raise:
         return ""
     except _HangError:
-        return f"no end after {HANG_S} s"
+        return f"no end after {seconds} s"
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:200]}"
     finally:

@@ -86,9 +86,10 @@ def _initiator(data: bytes) -> None:
 
 
 def _credential(body: bytes) -> None:
+    signed = body + COORDINATOR.sign(CREDENTIAL_LABEL + body)
     for opened in (open_credential, open_revocations):
         try:
-            opened(body + COORDINATOR.sign(CREDENTIAL_LABEL + body), COORDINATOR.public_key)
+            opened(signed, COORDINATOR.public_key)
         except RemoteProtocolError:
             continue
 
