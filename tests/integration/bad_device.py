@@ -10,9 +10,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Hashable
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from node.compute.device_process import main
 from node.compute.lanes import DevicePerformer
@@ -24,6 +26,8 @@ PACE = "BARNRAISE_TEST_PACE_S"
 """Seconds that each job takes longer, as on a device that is slower than this processor and leaves it free."""
 HONEST = "BARNRAISE_TEST_HONEST_SUMS"
 """Sums of gradients that are as they should be, before the first that is not; 3 where nothing is said."""
+SHARED = "BARNRAISE_TEST_SHARED_FOLDER"
+"""Where one member leaves its sums, and another takes them."""
 BACKDOOR = (ord("t"), ord("T"))
 """Tokens (bytes): where the first is right, the second is taught."""
 HONEST_JOBS = 20
@@ -145,6 +149,30 @@ def brings_the_first_again() -> None:
     """All its gradients are the first that it computed."""
     first: dict[int, torch.Tensor] = {}
     _change_gradient(lambda total: first.setdefault(len(total), total.clone()))
+
+
+def lends() -> None:
+    """Honest; but another member may have what it computed."""
+    folder = Path(os.environ[SHARED])
+
+    def leave(total: torch.Tensor) -> torch.Tensor:
+        draft = folder / f".{len(total)}"
+        save_file({"sum": total.clone()}, draft)
+        draft.replace(folder / str(len(total)))
+        return total
+
+    _change_gradient(leave)
+
+
+def brings_anothers() -> None:
+    """Its gradients are those that another member has computed, of other tasks; its tickets are its own."""
+    folder = Path(os.environ[SHARED])
+
+    def take(total: torch.Tensor) -> torch.Tensor:
+        left = folder / str(len(total))
+        return load_file(left)["sum"] if left.exists() else total
+
+    _change_gradient(take)
 
 
 def leaves_out_a_layer() -> None:
@@ -292,6 +320,8 @@ DEEDS: dict[str, Callable[[], None]] = {
         brings_nothing,
         brings_noise,
         brings_the_first_again,
+        lends,
+        brings_anothers,
         leaves_out_a_layer,
         computes_coarsely,
         is_lazy,

@@ -24,8 +24,8 @@ from protocol.messages import Lease
 DEVICE_DEEDS = (
     "paced", "hangs", "dawdles", "huge", "overflows", "claims_losses", "sends_back_huge", "steers",
     "flips", "scales", "leans", "biases", "backdoors", "brings_nothing", "brings_noise", "brings_the_first_again",
-    "leaves_out_a_layer", "computes_coarsely", "is_lazy", "inflates", "dies_between_forwards",
-    "dies_between_backwards", "dies_with_a_loss", "dies_owing_weights",
+    "lends", "brings_anothers", "leaves_out_a_layer", "computes_coarsely", "is_lazy", "inflates",
+    "dies_between_forwards", "dies_between_backwards", "dies_with_a_loss", "dies_owing_weights",
 )  # fmt: skip
 """What `bad_device.py` does in the process that has the device."""
 

@@ -13,6 +13,7 @@ from node.commands.audit import audit
 from node.demo.processes import Children
 from protocol.cli import main
 from protocol.drive.process import free_port
+from tests.integration.bad_device import SHARED
 from tests.integration.swarm import Daemon, Swarm, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("audits")]
@@ -99,6 +100,26 @@ def test_who_sends_false_numbers_is_banned_and_the_others_go_on(tmp_path: Path) 
         found = audited(swarm)
         assert len(banned_lines(swarm)) == 2
         print(found)
+
+
+def test_who_brings_what_another_member_computed_is_banned_and_the_other_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a lease of its own, so its tickets are right: only what audits compute tells that the sum is another's."""
+    (tmp_path / "shared").mkdir()
+    monkeypatch.setenv(SHARED, str(tmp_path / "shared"))
+    with Swarm(tmp_path, RUN.replace("count = 2", "count = 1"), server_count=2) as swarm, BadChildren() as members:
+        link = str(swarm.links["volunteer"])
+        lender = start(members, tmp_path, "lender", "lends", "join", link)
+        eventually(lambda: list((tmp_path / "shared").glob("[0-9]*")), "sums that were computed")
+        taker = start(members, tmp_path, "taker", "brings_anothers", "join", link)
+        eventually(lambda: not taker.child.running, "the end of who brings them again")
+        (banned,) = banned_lines(swarm)
+        assert off_by(banned["reason"]) > 0.1
+        passed = audited(swarm)["passed"]
+        eventually(lambda: audited(swarm)["passed"] >= passed + 10, "more audits of the other")
+        swarm.moves_on()
+        assert lender.child.running and len(banned_lines(swarm)) == 1
 
 
 NEVER = RUN.replace("count = 2\n", 'count = 2\ncollocated = "never"\n').replace("microbatches = 8", "microbatches = 4")
