@@ -1,7 +1,8 @@
 """Each point of the checklists in `protocol/THREATS.md` whose rule lies in trust, drivers or torch: its test can fail.
 
 A row takes one rule away, runs a test that is named for the point there, and expects that it fails; and that it passes
-with the rule in its place. Rules that only a whole run shows are taken away in `tests/simulation/mutants.py`.
+with the rule in its place. Rules that only a whole run shows are taken away in `tests/simulation/mutants.py`. The table
+of them all is written by `rules_table.py`.
 """
 
 from __future__ import annotations
@@ -216,6 +217,10 @@ RULES = (
          {"protocol.trust.membership:verify_signature": always(True)}),
     # ---- transport and identity ----
     Rule("S1", "protocol.trust.test_handshake:test_every_flipped_bit_fails", _UNPROVEN, {"message": 2}),
+    Rule("S1", "protocol.trust.test_handshake_signature:test_who_does_not_have_the_key_is_not_believed",
+         {f"{_HANDSHAKE}:verify_signature": always(True)}, {"attempt": ".impostor_dials"}),
+    Rule("S1", "protocol.trust.test_handshake_signature:test_who_does_not_have_the_key_is_not_believed",
+         {f"{_HANDSHAKE}:verify_signature": always(True)}, {"attempt": ".impostor_answers"}),
     Rule("S1", "protocol.trust.test_membership:test_every_bit_of_a_credential_counts",
          {"protocol.trust.membership:verify_signature": always(True)}),
     Rule("S1", "protocol.trust.test_handshake:test_low_order_points",
@@ -276,6 +281,41 @@ RULES = (
          {"name": "handshake.json"}),
 )  # fmt: skip
 
+POINTS = (
+    *(f"V{number}" for number in range(1, 9)),
+    *(f"S{number}" for number in range(1, 15)),
+    *(f"O{number}" for number in range(1, 8)),
+)
+IN_THE_WORLD = {
+    "tickets_are_never_verified": "V1",
+    "anybody_contributes_in_anybodys_name": "V1",
+    "absurd_contributions_are_taken_at_their_word": "V1",
+    "two_members_confirm_each_other": "V1",
+    "a_contribution_is_summed_up_twice": "V7",
+    "covered_tasks_are_accepted_again": "V7",
+    "a_list_of_bans_is_laid_aside": "V8",
+    "bounds_are_not_checked": "V1",
+}
+"""Mutants that a whole run catches, and their points."""
+PLANTED = {
+    "S9": ("a decoder that lets another error out, and one without an end",
+           "fuzz.test_fuzz:test_a_decoder_that_lets_another_error_out_is_found"),
+    "S10": ("pickle, `eval`, `torch.load` and their like in a file",
+            "test_architecture:test_planted_mistakes_are_found"),
+    "O1": ("one changed byte of a wheel",
+           "test_supply:test_a_locked_setup_works_without_a_network_and_a_changed_wheel_ends_it"),
+    "O4": ("a unit's lines that take rights away", "test_supply:test_a_service_may_do_little"),
+    "O6": ("the same; what is found becomes a seed of `tests/fuzz/corpus`",
+           "fuzz.test_fuzz:test_a_decoder_that_lets_another_error_out_is_found"),
+}  # fmt: skip
+"""What must be found is planted in the tests themselves: what, and the test."""
+NOT_RUN = {
+    "O2": "asks an advisory service; `./deploy/supply` by hand",
+    "O3": "needs a package index for its tools; `./deploy/supply` by hand",
+    "O5": "needs a container engine",
+    "O7": "documents; whether they were exercised before a release is a person's word",
+}
+
 
 def run(rule: Rule, folder: Path) -> None:
     """The rule's test, once, as pytest would call it."""
@@ -320,3 +360,20 @@ def test_a_test_fails_when_its_rule_is_taken_away(rule: Rule, tmp_path: Path) ->
         take_away(rule, patch)
         with pytest.raises((AssertionError, ValueError, pytest.fail.Exception, BaseExceptionGroup)):
             run(rule, tmp_path / "without")
+
+
+def test_every_point_has_a_rule_that_is_taken_away_or_says_why_not() -> None:
+    shown = {rule.point for rule in RULES} | set(IN_THE_WORLD.values()) | set(PLANTED)
+    assert not shown & set(NOT_RUN)
+    assert shown | set(NOT_RUN) == set(POINTS)
+
+
+def test_the_table_of_threats_is_that_of_the_rules() -> None:
+    """`python -m tests.rules_table` writes it; every test that it names is there."""
+    from tests.rules_table import THREATS, with_table
+
+    text = THREATS.read_text()
+    assert with_table(text) == text
+    for _, test in PLANTED.values():
+        module, _, name = test.partition(":")
+        assert hasattr(importlib.import_module(f"tests.{module}"), name), test
