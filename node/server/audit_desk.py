@@ -3,6 +3,9 @@
 A contribution under audit is held back, so that a false one is never summed up. The step does not wait for that beyond
 a tenth of its time: counted from when nothing else is missing, what is held is accepted, the audit goes on, and what it
 finds still puts its member out. Only a member with strikes waits to the end.
+
+What is missing may wait for what is held: a member sends one sum of a step at a time, and the next one when it has
+heard of the first. So where the stage has nothing more to give, it is counted from when anything came last, too.
 """
 
 from __future__ import annotations
@@ -35,6 +38,16 @@ class _Step:
     """With the square of its norm."""
     since: float | None = None
     """When nothing but these was missing."""
+    news_at: float = 0.0
+    """When something of it was accepted or held last."""
+    tail_at: float | None = None
+    """When the stage had nothing more of it to give."""
+
+    @property
+    def quiet_since(self) -> float | None:
+        """What the step's patience with audits is counted from."""
+        tail = None if self.tail_at is None else max(self.tail_at, self.news_at)
+        return min((at for at in (self.since, tail) if at is not None), default=None)
 
 
 class AuditDesk:
@@ -134,7 +147,10 @@ class AuditDesk:
     def look(self, step: int, missing: Collection[TaskId]) -> None:
         """Something of the step was accepted or held: whether all that is `missing` now is held."""
         state = self._steps.get(step)
-        if state is None or not state.held:
+        if state is None:
+            return
+        state.news_at = self._now
+        if not state.held:
             return
         held = {task for stored, _ in state.held.values() for task in stored.tasks}
         if not all(task in held for task in missing):
@@ -142,12 +158,19 @@ class AuditDesk:
         elif state.since is None:
             state.since = self._now
 
+    def tail(self, step: int) -> None:
+        """The stage has nothing of the step to give any more: all that is missing is summed up, or will be."""
+        state = self._steps.get(step)
+        if state is not None and state.tail_at is None:
+            state.tail_at = self._now
+
     def _release_at(self, state: _Step, stored: Stored) -> float | None:
-        if state.since is None:
+        since = state.quiet_since
+        if since is None:
             return None
         if self.audits.waits_for(stored.contribution.node):
-            return state.since + self._context.config.limits.lease_s
-        return state.since + WAIT_SHARE * (self._step_s or self._now - state.opened_at)
+            return since + self._context.config.limits.lease_s
+        return since + WAIT_SHARE * (self._step_s or self._now - state.opened_at)
 
     def wake_at(self) -> float | None:
         times = [self._release_at(state, stored) for state in self._steps.values() for stored, _ in state.held.values()]

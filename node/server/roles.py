@@ -99,6 +99,9 @@ class Roles:
                     self.guard.leased(grant.worker, now)
                 self.tails.granted(grant for grant in grants if grant.entry.tasks[0].microbatch < VALIDATION_FIRST)
         self.tails.look(self._training_pools(), now)
+        if self.ledger is not None:
+            for step in self.tails.over():
+                self.ledger.desk.tail(step)
         tell_allowances(self._context, self.pools())
 
     def check(self) -> None:

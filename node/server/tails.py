@@ -97,6 +97,10 @@ class TailDesk:
         if step is not None:
             step.servers[server] = None
 
+    def over(self) -> list[int]:
+        """Open steps of which no server of the stage has anything left to give."""
+        return [number for number, step in self._steps.items() if len(step.servers) == len(self._context.stage_servers)]
+
     def sync(self, peer: NodeId) -> None:
         """A fellow server is ready: it hears of the tails that it may have missed."""
         if peer in self._context.stage_servers and peer != self._context.node:

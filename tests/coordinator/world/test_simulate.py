@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,14 @@ from coordinator.commands import simulate
 from coordinator.live.plan_builder import Guidance
 from coordinator.live.problem import Problem
 from coordinator.process.planner import solve
-from coordinator.world.churn import load_churn, no_churn
+from coordinator.world.churn import Change, Churn, load_churn, no_churn
 from coordinator.world.planned import file_of
 from coordinator.world.swarm import Swarm
 from node.world.member import Members
 from protocol.base.errors import BadInputError
 from protocol.cli import _BadInputExit
 from protocol.run.config_file import load_run
-from protocol.run.run import TUNED, BatchSection, DataSection, LimitsSection, RunConfig, StagesSection
+from protocol.run.run import TUNED, AuditSection, BatchSection, DataSection, LimitsSection, RunConfig, StagesSection
 from protocol.schedule.profile import load_network
 from tests.benchmarks.home_lines import MODELS, home_lines
 
@@ -105,6 +106,30 @@ def test_a_trace_moves_volunteers_and_costs_steps(folder: Path) -> None:
     assert (folder / "out.svg").read_text().startswith("<svg")
     words = run(folder, "--hours", "0.02", "--churn", str(folder / "trace.csv")).output
     assert "2 left" in words and "steps an hour" in words
+
+
+def test_members_that_leave_while_others_are_audited_stop_nobody(folder: Path) -> None:
+    """Others take over what they had summed up, in second sums of the step; their first ones are held for an audit
+    that takes longer than the step. (Before a step's patience with audits ran from the tail on, each waited for the
+    other: no step closed for minutes.)"""
+    config, network = load_run(folder / "run.toml"), load_network(folder / "network.json")
+    batch = msgspec.structs.replace(config.batch, microbatches=64)
+    config = msgspec.structs.replace(config, batch=batch, audit=AuditSection(), limits=LimitsSection())
+    slow = tuple(
+        msgspec.structs.replace(machine, forward_flops_per_s=1e9, backward_flops_per_s=1e9)
+        if machine.role == "server"
+        else machine
+        for machine in network.machines
+    )
+    names = [machine.name for machine in slow[network.servers :]]
+    come = [Change(0.0, True, name) for name in names]
+    goes = [Change(63.0, False, names[0]), Change(83.0, False, names[1])]
+    churn = Churn((*come, *goes), {name: number for number, name in enumerate(names)})
+    swarm = Swarm(config, replace(network, machines=slow), churn, 1, Members)
+    swarm.run(130.0)
+    closed = [step.at_s for step in swarm.steps if step.at_s > 40.0]
+    gaps = [later - at for at, later in zip(closed, [*closed[1:], swarm.world.now], strict=True)]
+    assert max(gaps) < 20.0, (max(gaps), len(closed))
 
 
 def test_a_trace_with_the_networks_own_names_leaves_the_others_alone(folder: Path) -> None:

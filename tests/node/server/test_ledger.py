@@ -296,3 +296,25 @@ def test_a_committed_stage_names_who_computed_it() -> None:
         desk.ledger.on_committed(Committed(ledger_generation=1, step=0, shard=shard, digest=b"d" * 32))
     (told,) = desk.take().sent(StageCommitted)
     assert told.shares == (Share(contribution(1).node, 2, 3),)
+
+
+def test_an_audit_holds_up_no_sum_that_waits_for_its_verdict() -> None:
+    """v1 has brought one of two tasks, which is held; the other one lies in its next sum, which it sends when it has
+    heard of the first. While the stage has something to give, that may take as long as it likes; from then on a tenth
+    of the step's time, and not until clocks of weight gradients take the other one back (at 20 Mbit/s: ten minutes)."""
+    desk = Desk()
+    audits = desk.ledger.desk
+    audits.auditor_here(NodeId("b0"))
+    audits.clock(1.0)
+    assert desk.store(1, (backward(0, 0),)).records(ContributionAccepted) == []
+    answer_by = audits.wake_at()
+    assert answer_by is not None and answer_by > 10.0, "only the opinion itself has a time so far"
+    audits.wake(4.0)
+    audits.tail(0)
+    assert audits.wake_at() == pytest.approx(4.4)
+    audits.wake(4.3)
+    assert desk.take().records(ContributionAccepted) == []
+    audits.wake(4.5)
+    (record,) = desk.take().records(ContributionAccepted)
+    desk.ledger.accepted(record)
+    assert all(verdict.accepted for verdict in desk.take().sent(Verdict))
