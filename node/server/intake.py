@@ -136,6 +136,7 @@ class Intake:
                     self._roles.shard.greet(peer)
                 if peer in self._roles.auditors:
                     return
+                self._roles.tails.greeted(peer, anew=message.hello)
                 if self._roles.back is not None and self._roles.ready:
                     self._roles.back.on_graphs(peer, message.graphs)
                 for role in (self._roles.front, self._roles.back):

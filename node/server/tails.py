@@ -48,8 +48,14 @@ class TailDesk:
         for key in [key for key in self._steps if key <= step]:
             del self._steps[key]
 
+    def greeted(self, node: NodeId, anew: bool) -> None:
+        """It works for the stage. At link-up it may still be at another one, and hears nothing of ours; its first word
+        may have come under a plan that we did not have yet, so any word will do. `anew`: it counts from nothing."""
+        if anew or node not in self._workers:
+            self.worker_here(node)
+
     def worker_here(self, node: NodeId) -> None:
-        """A new link: whatever was counted on an earlier one is void, on the other side too."""
+        """It is new: whatever was counted on an earlier link is void, on the other side too."""
         self.worker_gone(node)
         self._arrivals += 1
         self._workers[node] = self._arrivals

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from itertools import count
 
+import pytest
+
+from node.machine.outbox import Outbox
 from node.server.pool import Entry, Pool
+from node.server.server import ServerMachine
 from node.server.tails import TailDesk
+from node.server.tickets import KEY_BYTES
 from protocol.base.ids import NodeId
-from protocol.messages import Flush, Tail
-from tests.node.setting import Effects, backward, make_context, shard_tensor
+from protocol.messages import Flush, Ready, StepOpened, Tail
+from tests.node.setting import Effects, backward, make_config, make_context, make_plan, shard_tensor
 
 A, B, FRONT = NodeId("a"), NodeId("b"), NodeId("f0")
 
@@ -113,3 +118,21 @@ def test_a_closed_step_leaves_nothing() -> None:
     desk.pool.drop_step(0)
     desk.tails.close_step(0)
     assert desk.look().all == []
+
+
+@pytest.mark.parametrize("hello", [True, False], ids=["greets", "has greeted under a plan that came here later"])
+def test_who_has_not_greeted_yet_hears_of_the_tail_when_it_does(hello: bool) -> None:
+    """A volunteer that moves has its links before it leaves its stage, and takes no word of another one until then:
+    what b1, which has nothing to give, told it at link-up was lost, and its sums waited ten minutes for that word."""
+    out, mover = Outbox(NodeId("b1"), count(1000)), NodeId("mover")
+    server = ServerMachine(
+        NodeId("b1"), make_config(), 259, make_plan(), out, [], NodeId("c"), secret=bytes(KEY_BYTES), incarnation=1
+    )
+    server.start(0.0)
+    server.handle(NodeId("f1"), StepOpened(ledger_generation=1, step=0, closed=-1), 0.0)
+    server.link_up(mover, "volunteer", 1.0)
+    assert told(Effects(out)) == []
+    server.handle(mover, Ready(ledger_generation=1, hello=hello, slots=0), 2.0)
+    assert told(Effects(out)) == [("mover", 0)]
+    server.handle(mover, Ready(ledger_generation=1, hello=False, slots=1), 3.0)
+    assert told(Effects(out)) == []
