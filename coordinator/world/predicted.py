@@ -46,7 +46,7 @@ def best_steps(swarm: Swarm, churn: Churn, until_s: float) -> float | None:
             if len(members) > BEST_COMPUTERS_MAX:
                 return None
             if members not in known:
-                known[members] = _best_s(swarm, pools, plan, visits, members)
+                _, known[members] = _best(swarm, pools, plan, visits, members)
             pace_s = known[members]
             steps += (at_s - before) / pace_s
             before = at_s
@@ -57,8 +57,18 @@ def best_steps(swarm: Swarm, churn: Churn, until_s: float) -> float | None:
     return steps
 
 
-def _best_s(swarm: Swarm, pools: Pools, plan: Plan, visits: Sequence[float], members: Sequence[int]) -> float:
-    """The step when the strongest come first and each goes where the pace is worst: for equal computers the best."""
+def best_crews(swarm: Swarm, members: Sequence[int]) -> list[list[int]]:
+    """The best assignment of these volunteers, by number, to the stages of the plan in force."""
+    plan = swarm.machine.placement.plan
+    assert plan is not None, "there is a plan as soon as all servers have come"
+    return _best(swarm, _pools(swarm), plan, _visits(swarm, plan), members)[0]
+
+
+def _best(
+    swarm: Swarm, pools: Pools, plan: Plan, visits: Sequence[float], members: Sequence[int]
+) -> tuple[list[list[int]], float]:
+    """Crews and their step when the strongest come first and each goes where the pace is worst: for equal computers
+    the best."""
     last = len(pools.sizes.blocks)
     machines = swarm.network.machines[swarm.network.servers :]
     crews: list[list[int]] = [[] for _ in plan.stages]
@@ -69,7 +79,7 @@ def _best_s(swarm: Swarm, pools: Pools, plan: Plan, visits: Sequence[float], mem
         crews[worst].append(member)
         stages = _stages(swarm, plan, crews)
         paces[worst] = pools.pace(stages[worst], visits[worst], last).pace_s
-    return pools.plan(stages, visits).step_s
+    return crews, pools.plan(stages, visits).step_s
 
 
 def _pools(swarm: Swarm) -> Pools:

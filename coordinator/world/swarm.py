@@ -4,6 +4,9 @@ The coordinator stands beside the first server, with a line like its. Servers co
 volunteers over the first seconds. What runs is what production runs: the coordinator seats servers in their order of
 arrival and gives volunteers their stages; nothing here tells it what a planner would do.
 
+A driver's part is here, too: a volunteer measures its lines to its stage's servers and tells the coordinator, once in
+a life, since lines do not change. Without that every line counts as a home line, and stages are manned for those.
+
 One thing differs: whoever is quiet is asked whether he lives only every `PING_S`, where the file says more often. Here
 no link falls silent without its end being told, so the questions cost time and show nothing (at 10,000 volunteers with
 three links each they were nine inputs of ten).
@@ -29,6 +32,8 @@ from coordinator.world.planned import planned
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
 from protocol.base.machine import Log, Machine
+from protocol.link.messages import LinkFigures
+from protocol.messages import LinkReport
 from protocol.run.run import RunConfig
 from protocol.schedule.profile import Network
 from protocol.trust.membership import Invite
@@ -41,6 +46,8 @@ KEY = b"c" * 32
 INVITE = Invite(issuer=KEY, run_id=RUN_ID, role="volunteer", uses=10**6, not_after=2**40, nonce=b"i" * 16)
 """What everybody shows: this world has no handshake."""
 PING_S, SILENT_S = 15.0, 60.0
+MEASURED_S = 10.0
+"""A volunteer's lines are measured and told so long after it came, as `node.measure.linkbook.REPORT_S` has it."""
 ARRIVE_S = 5.0
 """Those who are there from the beginning come within so long; servers within half a second."""
 SAMPLES = 240
@@ -185,6 +192,7 @@ class Swarm:
                 place = self.network.servers + self.churn.kind_of[change.name]
                 host = self.volunteers[change.name] = self._host(change.name, place)
             self.world.start(host)
+            self.world.at(self.world.now + MEASURED_S, self._measure, host, host.life)
         elif host is not None and host.machine is not None:
             self.departures += 1
             self.world.end(host)
@@ -226,6 +234,30 @@ class Swarm:
             found = float(network.from_latency_s[source, target]), float(network.from_bytes_per_s[source, target])
         self._ways[source * 65_536 + target] = found
         return found
+
+    def _measure(self, host: Host, life: int) -> None:
+        """What its driver has found on the lines to its servers; again later where it has none yet."""
+        if host.life != life:
+            return
+        figures = [self._figures(host, link.other(host)) for link in host.links.values()]
+        figures = [each for each in figures if each.peer != COORDINATOR]
+        if figures and COORDINATOR in host.links:
+            self.world.send(host, COORDINATOR, LinkReport(links=tuple(figures)))
+        else:
+            self.world.at(self.world.now + MEASURED_S, self._measure, host, life)
+
+    def _figures(self, host: Host, peer: Host) -> LinkFigures:
+        (there_s, sent), (back_s, received) = self._way(host.place, peer.place), self._way(peer.place, host.place)
+        return LinkFigures(
+            peer=peer.node,
+            path="tcp",
+            round_trip_s=there_s + back_s,
+            loss=-1.0,
+            sent_bytes_per_s=min(sent, host.uplink.rate, peer.downlink.rate),
+            received_bytes_per_s=min(received, host.downlink.rate, peer.uplink.rate),
+            age_s=0.0,
+            spread=0.0,
+        )
 
     # ---- what happens --------------------------------------------------------------------------------------------
 

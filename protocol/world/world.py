@@ -331,6 +331,10 @@ class World:
 
     # ---- messages ------------------------------------------------------------------------------------------------
 
+    def send(self, host: Host, peer: NodeId, message: Any) -> None:
+        """What a node's driver says by itself, without its machine; lost where there is no link."""
+        self._send(host, Send(peer, message))
+
     def _send(self, host: Host, effect: Send) -> None:
         link = host.links.get(effect.peer)
         if link is None:

@@ -20,6 +20,7 @@ from coordinator.world.planned import file_of
 from coordinator.world.swarm import Swarm
 from node.world.member import Members
 from protocol.base.errors import BadInputError
+from protocol.base.ids import NodeId
 from protocol.cli import _BadInputExit
 from protocol.run.config_file import load_run
 from protocol.run.run import TUNED, AuditSection, BatchSection, DataSection, LimitsSection, RunConfig, StagesSection
@@ -94,6 +95,16 @@ def test_a_run_whose_checkpoints_lie_in_a_store_is_simulated_without_one(folder:
     text = RUN.replace("steps = 1000", "steps = 4")
     (folder / "run.toml").write_text(f'{text}[checkpoint]\nevery_steps = 2\nfolder = "s3://bucket/runs"\n')
     assert answer(folder)["steps"] == 4
+
+
+def test_the_coordinator_hears_how_fast_lines_are(folder: Path) -> None:
+    """As drivers tell it: without that it took every line for a home line, and half of a swarm with better ones stood
+    in the wrong stages."""
+    config, network = load_run(folder / "run.toml"), load_network(folder / "network.json")
+    names = [machine.name for machine in network.machines[network.servers :]]
+    swarm = Swarm(config, network, no_churn(names), 1, Members)
+    swarm.run(30.0)
+    assert {swarm.machine.network.line_of(NodeId(name)) for name in names} == {(20e6 / 8, 200e6 / 8)}
 
 
 def test_a_trace_moves_volunteers_and_costs_steps(folder: Path) -> None:
