@@ -109,7 +109,7 @@ def show(rows: list[dict[str, Any]], times: dict[str, float]) -> None:
             for left_out in mine[0]["left out at evaluation"]
         ]
         print(
-            f"{arm:18} {len(mine):>5} {times.get(arm, 0.0):>7.2f}  {mean(ends):>8.3f} +- {spread:.3f}"
+            f"{arm:18} {len(mine):>5} {times.get(arm, UNKNOWN):>7.2f}  {mean(ends):>8.3f} +- {spread:.3f}"
             f"      {', '.join(f'{loss:.3f}' for loss in parts)}"
         )
     for stages in (4, 6):
@@ -138,6 +138,9 @@ def loss_at(rows: list[dict[str, Any]], steps: float) -> float:
 # ---- the picture ----------------------------------------------------------------------------------------------------
 
 WIDTH, HEIGHT, LEFT, TOP = 400, 260, 46, 46
+BEGIN = 30
+"""Steps that no curve shows: everybody falls from 5 to 3.5 there, and what is to be seen is a tenth of that."""
+UNKNOWN = float("nan")
 COLOURS = {"skip 0": "#4c72b0", "skip 1": "#dd8452", "skip 2": "#55a868", "skip 3": "#c44e52"}
 
 
@@ -146,20 +149,24 @@ def picture(rows: list[dict[str, Any]], times: dict[str, float]) -> str:
     panels = []
     for line, stages in enumerate((4, 6)):
         arms = [arm for arm in ARMS if arm.startswith(str(stages)) and any(row["arm"] == arm for row in rows)]
-        curves = {arm: curve([row for row in rows if row["arm"] == arm]) for arm in arms}
+        curves = {
+            arm: [point for point in curve([row for row in rows if row["arm"] == arm]) if point[0] >= BEGIN]
+            for arm in arms
+        }
         timed = {
             arm: [(end * times[arm], loss) for end, loss in points] for arm, points in curves.items() if arm in times
         }
-        panels.append(panel(0, line, f"{stages} stages: loss against steps", curves))
-        panels.append(panel(1, line, f"{stages} stages: loss against seconds, measured on shaped lines", timed))
+        panels.append(panel(0, line, f"{stages} stages: loss against steps", "steps", curves))
+        panels.append(panel(1, line, f"{stages} stages: loss against time, measured on shaped lines", "s", timed))
+    columns = 2 if any(arm in times for arm in ARMS) else 1
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * (WIDTH + 70)}" height="{2 * (HEIGHT + 80)}"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{columns * (WIDTH + 70) + 10}" height="{2 * (HEIGHT + 80)}"'
         ' font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>'
         f"{''.join(panels)}</svg>\n"
     )
 
 
-def panel(column: int, line: int, title: str, curves: dict[str, list[tuple[float, float]]]) -> str:
+def panel(column: int, line: int, title: str, unit: str, curves: dict[str, list[tuple[float, float]]]) -> str:
     """One diagram with its axes, curves and names."""
     points = [point for each in curves.values() for point in each]
     if not points:
@@ -179,12 +186,15 @@ def panel(column: int, line: int, title: str, curves: dict[str, list[tuple[float
         y = least + (most - least) * i / 4
         parts.append(f'<text x="{left - 6}" y="{top + HEIGHT * (1 - i / 4) + 4:.0f}" text-anchor="end">{y:.2f}</text>')
         x = left + WIDTH * i / 4
-        parts.append(f'<text x="{x:.0f}" y="{top + HEIGHT + 18}" text-anchor="middle">{most_x * i / 4:.0f}</text>')
-    for number, (arm, each) in enumerate(curves.items()):
+        number = f"{most_x * i / 4:.0f}" + (f" {unit}" if i == 4 else "")
+        parts.append(f'<text x="{x:.0f}" y="{top + HEIGHT + 18}" text-anchor="middle">{number}</text>')
+    for place_in_list, (arm, each) in enumerate(curves.items()):
         name = arm.split(", ")[1]
         drawn = " ".join(place(x, y) for x, y in each)
         parts.append(f'<polyline points="{drawn}" fill="none" stroke="{COLOURS[name]}" stroke-width="2"/>')
-        parts.append(f'<text x="{left + WIDTH - 60}" y="{top + 16 + 16 * number}" fill="{COLOURS[name]}">{name}</text>')
+        parts.append(
+            f'<text x="{left + WIDTH - 60}" y="{top + 16 + 16 * place_in_list}" fill="{COLOURS[name]}">{name}</text>'
+        )
     return "".join(parts)
 
 
