@@ -109,9 +109,9 @@ def test_honest_members_pass() -> None:
 
 def test_known_members_are_audited_at_the_rate() -> None:
     """Once a member's first contributions have passed, only some of the others are computed again."""
-    swarm, ledgers, _ = play(1, shape=replace(SHAPE, audit_first=1, audit_rate=0.1))
+    swarm, ledgers, _ = play(4, shape=replace(SHAPE, audit_first=1, audit_rate=0.1))
     assert swarm.finished
-    everything = outcomes(play(1)[1])["passed"]
+    everything = outcomes(play(4)[1])["passed"]
     assert 0 < outcomes(ledgers)["passed"] < 0.6 * everything
 
 
