@@ -76,7 +76,7 @@ def pace(stages: int, volunteers: int) -> dict[str, Any]:
     network, names = ground(stages, volunteers)
     # Whoever is pinned has to be known before the plan, and the best crews after it: so a plan is waited for first.
     first = Swarm(config_of(stages, STEPS), network, no_churn(names), 1, Members)
-    first.world.run(60.0, lambda: first.machine.placement.plan is not None)
+    first.world.run(60.0)
     crews = best_crews(first, range(volunteers))
     pinned = {NodeId(names[member]): stage for stage, crew in enumerate(crews) for member in crew}
     swarm = Swarm(config_of(stages, STEPS), network, no_churn(names), 1, Members, pinned=pinned)
