@@ -100,7 +100,7 @@ def status(
             raise
         here = here or status_of_lent_computers(as_json)
         if here is None:
-            click.echo(f"{error}; and no lent computer runs here", err=True)
+            click.echo(f"no lent computer runs here (`barnraise join LINK` starts one), and {error}", err=True)
             sys.exit(NOT_RUNNING)
         click.echo(here)
         return

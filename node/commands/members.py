@@ -351,7 +351,7 @@ def join(
                 say(f"Limits: {chosen.describe()}.")
                 if not yes and not is_known(agreed, offer):
                     starting.says = QUESTION
-                    agrees, token, port = agrees_to(offer, ask_on_page, agreed is not None, given)
+                    agrees, token, port = agrees_to(offer, ask_on_page, agreed is not None, given, folder, starting)
                     if not agrees:
                         click.echo(NOTHING_STARTED)
                         sys.exit(0 if starting.left else 1)
@@ -429,10 +429,14 @@ def is_known(agreed: Consent | None, offer: Offer) -> bool:
     return True
 
 
-def agrees_to(offer: Offer, on_page: bool, changed: bool, given: Mapping[str, str]) -> tuple[bool, str, int]:
+def agrees_to(
+    offer: Offer, on_page: bool, changed: bool, given: Mapping[str, str], folder: Path, starting: Starting
+) -> tuple[bool, str, int]:
     """Asks for the yes; returns it, and the token and port of the page where it was asked (else nothing). `given`:
     limits of the command line."""
-    return agrees_on_page(offer, given) if on_page else (agrees_in_terminal(changed), "", 0)
+    if on_page:
+        return agrees_on_page(offer, given, folder, starting)
+    return agrees_in_terminal(changed), "", 0
 
 
 def agrees_in_terminal(changed: bool) -> bool:
@@ -456,12 +460,14 @@ def agrees_in_terminal(changed: bool) -> bool:
         return False
 
 
-def agrees_on_page(offer: Offer, given: Mapping[str, str]) -> tuple[bool, str, int]:
+def agrees_on_page(offer: Offer, given: Mapping[str, str], folder: Path, starting: Starting) -> tuple[bool, str, int]:
     """Asks in the browser, which is opened where there is one; returns the answer, and the page's token and port.
     Below the question stand the limits of all starts: what the command line says for this one is told with it."""
     from node.process.consent_page import ask_on_page
+    from node.process.page_gate import kept_place
 
     def tell(address: str) -> None:
+        starting.says = f"waiting for your yes on {address}"
         click.echo(f"Say yes or no here:\n  {address}")  # whole on a line of its own: people copy it
         screens = ("DISPLAY", "WAYLAND_DISPLAY")
         if sys.platform in ("win32", "darwin") or any(os.environ.get(name) for name in screens):
@@ -472,7 +478,7 @@ def agrees_on_page(offer: Offer, given: Mapping[str, str]) -> tuple[bool, str, i
     if given:
         ours = shown(with_values(OwnerLimits(), given))
         text += "\nFor this start, whatever stands below: " + ", ".join(f"{name} {ours[name]}" for name in given)
-    answer = ask_on_page(offer.run, printable(text, keep="\n"), limits_file(), tell)
+    answer = ask_on_page(offer.run, printable(text, keep="\n"), limits_file(), tell, kept_place(folder))
     return answer.yes, answer.token, answer.port
 
 

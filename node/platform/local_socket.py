@@ -120,6 +120,11 @@ def ask(folder: Path, order: dict[str, Any], within_s: float = ANSWER_S) -> dict
         found = json.loads(answer)
     except (ConnectionRefusedError, FileNotFoundError) as error:
         raise NotRunningError(f"nobody works from {folder} (process {pid} has ended)") from error
+    except TimeoutError as error:
+        silent = f"process {pid}, which works from {folder}, does not answer within {within_s:g} s"
+        raise NotWellError(
+            f"{silent}: it is stopped, or the computer is very busy; what it was told counts as soon as it goes on"
+        ) from error
     except (OSError, ValueError) as error:
         raise NotWellError(f"process {pid}, which works from {folder}, does not answer: {error}") from error
     if not isinstance(found, dict):

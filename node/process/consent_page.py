@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from node.owner.limits import read_limits, shown, with_values, write_limits
 from node.process.page import MEANINGS
-from node.process.page_gate import HEADERS, Gate, new_token, serve
+from node.process.page_gate import HEADERS, Gate, Place, new_token, serve
 from protocol.base.errors import BadInputError
 
 NAMES = ("consent.html", "consent.js", "limits.js", "page.css")
@@ -36,13 +36,13 @@ class Answer:
     port: int
 
 
-def ask_on_page(run: str, text: str, settings: Path, tell: Callable[[str], None]) -> Answer:
-    """Asks, and waits until it is answered. `tell` is given the address."""
-    return trio.run(_ask, run, text, settings, tell)
+def ask_on_page(run: str, text: str, settings: Path, tell: Callable[[str], None], kept: Place | None = None) -> Answer:
+    """Asks, and waits until it is answered. `tell` is given the address; `kept`: where the page was the last time."""
+    return trio.run(_ask, run, text, settings, tell, kept or Place())
 
 
-async def _ask(run: str, text: str, settings: Path, tell: Callable[[str], None]) -> Answer:
-    token = new_token()
+async def _ask(run: str, text: str, settings: Path, tell: Callable[[str], None], kept: Place) -> Answer:
+    token = kept.token or new_token()
     answered = trio.Event()
     answers: list[bool] = []
 
@@ -51,7 +51,7 @@ async def _ask(run: str, text: str, settings: Path, tell: Callable[[str], None])
         answered.set()
 
     async with trio.open_nursery() as nursery:
-        address = await serve(nursery, build_consent_page(run, text, settings, token, answer), token)
+        address = await serve(nursery, build_consent_page(run, text, settings, token, answer), token, kept.port)
         tell(address)
         await answered.wait()
         await trio.sleep(LAST_WORDS_S)

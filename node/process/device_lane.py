@@ -7,6 +7,7 @@ that was not answered fails, `lost` is told, and `start` makes a new one.
 
 from __future__ import annotations
 
+import os
 import queue
 import subprocess
 import sys
@@ -70,7 +71,10 @@ class DeviceLane:
 
     def _start(self) -> None:
         command = [sys.executable, "-P", "-m", self.module, *self._arguments]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603 - our own
+        # Ctrl-C in the terminal is for the daemon alone, also while this process still loads torch.
+        apart: dict[str, Any] = {"process_group": 0} if os.name == "posix" else {}
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, **apart)  # noqa: S603 - our own
         self._queue: queue.SimpleQueue[tuple[Any, Mapping[int, Buffer]] | SetShare | None] = queue.SimpleQueue()
         self._unanswered: deque[Any] = deque()
         if self._share < 1.0:

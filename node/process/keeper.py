@@ -158,7 +158,11 @@ class Keeper:
                 await trio.sleep(LOOK_S)  # the line knows of its quota before the governor does, which looks meanwhile
 
     def _end_of(self, reason: str) -> str:
-        """Why it ended: `left` where its owner took the yes back, also while it was paused and nothing lived."""
+        """Why it ended: `left` where its owner took the yes back, also while it was paused and nothing lived; `stopped`
+        where it was told so again: its device was ended under what was begun, and a life without work calls that
+        drained."""
+        if self._ending == "stopped" and reason == "drained":
+            reason = "stopped"
         return "left" if self._leaving_for_good and reason in ("drained", "stopped") else reason
 
     @contextmanager
@@ -233,7 +237,8 @@ class Keeper:
 
     def told(self, fact: Told) -> None:
         """A signal: the first ends the process when what was begun is finished, the next ends it at once."""
-        self._ending = self._ending or ("drained" if fact.what == "drain" else "stopped")
+        if self._ending in ("", "drained"):
+            self._ending = "drained" if fact.what == "drain" else "stopped"
         if self._life is not None:
             if fact.what == "stop":
                 self._life.end_device()

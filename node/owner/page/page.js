@@ -134,5 +134,6 @@ events.addEventListener("error", () => {
   const ended = last !== null && last.state === "leaving";
   document.title = `${ended ? "Ended" : "No answer"} – Barnraise`;
   at("present").hidden = ended;
+  at("why-it-works").hidden = ended;
   show("state", ended ? `${last.ending === "finished" ? "The run is finished, so it" : "It"} has ended. ${last.thanks}` : "The program on this computer does not answer; trying again …");
 });

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -24,6 +26,7 @@ from node.platform.places import settings_folder
 from node.process.consent_page import Answer
 from node.process.daemon import NodeOptions
 from node.process.journal import Journal
+from node.process.page_gate import Place, keep_place
 from node.visit.enquiry import Offer
 from node.visit.survey import NobodyAnswersError
 from protocol.base.errors import BadInputError
@@ -341,19 +344,26 @@ def test_a_wrong_limit_on_the_line_is_one_sentence(arguments: tuple[str, ...], s
     assert complaint(join, link("volunteer"), "--yes", *arguments).startswith(sentence)
 
 
-def test_the_question_on_the_page_names_the_limits_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_question_on_the_page_names_the_limits_of_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Below it stand those of all starts, "up off" for one; that 4 Mbit/s hold this time was said in the terminal
-    alone."""
+    alone. It is where the page was at the last visit, and whoever asks elsewhere hears where."""
     asked = []
 
-    def ask_on_page(run: str, text: str, *_: Any) -> Answer:
+    said, kept = SimpleNamespace(says=""), Place("token", 4711)
+
+    def ask_on_page(run: str, text: str, settings: Path, tell: Callable[[str], None], place: Place) -> Answer:
         asked.append(text)
+        tell("http://127.0.0.1:4711/enter/token")
+        assert place == kept and said.says == "waiting for your yes on http://127.0.0.1:4711/enter/token"
         return Answer(yes=False, token="", port=0)
 
     monkeypatch.setattr("node.process.consent_page.ask_on_page", ask_on_page)
     offer = Offer("The run: tiny", 0.0, run="tiny")
-    assert agrees_on_page(offer, {"up": "4 Mbit/s", "while-not": "doom"}) == (False, "", 0)
-    agrees_on_page(offer, {})
+    keep_place(tmp_path, "http://127.0.0.1:4711/enter/token")
+    assert agrees_on_page(offer, {"up": "4 Mbit/s", "while-not": "doom"}, tmp_path, said) == (False, "", 0)  # type: ignore[arg-type]
+    agrees_on_page(offer, {}, tmp_path, said)  # type: ignore[arg-type]
     assert asked == [
         "The run: tiny\nFor this start, whatever stands below: up 4 Mbit/s, while-not doom",
         "The run: tiny",

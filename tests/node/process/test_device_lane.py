@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import queue
 import time
 from collections.abc import Iterator
@@ -221,6 +222,12 @@ def test_the_owners_cap_bounds_what_the_device_holds(listener: Listener) -> None
         lane.close()
     free, capped, little = graphs
     assert 0 < capped < free and "memory" in little, graphs
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a terminal's Ctrl-C goes to process groups")
+def test_ctrl_c_in_the_terminal_does_not_reach_it(lane: DeviceLane) -> None:
+    """Not even while it loads torch, before it can ignore anything: a traceback came into its owner's terminal."""
+    assert os.getpgid(lane.pid) != os.getpgid(0)
 
 
 def test_it_stands_back_and_ends_with_its_daemon(lane: DeviceLane, listener: Listener) -> None:

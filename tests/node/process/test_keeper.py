@@ -8,6 +8,7 @@ from typing import Any
 
 import structlog
 import trio
+import trio.testing
 from structlog.testing import capture_logs
 
 from node.owner.governor import Moment, Readings
@@ -201,6 +202,57 @@ async def test_a_yes_can_be_taken_back_during_a_pause(tmp_path: Path) -> None:
         with trio.fail_after(60.0):
             assert await keeper.live(lambda _: WaitingLife(Limits())) == ends
         line.close()
+
+
+class DrainedLife(WaitingLife):
+    """It calls its end drained, also where the device was ended under it."""
+
+    def __init__(self, line: Limits) -> None:
+        super().__init__(line)
+        self.words: list[str] = []
+        self._over = trio.Event()
+
+    def tell(self, fact: Told) -> None:
+        self.words.append(fact.what)
+
+    def end_device(self) -> None:
+        self._over.set()
+
+    async def run(self) -> str:
+        await self._over.wait()
+        return "drained"
+
+
+async def test_a_second_ctrl_c_does_not_say_that_what_was_begun_is_finished(tmp_path: Path) -> None:
+    """It ended the device in the middle of its work and said "drained" all the same."""
+    line, lives = Limits(), []
+    keeper = Keeper(
+        state=tmp_path,
+        settings=tmp_path / "limits.toml",
+        overrides={},
+        sensors=Sensors(),
+        line=line,
+        metrics=NodeMetrics("volunteer"),
+        run_name=lambda: "lent",
+    )
+
+    def make(_: Any) -> DrainedLife:
+        lives.append(DrainedLife(line))
+        return lives[-1]
+
+    ends: list[str] = []
+
+    async def live() -> None:
+        ends.append(await keeper.live(make))
+
+    with trio.fail_after(60.0):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(live)
+            await trio.testing.wait_all_tasks_blocked()
+            keeper.told(Told("drain"))
+            keeper.told(Told("stop"))
+    assert ends == ["stopped"] and lives[0].words == ["drain", "stop"]
+    line.close()
 
 
 async def test_an_everyday_pause_is_no_warning(tmp_path: Path) -> None:

@@ -24,8 +24,9 @@ from node.process.device_frames import Hello
 from node.process.keeper import Keeper
 from node.process.metrics import NodeMetrics
 from node.process.page import serve_page
-from node.process.page_gate import PORT
+from node.process.page_gate import PORT, Place, new_token
 from protocol.drive.limits import Limits
+from protocol.drive.process import free_port
 from protocol.drive.scrape import COORDINATOR_PORTS, NODE_PORTS
 from protocol.messages import News
 
@@ -381,8 +382,10 @@ def test_the_end_of_the_run_is_told(lent: Lent, browser: Any) -> None:
 class Asked:
     """The question on a page, and what was answered, in a thread of its own."""
 
-    def __init__(self, folder: Path, text: str = f"The run: {HOSTILE}\n  up at most 2.0 GB an hour") -> None:
-        self.settings = folder / "limits.toml"
+    def __init__(
+        self, folder: Path, text: str = f"The run: {HOSTILE}\n  up at most 2.0 GB an hour", kept: Place | None = None
+    ) -> None:
+        self.settings, self.kept = folder / "limits.toml", kept
         self.answers: list[Answer] = []
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._ask, args=(text,))
@@ -390,7 +393,7 @@ class Asked:
         assert self._ready.wait(PATIENCE_S)
 
     def _ask(self, text: str) -> None:
-        self.answers.append(ask_on_page(HOSTILE, text, self.settings, self._tell))
+        self.answers.append(ask_on_page(HOSTILE, text, self.settings, self._tell, self.kept))
 
     def _tell(self, address: str) -> None:
         self.address = address
@@ -408,6 +411,18 @@ class Asked:
             with suppress(OSError):
                 self.order("no")
         self._thread.join(PATIENCE_S)
+
+
+def test_the_question_is_where_the_page_was_at_the_last_visit(tmp_path: Path) -> None:
+    """At its port, with its token: a bookmark still opens it. (Each question on a page made a new address for good.)"""
+    kept = Place(new_token(), free_port())
+    asked = Asked(tmp_path, kept=kept)
+    try:
+        assert asked.address == f"http://127.0.0.1:{kept.port}/enter/{kept.token}"
+        assert asked.order("yes") == 200
+    finally:
+        asked.close()
+    assert (asked.answers[0].token, asked.answers[0].port) == (kept.token, kept.port)
 
 
 def test_the_status_page_comes_to_where_the_question_was(lent: Lent, asked: Asked, tmp_path: Path) -> None:
