@@ -207,6 +207,7 @@ class ServerMachine:
             self._roles.clock(now)
             for pool in self._roles.pools():
                 pool.worker_here(peer, is_server=role == "server")
+            self.tails.worker_here(peer)
             self._out.send(peer, StepClosed(ledger_generation=self.context.generation, step=self.context.closed))
             self.shard.worker_here(peer)
             self._roles.give_leases(now)

@@ -39,6 +39,8 @@ class TailDesk:
         self._steps: dict[int, _Step] = {}
         self._workers: dict[NodeId, int] = {}
         """With the order of their arrival."""
+        self._heard: dict[NodeId, None] = {}
+        """Those that have said something as workers of this stage."""
         self._arrivals = 0
 
     def open_step(self, step: int) -> None:
@@ -49,13 +51,16 @@ class TailDesk:
             del self._steps[key]
 
     def greeted(self, node: NodeId, anew: bool) -> None:
-        """It works for the stage. At link-up it may still be at another one, and hears nothing of ours; its first word
-        may have come under a plan that we did not have yet, so any word will do. `anew`: it counts from nothing."""
-        if anew or node not in self._workers:
+        """It works for the stage, and is told again: at link-up it may still be at another one, and hear nothing of
+        ours. Its first word may have come under a plan that we did not have yet, so any word will do. `anew`: it counts
+        from nothing."""
+        if anew or node not in self._heard:
             self.worker_here(node)
+            self._heard[node] = None
 
     def worker_here(self, node: NodeId) -> None:
-        """It is new: whatever was counted on an earlier link is void, on the other side too."""
+        """Its link is new: whatever was counted on an earlier one is void, on the other side too. It is told at once,
+        since one whose slots are all taken has nothing to say by itself."""
         self.worker_gone(node)
         self._arrivals += 1
         self._workers[node] = self._arrivals
@@ -64,6 +69,7 @@ class TailDesk:
 
     def worker_gone(self, node: NodeId) -> None:
         self._workers.pop(node, None)
+        self._heard.pop(node, None)
         for step in self._steps.values():
             step.given.pop(node, None)
             step.told.pop(node, None)

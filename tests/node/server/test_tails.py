@@ -121,7 +121,7 @@ def test_a_closed_step_leaves_nothing() -> None:
 
 
 @pytest.mark.parametrize("hello", [True, False], ids=["greets", "has greeted under a plan that came here later"])
-def test_who_has_not_greeted_yet_hears_of_the_tail_when_it_does(hello: bool) -> None:
+def test_who_has_not_greeted_yet_hears_of_the_tail_again_when_it_does(hello: bool) -> None:
     """A volunteer that moves has its links before it leaves its stage, and takes no word of another one until then:
     what b1, which has nothing to give, told it at link-up was lost, and its sums waited ten minutes for that word."""
     out, mover = Outbox(NodeId("b1"), count(1000)), NodeId("mover")
@@ -131,7 +131,7 @@ def test_who_has_not_greeted_yet_hears_of_the_tail_when_it_does(hello: bool) -> 
     server.start(0.0)
     server.handle(NodeId("f1"), StepOpened(ledger_generation=1, step=0, closed=-1), 0.0)
     server.link_up(mover, "volunteer", 1.0)
-    assert told(Effects(out)) == []
+    assert told(Effects(out)) == [("mover", 0)], "one whose slots are all taken says nothing by itself"
     server.handle(mover, Ready(ledger_generation=1, hello=hello, slots=0), 2.0)
     assert told(Effects(out)) == [("mover", 0)]
     server.handle(mover, Ready(ledger_generation=1, hello=False, slots=1), 3.0)
