@@ -364,7 +364,7 @@ def no_fence_around_steps(original: Any) -> Any:
     ServerMachine,
     "handle",
     scene=Scene(
-        only=("late_words", "server_disk_loss", "snapshot_lost"), gap_s=(2.0, 4.0), until_s=(15.0, 30.0),
+        only=("late_words", "server_disk_loss", "snapshot_lost"), gap_s=(1.0, 3.0), until_s=(15.0, 30.0),
         disk_losses_max=12, run={**LINE, "checkpoint_every": 2, "steps": 40, "spares": 0},
     ),
 )  # fmt: skip
