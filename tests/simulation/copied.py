@@ -80,7 +80,13 @@ class Copied:
             held is not None and (host := world.hosts[held[0]]).machine is not None and host.life == held[1]
             for held in holders
         ]
-        if self._on and all(here) and all(held is not None and held[0] in plan.server_nodes() for held in holders):
+        # Before any step is closed the seed is as good as a copy of version 0, and either loses the same open steps.
+        if (
+            self._on
+            and closed >= 0
+            and all(here)
+            and all(held is not None and held[0] in plan.server_nodes() for held in holders)
+        ):
             named = ", ".join(f"{stage}/{shard}" for stage, shard in lost) or "all that is lost, which is nothing"
             goes_on = plan.restore_step > closed
             expect(goes_on, "B1", f"back to {plan.restore_step}: buddies have version {closed + 1} of {named}")

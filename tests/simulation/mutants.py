@@ -8,6 +8,7 @@ A mutant is a context manager that patches one method; `MUTANTS` names each with
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -181,7 +182,7 @@ def absurd_contributions_are_taken_at_their_word(original: Any) -> Any:
     return lambda self, message, square_norm, trusted, servers_judge=False: ""
 
 
-@mutant(StageContext, "servers_judge", scene=CONSPIRACY)
+@mutant(StageContext, "servers_judge", scene=replace(CONSPIRACY, gap_s=(0.5, 2.0)))
 def two_members_confirm_each_other(original: Any) -> Any:
     return property(lambda self: False)
 

@@ -32,7 +32,7 @@ def test_a_run_that_is_changed_in_any_weather_ends_as_its_operator_asked(seed: i
     run_seed(seed, scene=Scene(always=("orders",), gap_s=(0.1, 0.5)))
 
 
-@pytest.mark.parametrize("seed", [3005, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (3004, 3007, 3011))])
+@pytest.mark.parametrize("seed", [3003, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (3004, 3007, 3011))])
 def test_a_run_whose_operator_gives_many_orders_ends_as_he_asked(seed: int) -> None:
     """Among kills of everybody."""
     kills = ("orders", "volunteer_kill", "server_kill", "coordinator_kill", "link_cut")
