@@ -33,7 +33,7 @@ from node.compute.optimizer import mean_size
 from node.compute.performer import Performer
 from node.compute.places import Place, on, place_of, soon
 from node.compute.plan_parts import chunks_of, partition_of
-from node.compute.probe import probe
+from node.compute.probe import probe, warmed_up
 from node.compute.segments import graph_of
 from node.compute.shard import ShardWorker
 from node.compute.store_lane import FETCHED, Door, forget_outgoing, outgoing
@@ -112,7 +112,7 @@ class DevicePerformer(Performer):
             self._worker.close()  # its memory goes before the next one's comes
             self._worker = None
         if self._device is None:
-            self._device = open_device(self._choice, self._cap_bytes)
+            self._device = warmed_up(open_device(self._choice, self._cap_bytes), job.config)
         self._place = job
         self._worker = StageWorker(
             job.config, job.vocabulary, *chunks[0], self._threads, self._device, further=chunks[1:],

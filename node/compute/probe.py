@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from importlib import import_module
 
 import torch
 
@@ -16,6 +17,8 @@ from node.compute.layout import StageLayout
 from node.compute.model import StageModel
 from protocol.run.model_spec import ModelSpec, blocks_of
 from protocol.run.run import RunConfig
+
+SMALL_VOCABULARY = 257
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,26 @@ def probe(
         microbatch_s=best_s,
         memory_free_bytes=device.free_bytes(),
     )
+
+
+def warmed_up(device: Device, config: RunConfig) -> Device:
+    """The device, after it has computed a little of everything once.
+
+    The first backward of a process makes torch load five hundred modules (0.6 s on a computer with nothing else to do,
+    many seconds on one that is busy), and an accelerator chooses its kernels: that shall not happen while the clock of
+    a lease runs.
+    """
+    small = RunConfig(compute=config.compute)
+    layout = StageLayout(small, SMALL_VOCABULARY, 1, small.block_count)
+    where, model = device.torch_device, StageModel(layout)
+    params = layout.initial(0).to(device=where, dtype=model.dtype)
+    tokens = torch.zeros((1, small.model.context), dtype=torch.int64, device=where)
+    hidden = torch.ones((1, small.model.context, small.model.hidden), device=where, dtype=model.dtype)
+    model.loss(params, hidden, tokens, 1.0, torch.zeros_like(params, dtype=torch.float32))
+    if config.batch.segments > 1:
+        import_module("torch.nn.attention.bias")  # the attention of segments brings torch's compiler along
+    device.synchronize()
+    return device
 
 
 def flops_per_token(layout: StageLayout) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import queue
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -450,3 +452,22 @@ def test_a_failing_job_is_an_answer_and_the_lane_goes_on(tmp_path: Path) -> None
     assert failed[0] == "no shard was set up"
     assert "snapshot-00000001.safetensors" in failed[1]
     assert "gradient of shape (2,)" in failed[2]
+
+
+FIRST_BACKWARD = """
+import sys, torch
+from node.compute.lanes import DevicePerformer
+from tests.node.process.test_device_lane import SET_UP
+assert DevicePerformer().perform(SET_UP, {}).fact.result
+before = set(sys.modules)
+x = torch.ones(3, requires_grad=True)
+torch.autograd.grad(x * x, x, torch.ones(3))
+print(len(set(sys.modules) - before))
+"""
+
+
+def test_a_device_that_is_set_up_has_loaded_what_a_backward_needs() -> None:
+    """Torch loads five hundred modules at a process's first backward: while the clock of a lease ran, so that a busy
+    computer which had only just begun was said not to bring its tasks back in time."""
+    ran = subprocess.run([sys.executable, "-c", FIRST_BACKWARD], capture_output=True, text=True, timeout=120)
+    assert ran.stdout.strip() == "0", ran.stderr
