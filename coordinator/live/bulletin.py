@@ -21,13 +21,15 @@ LAST_NEWS_S = 1.0
 
 
 class LossCurve:
-    """The mean loss of at most CURVE_MAX even pieces of the run; two become one when they would be more."""
+    """The mean loss of at most CURVE_MAX even pieces of the run; two become one when they would be more. The first
+    point is the first step's own loss, so that where it began stays where it was."""
 
     def __init__(self, pieces: Iterable[tuple[int, float]] = ()) -> None:
-        """`pieces`: (first step, mean loss) from before, oldest first."""
+        """`pieces`: (first step, mean loss) from before, oldest first; the first is the first step's own."""
         self._width = 1
         self._newest = -1
         self._sums: dict[int, tuple[int, float]] = {}
+        self._first: tuple[int, float] | None = None
         for step, loss in pieces:
             self.add(step, loss)
 
@@ -38,6 +40,8 @@ class LossCurve:
         self._newest = step
         if not math.isfinite(loss):
             return
+        if self._first is None:
+            self._first = (step, loss)
         while step // self._width >= CURVE_MAX:
             before, self._sums, self._width = self._sums, {}, 2 * self._width
             for piece, (count, total) in before.items():
@@ -52,13 +56,16 @@ class LossCurve:
         """Steps from `first` on are computed again; a piece that also holds earlier ones stays."""
         for piece in [piece for piece in self._sums if piece * self._width >= first]:
             del self._sums[piece]
+        if self._first is not None and self._first[0] >= first:
+            self._first = None
 
     def points(self) -> tuple[tuple[int, float], ...]:
-        return tuple(
+        means = [
             (piece * self._width, total / count)
             for piece, (count, total) in sorted(self._sums.items())
             if math.isfinite(total)
-        )
+        ]
+        return tuple(means) if self._first is None else (self._first, *means[1:])
 
 
 class Bulletin:

@@ -227,7 +227,7 @@ class StoredState:
     credits: tuple[Credit, ...] = ()
     """Of everybody who ever computed."""
     curve: tuple[tuple[int, float], ...] = ()
-    """(first step, mean loss) of pieces of the whole history that counts."""
+    """(first step, mean loss) of pieces of the whole history that counts; the first is the first step's own."""
     validations: tuple[ValidationLoss, ...] = ()
     """The newest that count, oldest first (at most `TAIL_STEPS`)."""
 

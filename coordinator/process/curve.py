@@ -12,7 +12,7 @@ Piece = tuple[int, float | None, float | None, float | None, float]
 ROWS_MAX = 2_000
 """Steps in memory at once, 1 MB, which the process never gives back: a database on another computer sends all that a
 query finds."""
-_LOSS_MAX = 1e300
+LOSS_MAX = 1e300
 """A loss beyond this is not finite; what was no number is in the database as infinity."""
 
 
@@ -83,7 +83,7 @@ class Curve:
             while step >> self._shift >= self.points:
                 self._halve()
             sums = _Sums(step, 1, tokens=tokens, duration_s=duration_s, begun_s=wall_s, ended_s=wall_s)
-            if abs(loss) < _LOSS_MAX:
+            if abs(loss) < LOSS_MAX:
                 sums.losses, sums.loss_sum, sums.loss_least, sums.loss_most = 1, loss, loss, loss
             self._take(sums)
 

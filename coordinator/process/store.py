@@ -37,7 +37,7 @@ from coordinator.live.records import (
     StoredState,
     Unbanned,
 )
-from coordinator.process.curve import Curve, Piece
+from coordinator.process.curve import LOSS_MAX, Curve, Piece
 from coordinator.process.database import Database, SqliteDatabase, StateBrokenError
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
@@ -281,8 +281,17 @@ class Store:
             next_serial=serial + 1,
             credits=tuple(Credit(**dict(zip(_CREDIT_FIELDS, row, strict=True))) for row in credits),
             validations=tuple(self.validations(TAIL_STEPS)),
-            curve=tuple((first, mean) for first, mean, *_ in Curve(CURVE_MAX).read(self._db) if mean is not None),
+            curve=self._loss_so_far(),
         )
+
+    def _loss_so_far(self) -> tuple[tuple[int, float], ...]:
+        """(first step, mean loss) of even pieces, but the first step's own loss at its place: a mean of more and more
+        steps would tell those who lend a computer another beginning each time."""
+        means = [(first, mean) for first, mean, *_ in Curve(CURVE_MAX).read(self._db) if mean is not None]
+        first = self._db.execute(
+            "SELECT step, loss FROM steps WHERE thrown_away = 0 AND ABS(loss) < ? ORDER BY step LIMIT 1", (LOSS_MAX,)
+        ).fetchone()
+        return tuple(means) if first is None else ((int(first[0]), float(first[1])), *means[1:])
 
     def steps_from(self, first: int, count_max: int) -> list[StepRow]:
         """Closed steps that count, from `first` on, oldest first."""

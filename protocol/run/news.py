@@ -28,7 +28,8 @@ class News(Message, frozen=True, kw_only=True):
     step: Number
     """The newest closed step, or -1."""
     curve: Annotated[tuple[tuple[Number, float], ...], Meta(max_length=CURVE_MAX)] = ()
-    """(step, mean loss in nats per token) of the whole run in at most `CURVE_MAX` even pieces, oldest first."""
+    """(step, mean loss in nats per token) of the whole run in at most `CURVE_MAX` even pieces, oldest first; the
+    first is the first step's own loss, older coordinators tell the mean of its piece."""
     sample: Sentence = ""
     """What the model writes; empty: nobody has let it write yet."""
     sample_step: Number = -1

@@ -153,12 +153,16 @@ def test_the_curve_is_bounded_and_goes_back_with_the_run() -> None:
         curve.add(step, 5.0 - step / 1000)
     points = curve.points()
     assert CURVE_MAX / 2 <= len(points) <= CURVE_MAX
-    assert points[0][0] == 0 and points[0][1] == pytest.approx(5.0 - 7.5 / 1000) and points[-1][0] == 992
+    assert points[0] == (0, 5.0), "where it began drifted: the first piece was of more and more steps"
+    assert points[1] == (16, pytest.approx(5.0 - 23.5 / 1000)) and points[-1][0] == 992
+    assert LossCurve(points).points()[0] == (0, 5.0)
     curve.add(500, 9.0)
     assert curve.points()[-1][0] == 496
     curve.add(501, float("nan"))
     curve.add(502, float("inf"))
     assert all(loss < 10 for _, loss in curve.points())
+    curve.add(0, 4.0)
+    assert curve.points() == ((0, 4.0),)
 
 
 def test_only_accepted_work_that_audits_have_vouched_for_is_credited() -> None:

@@ -145,6 +145,8 @@ def test_a_long_history_is_cut_into_even_pieces(tmp_path: Path) -> None:
     assert pieces[0][1] == pytest.approx((120 - 7) / 15) and pieces[0][2:4] == (0.0, 15.0)
     assert pieces[1][1:4] == (23.5, 16.0, 31.0) and pieces[1][4] == pytest.approx(160 / 15.5)
     each = store.curve(5000)
+    told = store.load().curve
+    assert told[0] == (0, 0.0) and told[1] == (16, 23.5), "volunteers are told where it began, and means from there on"
     assert len(each) == 1000 and each[1] == (1, 1.0, 1.0, 1.0, 20.0) and each[999] == (999, None, None, None, 20.0)
     store.close()
 
