@@ -116,6 +116,7 @@ class Governor:
         """Reasons that hold, and since when."""
         self._rest_until: dict[str, float] = {}
         self._program = ""
+        """What runs, in words."""
         self._program_seen_s = float("-inf")
         self._busy: float | None = None
         self._power: float | None = None
@@ -172,7 +173,7 @@ class Governor:
             found["user"] = "by you"
         self._look_for_programs(now, moment)
         if moment.now_s < self._program_seen_s + PROGRAM_GONE_S:
-            found["program"] = f"{self._program} is running"
+            found["program"] = self._program
         if limits.idle_s is not None and now.idle_s is not None and now.idle_s < limits.idle_s:
             after = show_duration(limits.idle_s)
             found["user_active"] = f"you are using the computer; it works when nobody has for {after}"
@@ -204,11 +205,11 @@ class Governor:
     def _look_for_programs(self, now: Readings, moment: Moment) -> None:
         wanted = self.limits.while_not
         running = {cut_name(name): name for name in now.programs}
-        names = [name for name in wanted if cut_name(name) in running]
+        found = [f"{name} is running" for name in wanted if cut_name(name) in running]
         if GAMES in wanted:
-            names += now.games
-        if names:
-            self._program, self._program_seen_s = names[0], moment.now_s
+            found += [f"{name} is running, which counts as a game" for name in now.games]
+        if found:
+            self._program, self._program_seen_s = found[0], moment.now_s
         elif self._program and not wanted:
             self._program_seen_s = float("-inf")
 

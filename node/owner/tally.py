@@ -103,10 +103,11 @@ def as_dict(given: Given) -> dict[str, Any]:
     return {"tokens": given.tokens, "tasks": given.tasks, "working_s": given.working_s}
 
 
-def part_in_words(hour_ratio: float, step: int, step_tasks: int) -> str:
-    """The run's word on this computer's part of it. `step`: its number, which begins with 0; people count from one."""
+def part_in_words(hour_ratio: float, step: int, step_tasks: int, as_of: str = "") -> str:
+    """The run's word on this computer's part of it. `step`: its number, which begins with 0; people count from one.
+    `as_of`: when it was said, where that is not now."""
     part = f"{100 * hour_ratio:.1f} %" if hour_ratio >= 0.001 else "less than 0.1 %"
-    text = f"You computed {part} of the last hour"
+    text = f"You computed {part} of the {f'hour before {as_of}' if as_of else 'last hour'}"
     if step_tasks:
         text += f"; step {step + 1:,} holds {step_tasks:,} of your tasks"
     return f"{text}."

@@ -66,12 +66,14 @@ def describe(status: dict[str, Any]) -> str:
     if device["power_w"] is not None:
         parts.append(f"{device['power_w']:.0f} W")
     if device["memory_bytes"]:
-        parts.append(f"{device['memory_bytes'] / 1e9:.1f} GB of memory in use for it")
+        whose = "for this program itself" if device["free"] else "in use for it"
+        parts.append(f"{device['memory_bytes'] / 1e9:.1f} GB of memory {whose}")
     if device["share"] < 1:
         parts.append(f"{100 * device['share']:.0f} % of the time")
     lines += _wrap("device  " + ", ".join(parts))
     ways = ", ".join(f"{count} {WAYS.get(way, way)}" for way, count in line["paths"].items()) or "none"
-    moved = f"{8e-6 * line['bytes_per_s']:.1f} Mbit/s now, {line['moved_bytes'] / 1e9:.2f} GB this visit"
+    now = f"{8e-6 * line['bytes_per_s']:.1f} Mbit/s now, " if line["paths"] else ""  # the mean of before fades slowly
+    moved = f"{now}{line['moved_bytes'] / 1e9:.2f} GB this visit"
     limits = limits_in_words(line["up_limit_bytes_per_s"], line["down_limit_bytes_per_s"])
     lines += _wrap(f"line    {moved}; {limits}; links: {ways}")
     if line["quota_left_bytes"] is not None:
@@ -126,6 +128,7 @@ NO_SAMPLE = "nothing yet: that comes with the first checkpoint of a trained mode
 def describe_news(news: dict[str, Any]) -> list[str]:
     """How the run goes: the loss so far as bars, what the model writes, and this computer's part."""
     lines = []
+    as_of = news.get("as_of", "")  # a daemon that began before an update does not say some of these
     points = [loss for _, loss in news["curve"]]
     if points:
         # The newest point of each column: a column is at most two of the 64 points.
@@ -135,8 +138,9 @@ def describe_news(news: dict[str, Any]) -> list[str]:
         bars = "".join(BARS[round((loss - least) / span * (len(BARS) - 1))] for loss in columns)
         done = news["step"] + 1
         steps = f"{done:,} step{'' if done == 1 else 's'} done"
-        lines += _wrap(f"run     {steps}, loss {bars} {points[0]:.2f} to {points[-1]:.2f}")
-    if news.get("validated_step", -1) >= 0:  # a daemon that began before an update does not say it
+        when = f", as of {as_of}" if as_of else ""
+        lines += _wrap(f"run     {steps}, loss {bars} {points[0]:.2f} to {points[-1]:.2f}{when}")
+    if news.get("validated_step", -1) >= 0:
         step = news["validated_step"]
         after = f"{step:,} step{'' if step == 1 else 's'}"
         lines += _wrap(f"tested  loss {news['validation_loss']:.2f} on text kept aside, after {after}")
@@ -146,7 +150,7 @@ def describe_news(news: dict[str, Any]) -> list[str]:
     else:
         lines += _wrap(f"writes  {NO_SAMPLE}")
     if news["hour_ratio"] > 0:
-        lines += _wrap(f"part    {part_in_words(news['hour_ratio'], news['step'], news['step_tasks'])}")
+        lines += _wrap(f"part    {part_in_words(news['hour_ratio'], news['step'], news['step_tasks'], as_of)}")
     return lines
 
 

@@ -45,8 +45,12 @@ LOOK_S = 0.3
 SAVE_S = 60.0
 TALLY_FILE = "given.json"
 COORDINATOR_GONE_S = 10.0
+NEWS_OLD_S = 90.0
+"""The coordinator tells each half minute how the run goes: what is older is shown with the time when it was told."""
 LAST_WORD_S = 2.0
 LAST_WORD_LOOK_S = 0.05
+AWAKE_S = 5.0
+"""A gap between two looks that is longer is no time of work: the computer slept, or this process was stopped."""
 PAUSE_IN_WORK_S = 5.0
 """Between two tasks a device often has a moment to breathe: that is not called waiting."""
 
@@ -94,6 +98,7 @@ class Keeper:
         self._device: Hello | None = None
         self.news: News | None = None
         """What the run's coordinator told last."""
+        self._news_at: Moment | None = None
         self.update = ""
         """That the run has a newer Barnraise, in words."""
         self._state = state
@@ -121,7 +126,7 @@ class Keeper:
         self._changed = trio.Event()
         self._saved_s = float("-inf")
         self._reason_shown = ""
-        self._moved = (0, 0.0)
+        self._moved_bytes = 0
         self.bytes_per_s = 0.0
         self._leaving_for_good = False
         self.over = trio.Event()
@@ -192,7 +197,8 @@ class Keeper:
     def _look(self, readings: Readings, moment: Moment) -> None:
         """What the line says of the quota is always taken from now, also when an order makes us look once more."""
         readings = replace(readings, quota_has_room=self._line.has_room)
-        before, passed_s = self.decision, max(0.0, min(moment.now_s - self._moment.now_s, 5.0))
+        before, gap_s = self.decision, max(0.0, moment.now_s - self._moment.now_s)
+        passed_s = gap_s if gap_s <= AWAKE_S else 0.0
         self.readings, self._moment = readings, moment
         decision = self.decision = self._governor.look(readings, moment)
         if self._governor.slept_s:
@@ -343,11 +349,11 @@ class Keeper:
         self.tally.count(facts.get("totals", {}), passed_s if working else 0.0, self._day())
         if self.tally.visit.tokens > given.tokens:
             self._worked_at_s = moment.now_s
+        moved = self._line.moved_bytes
         if passed_s:
-            moved = self._line.moved_bytes
-            rate = (moved - self._moved[0]) / passed_s
+            rate = (moved - self._moved_bytes) / passed_s
             self.bytes_per_s += (1 - math.exp(-passed_s / 5.0)) * (rate - self.bytes_per_s)
-            self._moved = (moved, moment.now_s)
+        self._moved_bytes = moved
         if moment.now_s >= self._saved_s + SAVE_S:
             self._saved_s = moment.now_s
             self.save()
@@ -355,7 +361,7 @@ class Keeper:
     def _take_news(self, news: News | None) -> None:
         if news is None or news is self.news:
             return
-        self.news = news
+        self.news, self._news_at = news, self._moment
         update = update_words(news.build, BUILD)
         if update and update != self.update:
             self._log.info("update", detail=update)
@@ -374,6 +380,15 @@ class Keeper:
         self._device = device
         self._sensors.device_is(device.is_accelerator, device.gpu)
         self._governor.gpu = self._sensors.gpu
+
+    def news_as_of(self) -> str:
+        """When the run was last heard of, by the owner's clock; nothing while it is heard of now."""
+        if self._news_at is None:
+            return ""
+        linked = self._life is not None and bool(self._life.facts().get("coordinator"))
+        if linked and self._moment.now_s - self._news_at.now_s <= NEWS_OLD_S:
+            return ""
+        return clock_words(self._news_at.unix_s, self._moment.unix_s)
 
     def why(self) -> tuple[str, str]:
         """(reason, sentence) why it does not work, or empty words: the owner's limits, or the run itself."""
@@ -458,7 +473,7 @@ class Keeper:
                 "visit": None if self._thanks is None or self._thanks.visit is None else as_dict(self._thanks.visit),
                 "ever": None if self._thanks is None or self._thanks.ever is None else as_dict(self._thanks.ever),
             },
-            "news": None if self.news is None else shown_news(self.news),
+            "news": None if self.news is None else shown_news(self.news, self.news_as_of()),
             "thanks": self.thanks(),
             "update": self.update,
             "limits": shown(limits),
@@ -474,13 +489,14 @@ class Keeper:
         if self.tally.ever != self.tally.visit:
             text += f" In all: {in_words(self.tally.ever)}."
         if self.news is not None and self.news.hour_ratio > 0:
-            text += f" {part_in_words(self.news.hour_ratio, self.news.step, self.news.step_tasks)}"
+            text += f" {part_in_words(self.news.hour_ratio, self.news.step, self.news.step_tasks, self.news_as_of())}"
         return text
 
 
-def shown_news(news: News) -> dict[str, Any]:
-    """For screens, which show its words as text."""
+def shown_news(news: News, as_of: str) -> dict[str, Any]:
+    """For screens, which show its words as text. `as_of`: when that was, where it is not now."""
     return {
+        "as_of": as_of,
         "step": news.step,
         "curve": [list(point) for point in news.curve],
         "sample": news.sample,

@@ -34,7 +34,7 @@ DEFAULTS = shown(OwnerLimits())
 FREE_S = 5.0
 """A device is free within a second (`figures`); a test machine with many busy processes gets some more."""
 CASES: tuple[tuple[str, dict[str, str], dict[str, Any], dict[str, Any], str], ...] = (
-    ("program", {}, {"games": ["cyberpunk"]}, {}, "cyberpunk is running"),
+    ("program", {}, {"games": ["cyberpunk"]}, {}, "cyberpunk is running, which counts as a game"),
     ("program", {"while-not": "@games,steam"}, {"programs": ["bash", "steam"]}, {}, "steam is running"),
     ("user_active", {}, {"idle_s": 2.0}, {"idle_s": 999.0}, "you are using the computer"),
     ("user_active", {"other-cpu": "25 %"}, {"other_cpu_ratio": 0.9}, {"other_cpu_ratio": 0.0, "jump_s": 29},

@@ -31,7 +31,7 @@ function given(amount) { return `${amountOf(amount)}, ${timeOf(amount)} of work`
 function signedGift(amount) { return `${amountOf(amount)}, in steps of the run that took ${timeOf(amount)}`; }
 
 // The loss so far, as a line. Every number is one; nothing of it becomes markup.
-function renderCurve(points) {
+function renderCurve(points, asOf) {
   const svg = at("curve");
   svg.setAttribute("visibility", points.length > 1 ? "visible" : "hidden");
   if (points.length < 2) return;
@@ -42,7 +42,7 @@ function renderCurve(points) {
   at("line-of-loss").setAttribute("points", points.map(spot).join(" "));
   const from = losses[0].toFixed(2), to = losses[losses.length - 1].toFixed(2);
   svg.setAttribute("aria-label", `Loss from ${from} to ${to}`);
-  show("loss", `from ${from} to ${to}`);
+  show("loss", `from ${from} to ${to}${asOf}`);
 }
 
 function renderNews(status) {
@@ -51,13 +51,15 @@ function renderNews(status) {
   at("signed-title").hidden = at("signed").hidden = signed === null;
   if (signed !== null) show("signed", signedGift(signed));
   if (news === null) return;
-  show("step", news.step < 0 ? "none yet" : (news.step + 1).toLocaleString("en"));
-  renderCurve(news.curve);
+  const asOf = news.as_of ? `, as of ${news.as_of}` : "";
+  show("step", news.step < 0 ? "none yet" : (news.step + 1).toLocaleString("en") + asOf);
+  renderCurve(news.curve, asOf);
   at("tested").hidden = at("tested-title").hidden = news.validated_step < 0;
   show("tested", `${news.validation_loss.toFixed(2)} after ${plural(news.validated_step, "step")}`);
   const held = news.step_tasks
     ? `; step ${(news.step + 1).toLocaleString("en")} holds ${news.step_tasks.toLocaleString("en")} of your tasks` : "";
-  show("part", news.hour_ratio > 0 ? `${(100 * news.hour_ratio).toFixed(1)} % of the last hour's work${held}` : "nothing yet");
+  const hour = news.as_of ? `the work of the hour before ${news.as_of}` : "the last hour's work";
+  show("part", news.hour_ratio > 0 ? `${(100 * news.hour_ratio).toFixed(1)} % of ${hour}${held}` : "nothing yet");
   at("sample").hidden = !news.sample;
   show("sample", news.sample);
   show("sample-step", news.sample ? `after step ${news.sample_step.toLocaleString("en")}`
@@ -73,6 +75,7 @@ function render(status) {
   last = status;
   at("present").hidden = false;
   answersOrders(status.state !== "leaving");
+  offerResume(status.state !== "leaving" && status.holds.some(([reason]) => reason === "user"));
   document.title = `${WORDS[status.state]} – Barnraise`;
   const then = status.state === "finishing" ? " what was begun, then it pauses" : "";
   const why = `${WORDS[status.state]}${then}: ${status.sentence.replace(/^waiting /, "")}.${free}`;
@@ -86,7 +89,8 @@ function render(status) {
   show("complaint", status.complaint);
   const device = status.device;
   const share = device.share < 1 ? `, ${Math.round(100 * device.share)} % of the time` : "";
-  const memory = device.memory_bytes ? `, ${(device.memory_bytes / 1e9).toFixed(1)} GB of memory in use for it` : "";
+  const whose = device.free ? "for this program itself" : "in use for it";
+  const memory = device.memory_bytes ? `, ${(device.memory_bytes / 1e9).toFixed(1)} GB of memory ${whose}` : "";
   show("device", device.name + memory + share);
   const limit = device.temperature_limit_c === null ? "" : ` of ${device.temperature_limit_c} °C`;
   const power = device.power_w === null ? "" : `, ${Math.round(device.power_w)} W`;
@@ -94,8 +98,9 @@ function render(status) {
   const line = status.line;
   const up = line.up_limit_bytes_per_s, down = line.down_limit_bytes_per_s;
   const rates = up === null && down === null ? "no limits" : `${most(up)} up, ${most(down)} down`;
-  const links = Object.entries(line.paths).map(([path, count]) => `${count} ${WAYS[path] || path}`).join(", ") || "none";
-  show("line", `${mbit(line.bytes_per_s)} now, ${gigabytes(line.moved_bytes)} this visit; ${rates}; links: ${links}`);
+  const links = Object.entries(line.paths).map(([path, count]) => `${count} ${WAYS[path] || path}`).join(", ");
+  const now = links ? `${mbit(line.bytes_per_s)} now, ` : "";
+  show("line", `${now}${gigabytes(line.moved_bytes)} this visit; ${rates}; links: ${links || "none"}`);
   show("quota", line.quota_left_bytes === null ? "no quota" : `${(line.quota_left_bytes / 1e9).toFixed(1)} GB left`);
   show("today", given(status.today));
   show("visit", given(status.visit));
@@ -110,6 +115,14 @@ function answersOrders(does) {
     if (control.disabled === does) control.disabled = !does;
   }
   if (!does) show("answer", "");
+}
+
+// Only the owner's own pause can be ended by a click. Whoever ended it with the keyboard goes on at the button before.
+function offerResume(does) {
+  const resume = at("resume");
+  const focused = document.activeElement === resume;
+  resume.disabled = !does;
+  if (!does && focused) at("pause").focus();
 }
 
 async function order(body, done, place = "answer") {

@@ -41,7 +41,7 @@ class Clock:
 
 
 CASES: dict[str, tuple[dict[str, str], dict[str, Any], dict[str, Any], str]] = {
-    "program": ({}, {"games": ("cyberpunk",)}, {}, "cyberpunk is running"),
+    "program": ({}, {"games": ("cyberpunk",)}, {}, "cyberpunk is running, which counts as a game"),
     "user_active": ({}, {"idle_s": 5.0}, {"idle_s": 300.0}, "you are using the computer"),
     "battery": ({}, {"on_battery": True}, {"on_battery": False}, "on battery"),
     "metered": ({}, {"metered": True}, {"metered": False}, "on a metered network"),

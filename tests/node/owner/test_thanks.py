@@ -117,6 +117,7 @@ def test_the_two_counts_of_time_are_named_apart() -> None:
 def test_the_part_of_the_run_in_words() -> None:
     """As the owner reads it at the end."""
     assert part_in_words(0.012, 4209, 318) == "You computed 1.2 % of the last hour; step 4,210 holds 318 of your tasks."
+    assert part_in_words(0.012, 4209, 0, "14:05") == "You computed 1.2 % of the hour before 14:05."
     assert part_in_words(0.0001, 7, 0) == "You computed less than 0.1 % of the last hour."
 
 

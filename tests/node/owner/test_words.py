@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from node.owner.limits import OwnerLimits, shown
+from node.owner.tally import Given, as_dict
 from node.owner.update import update_words
-from node.owner.words import describe_news, headline, limits_in_words, list_limits
+from node.owner.words import describe, describe_news, headline, limits_in_words, list_limits
 from protocol.base.printable import wrapped
 
 OFFER = """Device
@@ -66,6 +69,50 @@ def test_a_newer_build_of_the_run_is_told() -> None:
         "barnraise-9999999",
     ):
         assert update_words(theirs, "barnraise-0.9.1") == ""
+
+
+def lent(**values: Any) -> dict[str, Any]:
+    """A status of a computer that works."""
+    amount = as_dict(Given(2048.0, 8.0, 600.0))
+    device = {
+        "name": "a processor", "free": False, "temperature_c": None, "temperature_limit_c": None, "power_w": None,
+        "memory_bytes": 4e8, "share": 1.0,
+    }  # fmt: skip
+    line = {
+        "bytes_per_s": 2.5e5, "up_limit_bytes_per_s": None, "down_limit_bytes_per_s": None, "moved_bytes": 5e8,
+        "quota_left_bytes": None, "paths": {"tcp": 2},
+    }  # fmt: skip
+    return {
+        "run": "tiny", "begun": True, "state": "working", "reason": "", "sentence": "computing", "stage": 1,
+        "stages": 4, "holds": [], "complaint": "", "update": "", "today": amount, "ever": amount,
+        "signed": {"ever": None}, "news": None, "device": device, "line": line, **values,
+    }  # fmt: skip
+
+
+def test_what_is_not_so_now_is_not_said_as_if_it_were() -> None:
+    """Beside "the device's memory is free" stood memory in use for it; a line without links moved 2.0 Mbit/s now."""
+    working = describe(lent())
+    assert "a processor, 0.4 GB of memory in use for it" in working
+    assert "2.0 Mbit/s now, 0.50 GB this visit; no limits; links: 2 by TCP" in working
+    status = lent()
+    status |= {"state": "paused", "reason": "user", "sentence": "by you", "holds": [["user", "by you"]]}
+    status["device"] |= {"free": True, "memory_bytes": 1e8}
+    status["line"]["paths"] = {}
+    paused = describe(status)
+    assert "a processor, 0.1 GB of memory for this program itself" in paused and "in use for it" not in paused
+    assert "line    0.50 GB this visit; no limits; links: none" in paused and "now" not in paused
+
+
+def test_numbers_of_the_run_have_their_time_when_nobody_tells_new_ones() -> None:
+    """Steps, loss and part stood for hours of a pause as if they were of now."""
+    news = {
+        "step": 41, "curve": [[0, 5.5], [41, 3.25]], "sample": "", "sample_step": -1, "hour_ratio": 0.012,
+        "step_tasks": 318, "validated_step": -1, "validation_loss": 0.0, "as_of": "14:05",
+    }  # fmt: skip
+    said = " ".join(" ".join(describe_news(news)).split())
+    assert "42 steps done" in said and "5.50 to 3.25, as of 14:05" in said
+    assert "1.2 % of the hour before 14:05; step 42 holds 318 of your tasks." in said
+    assert "as of" not in " ".join(describe_news({**news, "as_of": ""}))
 
 
 def test_steps_are_counted_from_one_on_every_screen() -> None:

@@ -14,8 +14,10 @@ from structlog.testing import capture_logs
 from node.owner.governor import Moment, Readings
 from node.process.keeper import Keeper
 from node.process.metrics import NodeMetrics
+from node.process.pauses import clock_words
 from protocol.base.machine import Told
 from protocol.drive.limits import Limits, QuotaUsedUpError
+from protocol.messages import News
 
 QUOTA_BYTES = 100_000
 WRITE_BYTES = 5000
@@ -317,3 +319,70 @@ async def test_who_works_without_the_coordinator_does_not_wait_for_it(tmp_path: 
     assert after(4.0, 64.0) == ("working", "")
     assert after(2.0, 64.0) == ("waiting", "coordinator")
     line.close()
+
+
+class TellingLife(WaitingLife):
+    """A node that works, and whose coordinator tells how the run goes as long as it is there."""
+
+    def __init__(self, line: Limits) -> None:
+        super().__init__(line)
+        self.there, self.news = True, News(step=9, hour_ratio=0.5)
+
+    def facts(self) -> dict[str, Any]:
+        return {"stage": 0, "busy": True, "coordinator": self.there, "news": self.news}
+
+
+class ClockSensors(Sensors):
+    """A computer whose clock the test sets."""
+
+    now_s = 1000.0
+
+    def moment(self) -> Moment:
+        return Moment(self.now_s, 1.8e9 + self.now_s, 0)
+
+
+def keeper_of(folder: Path, sensors: Sensors) -> Keeper:
+    return Keeper(
+        state=folder,
+        settings=folder / "limits.toml",
+        overrides={},
+        sensors=sensors,
+        line=Limits(),
+        metrics=NodeMetrics("volunteer"),
+        run_name=lambda: "lent",
+    )
+
+
+def look(keeper: Keeper, sensors: ClockSensors, seconds: float) -> None:
+    sensors.now_s += seconds
+    keeper._look(sensors.read(), sensors.moment())
+
+
+async def test_news_of_the_run_have_their_time_when_no_new_ones_come(tmp_path: Path) -> None:
+    """The coordinator is gone, or has said nothing for three times as long as it should: each number of the run is told
+    with the time at which it was heard. (Steps and loss of hours ago stood there as if they were of now.)"""
+    sensors = ClockSensors()
+    keeper = keeper_of(tmp_path, sensors)
+    life = keeper._life = TellingLife(Limits())
+    look(keeper, sensors, 0.0)
+    look(keeper, sensors, 60.0)
+    assert keeper.status()["news"]["as_of"] == ""
+    told = clock_words(1.8e9 + 1000.0, 1.8e9)
+    look(keeper, sensors, 31.0)
+    assert keeper.status()["news"]["as_of"] == told
+    assert f"50.0 % of the hour before {told}" in keeper.thanks()
+    life.news = News(step=10)
+    look(keeper, sensors, 1.0)
+    assert keeper.status()["news"]["as_of"] == ""
+    life.there = False
+    assert keeper.status()["news"]["as_of"] == clock_words(1.8e9 + 1092.0, 1.8e9)
+
+
+async def test_sleep_is_no_work(tmp_path: Path) -> None:
+    """A computer that was suspended with work in its hands has worked until then, and from then on."""
+    sensors = ClockSensors()
+    keeper = keeper_of(tmp_path, sensors)
+    keeper._life = TellingLife(Limits())
+    for seconds in (0.0, 0.5, 0.5, 3600.0, 0.5):
+        look(keeper, sensors, seconds)
+    assert keeper.tally.visit.working_s == 1.5

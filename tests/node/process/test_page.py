@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import shutil
 import threading
 import urllib.error
@@ -293,13 +294,23 @@ def test_the_page_in_a_browser(lent: Lent, browser: Any) -> None:
     assert text(browser, "run") == HOSTILE and browser.title == "Working – Barnraise"
     assert not browser.find_elements(By.CSS_SELECTOR, "h1 img, h1 script")
     assert text(browser, "sample").startswith(HOSTILE) and not browser.find_elements(By.CSS_SELECTOR, "q img, q script")
-    assert text(browser, "loss") == "from 5.00 to 2.20"
+    assert text(browser, "loss") == "from 5.00 to 2.20" and text(browser, "step") == "4,210"
+    assert not browser.find_element(By.ID, "resume").is_enabled(), "nothing of the owner's is there to be ended"
     assert text(browser, "tested") == "2.31 after 4,200 steps"
     assert text(browser, "part") == "1.2 % of the last hour's work; step 4,210 holds 318 of your tasks"
     assert text(browser, "device") == "a processor, 0.4 GB of memory in use for it"
     assert text(browser, "update").startswith("Update: the run's coordinator has Barnraise 99.0.1, this computer 0.")
-    lent.sensors.readings = Readings(games=("cyberpunk",))
-    wait(browser, "the game", lambda: text(browser, "state").startswith("Paused: cyberpunk is running."))
+    lent.sensors.readings = Readings(games=("cyberpunk",), own_memory_bytes=4e8)
+    wait(
+        browser,
+        "the game",
+        lambda: text(browser, "state").startswith("Paused: cyberpunk is running, which counts as a game."),
+    )
+    assert text(browser, "device") == "a processor, 0.4 GB of memory for this program itself"
+    assert "now" not in text(browser, "line") and text(browser, "line").endswith("; links: none")
+    assert re.fullmatch(r"4,210, as of \d\d:\d\d", text(browser, "step")), "no news come while nothing is linked"
+    assert re.fullmatch(r"from 5.00 to 2.20, as of \d\d:\d\d", text(browser, "loss"))
+    assert re.match(r"1.2 % of the work of the hour before \d\d:\d\d; step 4,210", text(browser, "part"))
     lent.sensors.readings = Readings()
     wait(browser, "the game's end", lambda: text(browser, "state").startswith("Working"))
     browser.find_element(By.ID, "pause").click()
@@ -312,6 +323,8 @@ def test_the_page_in_a_browser(lent: Lent, browser: Any) -> None:
     browser.find_element(By.ID, "resume").send_keys(Keys.ENTER)
     wait(browser, "the resume", lambda: text(browser, "state").startswith("Working"))
     assert text(browser, "answer") == "Your pause is over.", "whether it works now is the state's to say"
+    assert not browser.find_element(By.ID, "resume").is_enabled()
+    assert browser.switch_to.active_element.get_attribute("id") == "pause", "the keyboard goes on beside it"
     browser.find_element(By.XPATH, "//summary[contains(., 'line')]").click()
     field = browser.find_element(By.ID, "limit-up")
     field.clear()
@@ -360,8 +373,11 @@ def test_the_end_of_the_run_is_told(lent: Lent, browser: Any) -> None:
     heard, below "does not answer".) A program that comes back can be told again what to do."""
     browser.get(lent.address)
     wait(browser, "the state", lambda: text(browser, "state").startswith("Working"))
+    browser.find_element("id", "finish").click()
+    wait(browser, "the pause", lambda: text(browser, "state").startswith("Paused: by you"))
     browser.find_element("id", "resume").click()
     wait(browser, "the answer", lambda: text(browser, "answer") == "Your pause is over.")
+    wait(browser, "the work", lambda: text(browser, "state").startswith("Working"))
     lent.finish("finished")
     wait(browser, "the end", lambda: lent.ended == ["finished"])
     assert lent.keeper.status()["sentence"] == "the run is finished, so this ends"
