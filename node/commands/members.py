@@ -16,12 +16,22 @@ from typing import TYPE_CHECKING, Any
 import click
 from platformdirs import user_state_path
 
+from node.commands.amounts import RATE_MBIT_MIN, Amount, WholeNumber, plain
 from node.commands.link_argument import link_argument, parse_link
 from node.commands.say import columns, say
 from node.compute.devices.choice import HELP as DEVICE_HELP
 from node.compute.devices.choice import DeviceChoice
 from node.owner.consent import Consent, keep_consent, read_consents
-from node.owner.limits import OwnerLimits, key_named, read_limits, shown, with_value, with_values, write_limits
+from node.owner.limits import (
+    GAMES_MEAN,
+    OwnerLimits,
+    key_named,
+    read_limits,
+    shown,
+    with_value,
+    with_values,
+    write_limits,
+)
 from node.owner.words import list_limits
 from node.platform.keyboard import forget_typed
 from node.platform.places import limits_file, settings_folder
@@ -51,8 +61,6 @@ ALWAYS = {"idle": "off", "while-not": "off", "battery": "work", "metered": "work
 """What --always means."""
 ANYWHERE = (("*", 0),)
 """Listen on every interface, at a port that the system chooses."""
-RATE_MBIT_MIN = 1.0
-"""Slower than this a record of 64 KiB takes longer than half a second, and links would time out in each other's way."""
 
 
 def state_folder(given: Path | None, link: JoinLink) -> Path:
@@ -99,15 +107,12 @@ class _Device(click.ParamType[DeviceChoice]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> DeviceChoice:
         if isinstance(value, DeviceChoice):
             return value
-        try:
-            return DeviceChoice.parse(value)
-        except BadInputError as error:
-            self.fail(str(error), param, ctx)
+        return DeviceChoice.parse(value)
 
 
 _THREADS = click.option(
     "--threads",
-    type=click.IntRange(1, 256),
+    type=WholeNumber(1, 256),
     default=1,
     show_default=True,
     help="Processor threads that it computes with.",
@@ -117,11 +122,9 @@ _DEVICE = click.option("--device", type=_Device(), default="auto", show_default=
 
 def _line_options(command: Any) -> Any:
     """The owner's limits of the line, the same for both commands."""
-    rate = click.FloatRange(RATE_MBIT_MIN)
+    rate = Amount("Mbit/s", RATE_MBIT_MIN)
     for option in (
-        click.option(
-            "--quota", type=click.FloatRange(0.1), metavar="GB", help="Gigabytes a month, up and down together."
-        ),
+        click.option("--quota", type=Amount("GB", 0.1), metavar="GB", help="Gigabytes a month, up and down together."),
         click.option("--limit-down", type=rate, metavar="MBIT/S", help="The most that this node receives, in Mbit/s."),
         click.option("--limit-up", type=rate, metavar="MBIT/S", help="The most that this node sends, in Mbit/s."),
     ):
@@ -179,7 +182,7 @@ def auditor_options(command: Any) -> Any:
 @click.option("--no-relay", is_flag=True, help="Carry no links between other members of the run.")
 @click.option(
     "--relay-limit",
-    type=click.FloatRange(RATE_MBIT_MIN),
+    type=Amount("Mbit/s", RATE_MBIT_MIN),
     default=200.0,
     show_default=True,
     metavar="MBIT/S",
@@ -187,7 +190,7 @@ def auditor_options(command: Any) -> Any:
 )
 @click.option(
     "--relay-quota",
-    type=click.FloatRange(0.0),
+    type=Amount("GB", 0.0),
     default=1000.0,
     show_default=True,
     metavar="GB",
@@ -277,7 +280,9 @@ def server(
     metavar="NAME=VALUE",
     help="A limit for this start alone, as in 'hours=sat,sun 00:00-24:00'; see `barnraise limits`. May be repeated.",
 )
-@click.option("--while-not", metavar="PROGRAMS", help="Pause while one of these runs: names with commas, or @games.")
+@click.option(
+    "--while-not", metavar="PROGRAMS", help=f"Pause while one of these runs: names with commas; {GAMES_MEAN}."
+)
 @click.option("--always", is_flag=True, help="Work also while somebody uses the computer, on battery, beside games.")
 @click.option("--no-page", is_flag=True, help="Serve no page for its owner on this computer.")
 @click.option("--ask-on-page", is_flag=True, help="Ask the owner on a page in the browser instead of the terminal.")
@@ -516,9 +521,9 @@ def chosen_limits(
     given = dict(ALWAYS) if always else {}
     for name, rate in (("up", up), ("down", down)):
         if rate is not None:
-            given[name] = f"{rate:g} Mbit/s"
+            given[name] = f"{plain(rate)} Mbit/s"
     if quota is not None:
-        given["quota"] = f"{quota:g} GB"
+        given["quota"] = f"{plain(quota)} GB"
     if while_not is not None:
         given["while-not"] = while_not
     for text in limit:

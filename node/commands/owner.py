@@ -82,12 +82,21 @@ def _tell(state: Path | None, order: dict[str, Any]) -> None:
         say(headline(answer) + _which(folder, found))
 
 
-@click.command()
-@click.option("--for", "for_text", metavar="TIME", help="Only so long, as in 10min or 2h; then it goes on by itself.")
+@click.command(context_settings={"ignore_unknown_options": True})  # "-5" is a wrong time, and no option
+@click.argument("words", metavar="[TIME]", nargs=-1)
+@click.option("--for", "for_text", metavar="TIME", help="The same: barnraise pause --for 2h.")
 @_STATE
-def pause(for_text: str | None, state: Path | None) -> None:
-    """Stop working for the run, at once; the device's memory is free within a second, and no work is lost."""
-    for_s = None if for_text is None else duration("--for", for_text)
+def pause(words: tuple[str, ...], for_text: str | None, state: Path | None) -> None:
+    """Stop working for the run, at once; the device's memory is free within a second, and no work is lost.
+
+    With TIME, as in 10min or 2h, only so long: then it goes on by itself.
+    """
+    behind = " ".join(words)
+    if words and for_text is not None:
+        raise BadInputError(f"pause: {behind!r} or {for_text!r}? Say it once, as in: barnraise pause --for 2h")
+    for_s = None
+    if words or for_text is not None:
+        for_s = duration("--for" if for_text is not None else "pause", behind if for_text is None else for_text)
     _tell(state, {"verb": "pause", "for_s": for_s})
 
 
@@ -159,7 +168,12 @@ def limits_of(state: Path | None) -> dict[str, str]:
 @click.option("--state", type=click.Path(path_type=Path, file_okay=False), help=_KEPT_TO)
 @click.pass_context
 def limits(context: click.Context, state: Path | None) -> None:
-    """Show or change what may be used of this computer, when, and how fast. Holds for every run on it."""
+    """Show or change what may be used of this computer, when, and how fast. Holds for every run on it.
+
+    Without a command it lists every limit and what it means. The list @games of `while-not` stands for any program that
+    lies in a game store's folder (Steam, Heroic, Epic, GOG), uses the GPU beside the run (where NVIDIA's driver tells)
+    or, on Windows, fills the screen.
+    """
     if context.invoked_subcommand is None:
         click.echo(describe_limits(limits_of(state), {key.name: key.meaning for key in KEYS}, columns()))
         say(f"\nIn {limits_file()}; change one with: barnraise limits set up '5 Mbit/s'")

@@ -20,7 +20,9 @@ from protocol.base.errors import BadInputError
 from protocol.base.printable import is_printable
 
 GAMES = "@games"
-"""The list of programs that use the whole screen, or the GPU beside us (on a desktop: nearly always games)."""
+"""The list of programs that lie where game stores put games, use the GPU beside us, or fill the screen (on a desktop:
+nearly always games)."""
+GAMES_MEAN = "@games: any that lies in a game store's folder, uses the GPU or, on Windows, fills the screen"
 PROGRAM_LISTS = (GAMES,)
 PROGRAMS_MAX = 64
 NAME_MAX = 40
@@ -154,7 +156,7 @@ KEYS = (
     Key("idle", "idle_s", units.duration_or_off, units.show_duration,
         "Work only when keyboard and mouse were not used for this long; off: always.", "3 min"),
     Key("while-not", "while_not", _programs, lambda names: ",".join(names) or units.OFF,
-        "Pause while one of these programs runs; @games: any that fills the screen or uses the GPU.", "@games,steam"),
+        f"Pause while one of these programs runs; {GAMES_MEAN}.", "@games,steam"),
     Key("other-cpu", "other_cpu_ratio", units.ratio_or_off, units.show_ratio,
         "Pause while other programs keep more than this share of the processor busy.", "25 %"),
     Key("hours", "hours", units.hours, _hours,

@@ -157,6 +157,8 @@ def _days(key: str, first: str, last: str | None) -> list[int]:
 
 def _span(key: str, clock: str, overnight: bool) -> tuple[int, int]:
     begin, _, end = clock.partition("-")
+    if not begin or "-" in end:
+        raise BadInputError(f"{key}: {clock!r} is not a time until another; write it as 05:00-08:00, at most 24:00")
     first, last = _minute(key, begin), _minute(key, end)
     if overnight:
         if last > first:

@@ -344,6 +344,40 @@ def test_a_wrong_limit_on_the_line_is_one_sentence(arguments: tuple[str, ...], s
     assert complaint(join, link("volunteer"), "--yes", *arguments).startswith(sentence)
 
 
+@pytest.mark.parametrize("command", [join, server])
+@pytest.mark.parametrize(
+    ("option", "value", "takes"),
+    [
+        ("--limit-up", "0.5", "a number of Mbit/s, 1 or more"),
+        ("--limit-up", "-5", "a number of Mbit/s, 1 or more"),
+        ("--limit-down", "5 apples", "a number of Mbit/s, 1 or more"),
+        ("--limit-down", "nan", "a number of Mbit/s, 1 or more"),
+        ("--quota", "-1", "a number of GB, 0.1 or more"),
+        ("--threads", "0", "a whole number from 1 to 256"),
+        ("--threads", "two", "a whole number from 1 to 256"),
+    ],
+)
+def test_an_amount_that_cannot_be_is_one_sentence(command: click.Command, option: str, value: str, takes: str) -> None:
+    """It names the option, quotes what was written and says what is allowed."""
+    role: JoinRole = "volunteer" if command is join else "server"
+    assert complaint(command, link(role), option, value) == f"{option}: {value!r} cannot be; it takes {takes}"
+
+
+def test_a_device_that_cannot_be_is_one_sentence() -> None:
+    """As other options: it was click's own."""
+    assert complaint(join, link("volunteer"), "--device", "toaster").startswith(
+        "--device toaster: not one of auto, cpu,"
+    )
+
+
+def test_a_rate_may_have_its_unit(folders: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `barnraise limits set` takes it, which was refused here."""
+    started = starts(monkeypatch)
+    arguments = ["--yes", "--no-benchmark", "--limit-up", "5 Mbit/s", "--limit-down", "20", "--quota", "2000000GB"]
+    assert CliRunner().invoke(join, [link("volunteer"), *arguments]).exit_code == 0
+    assert dict(started[0].overrides) == {"up": "5 Mbit/s", "down": "20 Mbit/s", "quota": "2000000 GB"}
+
+
 def test_the_question_on_the_page_names_the_limits_of_the_command_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

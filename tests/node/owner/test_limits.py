@@ -41,6 +41,7 @@ WRONG = [
     ("hours", "17:00-08:00", "hours: 17:00-08:00 ends before it starts; write `17:00-08:00 overnight` if"),
     ("hours", "08:00-08:00", "hours: 08:00-08:00 is no time at all; for a whole day write 00:00-24:00"),
     ("hours", "08:00-25:00", "hours: '25:00' is no time of day"),
+    ("hours", "-5:00-8:00", "hours: '-5:00-8:00' is not a time until another; write it as 05:00-08:00, at most 24:00"),
     ("hours", "fri-mon 08:00-17:00", "hours: fri-mon ends before it starts; write fri-sun,mon"),
     ("hours", "sun-tue 08:00-17:00", "hours: sun-tue ends before it starts; write sun,mon-tue"),
     ("hours", "someday 08:00-17:00", "hours: 'someday 08:00-17:00' is no time"),
@@ -155,6 +156,14 @@ def test_orders_without_a_daemon_say_so(tmp_path: Path, monkeypatch: pytest.Monk
     assert done.exit_code == 3 and done.output == "No lent computer runs here: is `barnraise join` running?\n"
     wrong = CliRunner().invoke(pause, ["--for", "2 apples"])
     assert str(wrong.exception) == "--for: '2 apples' is no time; write it as 30 min or 2 h"
+
+
+def test_what_a_game_is_is_said_where_limits_are_explained() -> None:
+    """By the limit's own meaning, by the help, and where the option is: nobody could know what @games stands for."""
+    (meaning,) = (key.meaning for key in KEYS if key.name == "while-not")
+    for text in (meaning, *(CliRunner().invoke(main, [*words, "--help"]).output for words in (["limits"], ["join"]))):
+        said = " ".join(text.split())
+        assert "@games" in said and "lies in a game store's folder" in said and "on Windows, fills the screen" in said
 
 
 @pytest.mark.parametrize("text", ["0.001 MB", "12.345678912 GB", "3 GB", "1.5 TB"])

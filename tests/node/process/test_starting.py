@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 from node.commands.members import QUESTION
@@ -19,8 +20,9 @@ from node.commands.owner import ENDED, last_words, show, text_of
 from node.owner.limits import read_limits, shown
 from node.owner.words import describe, headline
 from node.platform.local_socket import NotRunningError, ask
-from node.process.pauses import kept_pause
+from node.process.pauses import keep_pause, kept_pause
 from node.process.starting import NOTHING_BEGUN, Starting
+from protocol.cli import main
 from protocol.trust.identity import Identity
 from protocol.trust.membership import Invite, JoinLink, sign_statement
 
@@ -53,6 +55,25 @@ def test_what_its_owner_says_meanwhile_counts(tmp_path: Path) -> None:
     with pytest.raises(NotRunningError):
         ask(state, {"verb": "status"})
     assert last_words(state, leaving) == NOTHING_BEGUN
+
+
+def test_how_long_a_pause_lasts_may_be_said_with_or_without_its_option(tmp_path: Path) -> None:
+    """`pause 2m` ended in a foreign sentence about an unexpected extra argument."""
+    with Starting(tmp_path, tmp_path / "limits.toml", "ab"):
+        for words in (["2m"], ["2", "min"], ["--for", "2 min"]):
+            keep_pause(tmp_path, None)
+            done = CliRunner().invoke(main, ["pause", *words, "--state", str(tmp_path)])
+            assert done.exit_code == 0 and "by you until" in done.output, done.output
+            pause = kept_pause(tmp_path)
+            assert pause is not None and 110 < (pause.until_unix_s or 0) - time.time() <= 120
+        for words, sentence in (
+            (["soon"], "pause: 'soon' is no time; write it as 30 min or 2 h"),
+            (["-5"], "pause: '-5' is no time; write it as 30 min or 2 h"),
+            (["--for", "-5 min"], "--for: '-5 min' must be more than nothing; write it as 30 min or 2 h"),
+            (["2m", "--for", "2h"], "pause: '2m' or '2h'? Say it once, as in: barnraise pause --for 2h"),
+        ):
+            done = CliRunner().invoke(main, ["pause", *words, "--state", str(tmp_path)])
+            assert (done.exit_code, done.output.strip()) == (2, sentence)
 
 
 def test_of_several_each_says_how_to_mean_it(tmp_path: Path) -> None:
