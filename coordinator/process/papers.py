@@ -51,7 +51,7 @@ def announce(papers: dict[str, Any], *, as_json: bool, machine: CoordinatorMachi
         click.echo("  no process list shows it then)")
         click.echo(f"\nfor everybody who lends a computer:\n  barnraise join '{papers['volunteer']}'\n")
         if all(is_loopback(address.rpartition(":")[0].strip("[]")) for address in _addresses_of(papers["server"])):
-            click.echo("  (these links work on this computer only; --listen and --announce say otherwise)\n")
+            click.echo("  (these links work on this computer only; --listen and --announce change that)\n")
         if not config.checkpoint.shared:
             click.echo(
                 "  (every server keeps its part of a checkpoint to itself; to replace a lost\n"

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from node.commands.say import columns, say
+from node.commands.say import columns, say, shown_path
 from node.machine.drain import DRAIN_S, LAST_NEWS_S
 from node.owner.consent import read_consents, withdraw_consent
 from node.owner.limits import KEYS, OwnerLimits, key_named, read_limits, shown, with_value, write_limits
@@ -268,7 +268,7 @@ def text_of(found: list[tuple[Path, dict[str, Any]]]) -> str:
 
 def _which(folder: Path, found: list[tuple[Path, dict[str, Any]]]) -> str:
     """Where several run on a computer: what to name with --state to mean this one."""
-    return f"\nstate   {folder}" if len(found) > 1 else ""
+    return f"\nstate   {shown_path(folder)}" if len(found) > 1 else ""
 
 
 def _page(folder: Path) -> str:

@@ -19,7 +19,7 @@ import click
 
 from node.commands.link_argument import link_argument, parse_link
 from node.commands.members import state_folder
-from node.commands.say import say
+from node.commands.say import say, shown_path
 from node.owner.consent import read_consents
 from node.owner.limits import read_limits, shown
 from node.owner.words import headline
@@ -112,25 +112,30 @@ def doctor(as_json: bool) -> None:
     """Look at everything that lending this computer needs, and say what is wrong. Exit code 1 when something is."""
     rows = examine()
     if as_json:
-        click.echo(json.dumps([{"what": what, "well": well, "says": says} for what, well, says in rows], indent=1))
+        shown = [{"what": what, "well": well, "says": " ".join(says.split("\n"))} for what, well, says in rows]
+        click.echo(json.dumps(shown, indent=1))
     else:
         for what, well, says in rows:
-            say(f"{'ok  ' if well else 'BAD '} {what:12} {says}")
+            sentence, *paths = says.split("\n")
+            say(f"{'ok  ' if well else 'BAD '} {what:12} {sentence}")
+            for path in paths:  # whole, on a line of its own, whatever the terminal's width: people copy it
+                click.echo(f"{'':17} {path}")
     sys.exit(0 if all(well for _, well, _ in rows) else 1)
 
 
 def examine() -> list[tuple[str, bool, str]]:
-    """(what, is it well, what was found) in the order of the questions that people ask."""
+    """(what, is it well, what was found) in the order of the questions that people ask. A folder or file that belongs
+    to it stands behind a line break."""
     rows = [("computer", True, f"{platform.platform()}, Python {platform.python_version()}")]
     rows += [(f"{name}", found != "missing", found) for name, found in versions().items()]
-    rows.append(_tried("limits", lambda: f"{limits_file()}: {read_limits(limits_file()).describe()}"))
+    rows.append(_tried("limits", lambda: f"{read_limits(limits_file()).describe()}\n{shown_path(limits_file())}"))
     rows.append(
         _tried("consents", lambda: ", ".join(c.run for c in read_consents(settings_folder()).values()) or "none")
     )
     settings = settings_folder()
     disk = settings if settings.exists() else Path.home()
     free_bytes = shutil.disk_usage(disk).free
-    rows.append(("disk", free_bytes > DISK_BYTES_MIN, f"{free_bytes / 1e9:.1f} GB free at {disk}"))
+    rows.append(("disk", free_bytes > DISK_BYTES_MIN, f"{free_bytes / 1e9:.1f} GB free\n{shown_path(disk)}"))
     facts: DeviceFacts | None = None
     try:
         facts = ask_device(Question(RunConfig(), 257, 1, "auto", False))
@@ -146,7 +151,7 @@ def examine() -> list[tuple[str, bool, str]]:
     for folder in noted_folders():
         try:
             status = ask(folder, {"verb": "status"})
-            rows.append(("daemon", True, f"{status['run']} {status['state']} {status['sentence']} ({folder})"))
+            rows.append(("daemon", True, f"{headline(status)}\n{shown_path(folder)}"))
         except NotRunningError:
             continue
         except NotWellError as error:
@@ -179,7 +184,9 @@ def versions() -> dict[str, str]:
 def bugreport(out: Path, logs: tuple[Path, ...]) -> None:
     """Write what helps to find a fault into a zip file: versions, limits, states, logs. No keys, links or tokens."""
     parts = {
-        "doctor.txt": "\n".join(f"{'ok' if well else 'BAD'} {what}: {says}" for what, well, says in examine()),
+        "doctor.txt": "\n".join(
+            f"{'ok' if well else 'BAD'} {what}: {' '.join(says.splitlines())}" for what, well, says in examine()
+        ),
         "limits.json": json.dumps(_limits(), indent=1),
     }
     for number, folder in enumerate(noted_folders()):

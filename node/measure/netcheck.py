@@ -20,7 +20,7 @@ from node.visit.survey import Reached, Survey, survey
 from protocol.base.errors import BadInputError
 from protocol.drive.limits import LineLimits
 from protocol.drive.stun import StunAsker
-from protocol.link.reach import host_of, is_local
+from protocol.link.reach import host_of, is_local, is_loopback
 from protocol.trust.membership import JoinLink
 
 STUN_SERVERS_MAX = 4
@@ -183,9 +183,16 @@ def _row(server: Reached) -> str:
         up, down = (
             f"{8e-6 * rate:.1f}" if rate else "-" for rate in (figures.sent_bytes_per_s, figures.received_bytes_per_s)
         )
-    loss = "-" if server.loss is None else f"{100 * server.loss:.1f} %"
+    loss = _loss(server)
+    lost = "-" if loss is None else f"{100 * loss:.1f} %"
     path = WAYS[server.path].removeprefix("by ")
-    return f"{name:22} {path:15} {server.connect_s:>4.1f} s {trip:>10} {loss:>6} {up:>9} {down:>6}"
+    return f"{name:22} {path:15} {server.connect_s:>4.1f} s {trip:>10} {lost:>6} {up:>9} {down:>6}"
+
+
+def _loss(server: Reached) -> float | None:
+    """Of the line. Inside one computer there is none: what is lost there, while the speed is measured, are datagrams
+    for which a program that had no turn left no room."""
+    return None if is_loopback(host_of(server.address)) else server.loss
 
 
 def to_json(found: Check) -> dict[str, Any]:
@@ -209,7 +216,7 @@ def to_json(found: Check) -> dict[str, Any]:
                 "problem": server.problem or None,
                 "connect_s": server.connect_s if server.path else None,
                 "round_trip_s": None if server.figures is None else server.figures.round_trip_s,
-                "loss": server.loss,
+                "loss": _loss(server),
                 "up_bytes_per_s": (server.figures.sent_bytes_per_s or None) if server.figures is not None else None,
                 "down_bytes_per_s": (
                     (server.figures.received_bytes_per_s or None) if server.figures is not None else None

@@ -51,7 +51,8 @@ async def _ask(run: str, text: str, settings: Path, tell: Callable[[str], None],
         answered.set()
 
     async with trio.open_nursery() as nursery:
-        address = await serve(nursery, build_consent_page(run, text, settings, token, answer), token, kept.port)
+        page = build_consent_page(run, text, settings, token, answer)
+        address = await serve(nursery, page, token, kept.port, kept.second)
         tell(address)
         await answered.wait()
         await trio.sleep(LAST_WORDS_S)

@@ -80,7 +80,8 @@ async def lend(
                 from node.process.page_gate import keep_place, kept_place
 
                 kept = kept_place(state)
-                address = await serve_page(nursery, keeper, page or kept.token, page_port or kept.port)
+                token = page or kept.token
+                address = await serve_page(nursery, keeper, token, page_port, kept.port, kept.second)
                 tell_more(state, page=address)
                 try:
                     keep_place(state, address)

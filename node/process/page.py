@@ -69,8 +69,8 @@ def build_page(keeper: Keeper, token: str) -> Starlette:
     return Starlette(routes=routes)
 
 
-async def serve_page(nursery: trio.Nursery, keeper: Keeper, token: str = "", port: int = 0) -> str:
-    """Serves it below `nursery`; returns the owner's address. `token`, `port`: of the page on which the owner said yes,
-    whose browser waits there."""
+async def serve_page(nursery: trio.Nursery, keeper: Keeper, token: str = "", *ports: int) -> str:
+    """Serves it below `nursery`; returns the owner's address. `token`: of the page on which the owner said yes, or of
+    the visit before; `ports`: where the owner's browser looks for it, the likeliest first."""
     token = token or new_token()
-    return await serve(nursery, build_page(keeper, token), token, port)
+    return await serve(nursery, build_page(keeper, token), token, *ports)

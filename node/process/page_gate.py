@@ -121,13 +121,13 @@ class Gate:
         return asked
 
 
-async def serve(nursery: trio.Nursery, app: Any, token: str, port: int = 0) -> str:
+async def serve(nursery: trio.Nursery, app: Any, token: str, *ports: int) -> str:
     """Serves an application below `nursery`; returns the owner's address.
 
-    `port`: the one that is taken if it is free, before the usual one; 0: the usual one.
+    `ports`: the first of them that is free is taken, before the usual one; 0: none.
     """
     settings = hypercorn.Config()
-    settings.bind = [f"fd://{listening_socket('127.0.0.1', (port or PORT, PORT, 0)).detach()}"]
+    settings.bind = [f"fd://{listening_socket('127.0.0.1', (*filter(None, ports), PORT, 0)).detach()}"]
     settings.errorlog = None
     settings.include_server_header = False
     settings.read_timeout = None
@@ -141,6 +141,9 @@ class Place(msgspec.Struct, frozen=True):
 
     token: str = ""
     port: int = 0
+    """Where it first was, which is always tried first: another program may have it once, and be gone the next time."""
+    second: int = 0
+    """Where it was last when that was not free."""
 
 
 def kept_place(state: Path) -> Place:
@@ -154,8 +157,11 @@ def kept_place(state: Path) -> Place:
 def keep_place(state: Path, address: str) -> None:
     """For this computer's owner alone: the address opens the page. Raises `OSError`."""
     _, _, host, _, token = address.split("/")
+    kept, now = kept_place(state), int(host.rpartition(":")[2])
+    first = kept.port or now
+    place = Place(token, first, kept.second if now == first else now)
     draft = state / f"{PLACE_FILE}.new"
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as out:
-        out.write(msgspec.json.encode(Place(token, int(host.rpartition(":")[2]))))
+        out.write(msgspec.json.encode(place))
     os.replace(draft, state / PLACE_FILE)

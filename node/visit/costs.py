@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from node.compute.layout import StageLayout
+from node.owner.tally import plural
 from node.visit.enquiry import DEVICE_BYTES_PER_PARAMETER, EXAMPLE_TOKENS_PER_S, gigabytes_per_hour
 from protocol.run.buddies import copy_bytes, keeps_copies
 from protocol.run.keeping import kept_steps
@@ -28,7 +29,10 @@ def describe_costs(config: RunConfig, vocabulary: int) -> list[str]:
     count = one.stages.count
     shard = parameters / count / per_stage
     if stages.count:
-        where, who = f"in {stages.count} stages", f"{stages.count * per_stage} ({per_stage} a stage), each with about"
+        where, who = (
+            f"in {plural(stages.count, 'stage', 'stages')}",
+            f"{stages.count * per_stage} ({per_stage} a stage), each with about",
+        )
     else:
         where, who = "in as many stages as the planner chooses", f"{per_stage} a stage, each of one stage with about"
     every = config.checkpoint.every_steps

@@ -18,6 +18,7 @@ from node.compute.devices.choice import DeviceChoice
 from node.compute.layout import StageLayout
 from node.links.assemble import WayOptions
 from node.measure.meter import Figures
+from node.owner.tally import plural
 from node.owner.words import WAYS
 from node.process.journal import open_journal
 from node.process.state import NodeState
@@ -132,8 +133,9 @@ def describe(
     if servers:
         lines.append(f"  line       {describe_line(servers)}")
     lines += [
-        f"The run: {config.name}, a LLaMA of {show_count(parameters)} parameters in {config.stages.count} stages, "
-        f"{config.steps:,} steps of {config.step_tokens:,} tokens.",
+        f"The run: {config.name}, a LLaMA of {show_count(parameters)} parameters in "
+        f"{plural(config.stages.count, 'stage', 'stages')}, {plural(config.steps, 'step', 'steps')} of "
+        f"{config.step_tokens:,} tokens.",
         "It will send you weights and activations, never code.",
     ]
     if config.description:

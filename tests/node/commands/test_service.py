@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from node.commands import service as service_module
+from node.commands.say import shown_path
 from node.commands.service import bugreport, doctor, scrubbed, service
 from node.owner.consent import Consent, keep_consent
 from node.platform.notify import notify
@@ -205,6 +206,28 @@ def test_a_report_holds_no_secret(home: Path) -> None:
         assert secret not in whole
     assert "end" in texts["log-log"] and "ok torch" in texts["doctor.txt"]
     assert scrubbed("loss 3.214 at step 1200") == "loss 3.214 at step 1200"
+
+
+def test_the_doctor_breaks_no_path_and_says_nothing_twice(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder stands on a line of its own, also with a space in its name; what a daemon waits for is said once."""
+    folder = home / "a long name" / "with spaces" / ("x" * 60)
+    status = {
+        "run": "tiny", "begun": True, "state": "waiting", "sentence": "waiting for a place in the run",
+        "device": {"free": False},
+    }  # fmt: skip
+
+    def none(_: object) -> None:
+        raise BadInputError("no device")
+
+    monkeypatch.setattr(service_module, "ask_device", none)
+    monkeypatch.setattr(service_module, "noted_folders", lambda: [folder])
+    monkeypatch.setattr(service_module, "ask", lambda *_: status)
+    lines = CliRunner().invoke(doctor, []).output.splitlines()
+    at = lines.index("ok   daemon       tiny  WAITING  for a place in the run")
+    assert lines[at + 1].strip() == str(folder)
+    assert any(line.strip().endswith("limits.toml") and " " not in line.strip() for line in lines)
+    monkeypatch.setenv("HOME", str(home))
+    assert shown_path(home / "state") == "~/state" and shown_path(Path("/srv/x")) == "/srv/x"
 
 
 def test_the_doctor_names_what_is_wrong(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

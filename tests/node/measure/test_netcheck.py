@@ -53,6 +53,15 @@ def test_servers_of_one_kind_are_told_apart_by_the_name_that_logs_use() -> None:
     assert all(len(row) <= 80 for row in rows), "a terminal of 80 columns would break them in the middle of a figure"
 
 
+def test_within_one_computer_no_line_loses_anything() -> None:
+    """A server of the same computer was said to be behind a line that loses 2 %: the machine was busy."""
+    near = replace(SERVERS[0], path="quic", address="127.0.0.1:500", loss=0.02)
+    found = replace(FOUND, servers=(near, replace(near, address="203.0.113.1:500")))
+    rows = [line.split() for line in describe(found).splitlines() if line.startswith("stage")]
+    assert [row[-3] for row in rows] == ["-", "%"]
+    assert [server["loss"] for server in to_json(found)["servers"]] == [None, 0.02]
+
+
 def test_servers_that_were_not_looked_at_are_counted() -> None:
     """A large run is sampled, and says so."""
     assert "… and 2 more servers" in describe(FOUND)

@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 import shutil
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -25,7 +26,7 @@ from node.process.device_frames import Hello
 from node.process.keeper import Keeper
 from node.process.metrics import NodeMetrics
 from node.process.page import serve_page
-from node.process.page_gate import PORT, Place, new_token
+from node.process.page_gate import PORT, Place, keep_place, kept_place, new_token
 from protocol.drive.limits import Limits
 from protocol.drive.process import free_port
 from protocol.drive.scrape import COORDINATOR_PORTS, NODE_PORTS
@@ -439,6 +440,25 @@ def test_the_question_is_where_the_page_was_at_the_last_visit(tmp_path: Path) ->
     finally:
         asked.close()
     assert (asked.answers[0].token, asked.answers[0].port) == (kept.token, kept.port)
+
+
+def test_a_page_that_had_to_move_once_comes_back(tmp_path: Path) -> None:
+    """Another program had its port at one start: from then on it was elsewhere for good, and the bookmark opened
+    nothing. Where the port stays another's, the place beside it is kept, too."""
+    token, first, second = new_token(), free_port(), free_port()
+    for port in (first, second):
+        keep_place(tmp_path, f"http://127.0.0.1:{port}/enter/{token}")
+    kept = kept_place(tmp_path)
+    assert kept == Place(token, first, second)
+    with socket.create_server(("127.0.0.1", first)):
+        moved = Asked(tmp_path, kept=kept)
+        moved.close()
+        assert moved.address == f"http://127.0.0.1:{second}/enter/{token}"
+    asked = Asked(tmp_path, kept=kept)
+    asked.close()
+    assert asked.address == f"http://127.0.0.1:{first}/enter/{token}"
+    keep_place(tmp_path, asked.address)
+    assert kept_place(tmp_path) == kept
 
 
 def test_the_status_page_comes_to_where_the_question_was(lent: Lent, asked: Asked, tmp_path: Path) -> None:

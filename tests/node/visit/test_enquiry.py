@@ -11,6 +11,7 @@ import pytest
 
 from node.compute.layout import StageLayout
 from node.measure.meter import Figures
+from node.visit.costs import describe_costs
 from node.visit.device_facts import Question, ask_device
 from node.visit.enquiry import describe, gigabytes_per_hour
 from node.visit.survey import Reached, answer_ping, best_stage
@@ -35,6 +36,14 @@ def test_traffic_is_hand_checkable() -> None:
     up, down = gigabytes_per_hour(CONFIG, 2_000_000, 1000.0)
     assert up == pytest.approx((2 * 1000 * 2 + 1_000_000 * 4 / 100) * 1000 * 3600 / 1e9)
     assert down == pytest.approx((2 * 1000 * 2 + 1_000_000 * 2 / 400) * 1000 * 3600 / 1e9)
+
+
+def test_one_stage_is_one_stage() -> None:
+    """ "1 stages" stood in the question, and in what an operator is told of a run file."""
+    one = msgspec.structs.replace(CONFIG, stages=StagesSection(count=1), steps=1)
+    assert "parameters in 1 stage, 1 step of " in describe(one, 257, 1, 0.0)
+    assert "parameters in 1 stage" in describe_costs(one, 257)[0]
+    assert "parameters in 2 stages, " in describe(CONFIG, 257, 1, 0.0)
 
 
 def test_the_text_names_run_cost_and_promise() -> None:
