@@ -386,7 +386,8 @@ class Keeper:
         if self._news_at is None:
             return ""
         linked = self._life is not None and bool(self._life.facts().get("coordinator"))
-        if linked and self._moment.now_s - self._news_at.now_s <= NEWS_OLD_S:
+        # Whoever leaves was told the newest a moment before its links ended: its last word is of now.
+        if (linked or self._ending) and self._moment.now_s - self._news_at.now_s <= NEWS_OLD_S:
             return ""
         return clock_words(self._news_at.unix_s, self._moment.unix_s)
 

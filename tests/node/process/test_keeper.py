@@ -376,6 +376,10 @@ async def test_news_of_the_run_have_their_time_when_no_new_ones_come(tmp_path: P
     assert keeper.status()["news"]["as_of"] == ""
     life.there = False
     assert keeper.status()["news"]["as_of"] == clock_words(1.8e9 + 1092.0, 1.8e9)
+    keeper._ending = "drained"
+    assert keeper.status()["news"]["as_of"] == "", "the coordinator's last word came just before its link ended"
+    look(keeper, sensors, 91.0)
+    assert keeper.status()["news"]["as_of"] != "", "it had gone long before"
 
 
 async def test_sleep_is_no_work(tmp_path: Path) -> None:
