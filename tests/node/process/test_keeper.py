@@ -66,21 +66,28 @@ class SendingLife:
             return "suspended: quota"
 
 
+def keeper_of(
+    folder: Path, line: Limits, overrides: dict[str, str] | None = None, sensors: Sensors | None = None
+) -> Keeper:
+    """A volunteer's keeper, with nothing of its owner's but these."""
+    return Keeper(
+        state=folder,
+        settings=folder / "limits.toml",
+        overrides=overrides or {},
+        sensors=sensors or Sensors(),
+        line=line,
+        metrics=NodeMetrics("volunteer"),
+        run_name=lambda: "lent",
+    )
+
+
 async def test_a_quota_that_refuses_a_write_ends_the_lives_until_it_is_raised(tmp_path: Path) -> None:
     """4 % are left, too little for a write: it pauses for the quota, says so, and does not begin anew with a device
     that nobody may speak to. (It did, again and again; the screens said that it worked.) A greater one goes on."""
     line, lives = Limits(), []
     line.set_quota(QUOTA_BYTES, tmp_path)
     line.spend_up(QUOTA_BYTES - WRITE_BYTES + 1000)
-    keeper = Keeper(
-        state=tmp_path,
-        settings=tmp_path / "limits.toml",
-        overrides={"quota": "0.1 MB"},
-        sensors=Sensors(),
-        line=line,
-        metrics=NodeMetrics("volunteer"),
-        run_name=lambda: "lent",
-    )
+    keeper = keeper_of(tmp_path, line, {"quota": "0.1 MB"})
 
     def make(_: object) -> SendingLife:
         lives.append(SendingLife(line))
@@ -129,15 +136,7 @@ class PlacelessLife(WaitingLife):
 async def test_who_has_no_place_yet_does_not_say_that_it_works(tmp_path: Path) -> None:
     """`resume` said WORKING while the device's process had not even begun."""
     line = Limits()
-    keeper = Keeper(
-        state=tmp_path,
-        settings=tmp_path / "limits.toml",
-        overrides={},
-        sensors=Sensors(),
-        line=line,
-        metrics=NodeMetrics("volunteer"),
-        run_name=lambda: "lent",
-    )
+    keeper = keeper_of(tmp_path, line)
     keeper.order({"verb": "pause"})
     resumed = keeper.order({"verb": "resume"})
     assert (resumed["state"], resumed["sentence"]) == ("waiting", "waiting for a place in the run")
@@ -159,15 +158,7 @@ async def test_who_has_no_place_yet_does_not_say_that_it_works(tmp_path: Path) -
 async def test_time_without_work_is_not_counted_as_work(tmp_path: Path) -> None:
     """A page showed 21 minutes of work beside no task at all, and the run's thanks said 0 minutes of the same visit."""
     line = Limits()
-    keeper = Keeper(
-        state=tmp_path,
-        settings=tmp_path / "limits.toml",
-        overrides={},
-        sensors=Sensors(),
-        line=line,
-        metrics=NodeMetrics("volunteer"),
-        run_name=lambda: "lent",
-    )
+    keeper = keeper_of(tmp_path, line)
     life = WaitingLife(line)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(keeper.watch)
@@ -190,15 +181,7 @@ async def test_a_yes_can_be_taken_back_during_a_pause(tmp_path: Path) -> None:
     end: the next start asked nothing. Without `--for-good` it ends as ever."""
     for for_good, ends in ((True, "left"), (False, "drained")):
         line = Limits()
-        keeper = Keeper(
-            state=tmp_path,
-            settings=tmp_path / "limits.toml",
-            overrides={},
-            sensors=Sensors(),
-            line=line,
-            metrics=NodeMetrics("volunteer"),
-            run_name=lambda: "lent",
-        )
+        keeper = keeper_of(tmp_path, line)
         keeper.order({"verb": "pause"})
         keeper.order({"verb": "leave", "for_good": for_good})
         with trio.fail_after(60.0):
@@ -228,15 +211,7 @@ class DrainedLife(WaitingLife):
 async def test_a_second_ctrl_c_does_not_say_that_what_was_begun_is_finished(tmp_path: Path) -> None:
     """It ended the device in the middle of its work and said "drained" all the same."""
     line, lives = Limits(), []
-    keeper = Keeper(
-        state=tmp_path,
-        settings=tmp_path / "limits.toml",
-        overrides={},
-        sensors=Sensors(),
-        line=line,
-        metrics=NodeMetrics("volunteer"),
-        run_name=lambda: "lent",
-    )
+    keeper = keeper_of(tmp_path, line)
 
     def make(_: Any) -> DrainedLife:
         lives.append(DrainedLife(line))
@@ -260,15 +235,7 @@ async def test_a_second_ctrl_c_does_not_say_that_what_was_begun_is_finished(tmp_
 async def test_an_everyday_pause_is_no_warning(tmp_path: Path) -> None:
     """`WARNING: holding back` stood before the pause that its owner had just asked for; a short disk is one."""
     line = Limits()
-    keeper = Keeper(
-        state=tmp_path,
-        settings=tmp_path / "limits.toml",
-        overrides={},
-        sensors=Sensors(),
-        line=line,
-        metrics=NodeMetrics("volunteer"),
-        run_name=lambda: "lent",
-    )
+    keeper = keeper_of(tmp_path, line)
     assert keeper.thanks() == "Thank you. This visit: no task yet."
     keeper.order({"verb": "resume"})
     with capture_logs() as seen:
@@ -294,15 +261,7 @@ async def test_who_works_without_the_coordinator_does_not_wait_for_it(tmp_path: 
     """Between two tasks the screens said WAITING, and the metrics that this computer was held back, while it gave as
     much as ever. Who gets no work any more waits for the coordinator."""
     line = Limits()
-    keeper = Keeper(
-        state=tmp_path,
-        settings=tmp_path / "limits.toml",
-        overrides={},
-        sensors=Sensors(),
-        line=line,
-        metrics=NodeMetrics("volunteer"),
-        run_name=lambda: "lent",
-    )
+    keeper = keeper_of(tmp_path, line)
     life = OrphanedLife(line)
     keeper.order({"verb": "resume"})
     keeper._life = life
@@ -341,18 +300,6 @@ class ClockSensors(Sensors):
         return Moment(self.now_s, 1.8e9 + self.now_s, 0)
 
 
-def keeper_of(folder: Path, sensors: Sensors) -> Keeper:
-    return Keeper(
-        state=folder,
-        settings=folder / "limits.toml",
-        overrides={},
-        sensors=sensors,
-        line=Limits(),
-        metrics=NodeMetrics("volunteer"),
-        run_name=lambda: "lent",
-    )
-
-
 def look(keeper: Keeper, sensors: ClockSensors, seconds: float) -> None:
     sensors.now_s += seconds
     keeper._look(sensors.read(), sensors.moment())
@@ -362,7 +309,7 @@ async def test_news_of_the_run_have_their_time_when_no_new_ones_come(tmp_path: P
     """The coordinator is gone, or has said nothing for three times as long as it should: each number of the run is told
     with the time at which it was heard. (Steps and loss of hours ago stood there as if they were of now.)"""
     sensors = ClockSensors()
-    keeper = keeper_of(tmp_path, sensors)
+    keeper = keeper_of(tmp_path, Limits(), sensors=sensors)
     life = keeper._life = TellingLife(Limits())
     look(keeper, sensors, 0.0)
     look(keeper, sensors, 60.0)
@@ -385,7 +332,7 @@ async def test_news_of_the_run_have_their_time_when_no_new_ones_come(tmp_path: P
 async def test_sleep_is_no_work(tmp_path: Path) -> None:
     """A computer that was suspended with work in its hands has worked until then, and from then on."""
     sensors = ClockSensors()
-    keeper = keeper_of(tmp_path, sensors)
+    keeper = keeper_of(tmp_path, Limits(), sensors=sensors)
     keeper._life = TellingLife(Limits())
     for seconds in (0.0, 0.5, 0.5, 3600.0, 0.5):
         look(keeper, sensors, seconds)
