@@ -318,7 +318,7 @@ class CoordinatorMachine:
     def _reject(self, peer: NodeId, reason: str, detail: str) -> None:
         self.outbox.count("barnraise_transport_rejected_messages_total", reason=reason)
         self.outbox.log("warning", "message refused", node=peer, reason=reason, detail=detail)
-        self.outbox.hang_up(peer, reason)
+        self.outbox.hang_up(peer, reason, fault=reason != "busy")
 
     def _told(self, what: str, now: float) -> None:
         """`drain` or `stop`: a coordinator has nothing to finish."""

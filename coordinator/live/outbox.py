@@ -43,8 +43,8 @@ class Outbox:
     def send(self, peer: NodeId, message: Message) -> None:
         self._effects.append(Send(peer, message))
 
-    def hang_up(self, peer: NodeId, reason: str) -> None:
-        self._effects.append(HangUp(peer, reason))
+    def hang_up(self, peer: NodeId, reason: str, *, fault: bool = False) -> None:
+        self._effects.append(HangUp(peer, reason, fault))
 
     def refuse(self, peer: NodeId, reason: str, sentence: str) -> None:
         """Says no, and why, to a node that asks to take part."""

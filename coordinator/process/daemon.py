@@ -339,6 +339,8 @@ class Daemon:
         link = self.transport.link_to(effect.peer)
         if link is not None:
             link.close(effect.reason)
+            if effect.fault:
+                link.at_fault()
 
     def persist(self, effect: Persist) -> None:
         self._unwritten.append((effect.record_number, effect.record))

@@ -92,7 +92,7 @@ class Revocation:
         except RemoteProtocolError as error:
             self._out.count("barnraise_transport_rejected_messages_total", reason=error.reason)
             self._out.log("warning", "list of bans refused", peer=peer, reason=error.reason, detail=error.detail)
-            self._out.add(HangUp(peer, str(error)))
+            self._out.add(HangUp(peer, str(error), fault=True))
             return ()
         if not news:
             return ()

@@ -286,6 +286,8 @@ class Driver:
         if link is not None:
             self._log.info("hang up", peer=effect.peer, reason=effect.reason)
             link.close(effect.reason)
+            if effect.fault:
+                link.at_fault()
 
     def send(self, effect: Send) -> None:
         link = self._links.get(effect.peer)
@@ -465,6 +467,7 @@ class Driver:
     def _refuse(self, link: Link, reason: str, detail: str) -> None:
         self.on_rejected(link.address, reason, f"{link.peer}: {detail}")
         link.close(reason)
+        link.at_fault(reason)
 
     async def close_links(self, seconds: float) -> None:
         """Ends every link cleanly: what was queued without tensors still goes out."""

@@ -21,6 +21,7 @@ from protocol.base.errors import RemoteProtocolError
 from protocol.base.ids import NodeId, TensorRef
 from protocol.base.machine import HangUp
 from protocol.kinds import taken_by
+from protocol.link.faults import NO_FAULTS
 from protocol.messages import (
     Activation,
     Audit,
@@ -115,7 +116,7 @@ class Intake:
         self._out.count("barnraise_transport_rejected_messages_total", reason=error.reason)
         self._out.log("warning", "message refused", peer=peer, reason=error.reason, detail=error.detail)
         if peer != self._context.node:
-            self._out.add(HangUp(peer, str(error)))
+            self._out.add(HangUp(peer, str(error), fault=error.reason == "busy" or error.reason not in NO_FAULTS))
 
     def _dispatch(self, peer: NodeId, message: Work, now: float, size: float) -> None:
         match message:

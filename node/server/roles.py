@@ -66,6 +66,7 @@ class Roles:
             pool.clock(now)
         if self.ledger is not None:
             self.ledger.desk.clock(now)
+        self.pins.clock(now)
 
     def open_step(self, step: int) -> None:
         for role in (self.front, self.back):

@@ -228,6 +228,7 @@ class ServerMachine:
             self.ledger.desk.auditor_gone(peer)
         self.tails.worker_gone(peer)
         self.shard.worker_gone(peer)
+        self._roles.pins.gone(peer)
         self._roles.give_leases(now)
 
     def coordinator_here(self) -> None:
@@ -382,6 +383,7 @@ class ServerMachine:
         deadlines = [
             self.shard.saves.wake_at(),
             self._roles.buddy.wake_at(),
+            self._roles.pins.wake_at(),
             *(pool.next_deadline() for pool in self._roles.pools()),
         ]
         if self.ledger is not None:
@@ -391,6 +393,7 @@ class ServerMachine:
     def wake(self, now: float) -> None:
         self.shard.saves.wake(now, self.shard.version)
         self._roles.buddy.wake(now)
+        self._roles.pins.wake(now)
         if self.ledger is not None:
             self.ledger.desk.wake(now)
         for pool in self._roles.pools():

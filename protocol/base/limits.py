@@ -23,6 +23,27 @@ CALLS_PER_S = 10.0
 """Calls that one network may make: answering one costs 0.66 ms of processor, so a network takes 0.7 % at most …"""
 CALLS_BURST = 40.0
 """… and a household of eight computers that starts up makes about 16 at once: two for each handshake when crowded."""
+BACK_OFF_FIRST_S = 0.5
+"""A member whose link was ended for a fault of its own may not come again for so long, then for twice as long …"""
+BACK_OFF_MAX_S = 60.0
+"""… up to this: somebody who does nothing else gets in 8 times in the first minute and then once a minute, where it
+got in as often as it called. A link that broke, a time-out or a crowd is no fault, and nobody waits for one."""
+BACK_OFF_FORGOTTEN_S = 180.0
+"""Three quiet minutes after its waiting was over, a member begins at the first step again."""
+BACK_OFF_NODES_MAX = 4096
+"""Members that this is remembered of, 200 bytes each, and the newest faults count: at six new members a minute one
+network needs eleven hours for so many."""
+FAULTS_PER_S = 1.0
+"""Faults that one network is forgiven, and dials of members that should wait: 1 ms of processor each at most. A
+handshake takes one and gives it back when no fault comes of it, so honest neighbours are in the way of nobody …"""
+FAULTS_BURST = 16.0
+"""… and so many at once: four times the handshakes that a network has under way (`HALF_OPEN_PREFIX_MAX`). Beyond them
+its calls are closed before a word is read, and 16 quiet seconds make all good."""
+LOCAL_FAULTS_PER_S = 4.0
+"""The same for a private address and for this computer itself, where a whole laboratory may stand behind a router …"""
+LOCAL_FAULTS_BURST = 320.0
+"""… of all handshakes that can be under way (`HALF_OPEN_MAX`, `HALF_OPEN_PROVEN_MAX`): two hundred members that come
+back at once after a restart never meet it."""
 LINKS_PREFIX_MAX = 8
 """Links of volunteers from one network that one daemon holds: with it a /24 is no crowd of a thousand identities. A
 private address counts alone, so a laboratory may have any number of computers."""

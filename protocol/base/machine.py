@@ -165,10 +165,14 @@ class Dial:
 
 @dataclass(frozen=True, slots=True)
 class HangUp:
-    """Close the link to `peer`; the reason goes to the log and to the peer."""
+    """Close the link to `peer`; the reason goes to the log and to the peer.
+
+    `fault`: it was the peer's, and it has to wait before it may come again.
+    """
 
     peer: NodeId
     reason: str
+    fault: bool = False
 
 
 @dataclass(frozen=True, slots=True)

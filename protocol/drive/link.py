@@ -113,6 +113,9 @@ class LinkOwner(Protocol):
     def moved(self, link: Link) -> None:
         """The link has left its path for another one."""
 
+    def at_fault(self, link: Link, reason: str) -> None:
+        """The link ends for what the peer said on it: a word of REJECT_REASONS."""
+
 
 @dataclass(eq=False)
 class Carrier:
@@ -261,6 +264,10 @@ class Link:
     def give_way(self, sentence: str) -> None:
         """Others need the memory that this link's unfinished messages hold: it ends at once, with a sentence."""
         self._reject(RemoteProtocolError("busy", sentence))
+
+    def at_fault(self, reason: str = "unexpected") -> None:
+        """For who closes it for something that the peer said: the peer waits before it may come again."""
+        self._owner.at_fault(self, reason)
 
     def report_down(self, reason: str) -> None:
         """Tell the owner's events that the link is gone, once."""
@@ -561,6 +568,7 @@ class Link:
 
     def _reject(self, error: RemoteProtocolError) -> None:
         self._owner.events.on_rejected(self.address, error.reason, error.detail)
+        self._owner.at_fault(self, error.reason)
         self.abort(f"refused: {error.reason}")
 
 

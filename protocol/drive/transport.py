@@ -23,6 +23,7 @@ from protocol.drive.limits import Limits, Metered, QuotaUsedUpError
 from protocol.drive.link import PATHS, Carrier, Link, LinkEvents, LinkOptions, name_link
 from protocol.link.budget import Budget
 from protocol.link.codec import PROTOCOL_MINOR, encode
+from protocol.link.faults import Faults
 from protocol.link.frames import NO_LINK, TOKEN_BYTES, Frame, FramingLimits, Hello, OutFrame
 from protocol.link.framing import Framing
 from protocol.link.networks import NetworkRates, network_of
@@ -40,12 +41,14 @@ from protocol.trust.handshake import (
     Responder,
     Session,
 )
-from protocol.trust.identity import Identity
+from protocol.trust.identity import Identity, node_id
 from protocol.trust.records import STREAM_HEADER_BYTES
 
 __all__ = ["CLOSED_IN_HANDSHAKE", "PATHS", "DialError", "Link", "LinkEvents", "LinkOptions", "Transport"]
 
 CLOSED_IN_HANDSHAKE = "the other side ended the connection in the handshake: it does not let us in"
+OPERATED = ("coordinator", "server")
+"""Who never waits after a fault: an operator has chosen it, and the run needs it back at once."""
 Frames = Iterable[tuple[int, bytes]]
 
 
@@ -121,6 +124,7 @@ class Transport:
         """Told when a link has left its path for another one, whichever side brought it."""
         self._half_open = HalfOpenPlaces()
         self._calls = NetworkRates(CALLS_PER_S, CALLS_BURST)
+        self._faults = Faults()
         self._links_max = links_max()
         self._jar = CookieJar(os.urandom(32))
 
@@ -155,6 +159,22 @@ class Transport:
         if self.on_moved is not None:
             self.on_moved(link)
 
+    def at_fault(self, link: Link, reason: str) -> None:
+        """For `Link`."""
+        self._blame(link.peer, link.role, reason)
+        if link.path == "tcp" and not link.dialled and link.role not in OPERATED:
+            self._faults.from_host(host_of(link.address), reason, trio.current_time())
+
+    def _blame(self, peer: NodeId, role: str, reason: str) -> None:
+        if role not in OPERATED:
+            self._faults.of_member(peer, reason, trio.current_time())
+
+    def _refuse_waiting(self, peer: NodeId) -> None:
+        try:
+            self._faults.check(peer, trio.current_time())
+        except RemoteProtocolError as error:
+            raise DialError(f"the peer {error.detail}") from None
+
     async def serve(self, listeners: Sequence[trio.SocketListener]) -> None:
         """Accept links until cancelled; each lives in a task of its own below this call."""
         await trio.serve_listeners(self._accept, list(listeners))
@@ -167,6 +187,7 @@ class Transport:
         """
         if self.limits.used_up.is_set():
             raise DialError("this month's transfer quota is used up")
+        self._refuse_waiting(peer)
         async with tcp.racing(addresses, lambda host: self.may_dial(peer, host)) as race:
             link = await self._first(race, peer, switch)
         if link is None:
@@ -192,6 +213,11 @@ class Transport:
         Raises `DialError`.
         """
         assert path in PATHS, path
+        try:
+            self._refuse_waiting(peer)
+        except DialError:
+            await trio.aclose_forcefully(stream)
+            raise
         way = _Way(stream, path, address, prologue)
         if initiator:
             outcome = await self._call(way, peer, switch)
@@ -336,6 +362,10 @@ class Transport:
             self.events.on_rejected(address, "busy", f"more than {CALLS_PER_S:g} calls a second from its network")
             await trio.aclose_forcefully(raw)
             return
+        if not self._faults.may_call(host, trio.current_time()):
+            self.events.on_rejected(address, "busy", "too many links from its network were ended for faults of theirs")
+            await trio.aclose_forcefully(raw)
+            return
         tcp.tune(raw.socket)
         way = _Way(self.metered(raw), "tcp", address)
         link: Link | None = None
@@ -350,8 +380,9 @@ class Transport:
                     if self.guests is not None and self.guests.expects(first):
                         guest = await self.guests.prove(way.stream, first, address, cookies)
                     else:
-                        session, trailing = await self._greet(way, first=first, cookies=cookies, place=place)
-                        link = await self._open_as_responder(way, session, trailing)
+                        with self._faults.handshake(host, trio.current_time()):
+                            session, trailing = await self._greet(way, first=first, cookies=cookies, place=place)
+                            link = await self._open_as_responder(way, session, trailing)
                     reason = ""
             except RemoteProtocolError as error:
                 reason, detail = error.reason, error.detail
@@ -390,6 +421,7 @@ class Transport:
             admit=self._admit,
             prologue=way.prologue,
             cookies=cookies,
+            may_come=lambda public_key: self._faults.check(node_id(public_key), trio.current_time()),
         )
         session = None
         with trio.fail_after(HANDSHAKE_S):
@@ -467,8 +499,9 @@ class Transport:
         try:
             framing.greet(theirs)
             first = framing.take(rest)
-        except RemoteProtocolError:
+        except RemoteProtocolError as error:
             account.close()
+            self._blame(session.peer, session.role, error.reason)
             raise
         tokens = (ours.token, theirs.token) if dialled else (theirs.token, ours.token)
         link = Link(self, session, framing, way.carrier(dialled), name_link(*tokens))

@@ -45,9 +45,20 @@ class NetworkRates:
         """Takes one from the network's bucket, or says that it is empty. `now` in seconds, any origin."""
         if not network:
             return True
-        left, at = self._buckets.pop(network, (self._burst, now))
-        left = min(self._burst, left + (now - at) * self._per_s)
+        left = self.left(network, now)
+        self._buckets.pop(network, None)
         self._buckets[network] = (left - 1 if left >= 1 else left, now)
         if len(self._buckets) > NETWORKS_MAX:
             self._buckets.popitem(last=False)
         return left >= 1
+
+    def left(self, network: str, now: float) -> float:
+        """What its bucket holds; nothing is taken."""
+        left, at = self._buckets.get(network, (self._burst, now))
+        return min(self._burst, left + (now - at) * self._per_s)
+
+    def give_back(self, network: str) -> None:
+        """One that was taken was not needed after all."""
+        if network in self._buckets:
+            left, at = self._buckets[network]
+            self._buckets[network] = (min(self._burst, left + 1), at)

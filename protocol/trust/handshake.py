@@ -99,6 +99,7 @@ class _Handshake:
         self._credential = credential
         self._run_id = run_id
         self._admit = admit
+        self._may_come: Callable[[bytes], None] | None = None
         self._ephemeral, self._ephemeral_secret = nacl.bindings.crypto_kx_seed_keypair(entropy)
         self._hash = _hash(PROTO + _lp(prologue) + _lp(run_id))
         self._inbox = bytearray()
@@ -156,6 +157,8 @@ class _Handshake:
         signature, rest = _take_lp(rest)
         if rest or len(public_key) != PUBLIC_KEY_BYTES or len(credential) > CREDENTIAL_BYTES_MAX:
             raise RemoteProtocolError("size", "a handshake proof whose fields have wrong lengths")
+        if self._may_come is not None:
+            self._may_come(public_key)
         if not verify_signature(public_key, PROTO + side + self._hash + _lp(public_key) + _lp(credential), signature):
             raise RemoteProtocolError("signature", "the peer does not own the key that it shows")
         if public_key == self._identity.public_key:
@@ -249,10 +252,16 @@ class Responder(_Handshake):
         admit: Admit,
         prologue: bytes = TCP_PROLOGUE,
         cookies: tuple[bytes, ...] = (),
+        may_come: Callable[[bytes], None] | None = None,
     ) -> None:
         """`cookies`: when there are some, M1 must carry one of them; otherwise the first is sent back instead of
-        M2 and the handshake is over, having cost no cryptography."""
+        M2 and the handshake is over, having cost no cryptography.
+
+        `may_come(public_key)` raises `RemoteProtocolError` when nobody with this key is wanted now. It is asked before
+        the caller's signature is verified, which is most of what M3 costs, so it must blame nobody for the key.
+        """
         super().__init__(identity, credential, run_id, entropy, prologue, admit)
+        self._may_come = may_come
         self._cookies = cookies
         self._keys: tuple[bytes, bytes] | None = None
         self.cookie_sent = False
