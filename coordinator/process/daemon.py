@@ -408,9 +408,10 @@ class Daemon:
     def on_down(self, link: Link, reason: str) -> None:
         self.pump.put(LinkDown(link.peer, reason))
 
-    def on_rejected(self, address: str, reason: str, detail: str) -> None:
-        self._metrics.record("barnraise_transport_rejected_messages_total", reason=reason)
-        self._logger.warning("peer refused", address=address, reason=reason, detail=detail)
+    def on_rejected(self, address: str, reason: str, detail: str, count: int = 1) -> None:
+        self._metrics.record("barnraise_transport_rejected_messages_total", count, reason=reason)
+        more = {"count": count} if count > 1 else {}
+        self._logger.warning("peer refused", address=address, reason=reason, detail=detail, **more)
 
     def on_bytes(self, direction: str, kind: str, byte_count: int, message_count: int) -> None:
         self._metrics.record("barnraise_transport_bytes_total", byte_count, direction=direction, kind=kind)

@@ -454,10 +454,11 @@ class Driver:
         elif metric == "barnraise_server_relay_sessions":
             self._totals["relay_sessions"] = value
 
-    def on_rejected(self, address: str, reason: str, detail: str) -> None:
-        self._log.warning("peer refused", address=address, reason=reason, detail=detail)
-        self._metrics.record("barnraise_transport_rejected_messages_total", reason=reason)
-        self._total("rejected_messages", 1.0)
+    def on_rejected(self, address: str, reason: str, detail: str, count: int = 1) -> None:
+        more = {"count": count} if count > 1 else {}
+        self._log.warning("peer refused", address=address, reason=reason, detail=detail, **more)
+        self._metrics.record("barnraise_transport_rejected_messages_total", count, reason=reason)
+        self._total("rejected_messages", count)
 
     def on_bytes(self, direction: str, kind: str, byte_count: int, message_count: int) -> None:
         self._metrics.record("barnraise_transport_bytes_total", byte_count, direction=direction, kind=kind)

@@ -381,7 +381,7 @@ class _Visit:
         if link.role == "coordinator":
             self._answered.set()
 
-    def on_rejected(self, address: str, reason: str, detail: str) -> None:
+    def on_rejected(self, address: str, reason: str, detail: str, count: int = 1) -> None:
         """The dial says it too."""
 
     def on_bytes(self, direction: str, kind: str, byte_count: int, message_count: int) -> None:

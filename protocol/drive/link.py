@@ -69,8 +69,8 @@ class LinkEvents(Protocol):
     def on_down(self, link: Link, reason: str) -> None:
         """The link is gone, for a reason of ours or the peer's. Called once for each `on_up`."""
 
-    def on_rejected(self, address: str, reason: str, detail: str) -> None:
-        """A peer broke the protocol (`reason` is one of REJECT_REASONS) and is being cut off."""
+    def on_rejected(self, address: str, reason: str, detail: str, count: int = 1) -> None:
+        """A peer broke the protocol (`reason` is one of REJECT_REASONS) and is being cut off, or so many like it."""
 
     def on_bytes(self, direction: str, kind: str, byte_count: int, message_count: int) -> None:
         """Payload moved: `direction` rx or tx, `kind` as in the metric barnraise_transport_bytes_total."""

@@ -15,9 +15,10 @@ import trio
 
 from protocol.base.errors import DialError, RemoteProtocolError
 from protocol.base.ids import NodeId
-from protocol.base.limits import BUDGET_BYTES, CALLS_BURST, CALLS_PER_S, CLOSE_S, HANDSHAKE_S, LINKS_PREFIX_MAX
+from protocol.base.limits import BUDGET_BYTES, CLOSE_S, HANDSHAKE_S, LINKS_PREFIX_MAX
 from protocol.drive import tcp
 from protocol.drive.descriptors import links_max
+from protocol.drive.door import Door
 from protocol.drive.half_open import HalfOpenPlaces, Place
 from protocol.drive.limits import Limits, Metered, QuotaUsedUpError
 from protocol.drive.link import PATHS, Carrier, Link, LinkEvents, LinkOptions, name_link
@@ -26,7 +27,7 @@ from protocol.link.codec import PROTOCOL_MINOR, encode
 from protocol.link.faults import Faults
 from protocol.link.frames import NO_LINK, TOKEN_BYTES, Frame, FramingLimits, Hello, OutFrame
 from protocol.link.framing import Framing
-from protocol.link.networks import NetworkRates, network_of
+from protocol.link.networks import network_of
 from protocol.link.paths import Path, take_hello
 from protocol.link.reach import host_of
 from protocol.messages import Refused
@@ -123,8 +124,8 @@ class Transport:
         self.on_moved: Callable[[Link], None] | None = None
         """Told when a link has left its path for another one, whichever side brought it."""
         self._half_open = HalfOpenPlaces()
-        self._calls = NetworkRates(CALLS_PER_S, CALLS_BURST)
         self._faults = Faults()
+        self._door = Door(self._faults)
         self._links_max = links_max()
         self._jar = CookieJar(os.urandom(32))
 
@@ -357,13 +358,13 @@ class Transport:
             host, address = tcp.caller_of(raw)
         except OSError:
             return
-        if not self._calls.may(network_of(host), trio.current_time()):
+        now = trio.current_time()
+        refusal = self._door.refusal(host, now)
+        if refusal:
             # Nothing is said and little is done: this is what a flood costs.
-            self.events.on_rejected(address, "busy", f"more than {CALLS_PER_S:g} calls a second from its network")
-            await trio.aclose_forcefully(raw)
-            return
-        if not self._faults.may_call(host, trio.current_time()):
-            self.events.on_rejected(address, "busy", "too many links from its network were ended for faults of theirs")
+            count = self._door.to_tell(now)
+            if count:
+                self.events.on_rejected(address, "busy", refusal, count)
             await trio.aclose_forcefully(raw)
             return
         tcp.tune(raw.socket)

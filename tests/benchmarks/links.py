@@ -122,7 +122,7 @@ class Events:
     def on_down(self, link: Link, reason: str) -> None:
         self.done.set()
 
-    def on_rejected(self, address: str, reason: str, detail: str) -> None:
+    def on_rejected(self, address: str, reason: str, detail: str, count: int = 1) -> None:
         print("rejected:", reason, detail, file=sys.stderr)
 
     def on_bytes(self, direction: str, kind: str, byte_count: int, message_count: int) -> None:

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -67,7 +68,9 @@ class Fixture:
 
     def target(self, place: str) -> Target:
         address, node, daemon = self.places[place]
-        return Target(daemon, address, node, self.volunteer, self.spare, self.issuer, self.swarm.step())
+        known = Target(daemon, address, node, self.volunteer, self.spare, self.issuer, self.swarm.step())
+        # Another member each time: whoever was hung up on would wait before it could try the next.
+        return replace(known, volunteer=signed(known, self.issuer))
 
 
 @pytest.fixture(scope="module")

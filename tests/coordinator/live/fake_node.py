@@ -180,7 +180,7 @@ class FakeNode:
         self.downs.append(reason)
         self._note()
 
-    def on_rejected(self, address: str, reason: str, detail: str) -> None:
+    def on_rejected(self, address: str, reason: str, detail: str, count: int = 1) -> None:
         raise AssertionError(f"the coordinator broke the protocol: {reason}: {detail}")
 
     def on_bytes(self, direction: str, kind: str, byte_count: int, message_count: int) -> None:

@@ -118,7 +118,7 @@ def test_anything_before_join_closes_the_link(message: Message, reason: str) -> 
     """A node that has not joined may say hello, ping and goodbye, and nothing else."""
     desk = Desk()
     desk.link("s0")
-    assert desk.say("s0", message) == [HangUp(NodeId("s0"), reason)]
+    assert desk.say("s0", message) == [HangUp(NodeId("s0"), reason, fault=True)]
     assert desk.counted("barnraise_transport_rejected_messages_total", reason=reason) == 1
 
 
@@ -130,7 +130,7 @@ def test_a_join_that_no_honest_node_sends_closes_the_link(facts: dict[str, Any])
     """A role other than the credential's, a speed that cannot be, too long a list."""
     desk = Desk()
     desk.link("s0")
-    assert desk.say("s0", join(**facts)) == [HangUp(NodeId("s0"), "unexpected")]
+    assert desk.say("s0", join(**facts)) == [HangUp(NodeId("s0"), "unexpected", fault=True)]
     assert desk.records == []
 
 
@@ -148,7 +148,7 @@ def test_messages_out_of_place_close_only_their_link() -> None:
 
 def test_a_coordinators_own_role_is_not_admitted() -> None:
     """Somebody with the coordinator's key in the role of a peer is closed."""
-    assert Desk().link("c", role="coordinator") == [HangUp(NodeId("c"), "role")]
+    assert Desk().link("c", role="coordinator") == [HangUp(NodeId("c"), "role", fault=True)]
 
 
 # ---- invites, bans -----------------------------------------------------------------------------------------------

@@ -54,12 +54,16 @@ class FakeLink:
         self.public_key = self.credential = b""
         self.sent: list[tuple[Message, list[bytes]]] = []
         self.closed: list[str] = []
+        self.faults: list[str] = []
 
     def send(self, message: Message, buffers: list[Any] = []) -> None:  # noqa: B006
         self.sent.append((message, [bytes(buffer) for buffer in buffers]))
 
     def close(self, reason: str) -> None:
         self.closed.append(reason)
+
+    def at_fault(self, reason: str = "unexpected") -> None:
+        self.faults.append(reason)
 
 
 class FakePump:
@@ -138,7 +142,7 @@ async def test_parameters_that_are_not_finite_are_refused_and_nobody_else(
     await driver.on_message(liar, message, (data,))  # type: ignore[arg-type]
     fine, data = contribution([1.0, 3.0, 2.0], form)
     await driver.on_message(honest, fine, (data,))  # type: ignore[arg-type]
-    assert liar.closed == ["not_finite"] and honest.closed == []
+    assert liar.closed == liar.faults == ["not_finite"] and honest.closed == honest.faults == []
     received = [fact for fact in driver.pump.facts if isinstance(fact, Received)]  # type: ignore[attr-defined]
     assert [fact.peer for fact in received] == [PEER]
     assert len(driver._store) == 1
@@ -240,6 +244,17 @@ async def test_tensors_get_keys_on_the_way_in_and_lose_them_on_the_way_out(drive
     driver.drop_tensors(DropTensors((stored.key,)))
     assert link.sent == [(message, [b"12345678"])]
     assert len(driver._store) == 0
+
+
+@pytest.mark.trio
+async def test_the_machine_says_whose_fault_a_hang_up_is(driver: Driver) -> None:
+    """Only a peer whose fault it is has to wait before it may come again."""
+    link = FakeLink("volunteer")
+    driver.on_up(link)  # type: ignore[arg-type]
+    driver.hang_up(HangUp(PEER, "not needed any more"))
+    assert link.closed == ["not needed any more"] and link.faults == []
+    driver.hang_up(HangUp(PEER, "role: no", fault=True))
+    assert link.faults == ["unexpected"]
 
 
 @pytest.mark.trio

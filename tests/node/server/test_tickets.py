@@ -72,7 +72,10 @@ class Desk:
 
 
 def hung_up(effects: Effects) -> list[str]:
-    return [effect.reason for effect in effects.all if isinstance(effect, HangUp)]
+    """The reasons; all of these have the fault with the peer, but for work of a plan that was in force before."""
+    found = [effect for effect in effects.all if isinstance(effect, HangUp)]
+    assert all(effect.fault != effect.reason.startswith("version") for effect in found)
+    return [effect.reason for effect in found]
 
 
 def output(ticket: Ticket) -> Output:
@@ -88,6 +91,13 @@ def test_a_result_with_the_ticket_of_its_lease_counts() -> None:
     desk = Desk()
     assert desk.say(output(desk.ticket(FORWARD))).dropped == []
     assert len(desk.say(contribute((desk.ticket(backward(0, 0)),))).records(ContributionStored)) == 1
+
+
+def test_work_of_an_earlier_plan_is_nobody_s_fault() -> None:
+    """The link is ended, so that both begin anew; the member need not wait for that."""
+    desk = Desk()
+    late = msgspec.structs.replace(output(desk.ticket(FORWARD)), ledger_generation=0)
+    assert [reason.split(":")[0] for reason in hung_up(desk.say(late))] == ["version"]
 
 
 @pytest.mark.parametrize("how", ["nobody's", "another node's", "another task's", "another fence", "another generation"])

@@ -47,7 +47,7 @@ class Recorder:
         self.down.append((link, reason))
         self._notify()
 
-    def on_rejected(self, address: str, reason: str, detail: str) -> None:
+    def on_rejected(self, address: str, reason: str, detail: str, count: int = 1) -> None:
         self.rejected.append((reason, detail))
         self._notify()
 

@@ -42,7 +42,8 @@ def _handshake(faults: Faults, host: str, now: float, error: Exception | None = 
 
 def test_a_member_waits_twice_as_long_after_each_fault_up_to_a_bound() -> None:
     """It may come exactly when its time is over; nobody else waits."""
-    faults, now, waited = Faults(), 0.0, []
+    faults, now = Faults(), 0.0
+    waited: list[float] = []
     for _ in range(10):
         faults.of_member(BAD, "size", now)
         assert _waits(faults, BAD, now) and not _waits(faults, OTHER, now)
