@@ -5,9 +5,10 @@ from __future__ import annotations
 from node.machine.records import ContributionStored
 from node.server.pins import FETCH_WAIT_S, FETCHES_MAX, PIN_STEPS, Pins
 from protocol.base.ids import ContributionId, NodeId, TaskId
-from protocol.messages import Audit, Audited, AuditOver, FetchAudited
+from protocol.messages import Audit, Audited, AuditOver, FetchAudited, Ready
 from tests.node.server.test_shard import BOTH
 from tests.node.server.test_shard import Desk as ShardDesk
+from tests.node.server.test_tickets import Desk as ServerDesk
 from tests.node.setting import VOLUNTEER, Effects, contribution
 
 AUDITOR = NodeId("f0")
@@ -96,3 +97,18 @@ def test_questions_that_wait_are_few() -> None:
     assert [answer.contribution for answer in desk.ask(contribution(0))] == [contribution(1)]
     desk.pins.gone(AUDITOR)
     assert desk.pins.wake_at() is None and desk.order() == []
+
+
+def test_a_server_answers_in_time_and_nobody_who_has_gone() -> None:
+    """The whole machine: it wakes when a question has waited long enough, and then only for who is still there."""
+    desk, auditor, other = ServerDesk(), NodeId("a1"), NodeId("a2")
+    for node in (auditor, other):
+        desk.server.link_up(node, "auditor", 1.0)
+        desk.say(Ready(ledger_generation=1, hello=True, slots=0), node)
+        asked = desk.say(FetchAudited(ledger_generation=1, contribution=contribution(0), task=None), node)
+        assert asked.sent(Audited) == []
+    desk.server.link_down(other, 2.0)
+    desk.take()
+    assert desk.server.wake_at() == 1.0 + FETCH_WAIT_S
+    desk.server.wake(1.0 + FETCH_WAIT_S)
+    assert desk.take().peers(Audited) == [auditor]
