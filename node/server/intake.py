@@ -133,7 +133,7 @@ class Intake:
                 if self._roles.ledger is not None and peer not in self._roles.volunteers:
                     self._roles.ledger.desk.auditor_here(peer)  # it has a device
                 if message.hello:
-                    self._roles.shard.greet(peer)
+                    self._roles.greet(peer)
                 if peer in self._roles.auditors:
                     return
                 self._roles.tails.greeted(peer, anew=message.hello)
