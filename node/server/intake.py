@@ -169,6 +169,8 @@ class Intake:
                 self._roles.guard.on_verdict(message)
             case Audit():
                 self._roles.pins.on_audit(message)
+                for pool in self._roles.pools():
+                    pool.stored(message.tasks, message.contribution.node)
             case FetchAudited():
                 self._roles.pins.on_fetch(peer, message)
             case AuditOver():
