@@ -182,7 +182,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(m.FetchCopy, AMONG, ("buddy",), "any shard"),
     Kind(m.CopyGiven, AMONG, ("buddy",), "buddy", "checkpoint", is_long=True),
     # ---- audits
-    Kind(m.Audit, TO_AUDIT, ("audits", "auditor"), "ledger"),
+    Kind(m.Audit, TO_AUDIT, ("audits", "pools", "auditor"), "ledger"),
     Kind(m.AuditOver, TO_AUDIT, ("audits", "pools", "auditor"), "ledger"),
     Kind(m.FetchAudited, FROM_AUDIT, ("audits",), "fellow"),
     Kind(m.Audited, TO_AUDIT, ("auditor",), carries="activation"),

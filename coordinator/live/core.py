@@ -151,8 +151,7 @@ class CoordinatorMachine:
             case LinkUp():
                 self._link_up(fact, now)
             case LinkDown():
-                member = self.roster.get(fact.peer)
-                if member is not None:
+                if (member := self.roster.get(fact.peer)) is not None:
                     self._gone(member, "timeout", fact.reason, now)
             case Received():
                 member = self.roster.get(fact.peer)
@@ -210,7 +209,7 @@ class CoordinatorMachine:
         return self.outbox.take()
 
     def wake_at(self) -> float | None:
-        return self._next_sweep
+        return self.crew.wake_at(self._next_sweep)
 
     def wake(self, now: float) -> Sequence[Effect]:
         """Looks after the links, then after places that nobody fills and stages that nobody serves."""
@@ -231,6 +230,7 @@ class CoordinatorMachine:
         self.roster.check()
         self.history.check()
         self.placement.check()
+        self.crew.check()
         assert self.data is None or self.data.vocabulary > 0
         assert self.data is not None or not self.roster.volunteers(), "a volunteer was welcomed without a vocabulary"
 
@@ -298,7 +298,7 @@ class CoordinatorMachine:
         self.roster.remove(member)
         self.network.left(member.peer)
         self.reported.left(member.peer)
-        self.crew.left(member.peer)
+        self.crew.left(member, now)
         self._bans.left(member.peer)
         self.tracing.left(member.peer)
         if not member.welcomed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from coordinator.live.measured_links import NetworkBook
@@ -71,7 +72,11 @@ class Crew:
         """Of those with a stage; None: to be found anew."""
         self._newest = -1
         """The number of the last of them."""
+        self._counts: Counter[int] = Counter()
+        """Volunteers by stage."""
         self._empty_since: float | None = None
+        self._look_at: float | None = None
+        """When to even out, whenever else it is looked: somebody may be moved to an empty stage from then on."""
         self._balanced_at = float("-inf")
 
     def arrive(self, member: Member, vocabulary: int, now: float) -> None:
@@ -83,6 +88,7 @@ class Crew:
         volunteers = self._roster.volunteers()
         for member in volunteers:
             member.stage = -1
+        self._counts.clear()
         self._standing = None
         for member in volunteers:
             self._give(member, self._choose(member, vocabulary), vocabulary, now)
@@ -92,10 +98,16 @@ class Crew:
         self._known.pop(peer, None)
         self._standing = None
 
-    def left(self, peer: NodeId) -> None:
+    def left(self, member: Member, now: float) -> None:
+        """Its link is gone. The time that its stage may be without anybody is counted from here, and not from the next
+        look: a stage that nobody serves holds up the whole run."""
         self._standing = None
-        self._known.pop(peer, None)
-        self.delivered.left(peer)
+        self._known.pop(member.peer, None)
+        self.delivered.left(member.peer)
+        if member.role == "volunteer" and member.stage >= 0:
+            self._counts[member.stage] -= 1
+            if not self._counts[member.stage] and self._empty_since is None:
+                self._empty_from(now)
 
     def step_closed(self, shares: Iterable[Share], duration_s: float, vocabulary: int, now: float) -> None:
         """A step is stored: `shares` is who computed how many of its tasks, by the ledgers' count."""
@@ -116,27 +128,44 @@ class Crew:
                 choice = self._choose(member, vocabulary)
                 if choice.stage != -1:
                     self._give(member, choice, vocabulary, now)
+        if self._look_at is not None and self._look_at <= now:
+            self._look_at = None
         if self.pinned:
             return
         standing, needed = self._stands(vocabulary), self._needed(vocabulary)
         if not standing.powers:
-            self._empty_since = None
+            self._empty_since = self._look_at = None
         elif not all(standing.counts):
             if self._empty_since is None:
-                self._empty_since = now
-            if now - self._empty_since >= MOVE_PAUSE_S:
+                self._empty_from(now)
+            elif now >= self._empty_since + MOVE_PAUSE_S:
                 moved = fill(needed, standing, self._here_less_than(STAY_S, now))
                 if moved is not None:
-                    self._empty_since = now
+                    self._empty_from(now)
                     self._move(*moved, vocabulary, now)
         else:
-            self._empty_since = None
+            self._empty_since = self._look_at = None
             if now - self._balanced_at >= SETTLED_S:
                 keep = self._here_less_than(SETTLED_S, now)
                 moved = balance(needed, standing, self._volunteers_max, keep)
                 if moved is not None:
                     self._balanced_at = now
                     self._move(*moved, vocabulary, now)
+
+    def wake_at(self, sweep_at: float | None) -> float | None:
+        """When to even out next; `sweep_at`: when it is done anyhow, None where nobody is linked."""
+        if sweep_at is None or self._look_at is None or self._placement.plan is None:
+            return sweep_at
+        return min(sweep_at, self._look_at)
+
+    def check(self) -> None:
+        """Raises if an invariant is broken."""
+        volunteers = (member for member in self._roster.all() if member.role == "volunteer")
+        counts = Counter(member.stage for member in volunteers if member.stage >= 0)
+        assert counts == self._counts, f"{dict(self._counts)} volunteers by stage are not {dict(counts)}"
+
+    def _empty_from(self, now: float) -> None:
+        self._empty_since, self._look_at = now, now + MOVE_PAUSE_S
 
     def _here_less_than(self, seconds: float, now: float) -> list[NodeId]:
         return [member.peer for member in self._roster.volunteers() if now - member.stage_since < seconds]
@@ -161,6 +190,10 @@ class Crew:
 
     def _give(self, member: Member, choice: Assignment, vocabulary: int, now: float) -> None:
         newcomer = member.stage < 0 and member.number > self._newest
+        if member.stage >= 0:
+            self._counts[member.stage] -= 1
+        if choice.stage >= 0:
+            self._counts[choice.stage] += 1
         member.stage, member.stage_reason, member.stage_since = choice.stage, choice.reason, now
         if self._standing is None or not newcomer:
             self._standing = None

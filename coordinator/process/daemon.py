@@ -102,6 +102,8 @@ LINK_FILE = "{role}.link"
 DEFAULT_HTTP = ("127.0.0.1", 8470)
 REFRESH_S = 1.0
 """Between two settings of the gauges; Prometheus asks every 15 s or so."""
+COLLECT_AFTER = 20_000
+"""Several times the objects of an answer about a thousand members; as much garbage may lie about, some megabytes."""
 STEP_LINES_S = 5.0
 """Between two lines about steps on a terminal: what has to be copied from there must not scroll away."""
 STANDBY_LOOK_S = 1.0
@@ -159,7 +161,7 @@ def run_coordinator(config: RunConfig, options: CoordinatorOptions) -> str:
             structlog.get_logger().warning(
                 "configuration changed", detail=f"nothing was computed by it yet: {'; '.join(store.adopted)}"
             )
-        keep_what_is_loaded()
+        keep_what_is_loaded(COLLECT_AFTER)
         return trio.run(_run, config, options, store, metrics)
     except BaseExceptionGroup as group:
         _raise_first(group)

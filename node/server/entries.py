@@ -28,6 +28,9 @@ class Entry:
     fence: int = 0
     summed: bool = False
     """The worker has computed it: its weight gradient lies in the worker's sum."""
+    stored: bool = False
+    """All of the worker's contribution is here, and the ledger has it audited before it counts: it needs its worker no
+    more."""
     issued_count: int = 0
     granted_at: float = 0.0
     """When the worker got it, or the part of its input that came last."""

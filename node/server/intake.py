@@ -134,7 +134,7 @@ class Intake:
                 if self._roles.ledger is not None and peer not in self._roles.volunteers:
                     self._roles.ledger.desk.auditor_here(peer)  # it has a device
                 if message.hello:
-                    self._roles.shard.greet(peer)
+                    self._roles.greet(peer)
                 if peer in self._roles.auditors:
                     return
                 self._roles.tails.greeted(peer, anew=message.hello)
@@ -170,6 +170,8 @@ class Intake:
                 self._roles.guard.on_verdict(message)
             case Audit():
                 self._roles.pins.on_audit(message)
+                for pool in self._roles.pools():
+                    pool.stored(message.tasks, message.contribution.node)
             case FetchAudited():
                 self._roles.pins.on_fetch(peer, message)
             case AuditOver():

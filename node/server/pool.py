@@ -224,7 +224,7 @@ class Pool:
         self._gone.pop(node, None)
         claimed = dict.fromkeys(tasks)
         for entry in self._leased_by(node):
-            if entry.summed and not any(task in claimed for task in entry.tasks):
+            if entry.summed and not entry.stored and not any(task in claimed for task in entry.tasks):
                 self._change(entry, worker=None)
         for task in claimed:
             held = self._of_task.get(task)
@@ -235,6 +235,14 @@ class Pool:
                 if held.step in self._tails:
                     self._start_gradient_clock(node, held.step, now)
         self._dirty = True
+
+    def stored(self, tasks: Iterable[TaskId], node: NodeId) -> None:
+        """A contribution of `node` with these is whole at the servers, and its audit is waited for. Whoever did them
+        again because `node` has left would have them in a sum that is refused whole when this one counts."""
+        for task in tasks:
+            entry = self._of_task.get(task)
+            if entry is not None and entry.waits_for_sum and entry.worker == node and not entry.stored:
+                self._change(entry, stored=True)
 
     def tail(self, step: int, now: float) -> None:
         """The stage has no work of the step to give any more: weight gradients that are summed up are waited for."""
@@ -370,7 +378,9 @@ class Pool:
             late += [(e, node) for e in self._leased_by(node) if e.step == step and e.waits_for_sum]
         for node in [node for node, until in self._gone.items() if until <= now]:
             del self._gone[node]
-            late += [(entry, node) for entry in self._leased_by(node) if entry.waits_for_sum]
+            late += [(e, node) for e in self._leased_by(node) if e.waits_for_sum and not e.stored]
+            for step in sorted({e.step for e in self._leased_by(node) if e.stored and e.step in self._tails}):
+                self._start_gradient_clock(node, step, now)
         for entry, node in late:
             if node in self._workers and entry.complete:  # who is gone has not failed: it may have been killed
                 self._failed_with(entry, node)
@@ -412,7 +422,8 @@ class Pool:
         for entry in self._entries.values():
             assert not (entry.finished and entry.worker is not None), f"{entry.tasks[0]} is finished but leased"
             known = entry.worker is None or entry.worker in self._workers
-            assert known or (entry.waits_for_sum and entry.worker in self._gone), f"{entry.tasks[0]}: a ghost's (L2)"
+            waited_for = entry.waits_for_sum and (entry.stored or entry.worker in self._gone)
+            assert known or waited_for, f"{entry.tasks[0]}: a ghost's (L2)"
             assert entry.preferred is None or entry.preferred in self._workers, f"{entry.tasks[0]} prefers a ghost"
         self._tables.check()
 
@@ -432,7 +443,7 @@ class Pool:
                 self._overtaken(entry, but=node)
                 self._rule(self._conduct.finished(node))
         if entry.worker is None or entry.finished:
-            entry.worker, entry.summed = None, False
+            entry.worker, entry.summed, entry.stored = None, False, False
         self._tables.note(entry)
 
     def _forget(self, entry: Entry) -> None:

@@ -112,6 +112,12 @@ class Roles:
 
     # ---- what peers are told -------------------------------------------------------------------------------------
 
+    def greet(self, peer: NodeId) -> None:
+        """Somebody who computes asks whether this server serves. It hears again which step was closed last: at link-up
+        it may still have been at another stage, and counts leases and tails only of steps that may be open."""
+        self._out.send(peer, StepClosed(ledger_generation=self._context.generation, step=self._context.closed))
+        self.shard.greet(peer)
+
     def say_ready(self, peer: NodeId) -> None:
         self._out.send(peer, ServerReady(ledger_generation=self._context.generation, version=self.shard.version))
 

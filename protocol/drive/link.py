@@ -104,6 +104,11 @@ class LinkOwner(Protocol):
     @property
     def limits(self) -> Limits: ...
 
+    @property
+    def endings(self) -> trio.CapacityLimiter:
+        """Held for a turn of the loop by each link that was cut."""
+        ...
+
     def forget(self, link: Link) -> None:
         """The link has ended."""
 
@@ -429,7 +434,7 @@ class Link:
         except QuotaUsedUpError as error:
             self.abort(str(error))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            self._path_broke(carrier, "the connection broke")
+            await self._cut(carrier, "the connection broke")
 
     async def _read(self, carrier: Carrier) -> None:
         try:
@@ -445,7 +450,7 @@ class Link:
                 if carrier is not self._carrier:
                     return
                 if not data:
-                    self._path_broke(carrier, "the stream was cut")
+                    await self._cut(carrier, "the stream was cut")
                     return
                 self.received_bytes += len(data)
                 self._heard_at = trio.current_time()
@@ -461,7 +466,13 @@ class Link:
         except QuotaUsedUpError as error:
             self.abort(str(error))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            self._path_broke(carrier, "the connection broke")
+            await self._cut(carrier, "the connection broke")
+
+    async def _cut(self, carrier: Carrier, reason: str) -> None:
+        """The other side has ended the stream. Where hundreds do so at once, everybody else gets turns in between."""
+        async with self._owner.endings:
+            self._path_broke(carrier, reason)
+            await trio.lowlevel.checkpoint()
 
     def _take(self, events: Iterable[Event]) -> None:
         """Keep what came for `_deliver_all`; what came may also have been credit, or a question."""

@@ -16,11 +16,13 @@ nothing happened: a busy computer does that to everybody). A minute of a process
 from __future__ import annotations
 
 import argparse
+import contextlib
+import multiprocessing
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -174,25 +176,39 @@ class Children(AnyChildren):
         return super().start(name, folder, arguments, (*gently, *within))
 
 
+def _ask(url: str, answers: Connection) -> None:
+    """Asks again and again, and tells what each answer took, until nobody listens."""
+    with contextlib.suppress(BrokenPipeError):
+        while True:
+            began = time.monotonic()
+            fetch(url)
+            answers.send(time.monotonic() - began)
+            time.sleep(0.02)
+
+
 class Asker:
-    """Asks `/api/status` without a pause; the longest answer since `begin`."""
+    """Asks `/api/status` without a pause, from a process of its own: in ours, where a thousand members live, a question
+    would wait for them."""
 
     def __init__(self, url: str) -> None:
-        self._url = url + "/api/status"
-        self.answers_s: list[float] = []
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self._answers, theirs = multiprocessing.Pipe(duplex=False)
+        context = multiprocessing.get_context("spawn")
+        self._process = context.Process(target=_ask, args=(url + "/api/status", theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._answers.recv()  # it is at work
 
-    def _run(self) -> None:
-        while not self._over.wait(0.02):
-            began = time.monotonic()
-            fetch(self._url)
-            self.answers_s.append(time.monotonic() - began)
+    def take(self) -> list[float]:
+        """What the answers since the last call took, in seconds; the one under way is waited for."""
+        found: list[float] = [self._answers.recv()]
+        while self._answers.poll():
+            found.append(self._answers.recv())
+        return found
 
     def close(self) -> None:
-        self._over.set()
-        self._thread.join()
+        self._answers.close()
+        self._process.terminate()
+        self._process.join()
 
 
 def logged(swarm: Swarm, event: str) -> float:
@@ -232,31 +248,32 @@ def real(count: int) -> list[tuple[str, float, float]]:
 
 
 def _drops(swarm: Swarm, servers: list[Any], crew: Crew) -> list[tuple[str, float, float]]:
-    asker, found = Asker(swarm.links["http"]), []
+    asker = Asker(swarm.links["http"])
+    found: list[tuple[str, float, float]] = []
     try:
         time.sleep(SETTLE_S)
-        asker.answers_s.clear()
+        asker.take()
         time.sleep(CALM_S)
-        found.append((f"nothing (half of the answers under {1e3 * median(asker.answers_s):.0f} ms)", 0.0,
-                      max(asker.answers_s)))  # fmt: skip
+        calm_s = asker.take()
+        found.append((f"nothing (half of the answers under {1e3 * median(calm_s):.0f} ms)", 0.0, max(calm_s)))
         leavers = [number for number, (_, stage, _) in crew.told.items() if stage == 1]
         stay = [number for number in crew.told if number not in set(leavers)]
-        asker.answers_s.clear()
+        asker.take()
         began = time.monotonic()
         crew.leave(leavers)
         eventually(lambda: any(crew.told[number][1] == 1 for number in stay), "somebody at the empty stage")
         moved = min(crew.told[number][0] for number in stay if crew.told[number][1] == 1)
-        found.append((f"{len(leavers)} volunteers of a stage", moved - began - MOVE_PAUSE_S, max(asker.answers_s)))
+        found.append((f"{len(leavers)} volunteers of a stage", moved - began - MOVE_PAUSE_S, max(asker.take())))
 
         generation = max(told[2] for told in crew.told.values())
         seated = {each["id"] for each in swarm.status()["members"] if each["role"] == "server" and each["stage"] >= 0}
         lost = next(s for s in servers if load_or_create_identity(s.child.folder / "identity").node in seated)
-        asker.answers_s.clear()
+        asker.take()
         swarm.kill(lost)
         decided = logged(swarm, "server given up")
         eventually(lambda: all(crew.told[number][2] > generation for number in stay), "the last member's new plan")
         last = max(crew.told[number][0] for number in stay)
-        found.append(("a server, with a spare", last - decided, max(asker.answers_s)))
+        found.append(("a server, with a spare", last - decided, max(asker.take())))
         return found
     finally:
         asker.close()

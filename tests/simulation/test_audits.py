@@ -26,7 +26,7 @@ from tests.simulation.world import Host, Watcher, World
 
 SHAPE = Shape(stages=2, volunteers=4, microbatches=6, steps=14, contribution_tasks=2, checkpoint_every=0, audit_first=6)
 END_S = 120.0
-FALSE = {"false_gradient": (0, 2), "false_output": (4, 5), "false_input_gradient": (0, 2)}
+FALSE = {"false_gradient": (0, 3), "false_output": (4, 5), "false_input_gradient": (0, 2)}
 """Lies, and seeds in which the liar comes to a stage where there is something to lie about."""
 
 

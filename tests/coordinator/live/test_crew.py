@@ -208,6 +208,23 @@ def test_a_stage_that_loses_its_last_volunteer_gets_one_after_a_pause() -> None:
     assert message.plan == desk.plan
 
 
+def test_the_pause_is_counted_from_the_loss_and_not_from_the_next_look_at_all_links() -> None:
+    """Looks are a second apart: to notice the loss at one, and the end of the pause at another, took up to two more."""
+    desk = Desk()
+    desk.train()
+    for number in range(3):
+        desk.volunteer(f"v{number}", tokens_per_s=10.0)
+    desk.stay(STAY_S, *SERVERS, "v0", "v1", "v2")
+    look_at = desk.machine.wake_at()
+    assert look_at is not None
+    desk.pass_time(look_at - desk.now + 0.25)
+    desk.drop("v0")
+    assert not desk.sent("v2", PlanChanged, desk.stay(MOVE_PAUSE_S - 0.125, *SERVERS, "v1", "v2"))
+    assert desk.sent("v2", PlanChanged, desk.pass_time(0.125))
+    next_at = desk.machine.wake_at()
+    assert next_at is not None and next_at > desk.now, "it is looked once"
+
+
 def test_a_new_volunteer_within_the_pause_spares_the_others_the_move() -> None:
     """A killed volunteer's successor goes where it was."""
     desk = Desk()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
+from coordinator.process.daemon import COLLECT_AFTER
 from coordinator.process.metrics import coordinator_families, refresh
 from protocol.drive.metrics import Metrics
 from tests.coordinator.live.desk import CONFIG, Desk
@@ -77,3 +80,21 @@ def test_nobody_is_away_when_the_run_is_finished() -> None:
     desk.drop("s2")
     status = desk.machine.status(desk.now)
     assert (status["run"]["state"], status["away"]) == ("finished", [])
+
+
+def test_answers_about_a_thousand_members_leave_nothing_for_a_full_collection() -> None:
+    """What a collection finds while an answer is being made counts as what stays, and once there is a quarter more of
+    that, all links are looked through: 100 ms without an answer to anybody, every three seconds."""
+    desk = running()
+    for number in range(1000):
+        desk.volunteer(f"v{number}")
+    before = gc.get_threshold()
+    gc.collect()
+    gc.set_threshold(COLLECT_AFTER, *before[1:])
+    try:
+        collected = gc.get_stats()[1]["collections"]
+        for _ in range(40):
+            assert len(desk.machine.status(desk.now)["members"]) == 1004
+        assert gc.get_stats()[1]["collections"] == collected
+    finally:
+        gc.set_threshold(*before)

@@ -281,6 +281,48 @@ def test_a_worker_that_stays_away_loses_its_sums() -> None:
     pool.check()
 
 
+def test_a_sum_that_the_ledger_has_whole_is_not_done_again_when_its_worker_leaves() -> None:
+    """It is audited before it counts. Others who did its tasks again sent them in sums with much else, and these were
+    refused whole: on home lines two minutes for each upload that was for nothing."""
+    pool, (first, second) = backward_pool()
+    pool.result_held(first)
+    pool.summed((first,), A, 1.0)
+    pool.stored((first, second), A)
+    pool.worker_gone(A, 2.0)
+    pool.expire(7.0)
+    pool.worker_here(B, is_server=False)
+    pool.add_slots(B, 2, 64)
+    assert [grant.entry.tasks[0] for grant in pool.grant(7.0)] == [second], "what it had not brought is free"
+    pool.worker_here(A, is_server=False)
+    pool.claim((), A, 8.0)  # another process, which knows of no sum
+    pool.add_slots(A, 2, 64)
+    assert given(pool, 8.0) == []
+    pool.covered((first,), A)
+    pool.check()
+
+
+def test_a_sum_that_the_ledger_refuses_after_its_worker_has_left_is_done_again() -> None:
+    """At once where it says so; and after the clock of weight gradients where it never does, since it may have started
+    anew and have lost what others had not written yet."""
+    for refused in (True, False):
+        pool, (first, _) = backward_pool()
+        pool.result_held(first)
+        pool.summed((first,), A, 1.0)
+        pool.stored((first,), A)
+        pool.worker_gone(A, 2.0)
+        pool.expire(7.0)
+        if refused:
+            pool.give_back((first,), A)
+        else:
+            pool.tail(0, 9.0)
+            assert pool.next_deadline() == 29.0
+            assert [entry.tasks[0] for entry, _ in pool.expire(29.0)] == [first]
+        pool.worker_here(B, is_server=False)
+        pool.add_slots(B, 2, 64)
+        assert first in [grant.entry.tasks[0] for grant in pool.grant(29.0)]
+        pool.check()
+
+
 def test_what_was_summed_up_before_a_server_restarted_is_not_given_to_others() -> None:
     """The claim comes before the step is open here, and holds as soon as it is; but a result must be held somewhere."""
     pool = Pool(8.0, "when_empty", 20.0, fences(1).__next__)

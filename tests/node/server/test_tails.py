@@ -12,7 +12,8 @@ from node.server.server import ServerMachine
 from node.server.tails import TailDesk
 from node.server.tickets import KEY_BYTES
 from protocol.base.ids import NodeId
-from protocol.messages import Flush, Ready, StepOpened, Tail
+from protocol.base.machine import Send
+from protocol.messages import Flush, Ready, StepClosed, StepOpened, Tail
 from tests.node.setting import Effects, backward, make_config, make_context, make_plan, shard_tensor
 
 A, B, FRONT = NodeId("a"), NodeId("b"), NodeId("f0")
@@ -136,3 +137,23 @@ def test_who_has_not_greeted_yet_hears_of_the_tail_again_when_it_does(hello: boo
     assert told(Effects(out)) == [("mover", 0)]
     server.handle(mover, Ready(ledger_generation=1, hello=False, slots=1), 3.0)
     assert told(Effects(out)) == []
+
+
+def test_who_greets_hears_which_step_was_closed_last() -> None:
+    """A volunteer counts leases and tails of steps that may be open, which it knows by the last one that is closed.
+    One that moved took no word of its new stage at link-up: in the middle of step 90 it counted nothing until 89 was
+    closed, then waited for a tail of 90 that it had thrown away, and its sum lay there for ten minutes."""
+    out, mover = Outbox(NodeId("b1"), count(1000)), NodeId("mover")
+    server = ServerMachine(
+        NodeId("b1"), make_config(), 259, make_plan(), out, [], NodeId("c"), secret=bytes(KEY_BYTES), incarnation=1
+    )
+    server.start(0.0)
+    server.handle(NodeId("f1"), StepOpened(ledger_generation=1, step=0, closed=-1), 0.0)
+    server.handle(NodeId("f1"), StepClosed(ledger_generation=1, step=0), 0.5)
+    server.handle(NodeId("f1"), StepOpened(ledger_generation=1, step=1, closed=0), 0.5)
+    server.link_up(mover, "volunteer", 1.0)
+    Effects(out)  # it does not listen yet
+    server.handle(mover, Ready(ledger_generation=1, hello=True, slots=0), 2.0)
+    said = [effect.message for effect in Effects(out).all if isinstance(effect, Send) and effect.peer == mover]
+    words = [(type(word), word.step) for word in said if isinstance(word, (StepClosed, Flush))]
+    assert words == [(StepClosed, 0), (Flush, 1)]

@@ -6,6 +6,7 @@ import os
 import random
 import resource
 import socket
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -168,6 +169,34 @@ async def test_a_cut_connection_is_no_clean_end() -> None:
         await stream.aclose()
         await station.events.until(lambda events: events.down)
         assert station.events.down[0][1].startswith("lost")
+
+
+async def test_who_loses_many_links_at_once_takes_them_down_a_few_in_a_turn() -> None:
+    """Others are served in between. Before, all of them went in one turn of the loop."""
+    count, turn, turns = 64, 0, Counter[int]()
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery, stations("coordinator") as (station,):
+        callers: list[trio.SocketStream] = []
+        for number in range(1, count + 1):
+            stream, session = await _stranger(station, identity=Identity(bytes([number]) * 32))
+            writer = RecordWriter(session.send_key, bytes(24))
+            await stream.send_all(writer.header + writer.seal(Frame.HELLO, _HELLO))
+            callers.append(stream)
+            await station.events.until(lambda events: len(events.up) == len(callers))
+        recorder, down = station.events, station.events.on_down
+        recorder.on_down = lambda link, reason: (turns.update([turn]), down(link, reason))[1]  # type: ignore[method-assign]
+        nursery.start_soon(count_turns)
+        for stream in callers:
+            stream.socket.close()
+        await recorder.until(_downs(count))
+        nursery.cancel_scope.cancel()
+    assert max(turns.values()) <= 2 * transport_module.ENDINGS_AT_ONCE, turns
 
 
 async def test_a_slow_peer_is_let_go() -> None:
