@@ -97,6 +97,8 @@ class ShardRole:
         self._written: dict[tuple[NodeId, int], int] = {}
         """Parts of one node and step that went to the disk."""
         self._reductions: dict[int, Reduction] = {}
+        self._ended: dict[int, Reduction] = {}
+        """The same of steps that are committed here and may not be closed: their ledger may ask again."""
         self._accepted: dict[int, dict[int, ContributionId]] = {}
         """Step -> accepted contributions by their number, which is the order of summation."""
         self._folded: dict[int, int] = {}
@@ -360,14 +362,29 @@ class ShardRole:
     # ---- freeze and commit ---------------------------------------------------------------------------------------
 
     def on_freeze(self, message: Freeze) -> None:
-        """Sums the step's contributions in the ledger's order (the order decides the last bits)."""
-        if self.phase is not Phase.READY or message.step < self.version:
+        """Sums the step's contributions in the ledger's order (the order decides the last bits).
+
+        A ledger freezes a step that is committed here when its disk has lost the seal. It gets the sum once more, and
+        with the decision it seals the same again.
+        """
+        if self.phase is not Phase.READY:
+            return
+        if message.step < self.version:
+            self._freeze_again(message)
             return
         reduction = self._reductions.get(message.step)
         if reduction is None:
             self._reduce(message.step, message.contributions)
         elif reduction.finished:
             self._send_norm(message.step, reduction)
+
+    def _freeze_again(self, message: Freeze) -> None:
+        ended = self._ended.get(message.step)
+        if ended is None:
+            return  # it is closed
+        if ended.contributions != message.contributions:
+            raise StateLostError(f"step {message.step} is committed, and is frozen with another list (T-I9)")
+        self._send_norm(message.step, ended)
 
     def _reduce(self, step: int, contributions: tuple[ContributionId, ...]) -> None:
         parts = [self._parts.get((contribution, step)) for contribution in contributions]
@@ -466,7 +483,9 @@ class ShardRole:
         self.version = step + 1
         self._digests[self.version] = digest
         self._digests.pop(self.version - 8, None)
-        for contribution in self._reductions.pop(step).contributions:
+        self._ended[step] = reduction = self._reductions.pop(step)
+        self._ended.pop(step - 1 - self._context.config.batch.delay, None)  # closed, or this step had not opened (T-I8)
+        for contribution in reduction.contributions:
             self._forget((contribution, step))
         self._accepted.pop(step, None)
         self._folded.pop(step, None)
