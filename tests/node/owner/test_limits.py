@@ -20,6 +20,8 @@ DAY = 24 * 60
 WRONG = [
     ("up", "5 GB", "up: '5 GB' is no rate; write it as 20 Mbit/s, or off"),
     ("up", "5", "up: '5' is no rate"),
+    ("up", "0", "up: '0' is no rate; write it as 20 Mbit/s, or off"),
+    ("quota", " 0 ", "quota: ' 0 ' is no size; write it as 3 GB, or off"),
     ("down", "-3 Mbit/s", "down: '-3 Mbit/s' must be more than nothing"),
     ("other-up", "10 kbit/s", "other-up: '10 kbit/s' is too slow to keep a link alive"),
     ("other-down", "fast", "other-down: 'fast' is no rate"),
