@@ -100,7 +100,8 @@ def status(
             raise
         here = here or status_of_lent_computers(as_json)
         if here is None:
-            click.echo(f"no lent computer runs here (`barnraise join LINK` starts one), and {error}", err=True)
+            text = f"no lent computer runs here (`barnraise join LINK` starts one), and {error}"
+            click.echo(wrapped(text, shutil.get_terminal_size().columns) if sys.stderr.isatty() else text, err=True)
             sys.exit(NOT_RUNNING)
         click.echo(here)
         return

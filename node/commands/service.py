@@ -95,8 +95,10 @@ def first_words(home: Path) -> str:
 @service.command()
 def remove() -> None:
     """Stop it and start it no more. Your yes is kept; `barnraise consent` shows it."""
-    Service().remove()
-    shutil.rmtree(settings_folder() / LINKS, ignore_errors=True)  # a secret that nothing reads any more
+    try:
+        Service().remove()
+    finally:  # also where the system does not answer: the service's file is gone, and nothing reads the secret any more
+        shutil.rmtree(settings_folder() / LINKS, ignore_errors=True)
     click.echo("Removed.")
 
 

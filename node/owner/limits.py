@@ -67,6 +67,12 @@ class OwnerLimits:
             parts.append("only when you are not using the computer")
         if self.while_not:
             parts.append(f"not while {' or '.join(_spoken(name) for name in self.while_not)} runs")
+        if self.other_cpu_ratio is not None:
+            parts.append(f"not while others use over {100 * self.other_cpu_ratio:g} % of the processor")
+        if self.on_battery:
+            parts.append("also on battery")
+        if self.on_metered:
+            parts.append("also on a metered network")
         if self.hours.spans:
             parts.append(f"in your hours ({self.hours.text})")
         if self.gpu_ratio < 1:
@@ -75,8 +81,16 @@ class OwnerLimits:
             parts.append(f"at most {100 * self.cpu_ratio:g} % of the processors' time")
         if self.temperature_c is not None:
             parts.append(f"below {self.temperature_c:g} C")
-        up = self.up_bytes_per_s
+        if self.power_w is not None:
+            parts.append(f"at most {self.power_w:g} W")
+        caps = (("GPU memory", self.gpu_memory_bytes), ("memory", self.memory_bytes), ("disk", self.disk_bytes))
+        parts += [f"at most {units.show_size(cap)} of {what}" for what, cap in caps if cap is not None]
+        up, down = self.up_bytes_per_s, self.down_bytes_per_s
         parts.append("no limit up" if up is None else f"{units.show_rate(up)} up")
+        if down is not None:
+            parts.append(f"{units.show_rate(down)} down")
+        if self.other_hours is not None:
+            parts.append(f"other rates in other-hours ({self.other_hours.text})")
         parts.append("no monthly quota" if self.quota_bytes is None else f"{self.quota_bytes / 1e9:g} GB a month")
         return ", ".join(parts)
 

@@ -28,7 +28,8 @@ def _amount(key: str, text: str, units: dict[str, float], what: str, example: st
 
 
 def is_off(text: str) -> bool:
-    return text.strip().lower() in (OFF, "none", "no", "0")
+    """Whether it means no limit. A plain 0 does not: its owner may want nothing sent, and would have sent all."""
+    return text.strip().lower() in (OFF, "none", "no")
 
 
 RATE_MIN_BYTES_PER_S = 1e6 / 8

@@ -73,7 +73,7 @@ def describe(status: dict[str, Any]) -> str:
     lines += _wrap("device  " + ", ".join(parts))
     ways = ", ".join(f"{count} {WAYS.get(way, way)}" for way, count in line["paths"].items()) or "none"
     now = f"{8e-6 * line['bytes_per_s']:.1f} Mbit/s now, " if line["paths"] else ""  # the mean of before fades slowly
-    moved = f"{now}{line['moved_bytes'] / 1e9:.2f} GB this visit"
+    moved = f"{now}{line['moved_bytes'] / 1e9:.2f} GB this visit, both ways together"
     limits = limits_in_words(line["up_limit_bytes_per_s"], line["down_limit_bytes_per_s"])
     lines += _wrap(f"line    {moved}; {limits}; links: {ways}")
     if line["quota_left_bytes"] is not None:

@@ -207,7 +207,8 @@ class Keeper:
         self._act(before, decision)
         self._count(passed_s, moment)
         self._show(passed_s)
-        if (before.works, before.reason) != (decision.works, decision.reason):
+        # a pause that was asked for before the start has the same reason as the beginning, and is told all the same
+        if before is self._beginning or (before.works, before.reason) != (decision.works, decision.reason):
             self._tell_change(before, decision)
         notify("WATCHDOG=1", f"STATUS={self.why()[1] or 'working'}")
         self._changed.set()
@@ -243,6 +244,8 @@ class Keeper:
 
     def told(self, fact: Told) -> None:
         """A signal: the first ends the process when what was begun is finished, the next ends it at once."""
+        if not self._ending and self._life is not None and fact.what == "drain":
+            self._log.info("leaving", detail="what was begun is finished first; a second Ctrl-C ends at once")
         if self._ending in ("", "drained"):
             self._ending = "drained" if fact.what == "drain" else "stopped"
         if self._life is not None:

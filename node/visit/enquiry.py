@@ -207,7 +207,7 @@ def describe_traffic(
         if any(measured):
             bounds.append((max(measured) * 3.6e-6, "your line"))
         if limit is not None:
-            bounds.append((limit * 0.45, f"your --limit-{word}"))
+            bounds.append((limit * 0.45, f"your limit of {limit:g} Mbit/s"))
         most, why = min(bounds)
         main, share = max(((name, part / wanted) for name, part in parts.items()), key=lambda pair: pair[1])
         lines.append(f"  {word:5} at most {most:.1f} GB an hour, set by {why}; {100 * share:.0f} % of it {main}")

@@ -164,20 +164,24 @@ ENDING_SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGBREAK") if hasattr(signal, name)
 )
 """Whoever sends one of these wants the process to end: a service manager, Ctrl-C, a terminal that closes."""
+HANG_UP = getattr(signal, "SIGHUP", None)
 
 
 async def watch_signals(
     tell: Callable[[Told], None], task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
     """Turn SIGTERM, Ctrl-C and a hang-up into facts: the first asks to `drain` (finish and leave), any further one to
-    `stop`.
+    `stop`. A terminal that closes may hang up twice, once itself and once through its shell: that is one wish.
 
     Begin it with `nursery.start`, before anything is said: whoever reads the first line may want to leave at once.
     """
     with trio.open_signal_receiver(*ENDING_SIGNALS) as signals:
         task_status.started()
-        what = "drain"
-        async for _ in signals:
+        what, hung_up = "drain", False
+        async for number in signals:
+            if number == HANG_UP and hung_up:
+                continue
+            hung_up = hung_up or number == HANG_UP
             tell(Told(what))
             what = "stop"
 

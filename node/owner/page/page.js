@@ -100,7 +100,7 @@ function render(status) {
   const rates = up === null && down === null ? "no limits" : `${most(up)} up, ${most(down)} down`;
   const links = Object.entries(line.paths).map(([path, count]) => `${count} ${WAYS[path] || path}`).join(", ");
   const now = links ? `${mbit(line.bytes_per_s)} now, ` : "";
-  show("line", `${now}${gigabytes(line.moved_bytes)} this visit; ${rates}; links: ${links || "none"}`);
+  show("line", `${now}${gigabytes(line.moved_bytes)} this visit, both ways together; ${rates}; links: ${links || "none"}`);
   show("quota", line.quota_left_bytes === null ? "no quota" : `${(line.quota_left_bytes / 1e9).toFixed(1)} GB left`);
   show("today", given(status.today));
   show("visit", given(status.visit));

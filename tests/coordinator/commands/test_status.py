@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import io
 import json
 import threading
 from collections.abc import Iterator
@@ -12,8 +13,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from coordinator.commands.status import describe
+import coordinator.commands.status as status_module
+from coordinator.commands.status import describe, status
 from coordinator.live.orders import NameNode
+from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
 from protocol.base.machine import Ordered
 from protocol.cli import main
@@ -242,3 +245,25 @@ def test_links_that_cannot_be_read_are_named(
     content["/api/status"] = (200, desk.machine.status(desk.now))
     result = CliRunner().invoke(main, ["status", url, "--links"])
     assert result.exit_code == 2 and "--state folder" in result.output
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_that_nothing_runs_here_is_broken_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal of 80 columns broke the address in two."""
+
+    def nobody(_: str) -> Any:
+        raise BadInputError("http://127.0.0.1:8470/api/status: nobody answers there: Connection refused")
+
+    monkeypatch.setattr(status_module, "fetch", nobody)
+    monkeypatch.setattr(status_module, "status_of_lent_computers", lambda *_: None)
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as ended:
+        status.main([], standalone_mode=False)
+    assert ended.value.code == status_module.NOT_RUNNING
+    lines = terminal.getvalue().splitlines()
+    assert len(lines) > 1 and all(len(line) <= 80 for line in lines)

@@ -89,6 +89,10 @@ def test_a_system_that_refuses_is_quoted(home: Path) -> None:
     (home / "says").write_text("Created symlink a → b.\nJob for barnraise.service failed.\nSee its status.\n")
     refused = CliRunner().invoke(service, ["install", LINK])
     assert str(refused.exception).endswith("says: Job for barnraise.service failed. See its status.")
+    refused = CliRunner().invoke(service, ["remove"])
+    assert isinstance(refused.exception, BadInputError) and not (home / "settings" / "links" / RUN_ID).exists(), (
+        "the secret stayed, and the next `remove` said that none is installed"
+    )
 
 
 def test_status_says_what_the_system_says_or_that_it_does_not_answer(home: Path) -> None:

@@ -17,9 +17,31 @@ from protocol.cli import main
 DAY = 24 * 60
 
 
+def test_what_it_keeps_to_is_all_told() -> None:
+    """A yes was asked for beside a line that left out half of what its owner had set; the defaults stay short."""
+    said = OwnerLimits().describe()
+    assert said == (
+        "only when you are not using the computer, not while a game runs, below 83 C, no limit up, no monthly quota"
+    )
+    for name, value, words in (
+        ("other-cpu", "25 %", "not while others use over 25 % of the processor"),
+        ("battery", "work", "also on battery,"),
+        ("metered", "work", "also on a metered network,"),
+        ("power", "150 W", "at most 150 W,"),
+        ("gpu-memory", "6 GB", "at most 6 GB of GPU memory,"),
+        ("memory", "4 GB", "at most 4 GB of memory,"),
+        ("disk", "10 GB", "at most 10 GB of disk,"),
+        ("down", "20 Mbit/s", "no limit up, 20 Mbit/s down,"),
+        ("other-hours", "mon-fri 08:00-17:00", "other rates in other-hours (mon-fri 08:00-17:00),"),
+    ):
+        assert words in with_value(OwnerLimits(), name, value).describe()
+
+
 WRONG = [
     ("up", "5 GB", "up: '5 GB' is no rate; write it as 20 Mbit/s, or off"),
     ("up", "5", "up: '5' is no rate"),
+    ("up", "0", "up: '0' is no rate; write it as 20 Mbit/s, or off"),
+    ("quota", " 0 ", "quota: ' 0 ' is no size; write it as 3 GB, or off"),
     ("down", "-3 Mbit/s", "down: '-3 Mbit/s' must be more than nothing"),
     ("other-up", "10 kbit/s", "other-up: '10 kbit/s' is too slow to keep a link alive"),
     ("other-down", "fast", "other-down: 'fast' is no rate"),

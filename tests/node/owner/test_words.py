@@ -93,14 +93,15 @@ def test_what_is_not_so_now_is_not_said_as_if_it_were() -> None:
     """Beside "the device's memory is free" stood memory in use for it; a line without links moved 2.0 Mbit/s now."""
     working = describe(lent())
     assert "a processor, 0.4 GB of memory in use for it" in working
-    assert "2.0 Mbit/s now, 0.50 GB this visit; no limits; links: 2 by TCP" in working
+    assert "2.0 Mbit/s now, 0.50 GB this visit, both ways together; no limits;" in working, "beside a lower limit up"
+    assert "links: 2 by TCP" in working
     status = lent()
     status |= {"state": "paused", "reason": "user", "sentence": "by you", "holds": [["user", "by you"]]}
     status["device"] |= {"free": True, "memory_bytes": 1e8}
     status["line"]["paths"] = {}
     paused = describe(status)
     assert "a processor, 0.1 GB of memory for this program itself" in paused and "in use for it" not in paused
-    assert "line    0.50 GB this visit; no limits; links: none" in paused and "now" not in paused
+    assert "line    0.50 GB this visit, both ways together; no limits; links: none" in paused and "now" not in paused
 
 
 def test_numbers_of_the_run_have_their_time_when_nobody_tells_new_ones() -> None:

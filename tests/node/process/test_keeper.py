@@ -248,6 +248,36 @@ async def test_an_everyday_pause_is_no_warning(tmp_path: Path) -> None:
     line.close()
 
 
+async def test_a_pause_from_before_the_start_is_told(tmp_path: Path) -> None:
+    """Whoever paused while `join` asked, and then said yes, read nothing there but a folder and two addresses."""
+    line = Limits()
+    keeper_of(tmp_path, line).order({"verb": "pause"})
+    keeper = keeper_of(tmp_path, line)
+    with capture_logs() as seen:
+        keeper._log = structlog.get_logger("owner")
+        for _ in range(2):
+            keeper._look(Readings(), keeper._sensors.moment())
+    assert [(entry["event"], entry["reason"]) for entry in seen] == [("holding back", "user")]
+    line.close()
+
+
+async def test_the_first_ctrl_c_is_answered(tmp_path: Path) -> None:
+    """Nothing was said until all was finished, so it looked as if nobody had heard it; nor when a second one counts."""
+    line = Limits()
+    keeper = keeper_of(tmp_path, line)
+    with capture_logs() as seen, trio.fail_after(60.0):
+        keeper._log = structlog.get_logger("owner")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keeper.live, lambda _: DrainedLife(line))
+            await trio.testing.wait_all_tasks_blocked()
+            for what in ("drain", "drain", "stop"):
+                keeper.told(Told(what))
+    assert [entry["detail"] for entry in seen if entry["event"] == "leaving"] == [
+        "what was begun is finished first; a second Ctrl-C ends at once"
+    ]
+    line.close()
+
+
 class OrphanedLife(WaitingLife):
     """A node whose coordinator is away, with tasks that the servers give it all the same, each soon done."""
 

@@ -89,7 +89,7 @@ def test_what_is_expected_is_what_the_line_and_the_owner_allow() -> None:
     text = describe(CONFIG, 259, 1, 5000.0, servers, LineLimits(up_mbit_per_s=4.0, quota_gb=50))
     assert "Your quota stops it for the month after 50 GB" in text, "it may come from the limits, and from no option"
     assert "from another terminal, or a click on its page." in text, "whoever is asked on a page may know no terminal"
-    assert "up    at most 1.8 GB an hour, set by your --limit-up" in text
+    assert "up    at most 1.8 GB an hour, set by your limit of 4 Mbit/s" in text, "no option said it"
     assert "after 50 GB" in text and "To lend less" not in text
     assert "set by this machine's speed" in describe(CONFIG, 259, 1, 1.0, servers)
 

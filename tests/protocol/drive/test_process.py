@@ -182,6 +182,20 @@ async def test_signals_become_facts() -> None:
     assert told == [Told("drain"), Told("stop"), Told("stop")]
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="there is no hang-up here")
+async def test_a_terminal_that_closes_asks_once() -> None:
+    """It hangs up itself and through its shell, a tenth of a millisecond apart: about one closed terminal in five ended
+    at once what should have been finished first. Another signal still says that it must end now."""
+    told: list[Told] = []
+    async with trio.open_nursery() as nursery:
+        await nursery.start(watch_signals, told.append)
+        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+        nursery.cancel_scope.cancel()
+    assert told == [Told("drain"), Told("stop")]
+
+
 async def test_a_blocked_loop_shows(metrics: Metrics) -> None:
     """Blocking the loop for 60 ms is seen as a lag of that length."""
     async with trio.open_nursery() as nursery:
