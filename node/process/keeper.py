@@ -245,7 +245,7 @@ class Keeper:
     def told(self, fact: Told) -> None:
         """A signal: the first ends the process when what was begun is finished, the next ends it at once."""
         if not self._ending and self._life is not None and fact.what == "drain":
-            self._log.info("leaving", detail="what was begun is finished first; a second Ctrl-C ends at once")
+            self._log.info("leaving", detail="finishing what was begun; Ctrl-C again ends at once")
         if self._ending in ("", "drained"):
             self._ending = "drained" if fact.what == "drain" else "stopped"
         if self._life is not None:

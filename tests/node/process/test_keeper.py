@@ -273,7 +273,7 @@ async def test_the_first_ctrl_c_is_answered(tmp_path: Path) -> None:
             for what in ("drain", "drain", "stop"):
                 keeper.told(Told(what))
     assert [entry["detail"] for entry in seen if entry["event"] == "leaving"] == [
-        "what was begun is finished first; a second Ctrl-C ends at once"
+        "finishing what was begun; Ctrl-C again ends at once"
     ]
     line.close()
 
