@@ -28,7 +28,7 @@ WIDTH = 80
 
 def headline(status: dict[str, Any]) -> str:
     """One line: the run, the state, and the one reason for it."""
-    name = printable(status["run"]) or "a run that has not answered yet"
+    name = printable(status["run"]) or "Barnraise"
     text = f"{name}  {STATES[status['state']]}"
     if not status["begun"]:
         text += f"  {status['sentence']}" if status["state"] == "starting" else "  nothing was begun yet"

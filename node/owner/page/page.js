@@ -67,7 +67,7 @@ function renderNews(status) {
 }
 
 function render(status) {
-  show("run", status.run || "a run that has not answered yet");
+  show("run", status.run || "Barnraise");
   const held = status.state !== "working";
   at("state").classList.toggle("held", held);
   const stage = status.stage >= 0 ? ` on part ${status.stage + 1} of ${status.stages} of the model` : "";

@@ -36,7 +36,7 @@ def test_what_its_owner_says_meanwhile_counts(tmp_path: Path) -> None:
     state, settings = tmp_path / "state", tmp_path / "settings" / "limits.toml"
     with Starting(state, settings, "r", interrupted.set) as starting:
         starting.says = QUESTION
-        assert headline(ask(state, {"verb": "status"})) == f"a run that has not answered yet  STARTING  {QUESTION}"
+        assert headline(ask(state, {"verb": "status"})) == f"Barnraise  STARTING  {QUESTION}"
         starting.run = "tiny"
         paused = ask(state, {"verb": "pause", "for_s": 600})
         assert "; then it pauses, by you until " in headline(paused) and kept_pause(state) is not None
