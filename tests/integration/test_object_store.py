@@ -51,7 +51,7 @@ def test_servers_whose_disks_are_lost_go_on_from_the_store(tmp_path: Path) -> No
     verified = command("checkpoints", "verify", url)
     lines = [line for line in verified.stdout.splitlines() if line.startswith("step")]
     # Who was killed while it wrote the newest, or removed the oldest, left parts without a manifest: no checkpoint.
-    counted = [line for line in lines if not line.endswith("manifest.json: No such file or directory")]
+    counted = [line for line in lines if " no checkpoint: " not in line]
     assert len(counted) >= 2 and all(" whole: 4 parts" in line for line in counted), verified.stdout + verified.stderr
     exported = command("export", str(tmp_path / "model"), url)
     assert exported.returncode == 0, exported.stdout + exported.stderr
