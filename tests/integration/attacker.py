@@ -103,13 +103,17 @@ class RawLink:
                 admit=lambda key, credential: "server" if credential else "coordinator",
                 cookie=cookie,
             )
-            with trio.fail_after(PATIENCE_S):
-                await raw.stream.send_all(handshake.data_to_send())
-                session = None
-                while session is None:
-                    data = await raw.stream.receive_some(4096)
-                    assert data, "the peer closed the connection in the handshake"
-                    session = handshake.receive(bytes(data))
+            try:
+                with trio.fail_after(PATIENCE_S):
+                    await raw.stream.send_all(handshake.data_to_send())
+                    session = None
+                    while session is None:
+                        data = await raw.stream.receive_some(4096)
+                        assert data, "the peer closed the connection in the handshake"
+                        session = handshake.receive(bytes(data))
+            except BaseException:
+                raw.stream.socket.close()  # an attack that calls thousands of times would run out of descriptors
+                raise
             if isinstance(session, CookieDemanded):
                 cookie = session.cookie
                 await raw.stream.aclose()
