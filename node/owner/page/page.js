@@ -52,14 +52,14 @@ function renderNews(status) {
   if (signed !== null) show("signed", signedGift(signed));
   if (news === null) return;
   const asOf = news.as_of ? `, as of ${news.as_of}` : "";
-  show("step", news.step < 0 ? "none yet" : (news.step + 1).toLocaleString("en") + asOf);
+  show("step", news.step < 0 ? "none known yet" : (news.step + 1).toLocaleString("en") + asOf);
   renderCurve(news.curve, asOf);
   at("tested").hidden = at("tested-title").hidden = news.validated_step < 0;
   show("tested", `${news.validation_loss.toFixed(2)} after ${plural(news.validated_step, "step")}`);
   const held = news.step_tasks
     ? `; step ${(news.step + 1).toLocaleString("en")} holds ${news.step_tasks.toLocaleString("en")} of your tasks` : "";
   const hour = news.as_of ? `the work of the hour before ${news.as_of}` : "the last hour's work";
-  show("part", news.hour_ratio > 0 ? `${(100 * news.hour_ratio).toFixed(1)} % of ${hour}${held}` : "nothing yet");
+  show("part", news.hour_ratio > 0 ? `${(100 * news.hour_ratio).toFixed(1)} % of ${hour}${held}` : "none known yet");
   at("sample").hidden = !news.sample;
   show("sample", news.sample);
   show("sample-step", news.sample ? `after step ${news.sample_step.toLocaleString("en")}`
