@@ -32,6 +32,7 @@ from coordinator.monitoring.rules import Thresholds, alerts
 from coordinator.process.database import DATABASE
 from node.platform.sensors import FAKE_VARIABLE
 from tests.integration.bad_deeds import PLAIN_FORMS
+from tests.integration.bad_device import PACE
 from tests.integration.prometheus import Prometheus, prometheus
 from tests.integration.swarm import RUN, Daemon, Swarm, eventually
 
@@ -141,19 +142,27 @@ def nobody_left(swarm: Swarm, watcher: Prometheus) -> None:
 def short_leases(swarm: Swarm, watcher: Prometheus) -> None:
     """Two of four volunteers take three seconds for a task that is leased for one: others do it again."""
     words = ("join", swarm.links["volunteer"], "--yes", "--always", "--no-page", "--no-benchmark")
-    lend(swarm, 2)
     swarm._children.module = "tests.integration.bad_volunteer"
-    for number in range(2):
-        swarm.node(f"dawdles-{number}", "dawdles", *words)
+    os.environ[PACE] = "0.2"
+    for number, deed in enumerate(("paced", "paced", "dawdles", "dawdles")):
+        # At a device's pace: on a quiet computer two that do hundreds of tasks a second made a tenth of them too many.
+        swarm.node(f"{deed}-{number}", deed, *words)
+    del os.environ[PACE]
     swarm._children.module = "protocol.cli"
 
 
 def absurd(swarm: Swarm, watcher: Prometheus) -> None:
-    """The gradients of two of three volunteers are a thousand million each: others do their tasks again, slowly."""
+    """Two volunteers show what is usual; then the gradients of two more are a thousand million each: the first do their
+    tasks again, slowly."""
+    words = ("join", swarm.links["volunteer"], "--yes", "--always", "--no-page", "--no-benchmark")
     swarm._children.module = "tests.integration.bad_volunteer"
-    for number, deed in enumerate(("dawdles", "huge", "huge")):
-        words = ("join", swarm.links["volunteer"], "--yes", "--always", "--no-page", "--no-benchmark")
-        swarm.node(f"{deed}-{number}", deed, *words)
+    os.environ[PACE] = "0.3"
+    for number in range(2):
+        swarm.node(f"paced-{number}", "paced", *words)
+    eventually(lambda: swarm.step() >= 4, "some steps")
+    for number in range(2):
+        swarm.node(f"huge-{number}", "huge", *words)
+    del os.environ[PACE]
     swarm._children.module = "protocol.cli"
 
 
