@@ -168,6 +168,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(m.StepClosed, TELL, ("server", "volunteer"), "closes"),
     Kind(m.Tail, AMONG, ("tails",), "fellow"),
     Kind(m.Freeze, AMONG, ("shard",), "ledger"),
+    Kind(m.FrozenList, AMONG, ("shard",), "own shard"),
     Kind(m.PartialNorm, AMONG, ("ledger",), "own shard"),
     Kind(m.StageFrozen, AMONG, ("decider", "ledger"), "ledger of stage"),
     Kind(m.Validated, AMONG, ("decider",), "front of task"),

@@ -528,6 +528,15 @@ class Freeze(Work, frozen=True, kw_only=True):
     contributions: Contributions
 
 
+class FrozenList(Work, frozen=True, kw_only=True):
+    """Shard to its stage's other shards: a digest of the contributions that `Freeze` or `Commit` named, in their order
+    (`node.server.agreement`). A step is applied when all have told the same."""
+
+    step: Number
+    shard: Number
+    digest: Bytes
+
+
 class PartialNorm(Work, frozen=True, kw_only=True):
     """Shard to ledger: what `Freeze` asked for."""
 

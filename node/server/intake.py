@@ -34,6 +34,7 @@ from protocol.messages import (
     FetchInput,
     FetchParameters,
     Freeze,
+    FrozenList,
     Gradient,
     Held,
     InputGradient,
@@ -183,6 +184,8 @@ class Intake:
                 self._roles.ledger.desk.on_report(peer, message)
             case Freeze():
                 self._roles.shard.on_freeze(message)
+            case FrozenList():
+                self._roles.shard.on_frozen_list(message)
             case Commit():
                 norm = self._roles.shard.square_norm(message.step)
                 self._judge.check(message, {}, {} if norm is None else {self._context.shard: norm})

@@ -29,6 +29,7 @@ from node.machine.jobs import (
 from node.machine.jobs import WriteSnapshot as WriteSnapshotJob
 from node.machine.numbers import same_losses
 from node.machine.records import ContributionStored, Record, ShardStarted, SnapshotWritten, StepCommitted
+from node.server.agreement import Agreement
 from node.server.buddy import BuddyRole
 from node.server.context import StageContext
 from node.server.judging import apply_job
@@ -43,6 +44,7 @@ from protocol.messages import (
     Contribute,
     FetchParameters,
     Freeze,
+    FrozenList,
     PartialNorm,
     Stored,
     Verdict,
@@ -110,6 +112,7 @@ class ShardRole:
         self._commits: dict[int, Commit] = {}
         """Seals that wait for their reduction, or for the version before."""
         self._applying: int | None = None
+        self._agreement = Agreement(context)
         self._serving = Serving(context)
         self._oldest_version = 0
         self._durable_version = -1
@@ -396,6 +399,7 @@ class ShardRole:
         if before != {n: now.get(n) for n in before}:
             raise StateLostError(f"step {step} is frozen in another order than it was accepted")
         self._reductions[step] = Reduction(contributions)
+        self._agreement.frozen(step, contributions)
         self._accepted[step] = now
         self._fold_next()
 
@@ -415,6 +419,11 @@ class ShardRole:
             square_norm=reduction.square_norm, finite=reduction.finite,
         )  # fmt: skip
         self._out.send(self._context.ledger, norm)
+
+    def on_frozen_list(self, message: FrozenList) -> None:
+        """A fellow tells which list it was told."""
+        self._agreement.on_frozen_list(message)
+        self._apply_next()
 
     def square_norm(self, step: int) -> float | None:
         """What it came to here, if it is summed up."""
@@ -441,6 +450,8 @@ class ShardRole:
         commit = self._commits.get(self.version)
         reduction = self._reductions.get(self.version)
         if commit is None or reduction is None or not reduction.finished or self._applying is not None:
+            return
+        if not self._agreement.reached(commit.step):
             return
         self._applying = commit.step
         self._out.compute(apply_job(self._context, commit))
@@ -542,6 +553,7 @@ class ShardRole:
             self._oldest_version = oldest
             self._out.compute(DropVersions(oldest))
             self._serving.drop_below(oldest)
+        self._agreement.close_step(step)
         self._prune_parts()
 
     def _prune_parts(self) -> None:
@@ -583,11 +595,13 @@ class ShardRole:
         self._serving.worker_gone(peer)
 
     def sync(self, peer: NodeId) -> None:
-        """A server is ready: the ledger hears of every durable part, the decider of the last checkpoint."""
+        """A server is ready: the ledger hears of every durable part, fellows of the lists, the decider of the last
+        checkpoint."""
         if peer == self._context.ledger:
             for part in self._parts.values():
                 if part.durable and part.message.step >= self.version:
                     self._announce(part)
+        self._agreement.sync(peer)
         if peer == self._context.plan.decider and self.saves.part is not None:
             self._out.send(peer, self.saves.part)
 

@@ -28,6 +28,7 @@ from protocol.messages import (
     Decision,
     FetchInput,
     Freeze,
+    FrozenList,
     InputGradient,
     Message,
     NodeReport,
@@ -359,6 +360,8 @@ CASES = (
     Case("a freeze from a spare", "role", BACK, says(
         lambda t, s: Freeze(ledger_generation=t.spare.generation, step=s, contributions=(
             ContributionId(t.spare.identity.node, 1, 1),)), spare=True)),
+    Case("a list of another shard from a spare", "role", BACK, says(
+        lambda t, s: FrozenList(ledger_generation=t.spare.generation, step=s, shard=0, digest=bytes(32)), spare=True)),
     Case("a commit from a spare", "role", BACK, says(
         lambda t, s: Commit(ledger_generation=t.spare.generation, step=s, contributions=(), clip_factor=0.0,
                             skipped=True), spare=True)),

@@ -6,11 +6,12 @@ from itertools import count
 from typing import Any, TypeVar
 
 from node.machine.outbox import Outbox
+from node.server.agreement import list_digest
 from node.server.context import StageContext
 from node.server.tickets import KEY_BYTES, TicketOffice
 from protocol.base.ids import TICKET_BYTES, ContributionId, NodeId, TaskId, TensorRef, Ticket
 from protocol.base.machine import Compute, DropTensors, Effect, Persist, Send
-from protocol.messages import Contribute, Stored
+from protocol.messages import Contribute, FrozenList, Stored
 from protocol.run.course import line
 from protocol.run.plan import Plan, ServerPlan, StagePlan
 from protocol.run.run import (
@@ -112,6 +113,11 @@ def stored(number: int, step: int, tasks: tuple[TaskId, ...], shard: int, versio
     losses = tuple(1.0 for task in tasks if task.op == "L")
     fields = {"contribution": contribution(number), "losses": losses, **changes}
     return Stored(ledger_generation=1, step=step, version=version, tasks=tasks, shard=shard, **fields)
+
+
+def same_list(shard: int, step: int, contributions: tuple[ContributionId, ...]) -> FrozenList:
+    """A fellow's word that it was told the same to count."""
+    return FrozenList(ledger_generation=1, step=step, shard=shard, digest=list_digest(step, contributions))
 
 
 class Effects:

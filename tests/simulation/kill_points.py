@@ -28,7 +28,7 @@ SENDS = (
     "Contribute", "Verdict", "Forget", "InputAnswer",
     # server and server
     "ServerReady", "Activation", "Labels", "Gradient", "Held", "Stored", "StepOpened", "StepClosed", "Freeze",
-    "PartialNorm", "StageFrozen", "Decision", "Commit", "Committed", "StageCommitted", "CheckpointPart",
+    "FrozenList", "PartialNorm", "StageFrozen", "Decision", "Commit", "Committed", "StageCommitted", "CheckpointPart",
 )  # fmt: skip
 RECORDS = (
     "PlanRow", "MemberRow", "InviteSpent", "DataRow", "StepRow",

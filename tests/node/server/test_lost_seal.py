@@ -21,7 +21,17 @@ from node.server.shard import Phase, ShardRole
 from protocol.base.ids import ContributionId
 from protocol.base.machine import Effect
 from protocol.messages import Commit, Committed, Decision, Freeze, PartialNorm, StageFrozen, StepOpened
-from tests.node.setting import ELEMENTS, VOLUNTEER, Effects, backward, contribution, make_context, part, stored
+from tests.node.setting import (
+    ELEMENTS,
+    VOLUNTEER,
+    Effects,
+    backward,
+    contribution,
+    make_context,
+    part,
+    same_list,
+    stored,
+)
 
 CONTRIBUTIONS = (contribution(1), contribution(0))
 """As they were accepted."""
@@ -80,6 +90,8 @@ class Fellow:
         self.shard.on_commit(
             Commit(ledger_generation=1, step=step, contributions=contributions, clip_factor=0.5, skipped=False)
         )
+        assert self.take().sent(Committed) == []
+        self.shard.on_frozen_list(same_list(0, step, contributions))
         assert len(self.take().sent(Committed)) == 1
 
 

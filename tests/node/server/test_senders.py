@@ -86,6 +86,7 @@ def test_places_decide() -> None:
         ("Gradient", "back 1", ["front 2"], ["front 0", "back 2"], {"task": task}),
         ("Labels", "front 2", ["front 0"], ["back 0", "front 1"], {"task": task}),
         ("Stored", "front 1", ["back 1"], ["front 1", "back 0"], {"shard": 1}),
+        ("FrozenList", "front 1", ["back 1"], ["front 1", "back 0"], {"shard": 1}),
         ("CopyKept", "front 1", ["back 1"], ["front 1", "front 0", "back 0"], {}),
         ("CopyGiven", "back 1", ["front 1"], ["back 1", "front 0", "back 2"], {}),
         ("ShardCopy", "back 1", ["front 1"], ["back 1", "front 0"], {"stage": 1, "shard": 0}),

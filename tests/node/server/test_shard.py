@@ -49,6 +49,7 @@ from tests.node.setting import (
     make_context,
     make_plan,
     part,
+    same_list,
     shard_tensor,
 )
 
@@ -103,6 +104,7 @@ class Desk:
         self.take()
         commit = Commit(ledger_generation=1, step=step, contributions=contributions, clip_factor=1.0, skipped=False)
         self.shard.on_commit(commit)
+        self.shard.on_frozen_list(same_list(0, step, contributions))
         (apply,) = self.take().jobs(Apply)
         self.shard.applied(apply, b"digest %d" % (step + 1))
         (committed,) = self.take().records(StepCommitted)

@@ -27,6 +27,7 @@ from protocol.messages import (
     Committed,
     Decision,
     Freeze,
+    FrozenList,
     Message,
     PartialNorm,
     StageCommitted,
@@ -236,6 +237,8 @@ class Stage(RuleBasedStateMachine):
                 self.close(message.step)
             case Freeze():
                 server.shard.on_freeze(message)
+            case FrozenList():
+                server.shard.on_frozen_list(message)
             case Commit():
                 server.shard.on_commit(message)
             case Verdict():
