@@ -300,7 +300,8 @@ class Checker(Watcher):
             harmed = world.shared.harmed or any(host.harmed for host in world.hosts.values())
             lost = bool(record.lost_steps) and same and not harmed
             expect(not lost, "T-I12", f"{record.lost_steps} steps are thrown away, and no disk has lost anything")
-        self._readable = None
+        if not self._plans or record.plan.ledger_generation != self._plans[-1].ledger_generation:
+            self._readable = None  # an operator's order between the question and the answers changes neither
 
     def _on_replaced(self, world: World, plan: Plan) -> None:
         """Nobody loses a place who is well and whom the others reach, whatever became of the coordinator's link."""
