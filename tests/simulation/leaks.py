@@ -123,7 +123,7 @@ def _parts_of(kind: type) -> Callable[[Any], Iterable[Any]] | None:
     if issubclass(kind, msgspec.Struct):
         names = kind.__struct_fields__
         return lambda thing: [getattr(thing, name) for name in names]
-    if is_dataclass(kind) and kind is not type:
+    if is_dataclass(kind):
         of_class = [field.name for field in fields(kind)]
         return lambda thing: [*(getattr(thing, n) for n in of_class), *getattr(thing, "__dict__", {}).values()]
     if kind.__module__.split(".")[0] in ("node", "tests"):
