@@ -1,4 +1,4 @@
-"""What kills cost a run of real processes: `python -m tests.benchmarks.kills [--rounds 6] [--seconds 60]`.
+"""What kills cost a run of real processes: `python -m tests.benchmarks.kills [--rounds 4] [--seconds 120]`.
 
 A coordinator, a front and a back server, and four volunteers, whose devices take `PACE_S` longer over each job: as
 devices that are slower than this processor and leave it free. There is one stage, so that all four do the same work and
@@ -233,8 +233,8 @@ def report(rows: Sequence[dict[str, Any]]) -> int:
 def main() -> int:
     """Measures what is missing, and reports."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--seconds", type=float, default=60.0, help="of a turn")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=120.0, help="of a turn")
     parser.add_argument("--report", action="store_true")
     options = parser.parse_args()
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True)
