@@ -70,7 +70,7 @@ from protocol.run.run import RunConfig
 from protocol.trust.membership import Trust
 
 REPORT_S = 2.0
-"""Seconds between reports to the coordinator."""
+"""Seconds between reports to the coordinator; `limits.ping_s`, where it is more, between those of volunteers."""
 
 
 class NodeMachine:
@@ -206,6 +206,14 @@ class NodeMachine:
                 first = time
         return first
 
+    @property
+    def _report_every_s(self) -> float:
+        """Of servers steps and places depend; who computes reports no more often than it would be asked whether it
+        lives, so that a coordinator of ten thousand can be spared."""
+        if self.config is None or self._facts.role == "server" or self._drain.until_s is not None:
+            return REPORT_S
+        return max(REPORT_S, self.config.limits.ping_s)
+
     def wake(self, now: float) -> Sequence[Effect]:
         self._links.wake(now)
         if _due(self._resumption.at, now):
@@ -217,7 +225,7 @@ class NodeMachine:
         self._roles.wake(now)
         self._go_on_elsewhere(now)
         if now >= self._report_at:
-            self._report_at = now + REPORT_S
+            self._report_at = now + self._report_every_s
             if self._stalls is not None:
                 self._stalls.look(now)
             if self._facts.role == "volunteer" and self.volunteer is not None:

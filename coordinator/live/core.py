@@ -67,6 +67,8 @@ from protocol.schedule.profile import NetworkFile
 from protocol.trust.membership import MEMBERSHIP_S, Invite, JoinRole, Membership, Revocations
 from protocol.trust.thanks import Thanks
 
+SWEEP_S_MAX = 7.5
+
 
 class CoordinatorMachine:
     """See the module. `status()` may be called at any time between two inputs."""
@@ -261,8 +263,9 @@ class CoordinatorMachine:
 
     @property
     def _sweep_s(self) -> float:
-        """Time between two looks at all links: fine enough that silence is seen within a sixth of its limit."""
-        return min(self.config.limits.ping_s / 2, self.config.limits.silent_s / 6)
+        """Time between two looks at all links: fine enough that silence is seen within a sixth of its limit. Places
+        and stages are looked after at the same time."""
+        return min(self.config.limits.ping_s / 2, self.config.limits.silent_s / 6, SWEEP_S_MAX)
 
     def _link_up(self, fact: LinkUp, now: float) -> None:
         earlier = self.roster.get(fact.peer)
@@ -301,6 +304,7 @@ class CoordinatorMachine:
         self.crew.left(member, now)
         self._bans.left(member.peer)
         self.tracing.left(member.peer)
+        self.placement.hanging.pop(member.peer, None)
         if not member.welcomed:
             return
         self.giving.left(member.peer)

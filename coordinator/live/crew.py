@@ -70,8 +70,6 @@ class Crew:
         """The power of whoever was not measured; 0: to be found."""
         self._standing: Standing | None = None
         """Of those with a stage; None: to be found anew."""
-        self._newest = -1
-        """The number of the last of them."""
         self._counts: Counter[int] = Counter()
         """Volunteers by stage."""
         self._empty_since: float | None = None
@@ -96,12 +94,15 @@ class Crew:
     def changed(self, peer: NodeId) -> None:
         """A volunteer says something else of itself."""
         self._known.pop(peer, None)
-        self._standing = None
+        member = self._roster.get(peer)
+        if member is not None and member.stage >= 0:
+            self._standing = None
 
     def left(self, member: Member, now: float) -> None:
         """Its link is gone. The time that its stage may be without anybody is counted from here, and not from the next
         look: a stage that nobody serves holds up the whole run."""
-        self._standing = None
+        if member.stage >= 0:
+            self._standing = None
         self._known.pop(member.peer, None)
         self.delivered.left(member.peer)
         if member.role == "volunteer" and member.stage >= 0:
@@ -189,17 +190,16 @@ class Crew:
         return self._placement.running.limits.volunteers_max
 
     def _give(self, member: Member, choice: Assignment, vocabulary: int, now: float) -> None:
-        newcomer = member.stage < 0 and member.number > self._newest
+        newcomer = member.stage < 0
         if member.stage >= 0:
             self._counts[member.stage] -= 1
         if choice.stage >= 0:
             self._counts[choice.stage] += 1
         member.stage, member.stage_reason, member.stage_since = choice.stage, choice.reason, now
-        if self._standing is None or not newcomer:
+        if not newcomer:
             self._standing = None
-        elif choice.stage >= 0:
+        elif self._standing is not None and choice.stage >= 0:
             self._standing.add(self._power(member, vocabulary))
-            self._newest = member.number
         member.told_generation = -1
         self._outbox.count("barnraise_coordinator_assignments_total", run=self._config.name, reason=choice.label)
         self._outbox.log("info", "volunteer assigned", node=member.peer, stage=choice.stage, detail=choice.reason)
@@ -212,7 +212,6 @@ class Crew:
         if self._standing is None or len(self._standing.counts) != stages:
             working = [member for member in self._roster.volunteers() if member.join is not None and member.stage >= 0]
             self._standing = Standing(stages, (self._power(member, vocabulary) for member in working))
-            self._newest = working[-1].number if working else -1
         return self._standing
 
     def _power(self, member: Member, vocabulary: int) -> Power:

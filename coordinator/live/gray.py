@@ -31,10 +31,12 @@ def stalled_s(member: Member, now: float) -> float:
     return member.report.counters.get("stalled_s", 0.0)
 
 
-def heard(member: Member, report: NodeReport, now: float) -> None:
-    """Notes that a member hangs at this moment."""
-    if report.counters.get("stalled_s", 0.0) >= NAMED_S:
+def heard(member: Member, report: NodeReport, now: float) -> bool:
+    """Whether a member hangs at this moment, which is noted."""
+    hangs = report.counters.get("stalled_s", 0.0) >= NAMED_S
+    if hangs:
         member.hung_at = now
+    return hangs
 
 
 def is_well(member: Member, now: float) -> bool:

@@ -90,6 +90,8 @@ class Placement:
         """When the present ledgers began, or this process."""
         self.worked_at = float("-inf")
         """When somebody was last heard to have finished a task."""
+        self.hanging: dict[NodeId, None] = {}
+        """Whose newest report says that its work stands still: whether somebody hangs is asked after every input."""
         self._closed_at = float("-inf")
         """When a server was last heard to know of one more closed step: the decider itself may have no link to us."""
         self._seen_at: dict[Slot, float] = {}
@@ -246,7 +248,10 @@ class Placement:
 
     def heard(self, member: Member, report: NodeReport, now: float) -> None:
         """A node has told how it gets on; `member` still has what it said before."""
-        gray.heard(member, report, now)
+        if gray.heard(member, report, now):
+            self.hanging[member.peer] = None
+        else:
+            self.hanging.pop(member.peer, None)
         before = member.report
         if before is None or before.ledger_generation != report.ledger_generation:
             return

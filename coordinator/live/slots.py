@@ -56,25 +56,28 @@ class SlotTable:
             (stage, shard) for stage in range(stages.count) for shard in range(shard_count)
         )
         self.holder: dict[Slot, NodeId] = {}
+        self._slot_of: dict[NodeId, Slot] = {}
+        """The same the other way round: asked of every member that is looked at."""
         self.gone_since: dict[Slot, float] = {}
         """Slots in the plan whose holder has no link, and since when."""
         if plan is not None:
             for slot in self.slots:
-                self.holder[slot] = plan.stages[slot[0]].servers[slot[1]].node
+                self.bind(slot, plan.stages[slot[0]].servers[slot[1]].node)
 
     def slot_of(self, node: NodeId) -> Slot | None:
         """The slot that belongs to `node`."""
-        for slot, holder in self.holder.items():
-            if holder == node:
-                return slot
-        return None
+        return self._slot_of.get(node)
 
     def bind(self, slot: Slot, node: NodeId) -> None:
+        if slot in self.holder:
+            self._slot_of.pop(self.holder[slot], None)
         self.holder[slot] = node
+        self._slot_of[node] = slot
         self.gone_since.pop(slot, None)
 
     def release(self, slot: Slot) -> None:
-        self.holder.pop(slot, None)
+        if slot in self.holder:
+            self._slot_of.pop(self.holder.pop(slot), None)
         self.gone_since.pop(slot, None)
 
     def empty(self) -> list[Slot]:
@@ -105,6 +108,7 @@ class SlotTable:
         """Raises if an invariant is broken."""
         holders = list(self.holder.values())
         assert len(set(holders)) == len(holders), "a node holds two slots"
+        assert self._slot_of == {node: slot for slot, node in self.holder.items()}, "who holds what, does not agree"
         assert all(slot in self.slots for slot in self.holder), "a slot outside the run is held"
         assert all(slot in self.holder for slot in self.gone_since), "an empty slot is waited for"
 

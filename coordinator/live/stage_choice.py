@@ -7,6 +7,7 @@ lower stage. Power is what a volunteer would do for that very stage, with its de
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -49,8 +50,11 @@ class Standing:
             self.add(power)
 
     def add(self, power: Power) -> None:
-        """One more, who came after all others."""
-        self.powers.append(power)
+        """One more; mostly, but not always, whoever is given a stage last came last."""
+        if self.powers and self.powers[-1].number > power.number:
+            insort(self.powers, power, key=lambda other: other.number)
+        else:
+            self.powers.append(power)
         if 0 <= power.stage < len(self.counts):
             self.counts[power.stage] += 1
             self._sums[power.stage] += power.steps_per_s[power.stage]

@@ -133,9 +133,10 @@ def run_state(machine: CoordinatorMachine, now: float) -> tuple[str, str]:
 def _unread(machine: CoordinatorMachine) -> str:
     """Nobody has read the data yet: why, in the words of the server that could not."""
     table = machine.placement.table
-    for member in machine.roster.servers():
+    first = [machine.roster.get(node) for (stage, _), node in table.holder.items() if stage == 0]
+    for member in sorted((each for each in first if each is not None), key=lambda each: each.number):
         slot = table.slot_of(member.peer)
-        if slot is not None and slot[0] == 0 and member.report is not None and member.report.alert:
+        if slot is not None and member.welcomed and member.report is not None and member.report.alert:
             return (
                 f"{table.name(slot)} ({member.peer[:8]}): {member.report.alert}. It is tried again there every few"
                 " seconds; or correct [data] in the run's file and start the coordinator again: nobody has to join anew"
@@ -169,7 +170,7 @@ def _missed_servers(machine: CoordinatorMachine, now: float) -> str:
 def _hanging_servers(machine: CoordinatorMachine, now: float) -> str:
     """A sentence when servers that are linked do nothing, and no step closes any more."""
     placement = machine.placement
-    if now - placement.newest_news_at < _quiet_max_s(machine):
+    if not placement.hanging or now - placement.newest_news_at < _quiet_max_s(machine):
         return ""
     named = []
     for slot, node in sorted(placement.table.holder.items()):

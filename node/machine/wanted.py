@@ -8,6 +8,7 @@ the transport's affair (`protocol.drive.link`): it knows sooner, and may mend th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import heappop, heappush, heapreplace
 
 from node.machine.outbox import Outbox
 from protocol.base.ids import NodeId
@@ -29,6 +30,8 @@ class _Wanted:
 
     addresses: tuple[str, ...]
     we_dial: bool
+    number: int
+    """Order in which they came to be wanted; of those that are due together the first is dialled first."""
     attempts: int = 0
     dial_at: float | None = None
     dialling_since: float | None = None
@@ -45,8 +48,17 @@ class Links:
         self._wanted: dict[NodeId, _Wanted] = {}
         self._heard: dict[NodeId, float] = {}
         """When something last came, for every live link."""
+        self._up_number: dict[NodeId, int] = {}
+        """In which order the live links came up; who is due together is asked in this order."""
         self._pinged: dict[NodeId, float] = {}
         self._ping_number = 0
+        self._numbers = 0
+        self._alarms: list[tuple[float, NodeId]] = []
+        """A heap: for every peer of which something may be due one entry, never later than that is. A server has
+        thousands of links, and nearly all alarms are put off by what comes in: an entry is only looked at when it is
+        the first."""
+        self._alarm_of: dict[NodeId, float] = {}
+        """The entry of each peer that counts; others of it in the heap are void."""
         self._due: float | None = None
         """When something is to be done at the earliest; it may be too early, never too late."""
         self._due_known = True
@@ -54,6 +66,8 @@ class Links:
     def set_limits(self, ping_s: float, silent_s: float) -> None:
         self._ping_s, self._silent_s = ping_s, silent_s
         self._due_known = False
+        for peer in self._heard:
+            self._set_alarm(peer)
 
     def want(self, peers: dict[NodeId, tuple[tuple[str, ...], bool]], now: float) -> None:
         """Keeps links to exactly these: peer -> (addresses, whether we dial). Others are hung up on."""
@@ -65,7 +79,7 @@ class Links:
         for peer, (addresses, we_dial) in peers.items():
             known = self._wanted.get(peer)
             if known is None:
-                self._wanted[peer] = _Wanted(addresses, we_dial)
+                self._wanted[peer] = _Wanted(addresses, we_dial, self._next_number())
                 if we_dial and peer not in self._heard:
                     self._dial(peer, now)
             else:
@@ -79,17 +93,25 @@ class Links:
         if self._due_known:
             self._due = at if self._due is None else min(self._due, at)
 
+    def _next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
     def up(self, peer: NodeId, now: float) -> None:
         self._soon(now + self._ping_s)
+        if peer not in self._heard:
+            self._up_number[peer] = self._next_number()
         self._heard[peer] = now
         self._pinged.pop(peer, None)
         wanted = self._wanted.get(peer)
         if wanted is not None:
             wanted.dial_at, wanted.dialling_since, wanted.up_since = None, None, now
+        self._set_alarm(peer)
 
     def down(self, peer: NodeId, now: float) -> None:
         """A link is gone, or an attempt has failed: try again after a while."""
         self._heard.pop(peer, None)
+        self._up_number.pop(peer, None)
         self._pinged.pop(peer, None)
         wanted = self._wanted.get(peer)
         if wanted is not None and wanted.up_since is not None:
@@ -100,13 +122,16 @@ class Links:
             wanted.dialling_since = None
             wanted.dial_at = now + BACKOFF_S[min(wanted.attempts, len(BACKOFF_S) - 1)]
             self._soon(wanted.dial_at)
+            self._set_alarm(peer)
             wanted.attempts += 1
 
     def heard(self, peer: NodeId, now: float) -> None:
         if peer in self._heard:
             self._heard[peer] = now
-            if self._pinged.pop(peer, None) is not None and self._due is not None:
-                self._due = min(self._due, now + self._ping_s)
+            if self._pinged.pop(peer, None) is not None:
+                self._set_alarm(peer)
+                if self._due is not None:
+                    self._due = min(self._due, now + self._ping_s)
 
     def is_up(self, peer: NodeId) -> bool:
         return peer in self._heard
@@ -122,22 +147,68 @@ class Links:
         return self._due
 
     def next_due(self) -> float | None:
-        """When the next attempt, question or end of patience is due, looked up link by link."""
-        times = [wanted.dial_at for wanted in self._wanted.values() if wanted.dial_at is not None]
-        times += [w.dialling_since + DIAL_TIMEOUT_S for w in self._wanted.values() if w.dialling_since is not None]
-        for peer, heard in self._heard.items():
-            times.append(heard + (self._silent_s if peer in self._pinged else self._ping_s))
-        return min(times, default=None)
+        """When the next attempt, question or end of patience is due."""
+        alarms = self._alarms
+        while alarms:
+            at, peer = alarms[0]
+            if self._alarm_of.get(peer) != at:
+                heappop(alarms)
+                continue
+            due = self._due_of(peer)
+            if due is None:
+                heappop(alarms)
+                del self._alarm_of[peer]
+            elif due > at:
+                heapreplace(alarms, (due, peer))
+                self._alarm_of[peer] = due
+            else:
+                return due
+        return None
+
+    def _due_of(self, peer: NodeId) -> float | None:
+        """When something is due of one peer."""
+        due = None
+        heard = self._heard.get(peer)
+        if heard is not None:
+            due = heard + (self._silent_s if peer in self._pinged else self._ping_s)
+        wanted = self._wanted.get(peer)
+        if wanted is not None:
+            if wanted.dial_at is not None and (due is None or wanted.dial_at < due):
+                due = wanted.dial_at
+            if wanted.dialling_since is not None and (due is None or wanted.dialling_since + DIAL_TIMEOUT_S < due):
+                due = wanted.dialling_since + DIAL_TIMEOUT_S
+        return due
+
+    def _set_alarm(self, peer: NodeId) -> None:
+        """What is due of a peer may be due earlier than it was."""
+        due = self._due_of(peer)
+        at = self._alarm_of.get(peer)
+        if due is not None and (at is None or due < at):
+            self._alarm_of[peer] = due
+            heappush(self._alarms, (due, peer))
+
+    def _take_alarms(self, now: float) -> list[NodeId]:
+        """The peers whose alarms have rung; each has another one to be set."""
+        rung = []
+        while self._alarms and self._alarms[0][0] <= now:
+            at, peer = heappop(self._alarms)
+            if self._alarm_of.get(peer) == at:
+                del self._alarm_of[peer]
+                rung.append(peer)
+        return rung
 
     def wake(self, now: float) -> None:
         if self._due_known and (self._due is None or now < self._due):
             return  # something else of the node was due
         self._due_known = False
-        for peer, wanted in self._wanted.items():
+        rung = self._take_alarms(now)
+        for peer in sorted((peer for peer in rung if peer in self._wanted), key=lambda peer: self._wanted[peer].number):
+            wanted = self._wanted[peer]
             late = wanted.dialling_since is not None and now >= wanted.dialling_since + DIAL_TIMEOUT_S
             if peer not in self._heard and (late or (wanted.dial_at is not None and now >= wanted.dial_at)):
                 self._dial(peer, now)
-        for peer, heard in list(self._heard.items()):
+        for peer in sorted((peer for peer in rung if peer in self._heard), key=lambda peer: self._up_number[peer]):
+            heard = self._heard[peer]
             if now >= heard + self._silent_s:
                 self._out.add(HangUp(peer, f"silent for {self._silent_s:g} s"))
                 # Until `LinkDown` comes there is nothing more to say on it.
@@ -146,9 +217,12 @@ class Links:
                 self._ping_number += 1
                 self._pinged[peer] = now
                 self._out.send(peer, Ping(number=self._ping_number))
+        for peer in rung:
+            self._set_alarm(peer)
 
     def _dial(self, peer: NodeId, now: float) -> None:
         wanted = self._wanted[peer]
         wanted.dial_at, wanted.dialling_since = None, now
         self._soon(now + DIAL_TIMEOUT_S)
+        self._set_alarm(peer)
         self._out.add(Dial(peer, wanted.addresses))

@@ -15,10 +15,12 @@ import json
 import textwrap
 import tomllib
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
+from msgspec.structs import FieldInfo
 
 from protocol.base.errors import BadInputError
 from protocol.run.run import ModelSection, RunConfig
@@ -126,9 +128,15 @@ def _read_auto(table: dict[str, Any]) -> None:
 # ---- reading ---------------------------------------------------------------------------------------------------
 
 
+@cache
+def _fields_of(struct: type[msgspec.Struct]) -> tuple[FieldInfo, ...]:
+    """Its types are kept as text, which is compiled each time that somebody asks for them."""
+    return msgspec.structs.fields(struct)
+
+
 def _mistakes(table: dict[str, Any], struct: type[msgspec.Struct], prefix: str, homes: dict[str, str]) -> Iterator[str]:
     """Sentences about everything in `table` that `struct` does not allow, in the file's order."""
-    fields = {field.name: field.type for field in msgspec.structs.fields(struct)}
+    fields = {field.name: field.type for field in _fields_of(struct)}
     for key, value in table.items():
         if key not in fields:
             yield f"{prefix}{key}: unknown key{_guess(key, list(fields), homes)}"
@@ -193,7 +201,7 @@ def _guess(key: str, siblings: list[str], homes: dict[str, str]) -> str:
 def _homes(struct: type[msgspec.Struct], prefix: str = "") -> dict[str, str]:
     """Full name of each key by its last part; of equal ones the first."""
     homes: dict[str, str] = {}
-    for field in msgspec.structs.fields(struct):
+    for field in _fields_of(struct):
         homes.setdefault(field.name, prefix + field.name)
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
             for name, full in _homes(field.type, f"{prefix}{field.name}.").items():
@@ -221,7 +229,7 @@ def _example_lines(struct: msgspec.Struct, prefix: str) -> Iterator[str]:
     """Plain keys first, then the tables: TOML gives keys to the table above them."""
     docs = field_docs(type(struct))
     tables: list[tuple[str, msgspec.Struct]] = []
-    for field in msgspec.structs.fields(type(struct)):
+    for field in _fields_of(type(struct)):
         value = getattr(struct, field.name)
         if isinstance(value, msgspec.Struct):
             tables.append((field.name, value))

@@ -261,7 +261,7 @@ class LimitsSection(_Section, frozen=True, kw_only=True):
     silent_s: float = 6.0
     """A link on which nothing came for so long is down (two missed pings and a half)."""
     ping_s: float = 2.0
-    """Quiet time after which a ping is sent."""
+    """Quiet time after which a ping is sent. Where it is more than two seconds volunteers report as seldom, too."""
     snapshot_steps: int = 20
     """Versions between a shard's snapshots on its own disk; between them its journal holds the gradients."""
     linger_s: float = 10.0

@@ -7,6 +7,7 @@ a machine are searched for references, and what they do not reach must not be in
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
@@ -90,21 +91,41 @@ def reachable(roots: list[Any]) -> dict[int, None]:
     todo = deque(roots)
     while todo:
         thing = todo.popleft()
-        if isinstance(thing, TensorRef):
+        kind = type(thing)
+        if kind is TensorRef:
             found[thing.key] = None
             continue
-        if isinstance(thing, LEAVES) or id(thing) in seen:
+        parts = PARTS_OF.get(kind, _unknown)
+        if parts is _unknown:
+            parts = PARTS_OF[kind] = _parts_of(kind)
+        if parts is None or id(thing) in seen:
             continue
         seen[id(thing)] = None
-        if isinstance(thing, dict):
-            todo.extend(thing.values())
-        elif isinstance(thing, (list, tuple, deque)):
-            todo.extend(thing)
-        elif isinstance(thing, msgspec.Struct):
-            todo.extend(getattr(thing, name) for name in thing.__struct_fields__)
-        elif is_dataclass(thing) and not isinstance(thing, type):
-            todo.extend(getattr(thing, field.name) for field in fields(thing))
-            todo.extend(getattr(thing, "__dict__", {}).values())
-        elif type(thing).__module__.split(".")[0] in ("node", "tests"):
-            todo.extend(vars(thing).values())
+        todo.extend(parts(thing))
     return found
+
+
+def _unknown(thing: Any) -> Iterable[Any]:
+    raise AssertionError("stands for types that were not met yet")
+
+
+PARTS_OF: dict[type, Callable[[Any], Iterable[Any]] | None] = {}
+"""What leads on from an object of a type; None: nothing does. A search meets many objects of few types."""
+
+
+def _parts_of(kind: type) -> Callable[[Any], Iterable[Any]] | None:
+    if issubclass(kind, LEAVES):
+        return None
+    if issubclass(kind, dict):
+        return lambda thing: thing.values()
+    if issubclass(kind, (list, tuple, deque)):
+        return lambda thing: thing
+    if issubclass(kind, msgspec.Struct):
+        names = kind.__struct_fields__
+        return lambda thing: [getattr(thing, name) for name in names]
+    if is_dataclass(kind):
+        of_class = [field.name for field in fields(kind)]
+        return lambda thing: [*(getattr(thing, n) for n in of_class), *getattr(thing, "__dict__", {}).values()]
+    if kind.__module__.split(".")[0] in ("node", "tests"):
+        return lambda thing: vars(thing).values()
+    return None

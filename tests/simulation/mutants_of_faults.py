@@ -177,6 +177,18 @@ def a_decider_believes_only_its_own_disk(original: Any) -> Any:
     return lambda self, step: None
 
 
+@mutant(
+    ShardRole,
+    "_freeze_again",
+    scene=Scene(
+        only=("disk_lied",), gap_s=(0.3, 0.8), until_s=(8.0, 14.0), disk_losses_max=10, loses=("StepSealed",),
+        run={**LINE, "steps": 16, "delay": 0, "fronts": 1, "backs": 1},
+    ),
+)  # fmt: skip
+def who_has_committed_a_step_says_nothing_to_a_ledger_that_lost_its_seal(original: Any) -> Any:
+    return lambda self, message: None
+
+
 # ---- rules that once could be taken away without anybody's notice ----------------------------------------------------
 
 

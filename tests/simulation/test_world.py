@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from protocol.base.ids import NodeId
 from protocol.run.course import PLANNED
 from tests.simulation.run_seed import run_seed
 from tests.simulation.scene import Scene
+from tests.simulation.world import Host, Watcher, World
 
 ROOT = Path(__file__).parents[2]
 ONCE_FAILED = [int(word) for word in (ROOT / "tests/simulation/seeds.txt").read_text().split()]
@@ -71,3 +73,13 @@ def test_a_seed_is_the_same_in_every_process() -> None:
     processes = [start("41-43", hash_seed) for hash_seed in ("1", "2")]
     first, second = [finish(process) for process in processes]
     assert first == second and len(first) == 3
+
+
+def test_an_input_of_a_large_world_costs_no_more_than_one_of_a_small_one() -> None:
+    """A look at invariants costs as much as a machine knows of others; so there are as many fewer as hosts are more."""
+    world = World(1, Watcher())
+    every = []
+    for number in range(10_000):
+        world.add(Host(NodeId(f"v{number}"), "volunteer", lambda host, rng: None, ""))  # type: ignore[arg-type]
+        every.append(world.checked_every)
+    assert set(every[:100]) == {1} and every[-1] == 1000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from coordinator.live.orders import Ban
@@ -331,3 +332,12 @@ def test_status_is_plain_data_that_names_what_it_waits_for() -> None:
     assert status["stages"][0]["volunteers"] == 1
     member = next(member for member in status["members"] if member["id"] == "v0")
     assert (member["state"], member["stage"], member["counters"]) == ("training", 0, {"tokens": 5.0})
+
+
+def test_places_and_stages_are_looked_after_however_seldom_links_are_asked() -> None:
+    """In a large run links may be asked every few minutes; a place that nobody fills does not wait for that."""
+    limits = msgspec.structs.replace(CONFIG.limits, ping_s=300.0, silent_s=1200.0)
+    desk = Desk(msgspec.structs.replace(CONFIG, limits=limits))
+    desk.server("s0")
+    due = desk.machine.wake_at()
+    assert due is not None and due - desk.now <= 7.5

@@ -150,6 +150,16 @@ def test_a_thousand_volunteers_are_looked_at_within_a_tenth_of_a_second() -> Non
     assert (time.process_time() - began) / 5 < 0.1
 
 
+def test_who_linked_up_earlier_and_was_welcomed_later_stands_before_the_others() -> None:
+    """Of equals the last to come moves, and that is not whoever got its stage last."""
+    there = powers((0, 1.0), (0, 1.0), (0, 1.0))
+    standing = Standing(2, [there[0], there[2]])
+    standing.add(there[1])
+    assert [power.node for power in standing.powers] == ["v0", "v1", "v2"] and standing.counts == [3, 0]
+    moved = fill_by(BOTH, standing)
+    assert moved is not None and moved[0] == "v2"
+
+
 def test_steps_count_device_lines_sum_and_version() -> None:
     """Whatever is the least: compute, what goes up and comes down a visit, and the stage's gradients and parameters."""
     needs = Needs(visits=10, flops=1e9, up_bytes=1e6, down_bytes=2e6, contribution_bytes=4e6, version_bytes=8e6)

@@ -125,7 +125,8 @@ def test_it_never_oversleeps(seed: int) -> None:
     now = 0.0
     for _ in range(200):
         due, exact = desk.links.wake_at(), desk.links.next_due()
-        assert due is not None and exact is not None and due <= exact
+        looked_up = [at for at in map(desk.links._due_of, (A, B)) if at is not None]
+        assert due is not None and due <= min(looked_up) and exact == min(looked_up)
         step_s = rng.uniform(0.0, 2.0)
         if now + step_s >= due:
             now = max(now, due)
@@ -138,3 +139,22 @@ def test_it_never_oversleeps(seed: int) -> None:
         else:
             (desk.links.up if rng.random() < 0.5 else desk.links.down)(peer, now)
         desk.take()
+
+
+def test_a_wake_looks_at_those_of_whom_something_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of a large run has thousands of links, and every question to one of them is a wake."""
+    desk, looks = Desk(), []
+    due_of = Links._due_of
+    monkeypatch.setattr(Links, "_due_of", lambda links, peer: looks.append(peer) or due_of(links, peer))
+    peers = [NodeId(f"v{number}") for number in range(1000)]
+    for number, peer in enumerate(peers):
+        desk.links.up(peer, number / 1000)
+    looks.clear()
+    now = desk.links.wake_at()
+    assert now == 2.0
+    for peer in peers[:100]:
+        asked = [effect for effect in desk.wake(now).all if getattr(effect, "peer", None) == peer]
+        assert asked, f"{peer} was not asked at {now}"
+        now = desk.links.wake_at()
+        assert now is not None
+    assert len(looks) < 5 * 100
