@@ -21,7 +21,15 @@ from coordinator.world.predicted import predicted
 from coordinator.world.swarm import Swarm
 from node.world.member import Members
 from protocol.run.course import course_of
-from protocol.run.run import BatchSection, DataSection, LimitsSection, RunConfig, StagesSection
+from protocol.run.run import (
+    BatchSection,
+    BoundaryForm,
+    DataSection,
+    LimitsSection,
+    RunConfig,
+    StagesSection,
+    WireSection,
+)
 from tests.benchmarks.home_lines import MODELS, home_lines
 
 STAGES, MICROBATCHES, VOCABULARY = 8, 256, 32_000
@@ -33,7 +41,7 @@ STAY_S, AWAY_S = 1200.0, 60.0
 
 @dataclass(frozen=True)
 class Row:
-    """One run."""
+    """One run; `up`: the form of activations from volunteers to servers."""
 
     name: str
     model: str
@@ -41,6 +49,7 @@ class Row:
     steps: int
     gigabytes: int = 12
     churn: bool = False
+    up: BoundaryForm = "q8"
 
 
 ROWS = (
@@ -48,20 +57,24 @@ ROWS = (
     Row("1.1B-32", "1.1 B", 32, 4),
     Row("1.1B-200", "1.1 B", 200, 6),
     Row("1.1B-24-churn", "1.1 B", 24, 4, churn=True),
+    Row("1.1B-32-d4", "1.1 B", 32, 4, up="d4"),
     Row("7B-24", "7 B", 24, 3, gigabytes=24),
     Row("7B-32", "7 B", 32, 3, gigabytes=24),
+    Row("7B-32-d4", "7 B", 32, 3, gigabytes=24, up="d4"),
     Row("7B-24-churn", "7 B", 24, 3, gigabytes=24, churn=True),
 )
 
 
 def config_of(row: Row) -> RunConfig:
-    """The run of a row, in the default forms."""
+    """The run of a row, in the default forms but for what it says; as many servers in any case."""
+    fronts, backs = (2, 0) if row.up == "d4" else (1, 1)
     return RunConfig(
         model=MODELS[row.model],
         steps=row.steps,
         data=DataSection(tokenizer=f"bpe:{VOCABULARY}"),
         batch=BatchSection(microbatches=MICROBATCHES, samples=1),
-        stages=StagesSection(count=STAGES, front_servers=1, back_servers=1),
+        stages=StagesSection(count=STAGES, front_servers=fronts, back_servers=backs),
+        wire=WireSection(activations_up=row.up),
         limits=LimitsSection(lease_s=600.0),
     )
 

@@ -32,9 +32,9 @@ _LARGE = 8.0
 """One or two values that are so many times all others of their block travel apart: beside one of 20 standard deviations
 the others have twice the error that they have alone."""
 _LEVELS = 7
-_FIT = 1 / 8
-"""Times the largest of a rotated block is the least scale. So the last level takes what lies up to a whole step beyond
-it: 10.3 % of normal values are lost, where 1/7.5, half a step, loses 10.5 %, and 1/7 11.3 %."""
+_FIT = 1 / 7.5
+"""Times the largest of a rotated block is the least scale: the last level takes what lies up to half a step beyond it.
+10.5 % of normal values are lost; 1/7 loses 11.3 %, and 1/8 10.3 % and twice as much of a block that is constant."""
 
 
 def hadamard() -> Tensor:

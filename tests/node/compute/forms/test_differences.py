@@ -50,25 +50,25 @@ def test_bytes_do_not_depend_on_how_a_device_adds(monkeypatch: pytest.MonkeyPatc
 
 @given(SHAPES, st.integers(0, 10**6), st.floats(0, 20))
 @settings(max_examples=60, deadline=None)
-def test_no_code_is_further_than_a_step_from_its_value(shape: tuple[int, ...], seed: int, spread: float) -> None:
-    """And a step is at most 9/64 of the largest rotated value, which is at most 8 times the block's norm. How large it
-    may be is read off the bytes alone."""
+def test_no_code_is_further_than_half_a_step_from_its_value(shape: tuple[int, ...], seed: int, spread: float) -> None:
+    """And a step is at most 3/20 of the largest rotated value, which is at most 8 times the block's norm. How large
+    it may be is read off the bytes alone."""
     x = values(shape, seed, spread)
     data = d4.encode(x)
     least, most = byte_bounds(shape, "d4")
     assert least <= len(data) <= most
     back = d4.decode(data, shape)
-    error, size = d4.rotate(blocks_of(back - x)), d4.rotate(blocks_of(x)).abs().amax(1)
-    assert bool((error.abs().amax(1) <= 9 / 64 * 1.001 * size).all())
+    error, size = blocks_of(back - x).norm(dim=1), d4.rotate(blocks_of(x)).abs().amax(1)
+    assert bool((error <= 0.075 * 1.001 * size).all())
     assert bool((size <= 8.001 * blocks_of(x).norm(dim=1)).all())
     assert float(back.double().square().sum()) <= square_norm_most(data, "d4", shape) * (1 + 1e-9)
 
 
 def test_normal_values_lose_a_tenth() -> None:
-    """10.3 % where a block is normal; a block of zeros is a block of zeros."""
+    """10.5 % where a block is normal; a block of zeros is a block of zeros."""
     x = values((4, 64, 512), 3)
     error = float((round_trip(x, "d4") - x).norm() / x.norm())
-    assert 0.100 < error < 0.106 and len(d4.encode(x)) == byte_bounds((4, 64, 512), "d4")[0]
+    assert 0.103 < error < 0.108 and len(d4.encode(x)) == byte_bounds((4, 64, 512), "d4")[0]
     assert torch.equal(round_trip(torch.zeros(2, 3, 100), "d4"), torch.zeros(2, 3, 100))
 
 
@@ -93,7 +93,7 @@ def test_bytes_stay_what_they_are() -> None:
     """The form is written down: a change of one bit is a change of the protocol."""
     x = torch.arange(-96, 96).view(1, 192).float().pow(3) / 1000.0
     x[0, 130] = 1e6
-    assert hashlib.blake2b(d4.encode(x), digest_size=8).hexdigest() == "b68864d90afa4137"
+    assert hashlib.blake2b(d4.encode(x), digest_size=8).hexdigest() == "31b1220af0b0a2f4"
 
 
 def test_what_arrives_is_what_a_server_makes_of_what_went_up() -> None:
