@@ -97,7 +97,8 @@ def test_volunteers_and_servers_come_to_the_reference_s_bits_and_audits_to_the_s
     bench = Bench(config_of())
     tokens, labels = batch()
     loss, (expected,) = along_route(bench.config, bench.models, bench.weights, tokens, labels)
-    forwards, backwards = ([TaskId(0, 0, position, op) for position in range(3)] for op in "FB")
+    forwards = [TaskId(0, 0, position, "F") for position in range(3)]
+    backwards = [TaskId(0, 0, position, "B") for position in range(3)]
     first, middle, last = bench.devices
     x0, x_labels = bench.keep(tokens, "int32"), bench.keep(labels, "int32")
     x1 = bench.do(first, jobs.Forward(forwards[0], 0, x0, bench.fresh()))

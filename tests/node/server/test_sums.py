@@ -86,8 +86,8 @@ class Desk:
 
 def handed_on(effects: Effects, task: TaskId) -> list[int]:
     """Keys of what other stages get."""
-    kind = Activation if task.op == "F" else Gradient
-    return [message.tensors[0].key for message in effects.sent(kind)]
+    sent = effects.sent(Activation) if task.op == "F" else effects.sent(Gradient)
+    return [message.tensors[0].key for message in sent]
 
 
 @pytest.mark.parametrize("task", [FORWARD, BACKWARD])
