@@ -61,8 +61,8 @@ def needs_of(config: RunConfig, course: Course, vocabulary: int) -> tuple[Needs,
     blocks = blocks_of(spec)
     tokens, microbatches = config.batch.samples * config.model.context, config.batch.microbatches
     wire = config.wire
-    up_bits, down_bits, gradient_bits, parameter_bits = (
-        TYPICAL_BITS[form] for form in (wire.activations_up, wire.activations_down, wire.gradients, wire.parameters)
+    down_bits, gradient_bits, parameter_bits = (
+        TYPICAL_BITS[form] for form in (wire.activations_down, wire.gradients, wire.parameters)
     )
     found = []
     for stage in range(config.stages.count):
@@ -73,18 +73,22 @@ def needs_of(config: RunConfig, course: Course, vocabulary: int) -> tuple[Needs,
             visits += share
             flops += share * tokens * sum(block.forward_flops + block.backward_flops for block in own)
             parameters += sum(block.parameters for block in own)
-        boundaries = 0.0
+        boundaries = up_bits = 0.0
         for route in course.routes:
             stages = course.stages_of(route)
-            ends = sum((place > 0) + (place < len(stages) - 1) for place, s in enumerate(stages) if s == stage)
-            boundaries += ends / len(course.routes)
-        per_visit = boundaries / visits * spec.boundary_values * tokens / 8 if visits else 0.0
+            last = len(stages) - 1
+            for place in (place for place, s in enumerate(stages) if s == stage):
+                gradient = TYPICAL_BITS[wire.input_gradient_form(place == last)] if place > 0 else 0.0
+                output = TYPICAL_BITS[wire.output_form(place == 0)] if place < last else 0.0
+                up_bits += (gradient + output) / len(course.routes)
+                boundaries += ((place > 0) + (place < last)) / len(course.routes)
+        per_visit = spec.boundary_values * tokens / 8 / visits if visits else 0.0
         found.append(
             Needs(
                 visits=visits * microbatches,
                 flops=flops / visits if visits else 0.0,
                 up_bytes=per_visit * up_bits,
-                down_bytes=per_visit * down_bits,
+                down_bytes=per_visit * boundaries * down_bits,
                 contribution_bytes=parameters * gradient_bits / 8,
                 version_bytes=parameters * parameter_bits / 8,
             )

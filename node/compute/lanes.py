@@ -157,8 +157,8 @@ class DevicePerformer(Performer):
         if self._config.batch.segments > 1:
             return self._forward_segment(job, buffers)
         assert job.output is not None
-        y = self._stage.forward(job.task, job.version, self._decode(job.input, buffers), self._chunk(job.task))
-        return self._encode(job.output, y, self._config.wire.activations_up)
+        y = self._stage.forward(job.task, job.version, x := self._decode(job.input, buffers), self._chunk(job.task))
+        return self._output(job.output, y, x, job.task)
 
     def _backward(self, job: jobs.Backward, buffers: Buffers) -> TensorRef | None:
         stage, into = self._stage, job.accumulator
@@ -176,7 +176,7 @@ class DevicePerformer(Performer):
                 dx = stage.recompute_backward_input(job.version, x, dy, into, job.task, chunk)
             else:
                 dx = stage.recompute_backward(job.version, x, dy, into, chunk)
-        return self._input_gradient(job.input_gradient, dx)
+        return self._input_gradient(job.input_gradient, dx, dy, job.task)
 
     def _route_end(self, job: jobs.RouteEnd, buffers: Buffers) -> tuple[float, TensorRef | None]:
         x, labels = self._decode(job.input, buffers), self._decode(job.labels, buffers)
@@ -186,7 +186,7 @@ class DevicePerformer(Performer):
             loss_sum, dx = self._stage.tail_input(job.version, x, labels, into, job.tasks[2], chunk)
         else:
             loss_sum, dx = self._stage.tail(job.version, x, labels, into, chunk)
-        return loss_sum, self._input_gradient(job.input_gradient, dx)
+        return loss_sum, self._input_gradient(job.input_gradient, dx, None, job.tasks[2])
 
     def _weight_gradient(self, job: jobs.WeightGradient, _: Buffers) -> None:
         _begin(self._stage, job.version, job.task)
@@ -199,31 +199,31 @@ class DevicePerformer(Performer):
         if job.task.position == 0:
             x = x[:, slice(*segment_ranges(self._config)[job.task.segment])]
         y = self._stage.forward_segment(key, job.version, x, self._chunk(job.task))
-        return None if job.output is None else self._encode(job.output, y, self._config.wire.activations_up)
+        return None if job.output is None else self._output(job.output, y, x, job.task)
 
     def _segment_end(self, job: jobs.SegmentEnd, buffers: Buffers) -> tuple[float, TensorRef | None]:
         labels = self._decode(job.labels, buffers)[:, slice(*segment_ranges(self._config)[job.task.segment])]
         _begin(self._stage, job.version, job.task)
         loss_sum, dx = self._stage.tail_segment(graph_of(job.task), labels, job.accumulator)
-        return loss_sum, self._input_gradient(job.input_gradient, dx)
+        return loss_sum, self._input_gradient(job.input_gradient, dx, None, job.task)
 
     def _evaluate(self, job: jobs.Evaluate, buffers: Buffers) -> TensorRef | float:
         labels = None if job.labels is None else self._decode(job.labels, buffers)
-        found = self._stage.evaluate(job.version, self._decode(job.input, buffers), labels, self._chunk(job.task))
-        if isinstance(found, float):
-            return found
-        return self._encode(job.output, found, self._config.wire.activations_up)
+        found = self._stage.evaluate(job.version, x := self._decode(job.input, buffers), labels, self._chunk(job.task))
+        return found if isinstance(found, float) else self._output(job.output, found, x, job.task)
 
-    def _input_gradient(self, key: int | None, dx: Tensor | None) -> TensorRef | None:
+    def _output(self, key: int, y: Tensor, x: Tensor, task: TaskId) -> TensorRef:
+        return self._encode_up(key, y, x if task.position else None, self._config.wire.activations_up, task)
+
+    def _input_gradient(self, key: int | None, dx: Tensor | None, dy: Tensor | None, task: TaskId) -> TensorRef | None:
         if key is None:
             return None
         if dx is None:
             raise ValueError("a stage that reads tokens has no input gradient")
-        return self._encode(key, dx, self._config.wire.activations_up)
+        return self._encode_up(key, dx, dy, self._config.wire.activations_up, task)
 
     def _take_gradient(self, job: jobs.TakeGradient, _: Buffers) -> tuple[TensorRef, ...]:
-        total = self._stage.take_gradient(job.accumulator)
-        form = self._config.wire.gradients
+        total, form = self._stage.take_gradient(job.accumulator), self._config.wire.gradients
         made = []
         for shard, key in enumerate(job.shards):
             part = total[slice(*self._stage.layout.shard_range(shard, len(job.shards)))]

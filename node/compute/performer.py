@@ -11,10 +11,11 @@ from torch import Tensor
 
 from node.compute.forms import packed
 from node.compute.lane import Buffers, Outcome
-from node.compute.wire import decode, encode
+from node.compute.wire import decode, encode, going_up
 from node.process.store import Buffer
-from protocol.base.ids import TensorRef
+from protocol.base.ids import TaskId, TensorRef
 from protocol.base.machine import Computed, ComputeFailed
+from protocol.run.audits import AUDIT_SLICE
 
 
 class Performer:
@@ -69,3 +70,10 @@ class Performer:
         ref = TensorRef(key, tuple(tensor.shape), form, buffer.nbytes)  # type: ignore[arg-type]
         self._made.append((ref, buffer))
         return ref
+
+    def _encode_up(self, key: int, tensor: Tensor, base: Tensor | None, form: str, task: TaskId) -> TensorRef:
+        """A task's result as it goes up, or for an audit as what a server has made of that, which it compares with."""
+        start = time.monotonic()
+        tensor, form = going_up(tensor, base, form, at_server=task.slice == AUDIT_SLICE)
+        self._codec_s += time.monotonic() - start
+        return self._encode(key, tensor, form)

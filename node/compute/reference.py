@@ -20,11 +20,11 @@ from torch import Tensor
 from node.compute.export import export_model, initial_weights
 from node.compute.forms import p12
 from node.compute.layout import StageLayout
-from node.compute.model import StageModel
+from node.compute.model import StageContext, StageModel
 from node.compute.optimizer import AdamWShard, partial_square_norm
 from node.compute.segments import SegmentModel, Visit
 from node.compute.stage_grid import StageGrid
-from node.compute.wire import round_trip
+from node.compute.wire import arrived, round_trip
 from node.data.dataset import Dataset
 from node.machine.numbers import clip_factor, learning_rate
 from node.machine.numbers import validation_loss as validation_loss_of
@@ -172,8 +172,8 @@ def _validations(
     sums = []
     for index in range(config.validation.batches):
         x, labels = (torch.from_numpy(array).long() for array in dataset.validation_batch(index))
-        for model in models[:-1]:
-            x = round_trip(model.outputs(params, x).float(), config.wire.activations_up)
+        for position, model in enumerate(models[:-1]):
+            x = arrived(model.outputs(params, x).float(), x if position else None, config.wire.activations_up)
         sums.append(models[-1].evaluate(params, x, labels)[0])
     return [validation_loss_of(config, version, sums)]
 
@@ -193,18 +193,20 @@ def along_route(
     are two tasks with gradients of one matrix, so two terms.
     """
     form = config.wire.activations_up
-    x, graphs = tokens, []
+    x, graphs = tokens, list[StageContext]()
     for model in visits[:-1]:
         y, graph = model.forward(params, x)
+        x = arrived(y.float(), x if graphs else None, form)
         graphs.append(graph)
-        x = round_trip(y.float(), form)
     terms = [torch.zeros_like(params, dtype=torch.float32)]
     loss_sum, _, dx = visits[-1].loss(params, x, labels, 1.0 / config.step_tokens, terms[0])
     if graphs and config.model.tied_embeddings:
         terms.append(torch.zeros_like(params, dtype=torch.float32))
+    dy: Tensor | None = None
     for model, graph in reversed(list(zip(visits[:-1], graphs, strict=True))):
         assert dx is not None, "only the first visit has no input gradient"
-        dx = model.backward(graph, round_trip(dx.float(), form).to(model.dtype), terms[-1])
+        dy = arrived(dx.float(), dy, form)
+        dx = model.backward(graph, dy.to(model.dtype), terms[-1])
     return loss_sum, terms
 
 
@@ -217,8 +219,8 @@ def along_route_in_segments(
     open_visits = [Visit() for _ in visits]
     for first, end in ranges:
         x = tokens[:, first:end]
-        for model, visit in zip(visits[:-1], open_visits[:-1], strict=True):
-            x = round_trip(model.forward_segment(params, x, visit).float(), form)
+        for position, (model, visit) in enumerate(zip(visits[:-1], open_visits[:-1], strict=True)):
+            x = arrived(model.forward_segment(params, x, visit).float(), x if position else None, form)
         visits[-1].forward_segment(params, x, open_visits[-1])
     terms = [torch.zeros_like(params, dtype=torch.float32)]
     if len(visits) > 1 and config.model.tied_embeddings:
@@ -228,9 +230,11 @@ def along_route_in_segments(
         scale = 1.0 / config.step_tokens
         loss, _, dx = visits[-1].loss_segment(open_visits[-1], labels[:, first:end], scale, terms[0])
         loss_sum += loss
+        dy: Tensor | None = None
         for model, visit in reversed(list(zip(visits[:-1], open_visits[:-1], strict=True))):
             assert dx is not None, "only the first visit has no input gradient"
-            dx = model.backward_segment(visit, round_trip(dx.float(), form).to(model.dtype), terms[-1])
+            dy = arrived(dx.float(), dy, form)
+            dx = model.backward_segment(visit, dy.to(model.dtype), terms[-1])
     return loss_sum, terms
 
 

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node.compute.forms import q8
+from node.compute.forms import d4, q8
 from protocol.base.errors import RemoteProtocolError
 from protocol.base.forms import byte_bounds
 
-Form = Literal["fp64", "fp32", "bf16", "int32", "q8"]
+Form = Literal["fp64", "fp32", "bf16", "int32", "q8", "d4"]
 """What `encode` and `decode` know; `gi` and `p12` need a grid or a base, and are made in `node.compute.forms`."""
 
 _STORED: Final[dict[str, tuple[torch.dtype, torch.dtype]]] = {
@@ -28,7 +28,7 @@ _STORED: Final[dict[str, tuple[torch.dtype, torch.dtype]]] = {
     "bf16": (torch.bfloat16, torch.float32),
     "int32": (torch.int32, torch.int64),
 }
-_SMALL: Final[dict[str, ModuleType]] = {"q8": q8}
+_SMALL: Final[dict[str, ModuleType]] = {"q8": q8, "d4": d4}
 MOST_BYTES: Final = 1 << 34
 """16 GiB: more than any stage's vector that one process can hold twice; stops products of absurd shapes."""
 
@@ -83,6 +83,27 @@ def decode(buffer: bytes | bytearray | memoryview, shape: tuple[int, ...], form:
 def round_trip(tensor: Tensor, form: str) -> Tensor:
     """What a receiver computes with when this fp32 tensor was sent in `form`; in fp32 itself."""
     return tensor if form == "fp32" else decode(encode(tensor, form), tuple(tensor.shape), form)
+
+
+def going_up(tensor: Tensor, base: Tensor | None, form: str, at_server: bool = False) -> tuple[Tensor, str]:
+    """What goes up of a stage's fp32 output, or input gradient, and in which form, where the run says `form`; with
+    `at_server` what the server makes of that, and in which form it goes on.
+
+    Args:
+        base: what came down to the stage, in fp32: its input, or its output's gradient. None for tokens and labels,
+            from which nothing can be told apart.
+    """
+    if form != "d4":
+        return tensor, form
+    if base is None:
+        return tensor, "q8"
+    part = tensor - base
+    return (base + round_trip(part, form), "q8") if at_server else (part, form)
+
+
+def arrived(tensor: Tensor, base: Tensor | None, form: str) -> Tensor:
+    """What the next stage computes with; as `going_up`."""
+    return round_trip(*going_up(tensor, base, form, at_server=True))
 
 
 def check_tokens(tokens: Tensor, vocabulary: int, what: str) -> None:

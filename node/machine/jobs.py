@@ -315,6 +315,21 @@ class MeasureResult:
 
 
 @dataclass(frozen=True, slots=True)
+class AddUp:
+    """With `activations_up = "d4"`: what came up, plus what had gone down to who made it, in the form in which that
+    goes on. Result: TensorRef stored as `sum`."""
+
+    ledger_generation: int
+    task: TaskId
+    """A forward, whose output it is, or a backward, whose input gradient it is."""
+    node: NodeId
+    """Who made it."""
+    part: TensorRef
+    base: TensorRef
+    sum: int
+
+
+@dataclass(frozen=True, slots=True)
 class Fold:
     """Add a contribution's tensor to the step's sum. Result: None."""
 
@@ -477,6 +492,8 @@ DEVICE_JOBS = (
 STORE_JOBS = (TryStore, BringPart, BringManifest)
 """What may take as long as a line and somebody else's computers do: in a lane of its own, for which no training waits.
 Each names the ledgers that it was ordered under, since the lanes end their jobs in any order."""
+SUM_JOBS = (AddUp,)
+"""What the next stage waits for: in a lane of its own, too, so that it does not wait for an optimizer or for a disk."""
 StoreJob = TryStore | BringPart | BringManifest
 Job = (
     SetUpDevice
@@ -502,6 +519,7 @@ Job = (
     | CopyState
     | Measure
     | MeasureResult
+    | AddUp
     | Fold
     | Reduce
     | Apply

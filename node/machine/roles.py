@@ -11,7 +11,7 @@ from typing import Any
 
 from node.machine.drain import DRAIN_S
 from node.machine.facts import NodeFacts
-from node.machine.jobs import DEVICE_JOBS, STORE_JOBS, PrepareData, WriteEvidence
+from node.machine.jobs import DEVICE_JOBS, STORE_JOBS, SUM_JOBS, PrepareData, WriteEvidence
 from node.machine.outbox import Outbox
 from node.machine.records import AuditStanding, StateLost
 from node.machine.revocation import Revocation
@@ -278,7 +278,8 @@ class Roles:
         elif isinstance(job, WriteEvidence):  # an auditor's
             say_evidence(self._out, job, result)
         else:  # ordered for ledgers in which this node has no place any more
-            self._out.drop(ref for ref in (result if isinstance(result, tuple) else ()) if isinstance(ref, TensorRef))
+            results = result if isinstance(result, tuple) else (result,)
+            self._out.drop(ref for ref in results if isinstance(ref, TensorRef))
 
     def failed(self, job: Any, reason: str, now: float) -> bool:
         """Whether a role can go on without the job's result."""
@@ -288,7 +289,7 @@ class Roles:
         if self.server is None and isinstance(job, WriteEvidence):
             self._out.log("warning", "evidence cannot be written", reason=reason)
             return True
-        if self.server is None and isinstance(job, STORE_JOBS):
+        if self.server is None and isinstance(job, (*STORE_JOBS, *SUM_JOBS)):
             return True  # its place is another server's now
         return self.server is not None and self.server.failed(job, reason, now)
 

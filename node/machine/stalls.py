@@ -12,6 +12,7 @@ from collections import deque
 from node.machine.jobs import (
     DEVICE_JOBS,
     STORE_JOBS,
+    SUM_JOBS,
     Apply,
     FindCheckpoints,
     Job,
@@ -55,9 +56,9 @@ class Stalls:
     """Of one server: what its device, its server lane and its disk were given and have not ended."""
 
     def __init__(self) -> None:
-        self._jobs: dict[str, deque[Job]] = {"device": deque(), "server": deque()}
+        self._jobs: dict[str, deque[Job]] = {"device": deque(), "server": deque(), "sums": deque()}
         self._writes = 0
-        self._moved = {"device": True, "server": True, "disk": True}
+        self._moved = {"device": True, "server": True, "sums": True, "disk": True}
         """Whether something has ended there since the last look, or there was nothing to do."""
         self._lasted_s = dict.fromkeys(self._moved, 0.0)
         self._looked_at: float | None = None
@@ -130,4 +131,4 @@ class Stalls:
 
 
 def _lane(job: Job) -> str:
-    return "device" if isinstance(job, DEVICE_JOBS) else "server"
+    return "device" if isinstance(job, DEVICE_JOBS) else "sums" if isinstance(job, SUM_JOBS) else "server"

@@ -26,6 +26,7 @@ from node.links.connector import Connector
 from node.machine.jobs import (
     DEVICE_JOBS,
     STORE_JOBS,
+    SUM_JOBS,
     Apply,
     Backward,
     BringManifest,
@@ -44,7 +45,7 @@ from node.process.journal import JournalWriter, tensors_of
 from node.process.metrics import NodeMetrics
 from node.process.store import Buffer, StoreError, StoreFullError, TensorStore
 from protocol.base.errors import RemoteProtocolError
-from protocol.base.forms import GRID_SUM_MOST, NOT_FINITE, small_is_whole
+from protocol.base.forms import BLOCK_FORMS, GRID_SUM_MOST, NOT_FINITE, small_is_whole
 from protocol.base.ids import NodeId, TensorRef
 from protocol.base.limits import REPORT_COUNTERS
 from protocol.base.machine import (
@@ -199,7 +200,8 @@ class Driver:
         buffers = {ref.key: self._store.get(ref.key) for ref in input_refs(job)}
         on_device = self._on_device(job)
         self.activity.job_begins(on_device, trio.current_time())
-        lane = "store" if isinstance(job, STORE_JOBS) else "device" if on_device else "server"
+        own = "store" if isinstance(job, STORE_JOBS) else "sums" if isinstance(job, SUM_JOBS) else "server"
+        lane = "device" if on_device else own
         self._lanes[lane].submit(job, buffers)
 
     def _on_device(self, job: Any) -> bool:
@@ -518,8 +520,8 @@ def square_norm(tensors: Sequence[TensorRef], buffers: Sequence[Buffer]) -> floa
             values = (np.frombuffer(buffer, dtype=np.uint16).astype(np.uint32) << 16).view(np.float32)
         elif ref.form in ("fp32", "fp64"):
             values = np.frombuffer(buffer, dtype=np.float32 if ref.form == "fp32" else np.float64)
-        elif ref.form == "q8":
-            total += square_norm_most(buffer, ref.shape)
+        elif ref.form in BLOCK_FORMS:
+            total += square_norm_most(buffer, ref.form, ref.shape)
             continue
         elif ref.form == "gi" and first(buffer, math.prod(ref.shape)) == NOT_FINITE:
             return math.inf
@@ -571,6 +573,6 @@ def all_whole(message: Message, buffers: Sequence[Buffer]) -> bool:
     for ref, buffer in zip(refs, buffers, strict=True):
         if ref.form == "gi" and not is_whole(buffer, math.prod(ref.shape)):
             return False
-        if ref.form == "q8" and not small_is_whole(buffer, ref.form, ref.shape):
+        if ref.form in BLOCK_FORMS and not small_is_whole(buffer, ref.form, ref.shape):
             return False
     return True

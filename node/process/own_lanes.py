@@ -16,6 +16,7 @@ from node.compute.evidence import FOLDER
 from node.compute.lane import Lane, Outcome
 from node.compute.lanes import DevicePerformer, ServerPerformer
 from node.compute.store_lane import Door, StorePerformer
+from node.compute.sum_lane import SumPerformer
 from node.data.allowed import Allowed
 from protocol.trust.seals import Sealer
 
@@ -23,11 +24,12 @@ Deliver = Callable[[Outcome], None]
 
 
 def server_lanes(folder: Path, allowed: Allowed, sealer: Sealer) -> dict[str, Callable[[Deliver], Lane]]:
-    """By name, the lane of what a server computes for its shard, and that of what it brings to an object store;
-    `folder`: its state."""
+    """By name, the lanes of what a server computes for its shard, of sums that the next stage waits for, and of what it
+    brings to an object store; `folder`: its state."""
     door = Door()
     return {
         "server": lambda deliver: Lane("server", lambda: ServerPerformer(folder, 1, allowed, sealer, door), deliver),
+        "sums": lambda deliver: Lane("sums", SumPerformer, deliver),
         "store": lambda deliver: Lane("store", lambda: StorePerformer(folder, allowed, door), deliver),
     }
 

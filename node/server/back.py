@@ -143,10 +143,8 @@ class BackRole:
 
     def on_fetch_gradient(self, peer: NodeId, message: FetchInput) -> None:
         """Who goes backward by segments asks for what did not come with the lease. What we have not it gets later."""
-        state, task = self._steps.get(message.task.step), message.task
-        held = None
-        if state is not None:
-            held = state.output_gradients.get((task.microbatch, task.position, task.segment))
+        task = message.task
+        held = self.output_gradient_of(task)
         if held is None and self._context.in_window(task.step):
             self._asked.setdefault(task, {})[peer] = None
         self._answer(peer, task, held)
@@ -154,6 +152,11 @@ class BackRole:
     def _answer(self, peer: NodeId, task: TaskId, held: TensorRef | None) -> None:
         tensors = () if held is None else (held,)
         self._out.send(peer, InputAnswer(ledger_generation=self._context.generation, task=task, tensors=tensors))
+
+    def output_gradient_of(self, task: TaskId) -> TensorRef | None:
+        """What a backward's visit was given, if it is here."""
+        state = self._steps.get(task.step)
+        return None if state is None else state.output_gradients.get((task.microbatch, task.position, task.segment))
 
     def kept_of(self, task: TaskId) -> dict[Kept, tuple[TensorRef, str]]:
         """What is held of a backward's visit, for an audit: what it is, and who brought it."""

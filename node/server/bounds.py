@@ -99,8 +99,12 @@ def check_bounds(context: StageContext, message: Work) -> None:
     if single is not None and context.segments_of(single.microbatch) > 1 and type(message) in _OF_SEGMENTS:
         first, end = segment_ranges(config)[single.segment]
         shape = shape[0], end - first, shape[2]
-    if isinstance(message, (Output, InputGradient)):
-        _check_shape(message.tensors, shape, config.wire.activations_up)
+    if isinstance(message, Output):
+        _check_shape(message.tensors, shape, config.wire.output_form(message.task.position == 0))
+    elif isinstance(message, InputGradient):
+        task = message.task
+        ends = context.plan.ends_at(task.step, task.microbatch, task.position)
+        _check_shape(message.tensors, shape, config.wire.input_gradient_form(ends))
     elif isinstance(message, (Activation, Gradient)):
         _check_shape(message.tensors, shape, config.wire.activations_down)
     elif isinstance(message, Labels):

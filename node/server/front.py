@@ -225,6 +225,11 @@ class FrontRole:
             self._context.plan.decider, Validated(ledger_generation=generation, task=task, loss_sum=loss_sum)
         )
 
+    def input_of(self, task: TaskId) -> TensorRef | None:
+        """What a forward's visit was given, if it is here."""
+        state = self._steps.get(task.step)
+        return None if state is None else state.inputs.get((task.microbatch, task.position, task.segment))
+
     def kept_of(self, task: TaskId) -> dict[Kept, tuple[TensorRef, str]]:
         """What is held of a backward's visit, for an audit: what it is, and who brought it."""
         state = self._steps.get(task.step)

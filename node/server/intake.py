@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from node.machine.jobs import AddUp
 from node.machine.records import StageKeyKnown
 from node.server.bounds import check_bounds
 from node.server.context import StageContext
@@ -216,22 +217,53 @@ class Intake:
     def _on_tensor(self, peer: NodeId, message: Work, size: float) -> None:
         if self._roles.front is not None and isinstance(message, Activation):
             self._roles.front.on_activation(message)
+            self._roles.sums.base_here(message.task)
         elif self._roles.front is not None and isinstance(message, Labels):
             self._roles.front.on_labels(message)
         elif self._roles.front is not None and isinstance(message, Evaluated):
             self._roles.front.on_evaluated(message)
-        elif self._roles.front is not None and isinstance(message, InputGradient):
-            if not self._roles.front.wants(message.task) or self._roles.guard.is_used(peer, message, size):
-                self._roles.front.on_input_gradient(peer, message)
-        elif self._roles.back is not None and isinstance(message, Output):
-            if not self._roles.back.wants(message.task) or self._roles.guard.is_used(peer, message, size):
-                self._roles.back.on_output(peer, message)
-            else:
-                self._roles.back.on_graph_of(peer, message.task)
+        elif isinstance(message, Output | InputGradient):
+            self._on_result(peer, message, size)
         elif self._roles.back is not None and isinstance(message, Gradient):
             self._roles.back.on_gradient(message)
+            self._roles.sums.base_here(message.task)
         else:
             self._out.drop(getattr(message, "tensors", ()))
+
+    def _on_result(self, peer: NodeId, message: Output | InputGradient, size: float) -> None:
+        """What is waited for goes on, unless it is absurd; what came as a difference, as soon as it is whole."""
+        role = self._roles.back if isinstance(message, Output) else self._roles.front
+        sums = self._roles.sums
+        if role is None:
+            self._out.drop(message.tensors)
+        elif not role.wants(message.task):
+            self._take(peer, message)
+        elif sums.has(message.task):
+            self._out.drop(message.tensors)
+            self._graph_of(peer, message)
+        elif not self._roles.guard.is_used(peer, message, size):
+            self._graph_of(peer, message)
+        elif not sums.takes(peer, message):
+            self._take(peer, message)
+
+    def _take(self, peer: NodeId, message: Output | InputGradient) -> None:
+        if isinstance(message, Output):
+            assert self._roles.back is not None
+            self._roles.back.on_output(peer, message)
+        else:
+            assert self._roles.front is not None
+            self._roles.front.on_input_gradient(peer, message)
+
+    def _graph_of(self, peer: NodeId, message: Output | InputGradient) -> None:
+        """What it has computed is not used, and yet it has the graph."""
+        if isinstance(message, Output) and self._roles.back is not None:
+            self._roles.back.on_graph_of(peer, message.task)
+
+    def added(self, job: AddUp, whole: TensorRef) -> None:
+        """A result that came as a difference is whole."""
+        found = self._roles.sums.added(job, whole)
+        if found is not None:
+            self._take(*found)
 
     def _open_early(self, message: Work) -> bool:
         """Work of a step can come by another link before the word that the step is open: believe the work.

@@ -17,6 +17,7 @@ from node.server.guard import Guard
 from node.server.ledger import LedgerRole
 from node.server.pins import Pins
 from node.server.shard import Phase, ShardRole
+from node.server.sums import Sums
 from node.server.tails import TailDesk
 from protocol.base.ids import NodeId
 from protocol.messages import ServerReady, StageKey, StepClosed
@@ -39,6 +40,7 @@ class Roles:
         self.guard = Guard(context, self.pools)
         self.front = FrontRole(context) if context.is_front else None
         self.back = BackRole(context) if context.is_back else None
+        self.sums = Sums(context, self.front, self.back)
         self.copies = copies
         self.buddy = BuddyRole(context, copies)
         self.shard = ShardRole(context, self.buddy)
@@ -79,6 +81,7 @@ class Roles:
         """Every role forgets the step and those before it; volunteers and our own device are told to."""
         self._context.closed = step
         self.guard.close_step(step)
+        self.sums.close_step(step)
         self.pins.close_step(step)
         self.copies.close_step(step)
         for role in (self.front, self.back, self.ledger, self.shard, self.tails):
@@ -106,7 +109,7 @@ class Roles:
         tell_allowances(self._context, self.pools())
 
     def check(self) -> None:
-        for role in (self.front, self.back, self.shard, self.ledger, self.decider, self.tails, self.pins):
+        for role in (self.front, self.back, self.shard, self.ledger, self.decider, self.tails, self.pins, self.sums):
             if role is not None:
                 role.check()
 

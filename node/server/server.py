@@ -12,6 +12,7 @@ from typing import Any
 
 from node.machine.jobs import (
     STORE_JOBS,
+    AddUp,
     Apply,
     BringManifest,
     CopyState,
@@ -165,6 +166,7 @@ class ServerMachine:
         for role in (self.front, self.back):
             if role is not None:
                 role.close_step(self.context.config.final_step)
+        self._roles.sums.close_step(self.context.config.final_step)
         self.shard.end()
         self._roles.pins.end()
         return self.decider.unreported() if self.decider is not None else ()
@@ -270,6 +272,13 @@ class ServerMachine:
         if isinstance(job, STORE_JOBS):
             self._brought(job, result)
             return
+        if isinstance(job, AddUp):
+            if job.ledger_generation == self.context.generation:
+                self._intake.added(job, result)
+                self._roles.give_leases(now)
+            else:
+                self._out.drop((result,))
+            return
         if isinstance(job, MeasureResult):
             self._roles.guard.measured(job, result)
             self._roles.give_leases(now)
@@ -330,6 +339,8 @@ class ServerMachine:
         if isinstance(job, STORE_JOBS):
             self.shard.saves.not_brought(job, reason, now)
             return True
+        if isinstance(job, AddUp):
+            return job.ledger_generation != self.context.generation
         if isinstance(job, MeasureResult):
             self._roles.guard.not_measured(job)
             return True

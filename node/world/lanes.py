@@ -7,6 +7,7 @@ a gradient's norm is one.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from protocol.base.ids import TaskId, TensorRef
 from protocol.run.course import VALIDATION_FIRST
 from protocol.run.model_spec import BlockSpec, ModelSpec, blocks_of
 from protocol.run.plan import Plan
-from protocol.run.run import RunConfig
+from protocol.run.run import BoundaryForm, RunConfig
 from protocol.run.segments import segment_ranges
 from protocol.world.world import CannotComputeError
 
@@ -101,11 +102,15 @@ class Work:
         return 1.0 / (forward / device.forward_flops_per_s + backward / device.backward_flops_per_s)
 
     @cached_property
-    def _boundary_bytes(self) -> dict[int, int]:
-        """By tokens of a sample."""
-        samples, hidden, form = self.config.batch.samples, self.config.model.hidden, self.config.wire.activations_up
+    def _boundary_bytes(self) -> dict[tuple[int, BoundaryForm], int]:
+        """By tokens of a sample, and form."""
+        samples, hidden, wire = self.config.batch.samples, self.config.model.hidden, self.config.wire
         lengths = [self.config.model.context, *(end - first for first, end in segment_ranges(self.config))]
-        return {length: byte_bounds((samples, length, hidden), form)[0] for length in lengths}
+        return {
+            (length, form): byte_bounds((samples, length, hidden), form)[0]
+            for length in lengths
+            for form in (wire.activations_up, wire.activations_down)
+        }
 
     def _length(self, task: TaskId) -> int:
         """Tokens of a sample that a task is about."""
@@ -116,11 +121,19 @@ class Work:
         """Of a microbatch's work. Segments are cut to cost the same."""
         return 1.0 if task.microbatch >= VALIDATION_FIRST else 1.0 / self.config.batch.segments
 
-    def boundary(self, key: int, task: TaskId) -> TensorRef:
-        """An activation between two stages, or its gradient."""
+    def boundary(self, key: int, task: TaskId, form: BoundaryForm) -> TensorRef:
+        """An activation between two stages, or its gradient; or what a stage has added to one."""
         length = self._length(task)
         shape = (self.config.batch.samples, length, self.config.model.hidden)
-        return TensorRef(key, shape, self.config.wire.activations_up, self._boundary_bytes[length])
+        return TensorRef(key, shape, form, self._boundary_bytes[length, form])
+
+    def output(self, key: int, task: TaskId) -> TensorRef:
+        """A task's, as it goes up."""
+        return self.boundary(key, task, self.config.wire.output_form(task.position == 0))
+
+    def input_gradient(self, key: int, task: TaskId, ends: bool) -> TensorRef:
+        """The same; `ends`: of a route's end."""
+        return self.boundary(key, task, self.config.wire.input_gradient_form(ends))
 
     def numbers(self, key: int) -> TensorRef:
         """A microbatch's tokens, or its labels."""
@@ -146,7 +159,7 @@ class _Place:
 
 
 class WorldLanes:
-    """The device and the server lane of one computer."""
+    """The lanes of one computer."""
 
     def __init__(self, work: Work, device: Device) -> None:
         self._work = work
@@ -163,6 +176,9 @@ class WorldLanes:
         kind = type(job)
         if kind in _DEVICE:
             return "device", self._device_s(job)
+        if isinstance(job, jobs.AddUp):
+            # Decoded twice, added and encoded.
+            return "sums", 4 * 4.0 * math.prod(job.base.shape) / SERVER_BYTES_PER_S
         return "server", self._server_s(job)
 
     def _device_s(self, job: jobs.Job) -> float:
@@ -229,17 +245,19 @@ class WorldLanes:
         match job:
             case jobs.Forward():
                 work.executed[job.task.step] += 1
-                return None if job.output is None else work.boundary(job.output, job.task)
+                return None if job.output is None else work.output(job.output, job.task)
             case jobs.Backward():
                 work.executed[job.task.step] += 1 if job.input is None else 2
-                return None if job.input_gradient is None else work.boundary(job.input_gradient, job.task)
+                return None if job.input_gradient is None else work.input_gradient(job.input_gradient, job.task, False)
             case jobs.SegmentEnd():
                 work.executed[job.task.step] += 1
-                gradient = None if job.input_gradient is None else work.boundary(job.input_gradient, job.task)
+                key = job.input_gradient
+                gradient = None if key is None else work.input_gradient(key, job.task, True)
                 return LOSS_NATS * self._work.share(job.task) * work.tokens, gradient
             case jobs.RouteEnd():
                 work.executed[job.tasks[0].step] += 1
-                gradient = None if job.input_gradient is None else work.boundary(job.input_gradient, job.tasks[0])
+                key = job.input_gradient
+                gradient = None if key is None else work.input_gradient(key, job.tasks[0], True)
                 return LOSS_NATS * work.tokens, gradient
             case jobs.TakeGradient():
                 assert self._place is not None
@@ -271,6 +289,8 @@ class WorldLanes:
                 return copied, max(1, -(-words // job.words)), _digest(job.version)
             case jobs.Measure() | jobs.MeasureResult():
                 return 1.0
+            case jobs.AddUp():
+                return work.boundary(job.sum, job.task, wire.activations_down)
             case jobs.Reduce():
                 return 1.0, True
             case jobs.StartShard():

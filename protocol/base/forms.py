@@ -6,6 +6,7 @@ it is announced and bounded here, before anything is read; `protocol/README.md` 
 | form | what it is for | bits an element |
 | --- | --- | --- |
 | `q8` | activations and their gradients: 8-bit codes, a scale for 64 of them | 8.125, and 64 for each outlier |
+| `d4` | what a stage adds to activations and to gradients: 4-bit codes, rotated | 4.125, and 64 for each outlier |
 | `gi` | weight gradients as integers on a shared grid, packed by width | 0.08 to 32.08, late in training 4 to 5 |
 | `p12` | parameters as integers in fixed point, whole or as what changed | as `gi`; changes 2 to 3.3 |
 """
@@ -16,22 +17,24 @@ import math
 import struct
 from typing import Final, Literal
 
-FormName = Literal["fp64", "fp32", "bf16", "int32", "int61", "q8", "gi", "p12"]
+FormName = Literal["fp64", "fp32", "bf16", "int32", "int61", "q8", "d4", "gi", "p12"]
 
 FORM_ITEM_BYTES: Final = {"fp64": 8, "fp32": 4, "bf16": 2, "int32": 4, "int61": 8}
 """Bytes of one element in each plain form."""
 TYPICAL_BITS: Final = {
     "fp64": 64.0, "fp32": 32.0, "bf16": 16.0, "int32": 32.0, "int61": 64.0,
-    "q8": 8.13, "gi": 5.0, "p12": 3.3,
+    "q8": 8.13, "d4": 4.13, "gi": 5.0, "p12": 3.3,
 }  # fmt: skip
 """Bits of a value in each form, as measured where they depend on the values: for plans and estimates."""
-SMALL_FORMS: Final = ("q8", "gi", "p12")
+SMALL_FORMS: Final = ("q8", "d4", "gi", "p12")
+BLOCK_FORMS: Final = ("q8", "d4")
+"""Those with a scale for each block, and values that are sent apart."""
 FORMS: Final = (*FORM_ITEM_BYTES, *SMALL_FORMS)
 
 BLOCK: Final = 64
 """Values that share a scale or a width: 8 bits a block are 1/8 bit a value."""
 HEAD_BYTES: Final = 8
-"""Before the scales of `q8`: the exponent that all scales lie under, whether values were finite, and the
+"""Before the scales of `q8` and `d4`: the exponent that all scales lie under, whether values were finite, and the
 number of outliers."""
 TOP_LOWEST, TOP_HIGHEST = 64, 240
 """Bounds of that exponent (biased as in fp32): 31 below the lowest, every number is still a normal one, and the largest
@@ -72,10 +75,11 @@ def byte_bounds(shape: tuple[int, ...], form: str) -> tuple[int, int]:
         return exact, exact
     if count == 0:
         return 0, 0
-    if form == "q8":
+    if form in BLOCK_FORMS:
         width = shape[-1] if shape else 1
         blocks = count // width * blocks_of_row(width)
-        least = HEAD_BYTES + blocks + count
+        # A rotated block has all of its codes, though its row ends in it.
+        least = HEAD_BYTES + blocks + (count if form == "q8" else blocks * BLOCK // 2)
         return least, least + blocks * OUTLIERS_PER_BLOCK_MAX * OUTLIER_BYTES
     blocks = -(-count // BLOCK)
     least = width_bytes(blocks) + (BASE_BYTES if form == "p12" else 0)
@@ -83,7 +87,7 @@ def byte_bounds(shape: tuple[int, ...], form: str) -> tuple[int, int]:
 
 
 def small_is_whole(buffer: bytes | bytearray | memoryview, form: str, shape: tuple[int, ...]) -> bool:
-    """Whether a `q8` of a length that `byte_bounds` allows can be decoded, without decoding it.
+    """Whether one of `BLOCK_FORMS` of a length that `byte_bounds` allows can be decoded, without decoding it.
 
     A tensor that its sender marked as not finite can be: it stands for NaN, which an honest run that diverges has.
     """

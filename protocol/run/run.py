@@ -154,14 +154,20 @@ class RoutesSection(_Section, frozen=True, kw_only=True):
     """Pairs of neighbouring visits that each route exchanges, in turns."""
 
 
+BoundaryForm = Literal["fp32", "bf16", "q8", "d4"]
+"""Of activations and their gradients."""
+
+
 class WireSection(_Section, frozen=True, kw_only=True):
     """Forms of tensors between nodes; part of the arithmetic, so part of the config hash."""
 
-    activations_up: Literal["fp32", "bf16", "q8"] = "q8"
+    activations_up: BoundaryForm = "q8"
     """Form of activations and of their gradients from a volunteer to a server. `q8`: 8.13 bits a value, at no loss that
-    could be measured."""
+    could be measured. `d4`: 4.13 bits, at a loss that can be (`node/README.md`), for lines that are slow up: only what
+    a stage has added to its input (to its output's gradient) goes up, and the server, which has that, adds it; what
+    begins a route, or comes back from its end, goes as `q8`. Needs `stages.back_servers = 0`."""
     activations_down: Literal["fp32", "bf16", "q8"] = "q8"
-    """The same from a server to a volunteer or to the next server; as `activations_up`."""
+    """The same from a server to a volunteer or to the next server: as `activations_up`, or `q8` where that is `d4`."""
     gradients: Literal["gi", "fp64", "fp32", "bf16"] = "gi"
     """Form of summed weight gradients. `gi`: whole steps of a grid that follows the gradient's size, 4 to 5 bits each;
     a task's gradient is rounded once, the same wherever it is computed, and sums are exact, so the weights do not
@@ -174,6 +180,14 @@ class WireSection(_Section, frozen=True, kw_only=True):
     gradient_grid_bits: int = 0
     """With `gradients = "fp32"`, half the upload, and weights that still do not depend on who summed what: a task's
     gradients are rounded to multiples of 2^-bits, so that fp32 sums below 2^(24 - bits) are exact. 0: not rounded."""
+
+    def output_form(self, begins: bool) -> BoundaryForm:
+        """In which a visit's output goes to a server; `begins`: the visit is its route's first, which reads tokens."""
+        return self.activations_down if begins else self.activations_up
+
+    def input_gradient_form(self, ends: bool) -> BoundaryForm:
+        """The same of its input gradient; `ends`: the visit is its route's last, which computes the loss."""
+        return self.activations_down if ends else self.activations_up
 
 
 class ComputeSection(_Section, frozen=True, kw_only=True):
@@ -488,7 +502,14 @@ class RunConfig(_Section, frozen=True, kw_only=True):
             if self.checkpoint.folder.startswith(f"{MEMORY}:"):
                 raise BadInputError("checkpoint.folder: what one process has in memory no other server can read")
         parse_mixture(self.data.mixture)
-        if self.wire.activations_up != self.wire.activations_down:
+        if self.wire.activations_up == "d4":
+            if self.wire.activations_down != "q8":
+                raise BadInputError('wire.activations_up: "d4" needs wire.activations_down = "q8", in which sums go on')
+            if self.stages.back_servers:
+                raise BadInputError(
+                    'wire.activations_up: "d4" needs stages.back_servers = 0: who takes an output must have the input'
+                )
+        elif self.wire.activations_up != self.wire.activations_down:
             raise BadInputError("wire.activations_up: must be the form of wire.activations_down: servers hand on bytes")
         if 0 < self.guard.spike <= 1:
             raise BadInputError("guard.spike: a loss over 1 time the mean and less is nothing strange; 0 is off")

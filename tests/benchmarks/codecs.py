@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node.compute.forms import grid, p12, q8
+from node.compute.forms import d4, grid, p12, q8
 from node.compute.forms.packed import pack, unpack
 
 VALUES = 1 << 22
@@ -42,21 +42,23 @@ def show(what: str, tensor: Tensor, call: Callable[[], object], note: str = "") 
 
 
 def boundaries() -> None:
-    """`q8` on normal values, with and without a channel a thousand times the others."""
+    """`q8` and `d4` on normal values, with and without a channel a thousand times the others."""
     plain = torch.randn(4, VALUES // 8192, 2048, generator=torch.Generator().manual_seed(1))
     spiked = plain.clone()
     spiked[..., 77] *= 1000
-    for what, x in (("q8", plain), ("q8, an outlier channel", spiked)):
-        data = q8.encode(x)
-        error = q8.decode(data, tuple(x.shape)) - x
+    both = (("", plain), (", an outlier channel", spiked))
+    for what, form, x in ((name + of, form, x) for name, form in (("q8", q8), ("d4", d4)) for of, x in both):
+        data = form.encode(x)
+        error = form.decode(data, tuple(x.shape)) - x
         error[..., 77] = 0.0
         size = plain.clone()
         size[..., 77] = 0.0
         bits = 8 * len(data) / x.numel()
         note = f"{bits:.3f} bits, error {100 * float(error.norm() / size.norm()):.2f} %"
-        show(f"{what}: encode", x, lambda x=x: q8.encode(x), note)  # type: ignore[misc]
-    data = q8.encode(plain)
-    show("q8: decode", plain, lambda: q8.decode(data, tuple(plain.shape)))
+        show(f"{what}: encode", x, lambda x=x, form=form: form.encode(x), note)  # type: ignore[misc]
+    for name, form in (("q8", q8), ("d4", d4)):
+        data = form.encode(plain)
+        show(f"{name}: decode", plain, lambda form=form, data=data: form.decode(data, tuple(plain.shape)))  # type: ignore[misc]
     show("bf16", plain, plain.bfloat16)
 
 

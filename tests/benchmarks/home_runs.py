@@ -1,11 +1,11 @@
 """Whole runs on home lines, in simulated time: `python -m tests.benchmarks.home_runs [ROW ...]`.
 
-The machines of production in the world that measures (`coordinator.world`): sixteen servers, volunteers at 20/200
+The machines of production in the world that measures (`coordinator.world`): two servers a stage, volunteers at 20/200
 Mbit/s with 10 TFLOP/s and 12 GB (7 B parameters: 24 GB), eight stages, 256 microbatches of 2,048 tokens a step, the
-default forms. A row per case, with what the lines alone would need for a step beside what steps took. With churn
-everybody stays 20 minutes in the mean (24 volunteers: more than one departure a minute), goes without a word, and
-another computer comes a minute later. Simulated seconds are the same on every machine; a row takes ten seconds to a
-minute of a processor.
+default forms, where a row does not say otherwise. A row per case, with what the lines alone would need for a step
+beside what steps took. With churn everybody stays 20 minutes in the mean (24 volunteers: more than one departure a
+minute), goes without a word, and another computer comes a minute later. Simulated seconds are the same on every
+machine; a row takes ten seconds to a minute of a processor, the largest five.
 """
 
 from __future__ import annotations
@@ -21,10 +21,18 @@ from coordinator.world.predicted import predicted
 from coordinator.world.swarm import Swarm
 from node.world.member import Members
 from protocol.run.course import course_of
-from protocol.run.run import BatchSection, DataSection, LimitsSection, RunConfig, StagesSection
+from protocol.run.run import (
+    BatchSection,
+    BoundaryForm,
+    DataSection,
+    LimitsSection,
+    RunConfig,
+    StagesSection,
+    WireSection,
+)
 from tests.benchmarks.home_lines import MODELS, home_lines
 
-STAGES, MICROBATCHES, VOCABULARY = 8, 256, 32_000
+VOCABULARY = 32_000
 UP_BYTES_PER_S = 20e6 / 8
 FOUR_BITS = 4.0
 """What `4-bit` is the share of: a line that carries activations and their gradients with four bits an element alone."""
@@ -33,7 +41,7 @@ STAY_S, AWAY_S = 1200.0, 60.0
 
 @dataclass(frozen=True)
 class Row:
-    """One run."""
+    """One run; `up`: the form of activations from volunteers to servers."""
 
     name: str
     model: str
@@ -41,6 +49,9 @@ class Row:
     steps: int
     gigabytes: int = 12
     churn: bool = False
+    up: BoundaryForm = "q8"
+    stages: int = 8
+    microbatches: int = 256
 
 
 ROWS = (
@@ -48,20 +59,24 @@ ROWS = (
     Row("1.1B-32", "1.1 B", 32, 4),
     Row("1.1B-200", "1.1 B", 200, 6),
     Row("1.1B-24-churn", "1.1 B", 24, 4, churn=True),
+    Row("1.1B-32-d4", "1.1 B", 32, 12, up="d4"),
     Row("7B-24", "7 B", 24, 3, gigabytes=24),
     Row("7B-32", "7 B", 32, 3, gigabytes=24),
+    Row("7B-64-d4", "7 B", 64, 3, gigabytes=24, up="d4", stages=16, microbatches=1024),
     Row("7B-24-churn", "7 B", 24, 3, gigabytes=24, churn=True),
 )
 
 
 def config_of(row: Row) -> RunConfig:
-    """The run of a row, in the default forms."""
+    """The run of a row, in the default forms but for what it says; as many servers in any case."""
+    fronts, backs = (2, 0) if row.up == "d4" else (1, 1)
     return RunConfig(
         model=MODELS[row.model],
         steps=row.steps,
         data=DataSection(tokenizer=f"bpe:{VOCABULARY}"),
-        batch=BatchSection(microbatches=MICROBATCHES, samples=1),
-        stages=StagesSection(count=STAGES, front_servers=1, back_servers=1),
+        batch=BatchSection(microbatches=row.microbatches, samples=1),
+        stages=StagesSection(count=row.stages, front_servers=fronts, back_servers=backs),
+        wire=WireSection(activations_up=row.up),
         limits=LimitsSection(lease_s=600.0),
     )
 
@@ -90,7 +105,7 @@ def come_and_go(names: list[str], until_s: float, seed: int) -> Churn:
 def run(row: Row, seed: int = 1) -> Swarm:
     """Until all steps are closed, or eight times as long as the lines would need."""
     config = config_of(row)
-    network = home_lines(None, volunteers=row.volunteers, device_gigabytes=row.gigabytes)
+    network = home_lines(None, 2 * row.stages, row.volunteers, row.gigabytes)
     names = [machine.name for machine in network.machines[network.servers :]]
     until_s = 8 * row.steps * line_s(config, row.volunteers)
     churn = come_and_go(names, until_s, seed) if row.churn else no_churn(names)
@@ -117,9 +132,9 @@ def main() -> int:
         plan = predicted(swarm)
         later_s = (steps[-1].at_s - steps[0].at_s) / max(1, len(steps) - 1)
         # Forwards and backwards in every stage but the last, where the route's end is one task.
-        needed = MICROBATCHES * (2 * STAGES - 1) * len(steps)
+        needed = row.microbatches * (2 * row.stages - 1) * len(steps)
         done = sum(swarm.members.executed[step.number] for step in steps)
-        tokens_per_s = len(steps) * config.step_tokens / steps[-1].at_s / (row.volunteers / STAGES)
+        tokens_per_s = len(steps) * config.step_tokens / steps[-1].at_s / (row.volunteers / row.stages)
         four_bit = UP_BYTES_PER_S * 8 / (2 * config.model.hidden * FOUR_BITS)
         print(
             f"{row.name:14} {need_s:>8.0f} {plan.step_s if plan else float('nan'):>9.0f} {steps[0].at_s:>10.0f}"

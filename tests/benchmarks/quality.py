@@ -24,12 +24,13 @@ import click
 import torch
 from torch import Tensor
 
-from node.compute.forms import grid, p12, q8
+from node.compute.forms import grid, p12
 from node.compute.forms.packed import pack
 from node.compute.layout import StageLayout
 from node.compute.model import StageModel
 from node.compute.optimizer import AdamWShard, partial_square_norm
 from node.compute.reference import validation_loss
+from node.compute.wire import arrived, encode, going_up
 from node.data.dataset import Dataset
 from node.machine.numbers import clip_factor
 from protocol.run.run import BatchSection, RunConfig
@@ -45,7 +46,7 @@ class Arm:
     """Which forms a training uses. Empty means fp32."""
 
     boundary: str = ""
-    """Of activations and their gradients, up and down: q8, bf16, int8 (no outliers apart), int4."""
+    """Of activations and their gradients, up and down: q8, bf16, int8 (no outliers apart), int4; d4: differences up."""
     gradients: bool = False
     """On the grid."""
     parameters: bool = False
@@ -60,9 +61,12 @@ ARMS = {
     "q8": Arm("q8"),
     "gi": Arm(gradients=True),
     "p12": Arm(parameters=True),
+    "d4": Arm("d4"),
+    "d4, gi, p12": Arm("d4", gradients=True, parameters=True),
     "int4": Arm("int4"),
     "fp32, outliers": Arm(outliers=True),
     "default, outliers": Arm("q8", gradients=True, parameters=True, outliers=True),
+    "d4, gi, p12, outliers": Arm("d4", gradients=True, parameters=True, outliers=True),
     "int8 without outliers apart, outliers": Arm("int8", outliers=True),
 }
 
@@ -96,8 +100,8 @@ def run_config(seed: int) -> RunConfig:
     return config
 
 
-def carry(x: Tensor, form: str, bits: Bits | None = None) -> Tensor:
-    """What arrives of `x`."""
+def carry(x: Tensor, form: str, bits: Bits, base: Tensor | None) -> Tensor:
+    """What arrives of `x`; `base`: what its stage was given, None for tokens and labels."""
     if form in ("", "fp32"):
         return x
     if form == "bf16":
@@ -107,10 +111,8 @@ def carry(x: Tensor, form: str, bits: Bits | None = None) -> Tensor:
         most = 127 if form == "int8" else 7
         scale = blocks.abs().amax(1, keepdim=True).clamp(min=1e-30) / most
         return (torch.round(blocks / scale) * scale).view(x.shape)
-    data = q8.encode(x)
-    if bits is not None:
-        bits.add(len(data), x.numel())
-    return q8.decode(data, tuple(x.shape))
+    bits.add(encode(*going_up(x, base, form)).nbytes, x.numel())
+    return arrived(x, base, form)
 
 
 def train(config: RunConfig, arm: Arm, dataset: Dataset) -> tuple[float, Counts]:
@@ -178,14 +180,14 @@ def one_microbatch(
     for stage, part in zip(stages[:-1], parts[:-1], strict=True):
         y, context = stage.forward(params[part], x)
         contexts.append(context)
-        x = carry(y, arm.boundary, up)
+        x = carry(y, arm.boundary, up, x if len(contexts) > 1 else None)
     _, _, dx = stages[-1].loss(params[parts[-1]], x, labels, 1.0 / config.step_tokens, gradient[parts[-1]])
     assert dx is not None
-    dy = carry(dx, arm.boundary, up)
+    dy = carry(dx, arm.boundary, up, None)
     for index in reversed(range(len(stages) - 1)):
         dx = stages[index].backward(contexts[index], dy, gradient[parts[index]])
         if dx is not None:
-            dy = carry(dx, arm.boundary, up)
+            dy = carry(dx, arm.boundary, up, dy)
 
 
 def read(path: Path) -> dict[tuple[str, int], dict[str, float]]:

@@ -92,6 +92,18 @@ def test_a_run_whose_cut_is_planned_has_the_weights_of_one_process(tmp_path: Pat
     assert (found["samples_lost"], found["samples_doubled"]) == (0, 0) and found["kills"] >= 3
 
 
+def test_differences_up_come_to_the_weights_of_one_process(tmp_path: Path) -> None:
+    """Four stages of servers that are front and back in one, in segments too; volunteers and a server die. The weights
+    are to the last bit those of one process, which rounds what crosses the wire in the same way."""
+    form = ("--stages", "4", "--set", "wire.activations_up=d4", "--set", "stages.back_servers=0", "--steps", "24")
+    for further in ((), ("--set", "batch.segments=2", "--set", "audit.rate=0")):
+        found = demo(tmp_path, *form, *further, "--chaos", "5", "--kill-server", "8")
+        expected = demo(tmp_path, "--reference", *form, *further)
+        weights = [(Path(model) / "model.safetensors").read_bytes() for model in (found["model"], expected["model"])]
+        assert weights[0] == weights[1] and found["kills"] >= 3
+        assert (found["samples_lost"], found["samples_doubled"]) == (0, 0)
+
+
 def test_a_demo_that_is_interrupted_goes_on_where_it_stopped(tmp_path: Path) -> None:
     """Ctrl-C in the middle ends all processes; the same command finishes the run with the same losses."""
     (tmp_path / "RUN.toml").write_text(RUN)

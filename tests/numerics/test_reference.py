@@ -19,7 +19,7 @@ from node.compute.layout import StageLayout
 from node.compute.model import StageModel
 from node.compute.reference import ReferenceStep, train_reference
 from node.compute.shard import ShardWorker
-from node.compute.wire import round_trip
+from node.compute.wire import arrived
 from node.compute.worker import StageWorker
 from node.data.dataset import Dataset
 from node.data.grammar import floor
@@ -33,6 +33,7 @@ from protocol.run.run import (
     ModelSection,
     OptimizerSection,
     RunConfig,
+    StagesSection,
     ValidationSection,
     WireSection,
 )
@@ -46,16 +47,18 @@ SMALL = RunConfig(
 
 
 def small_run(delay: int, form: str = "fp32", dtype: str = "fp32", gradients: str = "fp64") -> RunConfig:
-    """With activations in `q8`, which is the default, parameters travel in theirs, too; otherwise as they are."""
+    """With activations in `q8`, which is the default, or `d4`, parameters travel in the default, too; otherwise as they
+    are."""
     batch = BatchSection(microbatches=4, samples=2, delay=delay)  # type: ignore[arg-type]
     wire = WireSection(
         activations_up=form,  # type: ignore[arg-type]
-        activations_down=form,  # type: ignore[arg-type]
+        activations_down="q8" if form == "d4" else form,  # type: ignore[arg-type]
         gradients=gradients,  # type: ignore[arg-type]
-        parameters="p12" if form == "q8" else "fp32",
+        parameters="p12" if form in ("q8", "d4") else "fp32",
     )
+    stages = StagesSection(back_servers=0 if form == "d4" else 1)
     compute = ComputeSection(dtype=dtype)  # type: ignore[arg-type]
-    return msgspec.structs.replace(SMALL, batch=batch, wire=wire, compute=compute)
+    return msgspec.structs.replace(SMALL, batch=batch, wire=wire, compute=compute, stages=stages)
 
 
 class Pipeline:
@@ -123,18 +126,20 @@ class Pipeline:
         x, inputs = tokens, deque[Tensor]()
         for worker in self.workers[:-1]:
             inputs.appendleft(x)
-            x = round_trip(worker.forward(index, version, x), self.config.wire.activations_up)
+            form, base = self.config.wire.activations_up, x if len(inputs) > 1 else None
+            x = arrived(worker.forward(index, version, x), base, form)
         for worker in self.workers:
             worker.begin_task(version, step, index)
         loss, dx = self.workers[-1].tail(version, x, labels, into)
+        dy: Tensor | None = None
         for place, (worker, x) in enumerate(zip(self.workers[-2::-1], inputs, strict=True)):
             assert dx is not None
-            dx = round_trip(dx, self.config.wire.activations_up)
+            dy = arrived(dx, dy, self.config.wire.activations_up)
             if (index + place) % 3 == 0:  # as if whoever did the forward had gone
                 worker.drop_graph(index)
-                dx = worker.recompute_backward(version, x, dx, into)
+                dx = worker.recompute_backward(version, x, dy, into)
             else:
-                dx = worker.backward(index, dx, into)
+                dx = worker.backward(index, dy, into)
         return loss
 
     def params(self, version: int) -> Tensor:
@@ -149,7 +154,7 @@ def cut_at(config: RunConfig, cuts: tuple[int, ...]) -> Course:
 
 
 @pytest.mark.parametrize("delay", [0, 1])
-@pytest.mark.parametrize(("form", "gradients"), [("fp32", "fp64"), ("bf16", "gi"), ("q8", "gi")])
+@pytest.mark.parametrize(("form", "gradients"), [("fp32", "fp64"), ("bf16", "gi"), ("q8", "gi"), ("d4", "gi")])
 @pytest.mark.parametrize("cuts", [(4,), (3, 6), (1, 7)])
 def test_stages_and_shards_train_as_the_reference(cuts: tuple[int, ...], form: str, gradients: str, delay: int) -> None:
     """Two and three stages of two shards, with tasks regrouped and recomputed, end with the reference's exact bits,
@@ -163,7 +168,9 @@ def test_stages_and_shards_train_as_the_reference(cuts: tuple[int, ...], form: s
     assert losses[-1] < losses[0] - 0.9 and not pipeline.skipped
 
 
-@pytest.mark.parametrize(("form", "gradients"), [("fp32", "fp64"), ("fp32", "gi"), ("q8", "fp64"), ("q8", "gi")])
+@pytest.mark.parametrize(
+    ("form", "gradients"), [("fp32", "fp64"), ("fp32", "gi"), ("q8", "fp64"), ("q8", "gi"), ("d4", "gi")]
+)
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_overflows_are_skipped_as_in_the_reference(
     monkeypatch: pytest.MonkeyPatch, where: str, form: str, gradients: str

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from node.machine import jobs
+from protocol.base.forms import byte_bounds
 from protocol.base.ids import TaskId, TensorRef
+from protocol.run.audits import AUDIT_SLICE
 from protocol.run.course import VALIDATION_FIRST
 from protocol.run.segments import segment_ranges
 from tests.simulation.arithmetic import (
@@ -138,16 +140,17 @@ class Lanes:
                 x = self.inputs[job.input.key]
                 weights = self.versions[job.version]
                 self.graphs[job.task] = (weights, x)
-                return self._activation(job.output, forward(weights, x, self._chunk(job.task)))
+                return self._output(job.output, forward(weights, x, self._chunk(job.task)), x, job.task)
             case jobs.Backward():
                 weights, x = (
                     self.graphs.pop(forward_of(job.task))
                     if job.input is None
                     else (self.versions[job.version], self.inputs[job.input.key])
                 )
-                dx, dw = backward(weights, x, self.inputs[job.output_gradient.key], self._chunk(job.task))
+                dy, key = self.inputs[job.output_gradient.key], job.input_gradient
+                dx, dw = backward(weights, x, dy, self._chunk(job.task))
                 self._leave_or_add(job, job.task, dw)
-                return None if job.input_gradient is None else self._activation(job.input_gradient, dx)
+                return None if key is None else self._input_gradient(key, dx, dy, job.task)
             case jobs.WeightGradient():
                 self._add(job.accumulator, job.task, self.owed.pop(job.task))
             case jobs.RouteEnd():
@@ -155,12 +158,13 @@ class Lanes:
                 x, label = self.inputs[job.input.key], self.inputs[job.labels.key]
                 loss, dx, dw = route_end(weights, x, label, self._chunk(job.tasks[0]))
                 self._leave_or_add(job, job.tasks[2], dw)
-                return loss, None if job.input_gradient is None else self._activation(job.input_gradient, dx)
+                key = job.input_gradient
+                return loss, None if key is None else self._input_gradient(key, dx, None, job.tasks[2])
             case jobs.Evaluate():
                 self._expect_shape(job.input)
                 weights, x = self.versions[job.version], self.inputs[job.input.key]
                 if job.labels is None:
-                    return self._activation(job.output, forward(weights, x, self._chunk(job.task)))
+                    return self._output(job.output, forward(weights, x, self._chunk(job.task)), x, job.task)
                 return route_end(weights, x, self.inputs[job.labels.key], self._chunk(job.task))[0]
             case jobs.TakeGradient():
                 total = self.sums.pop(job.accumulator, (0,) * (len(job.shards) * SHARD_ELEMENTS))
@@ -211,16 +215,17 @@ class Lanes:
             x = self.inputs[job.input.key]
             assert len(self.visits[key].inputs) == task.segment, f"{task} is computed out of turn"
             y = self.visits[key].forward(segment_of(x, task.segment) if task.position == 0 else x)
-            return None if job.output is None else self._activation(job.output, y, task.segment)
-        visit, loss = self.visits[key], 0.0
+            return None if job.output is None else self._output(job.output, y, x, task)
+        visit, loss, dy = self.visits[key], 0.0, None
         assert len(visit.inputs) == task.segment + 1, f"{task} is computed out of turn"
         if isinstance(job, jobs.SegmentEnd):
             loss, dx = visit.end(segment_of(self.inputs[job.labels.key], task.segment))
         else:
-            dx = visit.backward(self.inputs[job.output_gradient.key])
+            dy = self.inputs[job.output_gradient.key]
+            dx = visit.backward(dy)
         if not visit.inputs:
             self._add(job.accumulator, backward_of(key), self.visits.pop(key).dw)
-        found = None if job.input_gradient is None else self._activation(job.input_gradient, dx, task.segment)
+        found = None if job.input_gradient is None else self._input_gradient(job.input_gradient, dx, dy, task)
         return (loss, found) if isinstance(job, jobs.SegmentEnd) else found
 
     def _perform_server(self, job: jobs.Job) -> Any:
@@ -278,6 +283,10 @@ class Lanes:
                 if previous:
                     self.shard[job.version - 1] = previous, ()
                 return digest(weights, moments)
+            case jobs.AddUp():
+                assert (job.part.form, job.base.form) == ("d4", "q8"), "what came up is no difference"
+                whole = (self.inputs[job.base.key] + self.inputs[job.part.key]) % PRIME
+                return self._keep(job.sum, whole, job.base.shape, "q8", byte_bounds(job.base.shape, "q8")[0])
             case jobs.Measure():
                 return float(sum(value * value for value in self.inputs[job.part.key]))
             case jobs.Fold():
@@ -411,10 +420,23 @@ class Lanes:
         first, end = (0, config.model.context) if segment is None else segment_ranges(config)[segment]
         return config.batch.samples, end - first, config.model.hidden
 
-    def _activation(self, key: int, value: int, segment: int | None = None) -> TensorRef:
-        """A whole number that passes for an activation of the run's shape, bytes included."""
-        shape = self._shape(segment)
-        return self._keep(key, value, shape, "fp32", 4 * shape[0] * shape[1] * shape[2])
+    def _output(self, key: int, y: int, x: int, task: TaskId) -> TensorRef:
+        return self._up(key, y, x if task.position else None, task)
+
+    def _input_gradient(self, key: int, dx: int, dy: int | None, task: TaskId) -> TensorRef:
+        """`dy`: None at a route's end."""
+        return self._up(key, dx, dy, task)
+
+    def _up(self, key: int, value: int, base: int | None, task: TaskId) -> TensorRef:
+        """A whole number that passes for an activation of the run's shape, bytes included; or what it has more than the
+        one that it was made of, but for an audit."""
+        assert self.device is not None
+        wire = self.device.config.wire
+        form = wire.activations_down if base is None or task.slice == AUDIT_SLICE else wire.activations_up
+        value = (value - base) % PRIME if form == "d4" and base is not None else value
+        in_segments = self._in_segments and task.microbatch < VALIDATION_FIRST
+        shape = self._shape(task.segment if in_segments else None)
+        return self._keep(key, value, shape, form, byte_bounds(shape, form)[0])
 
     def _tokens(self, key: int, value: int) -> TensorRef:
         assert self.place is not None

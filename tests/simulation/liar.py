@@ -258,7 +258,7 @@ def _foreign_stage(liar: Liar, config: RunConfig) -> Message:
 def _stolen_output(liar: Liar, config: RunConfig) -> Message:
     """Looks like the result of a lease that the liar never had."""
     task = liar.task("F", microbatch=liar._rng.randrange(config.batch.microbatches))
-    return liar.output(task, liar.tensor(_activation_shape(config), config.wire.activations_up, 7))
+    return liar.output(task, liar.tensor(_activation_shape(config), config.wire.output_form(task.position == 0), 7))
 
 
 def _wrong_shape(liar: Liar, config: RunConfig) -> Message:

@@ -194,7 +194,13 @@ class Shape:
             ),
             routes=RoutesSection(skip=self.skip, swaps=self.swaps),
             compute=ComputeSection(split_backward=self.split),
-            wire=WireSection(activations_up="fp32", activations_down="fp32", gradients="fp32", parameters="p12"),
+            # Servers that are both take differences, too.
+            wire=WireSection(
+                activations_up="fp32" if self.backs else "d4",
+                activations_down="fp32" if self.backs else "q8",
+                gradients="fp32",
+                parameters="p12",
+            ),
             checkpoint=CheckpointSection(
                 every_steps=self.checkpoint_every,
                 buddy=self.buddy,  # type: ignore[arg-type]

@@ -497,7 +497,8 @@ class World:
         self.at(lane.arrived_at - self.now, deliver)
 
     def _compute(self, host: Host, job: jobs.Job) -> None:
-        lane = "device" if isinstance(job, jobs.DEVICE_JOBS) else "server"
+        own = "sums" if isinstance(job, jobs.SUM_JOBS) else "server"
+        lane = "device" if isinstance(job, jobs.DEVICE_JOBS) else own
         start = max(self.now, host.lane_free_at.get(lane, 0.0))
         end = start + _duration_s(job) * host.slowness / host.speed * self.rng.uniform(0.8, 1.2)
         host.lane_free_at[lane] = end

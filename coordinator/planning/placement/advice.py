@@ -16,6 +16,8 @@ WORTH = 1.15
 """Less gain than this is not worth a person's time, and within what the model of costs does not see."""
 COUNTS = 4
 BATCH_FACTOR = 4
+COSTLY = ("d4",)
+"""Forms that cost quality: whether they pay is not for a plan to say."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ def _options(config: RunConfig) -> list[tuple[str, Callable[[PoolSizes], PoolSiz
         ("parameters", "parameter_bytes"),
     ):
         form = getattr(config.wire, key)
-        smallest = min(get_args(get_type_hints(WireSection)[key]), key=lambda other: (TYPICAL_BITS[other], other))
+        forms = [other for other in get_args(get_type_hints(WireSection)[key]) if other not in COSTLY]
+        smallest = min(forms, key=lambda other: (TYPICAL_BITS[other], other))
         factor = TYPICAL_BITS[smallest] / TYPICAL_BITS[form]
         if factor < 1:
             options.append((f'wire.{key} = "{smallest}"', _scaled(field, factor)))

@@ -48,6 +48,7 @@ class PoolSizes:
         microbatches: of one step.
         activation_up_bytes, activation_down_bytes: one boundary's activation, or its gradient, of one microbatch, as it
             leaves a volunteer and as it reaches one.
+        activation_end_bytes: what leaves a volunteer instead where a route begins, and from its end; 0: the same.
         gradient_bytes: uploaded per parameter and contribution.
         parameter_bytes: downloaded per parameter and version.
         contribution_tasks: tasks that one contribution holds at most; a step takes at least one contribution.
@@ -75,6 +76,14 @@ class PoolSizes:
     recompute: bool = False
     delayed: bool = True
     collocated: Literal["when_empty", "always", "never"] = "when_empty"
+    activation_end_bytes: float = 0.0
+
+    def up_bytes(self, gradient: bool, output: bool) -> tuple[float, float]:
+        """What leaves a volunteer of a microbatch in a stage of a line, which has an input gradient or an output or
+        both: of each of these."""
+        end = self.activation_end_bytes or self.activation_up_bytes
+        each = self.activation_up_bytes if gradient and output else end
+        return gradient * each, output * each
 
     @cached_property
     def flops(self) -> tuple[Floats, Floats]:
@@ -204,12 +213,12 @@ class Pools:
         first, end = stage.first_block, stage.end_block
         parameters = float(sizes.parameters[end] - sizes.parameters[first])
         compute = np.where(self.fits(first, end), self.compute_s(first, end), NEVER_S)
-        boundaries = (first > 0) + (end < last_block)
-        up_a, down_a = sizes.activation_up_bytes, sizes.activation_down_bytes
+        boundaries, down_a = (first > 0) + (end < last_block), sizes.activation_down_bytes
+        gradient_a, output_a = sizes.up_bytes(first > 0, end < last_block)
         with np.errstate(divide="ignore", invalid="ignore"):
-            up, down = boundaries * up_a / self.up, boundaries * down_a / self.down
-            for servers, wanted in ((list(stage.front), first > 0), (list(stage.back), end < last_block)):
-                if wanted:
+            up, down = (gradient_a + output_a) / self.up, boundaries * down_a / self.down
+            for servers, up_a in ((list(stage.front), gradient_a), (list(stage.back), output_a)):
+                if up_a:
                     up = np.maximum(up, up_a / len(servers) * self.to_s[:, servers].max(axis=1))
                     down = np.maximum(down, down_a / len(servers) * self.from_s[servers].max(axis=0))
             found = (
@@ -315,8 +324,9 @@ class Pools:
         each back server. All of a stage's servers take in contributions and give out parameters, in even shards.
         """
         sizes = self.sizes
-        up_a, down_a = sizes.activation_up_bytes, sizes.activation_down_bytes
+        down_a = sizes.activation_down_bytes
         first, end = stage.first_block, stage.end_block
+        gradient_a, output_a = sizes.up_bytes(first > 0, end < last_block)
         servers = stage.servers
         parameters = float(sizes.parameters[end] - sizes.parameters[first]) / len(servers)
         count = len(stage.volunteers)
@@ -325,8 +335,8 @@ class Pools:
         worst = 0.0
         for server in servers:
             taken, given = shard_in, shard_out
-            for role, wanted in ((stage.front, first > 0), (stage.back, end < last_block)):
-                if wanted and server in role:
+            for role, up_a in ((stage.front, gradient_a), (stage.back, output_a)):
+                if up_a and server in role:
                     share = visits / len(role)
                     taken += share * (down_a + up_a)  # from the neighbour stage; from volunteers
                     given += share * (down_a + down_a)  # to volunteers; to the neighbour stage

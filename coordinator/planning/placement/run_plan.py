@@ -284,7 +284,7 @@ def _loads(plan: PoolPlan) -> list[VolunteerLoad]:
         boundaries = (first > 0) + (end < blocks)
         for volunteer, done in sorted(zip(stage.volunteers, pace.microbatches_of, strict=True)):
             sums = max(1.0, done / sizes.contribution_tasks) if done else 0.0
-            up = done * boundaries * sizes.activation_up_bytes + sums * parameters * sizes.gradient_bytes
+            up = done * sum(sizes.up_bytes(first > 0, end < blocks)) + sums * parameters * sizes.gradient_bytes
             down = done * boundaries * sizes.activation_down_bytes + parameters * sizes.parameter_bytes
             per_hour = 3600 / plan.step_s / 1e9
             name = pools.network.machines[pools.servers + volunteer].name

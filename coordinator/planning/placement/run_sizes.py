@@ -37,6 +37,7 @@ def pool_sizes(config: RunConfig, recompute: bool = False) -> PoolSizes:
         microbatches=config.batch.microbatches,
         activation_up_bytes=up_bytes * spec.boundary_values * tokens,
         activation_down_bytes=down_bytes * spec.boundary_values * tokens,
+        activation_end_bytes=down_bytes * spec.boundary_values * tokens if config.wire.activations_up == "d4" else 0.0,
         gradient_bytes=gradient_bytes,
         parameter_bytes=parameter_bytes,
         contribution_tasks=config.limits.contribution_tasks,

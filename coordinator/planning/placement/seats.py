@@ -104,10 +104,15 @@ class Seats:
         routes, microbatches = self.course.routes, pools.sizes.microbatches
         self.shares = [self.course.share(chunk) for chunk in range(len(self.owners))]
         self.ins, self.outs = [0.0] * self.count, [0.0] * self.count
-        """Inputs and outputs of each stage's visits in a step."""
+        """Inputs and outputs of each stage's visits in a step; of these at the beginnings and ends of routes: what a
+        volunteer sends of them takes `activation_end_bytes`."""
+        self.ends_in, self.ends_out = [0.0] * self.count, [0.0] * self.count
         crossings: Counter[tuple[int, int]] = Counter()
         for route in routes:
             stages = self.course.stages_of(route)
+            if len(stages) > 1:
+                self.ends_out[stages[0]] += microbatches / len(routes)
+                self.ends_in[stages[-1]] += microbatches / len(routes)
             for source, target in pairwise(stages):
                 self.outs[source] += microbatches / len(routes)
                 self.ins[target] += microbatches / len(routes)
@@ -170,18 +175,26 @@ class Seats:
         compute = np.where(pools.memory >= held, compute / max(whole, 1e-300), NEVER_S)
         visits = max(self.visits[k], 1e-300)
         ins, outs = self.ins[k] / visits, self.outs[k] / visits
-        up_a, down_a = sizes.activation_up_bytes, sizes.activation_down_bytes
+        down_a = sizes.activation_down_bytes
+        gradients_a, outputs_a = (each / visits for each in self.up_bytes(k))
         with np.errstate(divide="ignore", invalid="ignore"):
-            up, down = (ins + outs) * up_a / pools.up, (ins + outs) * down_a / pools.down
-            for role, share in ((self.fronts(servers), ins), (self.backs(servers), outs)):
+            up, down = (gradients_a + outputs_a) / pools.up, (ins + outs) * down_a / pools.down
+            for role, share, up_a in ((self.fronts(servers), ins, gradients_a), (self.backs(servers), outs, outputs_a)):
                 if share > 0:
-                    up = np.maximum(up, share * up_a / len(role) * pools.to_s[:, role].max(axis=1))
+                    up = np.maximum(up, up_a / len(role) * pools.to_s[:, role].max(axis=1))
                     down = np.maximum(down, share * down_a / len(role) * pools.from_s[role].max(axis=0))
             found = (
                 compute, up, down, parameters * sizes.gradient_bytes / pools.up,
                 parameters * sizes.parameter_bytes / pools.down,
             )  # fmt: skip
         return tuple(np.minimum(np.where(np.isnan(each), 0.0, each), NEVER_S) for each in found)  # type: ignore[return-value]
+
+    def up_bytes(self, k: int) -> tuple[float, float]:
+        """What volunteers of a stage send in a step: of input gradients, and of outputs."""
+        sizes = self.pools.sizes
+        more = (sizes.activation_end_bytes or sizes.activation_up_bytes) - sizes.activation_up_bytes
+        gradients = self.ins[k] * sizes.activation_up_bytes + self.ends_in[k] * more
+        return gradients, self.outs[k] * sizes.activation_up_bytes + self.ends_out[k] * more
 
     def rows(self, servers: tuple[int, ...], volunteers: tuple[int, ...]) -> list[int]:
         """The machines that compute for a stage."""
@@ -217,13 +230,13 @@ class Seats:
             return NEVER_S
         summed = max(float(count), self.visits[k] / sizes.contribution_tasks) if count else 0.0
         fronts, backs = self.fronts(servers), self.backs(servers)
-        up_a, down_a = sizes.activation_up_bytes, sizes.activation_down_bytes
+        down_a, (gradients_a, outputs_a) = sizes.activation_down_bytes, self.up_bytes(k)
         worst = 0.0
         for server in servers:
             taken, given = summed * shard * sizes.gradient_bytes, count * shard * sizes.parameter_bytes
-            for role, passing in ((fronts, self.ins[k]), (backs, self.outs[k])):
+            for role, passing, up_a in ((fronts, self.ins[k], gradients_a), (backs, self.outs[k], outputs_a)):
                 if server in role:
-                    taken += passing / len(role) * (down_a + up_a)
+                    taken += (passing * down_a + up_a) / len(role)
                     given += passing / len(role) * 2 * down_a
             for moved, line in ((taken, float(pools.down[server])), (given, float(pools.up[server]))):
                 if moved:

@@ -1,4 +1,4 @@
-"""What can be read off the bytes of a `q8` without decoding it or loading torch: daemons look at what they pass on."""
+"""What can be read off a `q8` or `d4` without decoding it or loading torch: daemons look at what they pass on."""
 
 from __future__ import annotations
 
@@ -8,11 +8,21 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.base.errors import RemoteProtocolError
-from protocol.base.forms import BLOCK, HEAD_BYTES, OUTLIER_BYTES, TOP_HIGHEST, TOP_LOWEST, blocks_of_row
+from protocol.base.forms import (
+    BLOCK,
+    HEAD_BYTES,
+    OUTLIER_BYTES,
+    TOP_HIGHEST,
+    TOP_LOWEST,
+    blocks_of_row,
+    byte_bounds,
+)
 
 Bytes = npt.NDArray[np.uint8]
 SHIFT = 7
-"""A value is code * scale * 2^-SHIFT."""
+"""A value of `q8` is code * scale * 2^-SHIFT."""
+D4_SHIFT = 6
+"""One of `d4` is a sum of the block's codes with signs, times scale * 2^-D4_SHIFT."""
 _BIAS = 127
 """Of the exponents of fp32 numbers (IEEE 754), which the top of a head is."""
 
@@ -41,18 +51,20 @@ def read_head(
     return top, not data[1], places, values
 
 
-def square_norm_most(buffer: bytes | bytearray | memoryview, shape: tuple[int, ...]) -> float:
-    """What the sum of squares of a `q8` that is whole cannot exceed, without decoding it: of Gaussian values it is
-    about six times that. Infinite for one that is marked as not finite."""
+def square_norm_most(buffer: bytes | bytearray | memoryview, form: str, shape: tuple[int, ...]) -> float:
+    """What the sum of squares of a `q8` or `d4` that is whole cannot exceed, without decoding it: of Gaussian values it
+    is about six times that. Infinite for one that is marked as not finite."""
     count = math.prod(shape)
     if count == 0:
         return 0.0
     data = np.frombuffer(buffer, dtype=np.uint8)
     width = shape[-1] if shape else 1
     begin = HEAD_BYTES + count // width * blocks_of_row(width)
-    top, finite, _, values = read_head(data, "q8", begin + count, count)
+    top, finite, _, values = read_head(data, form, byte_bounds(shape, form)[0], count)
     if not finite:
         return math.inf
     codes = data[HEAD_BYTES:begin].astype(np.int64)
-    factors = np.ldexp((8 + (codes & 7)) / 8, top - SHIFT - (codes >> 3) - _BIAS)
-    return float(np.square(factors).sum() * BLOCK * 127**2 + np.square(values.astype(np.float64)).sum())
+    # A rotation of 64 makes squares 64 times as large.
+    shift, most = (SHIFT, 127**2) if form == "q8" else (D4_SHIFT, BLOCK * 8**2)
+    factors = np.ldexp((8 + (codes & 7)) / 8, top - shift - (codes >> 3) - _BIAS)
+    return float(np.square(factors).sum() * BLOCK * most + np.square(values.astype(np.float64)).sum())

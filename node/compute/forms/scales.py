@@ -1,4 +1,4 @@
-"""What `q8` is made of: blocks of 64 values, a scale byte for each, and values that are sent apart.
+"""What `q8` and `d4` are made of: blocks of 64 values, a scale byte for each, and values that are sent apart.
 
 A scale is (8 + m) / 8 times a power of two, with m in 0…7: the byte holds m and how far the power lies under the
 largest of the tensor (at most 31). Everything is integers on the bits of fp32 numbers, or single operations that IEEE
@@ -21,7 +21,7 @@ CHUNK_BLOCKS = 2048
 DEVICE_CHUNK_BLOCKS = 1 << 20
 """The same on a device, where a launch costs more than a pass over memory."""
 _MANTISSAS = torch.tensor([(8 + m) / 8 for m in range(8)])
-_RECIPROCALS = torch.tensor([8 / (8 + m) for m in range(8)])
+RECIPROCALS = torch.tensor([8 / (8 + m) for m in range(8)])
 """Rounded once to fp32."""
 
 
@@ -91,7 +91,7 @@ def scales(scale_byte: Tensor, top: int, shift: int) -> Tensor:
 def reciprocals(scale_byte: Tensor, top: int, shift: int) -> Tensor:
     """[n] fp32: one over `scales`, rounded once."""
     codes = scale_byte.to(torch.int32)
-    return _RECIPROCALS.to(codes.device)[codes & 7] * power(254 - top + shift + (codes >> 3))
+    return RECIPROCALS.to(codes.device)[codes & 7] * power(254 - top + shift + (codes >> 3))
 
 
 def few_large(large: Tensor) -> Tensor:

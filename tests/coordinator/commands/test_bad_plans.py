@@ -25,6 +25,13 @@ RUNS = {
     '[stages]\ncut = "3 3"\n': "stages.cut: ",
     '[stages]\norder = "static"\n': 'stages.order: expected one of "backward", "forward", "interleaved", "tuned"',
     '[stages]\ncount = "auto"\nchunks = 20\nplacement = "v"\n': 'stages.count: "auto", but no number of stages fits',
+    '[wire]\nactivations_up = "d4"\n': (
+        'wire.activations_up: "d4" needs stages.back_servers = 0: who takes an output must have the input'
+    ),
+    '[wire]\nactivations_up = "d4"\nactivations_down = "bf16"\n[stages]\nback_servers = 0\n': (
+        'wire.activations_up: "d4" needs wire.activations_down = "q8", in which sums go on'
+    ),
+    '[wire]\nactivations_down = "d4"\n': "wire.activations_down: ",
 }
 STATIC = """
 from coordinator.planning.schedules.design import Design

@@ -408,7 +408,7 @@ def test_a_skipped_step_can_be_kept_on_disk(tmp_path: Path) -> None:
     assert bench.do(resumed.servers[1][1], jobs.LoadSnapshot(1, file)) == digest
 
 
-@pytest.mark.parametrize("form", ["fp32", "bf16", "q8", "fp64"])
+@pytest.mark.parametrize("form", ["fp32", "bf16", "q8", "d4", "fp64"])
 def test_the_lane_says_how_large_a_result_and_a_part_are(tmp_path: Path, form: str) -> None:
     """The root mean square, and the sum of squares; infinite where a value is not finite."""
     bench = Bench(small_run(0), tmp_path)
@@ -423,7 +423,7 @@ def test_the_lane_says_how_large_a_result_and_a_part_are(tmp_path: Path, form: s
 
     values = torch.full((4, 32), 3.0) * torch.tensor([1.0, -1.0]).repeat(16)
     size = bench.do(server, jobs.MeasureResult(TaskId(0, 0, 0, "F"), "F", NodeId("f0"), kept(values)))
-    assert size == pytest.approx(3.0, rel=1e-2)
+    assert size == pytest.approx(3.0, rel=7e-2 if form == "d4" else 1e-2)
     values[1, 5] = math.inf
     assert bench.do(server, jobs.MeasureResult(TaskId(0, 0, 0, "F"), "F", NodeId("f0"), kept(values))) == math.inf
     if form in ("fp32", "fp64"):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from node.machine.jobs import Apply, LoadBatch, PrepareData, SetUpServer
+from node.machine.jobs import AddUp, Apply, LoadBatch, PrepareData, SetUpServer
 from node.machine.stalls import PREPARE_S, STATE_BYTES, STATE_BYTES_PER_S, Stalls
+from protocol.base.ids import NodeId, TaskId, TensorRef
 from tests.node.setting import make_config, make_plan
 
 CONFIG = make_config()
@@ -28,6 +29,18 @@ def test_a_job_that_does_not_end_is_named_with_its_time() -> None:
     stalls.ended(APPLY)
     look(stalls, 32.0, 2)
     assert stalls.sentence() == "" and stalls.seconds < 10.0
+
+
+def test_a_sum_that_does_not_end_is_noticed_while_the_server_s_own_lane_goes_on() -> None:
+    """The next stage waits for it."""
+    stalls = Stalls()
+    ref = TensorRef(1, (1,), "q8", 10)
+    stalls.ordered(AddUp(1, TaskId(0, 0, 1, "F"), NodeId("v1"), ref, ref, 2))
+    for second in range(0, 22, 2):
+        stalls.ordered(APPLY)
+        stalls.ended(APPLY)
+        stalls.look(float(second))
+    assert stalls.sentence() == "its arithmetic, which has not come to an end for 20 s"
 
 
 def test_a_disk_that_writes_nothing_is_named() -> None:

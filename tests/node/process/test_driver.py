@@ -20,7 +20,7 @@ from node.measure.meter import piece
 from node.process.driver import Driver, all_finite
 from node.process.metrics import NodeMetrics
 from node.process.store import TensorStore
-from protocol.base.forms import NOT_FINITE
+from protocol.base.forms import BLOCK_FORMS, NOT_FINITE
 from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef
 from protocol.base.machine import Compute, Computed, DropTensors, HangUp, LinkDown, LinkUp, Received, Send
 from protocol.messages import (
@@ -150,7 +150,7 @@ async def test_parameters_that_are_not_finite_are_refused_and_nobody_else(
     assert driver._metrics.registry.get_sample_value(name, labels) == 1.0
 
 
-@pytest.mark.parametrize("form", ["fp32", "bf16", "q8"])
+@pytest.mark.parametrize("form", ["fp32", "bf16", "q8", "d4"])
 @pytest.mark.trio
 async def test_results_of_a_run_that_diverges_pass_and_what_nobody_can_decode_does_not(
     driver: Driver, form: str
@@ -161,13 +161,13 @@ async def test_results_of_a_run_that_diverges_pass_and_what_nobody_can_decode_do
     for link, broken in ((honest, False), (liar, True)):
         driver.on_up(link)  # type: ignore[arg-type]
         data = bytearray(encode(torch.tensor([1.0, torch.inf, 2.0]), form))
-        if broken and form == "q8":
+        if broken and form in BLOCK_FORMS:
             data[4] = 1  # an outlier that is not there
         ref = TensorRef(0, (3,), form, len(data))  # type: ignore[arg-type]
         message = Output(ledger_generation=1, task=TASK, ticket=TICKET, tensors=(ref,))
         await driver.on_message(link, message, (data,))  # type: ignore[arg-type]
     assert honest.closed == []
-    assert liar.closed == (["decode"] if form == "q8" else [])
+    assert liar.closed == (["decode"] if form in BLOCK_FORMS else [])
     received = [fact.peer for fact in driver.pump.facts if isinstance(fact, Received)]  # type: ignore[attr-defined]
     assert received == [PEER] + [link.peer for link in (liar,) if not link.closed]
 
@@ -364,7 +364,7 @@ async def test_measuring_with_nothing_to_measure_rests(driver: Driver, nursery: 
     nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("form", ["fp32", "bf16", "q8"])
+@pytest.mark.parametrize("form", ["fp32", "bf16", "q8", "d4"])
 @pytest.mark.trio
 async def test_the_machine_hears_how_large_a_volunteers_activation_is(driver: Driver, form: str) -> None:
     """In every form, without decoding the small one: never less than it is, and not three times as much; infinite for

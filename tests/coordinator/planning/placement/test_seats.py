@@ -13,7 +13,15 @@ from coordinator.planning.placement.seat_search import even_seats, search_seats
 from coordinator.planning.placement.seats import SeatPlan, Seats
 from protocol.base.errors import BadInputError
 from protocol.run.course import course_of
-from protocol.run.run import BatchSection, ModelSection, RoutesSection, RunConfig, StagesSection
+from protocol.run.run import (
+    BatchSection,
+    BoundaryForm,
+    ModelSection,
+    RoutesSection,
+    RunConfig,
+    StagesSection,
+    WireSection,
+)
 from protocol.schedule.profile import Link, Machine, NetworkFile, build_network
 
 MODEL = ModelSection(layers=8, hidden=256, heads=4, kv_heads=2, feed_forward=768, context=256)
@@ -60,12 +68,14 @@ def _machine(name: str, role: str, flops_per_s: float, up: float, down: float) -
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("form", ["q8", "d4"])
 @pytest.mark.parametrize("collocated", ["when_empty", "always"])
-def test_a_line_costs_what_the_pools_of_plan_run_cost(collocated: str) -> None:
+def test_a_line_costs_what_the_pools_of_plan_run_cost(collocated: str, form: BoundaryForm) -> None:
     """Two ways of counting, written apart: the same pace of every stage, hop and way, for random cuts and seats."""
-    rng = random.Random(3)
+    rng, fronts = random.Random(3), 2 if form == "q8" else 3
     for delay in (0, 1):
-        config = run(count=3, delay=delay, collocated=collocated, front_servers=2, back_servers=1)
+        config = run(count=3, delay=delay, collocated=collocated, front_servers=fronts, back_servers=3 - fronts)
+        config = msgspec.structs.replace(config, wire=WireSection(activations_up=form))
         pools = Pools(build_network(network(9, 7, 5)), pool_sizes(config))
         for _ in range(10):
             order = rng.sample(range(9), 9)
@@ -77,7 +87,7 @@ def test_a_line_costs_what_the_pools_of_plan_run_cost(collocated: str) -> None:
             expected = pools.plan(
                 [
                     PoolStage(
-                        front=plan.servers[k][:2], back=plan.servers[k][2:], volunteers=crew[k],
+                        front=plan.servers[k][:fronts], back=plan.servers[k][fronts % 3 :], volunteers=crew[k],
                         first_block=cuts[k], end_block=cuts[k + 1],
                     )
                     for k in range(3)
