@@ -81,7 +81,7 @@ def test_it_lingers_only_if_more_may_come() -> None:
     for tail, at, busy in ((True, 1.0, []), (False, 1.25, []), (True, None, [0])):
         desk = Desk()
         desk.add(backward(0, 0))
-        desk.gradients.idle(busy, lambda step, tail=tail: tail, now=1.0)
+        desk.gradients.idle(busy, [lambda step: False, lambda step: True][tail], now=1.0)
         assert len(desk.take().jobs(TakeGradient)) == (at == 1.0)
         desk.gradients.wake(1.25)
         assert len(desk.take().jobs(TakeGradient)) == (at == 1.25)
