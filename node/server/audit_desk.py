@@ -2,7 +2,8 @@
 
 A contribution under audit is held back, so that a false one is never summed up. The step does not wait for that beyond
 a tenth of its time: counted from when nothing else is missing, what is held is accepted, the audit goes on, and what it
-finds still puts its member out. Only a member with strikes waits to the end.
+finds still puts its member out. Only a member with strikes waits to the end. What cannot be audited in that time, by
+what audits have taken of late and by what waits before it, is not held at all: the same would come of it, later.
 
 What is missing may wait for what is held: a member sends one sum of a step at a time, and the next one when it has
 heard of the first. So where the stage has nothing more to give, it is counted from when anything came last, too.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from node.machine.numbers import task_count
@@ -164,25 +165,32 @@ class AuditDesk:
         if state is not None and state.tail_at is None:
             state.tail_at = self._now
 
-    def _release_at(self, state: _Step, stored: Stored) -> float | None:
+    def _release_at(self, state: _Step, stored: Stored, ends: Mapping[ContributionId, float]) -> float | None:
+        """When it counts although nobody has said anything of it. `ends`: when somebody will."""
         since = state.quiet_since
-        if since is None:
-            return None
         if self.audits.waits_for(stored.contribution.node):
-            return since + self._context.config.limits.lease_s
-        return since + WAIT_SHARE * (self._step_s or self._now - state.opened_at)
+            return None if since is None else since + self._context.config.limits.lease_s
+        most_s = WAIT_SHARE * (self._step_s or self._now - state.opened_at)
+        usual = state.opened_at + self._step_s if self._step_s else None
+        until = max((at + most_s for at in (since, usual) if at is not None), default=None)
+        if until is not None and ends.get(stored.contribution, self._now) > until:
+            return self._now
+        return None if since is None else since + most_s
 
     def wake_at(self) -> float | None:
-        times = [self._release_at(state, stored) for state in self._steps.values() for stored, _ in state.held.values()]
+        held = [(state, stored) for state in self._steps.values() for stored, _ in state.held.values()]
+        ends = self.audits.ends(self._now) if held else {}
+        times = [self._release_at(state, stored, ends) for state, stored in held]
         return min((time for time in (*times, self.audits.wake_at()) if time is not None), default=None)
 
     def wake(self, now: float) -> None:
         self._now = now
         for ruling in self.audits.wake(now):
             self._end(ruling)
+        ends = self.audits.ends(now) if any(state.held for state in self._steps.values()) else {}
         for state in list(self._steps.values()):
             for stored, square_norm in list(state.held.values()):
-                at = self._release_at(state, stored)
+                at = self._release_at(state, stored, ends)
                 if at is not None and at <= now:
                     del state.held[stored.contribution]
                     self._accept(stored, square_norm)
@@ -207,7 +215,7 @@ class AuditDesk:
         self._give()
 
     def on_report(self, peer: NodeId, message: AuditReport) -> None:
-        ruling = self.audits.report(peer, message)
+        ruling = self.audits.report(peer, message, self._now)
         if ruling is not None:
             self._end(ruling)
         elif peer in self._outside:

@@ -19,6 +19,7 @@ to audit (`barnraise audit LINK`).
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -58,6 +59,8 @@ class Unit:
     auditors: tuple[NodeId, ...] = ()
     """Who was asked, in order."""
     busy: NodeId | None = None
+    begun_at: float = 0.0
+    """When the newest opinion was asked for."""
     deadline: float = 0.0
     found: tuple[Difference, ...] = ()
     """By the first opinion: claims of members that are not what it computed."""
@@ -127,6 +130,8 @@ class Audits:
         self._auditors: dict[NodeId, Unit | None] = {}
         self._queue: dict[ContributionId, Unit] = {}
         self._records: dict[NodeId, _Record] = {}
+        self._task_s = 0.0
+        """What an opinion has taken for each task of late; 0: not known."""
         self.counts: dict[Outcome, int] = dict.fromkeys(OUTCOMES, 0)
 
     # ---- auditors ------------------------------------------------------------------------------------------------
@@ -193,7 +198,7 @@ class Audits:
             if unit is None:
                 continue
             del self._queue[unit.contribution]
-            unit.busy, unit.auditors = node, (*unit.auditors, node)
+            unit.busy, unit.auditors, unit.begun_at = node, (*unit.auditors, node), now
             unit.deadline = now + self._unit_s * (1 + len(unit.stored.tasks))
             self._auditors[node] = unit
             given.append(unit)
@@ -206,7 +211,22 @@ class Audits:
                 return unit
         return None
 
-    def report(self, auditor: NodeId, message: AuditReport) -> Ruling | None:
+    def ends(self, now: float) -> dict[ContributionId, float]:
+        """When the next opinion on each will be there, by what opinions have taken of late and what waits before it."""
+        found = {u.contribution: max(now, u.begun_at + self._expected_s(u)) for u in self._auditors.values() if u}
+        idle_count = sum(unit is None for unit in self._auditors.values())
+        free = [*([now] * idle_count), *found.values()]
+        heapq.heapify(free)
+        for unit in self._queue.values():
+            at = (heapq.heappop(free) if free else now) + self._expected_s(unit)
+            heapq.heappush(free, at)
+            found[unit.contribution] = at
+        return found
+
+    def _expected_s(self, unit: Unit) -> float:
+        return self._task_s * len(unit.stored.tasks)
+
+    def report(self, auditor: NodeId, message: AuditReport, now: float) -> Ruling | None:
         """An opinion; None where nobody waits for it (any more)."""
         unit = self._auditors.get(auditor)
         asked = unit is not None and (unit.contribution, len(unit.auditors)) == (message.contribution, message.attempt)
@@ -215,6 +235,8 @@ class Audits:
         self._auditors[auditor] = None
         if message.reason:
             return self._missed(unit, message.reason)
+        took_s = (now - unit.begun_at) / max(1, len(unit.stored.tasks))
+        self._task_s = took_s if not self._task_s else self._task_s + 0.25 * (took_s - self._task_s)
         found = tuple(
             each
             for each in message.differences

@@ -14,6 +14,10 @@ graphs that it may hold waits for their backwards. (At 1.1 B parameters servers 
 seconds, 24 at once at 5 s each: the whole pipeline waited for them, and their leases ran out.)"""
 
 
+REDONE_WITHIN_S = 5.0
+"""Who does again what others took with them gets all of it, as long as it asks for more within this time of the last
+one. Whoever has sent its sum of the step has to send another for it, a whole stage's vector however few tasks are in
+it; of equal members each would get a task, and each would send one, before the next step's."""
 SERVER_TRIES = 8
 """Failures with a doubted task after which volunteers get it again: their usual result settles it, too."""
 
@@ -37,6 +41,8 @@ class Choice:
         self.now = 0.0
         self.look_at: float | None = None
         """When a volunteer that does nothing counts no longer."""
+        self._redoers: dict[int, tuple[NodeId, float]] = {}
+        """Who does again what is missing of a step whose tail has come, and when it was given something last."""
 
     def choose(self, entry: Entry) -> Worker | None:
         """Who gets an entry that nobody is preferred for: of those with a free slot the one that is not slow and has
@@ -66,6 +72,44 @@ class Choice:
         if not ready and entry.late:
             ready = [w for w in self.workers.values() if w.node in entry.late and w.slots and self.may_have_more(w)]
         return min(ready, key=lambda w: (self._conduct.is_slow(w.node, self.now), -w.slots), default=None)
+
+    def choose_again(self, entry: Entry, tail_at: float) -> Worker | None:
+        """Who gets an entry whose weight gradient is missing although the stage had given everything at `tail_at`:
+        one member, which is waited for a little. None: nobody now."""
+        if self.collocated == "always" or self.waits_for_server(entry):
+            return self.choose(entry)
+        node, given_at = self._redoers.get(entry.step, (None, 0.0))
+        worker = None if node is None else self.workers.get(node)
+        if worker is not None and self._could_do(entry, worker) and self.may_have_more(worker):
+            until = given_at + REDONE_WITHIN_S
+            if worker.slots > 0 and (self.now < until or self._has_first_sum(worker, entry.step, tail_at)):
+                return self._redone_by(worker, entry.step)
+            if worker.slots <= 0 and not self._passed(until):
+                return None
+        able = [w for w in self.askers.values() if self._could_do(entry, w) and self.may_have_more(w)]
+        if not able:
+            return self.choose(entry)
+        # Whose sum has come has nothing of the step on its line.
+        best = min(able, key=lambda w: (self._conduct.is_slow(w.node, self.now), self._owes(w, entry.step), _order(w)))
+        return self._redone_by(best, entry.step)
+
+    def close_step(self, step: int) -> None:
+        """Nothing of it is missing any more."""
+        for old in [each for each in self._redoers if each <= step]:
+            del self._redoers[old]
+
+    def _redone_by(self, worker: Worker, step: int) -> Worker:
+        self._redoers[step] = worker.node, self.now
+        return worker
+
+    def _owes(self, worker: Worker, step: int) -> bool:
+        return any(e.step == step and not e.stored for e in self._tables.leased_by(worker.node))
+
+    def _has_first_sum(self, worker: Worker, step: int, tail_at: float) -> bool:
+        """Whether what it had summed up by then has not come: its next sum of the step waits for that one's verdict,
+        so more may go into it."""
+        leased = self._tables.leased_by(worker.node)
+        return any(e.step == step and e.waits_for_sum and not e.stored and e.granted_at <= tail_at for e in leased)
 
     def waits_for_server(self, entry: Entry) -> bool:
         """Whether only servers may have it: what a member brought for it is doubted, and two members that agree may

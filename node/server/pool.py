@@ -298,6 +298,7 @@ class Pool:
 
     def drop_step(self, step: int) -> None:
         """Steps up to `step` are closed."""
+        self._choice.close_step(step)
         for key in [key for key in self._entries if key.step <= step]:
             entry = self._entries[key]
             self._forget(entry)
@@ -330,8 +331,10 @@ class Pool:
                 given.append((entry, worker, True))
         skipped: list[Entry] = []
         while (free := self._tables.first_free(None)) is not None:
-            worker = self._choice.choose(free)
-            if worker is None and not free.late and not self._choice.waits_for_server(free):
+            tail_at = self._tails.get(free.step) if free.needs_gradient else None
+            again = tail_at is not None
+            worker = self._choice.choose(free) if tail_at is None else self._choice.choose_again(free, tail_at)
+            if worker is None and not (free.late or again or self._choice.waits_for_server(free)):
                 break
             if worker is None:
                 self._tables.pass_over()

@@ -121,11 +121,14 @@ class Gradients:
         Where more may come, it is waited for, since a contribution costs a whole stage's vector on the way up; but not
         for ever, because a server that counts on the sum may be unable to say so: twice the time that an upload takes.
         While one of the step is on its way, the next one would only stand behind it: work that came back after the
-        tail, a task at a time, would be a whole vector each.
+        tail, a task at a time, would be a whole vector each. And sums go in the order of their steps: the run waits for
+        the oldest, and a newer one beside it on the line would take half of its rate.
         """
         for step in list(self._sums):
             total = self._sums[step]
             if step in busy_steps or total.owed_count or not total.tasks or self._is_uploading(step):
+                continue
+            if any(busy < step for busy in busy_steps) or self._has_older(step):
                 continue
             if tail_has_come(step):
                 self.flush(step, now)
@@ -141,13 +144,18 @@ class Gradients:
 
     def wake(self, now: float) -> None:
         for step in [s for s, total in self._sums.items() if total.flush_at is not None and total.flush_at <= now]:
-            if self._is_uploading(step):
-                self._sums[step].flush_at = None  # its verdict asks again
+            if self._is_uploading(step) or self._has_older(step):
+                self._sums[step].flush_at = None  # a verdict asks again
             else:
                 self.flush(step, now)
 
     def _is_uploading(self, step: int) -> bool:
         return any(upload.step == step for upload in self._uploads.values())
+
+    def _has_older(self, step: int) -> bool:
+        """Whether a sum of an earlier step waits or is on its way."""
+        waits = any(each < step and total.tasks for each, total in self._sums.items())
+        return waits or any(upload.step < step for upload in self._uploads.values())
 
     # ---- uploading -----------------------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ class Desk:
         self.audits.check()
         return self.audits.give(now)
 
-    def say(self, unit: Unit, *found: Difference, reason: str = "") -> Ruling | None:
+    def say(self, unit: Unit, *found: Difference, reason: str = "", now: float = 0.0) -> Ruling | None:
         assert unit.busy is not None
         report = AuditReport(
             ledger_generation=1,
@@ -49,7 +49,7 @@ class Desk:
             differences=found,
             reason=reason,
         )
-        return self.audits.report(unit.busy, report)
+        return self.audits.report(unit.busy, report, now)
 
     def judge(self, value: float, again: float | None = None, node: NodeId = LIAR) -> Ruling:
         """One contribution through both opinions."""
@@ -97,7 +97,7 @@ def test_the_draw_is_the_same_for_a_ledger_that_restarts_and_another_under_anoth
                 report = AuditReport(
                     ledger_generation=1, contribution=unit.contribution, step=3, attempt=1, differences=()
                 )
-                audits.report(A, report)
+                audits.report(A, report, 0.0)
         return found
 
     assert drawn(b"k" * 32) == drawn(b"k" * 32) != drawn(b"q" * 32)
@@ -223,5 +223,19 @@ def test_an_old_opinion_is_no_news() -> None:
     (unit,) = desk.give()
     report = AuditReport(ledger_generation=1, contribution=unit.contribution, step=3, attempt=2, differences=())
     assert unit.busy is not None
-    assert desk.audits.report(unit.busy, report) is None
-    assert desk.audits.report(B if unit.busy == A else A, report) is None
+    assert desk.audits.report(unit.busy, report, 0.0) is None
+    assert desk.audits.report(B if unit.busy == A else A, report, 0.0) is None
+
+
+def test_it_says_when_an_opinion_will_be_there() -> None:
+    """By what opinions have taken for a task: what is under way, then what waits, for whoever is free first."""
+    desk = Desk()
+    for _ in range(5):
+        assert desk.bring()
+    first, second = desk.give(now=0.0)
+    assert set(desk.audits.ends(1.0).values()) == {1.0}, "nothing is known before the first opinion"
+    desk.say(first, now=8.0)
+    desk.give(now=8.0)
+    ends = desk.audits.ends(9.0)
+    assert ends.pop(second.contribution) == 9.0
+    assert sorted(ends.values()) == [16.0, 17.0, 24.0]

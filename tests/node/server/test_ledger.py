@@ -318,3 +318,19 @@ def test_an_audit_holds_up_no_sum_that_waits_for_its_verdict() -> None:
     (record,) = desk.take().records(ContributionAccepted)
     desk.ledger.accepted(record)
     assert all(verdict.accepted for verdict in desk.take().sent(Verdict))
+
+
+def test_what_no_audit_can_be_over_with_in_time_is_not_held() -> None:
+    """Servers that compute a hundred times slower than members cannot audit them all. What waits for its turn counted a
+    tenth of a step later, and that was all that came of the wait: at 1.1 B parameters 20 s of every step of 105."""
+    desk = Desk()
+    audits = desk.ledger.desk
+    audits.auditor_here(NodeId("b0"))
+    audits._step_s = 10.0
+    audits.audits._task_s = 300.0
+    audits.clock(1.0)
+    assert desk.store(1, (backward(0, 0),)).records(ContributionAccepted) == []
+    assert audits.wake_at() == 1.0
+    audits.wake(1.0)
+    (record,) = desk.take().records(ContributionAccepted)
+    assert record.contribution == contribution(1) and audits.audits.has(contribution(1)), "and its audit goes on"

@@ -323,6 +323,40 @@ def test_a_sum_that_the_ledger_refuses_after_its_worker_has_left_is_done_again()
         pool.check()
 
 
+def test_what_a_leaver_took_with_it_is_done_again_by_one_member() -> None:
+    """Seven members had one task of it each, and each sent another whole vector for it before its next step's: two
+    minutes of all lines of a stage. The one whose sum of the step has come begins at once; it is waited for while it
+    asks for more, and not longer."""
+    c = NodeId("c")
+    pool = make_pool(A, B, c, tasks=0, slots=9)
+    tasks = [TaskId(0, number, 0, "B") for number in range(8)]
+    for task in tasks:
+        pool.add(Entry((task,), needs_result=True, needs_gradient=True, tensors=TENSORS))
+    of = {grant.entry.tasks[0]: grant.worker for grant in pool.grant(0.0)}
+    mine = {node: [task for task in tasks if of[task] == node] for node in (A, B, c)}
+    for node, done in mine.items():
+        for task in done:
+            pool.result_held(task)
+        pool.summed(done, node, 1.0)
+    pool.tail(0, 2.0)
+    pool.covered(mine[c], c)
+    pool._workers[B].slots = pool._workers[c].slots = 0
+    pool.add_slots(B, 9, 64)
+    pool.add_slots(c, 1, 64)
+    pool.worker_gone(A, 3.0)
+    pool.expire(8.0)
+    lost = mine[A]
+    assert len(lost) > 1 and given(pool, 8.0) == [(c, lost[0].microbatch)], "B could take all, and c has sent its sum"
+    pool.summed(lost[:1], c, 9.0)
+    assert given(pool, 12.0) == [] and pool._choice.look_at == 13.0
+    pool.add_slots(c, 1, 64)
+    assert given(pool, 12.5) == [(c, lost[1].microbatch)]
+    pool.summed(lost[1:2], c, 13.0)
+    assert given(pool, 17.0) == []
+    pool.expire(17.5)
+    assert given(pool, 17.5) == [(B, lost[2].microbatch)], "c asks for no more"
+
+
 def test_what_was_summed_up_before_a_server_restarted_is_not_given_to_others() -> None:
     """The claim comes before the step is open here, and holds as soon as it is; but a result must be held somewhere."""
     pool = Pool(8.0, "when_empty", 20.0, fences(1).__next__)

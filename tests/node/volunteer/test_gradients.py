@@ -78,15 +78,38 @@ def test_a_full_sum_is_sent_at_once() -> None:
 
 def test_it_lingers_only_if_more_may_come() -> None:
     """Nothing more of the step expected: sent at once; else after the linger time; busy steps stay."""
-    desk = Desk()
-    desk.add(backward(0, 0))
+    for tail, at, busy in ((True, 1.0, []), (False, 1.25, []), (True, None, [0])):
+        desk = Desk()
+        desk.add(backward(0, 0))
+        desk.gradients.idle(busy, [lambda step: False, lambda step: True][tail], now=1.0)
+        assert len(desk.take().jobs(TakeGradient)) == (at == 1.0)
+        desk.gradients.wake(1.25)
+        assert len(desk.take().jobs(TakeGradient)) == (at == 1.25)
+        assert desk.gradients.unsent_task_count == 1
+
+
+def test_sums_go_in_the_order_of_their_steps() -> None:
+    """Who has taken over a leaver's tasks of a step sends them before its sum of the next one: together on one line
+    each takes twice as long, and the run waits for the older."""
+    desk = Desk(tasks_max=100)
+    (first, _) = desk.upload(backward(0, 0))
+    desk.add(backward(0, 1))
     desk.add(backward(1, 0))
-    desk.add(backward(2, 0))
-    desk.gradients.idle([2], lambda step: step == 0, now=1.0)
+    desk.gradients.idle([], lambda step: True, now=1.0)
+    assert desk.take().jobs(TakeGradient) == [], "the first one is on its way"
+    desk.gradients.on_verdict(verdict(first), 80.0)
+    desk.gradients.idle([], lambda step: True, now=80.0)
+    (cut,) = desk.take().jobs(TakeGradient)
+    desk.gradients.taken(cut, tuple(shard_tensor(key) for key in cut.shards))
+    sent = desk.take().sent(Contribute)
+    assert [part.tasks for part in sent] == [(backward(0, 1),)] * 2
+    desk.gradients.idle([], lambda step: True, now=81.0)
+    assert desk.take().jobs(TakeGradient) == []
+    desk.gradients.on_verdict(verdict(sent[0]), 150.0)
+    desk.gradients.idle([0], lambda step: True, now=150.0)
+    assert desk.take().jobs(TakeGradient) == [], "a lease of the older step is still to be done"
+    desk.gradients.idle([], lambda step: True, now=151.0)
     assert len(desk.take().jobs(TakeGradient)) == 1
-    desk.gradients.wake(1.25)
-    assert len(desk.take().jobs(TakeGradient)) == 1
-    assert desk.gradients.unsent_task_count == 3
 
 
 def test_every_shard_gets_its_part_and_a_shard_that_comes_back_gets_the_same_again() -> None:
