@@ -79,7 +79,7 @@ def _audit(audits: Audits, stored: Stored, false: bool) -> bool:
             attempt=len(unit.auditors),
             differences=(found,),
         )
-        ruling = audits.report(unit.busy, report)
+        ruling = audits.report(unit.busy, report, 0.0)
         assert ruling is not None
         if ruling.outcome != "again":
             return any(blame.out for blame in ruling.blames)

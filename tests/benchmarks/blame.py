@@ -156,7 +156,7 @@ class Court:
             (unit,) = ledger.give(0.0)
             assert unit.busy is not None
             report = self._recompute(made, len(unit.auditors))
-            ruling = ledger.report(unit.busy, report)
+            ruling = ledger.report(unit.busy, report, 0.0)
             assert ruling is not None
             if ruling.outcome != "again":
                 return ruling

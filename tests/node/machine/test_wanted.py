@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -145,7 +146,12 @@ def test_a_wake_looks_at_those_of_whom_something_is_due(monkeypatch: pytest.Monk
     """A server of a large run has thousands of links, and every question to one of them is a wake."""
     desk, looks = Desk(), []
     due_of = Links._due_of
-    monkeypatch.setattr(Links, "_due_of", lambda links, peer: looks.append(peer) or due_of(links, peer))
+
+    def look(links: Links, peer: NodeId) -> Any:
+        looks.append(peer)
+        return due_of(links, peer)
+
+    monkeypatch.setattr(Links, "_due_of", look)
     peers = [NodeId(f"v{number}") for number in range(1000)]
     for number, peer in enumerate(peers):
         desk.links.up(peer, number / 1000)
