@@ -11,7 +11,7 @@ from typing import Any
 
 from node.machine.drain import DRAIN_S
 from node.machine.facts import NodeFacts
-from node.machine.jobs import DEVICE_JOBS, STORE_JOBS, SUM_JOBS, PrepareData, WriteEvidence
+from node.machine.jobs import DEVICE_JOBS, FILE_JOBS, STORE_JOBS, SUM_JOBS, PrepareData, WriteEvidence
 from node.machine.outbox import Outbox
 from node.machine.records import AuditStanding, StateLost
 from node.machine.revocation import Revocation
@@ -289,8 +289,8 @@ class Roles:
         if self.server is None and isinstance(job, WriteEvidence):
             self._out.log("warning", "evidence cannot be written", reason=reason)
             return True
-        if self.server is None and isinstance(job, (*STORE_JOBS, *SUM_JOBS)):
-            return True  # its place is another server's now
+        if self.server is None and isinstance(job, (*STORE_JOBS, *SUM_JOBS, *FILE_JOBS)):
+            return True  # its place is another server's now, or it has given its state up
         return self.server is not None and self.server.failed(job, reason, now)
 
     def device_lost(self, reason: str, now: float) -> str:

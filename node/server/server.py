@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from node.machine.jobs import (
+    FILE_JOBS,
     STORE_JOBS,
     AddUp,
     Apply,
@@ -353,7 +354,7 @@ class ServerMachine:
         if isinstance(job, WriteEvidence):
             self._out.log("warning", "evidence cannot be written", reason=reason)
             return True
-        if not isinstance(job, WriteCheckpoint | WriteSnapshot | WriteManifest):
+        if not isinstance(job, FILE_JOBS):
             return False
         if self._lane_is_ours:  # else it was ordered under earlier ledgers
             self.shard.saves.failed(job, reason, now)

@@ -19,6 +19,8 @@ from node.machine.jobs import (
     SetUpServer,
     StartShard,
     WriteCheckpoint,
+    WriteManifest,
+    WriteSnapshot,
 )
 from node.machine.records import ContributionStored, Record, ShardStarted, SnapshotWritten, StageKeyKnown, StepCommitted
 from node.machine.roles import READ_AGAIN_S
@@ -48,6 +50,7 @@ from protocol.messages import (
     CheckpointDone,
     DataReady,
     DrainOrder,
+    Freeze,
     Join,
     Lease,
     Leave,
@@ -454,6 +457,22 @@ def test_a_full_checkpoint_folder_is_an_alert_and_training_goes_on() -> None:
     desk.feed(Computed(job, ("file", 8, b"d")), now=18.0)
     desk.effects = list(desk.machine.wake(20.0))
     assert desk.sent(NodeReport)[0].alert == ""
+
+
+@pytest.mark.parametrize("job", [WriteCheckpoint(0, 0), WriteSnapshot(0), WriteManifest(0, (), 0)], ids=str)
+def test_a_full_disk_ends_nobody_who_has_given_its_state_up_meanwhile(job: Any) -> None:
+    """Seed 105218: the lane still wrote what its shard had ordered before it lost its state."""
+    desk = Desk("b1")
+    desk.join()
+    desk.plan(make_plan(), stage=1)
+    desk.feed(Computed(desk.jobs(SetUpServer)[0], 3))
+    desk.feed(Computed(StartShard(-1), b"digest"))
+    freeze = Freeze(ledger_generation=1, step=0, contributions=(contribution(1),))
+    desk.feed(LinkUp(NodeId("f1"), "server"))
+    desk.hear(freeze, NodeId("f1"))
+    assert desk.machine.server is None
+    desk.feed(ComputeFailed(job, "no space left on device"))
+    assert not desk.of(Exit)
 
 
 def test_a_shard_that_cannot_do_its_arithmetic_stops() -> None:
