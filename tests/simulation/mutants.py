@@ -365,8 +365,8 @@ def no_fence_around_steps(original: Any) -> Any:
     ServerMachine,
     "handle",
     scene=Scene(
-        only=("late_words", "server_disk_loss", "snapshot_lost"), gap_s=(1.0, 3.0), until_s=(15.0, 30.0),
-        disk_losses_max=12, run={**LINE, "checkpoint_every": 2, "steps": 40, "spares": 0},
+        only=("late_words", "server_disk_loss", "snapshot_lost"), gap_s=(0.5, 1.5), until_s=(30.0, 50.0),
+        disk_losses_max=24, run={**LINE, "checkpoint_every": 2, "steps": 80, "spares": 0},
     ),
 )  # fmt: skip
 def no_fence_around_generations(original: Any) -> Any:

@@ -40,7 +40,7 @@ UNVISITED = Scene(only=CALM, run={**CALM_RUN, "stages": 4, "skip": 0.5, "microba
 FULL = Scene(
     only=CALM,
     run={
-        **CALM_RUN, "stages": 2, "tied": True, "microbatches": 24, "volunteers": 2, "collocated": "never", "steps": 3,
+        **CALM_RUN, "stages": 2, "tied": True, "microbatches": 32, "volunteers": 2, "collocated": "never", "steps": 3,
     },
 )  # fmt: skip
 """One volunteer a stage, and more microbatches than graphs that it may hold."""
