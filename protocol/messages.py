@@ -63,6 +63,7 @@ from protocol.run.saves import FetchCopy as FetchCopy
 from protocol.run.saves import ShardCopy as ShardCopy
 from protocol.run.spans import FetchSpans as FetchSpans
 from protocol.run.spans import Spans as Spans
+from protocol.run.step_report import StageSum as StageSum
 from protocol.run.step_report import StepReport as StepReport
 from protocol.run.step_report import StepReportStored as StepReportStored
 from protocol.run.validation import Evaluated as Evaluated
@@ -552,14 +553,6 @@ class StageFrozen(Work, frozen=True, kw_only=True):
 
     stage: Number
     step: Number
-    square_norm: Result
-    finite: bool
-    loss_sum: Result
-
-
-class StageSum(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a stage's step came to, as its ledger told it."""
-
     square_norm: Result
     finite: bool
     loss_sum: Result

@@ -205,7 +205,7 @@ RULES = (
     Rule("V6", "node.server.test_audits:test_nobody_is_blamed_by_one_opinion",
          {f"{AUDITS}:Audits._next_for": _any_auditor}),
     Rule("V6", "node.server.test_audits:test_an_old_opinion_is_no_news",
-         {f"{AUDITS}:Audits.report": lambda _: lambda self, auditor, message: "taken"}),
+         {f"{AUDITS}:Audits.report": lambda _: lambda self, auditor, message, now: "taken"}),
     Rule("V7", "node.compute.test_stage_grid:test_a_gradient_is_rounded_alike_however_the_model_is_cut",
          {"node.compute.forms.grid:uniform": _hashes_by_the_place_in_the_vector}, {"cuts": (2,)}),
     Rule("V8", "protocol.trust.test_membership:test_revocation",

@@ -33,7 +33,7 @@ from coordinator.live.orders import Adopt, ChangeRun, DrainNode, FetchTrace, Nam
 from coordinator.live.outbox import Outbox
 from coordinator.live.records import DataRow, MemberRow, StepRow, StoredState
 from coordinator.live.reported import Reported
-from coordinator.live.roster import MEMBERS_MAX, LeaveReason, Member, Roster
+from coordinator.live.roster import MEMBERS_MAX, LeaveReason, Member, Roster, sweep_s
 from coordinator.live.seating import Placement
 from coordinator.live.signals import Helpers, Signalling
 from coordinator.live.status import build_status, run_state
@@ -66,8 +66,6 @@ from protocol.run.run import RunConfig
 from protocol.schedule.profile import NetworkFile
 from protocol.trust.membership import MEMBERSHIP_S, Invite, JoinRole, Membership, Revocations
 from protocol.trust.thanks import Thanks
-
-SWEEP_S_MAX = 7.5
 
 
 class CoordinatorMachine:
@@ -170,7 +168,7 @@ class CoordinatorMachine:
             case _:
                 raise AssertionError(f"a coordinator has no use for {fact!r}")
         if len(self.roster) and self._next_sweep is None:
-            self._next_sweep = now + self._sweep_s
+            self._next_sweep = now + sweep_s(self.config.limits)
         return self._end(now)
 
     def _ordered(self, order: Order, now: float) -> None:
@@ -224,7 +222,7 @@ class CoordinatorMachine:
         if self.data is not None and self.placement.plan is not None:
             self.crew.even_out(self.data.vocabulary, now)
             self.auditors.even_out(now)
-        self._next_sweep = now + self._sweep_s if len(self.roster) else None
+        self._next_sweep = now + sweep_s(self.config.limits) if len(self.roster) else None
         return self._end(now)
 
     def check(self) -> None:
@@ -260,12 +258,6 @@ class CoordinatorMachine:
         return benchmarked_flops_per_s(member, self.config, self.data.vocabulary if self.data is not None else 0)
 
     # ---- links -------------------------------------------------------------------------------------------------
-
-    @property
-    def _sweep_s(self) -> float:
-        """Time between two looks at all links: fine enough that silence is seen within a sixth of its limit. Places
-        and stages are looked after at the same time."""
-        return min(self.config.limits.ping_s / 2, self.config.limits.silent_s / 6, SWEEP_S_MAX)
 
     def _link_up(self, fact: LinkUp, now: float) -> None:
         earlier = self.roster.get(fact.peer)

@@ -31,12 +31,13 @@ def stalled_s(member: Member, now: float) -> float:
     return member.report.counters.get("stalled_s", 0.0)
 
 
-def heard(member: Member, report: NodeReport, now: float) -> bool:
-    """Whether a member hangs at this moment, which is noted."""
-    hangs = report.counters.get("stalled_s", 0.0) >= NAMED_S
-    if hangs:
+def note_hang(member: Member, report: NodeReport, now: float, hanging: dict[NodeId, None]) -> None:
+    """Notes whether a member hangs at this moment: `hanging` are those that do."""
+    if report.counters.get("stalled_s", 0.0) >= NAMED_S:
         member.hung_at = now
-    return hangs
+        hanging[member.peer] = None
+    else:
+        hanging.pop(member.peer, None)
 
 
 def is_well(member: Member, now: float) -> bool:

@@ -14,6 +14,7 @@ from protocol.base.limits import SIGNALS_BURST
 from protocol.link.reach import dialable, host_of
 from protocol.messages import Join, NodeReport, Ping, Relay
 from protocol.run.plan import Plan
+from protocol.run.run import LimitsSection
 from protocol.trust.membership import JoinRole
 
 LeaveReason = Literal["graceful", "timeout", "evicted", "banned"]
@@ -21,6 +22,9 @@ LeaveReason = Literal["graceful", "timeout", "evicted", "banned"]
 
 MEMBERS_MAX = 16384
 """Links that one coordinator holds: each costs a socket and some kilobytes; beyond, new links are closed."""
+
+SWEEP_S_MAX = 7.5
+"""Places and stages are looked after at each look at the links, also where these may be silent for minutes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -184,3 +188,8 @@ class Roster:
             assert member.peer == peer
             assert not member.welcomed or (member.join is not None and member.membership), f"{peer} welcomed unjoined"
             assert member.role != "server" or member.stage == -1, f"server {peer} carries a volunteer's stage"
+
+
+def sweep_s(limits: LimitsSection) -> float:
+    """Time between two looks at all links: fine enough that silence is seen within a sixth of its limit."""
+    return min(limits.ping_s / 2, limits.silent_s / 6, SWEEP_S_MAX)

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
-from coordinator.live import gray
 from coordinator.live.adoption import Adoption
 from coordinator.live.first_plan import FirstPlanner, settled_by, why_of
-from coordinator.live.gray import Arbitration, is_well, stalled_s, steps_of, tasks_of
+from coordinator.live.gray import Arbitration, is_well, note_hang, seen_by_fellows, stalled_s, steps_of, tasks_of
 from coordinator.live.history import History
 from coordinator.live.measured_links import NetworkBook
 from coordinator.live.outbox import Outbox
@@ -109,8 +108,7 @@ class Placement:
             self.look(now)
             return
         self.on_void(None if self.rollback is None else self.rollback.voiding, now)
-        for slot in self.table.slots:
-            self.table.gone_since[slot] = now
+        self.table.gone_since.update(dict.fromkeys(self.table.slots, now))
         if not self._history.finished:
             stages = tuple(stage.servers for stage in self.plan.stages)
             self._issue(stages, self.plan.ledger_generation, self.plan.restore_step, "the coordinator came back")
@@ -248,10 +246,7 @@ class Placement:
 
     def heard(self, member: Member, report: NodeReport, now: float) -> None:
         """A node has told how it gets on; `member` still has what it said before."""
-        if gray.heard(member, report, now):
-            self.hanging[member.peer] = None
-        else:
-            self.hanging.pop(member.peer, None)
+        note_hang(member, report, now, self.hanging)
         before = member.report
         if before is None or before.ledger_generation != report.ledger_generation:
             return
@@ -447,7 +442,7 @@ class Placement:
                 )  # fmt: skip
                 self.table.release(slot)
             gone_since = self.table.gone_since.get(slot)
-            if gone_since is not None and gray.seen_by_fellows(self._roster.servers(), self.table.holder[slot], now):
+            if gone_since is not None and seen_by_fellows(self._roster.servers(), self.table.holder[slot], now):
                 self._seen_at[slot] = now
             # While steps close, the holder works, and only its link to us is down.
             alive_at = max(self.step_stored_at, self._seen_at.get(slot, float("-inf")))

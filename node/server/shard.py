@@ -33,7 +33,7 @@ from node.server.agreement import Agreement
 from node.server.buddy import BuddyRole
 from node.server.context import StageContext
 from node.server.judging import apply_job
-from node.server.parts import Part, Reduction, as_message, leases
+from node.server.parts import JOURNAL_BYTES, RECORDS_PER_MICROBATCH_MAX, Part, Reduction, as_message, leases
 from node.server.recovery import StateLostError, recovery
 from node.server.saves import Saves
 from node.server.serving import Serving
@@ -51,22 +51,8 @@ from protocol.messages import (
     VersionReady,
 )
 
-RECORDS_PER_MICROBATCH_MAX = 3
-"""Parts of one node and step that are written to the disk, for each microbatch. A node that does a whole step alone,
-one task a contribution, writes one for each; the others are for what was doubted, or overlapped, and was done again.
-Each costs a lease besides. So no node fills memory or journal without end, and none can take another's room."""
-
-
 _Key = tuple[ContributionId, int]
 """A contribution and its step: a number means nothing beyond the step that it was used in."""
-
-STATE_BYTES = 16
-"""A parameter's, in a snapshot: fp32 weights, two moments, and with a delayed update the weights before."""
-JOURNAL_PER_STATE = 4
-"""A snapshot is due when the parts on the disk weigh more than this many of it: then writing snapshots costs at most a
-quarter of what writing parts does, and a server with 5 M parameters holds 320 MB of parts, the newest three steps', and
-two snapshots (160 MB): under 1 GB. Eight contributors a step in fp64 (64 bytes) get there every step, in 4.5 bits (4.5
-bytes) every 14."""
 
 
 class Phase(Enum):
@@ -531,7 +517,7 @@ class ShardRole:
     # ---- snapshots, checkpoints, closing -------------------------------------------------------------------------
 
     def _save_if_due(self) -> None:
-        full = self._journal_bytes > JOURNAL_PER_STATE * STATE_BYTES * (self._elements or 0)
+        full = self._journal_bytes > JOURNAL_BYTES * (self._elements or 0)
         if self.saves.snapshot_if_due(self.version, full):
             self._journal_bytes = 0
         self.saves.checkpoint_if_due(self.version)

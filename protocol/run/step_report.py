@@ -1,11 +1,21 @@
-"""What the decider tells the coordinator of each step."""
+"""What a step came to, by stage, and what the decider tells the coordinator of it."""
 
 from __future__ import annotations
+
+import msgspec
 
 from protocol.base.bounded import Items, Number, Result
 from protocol.base.message import Message, Work
 from protocol.run.news import Share
 from protocol.run.validation import ValidationLoss
+
+
+class StageSum(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What a stage's step came to, as its ledger told it."""
+
+    square_norm: Result
+    finite: bool
+    loss_sum: Result
 
 
 class StepReport(Work, frozen=True, kw_only=True):
