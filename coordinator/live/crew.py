@@ -9,6 +9,7 @@ from coordinator.live.measured_links import NetworkBook
 from coordinator.live.outbox import Outbox
 from coordinator.live.roster import Member, Roster
 from coordinator.live.seating import Placement
+from coordinator.live.second_thoughts import SecondThoughts
 from coordinator.live.stage_choice import Assignment, Power, Standing, assign, balance, fill
 from coordinator.live.throughput import (
     HOME_DOWN_BYTES_PER_S,
@@ -34,6 +35,9 @@ STAY_S = 15.0
 SETTLED_S = 60.0
 """… and one less than a minute not to balance two stages; two such moves are as far apart, so that what the first has
 changed is counted before the next."""
+SHOWN_STEPS = 2
+"""Steps for which a volunteer must have been compared with its fellows before another one leaves a stage in reliance on
+it: of a member that takes leases and does nothing, two steps show that."""
 LOOK_AGAIN_S = 10.0
 """How old what is known of a volunteer's throughput may be: links report as often."""
 
@@ -76,6 +80,7 @@ class Crew:
         self._look_at: float | None = None
         """When to even out, whenever else it is looked: somebody may be moved to an empty stage from then on."""
         self._balanced_at = float("-inf")
+        self._thoughts = SecondThoughts()
 
     def arrive(self, member: Member, vocabulary: int, now: float) -> None:
         """A welcomed volunteer gets a stage and the plan."""
@@ -105,6 +110,7 @@ class Crew:
             self._standing = None
         self._known.pop(member.peer, None)
         self.delivered.left(member.peer)
+        self._thoughts.gone(member.peer)
         if member.role == "volunteer" and member.stage >= 0:
             self._counts[member.stage] -= 1
             if not self._counts[member.stage] and self._empty_since is None:
@@ -115,9 +121,10 @@ class Crew:
         self.step_s = duration_s if not self.step_s else 0.8 * self.step_s + 0.2 * duration_s
         crews: dict[int, dict[NodeId, float]] = {}
         for member in self._roster.volunteers():
-            if member.stage >= 0 and now - member.stage_since > 2 * self.step_s + STAY_S:
+            if member.stage >= 0 and now - member.stage_since > self._compared_after_s:
                 crews.setdefault(member.stage, {})[member.peer] = self._promise(member, vocabulary)[0][member.stage]
         self.delivered.count({share.node: share.tasks for share in shares}, crews.values())
+        self._thoughts.step_closed(duration_s, now)
 
     def even_out(self, vocabulary: int, now: float) -> None:
         """Gives work to those without, and moves one volunteer where that is due. Called now and then."""
@@ -146,12 +153,35 @@ class Crew:
                     self._move(*moved, vocabulary, now)
         else:
             self._empty_since = self._look_at = None
-            if now - self._balanced_at >= SETTLED_S:
-                keep = self._here_less_than(SETTLED_S, now)
-                moved = balance(needed, standing, self._volunteers_max, keep)
-                if moved is not None:
-                    self._balanced_at = now
-                    self._move(*moved, vocabulary, now)
+            self._balance(needed, standing, vocabulary, now)
+
+    def _balance(self, needed: list[bool], standing: Standing, vocabulary: int, now: float) -> None:
+        """Moves one to the slowest stage, or the last one back whose move made steps longer."""
+        trial = self._thoughts.trial
+        regretted = self._thoughts.verdict(self._counts[trial.joined], now) if trial is not None else None
+        if regretted is not None:
+            trial, longer = regretted
+            reason = f"moved back from stage {trial.joined} to stage {trial.left}: steps took {longer:.0%} longer"
+            self._balanced_at = now
+            if self._counts[trial.left] < self._volunteers_max and self._counts[trial.joined] > 1:
+                self._move(trial.node, Assignment(trial.left, reason, "balance"), vocabulary, now)
+        elif not self._thoughts.undecided and now - self._balanced_at >= SETTLED_S * self._thoughts.pause_factor:
+            keep = self._here_less_than(SETTLED_S, now)
+            unproven = self._here_less_than(max(SETTLED_S, self._compared_after_s + SHOWN_STEPS * self.step_s), now)
+            moved = balance(needed, standing, self._volunteers_max, keep, unproven)
+            if moved is not None:
+                self._balanced_at = now
+                node, choice = moved
+                mover = self._roster.get(node)
+                assert mover is not None
+                left, works_at = mover.stage, now + STAY_S + self._promise(mover, vocabulary)[1][choice.stage]
+                self._move(node, choice, vocabulary, now)
+                self._thoughts.moved(node, left, choice.stage, self._counts[choice.stage], works_at)
+
+    @property
+    def _compared_after_s(self) -> float:
+        """A volunteer has done whole steps of its stage when it is there for so long."""
+        return 2 * self.step_s + STAY_S
 
     def wake_at(self, sweep_at: float | None) -> float | None:
         """When to even out next; `sweep_at`: when it is done anyhow, None where nobody is linked."""
@@ -201,6 +231,7 @@ class Crew:
         elif self._standing is not None and choice.stage >= 0:
             self._standing.add(self._power(member, vocabulary))
         member.told_generation = -1
+        self._thoughts.gone(member.peer)
         self._outbox.count("barnraise_coordinator_assignments_total", run=self._config.name, reason=choice.label)
         self._outbox.log("info", "volunteer assigned", node=member.peer, stage=choice.stage, detail=choice.reason)
         self._placement.tell(member)

@@ -130,11 +130,16 @@ def fill(needed: Sequence[bool], standing: Standing, keep: Sequence[NodeId] = ()
 
 
 def balance(
-    needed: Sequence[bool], standing: Standing, per_stage_max: int, keep: Sequence[NodeId] = ()
+    needed: Sequence[bool],
+    standing: Standing,
+    per_stage_max: int,
+    keep: Sequence[NodeId] = (),
+    unproven: Sequence[NodeId] = (),
 ) -> tuple[NodeId, Assignment] | None:
     """The one move to the slowest stage that makes the pipeline most faster, if it is worth it, or None.
 
-    Nobody leaves a stage alone, and those in `keep` stay where they are.
+    Nobody leaves a stage alone. Those in `keep` stay where they are. Nobody leaves a stage in reliance on those in
+    `unproven`, who have shown nothing yet; where they are, that stage is not thought the slower for it.
     """
     counts, carried = standing.counts, standing.carried(needed)
     slowest = min((stage for stage in range(len(needed)) if needed[stage]), key=lambda s: (carried[s], s), default=-1)
@@ -143,10 +148,16 @@ def balance(
     others = sorted((carried[stage], stage) for stage in range(len(needed)) if needed[stage] and stage != slowest)
     best: tuple[float, int, Power] | None = None
     kept = frozenset(keep)
+    relied_on, proven = carried[:], counts[:]
+    unknown = frozenset(unproven)
     for power in standing.powers:
-        if power.stage == slowest or power.node in kept or counts[power.stage] < 2:
+        if power.node in unknown:
+            relied_on[power.stage] -= power.steps_per_s[power.stage]
+            proven[power.stage] -= 1
+    for power in standing.powers:
+        if power.stage == slowest or power.node in kept or proven[power.stage] < 2:
             continue
-        left = carried[power.stage] - power.steps_per_s[power.stage]
+        left = relied_on[power.stage] - power.steps_per_s[power.stage]
         third = next((steps for steps, stage in others if stage != power.stage), math.inf)
         after = min(left, carried[slowest] + power.steps_per_s[slowest], third)
         gain = after / carried[slowest] - 1.0

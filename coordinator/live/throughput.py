@@ -31,6 +31,9 @@ MEMORY = 0.9
 PRIOR_TASKS = 4.0
 """Tasks as promised that everybody is credited with, so that the luck of single tasks moves nobody."""
 DELIVERS_MIN, DELIVERS_MAX = 1 / 16, 4.0
+DELIVERS_ENOUGH = 1 / 4
+"""Whoever delivers less than this of its promise is no measure for its fellows: beside one that takes work and does
+nothing, two honest members would seem to do half as much again as they promised, and be moved for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,17 +148,25 @@ class Delivered:
     def count(self, tasks: Mapping[NodeId, int], crews: Iterable[Mapping[NodeId, float]]) -> None:
         """A step is over. `crews`: the members of each stage that were there for all of it, with what each promised
         (in any unit, the same within a stage)."""
+        compared: set[NodeId] = set()
         for crew in crews:
-            total = sum(tasks.get(node, 0) for node in crew)
-            promised = sum(crew.values())
+            measure = [node for node in crew if self.share(node) >= DELIVERS_ENOUGH]
+            total = sum(tasks.get(node, 0) for node in measure)
+            promised = sum(crew[node] for node in measure)
             if len(crew) < 2 or not total or not promised:
                 continue  # alone it does whatever there is to do
+            compared.update(crew)
             for node, promise in crew.items():
                 done, due = self._counts.get(node, (0.0, 0.0))
                 self._counts[node] = (
                     MEMORY * done + tasks.get(node, 0),
                     MEMORY * due + total * promise / promised,
                 )
+        # More than was promised is so much more than the fellows did, and says nothing where there are none. Less is
+        # kept: a member that does nothing is not worth more for having driven the others away.
+        for node, (done, due) in self._counts.items():
+            if done > due and node not in compared:
+                self._counts[node] = MEMORY * done, MEMORY * due
 
     def left(self, node: NodeId) -> None:
         self._counts.pop(node, None)

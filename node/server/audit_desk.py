@@ -3,7 +3,8 @@
 A contribution under audit is held back, so that a false one is never summed up. The step does not wait for that beyond
 a tenth of its time: counted from when nothing else is missing, what is held is accepted, the audit goes on, and what it
 finds still puts its member out. Only a member with strikes waits to the end. What cannot be audited in that time, by
-what audits have taken of late and by what waits before it, is not held at all: the same would come of it, later.
+what audits have taken of late and by what waits before it, is not held at all: the same would come of it, later. (Of a
+member that has passed no audit yet it is held if its audit ends within one more step: steps sometimes take longer.)
 
 What is missing may wait for what is held: a member sends one sum of a step at a time, and the next one when it has
 heard of the first. So where the stage has nothing more to give, it is counted from when anything came last, too.
@@ -173,8 +174,11 @@ class AuditDesk:
         most_s = WAIT_SHARE * (self._step_s or self._now - state.opened_at)
         usual = state.opened_at + self._step_s if self._step_s else None
         until = max((at + most_s for at in (since, usual) if at is not None), default=None)
-        if until is not None and ends.get(stored.contribution, self._now) > until:
-            return self._now
+        if until is not None:
+            # Who is unknown is audited first, and held unless that is hopeless.
+            late_s = self._step_s if self.audits.is_unknown(stored.contribution.node) else 0.0
+            if ends.get(stored.contribution, self._now) > until + late_s:
+                return self._now
         return None if since is None else since + most_s
 
     def wake_at(self) -> float | None:

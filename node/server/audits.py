@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -205,11 +205,29 @@ class Audits:
         return given
 
     def _next_for(self, node: NodeId) -> Unit | None:
-        """The oldest that this auditor may have: a second opinion is another's, where there is another."""
-        for unit in self._queue.values():
+        """The first that this auditor may have: a second opinion is another's, where there is another."""
+        for unit in self._in_order():
             if node not in unit.auditors or len(self._auditors) == 1:
                 return unit
         return None
+
+    def _in_order(self) -> Iterator[Unit]:
+        """What waits, as auditors take it: second opinions; one contribution of each member that has passed no audit
+        yet, since what it brings may all be false; the others as they came. One of each only: whoever brings much must
+        not push the audits of all others back."""
+        first = {unit.contribution.node: unit for unit in self._auditors.values() if unit is not None}
+        behind = []
+        for unit in self._queue.values():
+            node = unit.contribution.node
+            if unit.found or (self.is_unknown(node) and first.setdefault(node, unit) is unit):
+                yield unit
+            else:
+                behind.append(unit)
+        yield from behind
+
+    def is_unknown(self, node: NodeId) -> bool:
+        """Whether no audit has found a member right yet, or not since one blamed it."""
+        return node not in self._records or not self._records[node].passed
 
     def ends(self, now: float) -> dict[ContributionId, float]:
         """When the next opinion on each will be there, by what opinions have taken of late and what waits before it."""
@@ -217,7 +235,7 @@ class Audits:
         idle_count = sum(unit is None for unit in self._auditors.values())
         free = [*([now] * idle_count), *found.values()]
         heapq.heapify(free)
-        for unit in self._queue.values():
+        for unit in self._in_order():
             at = (heapq.heappop(free) if free else now) + self._expected_s(unit)
             heapq.heappush(free, at)
             found[unit.contribution] = at

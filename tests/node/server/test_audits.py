@@ -239,3 +239,40 @@ def test_it_says_when_an_opinion_will_be_there() -> None:
     ends = desk.audits.ends(9.0)
     assert ends.pop(second.contribution) == 9.0
     assert sorted(ends.values()) == [16.0, 17.0, 24.0]
+
+
+def test_who_is_unknown_is_audited_before_those_who_wait() -> None:
+    """One contribution of each member that has passed no audit yet, and second opinions before all. In a run in which
+    audits could not keep up, a liar's first lie waited behind what honest members had brought: 30 of its tasks counted
+    until it was out, where none had to."""
+    desk = Desk(A)
+    honest, stranger = NodeId("v1"), NodeId("v2")
+    assert desk.judge(0.0, node=honest).outcome == "passed"
+    for node in (honest, honest, LIAR, LIAR, honest, stranger):
+        assert desk.bring(node)
+    order = []
+    for _ in range(6):
+        (unit,) = desk.give()
+        order.append(unit.contribution.node)
+        assert desk.say(unit) is not None
+    assert order == [LIAR, stranger, honest, honest, LIAR, honest]
+    assert not desk.audits.is_unknown(LIAR)
+
+    desk.bring(honest)
+    (unit,) = desk.give()
+    for node in (NodeId("v3"), honest):
+        assert desk.bring(node)
+    desk.say(unit, differs(0.05, honest))
+    (again,) = desk.give()
+    assert again is unit, "a finding waits for nobody"
+    desk.say(again, differs(0.05, honest))
+    assert desk.audits.is_unknown(honest), "it has to be found right anew"
+
+
+def test_when_an_opinion_will_be_there_is_told_in_the_order_in_which_they_are_given() -> None:
+    desk = Desk(A)
+    desk.judge(0.0, node=NodeId("v1"))
+    desk.audits._task_s = 8.0
+    assert desk.bring(NodeId("v1")) and desk.bring(NodeId("v1")) and desk.bring(LIAR)
+    ends = {name.node: at for name, at in desk.audits.ends(0.0).items() if name.node == LIAR}
+    assert ends == {LIAR: 8.0}

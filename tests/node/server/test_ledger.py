@@ -334,3 +334,19 @@ def test_what_no_audit_can_be_over_with_in_time_is_not_held() -> None:
     audits.wake(1.0)
     (record,) = desk.take().records(ContributionAccepted)
     assert record.contribution == contribution(1) and audits.audits.has(contribution(1)), "and its audit goes on"
+
+
+def test_what_an_unknown_member_brings_is_held_if_its_audit_may_still_be_in_time() -> None:
+    """Within one more step than what others bring is held: it may all be false, and steps sometimes take longer."""
+    desk = Desk()
+    audits = desk.ledger.desk
+    audits.auditor_here(NodeId("b0"))
+    audits._step_s, audits.audits._task_s = 10.0, 15.0
+    audits.clock(1.0)
+    assert desk.store(1, (backward(0, 0),)).records(ContributionAccepted) == []
+    audits.wake(1.0)
+    assert desk.take().records(ContributionAccepted) == [] and audits.is_held(0, contribution(1))
+    audits.audits._of(contribution(1).node).passed = 1
+    audits.wake(1.0)
+    (record,) = desk.take().records(ContributionAccepted)
+    assert record.contribution == contribution(1)

@@ -1,0 +1,98 @@
+"""Whether a volunteer's move between stages made the run faster, by the steps that then came. Pure.
+
+Who moves is chosen by what members are thought to do (`throughput`), and that can be wrong: a benchmark beside a game,
+a member that works well until others rely on it. What steps take is not thought but seen. So every move to balance two
+stages is a trial: the mean of the steps before it beside the mean of those after it. One that made steps longer is
+taken back, and after each such one the next move waits twice as long; so nobody's claims cost a run more than an ever
+smaller part of its time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from protocol.base.ids import NodeId
+
+STEPS_MIN = 8
+TRIAL_S = 60.0
+"""A mean is over so many steps and over as long, whichever is more: 8 steps of two and a half minutes, as 1.1 B
+parameters take on home lines, are twenty minutes; of steps of half a second, a minute has a hundred."""
+WORSE = 0.1
+"""Means of eight steps on home lines scatter by a few percent."""
+DOUBLINGS_MAX = 6
+"""A minute between moves becomes an hour, and stays one."""
+
+
+@dataclass(slots=True)
+class Trial:
+    """A move that is being judged."""
+
+    node: NodeId
+    left: int
+    """The stage that it came from."""
+    joined: int
+    beside: int
+    """Volunteers of `joined`, with it, at the move: when some of them go, longer steps say nothing of the move."""
+    before_s: float
+    """Mean of the steps before."""
+    begins_at: float
+    """From then on steps count: it has taken its parameters and works."""
+    durations_s: list[float] = field(default_factory=list)
+
+
+class SecondThoughts:
+    """Judges one move after the other."""
+
+    def __init__(self) -> None:
+        self._recent: deque[tuple[float, float]] = deque()
+        """(when it closed, what it took) of the newest steps; those of the last `TRIAL_S`, and `STEPS_MIN` at least."""
+        self.trial: Trial | None = None
+        self._doublings = 0
+
+    @property
+    def pause_factor(self) -> float:
+        """What the usual pause between moves is multiplied by."""
+        return 2.0**self._doublings
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the next move should wait for what becomes of the last: not where that takes longer than `TRIAL_S`,
+        or a run of long steps would even out once in twenty minutes."""
+        return self.trial is not None and self.trial.before_s * STEPS_MIN <= TRIAL_S
+
+    def moved(self, node: NodeId, left: int, joined: int, beside: int, works_at: float) -> None:
+        """A volunteer is moved now. A trial without enough steps before it cannot be judged, and is none."""
+        self.trial = None
+        if len(self._recent) >= STEPS_MIN:
+            before_s = sum(took_s for _, took_s in self._recent) / len(self._recent)
+            self.trial = Trial(node, left, joined, beside, before_s, works_at)
+
+    def step_closed(self, duration_s: float, now: float) -> None:
+        """A step was closed; 0 s: nobody knows what it took, since its decider began anew."""
+        if duration_s <= 0:
+            return
+        self._recent.append((now, duration_s))
+        while len(self._recent) > STEPS_MIN and self._recent[0][0] < now - TRIAL_S:
+            self._recent.popleft()
+        if self.trial is not None and now >= self.trial.begins_at:
+            self.trial.durations_s.append(duration_s)
+
+    def verdict(self, there: int, now: float) -> tuple[Trial, float] | None:
+        """The trial and by what share its steps became longer, where that is too much; `there`: volunteers of the
+        stage that it joined, now. None: not yet, or all is well; a trial that is over is forgotten."""
+        trial = self.trial
+        if trial is None or len(trial.durations_s) < STEPS_MIN or now < trial.begins_at + TRIAL_S:
+            return None
+        self.trial = None
+        longer = sum(trial.durations_s) / len(trial.durations_s) / trial.before_s - 1.0
+        if longer <= WORSE or there < trial.beside:
+            self._doublings = 0 if longer <= WORSE else self._doublings
+            return None
+        self._doublings = min(DOUBLINGS_MAX, self._doublings + 1)
+        return trial, longer
+
+    def gone(self, node: NodeId) -> None:
+        """A volunteer left, or was given another stage for another reason."""
+        if self.trial is not None and self.trial.node == node:
+            self.trial = None
