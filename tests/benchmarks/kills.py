@@ -128,7 +128,7 @@ class Run:
                 node = self._node(chosen)
         while (now_s := time.monotonic() - began) < seconds:
             if who in ("volunteer", "server") and now_s >= kill_at:
-                self._kill(who)
+                self.kill(who)
                 killed += 1
                 kill_at += float(every)
             if hung and named_s < 0 and names(self.swarm.status(), node):
@@ -153,7 +153,7 @@ class Run:
     def _node(self, chosen: int) -> str:
         return load_or_create_identity(self.volunteers[chosen].child.folder / "identity").node
 
-    def _kill(self, who: str) -> None:
+    def kill(self, who: str) -> None:
         """The next one, which is started again at once."""
         self._turn += 1
         if who == "volunteer":

@@ -2,11 +2,12 @@
 
 A LLaMA of 0.9 M parameters on the built-in text, cut at every half layer (as many boundaries as a model can have), 200
 steps of 1,024 tokens. Every arm sees the same weights and the same batches for a seed; the figure is its validation
-loss in nats a byte (the tokenizer's tokens are bytes) minus that of fp32. Lines are added to F as arms end, and what is
-in it is not run again: stop it and start it as often as you like. Without --seeds it prints the table of F.
+loss in nats a byte (the tokenizer's tokens are bytes) minus that of fp32, as the mean of the last `LOOKS` looks at it:
+one training's loss goes up and down from step to step by more than forms cost. Lines are added to F as arms end, and
+what is in it is not run again: stop it and start it as often as you like. Without --seeds it prints the table of F.
 
 Arms named "outliers" start from an embedding with two channels a thousand times the others, and are compared with fp32
-from there.
+from there. "fp32, nudged" starts from weights that are a millionth off: what it is off in the end is chance.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from protocol.run.run import BatchSection, RunConfig
 
 STEPS = 200
 VALIDATION_BATCHES = 24
+LOOKS, LOOK_EVERY_STEPS = 7, 10
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262, 12: 2.201}
 """97.5 % quantiles of Student's t by number of seeds: the half width of a 95 % interval in standard errors."""
 
@@ -52,10 +54,12 @@ class Arm:
     parameters: bool = False
     """In fixed point."""
     outliers: bool = False
+    nudged: bool = False
 
 
 ARMS = {
     "fp32": Arm(),
+    "fp32, nudged": Arm(nudged=True),
     "default": Arm("q8", gradients=True, parameters=True),
     "bf16": Arm("bf16"),
     "q8": Arm("q8"),
@@ -116,7 +120,7 @@ def carry(x: Tensor, form: str, bits: Bits, base: Tensor | None) -> Tensor:
 
 
 def train(config: RunConfig, arm: Arm, dataset: Dataset) -> tuple[float, Counts]:
-    """Validation loss after the run, and what went over the wire."""
+    """Mean validation loss of the last looks, and what went over the wire."""
     layout = StageLayout.whole(config, dataset.vocabulary)
     # A stage for each layer half: the embedding lies with the first one, the head with the last one.
     cuts = [0, *range(2, config.block_count - 1), config.block_count]
@@ -124,10 +128,12 @@ def train(config: RunConfig, arm: Arm, dataset: Dataset) -> tuple[float, Counts]
     weights = layout.initial(config.seed)
     if arm.outliers:
         weights[: layout.blocks[0][0].count].view(layout.blocks[0][0].shape)[:, [5, 77]] += 20.0
+    if arm.nudged:
+        weights *= 1.0 + 1e-6 * torch.randn(weights.shape, generator=torch.Generator().manual_seed(config.seed))
     optimizer, counts = AdamWShard(config, layout.decay_mask), Counts()
     count, tasks = layout.parameter_count, config.batch.microbatches
     averages = grid.first_averages(count, count)
-    versions = [weights]
+    versions, losses = [weights], []
     before: Tensor | None = None
     places = p12.fixed_bits(config)
     steps_of = [grid.exponents(averages, tasks)] * 2
@@ -158,7 +164,10 @@ def train(config: RunConfig, arm: Arm, dataset: Dataset) -> tuple[float, Counts]
         # Delay 1: the next step runs on the version before this one, and on its grid.
         versions = [versions[-1], newest]
         steps_of = [steps_of[-1], grid.exponents(averages, tasks)]
-    return validation_loss(layout, versions[-1], dataset, VALIDATION_BATCHES), counts
+        to_go = config.steps - 1 - step
+        if to_go < LOOKS * LOOK_EVERY_STEPS and to_go % LOOK_EVERY_STEPS == 0:
+            losses.append(validation_loss(layout, versions[-1], dataset, VALIDATION_BATCHES))
+    return statistics.fmean(losses), counts
 
 
 def one_microbatch(

@@ -1,0 +1,143 @@
+"""What a run loses while its coordinator is away: `python -m tests.benchmarks.away [--minutes 10]`.
+
+The processes of `tests.benchmarks.kills`: a coordinator, a front and a back server and four paced volunteers. Once
+every `RESTART_S` a server and, half of that later, a volunteer is killed and started again, each in its turn; for so
+many minutes with the coordinator there, then for as many with the coordinator killed at their beginning and started
+again at their end. Steps are seen to close in the servers' own metrics.
+
+Printed of both: steps, the median time between two of them, and the longest, which is the worst restart. 1 where the
+coordinator's absence makes steps slower: the median by more than a tenth, the longest by more than a quarter, or fewer
+steps by more than a tenth; or where the coordinator, back again, has not heard of every step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from protocol.drive.process import free_port
+from tests.benchmarks.kills import PACE_S, RUN, VOLUNTEERS, Run
+from tests.integration.bad_device import PACE
+from tests.integration.swarm import Swarm, eventually
+from tests.integration.test_audits import BadChildren
+
+RESTART_S = 60.0
+LOOK_S = 0.1
+MEDIAN_MORE_MAX, LONGEST_MORE_MAX, FEWER_MAX = 0.1, 0.25, 0.1
+STEP = re.compile(r"^barnraise_server_step{[^}]*} (\S+)$", re.MULTILINE)
+
+
+@dataclass
+class Closings:
+    """When steps closed, by the monotonic clock."""
+
+    seconds: float
+    at: list[float] = field(default_factory=list)
+    first: int = 0
+    last: int = 0
+
+    @property
+    def gaps(self) -> list[float]:
+        return [after - before for before, after in pairwise(self.at)]
+
+    @property
+    def steps(self) -> int:
+        return self.last - self.first
+
+    def __str__(self) -> str:
+        gaps = sorted(self.gaps)
+        return (
+            f"{self.steps} steps in {self.seconds:.0f} s, median {statistics.median(gaps):.2f} s, longest"
+            f" {', '.join(f'{gap:.2f}' for gap in gaps[:-6:-1])} s"
+        )
+
+
+def newest(swarm: Swarm) -> int:
+    """The newest step that any server shows; -1 when none answers."""
+    found = [-1]
+    for server in swarm.servers:
+        with suppress(OSError):
+            found += [int(float(value)) for value in STEP.findall(server.metrics())]
+    return max(found)
+
+
+def heard(swarm: Swarm) -> int:
+    """The newest step that the coordinator has heard of; -1 until it answers."""
+    with suppress(OSError):
+        return swarm.step()
+    return -1
+
+
+def watch(run: Run, minutes: float) -> Closings:
+    """So many minutes with restarts."""
+    swarm, begin = run.swarm, time.monotonic()
+    first = newest(swarm)
+    closings = Closings(60.0 * minutes, [], first, first)
+    due = [(RESTART_S / 4, "server"), (3 * RESTART_S / 4, "volunteer")]
+    while (now := time.monotonic()) - begin < closings.seconds:
+        step = newest(swarm)
+        if step > closings.last:
+            closings.at.append(now)
+            closings.last = step
+        at, who = due[0]
+        if now - begin >= at:
+            run.kill(who)
+            due = [*due[1:], (at + RESTART_S, who)]
+        time.sleep(LOOK_S)
+    return closings
+
+
+def whats_wrong(there: Closings, away: Closings) -> list[str]:
+    """What became slower, in words."""
+    wrong = []
+    for what, mean, most in (("median", statistics.median, MEDIAN_MORE_MAX), ("longest", max, LONGEST_MORE_MAX)):
+        before, after = mean(there.gaps), mean(away.gaps)
+        if after > before * (1 + most):
+            wrong.append(f"the {what} time is {after:.2f} s without the coordinator, {before:.2f} s with it")
+    if away.steps < there.steps * (1 - FEWER_MAX):
+        wrong.append(f"{away.steps} steps without the coordinator, {there.steps} with it")
+    return wrong
+
+
+def main() -> int:
+    """Measures and judges."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    minutes = parser.parse_args().minutes
+    os.environ[PACE] = str(PACE_S)
+    ports = ("--listen", f"127.0.0.1:{free_port()}", "--http", f"127.0.0.1:{free_port()}")  # where it comes back, too
+    with (
+        tempfile.TemporaryDirectory(prefix="away-") as name,
+        Swarm(Path(name), RUN, server_count=2, coordinator=ports) as swarm,
+        BadChildren() as members,
+    ):
+        run = Run(swarm, members, Path(name))
+        run.settle()
+        there = watch(run, minutes)
+        print(f"coordinator there: {there}", flush=True)
+        run.settle()
+        swarm.kill(swarm.coordinator)
+        away = watch(run, minutes)
+        swarm.again(swarm.coordinator)
+        print(f"coordinator away:  {away}", flush=True)
+        eventually(lambda: heard(swarm) >= away.last and run.whole(), "the coordinator to hear of all steps")
+        status = swarm.status()
+        wrong = whats_wrong(there, away)
+        if status["run"]["lost_steps"]:
+            wrong.append(f"{status['run']['lost_steps']} steps are lost")
+        found = "; ".join(wrong) or "no step slower"
+        print(f"back again: step {status['run']['step']}, all {VOLUNTEERS} volunteers; {found}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
