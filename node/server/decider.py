@@ -18,10 +18,10 @@ import msgspec
 
 from node.machine.jobs import BringManifest, WriteManifest
 from node.machine.numbers import learning_rate, validation_loss
-from node.machine.records import CheckpointWritten, LastValidated, Record, StepDecided, StepDone
+from node.machine.records import CheckpointWritten, LastValidated, Record, StepDecided, StepDone, StepSealed
 from node.machine.waits import Wait, listed
 from node.server.context import StageContext
-from node.server.judging import ending, sum_of
+from node.server.judging import Ending, ending, sum_of
 from node.server.ledger import largest_shares
 from node.server.recovery import StateLostError
 from protocol.base.ids import NodeId
@@ -32,6 +32,7 @@ from protocol.messages import (
     Share,
     StageCommitted,
     StageFrozen,
+    StageSum,
     StepClosed,
     StepOpened,
     StepReport,
@@ -39,7 +40,7 @@ from protocol.messages import (
     ValidationLoss,
     Work,
 )
-from protocol.run.changes import changed, in_force
+from protocol.run.changes import RunChange, changed, in_force
 from protocol.run.places import above
 
 REPORTS_IN_FLIGHT_MAX = 64
@@ -132,30 +133,50 @@ class DeciderRole:
 
     def start(self, records: list[Record], now: float) -> str:
         """Goes on where the durable records end. Returns what is missing among them, or nothing."""
+        missing, decisions = "", self._decisions(records)
+        ends = {(each.ledger_generation, each.step): each for each in records if isinstance(each, StepDone)}
+        for (generation, number), decision in sorted(decisions.items(), key=lambda each: each[0]):
+            if generation == self._context.generation:
+                self._steps[number] = _Step(now, decision=decision, decision_durable=True)
+            elif number < self._first_step:
+                # What the run has kept of earlier ledgers' steps: the coordinator may not have heard of it. The
+                # checkpoint proves that they ended as decided, also one whose end was not durable here yet: who
+                # computed that is not known any more.
+                end = ends.get((generation, number))
+                said = () if end is None else (end.shares, end.validation)
+                self._reports[number] = self._report(decision, 0.0, *said)
         for record in records:
             if record.ledger_generation != self._context.generation:
-                # What the run has kept of earlier ledgers' steps: the coordinator may not have heard of it. The
-                # checkpoint proves that they ended as decided, also one whose end was not durable here yet.
-                if isinstance(record, StepDecided) and record.step < self._first_step:
-                    self._reports[record.step] = self._report(record, duration_s=0.0)
                 continue
-            if isinstance(record, StepDecided):
-                step = self._steps.setdefault(record.step, _Step(now))
-                step.decision, step.decision_durable = record, True
-            elif isinstance(record, LastValidated):
+            if isinstance(record, LastValidated):
                 self._last_known(record)
             elif isinstance(record, StepDone):
-                step = self._steps.pop(record.step, _Step(now))
-                if step.decision is None:
-                    return f"step {record.step} is closed, and this disk does not say how it was decided"
                 self._closed = self._closing = record.step
+                step = self._steps.pop(record.step, None)
+                if step is None or step.decision is None:
+                    missing = missing or f"step {record.step} is closed, and this disk does not say how it was decided"
+                    continue
                 self._reports[record.step] = self._report(step.decision, 0.0, record.shares, record.validation)
             elif isinstance(record, CheckpointWritten):
                 self._manifests[record.step] = None
         self._opened = max([self._closed, *self._steps])
         if any(record.ledger_generation == self._context.generation for record in records):
             self._reached = self._newest_that_may_open
-        return ""
+        return missing
+
+    def _decisions(self, records: list[Record]) -> dict[tuple[int, int], StepDecided]:
+        """By ledger generation and step. What this disk has lost of them, the seals of the ledger beside say: a seal
+        is made when the decision is durable. It is written once more, since a journal gives back the newest seals only.
+        """
+        found = {(each.ledger_generation, each.step): each for each in records if isinstance(each, StepDecided)}
+        deciding = {self._context.generation, *(generation for generation, _ in found)}
+        for seal in records:
+            known = (seal.ledger_generation, seal.step)
+            if isinstance(seal, StepSealed) and seal.stages and known not in found and known[0] in deciding:
+                found[known] = again = self._sealed_decision(seal)
+                self._out.log("warning", "decision read from the seal", step=seal.step)
+                self._out.persist(again)
+        return found
 
     def begin(self, now: float) -> None:
         """This server's shard is ready: open what may be open."""
@@ -260,31 +281,50 @@ class DeciderRole:
             return
         frozen = [step.frozen[stage] for stage in range(self._stage_count)]
         stages = tuple(sum_of(stage) for stage in frozen)
-        batches, plan = self._context.batches, self._context.plan
-        scale = batches.scale(number)
+        plan, scale = self._context.plan, self._context.batches.scale(number)
         # A later step may be decided already, without what was changed since: then this one goes without it too.
         later = [other.decision for each, other in self._steps.items() if each > number]
         changes = min([in_force(plan.changes, number), *(one.changes for one in later if one is not None)])
         as_changed = changed(self._context.written, plan.changes[:changes])
         end = ending(as_changed, number, stages, scale)
-        step.decision = StepDecided(
-            ledger_generation=self._context.generation,
+        step.decision = self._decision(number, end, stages, plan.changes[:changes])
+        self._out.persist(step.decision)
+
+    def _decision(
+        self,
+        number: int,
+        end: Ending,
+        stages: tuple[StageSum, ...],
+        changes: tuple[RunChange, ...],
+        generation: int | None = None,
+    ) -> StepDecided:
+        """`generation`: of the ledgers, where it is not the present one."""
+        batches = self._context.batches
+        norm = math.sqrt(math.fsum(stage.square_norm for stage in stages)) if not end.skipped else 0.0
+        return StepDecided(
+            ledger_generation=self._context.generation if generation is None else generation,
             step=number,
             clip_factor=end.clip_factor,
             skipped=end.skipped,
             loss=sum(stage.loss_sum for stage in stages) / batches.tokens(number),
-            gradient_norm=0.0 if end.skipped else scale * math.sqrt(math.fsum(stage.square_norm for stage in stages)),
+            gradient_norm=batches.scale(number) * norm,
             data_cursor=batches.samples(number),
             learning_rate=end.learning_rate,
-            changes=changes,
+            changes=len(changes),
             stages=stages,
-            changed=plan.changes[:changes],
+            changed=changes,
         )
-        self._out.persist(step.decision)
+
+    def _sealed_decision(self, seal: StepSealed) -> StepDecided:
+        end = Ending(seal.clip_factor, seal.skipped, seal.learning_rate)
+        return self._decision(seal.step, end, seal.stages, seal.changes, seal.ledger_generation)
 
     def decided(self, record: StepDecided) -> None:
-        """The decision is durable: the ledgers may seal."""
-        self._steps[record.step].decision_durable = True
+        """The decision is durable: the ledgers may seal. Of a step that is over nobody has to hear again."""
+        step = self._steps.get(record.step)
+        if step is None:
+            return
+        step.decision_durable = True
         for stage in range(self._stage_count):
             self._out.send(self._context.plan.ledger_of(stage), self._decision_message(record))
 

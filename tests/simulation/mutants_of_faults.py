@@ -14,7 +14,7 @@ from coordinator.live.seating import Placement
 from coordinator.live.slots import SlotTable
 from node.core import NodeMachine
 from node.machine.jobs import DEVICE_JOBS, WriteCheckpoint
-from node.machine.records import ShardStarted, StepCommitted
+from node.machine.records import Record, ShardStarted, StepCommitted, StepSealed
 from node.machine.revocation import Revocation
 from node.machine.roles import Roles
 from node.machine.stalls import Stalls
@@ -187,6 +187,21 @@ def a_decider_believes_only_its_own_disk(original: Any) -> Any:
 )  # fmt: skip
 def who_has_committed_a_step_says_nothing_to_a_ledger_that_lost_its_seal(original: Any) -> Any:
     return lambda self, message: None
+
+
+@mutant(
+    DeciderRole,
+    "_decisions",
+    scene=Scene(
+        only=("disk_lied", "coordinator_away"), gap_s=(0.3, 0.8), until_s=(8.0, 14.0), disk_losses_max=10,
+        loses=("StepDecided",), run={**LINE, "steps": 16, "delay": 0, "spares": 0, "checkpoint_every": 1},
+    ),
+)  # fmt: skip
+def a_lost_decision_is_not_looked_for_in_the_seal(original: Any) -> Any:
+    def _decisions(self: DeciderRole, records: list[Record]) -> Any:
+        return original(self, [record for record in records if not isinstance(record, StepSealed)])
+
+    return _decisions
 
 
 # ---- rules that once could be taken away without anybody's notice ----------------------------------------------------

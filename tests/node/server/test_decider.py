@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
 
 from node.machine.jobs import WriteManifest
-from node.machine.records import CheckpointWritten, Record, StepDecided, StepDone
+from node.machine.records import CheckpointWritten, Record, StepDecided, StepDone, StepSealed
 from node.server.decider import DeciderRole
 from protocol.base.ids import NodeId
 from protocol.base.machine import Log
@@ -100,6 +101,72 @@ def test_a_step_decided_but_not_closed_is_handed_on_when_other_ledgers_begin() -
     desk.close(0)
     desk.decide(1)
     assert [report.step for report in desk.decider.unreported()] == [0, 1]
+
+
+def seal_of(decision: StepDecided) -> StepSealed:
+    """What stage 0's ledger, which is on the same disk, writes when the decision is durable."""
+    return StepSealed(
+        ledger_generation=decision.ledger_generation, step=decision.step, contributions=(),
+        clip_factor=decision.clip_factor, skipped=decision.skipped, learning_rate=decision.learning_rate,
+        stages=decision.stages, changes=decision.changed,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", [{}, {"finite": False}])
+def test_a_decision_that_the_disk_has_lost_is_read_from_the_seal(changes: dict[str, Any]) -> None:
+    """Seeds 104211, 105222 and 106690: such a server gave its state up, and nobody could report the step any more."""
+    desk = Desk()
+    (lost,) = desk.freeze(0, **changes).records(StepDecided)
+    desk.decider.decided(lost)
+    (done,) = desk.commit(0).records(StepDone)
+    again = Desk([seal_of(lost), done])
+    assert again.begun.records(StepDecided) == [lost]
+    assert again.decider.closed == 0
+    again.decider.decided(lost)
+    assert again.take().sent(Decision) == []
+    again.decider.coordinator_here()
+    (report,) = again.take().sent(StepReport)
+    assert (report.step, report.loss, report.gradient_norm) == (0, lost.loss, lost.gradient_norm)
+    third = Desk([seal_of(lost), done, lost])
+    assert third.begun.records(StepDecided) == []
+    assert [message.step for message in third.begun.sent(StepOpened, "f1")] == [1, 2]
+
+
+def test_a_sealed_step_whose_decision_is_lost_is_not_decided_once_more() -> None:
+    """A stage may have committed it: it ends as it was told."""
+    lost = Desk().decide(0)
+    again = Desk([seal_of(lost)])
+    again.decider.sync(LEDGER)
+    (told,) = again.take().sent(Decision)
+    assert (told.step, told.stages) == (0, lost.stages)
+    (done,) = again.commit(0).records(StepDone)
+    assert done.step == 0
+
+
+def test_a_lost_decision_of_earlier_ledgers_is_read_from_the_seal_too() -> None:
+    """The checkpoint has the step. Seals of ledgers that this server did not decide in count for nothing: what they
+    say may be undone."""
+    one, two = Desk().decide(0), Desk().decide(1)
+    desk = Desk([decided(0), seal_of(msgspec.structs.replace(two, ledger_generation=0))], restore_step=2)
+    desk.decider.coordinator_here()
+    assert [(report.step, report.loss) for report in desk.take().sent(StepReport)] == [(0, 2.0), (1, two.loss)]
+    other = Desk([seal_of(msgspec.structs.replace(one, ledger_generation=0))], restore_step=2)
+    other.decider.coordinator_here()
+    assert other.take().sent(StepReport) == []
+
+
+def test_a_decision_without_any_trace_costs_no_report_of_other_steps() -> None:
+    """The run goes back to a checkpoint that may have those as well, and this server tells what it knows of them."""
+    desk = Desk()
+    records: list[Record] = []
+    for step in range(3):
+        decision = desk.decide(step)
+        (done,) = desk.commit(step).records(StepDone)
+        desk.decider.done(done, 1.0)
+        records += [done] if step == 1 else [decision, done]
+    again = DeciderRole(make_context("f0", make_config(), make_plan()), NodeId("c"))
+    assert again.start(records, 0.0) == "step 1 is closed, and this disk does not say how it was decided"
+    assert [report.step for report in again.unreported()] == [0, 2]
 
 
 @pytest.mark.parametrize(("delay", "opened"), [(0, [0]), (1, [0, 1])])
@@ -292,3 +359,8 @@ def test_the_report_names_who_computed_the_step_also_after_a_crash() -> None:
     again.decider.coordinator_here()
     (repeated,) = again.take().sent(StepReport)
     assert repeated.shares == report.shares
+    kept = msgspec.structs.replace(done, ledger_generation=0)
+    after = Desk([decided(0), kept], restore_step=2)  # the run has gone back behind the step meanwhile
+    after.decider.coordinator_here()
+    (told,) = after.take().sent(StepReport)
+    assert told.shares == report.shares
