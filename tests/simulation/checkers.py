@@ -89,6 +89,8 @@ class Checker(Watcher):
         """The coordinator's present history."""
         self._next_row = 0
         self._reports_were_lost = False
+        self._untold_before = 0
+        """Reports of earlier steps may be missing: who alone had them does not decide any more."""
         self._restored = False
         """Whether the coordinator has come back with an older copy of its database."""
         self._readable: tuple[int, ...] | None = None
@@ -146,7 +148,7 @@ class Checker(Watcher):
             case Banned():
                 self._banned[record.node] = world.now
             case HistoryEnded():
-                missing = self._reports_were_lost and record.first_missing == self._next_row
+                missing = self._may_be_missing(self.steps - 1) and record.first_missing == self._next_row
                 expect(missing, "T-I10", f"the reports from step {record.first_missing} on are given up, and are there")
 
     def _on_stored(self, world: World, host: Host, record: ContributionStored, tensors: dict[int, Any]) -> None:
@@ -314,8 +316,6 @@ class Checker(Watcher):
             hangs = world.hung_s(host) >= 0.9 * share * self._config.limits.server_gone_s
             came = [world.hosts[node] for node in plan.server_nodes() if node not in before]
             able = all(_goes_on(world, new) for new in came)
-            if hangs and host.node == self._plans[-1].decider:
-                self._reports_were_lost = True  # it keeps them to itself, as a disk that is lost does
             if hangs and (2 * sum(_goes_on(world, each) for each in fellows) >= len(before) - 1 or able):
                 continue
             steady = all(world.steady(host.node, node) for node in before if node != host.node)
@@ -349,9 +349,9 @@ class Checker(Watcher):
             self.reference = reference(self._config, self._shard_counts, batches=self._batches)
             self.leaks.microbatches_are(max(count for _, count in (*before_it.counts, *self._batches.counts)))
         if record.goes_back:
-            if plan.continues >= 0 and plan.decider != self._plans[-2].decider:
-                self._reports_were_lost = True  # a copy is of the shard; who decided had told nobody else
             first = max(0, plan.restore_step)
+            if plan.decider != self._plans[-2].decider:
+                self._untold_before = max(self._untold_before, first)  # a checkpoint or a copy is of the shard alone
             self._thrown |= {row.step: row for row in self.rows if row.step >= first}
             self.rows = [row for row in self.rows if row.step < first]
             # A checkpoint that could not be read the time before: what made it counts again.
@@ -360,9 +360,13 @@ class Checker(Watcher):
             # Reports that a lost disk has taken with it are made up for by nobody; the checkpoint has their steps.
             self._next_row = 1 + max((row.step for row in self.rows), default=-1)
 
+    def _may_be_missing(self, step: int) -> bool:
+        """Of reports that the coordinator has not stored, up to this one: with the disk of a decider, which alone has
+        them, they are gone, and with its place."""
+        return self._reports_were_lost or step < self._untold_before
+
     def _on_row(self, row: StepRow) -> None:
-        # Only a decider holds the reports that the coordinator has not stored: with its disk they are gone.
-        follows = row.step == self._next_row or (self._reports_were_lost and row.step > self._next_row)
+        follows = row.step == self._next_row or (row.step > self._next_row and self._may_be_missing(row.step - 1))
         expect(follows, "T-I10", f"step {row.step} is stored where {self._next_row} should follow")
         self._next_row = row.step
         expect(row.loss == self.reference.losses[row.step], "T-I10", f"step {row.step} is reported with another loss")
@@ -513,6 +517,10 @@ class Checker(Watcher):
             case StepDone():
                 self._done.pop(generation, None)
                 self._reports_were_lost = True
+            case StepDecided() | StepSealed() if place.stage == 0 and (generation, 0, record.step) in self._seals:
+                # Each says how the step ended; without both the report cannot be made.
+                left = [each for each, _ in host.records if isinstance(each, StepDecided | StepSealed)]
+                self._reports_were_lost |= all((r.ledger_generation, r.step) != (generation, record.step) for r in left)
 
     def disk_moved(self, world: World, host: Host, other: Host) -> None:
         if host.node in self._place:
@@ -565,7 +573,7 @@ class Checker(Watcher):
             for shard in range(count):
                 newest = self._committed.get((plan.ledger_generation, stage, shard), plan.restore_step)
                 expect(newest == self.steps, "L1", f"shard {stage}/{shard} ends at version {newest}")
-        whole = self._next_row == self.steps or self._reports_were_lost
+        whole = self._next_row == self.steps or self._may_be_missing(self.steps - 1)
         expect(whole, "T-I10", f"the history ends before step {self._next_row}")
         if not self._restored and not any(
             plan.restore_step >= 0 for plan in self._plans
