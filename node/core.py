@@ -341,8 +341,7 @@ class NodeMachine:
 
     def _looked(self, found: tuple[int, ...] | None) -> None:
         """Says which checkpoints lie there now (None: nobody can tell), and answers those who asked."""
-        assert self.config is not None
-        numbers = self._readable.found(self.config, found)
+        numbers = self._readable.found(found)
         self._say_news()
         for number in numbers:
             self._out.send(self._coordinator, Pong(number=number))

@@ -40,6 +40,8 @@ from protocol.run.run import RunConfig
 if TYPE_CHECKING:  # whoever only looks which checkpoints there are needs no torch
     from torch import Tensor
 
+    from node.machine.jobs import SetUpServer
+
 FORMAT = "barnraise-shard-2"
 MANIFEST = "manifest.json"
 UNDONE = "manifest.undone.json"
@@ -252,6 +254,17 @@ def find_part(home: Path, stage: int, shard: int) -> Path:
     if newest is None:
         raise CheckpointError(f"{home}: no part of stage {stage} shard {shard}")
     return newest
+
+
+def own_parts(folder: Place, steps: Iterable[int], place: SetUpServer | None) -> tuple[int, ...]:
+    """Those of the steps of which the part of a server's shard lies here, whether or not there is a manifest."""
+    found = []
+    for step in steps:
+        home = step_folder(folder, step)
+        with contextlib.suppress(CheckpointError):
+            if isinstance(home, Path) and place and find_part(home, place.stage, place.shard).is_file():
+                found.append(step)
+    return tuple(found)
 
 
 def write_manifest(

@@ -594,7 +594,7 @@ class ServerPerformer(Performer):
             raise checkpoint.CheckpointError(f"{home}: {vouched.sentence(self._sealer.coordinator_key)}")
 
     def _find_checkpoints(self, job: jobs.FindCheckpoints, _: Buffers) -> tuple[int, ...]:
-        folder = checkpoint.run_folder(soon(place_of(self._state, job.config)), job.config)
+        run = checkpoint.run_folder(soon(place_of(self._state, job.config)), job.config)
         if self._allowed.may_write(job.config):
-            on(folder).try_writing()
-        return seals.present_checkpoints(folder, doubted(self._state))
+            on(run).try_writing()
+        return seals.present_checkpoints(run, doubted(self._state)) + checkpoint.own_parts(run, job.told, self._place)

@@ -424,12 +424,15 @@ class WriteEvidence:
 
 @dataclass(frozen=True, slots=True)
 class FindCheckpoints:
-    """Look which checkpoints lie where the run keeps them. Result: their steps, newest first.
+    """Look which checkpoints lie where the run keeps them. Result: their steps, in any order.
 
     Something is written there before, and taken away: where writing hangs, there is no answer.
     """
 
     config: RunConfig
+    told: tuple[int, ...] = ()
+    """Checkpoints of which this server was told, where it keeps nothing but its own part and there is no manifest: such
+    a one is found if that part lies here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,15 +35,15 @@ class ReadableCheckpoints:
         """Somebody asks what lies there now; all who ask while a look is under way get its answer."""
         if not self._asked_by:
             self._told_meanwhile = {}
-            self._out.compute(FindCheckpoints(config))
+            # Parts that every server keeps for itself have no manifest here: what was told of them still counts,
+            # as long as the own one is there.
+            self._out.compute(FindCheckpoints(config, () if config.checkpoint.shared else self.steps))
         self._asked_by.append(ping_number)
 
-    def found(self, config: RunConfig, steps: tuple[int, ...] | None) -> list[int]:
+    def found(self, steps: tuple[int, ...] | None) -> list[int]:
         """The look has ended (None: nobody can tell what lies there). Returns the pings to answer, behind the news."""
         if steps is not None:
-            # Parts that every server keeps for itself have no manifest here; what was told of them still counts.
-            known = tuple(self._told_meanwhile) if config.checkpoint.shared else self.steps
-            self.steps = _newest({*steps, *known})
+            self.steps = _newest({*steps, *self._told_meanwhile})
         asked_by, self._asked_by = self._asked_by, []
         return asked_by
 

@@ -160,8 +160,13 @@ class DeciderRole:
             elif isinstance(record, CheckpointWritten):
                 self._manifests[record.step] = None
         self._opened = max([self._closed, *self._steps])
+        config = self._context.config
+        over = self._opened - 1 - config.batch.delay
+        if over > self._closed:  # before that was closed, nothing of the newest step can have been decided (T-I8)
+            return f"step {self._opened} is decided, and this disk does not say that step {over} is closed"
         if any(record.ledger_generation == self._context.generation for record in records):
-            self._reached = self._newest_that_may_open
+            # What it decided may have been closed, too, and the disk has lost that: then more steps were open.
+            self._reached = min(config.steps - 1, self._opened + 1 + config.batch.delay)
         return missing
 
     def _decisions(self, records: list[Record]) -> dict[tuple[int, int], StepDecided]:
@@ -214,7 +219,8 @@ class DeciderRole:
     def _known(self, number: int) -> _Step | None:
         """A step that is open, or may be opened soon and was by an earlier life: others go on with it."""
         step = self._steps.get(number)
-        if step is None and (self._closed < number <= self._newest_that_may_open or number in self._finals_due):
+        newest = max(self._newest_that_may_open, self._reached)
+        if step is None and (self._closed < number <= newest or number in self._finals_due):
             step = self._early.setdefault(number, _Step(0.0))
         return step
 

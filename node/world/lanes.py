@@ -306,7 +306,7 @@ class WorldLanes:
             case jobs.WriteManifest() | jobs.BringManifest():
                 return f"manifest-{job.step}"
             case jobs.FindCheckpoints():
-                return ()
+                return job.told
         return None
 
     def _graphs(self, job: jobs.SetUpDevice) -> int:

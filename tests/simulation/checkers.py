@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from coordinator.live.core import CoordinatorMachine
+from coordinator.live.gray import AGAIN_S
 from coordinator.live.records import Banned, HistoryEnded, PlanRow, StepRow
 from coordinator.live.slots import COPIED_SHARE
 from node.machine.jobs import SetUpDevice
@@ -95,6 +96,7 @@ class Checker(Watcher):
         """Whether the coordinator has come back with an older copy of its database."""
         self._readable: tuple[int, ...] | None = None
         """Checkpoints that verified when the coordinator first asked for them, since the last plan."""
+        self._since_asked: dict[int, None] = {}  # those, and all that have verified at any moment since
         self._verified: dict[int, None] = {}
         """Checkpoints whose manifest was written; only the weather may make one of them unreadable."""
         self._moved: dict[NodeId, float] = {}
@@ -281,9 +283,9 @@ class Checker(Watcher):
         plan, before = record.plan, self._plans[-1] if self._plans else None
         if before is None or plan.ledger_generation == before.ledger_generation:
             return
-        closed = self._done.get(before.ledger_generation, before.restore_step - 1)
+        closed = self._done.get(before.ledger_generation, max(0, before.restore_step) - 1)
         harmed = world.shared.harmed or any(host.harmed for host in world.hosts.values())
-        kept = closed < plan.restore_step or plan.server_nodes() != before.server_nodes() or harmed
+        kept = closed < max(0, plan.restore_step) or plan.server_nodes() != before.server_nodes() or harmed
         expect(kept, "T-I12", f"{closed + 1} closed steps are thrown away, and no disk has lost anything")
 
     def _on_going_back(self, world: World, record: PlanRow) -> None:
@@ -294,6 +296,8 @@ class Checker(Watcher):
             best = max((step for step in self._readable or () if step in complete), default=-1)
             goes_to = record.plan.restore_step
             expect(goes_to >= best, "T-I12", f"the run goes back to {goes_to}, not {best}")
+            there = goes_to == -1 or record.plan.continues >= 0 or goes_to in self._since_asked
+            expect(there, "T-I12", f"the run goes back to {goes_to}, and when it asked that was gone")
             before = self._plans[-1]
             if not (self._restored or record.by_wish):
                 closed = self._done.get(before.ledger_generation, max(0, before.restore_step) - 1)
@@ -325,6 +329,8 @@ class Checker(Watcher):
     def _on_written_again(self, world: World) -> None:
         """What verifies stays readable, whoever writes what."""
         complete = dict.fromkeys(world.shared.whole())
+        if self._readable is not None:
+            self._since_asked.update(complete)
         for step in [step for step in self._verified if step not in complete]:
             expect(world.shared.harmed, "T-I12", f"checkpoint {step} does not verify any more")
             del self._verified[step]
@@ -418,6 +424,7 @@ class Checker(Watcher):
                 continue
             if isinstance(message, Ping) and message.look and self._readable is None:
                 self._readable = world.shared.complete()
+                self._since_asked = dict.fromkeys(world.shared.whole())
             self.promises.said(host, effect.peer, message)
             self.copied.said(host, effect.peer, message)
             if isinstance(message, Parameters) and message.tensors:
@@ -445,9 +452,10 @@ class Checker(Watcher):
         self._on_left(host, "C9", f"was moved from stage {before.stage} to {job.stage}")
 
     def _on_left(self, host: Host, rule: str, what: str) -> None:
-        """Who leaves in peace has sent all that it summed up, for as long as anybody could use it."""
+        """Who leaves in peace has sent all that it summed up, for as long as anybody could use it: other ledgers take
+        nothing that was made for these."""
         lanes, newest = host.lanes, self._plans[-1].ledger_generation
-        if lanes is None or lanes.failed:
+        if lanes is None or lanes.failed or lanes.device is None or lanes.device.plan.ledger_generation != newest:
             return
         sent, closed = self._named.get((host.node, host.life), {}), self._done.get(newest, -1)
         kept = [task for task in lanes.added if task not in sent and task.step > closed]
@@ -596,5 +604,5 @@ class Checker(Watcher):
 
 
 def _goes_on(world: World, host: Host) -> bool:
-    """Whether its server lane does what it is given, and has done so for a while."""
-    return "server" not in host.hung and world.now - host.hung_until.get("server", -9.0) > 5.0
+    """Whether its server lane has done what it is given for as long as a coordinator waits for the hanging one then."""
+    return "server" not in host.hung and world.now - host.hung_until.get("server", -9.0) > AGAIN_S

@@ -31,6 +31,8 @@ class Copied:
         """(generation, stage, shard, version) -> who has it whole, and in which of its lives."""
         self._written: dict[tuple[int, NodeId], None] = {}
         """Who has something of these ledgers on its disk."""
+        self._begun_from: dict[tuple[int, NodeId], int] = {}
+        """Who has nothing of them but the word that it begins from a checkpoint, and which."""
 
     def said(self, host: Host, peer: NodeId, message: Message) -> None:
         if isinstance(message, Join):
@@ -48,7 +50,12 @@ class Copied:
     def durable(self, host: Host, record: Any) -> None:
         goes_on = isinstance(record, ShardStarted) and record.continues >= 0  # what it begins with is in memory
         if isinstance(record, ShardStarted | SnapshotWritten | StepCommitted) and not goes_on:
-            self._written[record.ledger_generation, host.node] = None
+            key = record.ledger_generation, host.node
+            self._written[key] = None
+            if isinstance(record, SnapshotWritten):
+                self._begun_from.pop(key, None)
+            elif isinstance(record, ShardStarted) and record.checkpoint_step >= 0:
+                self._begun_from[key] = record.checkpoint_step
 
     def closed(self, plan: Plan, step: int) -> None:
         """A step is closed: every shard's new version lies on two servers."""
@@ -92,9 +99,12 @@ class Copied:
             expect(goes_on, "B1", f"back to {plan.restore_step}: buddies have version {closed + 1} of {named}")
 
     def _is_whole(self, world: World, before: Plan, node: NodeId) -> bool:
-        host = world.hosts[node]
+        host, key = world.hosts[node], (before.ledger_generation, node)
         well = not host.gone and (host.emptied or not host.harmed)
-        return well and (before.ledger_generation, node) in self._written
+        # Until there is a snapshot, what it has is the checkpoint, and the weather may have taken that.
+        begun_from = self._begun_from.get(key, -1)
+        can_begin = begun_from == -1 or begun_from in world.shared.whole()
+        return well and key in self._written and can_begin
 
     def disk_lost(self, host: Host) -> None:
         self._written = {key: None for key in self._written if key[1] != host.node}

@@ -238,7 +238,7 @@ class Lanes:
             self.place, self.shard, self.folds, self.totals = job, {}, {}, {}
             return ANNOUNCED_ELEMENTS
         if isinstance(job, jobs.FindCheckpoints):
-            return self.shared.complete()
+            return (*self.shared.complete(), *(step for step in job.told if self._has_own_part(step)))
         if isinstance(job, jobs.Benchmark):
             return self.flops_per_s
         assert self.place is not None
@@ -344,6 +344,12 @@ class Lanes:
         if version not in shard or not shard[version][1] or runs_on not in shard:
             return None
         return (*shard[version], shard[runs_on][0] if runs_on < version else ())
+
+    def _has_own_part(self, step: int) -> bool:
+        if self.place is None:
+            return False
+        here = self.place.stage, self.place.shard
+        return any(part[2] in self.shared for part in self.shared.get(f"manifest-{step}", ()) if part[:2] == here)
 
     def _take_version(self, job: jobs.StartShard) -> bytes:
         version, before, self.before = job.checkpoint_step, self.before, {}

@@ -14,6 +14,7 @@ from coordinator.live.seating import Placement
 from coordinator.live.slots import SlotTable
 from node.core import NodeMachine
 from node.machine.jobs import DEVICE_JOBS, WriteCheckpoint
+from node.machine.readable import ReadableCheckpoints
 from node.machine.records import Record, ShardStarted, StepCommitted, StepSealed
 from node.machine.revocation import Revocation
 from node.machine.roles import Roles
@@ -69,6 +70,22 @@ def nobody_looks_before_the_run_goes_back(original: Any) -> Any:
 )
 def a_spare_says_nothing_of_what_it_found(original: Any) -> Any:
     return lambda self, found: original(self, None)
+
+
+@mutant(
+    ReadableCheckpoints,
+    "found",
+    scene=Scene(
+        only=("checkpoint_loss", "checkpoint_loss", "server_lost"),
+        gap_s=(0.5, 1.5),
+        run={**LINE, "checkpoint_every": 16, "steps": 16, "spares": 4},
+    ),
+)
+def a_checkpoint_that_is_gone_is_still_named(original: Any) -> Any:
+    def found(self: Any, steps: Any) -> Any:
+        return original(self, None if steps is None else (*steps, *self.steps))
+
+    return found
 
 
 @mutant(Lanes, "perform", "bytes_differ", "server_kill", "server_disk_loss")
@@ -170,6 +187,25 @@ def nobody_shows_the_plan_that_it_goes_by(original: Any) -> Any:
 @mutant(NodeMachine, "_lose_state", scene=lying("ContributionStored", "ContributionAccepted"))
 def ledgers_that_contradict_each_other_go_on(original: Any) -> Any:
     return lambda self, reason: None
+
+
+@mutant(
+    DeciderRole,
+    "_known",
+    scene=Scene(
+        only=("disk_lied", "slow_disk", "power_cut", "power_cut"),
+        gap_s=(0.2, 0.5),
+        until_s=(8.0, 14.0),
+        disk_losses_max=9,
+        loses=("StepDone",),
+        run={**LINE, "delay": 0, "steps": 16, "spares": 0},
+    ),
+)
+def who_has_lost_the_end_of_a_step_hears_nothing_of_the_next(original: Any) -> Any:
+    def known(self: Any, number: int) -> Any:
+        return None if self._newest_that_may_open < number <= self._reached else original(self, number)
+
+    return known
 
 
 @mutant(DeciderRole, "check_closed", scene=lying("StepDone"))

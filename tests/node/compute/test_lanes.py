@@ -327,6 +327,30 @@ def test_a_restart_from_snapshot_or_checkpoint_goes_on_bit_by_bit(
     assert resumed.step(3) == expected
 
 
+def test_a_server_that_keeps_its_own_parts_finds_those_that_are_there(tmp_path: Path) -> None:
+    """Of what it was told: it has no manifest, or one that names parts of others. What somebody has deleted is gone,
+    and before it has a place nothing is its own."""
+    config = small_run(0, "mine")
+    bench = Bench(config, tmp_path)
+    bench.start()
+    parts = [
+        (stage, shard, *bench.do(server, jobs.WriteCheckpoint(3, 0)))
+        for stage, servers in enumerate(bench.servers)
+        for shard, server in enumerate(servers)
+    ]
+    bench.do(bench.servers[0][0], jobs.WriteManifest(3, tuple(parts), 18))
+    look = jobs.FindCheckpoints(config, (3, 2))
+    decider, other = bench.servers[0][0], bench.servers[1][1]
+    assert bench.do(decider, look) == bench.do(other, look) == (3,)
+    assert bench.do(decider, jobs.FindCheckpoints(config)) == (), "parts of others are not here"
+    assert bench.do(ServerPerformer(tmp_path / "11", 1, Allowed(), None), look) == ()
+    for state in ("00", "11"):
+        home = checkpoint.step_folder(checkpoint.run_folder(tmp_path / state / "mine", config), 3)
+        for part in home.glob("*.safetensors"):
+            part.unlink()
+    assert bench.do(decider, look) == bench.do(other, look) == ()
+
+
 def test_servers_with_another_cut_go_on_from_a_checkpoint(tmp_path: Path) -> None:
     """Two stages of two servers wrote it; one stage of three serves the same weights, of both versions that the next
     step needs, on the same grid. A checkpoint of another coordinator's servers is refused here, too."""

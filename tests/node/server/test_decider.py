@@ -277,6 +277,30 @@ def test_a_restart_goes_on_where_the_records_end() -> None:
     assert [report.step for report in again.take().sent(StepReport)] == [0]
 
 
+def test_a_disk_that_decided_what_could_not_be_open_has_lost_something() -> None:
+    """Step 2 opens when step 0 is closed: a disk that decided the one and does not know of the other's end is not what
+    it was. It says so, and opens nothing on its own."""
+    desk = Desk()
+    first, done = desk.decide(0), *desk.commit(0).records(StepDone)
+    desk.decider.done(done, 1.0)
+    records = [first, desk.decide(1), desk.decide(2)]
+    decider = DeciderRole(make_context("f0"), NodeId("c"))
+    assert decider.start(records[:2], 0.0) == ""
+    decider = DeciderRole(make_context("f0"), NodeId("c"))
+    assert decider.start(records, 0.0) == "step 2 is decided, and this disk does not say that step 0 is closed"
+
+
+def test_what_is_told_of_a_step_that_a_lost_end_had_opened_is_kept() -> None:
+    """All servers start anew, and the disk has lost that step 0 was closed: a stage tells once that it has all of step
+    1, which here may not be open yet. When step 0 is closed again, step 1 is decided."""
+    first = Desk(delay=0).decide(0)
+    desk = Desk([first], delay=0)
+    assert desk.freeze(1).records(StepDecided) == [] and desk.decider.counters()["reached"] == 1.0
+    (done,) = desk.commit(0).records(StepDone)
+    desk.decider.done(done, 1.0)
+    assert [record.step for record in desk.take().records(StepDecided)] == [1]
+
+
 def test_ledgers_from_a_checkpoint_begin_with_its_step() -> None:
     """Checkpoint 2 holds version 2, so step 2 is the next."""
     assert [m.step for m in Desk(restore_step=2).begun.sent(StepOpened, "f1")] == [2, 3]

@@ -1,0 +1,166 @@
+"""What the judges of the world let pass, and what not, where nightly seeds had judged wrong."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import combinations
+from typing import Any
+
+import msgspec
+import pytest
+
+from coordinator.live.gray import AGAIN_S
+from coordinator.live.records import PlanRow
+from node.machine.jobs import SetUpDevice
+from node.machine.records import ShardStarted, SnapshotWritten, StepDone
+from protocol.base.ids import NodeId, TaskId
+from protocol.base.machine import Exit, Send
+from protocol.messages import Ping
+from protocol.run.plan import Plan, ServerPlan, StagePlan
+from tests.node.setting import make_plan
+from tests.simulation.checkers import Checker
+from tests.simulation.host import Link
+from tests.simulation.lanes import Lanes
+from tests.simulation.swarm import COORDINATOR, Shape
+from tests.simulation.violation import ViolationError
+from tests.simulation.world import Host, World
+
+
+class Court:
+    """A judge, and a world in which nothing happens but what a test says: two servers of one stage, one spare."""
+
+    def __init__(self, buddy: str = "never") -> None:
+        shape = Shape(stages=1, steps=6, checkpoint_every=0, buddy=buddy)
+        self.config = shape.config(1)
+        self.checker = Checker(self.config, [2])
+        self.world = World(1, self.checker)
+        machine: Any = object()
+        roles = {"f0": "server", "b0": "server", "s9": "server", "v": "volunteer", COORDINATOR: "coordinator"}
+        for node, role in roles.items():
+            host = self.world.add(Host(NodeId(node), role, lambda host, rng: machine, f"{node}:1"))
+            host.machine, host.lanes = machine, Lanes(host.store, host.files, self.world.shared)
+        self.plan = make_plan(stages=1)
+        self.adopt(self.plan)
+
+    def host(self, node: str) -> Host:
+        return self.world.hosts[NodeId(node)]
+
+    def adopt(self, plan: Plan, back: bool = False) -> None:
+        """A plan is durable."""
+        row = PlanRow(plan=plan, sentence="", goes_back=back, lost_steps=0)
+        self.checker.durable(self.world, self.world.hosts[COORDINATOR], row, {})
+        self.plan = plan
+
+    def ask(self) -> None:
+        """The coordinator asks which checkpoints can be read."""
+        self.checker.stepped(self.world, self.world.hosts[COORDINATOR], [Send(NodeId("f0"), Ping(number=1, look=True))])
+
+    def save(self, step: int) -> None:
+        """A checkpoint is there."""
+        self.world.shared[f"manifest-{step}"] = tuple((0, shard, f"{step}/{shard}", 1, b"") for shard in range(2))
+        self.world.shared.update({f"{step}/{shard}": () for shard in range(2)})
+
+    def lose(self, step: int) -> None:
+        """It is gone again, by no mistake of the run's."""
+        del self.world.shared[f"{step}/1"]
+        self.world.shared.harmed = True
+
+    def begin(self) -> None:
+        """Both servers begin the ledgers of the plan."""
+        for shard, node in enumerate(("f0", "b0")):
+            started = ShardStarted(
+                ledger_generation=self.plan.ledger_generation, step=0, stage=0, shard=shard, shard_count=2,
+                checkpoint_step=self.plan.restore_step, config_hash=b"", continues=-1,
+            )  # fmt: skip
+            self.checker.durable(self.world, self.host(node), started, {})
+
+
+def test_a_run_does_not_go_back_to_what_was_gone_when_it_asked() -> None:
+    """What verified at any moment since may be gone by now; what was gone before nobody can have read."""
+    court = Court()
+    court.save(0)
+    court.ask()
+    court.lose(0)
+    court.adopt(make_plan(stages=1, generation=2, ledgers=2, restore_step=0), back=True)
+    court.ask()
+    with pytest.raises(ViolationError, match="T-I12: the run goes back to 0, and when it asked that was gone"):
+        court.adopt(make_plan(stages=1, generation=3, ledgers=3, restore_step=0), back=True)
+
+
+@pytest.mark.parametrize("snapshots", [0, 1, 2])
+def test_who_began_from_a_checkpoint_that_is_gone_has_lost_it(snapshots: int) -> None:
+    """Until it has a snapshot of its own the checkpoint is all that it has; then other ledgers have no reason."""
+    court = Court(buddy="always")
+    court.save(0)
+    court.ask()
+    court.adopt(make_plan(stages=1, generation=2, ledgers=2, restore_step=0), back=True)
+    court.begin()
+    for node in ("f0", "b0")[:snapshots]:
+        written = SnapshotWritten(ledger_generation=2, step=0, file="snapshot-0", digest=b"")
+        court.checker.durable(court.world, court.host(node), written, {})
+    court.lose(0)
+    court.ask()
+    plan = make_plan(stages=1, generation=3, ledgers=3)
+    if snapshots < 2:
+        court.adopt(plan, back=True)
+    else:
+        with pytest.raises(ViolationError, match="B4: other ledgers begin, and nobody has lost anything"):
+            court.adopt(plan, back=True)
+
+
+def test_from_version_0_back_to_the_seed_no_step_is_thrown_away() -> None:
+    """They are the same: a server that was to begin with a copy of version 0, and got none, takes the seed."""
+    court = Court()
+    court.ask()
+    goes_on = msgspec.structs.replace(make_plan(stages=1, generation=2, ledgers=2, restore_step=0), continues=1)
+    court.adopt(goes_on, back=True)
+    court.ask()
+    court.adopt(make_plan(stages=1, generation=3, ledgers=3), back=True)
+
+
+def test_a_closed_step_is_thrown_away_by_nobody() -> None:
+    """While all disks are whole."""
+    court = Court()
+    court.checker._committed = {(1, 0, shard): 1 for shard in range(2)}
+    court.checker.durable(court.world, court.host("f0"), StepDone(ledger_generation=1, step=0, shares=()), {})
+    court.ask()
+    with pytest.raises(ViolationError, match="T-I12: 1 closed steps are thrown away"):
+        court.adopt(make_plan(stages=1, generation=2, ledgers=2), back=True)
+
+
+@pytest.mark.parametrize("since_s", [AGAIN_S - 0.5, AGAIN_S + 0.5])
+def test_who_hangs_is_given_up_soon_after_its_fellows_go_on(since_s: float) -> None:
+    """As soon as it has had the time to say that it goes on, too, and not before."""
+    court = Court()
+    world = court.world
+    world.now = 60.0
+    for a, b in combinations(sorted(world.hosts), 2):
+        world.links[a, b] = Link(a, b, 0.02, 1e7)
+    for node in ("f0", "s9"):
+        court.host(node).hung_until["server"] = world.now - since_s
+    court.host("b0").hung, court.host("b0").held_up = {"disk": 1.0}, {"disk": deque()}
+    front, _ = court.plan.stages[0].servers
+    placed = StagePlan((front, ServerPlan(NodeId("s9"), "back", ("s9:1",))))
+    plan = msgspec.structs.replace(court.plan, generation=2, stages=(placed,))
+    if since_s > AGAIN_S:
+        court.adopt(plan)
+    else:
+        with pytest.raises(ViolationError, match="L1: b0 is given up, though its fellows reach it"):
+            court.adopt(plan)
+
+
+@pytest.mark.parametrize("ledgers", [1, 2])
+def test_gradients_of_earlier_ledgers_are_of_use_to_nobody(ledgers: int) -> None:
+    """A volunteer that stood still, and has not heard that the run went back, may leave with them."""
+    court = Court()
+    volunteer = court.host("v")
+    assert volunteer.lanes is not None
+    volunteer.lanes.perform(SetUpDevice(court.config, 259, court.plan, 0), {})
+    volunteer.lanes.added[TaskId(2, 1, 0, "B")] = None
+    if ledgers > 1:
+        court.ask()
+        court.adopt(make_plan(stages=1, generation=2, ledgers=2), back=True)
+        court.checker.stepped(court.world, volunteer, [Exit("drained")])
+    else:
+        with pytest.raises(ViolationError, match="T-I11: v was to leave in peace, and takes gradients with it"):
+            court.checker.stepped(court.world, volunteer, [Exit("drained")])
