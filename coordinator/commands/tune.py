@@ -17,12 +17,12 @@ import numpy as np
 from coordinator.planning.names import short
 from coordinator.planning.partition.costs import BlockCost
 from coordinator.planning.partition.model_costs import CostRules, block_costs
+from coordinator.planning.placement.run_sizes import passed_bytes
 from coordinator.planning.simulator.links import Network as SharedNetwork
 from coordinator.planning.tune.case import Case, Choice, Node, Workload
 from coordinator.planning.tune.hand_over import NOT_FOLLOWED, run_of
 from coordinator.planning.tune.tuner import Outcome, Space, Tuned, tune
 from protocol.base.errors import BadInputError
-from protocol.base.forms import TYPICAL_BITS
 from protocol.run.config_file import load_run, run_example
 from protocol.run.model_spec import ModelSpec
 from protocol.run.run import RunConfig
@@ -132,7 +132,6 @@ def workload(config: RunConfig) -> Workload:
     kind, _, size = config.data.tokenizer.partition(":")
     vocabulary = int(size) if kind == "bpe" and size.isdigit() else 259
     spec = ModelSpec.of_run(config.model, vocabulary)
-    value_bytes = TYPICAL_BITS[config.wire.activations_up] / 8
     blocks = block_costs(spec, CostRules(flops_per_s=1.0, tokens=config.model.context))
     matrices = sum(block.forward_s for block in blocks)
     # Of attention's operations, scores and their product with the values grow with the square of the
@@ -142,7 +141,7 @@ def workload(config: RunConfig) -> Workload:
         blocks=[BlockCost(b.forward_s, b.backward_s, b.parameter_bytes, b.activation_bytes) for b in blocks],
         samples=config.batch.microbatches * config.batch.samples,
         tokens=config.model.context,
-        boundary_bytes=float(config.model.context * config.model.hidden * value_bytes),
+        boundary_bytes=float(config.model.context * config.model.hidden * passed_bytes(config)),
         attention_share=min(0.9, squared / matrices) if matrices else 0.0,
     )
 

@@ -38,7 +38,7 @@ def describe_costs(config: RunConfig, vocabulary: int) -> list[str]:
     every = config.checkpoint.every_steps
     kept = len(kept_steps(range(every, config.steps + 1, every), config)) if every else 1
     files = max(kept, config.checkpoint.keep) + 1 + SNAPSHOTS + JOURNAL_STATES
-    up, down = gigabytes_per_hour(one, parameters, EXAMPLE_TOKENS_PER_S)
+    up, down = _moved(config, parameters)
     tokens = config.steps * config.step_tokens
     helpers = "none are needed, any number helps" if stages.collocated != "never" else "one a stage at least"
     return [
@@ -55,6 +55,17 @@ def describe_costs(config: RunConfig, vocabulary: int) -> list[str]:
         f" {EXAMPLE_TOKENS_PER_S:,.0f} tokens/s",
         "            that the slowest stage makes",
     ]
+
+
+def _moved(config: RunConfig, parameters: int) -> tuple[float, float]:
+    """GB an hour up and down. Left open, what counts of stages is between one, which moves most gradients and weights,
+    and three, whose middle one moves as many activations as any."""
+    stages = config.stages
+    layouts = [config] if stages.count else [config.settled(1)]
+    if not stages.count:
+        layouts += [config.settled(count) for count in (2, 3) if count * stages.chunks < config.block_count]
+    ups, downs = zip(*(gigabytes_per_hour(each, parameters, EXAMPLE_TOKENS_PER_S) for each in layouts), strict=True)
+    return max(ups), max(downs)
 
 
 def _copies(config: RunConfig, shard: int) -> str:

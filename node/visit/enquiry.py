@@ -27,6 +27,7 @@ from node.visit.survey import Reached, Survey, best_stage, survey
 from protocol.base.forms import TYPICAL_BITS
 from protocol.base.ids import NodeId
 from protocol.drive.limits import LineLimits
+from protocol.run.course import course_of
 from protocol.run.run import RunConfig
 from protocol.trust.membership import JoinLink
 
@@ -194,8 +195,8 @@ def describe_traffic(
     hour = tokens_per_s * 3600 / 1e9
     parts_up = {f"weight gradients in {config.wire.gradients}": traffic.gradients * hour}
     parts_down = {"parameters": traffic.parameters * hour}
-    parts_up["activations"] = 2 * traffic.activations_up * hour
-    parts_down["activations"] = 2 * traffic.activations_down * hour
+    parts_up["activations"] = traffic.activations_up * hour
+    parts_down["activations"] = traffic.activations_down * hour
     figures = [server.figures for server in servers if server.figures is not None]
     lines = []
     for word, parts, measured, limit in (
@@ -221,12 +222,13 @@ def describe_traffic(
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes for each token that a volunteer works on without a pause, alone in its stage."""
+    """Bytes for each token that a volunteer works on without a pause, alone in its stage: of the stage that moves most
+    in this direction."""
 
     activations_up: float
-    """And once more: the gradient of an activation has its size."""
+    """Outputs and input gradients."""
     activations_down: float
-    """The same on the way from the servers."""
+    """Inputs and output gradients."""
     gradients: float
     """Up: a stage's gradient for each contribution."""
     parameters: float
@@ -239,17 +241,41 @@ def bytes_per_token(config: RunConfig, parameters: int) -> Traffic:
     stage = parameters / config.stages.count
     contribution_tasks = min(config.limits.contribution_tasks, config.batch.microbatches)
     contribution_tokens = contribution_tasks * config.batch.samples * config.model.context
+    up_bits, down_bits = _boundary_bits(config)
     return Traffic(
-        activations_up=config.model.hidden * TYPICAL_BITS[wire.activations_up] / 8,
-        activations_down=config.model.hidden * TYPICAL_BITS[wire.activations_down] / 8,
+        activations_up=config.model.hidden * up_bits / 8,
+        activations_down=config.model.hidden * down_bits / 8,
         gradients=stage * TYPICAL_BITS[wire.gradients] / 8 / contribution_tokens,
         parameters=stage * TYPICAL_BITS[wire.parameters] / 8 / config.step_tokens,
     )
 
 
+def _boundary_bits(config: RunConfig) -> tuple[float, float]:
+    """(up, down): bits that pass of a token's activations and their gradients, for each of their values, in the stage
+    with most of them. A stage may be visited several times by a route, or not at all; then it works for others."""
+    course, wire = course_of(config), config.wire
+    most_up = most_down = 0.0
+    for stage in range(config.stages.count):
+        up = down = 0.0
+        taken = 0
+        for stages in map(course.stages_of, course.routes):
+            last = len(stages) - 1
+            taken += stage in stages
+            for place in (place for place, visited in enumerate(stages) if visited == stage):
+                if place > 0:
+                    up += TYPICAL_BITS[wire.input_gradient_form(place == last)]
+                    down += TYPICAL_BITS[wire.activations_down]
+                if place < last:
+                    up += TYPICAL_BITS[wire.output_form(place == 0)]
+                    down += TYPICAL_BITS[wire.activations_down]
+        if taken:
+            most_up, most_down = max(most_up, up / taken), max(most_down, down / taken)
+    return most_up, most_down
+
+
 def gigabytes_per_hour(config: RunConfig, parameters: int, tokens_per_s: float) -> tuple[float, float]:
     """(up, down) of a volunteer that works without a pause, alone in its stage, on a line without end."""
     traffic = bytes_per_token(config, parameters)
-    up = 2 * traffic.activations_up + traffic.gradients
-    down = 2 * traffic.activations_down + traffic.parameters
+    up = traffic.activations_up + traffic.gradients
+    down = traffic.activations_down + traffic.parameters
     return up * tokens_per_s * 3600 / 1e9, down * tokens_per_s * 3600 / 1e9

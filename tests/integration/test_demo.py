@@ -108,7 +108,7 @@ def test_a_demo_that_is_interrupted_goes_on_where_it_stopped(tmp_path: Path) -> 
     """Ctrl-C in the middle ends all processes; the same command finishes the run with the same losses."""
     (tmp_path / "RUN.toml").write_text(RUN)
     command = [sys.executable, "-m", "protocol.cli", "demo", "--config", str(tmp_path / "RUN.toml"), "--plain"]
-    command += ["--state", str(tmp_path / "state"), "--out", str(tmp_path / "out")]
+    command += ["--state", str(tmp_path / "state"), "--out", str(tmp_path / "out"), "--steps", "20"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     assert first.stdout is not None
@@ -119,8 +119,9 @@ def test_a_demo_that_is_interrupted_goes_on_where_it_stopped(tmp_path: Path) -> 
     rest = first.stdout.read()
     first.stdout.close()
     assert first.wait() == 130 and "all processes are ended" in rest, rest
-    found = demo(tmp_path, "--state", str(tmp_path / "state"))
-    expected = demo(tmp_path, "--reference")
+    found = demo(tmp_path, "--state", str(tmp_path / "state"), "--steps", "20")
+    expected = demo(tmp_path, "--reference", "--steps", "20")
+    assert found["steps"] == expected["steps"] == 20
     assert found["losses"] == pytest.approx(expected["losses"], rel=1e-4)
     assert distance(found["model"], expected["model"]) < 1e-5
     assert (found["samples_lost"], found["samples_doubled"]) == (0, 0)

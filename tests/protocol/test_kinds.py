@@ -98,8 +98,9 @@ def test_what_dispatchers_tell_apart_is_what_the_table_gives_them() -> None:
 
 def test_the_page_of_all_messages_is_made_from_the_code() -> None:
     """Who changes a message, its bounds or who may send it makes the page anew (`python -m protocol.message_page`)."""
-    assert (ROOT / "protocol" / "MESSAGES.md").read_text() == page()
-    assert all(f"| `{kind.message.__name__}` |" in page() for kind in KINDS)
+    made = page()
+    assert (ROOT / "protocol" / "MESSAGES.md").read_text() == made
+    assert all(f"| `{kind.message.__name__}` |" in made for kind in KINDS)
 
 
 def test_a_page_shows_every_bound_that_a_message_has() -> None:

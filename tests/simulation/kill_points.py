@@ -7,7 +7,9 @@ after Send Commit            what was said still arrives, and the sender remembe
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 
 from protocol.base.machine import Effect, Persist
 from tests.simulation.checkers import Checker
@@ -41,6 +43,13 @@ POINTS = tuple(
 )  # fmt: skip
 
 
+def point_of(moment: str, effect: Effect) -> str:
+    """The name of the point that a host is at."""
+    if isinstance(effect, Persist):
+        return f"{moment} Persist {type(effect.record).__name__}"
+    return f"{moment} Send {type(effect.message).__name__}"  # type: ignore[union-attr]
+
+
 @dataclass
 class Killer:
     """Kills at the `nth` time that a point is reached, once for each host that reaches it so often."""
@@ -55,11 +64,7 @@ class Killer:
         self.swarm.world.kill_at = self.kill_at
 
     def kill_at(self, host: Host, moment: str, effect: Effect) -> bool:
-        if isinstance(effect, Persist):
-            name = f"{moment} Persist {type(effect.record).__name__}"
-        else:
-            name = f"{moment} Send {type(effect.message).__name__}"  # type: ignore[union-attr]
-        if name != self.point:
+        if point_of(moment, effect) != self.point:
             return False
         self._seen[host.node] = self._seen.get(host.node, 0) + 1
         if self._seen[host.node] != self.nth:
@@ -76,11 +81,37 @@ def run_with_kills(point: str, nth: int, seed: int) -> int:
     Raises:
         AssertionError: an invariant broke, or the run did not end.
     """
-    config = SHAPE.config(seed)
-    checker = Checker(config, [SHAPE.shards] * SHAPE.stages)
-    swarm = Swarm(seed, SHAPE, checker)
+    swarm, checker = _swarm(seed)
     killer = Killer(swarm, point, nth)
-    swarm.world.run(RUN_S, stop=lambda: swarm.finished)
-    assert swarm.finished, f"L1: {point}: the run did not end within {RUN_S:g} s"
-    checker.finish(swarm.world)
+    _train(swarm, checker, point)
     return killer.kills
+
+
+@cache
+def times_reached(seed: int) -> dict[str, int]:
+    """How often each point is reached, by the host that reaches it most often, while nobody dies: until the first
+    death every run of the seed is this one, so nobody dies at a time beyond."""
+    swarm, checker = _swarm(seed)
+    seen: Counter[tuple[str, str]] = Counter()
+
+    def count(host: Host, moment: str, effect: Effect) -> bool:
+        seen[point_of(moment, effect), host.node] += 1
+        return False
+
+    swarm.world.kill_at = count
+    _train(swarm, checker, "nobody dies")
+    most: dict[str, int] = {}
+    for (point, _), times in seen.items():
+        most[point] = max(times, most.get(point, 0))
+    return most
+
+
+def _swarm(seed: int) -> tuple[Swarm, Checker]:
+    checker = Checker(SHAPE.config(seed), [SHAPE.shards] * SHAPE.stages)
+    return Swarm(seed, SHAPE, checker), checker
+
+
+def _train(swarm: Swarm, checker: Checker, what: str) -> None:
+    swarm.world.run(RUN_S, stop=lambda: swarm.finished)
+    assert swarm.finished, f"L1: {what}: the run did not end within {RUN_S:g} s"
+    checker.finish(swarm.world)

@@ -22,6 +22,8 @@ from tests.simulation.world import Host, Watcher, World
 ROOT = Path(__file__).parents[2]
 ONCE_FAILED = [int(word) for word in (ROOT / "tests/simulation/seeds.txt").read_text().split()]
 """Seeds that have found a bug: each once broke an invariant or hung."""
+MANY = 300
+"""Seeds from 1 on that two processes run together; those among them that once failed need no run of their own."""
 
 
 def start(seeds: str, hash_seed: str) -> subprocess.Popen[str]:
@@ -52,9 +54,9 @@ def test_planned_layouts_compute_what_one_process_computes(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", ONCE_FAILED)
+@pytest.mark.parametrize("seed", [seed for seed in ONCE_FAILED if seed > MANY])
 def test_no_bug_comes_back(seed: int) -> None:
-    """A seed that once failed stays mended."""
+    """A seed that once failed stays mended, also one that is not among the many."""
     run_seed(seed)
 
 
@@ -63,9 +65,10 @@ def test_no_bug_comes_back(seed: int) -> None:
 def test_three_hundred_seeds_without_a_violation() -> None:
     """Two processes run 300 seeds; a seed that fails is printed with the line that replays it. A third runs the first
     twenty under another hash seed: every input of every machine is the same there (D1)."""
-    processes = [start("1-150", "0"), start("151-300", "0"), start("1-20", "1")]
+    half = MANY // 2
+    processes = [start(f"1-{half}", "0"), start(f"{half + 1}-{MANY}", "0"), start("1-20", "1")]
     first, second, again = [finish(process) for process in processes]
-    assert (len(first), len(second)) == (150, 150)
+    assert (len(first), len(second)) == (half, half)
     assert again == first[:20]
 
 

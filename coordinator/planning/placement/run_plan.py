@@ -18,7 +18,7 @@ from coordinator.planning.placement.cost import Placement
 from coordinator.planning.placement.pool_search import PoolAnswer, Roles, search_pools
 from coordinator.planning.placement.pools import PoolPlan, Pools, PoolSizes
 from coordinator.planning.placement.recipe import recipe_with
-from coordinator.planning.placement.run_sizes import pool_sizes, vocabulary_of, wire_bytes
+from coordinator.planning.placement.run_sizes import passed_bytes, pool_sizes, vocabulary_of, wire_bytes
 from coordinator.planning.placement.swarm import ModelSizes, SwarmRoutes, member_model, world_of
 from coordinator.planning.placement.uplinks import swarm_sharing
 from coordinator.planning.routes.search import RoutesAnswer, search_routes, search_shared
@@ -91,7 +91,7 @@ def sizes_of(config: RunConfig, recompute: bool = False) -> ModelSizes:
     spec = ModelSpec.of_run(config.model, vocabulary_of(config.data.tokenizer))
     blocks = blocks_of(spec)
     layers = spec.layers
-    activation_bytes, _, gradient_bytes, _ = wire_bytes(config)
+    gradient_bytes = wire_bytes(config)[2]
     parameters = sum(block.parameters for block in blocks) / layers
     forward_flops = sum(block.forward_flops for block in blocks) / layers
     backward_flops = sum(block.backward_flops for block in blocks) / layers
@@ -108,7 +108,7 @@ def sizes_of(config: RunConfig, recompute: bool = False) -> ModelSizes:
         held_bytes=(8.0 + gradient_bytes) * parameters,
         server_held_bytes=(12.0 + gradient_bytes) * parameters,
         kept_bytes=4.0 * kept_values,
-        activation_bytes=activation_bytes * spec.boundary_values,
+        activation_bytes=passed_bytes(config) * spec.boundary_values,
         gradient_bytes=gradient_bytes * parameters,
         delayed=config.batch.delay == 1,
     )

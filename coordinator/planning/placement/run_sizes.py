@@ -26,6 +26,12 @@ def wire_bytes(config: RunConfig) -> tuple[float, float, float, float]:
     return tuple(TYPICAL_BITS[form] / 8 for form in forms)  # type: ignore[return-value]
 
 
+def passed_bytes(config: RunConfig) -> float:
+    """Bytes a value takes between two stages, for planners that have one number for all of them and both ways: the
+    larger, in which with `d4` everything comes down, and what begins a route, or comes back from its end, goes up."""
+    return max(wire_bytes(config)[:2])
+
+
 def pool_sizes(config: RunConfig, recompute: bool = False) -> PoolSizes:
     """A run's model, batch and wire forms as its members feel them; bytes are those on the wire."""
     spec = ModelSpec.of_run(config.model, vocabulary_of(config.data.tokenizer))

@@ -73,21 +73,21 @@ def run(folder: Path, *arguments: str, expect: int = 0) -> Result:
     return result
 
 
-def answer(folder: Path, *arguments: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run(folder, "--json", "--hours", "0.02", *arguments).output)
+def answer(folder: Path, *arguments: str, hours: float = 0.02) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run(folder, "--json", "--hours", str(hours), *arguments).output)
     return found
 
 
 def test_steps_close_every_task_is_done_once_and_a_seed_replays(folder: Path) -> None:
     """Six volunteers for two stages: nobody leaves, so nothing is done twice, and no line carries more than it can."""
-    found = answer(folder)
+    found = answer(folder, hours=0.01)
     assert found["steps"] >= 5 and not found["warnings"]
     assert found["tasks"]["share"] == 1.0
     assert found["step_s"] >= 0.9 * found["predicted"]["step_s"]
     assert found["volunteer_bytes"]["up_per_hour"] <= 20e6 / 8 * 3600
     assert [round(stage["volunteers"]) for stage in found["stages"]] == [3, 3]
-    assert answer(folder) == found
-    assert answer(folder, "--seed", "2")["inputs"] != found["inputs"]
+    assert answer(folder, hours=0.01) == found
+    assert answer(folder, "--seed", "2", hours=0.01)["inputs"] != found["inputs"]
 
 
 def test_a_run_whose_checkpoints_lie_in_a_store_is_simulated_without_one(folder: Path) -> None:

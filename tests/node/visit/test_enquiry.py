@@ -16,10 +16,19 @@ from node.visit.device_facts import Question, ask_device
 from node.visit.enquiry import describe, gigabytes_per_hour
 from node.visit.survey import Reached, answer_ping, best_stage
 from protocol.base.errors import BadInputError
+from protocol.base.forms import TYPICAL_BITS, FormName
 from protocol.base.ids import NodeId
 from protocol.drive.limits import LineLimits
 from protocol.messages import Message, Ping, Pong
-from protocol.run.run import BatchSection, LimitsSection, ModelSection, RunConfig, StagesSection, WireSection
+from protocol.run.run import (
+    BatchSection,
+    LimitsSection,
+    ModelSection,
+    RoutesSection,
+    RunConfig,
+    StagesSection,
+    WireSection,
+)
 
 CONFIG = RunConfig(
     name="tiny",
@@ -32,10 +41,48 @@ CONFIG = RunConfig(
 
 
 def test_traffic_is_hand_checkable() -> None:
-    """1,000 tokens/s of width 1,000 in bf16 both ways; 2 M parameters: a gradient each 100 tokens, weights each 400."""
-    up, down = gigabytes_per_hour(CONFIG, 2_000_000, 1000.0)
+    """1,000 tokens/s of width 1,000 in bf16 both ways; 3 M parameters in three stages, of which the middle one passes
+    on activations and gradients: a sum each 100 tokens, weights each 400."""
+    three = msgspec.structs.replace(CONFIG, stages=StagesSection(count=3))
+    up, down = gigabytes_per_hour(three, 3_000_000, 1000.0)
     assert up == pytest.approx((2 * 1000 * 2 + 1_000_000 * 4 / 100) * 1000 * 3600 / 1e9)
     assert down == pytest.approx((2 * 1000 * 2 + 1_000_000 * 2 / 400) * 1000 * 3600 / 1e9)
+
+
+@pytest.mark.parametrize(
+    ("stages", "skip", "up", "down"),
+    [
+        (StagesSection(count=1), 0.0, [], 0),
+        (StagesSection(count=2, back_servers=0), 0.0, ["q8"], 1),
+        (StagesSection(count=3, back_servers=0), 0.0, ["d4", "d4"], 2),
+        # Stage 0 has the embedding and the head: it begins all routes, and ends them.
+        (StagesSection(count=4, back_servers=0), 0.25, ["q8", "q8"], 2),
+        # Stage 0 begins them and is visited once more, with both neighbours.
+        (StagesSection(count=2, back_servers=0, chunks=2, placement="interleaved"), 0.0, ["q8", "d4", "d4"], 3),
+    ],
+)
+def test_traffic_counts_each_boundary_in_the_form_in_which_it_passes(
+    stages: StagesSection, skip: float, up: list[FormName], down: int
+) -> None:
+    """With differences up, what begins a route and what comes back from its end go whole: a stage that does both was
+    promised half of its activations. One that routes visit twice was promised the bytes of one visit."""
+    model = msgspec.structs.replace(CONFIG.model, layers=4)
+    wire = WireSection() if stages.count == 1 else WireSection(activations_up="d4")
+    config = msgspec.structs.replace(CONFIG, model=model, stages=stages, wire=wire, routes=RoutesSection(skip=skip))
+    values = config.model.hidden * 3600  # of an hour at a token a second, for each boundary
+    gigabytes = [values * bits / 8e9 for bits in (sum(TYPICAL_BITS[form] for form in up), down * TYPICAL_BITS["q8"])]
+    assert gigabytes_per_hour(config, 0, 1.0) == pytest.approx(gigabytes)
+
+
+def test_an_open_number_of_stages_costs_the_most_that_any_number_does() -> None:
+    """One stage has the largest sums and passes no activation on; the middle one of three passes on two."""
+    few, wide = CONFIG, msgspec.structs.replace(CONFIG, batch=BatchSection(microbatches=800, samples=500))
+    for config, stages in ((few, 1), (wide, 3)):
+        settled, left_open = (
+            next(line for line in describe_costs(of, 257) if "one moves" in line)
+            for of in (config.settled(stages), config.settled(0))
+        )
+        assert settled == left_open
 
 
 def test_one_stage_is_one_stage() -> None:

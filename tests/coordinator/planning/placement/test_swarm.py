@@ -22,12 +22,13 @@ from hypothesis import strategies as st
 from coordinator.commands.compare import compare
 from coordinator.commands.plan import plan
 from coordinator.commands.run import duration, share
+from coordinator.commands.tune import workload
 from coordinator.planning.placement.run_plan import plan_run, sizes_of, skipped_stages
 from coordinator.planning.placement.search import search_placement
 from coordinator.planning.placement.swarm import hops_of, member_model, world_of
 from coordinator.planning.routes.search import search_routes
 from protocol.base.errors import BadInputError
-from protocol.run.run import BatchSection, ModelSection, RunConfig
+from protocol.run.run import BatchSection, ModelSection, RunConfig, WireSection
 from protocol.schedule.profile import Link, Machine, NetworkFile, build_network
 from tests.benchmarks.swarms import swarm
 from tests.oracles.route_rules import violations
@@ -137,6 +138,17 @@ def test_shares_of_skipping() -> None:
         plan_run(SMALL, swarm(8, 0), skip=Fraction(3, 4), stages=4)
     with pytest.raises(BadInputError, match="--skip"):
         plan_run(SMALL, swarm(4, 0), skip=Fraction(3, 2))
+
+
+def test_differences_up_are_counted_as_what_passes_whole() -> None:
+    """With `d4` a boundary comes down in `q8`, and what begins a route goes up in it: planners with one number for all
+    boundaries counted 4 bits of 8."""
+    stages = msgspec.structs.replace(SMALL.stages, back_servers=0)
+    config = msgspec.structs.replace(SMALL, stages=stages, wire=WireSection(activations_up="d4"))
+    assert sizes_of(config).activation_bytes == sizes_of(SMALL).activation_bytes
+    assert workload(config).boundary_bytes == workload(SMALL).boundary_bytes
+    bf16 = msgspec.structs.replace(SMALL, wire=WireSection(activations_up="bf16", activations_down="bf16"))
+    assert workload(bf16).boundary_bytes == 2.0 * SMALL.model.context * SMALL.model.hidden
 
 
 def test_memory_decides_who_holds_layers() -> None:
