@@ -36,6 +36,7 @@ from tests.simulation.arithmetic import add, reference, shards, sum_up
 from tests.simulation.copied import Copied
 from tests.simulation.leaks import Leaks
 from tests.simulation.promises import Promises
+from tests.simulation.told import Told
 from tests.simulation.violation import expect
 from tests.simulation.world import Host, Watcher, World
 
@@ -85,13 +86,7 @@ class Checker(Watcher):
         self._plans: list[Plan] = []
         self.first_plan_s = 0.0
         """When the run had its first plan."""
-        self.rows: list[StepRow] = []
-        self._thrown: dict[int, StepRow] = {}
-        """The coordinator's present history."""
-        self._next_row = 0
-        self._reports_were_lost = False
-        self._untold_before = 0
-        """Reports of earlier steps may be missing: who alone had them does not decide any more."""
+        self.told = Told()
         self._restored = False
         """Whether the coordinator has come back with an older copy of its database."""
         self._readable: tuple[int, ...] | None = None
@@ -150,8 +145,7 @@ class Checker(Watcher):
             case Banned():
                 self._banned[record.node] = world.now
             case HistoryEnded():
-                missing = self._may_be_missing(self.steps - 1) and record.first_missing == self._next_row
-                expect(missing, "T-I10", f"the reports from step {record.first_missing} on are given up, and are there")
+                self.told.given_up(record.first_missing, self.steps)
 
     def _on_stored(self, world: World, host: Host, record: ContributionStored, tensors: dict[int, Any]) -> None:
         """A contribution is what it says: the sum over its tasks, on its step's version, of its shard."""
@@ -355,36 +349,10 @@ class Checker(Watcher):
             self.reference = reference(self._config, self._shard_counts, batches=self._batches)
             self.leaks.microbatches_are(max(count for _, count in (*before_it.counts, *self._batches.counts)))
         if record.goes_back:
-            first = max(0, plan.restore_step)
-            if plan.decider != self._plans[-2].decider:
-                self._untold_before = max(self._untold_before, first)  # a checkpoint or a copy is of the shard alone
-            self._thrown |= {row.step: row for row in self.rows if row.step >= first}
-            self.rows = [row for row in self.rows if row.step < first]
-            # A checkpoint that could not be read the time before: what made it counts again.
-            known = {row.step for row in self.rows}
-            self.rows += [row for step, row in sorted(self._thrown.items()) if step < first and step not in known]
-            # Reports that a lost disk has taken with it are made up for by nobody; the checkpoint has their steps.
-            self._next_row = 1 + max((row.step for row in self.rows), default=-1)
-
-    def _may_be_missing(self, step: int) -> bool:
-        """Of reports that the coordinator has not stored, up to this one: with the disk of a decider, which alone has
-        them, they are gone, and with its place."""
-        return self._reports_were_lost or step < self._untold_before
+            self.told.went_back(max(0, plan.restore_step), plan.decider != self._plans[-2].decider)
 
     def _on_row(self, row: StepRow) -> None:
-        follows = row.step == self._next_row or (row.step > self._next_row and self._may_be_missing(row.step - 1))
-        expect(follows, "T-I10", f"step {row.step} is stored where {self._next_row} should follow")
-        self._next_row = row.step
-        expect(row.loss == self.reference.losses[row.step], "T-I10", f"step {row.step} is reported with another loss")
-        for found in row.validations:
-            right = self.reference.validations.get(found.version)
-            expect(found.loss == right, "T-I10", f"version {found.version} is validated with {found.loss}, not {right}")
-        now = self._plans[-1].ledger_generation
-        expect(
-            row.ledger_generation == now, "T-I10", f"step {row.step} of generation {row.ledger_generation}, not {now}"
-        )
-        self.rows.append(row)
-        self._next_row += 1
+        self.told.stored(row, self._plans[-1].ledger_generation, self.reference)
 
     def _on_spare(self, world: World, host: Host, plan: Plan) -> None:
         """Nobody waits for a place that holds the whole state of one whose server is gone for good."""
@@ -524,11 +492,13 @@ class Checker(Watcher):
                     self._credit.pop((generation, task, place.stage), None)
             case StepDone():
                 self._done.pop(generation, None)
-                self._reports_were_lost = True
+                self.told.reports_were_lost = True
             case StepDecided() | StepSealed() if place.stage == 0 and (generation, 0, record.step) in self._seals:
                 # Each says how the step ended; without both the report cannot be made.
                 left = [each for each, _ in host.records if isinstance(each, StepDecided | StepSealed)]
-                self._reports_were_lost |= all((r.ledger_generation, r.step) != (generation, record.step) for r in left)
+                self.told.reports_were_lost |= all(
+                    (r.ledger_generation, r.step) != (generation, record.step) for r in left
+                )
 
     def disk_moved(self, world: World, host: Host, other: Host) -> None:
         if host.node in self._place:
@@ -539,27 +509,28 @@ class Checker(Watcher):
     def disk_lost(self, world: World, host: Host) -> None:
         self._moved.pop(host.node, None)
         if any(plan.decider == host.node for plan in self._plans):
-            self._reports_were_lost = True
+            self.told.reports_were_lost = True
         self.promises.disk_lost(host)
         self.copied.disk_lost(host)
 
     def restored(self, world: World, host: Host, records: list[Any]) -> None:
         """The coordinator knows only this any more; what it had acknowledged since, nobody reports a second time."""
-        self._restored = self._reports_were_lost = True
+        self._restored = self.told.reports_were_lost = True
         kept = [record.node for record in records if isinstance(record, Banned)]
         for server in world.hosts.values():
             if server.role == "server" and not server.gone and BANS in server.files:
                 kept += server.files[BANS].nodes
         self._banned = {node: when for node, when in self._banned.items() if node in kept}
         self.promises.disk_lost(host)
-        self.rows, self._thrown = [], {}
+        self.told.begin_anew()
         for record in records:
             self.promises.durable(host, record)
-            if isinstance(record, PlanRow) and record.goes_back:
-                self.rows = [row for row in self.rows if row.step < max(0, record.plan.restore_step)]
-            elif isinstance(record, StepRow):
-                self.rows.append(record)
-        self._next_row = 1 + max((row.step for row in self.rows), default=-1)
+            self.told.known(record)
+
+    @property
+    def rows(self) -> list[StepRow]:
+        """The coordinator's present history."""
+        return self.told.rows
 
     @property
     def steps(self) -> int:
@@ -581,15 +552,14 @@ class Checker(Watcher):
             for shard in range(count):
                 newest = self._committed.get((plan.ledger_generation, stage, shard), plan.restore_step)
                 expect(newest == self.steps, "L1", f"shard {stage}/{shard} ends at version {newest}")
-        whole = self._next_row == self.steps or self._may_be_missing(self.steps - 1)
-        expect(whole, "T-I10", f"the history ends before step {self._next_row}")
+        self.told.finish(self.steps)
         if not self._restored and not any(
             plan.restore_step >= 0 for plan in self._plans
         ):  # of what goes back with unheard reports, some is lost
-            told = [found.version for row in self.rows for found in row.validations]
+            validated = [found.version for row in self.rows for found in row.validations]
             right = sorted(self.reference.validations)
             if not any(change.key == "steps" for plan in self._plans for change in plan.changes):
-                expect(told == right, "T-I10", f"versions {told} were validated")
+                expect(validated == right, "T-I10", f"versions {validated} were validated")
         self.leaks.finish(world)
 
     def _stage_tasks(self, stage: int, step: int) -> list[TaskId]:

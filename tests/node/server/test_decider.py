@@ -283,7 +283,7 @@ def test_a_disk_that_decided_what_could_not_be_open_has_lost_something() -> None
     desk = Desk()
     first, done = desk.decide(0), *desk.commit(0).records(StepDone)
     desk.decider.done(done, 1.0)
-    records = [first, desk.decide(1), desk.decide(2)]
+    records: list[Record] = [first, desk.decide(1), desk.decide(2)]
     decider = DeciderRole(make_context("f0"), NodeId("c"))
     assert decider.start(records[:2], 0.0) == ""
     decider = DeciderRole(make_context("f0"), NodeId("c"))
