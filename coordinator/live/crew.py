@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from statistics import median
 
 from coordinator.live.measured_links import NetworkBook
 from coordinator.live.outbox import Outbox
@@ -17,10 +18,12 @@ from coordinator.live.throughput import (
     Delivered,
     Means,
     Needs,
+    left_out_s,
     needs_of,
     reload_s,
     steps_per_s,
     typical_flops_per_s,
+    with_left_out,
 )
 from protocol.base.ids import NodeId
 from protocol.run.course import Course
@@ -40,6 +43,8 @@ SHOWN_STEPS = 2
 it: of a member that takes leases and does nothing, two steps show that."""
 LOOK_AGAIN_S = 10.0
 """How old what is known of a volunteer's throughput may be: links report as often."""
+SEEN_STEPS = 9
+"""The median of so many steps is what the run makes: four of them may have waited for somebody who is gone by now."""
 
 
 class Crew:
@@ -66,9 +71,13 @@ class Crew:
         self.delivered = Delivered()
         self.step_s = 0.0
         """How far apart steps close; 0: not known yet."""
+        self._durations_s: deque[float] = deque(maxlen=SEEN_STEPS)
+        """Of the newest steps."""
+        self._left_out_s: float | None = None
+        """Of each visit, by what everybody promises and what is seen; None: to be found anew."""
         self._needs: tuple[Course, int, tuple[Needs, ...]] | None = None
         self._known: dict[NodeId, tuple[tuple[float, ...], tuple[float, ...]]] = {}
-        """(steps a second, seconds to reload) of each volunteer, by stage, before what it delivers counts."""
+        """(steps a second, seconds to reload) of each volunteer, by stage, as its device and its lines say."""
         self._known_at = float("-inf")
         self._typical = 0.0
         """The power of whoever was not measured; 0: to be found."""
@@ -119,6 +128,8 @@ class Crew:
     def step_closed(self, shares: Iterable[Share], duration_s: float, vocabulary: int, now: float) -> None:
         """A step is stored: `shares` is who computed how many of its tasks, by the ledgers' count."""
         self.step_s = duration_s if not self.step_s else 0.8 * self.step_s + 0.2 * duration_s
+        if duration_s > 0:
+            self._durations_s.append(duration_s)
         crews: dict[int, dict[NodeId, float]] = {}
         for member in self._roster.volunteers():
             if member.stage >= 0 and now - member.stage_since > self._compared_after_s:
@@ -130,7 +141,7 @@ class Crew:
         """Gives work to those without, and moves one volunteer where that is due. Called now and then."""
         if now - self._known_at >= LOOK_AGAIN_S:
             self._known.clear()
-            self._known_at, self._typical, self._standing = now, 0.0, None
+            self._known_at, self._typical, self._left_out_s, self._standing = now, 0.0, None, None
         for member in self._roster.volunteers():
             if member.stage == -1:
                 choice = self._choose(member, vocabulary)
@@ -251,6 +262,26 @@ class Crew:
         return Power(member.peer, member.stage, tuple(share * each for each in steps), member.number, reloads)
 
     def _promise(self, member: Member, vocabulary: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """(steps a second, seconds to reload) by stage, before what it delivers counts."""
+        steps, reloads = self._measured(member, vocabulary)
+        if self._left_out_s is None:
+            self._left_out_s = self._find_left_out_s(vocabulary)
+        if self._left_out_s:
+            needs = self._stages(vocabulary)
+            steps = tuple(with_left_out(each, need, self._left_out_s) for each, need in zip(steps, needs, strict=True))
+        return steps, reloads
+
+    def _find_left_out_s(self, vocabulary: int) -> float:
+        needs = self._stages(vocabulary)
+        crews: list[list[float]] = [[] for _ in needs]
+        if not self._durations_s:
+            return 0.0
+        for member in self._roster.volunteers():
+            if member.join is not None and 0 <= member.stage < len(needs):
+                crews[member.stage].append(self._measured(member, vocabulary)[0][member.stage])
+        return left_out_s(crews, needs, 1.0 / median(self._durations_s))
+
+    def _measured(self, member: Member, vocabulary: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         known = self._known.get(member.peer)
         needs = self._stages(vocabulary)
         if known is None or len(known[0]) != len(needs):
@@ -279,5 +310,5 @@ class Crew:
         if self._needs is None or self._needs[:2] != (plan.course, vocabulary):
             self._needs = plan.course, vocabulary, needs_of(self._placement.running, plan.course, vocabulary)
             self._known.clear()
-            self._standing = None
+            self._left_out_s = self._standing = None
         return self._needs[2]

@@ -76,11 +76,11 @@ class NetworkBook:
         own = self._heard.get(member, {})
         up = max((heard.figures.sent_bytes_per_s for heard in own.values()), default=0.0)
         down = max((heard.figures.received_bytes_per_s for heard in own.values()), default=0.0)
-        for peer in own:  # a server's word counts more than the member's own
-            seen = self._heard.get(peer, {}).get(member)
-            if seen is not None:
-                up = seen.figures.received_bytes_per_s or up
-                down = seen.figures.sent_bytes_per_s or down
+        # What servers have seen counts more than the member's own word; of several the best, for the way to one of them
+        # may lead through a relay.
+        seen = [found.figures for peer in own if (found := self._heard.get(peer, {}).get(member)) is not None]
+        up = max((figures.received_bytes_per_s for figures in seen), default=0.0) or up
+        down = max((figures.sent_bytes_per_s for figures in seen), default=0.0) or down
         return up, down
 
     def directions(self, now: float) -> dict[tuple[NodeId, NodeId], Direction]:

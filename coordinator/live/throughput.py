@@ -4,11 +4,13 @@ A member of a stage is bound by its device, its uplink and its downlink: for eac
 takes down; once in a step it sends its sum of gradients and takes the new parameters. Device and lines are what was
 measured when it came. What the *ledgers* count corrects that: whoever does less of its stage's tasks than its fellows,
 against what all of them promised, is worth so much less in every choice, and nobody's own word raises what was counted.
+Where all of them together promise far more steps than are seen, something takes time that no promise knows of, and it
+takes it of everybody (`left_out_s`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -34,6 +36,14 @@ DELIVERS_MIN, DELIVERS_MAX = 1 / 16, 4.0
 DELIVERS_ENOUGH = 1 / 4
 """Whoever delivers less than this of its promise is no measure for its fellows: beside one that takes work and does
 nothing, two honest members would seem to do half as much again as they promised, and be moved for it."""
+
+PROMISED_MAX = 2.0
+"""What the slowest stage's members may promise together, in the steps a second that are seen. A run that is bound by
+devices and lines is within it: steps begin and end with nothing to do for somebody, and uploads are not quite even. Two
+stages of two volunteers on one computer promised hundreds of times what was seen. What told them apart was the noise of
+measuring a line, twofold and more, and one was moved where it made every step take twice as long."""
+HALVINGS = 12
+"""Brings what is left out of promises to within 1/4096 of what it can be at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +135,35 @@ def steps_per_s(means: Means, needs: Needs, step_s: float) -> float:
     if down_s:
         done = min(done, (span_s - version_s) / down_s)
     return done / span_s / needs.visits
+
+
+def with_left_out(steps_per_s: float, needs: Needs, left_out_s: float) -> float:
+    """The steps a second of somebody's promise, where each visit takes `left_out_s` longer than it says."""
+    return steps_per_s / (1.0 + steps_per_s * needs.visits * left_out_s)
+
+
+def left_out_s(crews: Sequence[Sequence[float]], needs: Sequence[Needs], seen_steps_per_s: float) -> float:
+    """Seconds of each visit that promises leave out: the least with which the members of the slowest stage promise
+    together no more than `PROMISED_MAX` times the steps a second that are seen.
+
+    Args:
+        crews: of each stage, the steps a second that each of its members promises.
+        needs: of each stage.
+        seen_steps_per_s: 0: not known; then nothing is left out.
+    """
+    there = [(crew, need) for crew, need in zip(crews, needs, strict=True) if crew and need.visits]
+    most = PROMISED_MAX * seen_steps_per_s
+
+    def too_much(seconds: float) -> bool:
+        return min(sum(with_left_out(each, need, seconds) for each in crew) for crew, need in there) > most
+
+    if not there or most <= 0 or not too_much(0.0):
+        return 0.0
+    enough, less = min(len(crew) / (need.visits * most) for crew, need in there), 0.0
+    for _ in range(HALVINGS):
+        middle = (less + enough) / 2
+        less, enough = (middle, enough) if too_much(middle) else (less, middle)
+    return enough
 
 
 def reload_s(means: Means, needs: Needs) -> float:

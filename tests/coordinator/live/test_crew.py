@@ -20,7 +20,7 @@ from coordinator.live.stage_choice import fill as fill_by
 from coordinator.live.throughput import Delivered, Means, Needs, reload_s, steps_per_s
 from protocol.base.ids import NodeId
 from protocol.base.machine import Ordered
-from protocol.messages import PlanChanged
+from protocol.messages import LinkFigures, LinkReport, PlanChanged
 from protocol.run.changes import make_change
 from protocol.run.run import LimitsSection, RunConfig, StagesSection
 from tests.coordinator.live.desk import Desk
@@ -273,6 +273,32 @@ def test_a_move_that_makes_steps_longer_is_taken_back() -> None:
         assert desk.now < since + 3 * SETTLED_S
         train_on(desk, nodes, lucky, 1.0)
     assert desk.now >= since + 2 * SETTLED_S
+
+
+@pytest.mark.parametrize(("step_s", "moves"), [(10.0, 0), (0.2, 1)])
+def test_what_is_measured_of_lines_moves_nobody_where_steps_do_not_wait_for_them(step_s: float, moves: int) -> None:
+    """Two stages of two on one computer: lines are said to be fourfold apart, and steps take thirty times what any of
+    them needs. Where steps are as short as lines would have them, the same figures do move one."""
+    desk = Desk(RunConfig(steps=100_000, stages=StagesSection(count=2)))
+    desk.train()
+    nodes = [f"v{number}" for number in range(4)]
+    for node in nodes:
+        desk.volunteer(node)
+    stages = {str(member.peer): member.stage for member in desk.machine.roster.volunteers()}
+    slower = next(stage for node, stage in stages.items() if node == "v0")
+    desk.done.clear()
+    while desk.now < 4 * SETTLED_S:
+        for node, stage in stages.items():
+            rate = 1e6 if stage == slower else 4e6
+            found = LinkFigures(
+                peer=NodeId("s0"), path="tcp", round_trip_s=0.001, loss=-1.0, sent_bytes_per_s=rate,
+                received_bytes_per_s=rate, age_s=1.0, spread=0.1,
+            )  # fmt: skip
+            desk.say(node, LinkReport(links=(found,)))
+        for _ in range(3):
+            desk.report(desk.machine.history.newest_step + 1, duration_s=step_s)
+        desk.stay(3.0, *SERVERS, *nodes)
+    assert sum(len(desk.sent(node, PlanChanged)) for node in nodes) == moves
 
 
 def test_a_move_stays_where_steps_are_no_longer_or_its_stage_has_lost_others_since() -> None:

@@ -62,6 +62,17 @@ def test_a_figure_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
     assert book.directions(0.0) == {}
 
 
+def test_a_line_is_the_best_that_a_server_has_seen_of_it() -> None:
+    """A member says 1 MB/s up; one server has it by a relay, the other straight: who spoke last does not matter."""
+    book, servers = NetworkBook(), (NodeId("s1"), NodeId("s2"))
+    book.take(A, report(*(figures(server) for server in servers)), 0.0)
+    assert book.line_of(A) == (1e6, 2e6)
+    rates = {NodeId("s1"): (8e6, 9e6), NodeId("s2"): (3e6, 0.0)}
+    for server, (received, sent) in rates.items():
+        book.take(server, report(figures(A, received_bytes_per_s=received, sent_bytes_per_s=sent)), 1.0)
+    assert book.line_of(A) == (8e6, 9e6)
+
+
 def admitted() -> Desk:
     """A desk with a run that trains, and a volunteer with a measured speed."""
     desk = Desk()
