@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from coordinator.live.gray import NAMED_S, seen_by_fellows, stalled_s
@@ -17,6 +18,11 @@ LOSSES_SHOWN = 100
 QUIET_S = 5.0
 """For so long without a closed step a run counts as going on; longer where its steps take longer (`STEPS_QUIET`)."""
 STEPS_QUIET = 3
+LONG_GAPS = 2
+"""Of the newest nine times between two steps so many longest ones do not count: a run that stood still a moment ago, or
+whose coordinator's clock was set, has no longer steps for it. (In the mean, a clock that went 200 s ahead and a server
+that hung right after it left a run without a word for 33 s.) The next longest does: where updates are delayed, steps
+close in pairs."""
 LEASES_QUIET = 3
 AWAY_NAMED = 4
 """Servers that one sentence names; after a restart of the coordinator all are away for a moment."""
@@ -221,7 +227,9 @@ def _quiet_max_s(machine: CoordinatorMachine) -> float:
     rows = machine.history.tail
     if len(rows) < 2:
         return max(QUIET_S, STEPS_QUIET * sum(row.duration_s for row in rows))
-    return max(QUIET_S, STEPS_QUIET * step_interval_s(machine))
+    newest = list(rows)[-10:]
+    gaps_s = sorted((after.wall_s - before.wall_s for before, after in pairwise(newest)), reverse=True)
+    return max(QUIET_S, STEPS_QUIET * gaps_s[min(LONG_GAPS, (len(gaps_s) - 1) // 2)])
 
 
 def step_interval_s(machine: CoordinatorMachine) -> float:

@@ -20,7 +20,7 @@ BRIDGE, NET = "soak0", "10.93.0"
 DISK_MB = 128
 LENT_DISK_MB = 1280
 """A volunteer leaves its owner a gigabyte; memory is taken only by what is written."""
-RULES = "table inet soak { chain seen { type filter hook input priority 0; iifname soak0 drop; } }"
+RULES = "table inet soak {\n chain seen { type filter hook input priority 0; iifname soak0 drop; }\n}\n"
 """What reaches the coordinator, whose address is the bridge's own; what hosts say to each other passes."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sqlite3
 import struct
+import subprocess
 from contextlib import closing
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from tests.soak.faults import WAL_HEADER, cut_log, frame_ends, tear_log
 from tests.soak.findings import Findings
+from tests.soak.ground import RULES, why_not
 
 ROWS = 40
 
@@ -77,3 +79,11 @@ def test_findings_go_on_where_they_stopped_and_an_explained_one_is_no_longer_ope
     assert "2 faults in 1 runs" in again.table() and "1 findings unexplained" in again.table()
     again.lines[1]["explained"] = "because"
     assert not again.unexplained
+
+
+def test_the_rule_that_cuts_the_coordinator_off_is_one() -> None:
+    """The whole of a soak ended at the first partition of a coordinator: nft wants a line's end after a chain."""
+    if reason := why_not():
+        pytest.skip(f"NOT TRIED: {reason}")
+    checked = subprocess.run(["nft", "-c", "-f", "-"], input=RULES, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr

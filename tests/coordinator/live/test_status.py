@@ -9,6 +9,7 @@ import pytest
 from coordinator.process.daemon import COLLECT_AFTER
 from coordinator.process.metrics import coordinator_families, refresh
 from protocol.drive.metrics import Metrics
+from protocol.run.run import RunConfig
 from tests.coordinator.live.desk import CONFIG, Desk
 
 
@@ -72,6 +73,22 @@ def test_a_run_that_stands_still_has_no_speed(step_s: float, quiet_s: float) -> 
     desk = running(step_s)
     assert desk.machine.status(desk.now + quiet_s - 0.1)["run"]["tokens_per_s"] == 2048 / step_s
     assert desk.machine.status(desk.now + quiet_s + 0.1)["run"]["tokens_per_s"] == 0.0
+
+
+def test_steps_that_stood_still_before_make_nobody_wait_longer_for_a_word() -> None:
+    """Two of the newest steps took a minute, since somebody was away then. The next server that leaves is named five
+    seconds later all the same; where steps close in pairs a minute apart, after three minutes."""
+    for pauses_s, quiet_s in (([60.0, 60.0, *[1.0] * 8], 5.0), ([0.0, 60.0] * 5, 180.0)):
+        desk = Desk(RunConfig(steps=100))
+        desk.train()
+        for pause_s in (1.0, *pauses_s):
+            desk.stay(pause_s, "s0", "s1", "s2", "s3")
+            desk.report(desk.machine.history.newest_step + 1)
+        desk.drop("s2")
+        desk.stay(1.0, "s0", "s1", "s3")
+        desk.report(desk.machine.history.newest_step + 1)
+        for after_s, state in ((quiet_s - 1.0, "training"), (quiet_s + 1.0, "waiting")):
+            assert desk.machine.status(desk.now + after_s)["run"]["state"] == state
 
 
 def test_nobody_is_away_when_the_run_is_finished() -> None:
