@@ -44,6 +44,8 @@ ROWS = Path(__file__).with_name("attacks.jsonl")
 TABLE = Path(__file__).with_name("ATTACKS.md")
 PACE_S = 0.1
 HONEST = 4
+BEGIN_S = 30.0
+"""At first servers compute, too, and are faster than volunteers who take their time: no measure for what comes then."""
 SETTLE_S = 3.0
 """After an attack, before honest seconds count again."""
 GOAL, STALL_S = 0.9, 10.0
@@ -343,6 +345,7 @@ def main(words: Sequence[str]) -> None:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     with tempfile.TemporaryDirectory() as name, Swarm(Path(name), RUN + PLAIN_FORMS) as swarm, BadChildren() as honest:
         bed = Bed(Path(name), swarm, honest, options.seconds)
+        time.sleep(BEGIN_S)
         calm = bed.quiet()
         for name in todo:
             restart = ATTACKS[name].restart
