@@ -28,8 +28,10 @@ from protocol.messages import CopyGiven, CopyKept, FetchCopy, ShardCopy, Work
 from protocol.run.buddies import COPY_BYTES_MAX, copy_bytes, keeps_copies
 from protocol.run.plan import Plan
 
-FETCH_AGAIN_S = 2.0
-"""A buddy that has not heard of the new ledgers yet gives no answer: so it is asked again."""
+FETCH_AGAIN_S = 0.5
+FETCH_AGAIN_MAX_S = 2.0
+"""A buddy that has not heard of the new ledgers yet gives no answer: so it is asked again, after twice the time each
+time. What it holds is in its memory alone, and lost with it."""
 PIECE_WORDS = 8 << 20
 """Of 4 bytes: 32 MiB, a quarter of a second at 1 Gbit/s, after which other traffic of the link has its turn."""
 PIECES_MAX = -(-COPY_BYTES_MAX // (4 * PIECE_WORDS)) + 1
@@ -141,7 +143,12 @@ class BuddyRole:
         self._fetching: int | None = None
         """The version that this server has to begin with, and has not."""
         self._fetched = _Copy(0, b"")
+        self._lacks = False
+        """Whether pieces of it are still to come; else they are in the lane."""
         self._ask_at: float | None = None
+        self._again_s = FETCH_AGAIN_S
+        self._serves: NodeId | None = None
+        """The buddy, once it is heard under these ledgers: until its link ends, each of its answers comes."""
         copies.begin(context.plan)
 
     @property
@@ -180,9 +187,17 @@ class BuddyRole:
         self._wanted = dict.fromkeys(range(first, self._newest + 1)) if self._on and self._newest >= 0 else {}
         self._send_next()
 
-    def link_down(self, peer: NodeId) -> None:
+    def link_up(self, peer: NodeId, now: float) -> None:
+        if peer == self._buddy and self._lacks:
+            self._again_s = FETCH_AGAIN_S
+            self._ask(now)
+
+    def link_down(self, peer: NodeId, now: float) -> None:
         if peer == self._buddy:
             self._here, self._sending = False, None
+        if peer == self._serves:
+            self._serves = None
+            self._ask_at = now + self._again_s if self._lacks else None
 
     def _send_next(self) -> None:
         if self._here and self._sending is None and self._wanted:
@@ -228,7 +243,7 @@ class BuddyRole:
             case FetchCopy():
                 self._on_fetch(peer, message)
             case CopyGiven():
-                self._on_given(message)
+                self._on_given(peer, message)
 
     def _on_copy(self, peer: NodeId, message: ShardCopy) -> None:
         context = self._context
@@ -264,13 +279,23 @@ class BuddyRole:
         """This server has nothing of its shard's `version`, with which its ledgers begin."""
         if self._buddy is None:
             raise StateLostError(f"version {version} is not here, and there is no buddy")
-        self._fetching, self._fetched = version, _Copy(PIECES_MAX, b"")
+        self._fetching, self._fetched, self._lacks = version, _Copy(PIECES_MAX, b""), True
         self._out.log("info", "shard is fetched from its buddy", version=version, buddy=self._buddy)
         self._ask(now)
 
+    def begun(self, peer: NodeId) -> None:
+        """A server has begun these ledgers."""
+        if peer != self._buddy or peer == self._serves:
+            return
+        self._serves = peer
+        if self._fetching is not None and self._lacks:
+            self._ask_at = None
+            self._say_fetch(self._fetching, len(self._fetched.refs))
+
     def _ask(self, now: float) -> None:
         assert self._fetching is not None
-        self._ask_at = now + FETCH_AGAIN_S
+        self._ask_at = None if self._serves == self._buddy else now + self._again_s
+        self._again_s = min(2 * self._again_s, FETCH_AGAIN_MAX_S)
         self._say_fetch(self._fetching, len(self._fetched.refs))
 
     def _say_fetch(self, version: int, piece: int) -> None:
@@ -306,8 +331,10 @@ class BuddyRole:
             ),
         )  # fmt: skip
 
-    def _on_given(self, message: CopyGiven) -> None:
-        if message.version != self._fetching or message.piece != len(self._fetched.refs):
+    def _on_given(self, peer: NodeId, message: CopyGiven) -> None:
+        if peer == self._buddy:
+            self._serves, self._ask_at = peer, None
+        if not self._lacks or message.version != self._fetching or message.piece != len(self._fetched.refs):
             self._out.drop(message.tensors)
             return
         if not message.tensors:
@@ -321,7 +348,7 @@ class BuddyRole:
         if not self._fetched.whole:
             self._say_fetch(message.version, message.piece + 1)
             return
-        refs, self._fetched.refs, self._ask_at = tuple(self._fetched.refs), [], None
+        refs, self._fetched.refs, self._lacks = tuple(self._fetched.refs), [], False
         plan = self._context.plan
         self._out.compute(StartShard(plan.restore_step, plan.undone, plan.continues, refs, self._fetched.digest))
         self._out.drop(refs)

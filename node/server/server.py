@@ -204,6 +204,7 @@ class ServerMachine:
             self._roles.servers[peer] = False
             if self.ready:
                 self._roles.say_ready(peer)
+            self._roles.buddy.link_up(peer, now)
         if role == "volunteer" or peer in self.context.stage_servers:
             if role == "volunteer":
                 self._roles.volunteers[peer] = None
@@ -221,7 +222,7 @@ class ServerMachine:
 
     def link_down(self, peer: NodeId, now: float) -> None:
         self._roles.servers.pop(peer, None)
-        self._roles.buddy.link_down(peer)
+        self._roles.buddy.link_down(peer, now)
         self._roles.volunteers.pop(peer, None)
         self._roles.auditors.pop(peer, None)
         self.context.computing.pop(peer, None)
