@@ -4,8 +4,8 @@
 
 So a step is closed only when every shard's new version lies on its own disk and in another server's memory: who loses
 the one has the other, of every version that anybody may have to go on from. A server that begins ledgers which
-continue others (`Plan.continues`), and has nothing of its shard, fetches the copy, piece by piece. It counts only if
-its digest is the one that the shard itself had made.
+continue others (`Plan.continues`), and has nothing of its shard in memory or on its disk, fetches the copy, piece by
+piece. It counts only if its digest is the one that the shard itself had made.
 
 A copy is whole or of no use, and of one ledger generation: ledgers that go on from a version take its copies with
 them, all others are forgotten, and so is what a restart or a lost place takes away; then the shard sends it again.
@@ -58,23 +58,23 @@ class Copies:
 
     def __init__(self, out: Outbox) -> None:
         self._out = out
-        self._generation = -1
-        """The ledgers that all of it belongs to."""
+        self._plan: Plan | None = None
+        """A plan of the ledgers that all of it belongs to."""
         self._held: dict[tuple[int, int, int], _Copy] = {}
         """By (stage, shard, version)."""
 
     def begin(self, plan: Plan) -> None:
         """Ledgers begin: what they go on from is theirs, too."""
-        goes_on = plan.continues >= 0 and plan.continues == self._generation
+        goes_on = self._plan is not None and plan.goes_on_from(self._plan)
         for key in [key for key in self._held if not (goes_on and key[2] == plan.restore_step)]:
             self._forget(key)
-        self._generation = plan.ledger_generation
+        self._plan = plan
 
     def end(self) -> None:
         """This server has no place any more."""
         for key in list(self._held):
             self._forget(key)
-        self._generation = -1
+        self._plan = None
 
     def close_step(self, step: int) -> None:
         """Every shard has version step + 1 now, and so has its buddy: nobody goes on from an older one."""
@@ -114,7 +114,8 @@ class Copies:
     def named(self) -> tuple[tuple[int, int, int, int], ...]:
         """(stage, shard, version, ledger generation) of all that are whole, newest versions first."""
         whole = sorted((key for key, copy in self._held.items() if copy.whole), key=lambda key: (-key[2], key))
-        return tuple((*key, self._generation) for key in whole[:COPIES_MAX])
+        generation = -1 if self._plan is None else self._plan.ledger_generation
+        return tuple((*key, generation) for key in whole[:COPIES_MAX])
 
     def _forget(self, key: tuple[int, int, int]) -> None:
         self._out.drop(self._held.pop(key).refs)

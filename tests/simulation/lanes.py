@@ -232,7 +232,7 @@ class Lanes:
         if isinstance(job, jobs.PrepareData):
             return 259, "whole numbers", 10**6
         if isinstance(job, jobs.SetUpServer):
-            known = self.place is not None and self.place.plan.ledger_generation == job.plan.continues
+            known = self.place is not None and job.plan.goes_on_from(self.place.plan)
             same = known and self.place is not None and (self.place.stage, self.place.shard) == (job.stage, job.shard)
             self.before = self.shard if same else {}
             self.place, self.shard, self.folds, self.totals = job, {}, {}, {}

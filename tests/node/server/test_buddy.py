@@ -216,6 +216,18 @@ def test_who_asks_a_buddy_that_is_heard_already_asks_once() -> None:
     assert len(desk.take().sent(FetchCopy, BACK)) == 1 and desk.role.wake_at() is None
 
 
+def test_ledgers_that_begin_with_the_same_once_more_take_the_same_copies() -> None:
+    """The second ones closed nothing, and third ones go on from what they went on from."""
+    desk = Desk("b0")
+    desk.role.handle(FRONT, copy(version=3, key=20, pieces=1))
+    Desk("b0", continuing(), desk.copies)
+    again = msgspec.structs.replace(continuing(), generation=3, ledger_generation=3)
+    Desk("b0", again, desk.copies)
+    assert desk.copies.named() == ((0, 0, 3, 3),)
+    for other in (msgspec.structs.replace(again, restore_step=2), msgspec.structs.replace(again, continues=-1)):
+        assert not other.goes_on_from(again) and not again.goes_on_from(other)
+
+
 def test_a_copy_that_is_not_there_or_not_what_it_says_loses_the_state_and_is_used_by_nobody() -> None:
     """Then the run goes back to a checkpoint; the buddy forgets what is spoilt, so it is not chosen again."""
     desk = Desk("f0", continuing())
