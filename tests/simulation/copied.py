@@ -50,13 +50,15 @@ class Copied:
                 self._held[generation, stage, shard, version] = host.node, host.life
 
     def durable(self, host: Host, record: Any) -> None:
-        goes_on = isinstance(record, ShardStarted) and record.continues >= 0  # what it begins with is in memory
-        if isinstance(record, ShardStarted | SnapshotWritten | StepCommitted) and not goes_on:
+        # What it begins with is in memory alone, unless its disk has it of the ledgers before.
+        fetched = isinstance(record, ShardStarted) and record.continues >= 0
+        fetched = fetched and (record.continues, host.node) not in self._written
+        if isinstance(record, ShardStarted | SnapshotWritten | StepCommitted) and not fetched:
             key = record.ledger_generation, host.node
             self._written[key] = None
             if isinstance(record, SnapshotWritten):
                 self._begun_from.pop(key, None)
-            elif isinstance(record, ShardStarted) and record.checkpoint_step >= 0:
+            elif isinstance(record, ShardStarted) and record.checkpoint_step >= 0 and record.continues < 0:
                 self._begun_from[key] = record.checkpoint_step
 
     def closed(self, plan: Plan, step: int) -> None:

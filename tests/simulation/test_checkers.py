@@ -67,10 +67,10 @@ class Court:
 
     def begin(self) -> None:
         """Both servers begin the ledgers of the plan."""
-        for shard, node in enumerate(("f0", "b0")):
+        for shard, node in enumerate(self.plan.server_nodes()):
             started = ShardStarted(
                 ledger_generation=self.plan.ledger_generation, step=0, stage=0, shard=shard, shard_count=2,
-                checkpoint_step=self.plan.restore_step, config_hash=b"", continues=-1,
+                checkpoint_step=self.plan.restore_step, config_hash=b"", continues=self.plan.continues,
             )  # fmt: skip
             self.checker.durable(self.world, self.host(node), started, {})
 
@@ -106,6 +106,31 @@ def test_who_began_from_a_checkpoint_that_is_gone_has_lost_it(snapshots: int) ->
     else:
         with pytest.raises(ViolationError, match="B4: other ledgers begin, and nobody has lost anything"):
             court.adopt(plan, back=True)
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_who_has_what_ledgers_went_on_from_on_its_disk_has_lost_nothing(on_disk: bool) -> None:
+    """It makes that again when it starts anew, before there is a snapshot; who has it in memory alone cannot."""
+    court = Court(buddy="always")
+    if on_disk:
+        court.begin()
+    court.checker._committed = {(1, 0, shard): 1 for shard in range(2)}
+    court.ask()
+    _, back = court.plan.stages[0].servers
+    placed = StagePlan((ServerPlan(NodeId("s9"), "front", ("s9:1",)), back))
+    plan = make_plan(stages=1, generation=2, ledgers=2, restore_step=1)
+    goes_on = msgspec.structs.replace(plan, continues=1, stages=(placed,))
+    court.adopt(goes_on, back=True)
+    court.begin()
+    written = SnapshotWritten(ledger_generation=2, step=1, file="snapshot-1", digest=b"")
+    court.checker.durable(court.world, court.host("s9"), written, {})
+    court.ask()
+    again = msgspec.structs.replace(goes_on, generation=3, ledger_generation=3)
+    if on_disk:
+        with pytest.raises(ViolationError, match="B4: other ledgers begin, and nobody has lost anything"):
+            court.adopt(again, back=True)
+    else:
+        court.adopt(again, back=True)
 
 
 def test_from_version_0_back_to_the_seed_no_step_is_thrown_away() -> None:
