@@ -31,9 +31,6 @@ from protocol.run.changes import RunChange, running
 from protocol.run.plan import Plan, ServerPlan
 from protocol.run.run import RunConfig
 
-ASKED_NAMED = 4
-"""Servers that one sentence names."""
-
 
 class Placement:
     """The servers' side of the coordinator."""
@@ -421,9 +418,7 @@ class Placement:
         if not silent:
             self._asked_at = None
             return verdict
-        names = [f"{table.name(slot)} ({table.holder[slot][:8]})" for slot in silent[:ASKED_NAMED]]
-        more = f" and {len(silent) - ASKED_NAMED} more" if len(silent) > ASKED_NAMED else ""
-        sentence = f"{verdict.sentence}; waiting for {', '.join(names)}{more} to say which checkpoints can be read"
+        sentence = f"{verdict.sentence}; waiting for {table.names(silent)} to say which checkpoints can be read"
         return Review("wait", sentence, lost=verdict.lost)
 
     def _call_spares(self, now: float) -> None:
@@ -450,10 +445,14 @@ class Placement:
                 node, away_s = self.table.holder[slot], round(now - gone_since, 1)
                 self._outbox.log("warning", "server given up", node=node, slot=self.table.name(slot), gone_s=away_s)
                 self.table.release(slot)
-            if slot not in self.table.holder:
-                self.table.bind(slot, spares[0])
+            lacks = slot not in self.table.holder or slot in self.review.lost
+            here = [linked[peer] for peer in spares] if lacks else []
+            spare = self.table.spare_for(slot, here, self.plan, self._newest_of_ledgers, now)
+            if spare is not None:
+                spares.remove(spare)
+                self.table.bind(slot, spare)
                 self._count_assignment("slot")
-                self._outbox.log("info", "spare takes a place", node=spares.pop(0), slot=self.table.name(slot))
+                self._outbox.log("info", "spare takes a place", node=spare, slot=self.table.name(slot))
 
     def _hangs(self, node: NodeId, linked: Mapping[NodeId, Member], gone_s: float, now: float) -> bool:
         """Whether a server that is linked loses its place, because nothing ends there and elsewhere it would."""
@@ -522,6 +521,7 @@ class Placement:
         def durable(now: float) -> None:
             self._on_its_way = None
             new_ledgers = self.plan is None or self.plan.ledger_generation != plan.ledger_generation
+            self.table.begin(self.plan, plan)
             self.plan, self.sentence, self.guidance = plan, sentence, Guidance.of(plan)
             if table is not None:
                 self.table = table

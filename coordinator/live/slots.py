@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from coordinator.live.gray import stalled_s
 from coordinator.live.records import Voiding
 from coordinator.live.roster import Member
 from protocol.base.ids import NodeId
@@ -60,6 +61,9 @@ class SlotTable:
         """The same the other way round: asked of every member that is looked at."""
         self.gone_since: dict[Slot, float] = {}
         """Slots in the plan whose holder has no link, and since when."""
+        self.alike: tuple[int, ...] = ()
+        """Ledgers before the present ones that began with the same version of the same others, and came no further:
+        what servers have of it by their names is as good. After a restart nobody knows of any."""
         if plan is not None:
             for slot in self.slots:
                 self.bind(slot, plan.stages[slot[0]].servers[slot[1]].node)
@@ -80,12 +84,41 @@ class SlotTable:
             self._slot_of.pop(self.holder.pop(slot), None)
         self.gone_since.pop(slot, None)
 
+    def begin(self, before: Plan | None, plan: Plan) -> None:
+        """A plan comes into force after another."""
+        if before is None or before.ledger_generation == plan.ledger_generation:
+            return
+        same = (before.continues, before.restore_step) == (plan.continues, plan.restore_step)
+        self.alike = (*self.alike, before.ledger_generation) if same and plan.continues >= 0 else ()
+
+    def has_shard(self, member: Member, slot: Slot, plan: Plan | None, newest_step: int) -> bool:
+        """Whether a server's disk has what the shard of `slot` is now: where the plan's ledgers have closed nothing,
+        what they began with is as good."""
+        if plan is None or member.join is None:
+            return False
+        begins = newest_step < plan.restore_step and _holds_beginning(member.join, slot, plan, self.alike)
+        return begins or holds_state(member.join, slot, plan.ledger_generation, newest_step)
+
+    def spare_for(
+        self, slot: Slot, spares: Sequence[Member], plan: Plan | None, newest_step: int, now: float
+    ) -> NodeId | None:
+        """Who takes a place that is empty, or whose holder is here without what it had: then only who has that."""
+        for member in spares:
+            if self.has_shard(member, slot, plan, newest_step) and not stalled_s(member, now):
+                return member.peer
+        return spares[0].peer if spares and slot not in self.holder else None
+
     def empty(self) -> list[Slot]:
         """Slots that belong to nobody, in order."""
         return [slot for slot in self.slots if slot not in self.holder]
 
     def name(self, slot: Slot) -> str:
         return slot_name(slot, self.stages)
+
+    def names(self, slots: Sequence[Slot], most: int = 4) -> str:
+        """With their holders, of the first ones: for a sentence."""
+        named = [f"{self.name(slot)} ({self.holder[slot][:8]})" for slot in slots[:most]]
+        return ", ".join(named) + (f" and {len(slots) - most} more" if len(slots) > most else "")
 
     def servers(self, linked: Mapping[NodeId, Member], plan: Plan | None) -> tuple[tuple[ServerPlan, ...], ...]:
         """What the plan's stages would be now; a holder without a link keeps the addresses of the plan."""
@@ -173,6 +206,9 @@ def review(
         if version > max(restore_step, newest_step):
             sentence += f", and {_buddies(table, lost)} a copy of version {version}"
             return Review("go_back", sentence, version, lost=lost, continues=plan.ledger_generation)
+        if plan.restore_step > max(restore_step, newest_step) and _can_begin_again(table, linked, plan):
+            sentence += f", and all have version {plan.restore_step}, with which these ledgers began"
+            return Review("go_back", sentence, plan.restore_step, lost=lost, continues=plan.continues)
         return Review("go_back", sentence, restore_step=restore_step, lost=lost)
     if table.servers(linked, plan) != tuple(stage.servers for stage in plan.stages):
         return Review("issue", "a server changed its address or took over a disk")
@@ -191,20 +227,33 @@ def _lost_slots(
         if member is None or member.told_ledger == plan.ledger_generation:
             continue
         join = _join_of(member)
-        starts_fresh = not given.get(slot, False) and _can_begin(table, linked, slot, plan)
+        starts_fresh = not given.get(slot, False) and _can_begin(table, linked, slot, plan, table.alike)
         if not starts_fresh and not holds_state(join, slot, plan.ledger_generation, newest_step):
             lost.append(slot)
     return tuple(lost)
 
 
-def _can_begin(table: SlotTable, linked: Mapping[NodeId, Member], slot: Slot, plan: Plan) -> bool:
+def _can_begin(table: SlotTable, linked: Mapping[NodeId, Member], slot: Slot, plan: Plan, alike: Sequence[int]) -> bool:
     """Whether the holder of a slot finds what the plan's ledgers begin with."""
     join, step = _join_of(linked[table.holder[slot]]), plan.restore_step
     if plan.continues < 0:
         return step == -1 or step in join.checkpoints
-    held = (join.stage, join.shard, join.held_generation) == (*slot, plan.continues) and join.version >= step
-    before, now = (step in copies_of(table, linked, slot, each) for each in (plan.continues, plan.ledger_generation))
-    return held or before or now
+    generations = (plan.continues, *alike, plan.ledger_generation)
+    copied = any(step in copies_of(table, linked, slot, generation) for generation in generations)
+    return copied or _holds_beginning(join, slot, plan, alike)
+
+
+def _can_begin_again(table: SlotTable, linked: Mapping[NodeId, Member], plan: Plan) -> bool:
+    """Whether every holder has, or finds, the version of other ledgers that the plan's began with: these have closed
+    nothing, and others go on from there once more."""
+    alike = (*table.alike, plan.ledger_generation)
+    return plan.continues >= 0 and all(_can_begin(table, linked, slot, plan, alike) for slot in table.slots)
+
+
+def _holds_beginning(join: Join, slot: Slot, plan: Plan, alike: Sequence[int]) -> bool:
+    """Whether a server's disk has the shard of `slot` as the ledgers left it that the plan's go on from."""
+    there = (join.stage, join.shard) == slot and join.held_generation in (plan.continues, *alike)
+    return plan.continues >= 0 and there and join.version >= plan.restore_step
 
 
 def copies_of(table: SlotTable, linked: Mapping[NodeId, Member], slot: Slot, generation: int) -> tuple[int, ...]:

@@ -377,9 +377,9 @@ class ServerPerformer(Performer):
         return self._shard.end - self._shard.begin
 
     def _goes_on(self, job: jobs.SetUpServer) -> bool:
-        """Whether the shard that is here was that of the ledgers which are gone on from."""
+        """Whether the shard that is here may have the version that the new ledgers go on from."""
         before = self._place
-        if before is None or job.plan.continues < 0 or before.plan.ledger_generation != job.plan.continues:
+        if before is None or not job.plan.goes_on_from(before.plan):
             return False
         place = (job.stage, job.shard, job.vocabulary, partition_of(job.plan), job.config.config_hash())
         return place == (

@@ -4,8 +4,8 @@
 
 So a step is closed only when every shard's new version lies on its own disk and in another server's memory: who loses
 the one has the other, of every version that anybody may have to go on from. A server that begins ledgers which
-continue others (`Plan.continues`), and has nothing of its shard, fetches the copy, piece by piece. It counts only if
-its digest is the one that the shard itself had made.
+continue others (`Plan.continues`), and has nothing of its shard in memory or on its disk, fetches the copy, piece by
+piece. It counts only if its digest is the one that the shard itself had made.
 
 A copy is whole or of no use, and of one ledger generation: ledgers that go on from a version take its copies with
 them, all others are forgotten, and so is what a restart or a lost place takes away; then the shard sends it again.
@@ -28,8 +28,10 @@ from protocol.messages import CopyGiven, CopyKept, FetchCopy, ShardCopy, Work
 from protocol.run.buddies import COPY_BYTES_MAX, copy_bytes, keeps_copies
 from protocol.run.plan import Plan
 
-FETCH_AGAIN_S = 2.0
-"""A buddy that has not heard of the new ledgers yet gives no answer: so it is asked again."""
+FETCH_AGAIN_S = 0.5
+FETCH_AGAIN_MAX_S = 2.0
+"""A buddy that has not heard of the new ledgers yet gives no answer: so it is asked again, after twice the time each
+time. What it holds is in its memory alone, and lost with it."""
 PIECE_WORDS = 8 << 20
 """Of 4 bytes: 32 MiB, a quarter of a second at 1 Gbit/s, after which other traffic of the link has its turn."""
 PIECES_MAX = -(-COPY_BYTES_MAX // (4 * PIECE_WORDS)) + 1
@@ -56,23 +58,23 @@ class Copies:
 
     def __init__(self, out: Outbox) -> None:
         self._out = out
-        self._generation = -1
-        """The ledgers that all of it belongs to."""
+        self._plan: Plan | None = None
+        """A plan of the ledgers that all of it belongs to."""
         self._held: dict[tuple[int, int, int], _Copy] = {}
         """By (stage, shard, version)."""
 
     def begin(self, plan: Plan) -> None:
         """Ledgers begin: what they go on from is theirs, too."""
-        goes_on = plan.continues >= 0 and plan.continues == self._generation
+        goes_on = self._plan is not None and plan.goes_on_from(self._plan)
         for key in [key for key in self._held if not (goes_on and key[2] == plan.restore_step)]:
             self._forget(key)
-        self._generation = plan.ledger_generation
+        self._plan = plan
 
     def end(self) -> None:
         """This server has no place any more."""
         for key in list(self._held):
             self._forget(key)
-        self._generation = -1
+        self._plan = None
 
     def close_step(self, step: int) -> None:
         """Every shard has version step + 1 now, and so has its buddy: nobody goes on from an older one."""
@@ -112,7 +114,8 @@ class Copies:
     def named(self) -> tuple[tuple[int, int, int, int], ...]:
         """(stage, shard, version, ledger generation) of all that are whole, newest versions first."""
         whole = sorted((key for key, copy in self._held.items() if copy.whole), key=lambda key: (-key[2], key))
-        return tuple((*key, self._generation) for key in whole[:COPIES_MAX])
+        generation = -1 if self._plan is None else self._plan.ledger_generation
+        return tuple((*key, generation) for key in whole[:COPIES_MAX])
 
     def _forget(self, key: tuple[int, int, int]) -> None:
         self._out.drop(self._held.pop(key).refs)
@@ -141,7 +144,12 @@ class BuddyRole:
         self._fetching: int | None = None
         """The version that this server has to begin with, and has not."""
         self._fetched = _Copy(0, b"")
+        self._lacks = False
+        """Whether pieces of it are still to come; else they are in the lane."""
         self._ask_at: float | None = None
+        self._again_s = FETCH_AGAIN_S
+        self._serves: NodeId | None = None
+        """The buddy, once it is heard under these ledgers: until its link ends, each of its answers comes."""
         copies.begin(context.plan)
 
     @property
@@ -180,9 +188,17 @@ class BuddyRole:
         self._wanted = dict.fromkeys(range(first, self._newest + 1)) if self._on and self._newest >= 0 else {}
         self._send_next()
 
-    def link_down(self, peer: NodeId) -> None:
+    def link_up(self, peer: NodeId, now: float) -> None:
+        if peer == self._buddy and self._lacks:
+            self._again_s = FETCH_AGAIN_S
+            self._ask(now)
+
+    def link_down(self, peer: NodeId, now: float) -> None:
         if peer == self._buddy:
             self._here, self._sending = False, None
+        if peer == self._serves:
+            self._serves = None
+            self._ask_at = now + self._again_s if self._lacks else None
 
     def _send_next(self) -> None:
         if self._here and self._sending is None and self._wanted:
@@ -228,7 +244,7 @@ class BuddyRole:
             case FetchCopy():
                 self._on_fetch(peer, message)
             case CopyGiven():
-                self._on_given(message)
+                self._on_given(peer, message)
 
     def _on_copy(self, peer: NodeId, message: ShardCopy) -> None:
         context = self._context
@@ -264,13 +280,23 @@ class BuddyRole:
         """This server has nothing of its shard's `version`, with which its ledgers begin."""
         if self._buddy is None:
             raise StateLostError(f"version {version} is not here, and there is no buddy")
-        self._fetching, self._fetched = version, _Copy(PIECES_MAX, b"")
+        self._fetching, self._fetched, self._lacks = version, _Copy(PIECES_MAX, b""), True
         self._out.log("info", "shard is fetched from its buddy", version=version, buddy=self._buddy)
         self._ask(now)
 
+    def begun(self, peer: NodeId) -> None:
+        """A server has begun these ledgers."""
+        if peer != self._buddy or peer == self._serves:
+            return
+        self._serves = peer
+        if self._fetching is not None and self._lacks:
+            self._ask_at = None
+            self._say_fetch(self._fetching, len(self._fetched.refs))
+
     def _ask(self, now: float) -> None:
         assert self._fetching is not None
-        self._ask_at = now + FETCH_AGAIN_S
+        self._ask_at = None if self._serves == self._buddy else now + self._again_s
+        self._again_s = min(2 * self._again_s, FETCH_AGAIN_MAX_S)
         self._say_fetch(self._fetching, len(self._fetched.refs))
 
     def _say_fetch(self, version: int, piece: int) -> None:
@@ -306,8 +332,10 @@ class BuddyRole:
             ),
         )  # fmt: skip
 
-    def _on_given(self, message: CopyGiven) -> None:
-        if message.version != self._fetching or message.piece != len(self._fetched.refs):
+    def _on_given(self, peer: NodeId, message: CopyGiven) -> None:
+        if peer == self._buddy:
+            self._serves, self._ask_at = peer, None
+        if not self._lacks or message.version != self._fetching or message.piece != len(self._fetched.refs):
             self._out.drop(message.tensors)
             return
         if not message.tensors:
@@ -321,7 +349,7 @@ class BuddyRole:
         if not self._fetched.whole:
             self._say_fetch(message.version, message.piece + 1)
             return
-        refs, self._fetched.refs, self._ask_at = tuple(self._fetched.refs), [], None
+        refs, self._fetched.refs, self._lacks = tuple(self._fetched.refs), [], False
         plan = self._context.plan
         self._out.compute(StartShard(plan.restore_step, plan.undone, plan.continues, refs, self._fetched.digest))
         self._out.drop(refs)

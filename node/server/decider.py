@@ -160,14 +160,20 @@ class DeciderRole:
             elif isinstance(record, CheckpointWritten):
                 self._manifests[record.step] = None
         self._opened = max([self._closed, *self._steps])
-        config = self._context.config
-        over = self._opened - 1 - config.batch.delay
-        if over > self._closed:  # before that was closed, nothing of the newest step can have been decided (T-I8)
-            return f"step {self._opened} is decided, and this disk does not say that step {over} is closed"
+        if unsaid := self._unsaid_end():
+            return unsaid
         if any(record.ledger_generation == self._context.generation for record in records):
             # What it decided may have been closed, too, and the disk has lost that: then more steps were open.
+            config = self._context.config
             self._reached = min(config.steps - 1, self._opened + 1 + config.batch.delay)
         return missing
+
+    def _unsaid_end(self) -> str:
+        """Which step must be closed, since nothing of the newest can have been decided before (T-I8), where the disk
+        does not say so; or nothing."""
+        over = self._opened - 1 - self._context.config.batch.delay
+        lost = f"step {self._opened} is decided, and this disk does not say that step {over} is closed"
+        return lost if over > self._closed else ""
 
     def _decisions(self, records: list[Record]) -> dict[tuple[int, int], StepDecided]:
         """By ledger generation and step. What this disk has lost of them, the seals of the ledger beside say: a seal

@@ -299,6 +299,7 @@ class Intake:
             pool.progress(peer, message.step, now)
 
     def _on_server_ready(self, peer: NodeId) -> None:
+        self._roles.buddy.begun(peer)
         if not self._roles.servers.get(peer, True):
             self._roles.servers[peer] = True
             if self._roles.ready:

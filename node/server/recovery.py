@@ -4,12 +4,15 @@ A restart begins from the newest snapshot that is old enough to serve whoever ma
 seed that the ledgers began with, and makes every committed step since once more. A disk may have lost something in
 between (a snapshot's file, a record that it acknowledged and forgot): then the truth is an older version or none, and
 it is told before anybody builds on it.
+
+Ledgers that go on from a version of others (`Plan.continues`) begin in memory. Until their first snapshot is written
+that version still lies on the disk, as the others left it, and is made again from there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from node.machine.records import (
     ContributionStored,
@@ -38,11 +41,24 @@ class Recovery:
     """The file that it is loaded from; empty: the checkpoint or the seed that the ledgers began with."""
     replay: tuple[StepCommitted, ...]
     """Steps that are made again, from `base` on without a gap."""
+    digest: bytes = b""
+    """Of the snapshot, as its record says."""
+    earlier: int = -1
+    """The generation of the ledgers that `base` is of, where it is not those that began with `started`. With them no
+    snapshot means the seed."""
 
     @property
     def version(self) -> int:
         """The newest version that comes out."""
         return self.base + len(self.replay)
+
+    def sums(self, part: ContributionStored) -> bool:
+        """Whether a part is in a step that is made again."""
+        steps = [each for each in self.replay if each.step == part.step]
+        return any(
+            each.ledger_generation == part.ledger_generation and part.contribution in each.contributions
+            for each in steps
+        )
 
 
 def oldest_needed(newest: int, delay: int) -> int:
@@ -61,29 +77,88 @@ def recovery(
         readable: steps of checkpoints that can be read; None where that is not known yet, so taken for granted.
     """
     mine = [record for record in records if record.ledger_generation == generation]
-    started = next((record for record in mine if isinstance(record, ShardStarted)), None)
-    if started is None or any(isinstance(record, StateLost) for record in mine):
+    started = _start_of(mine)
+    if started is None:
         return None
-    commits = {record.step: record for record in mine if isinstance(record, StepCommitted)}
-    stored = {record.contribution: None for record in mine if isinstance(record, ContributionStored)}
-    bases = [(record.step, record.file) for record in mine if isinstance(record, SnapshotWritten)]
+    bases = _snapshots(mine)
     first = max(0, started.checkpoint_step)
     there = started.checkpoint_step == -1 or started.checkpoint_step in (readable or ())
     if readable is None or (there and started.continues < 0):  # what fellows had in memory is on no disk but this
-        bases.insert(0, (first, ""))
+        bases.insert(0, (first, "", b""))
     found: Recovery | None = None
-    for base, file in bases:
-        replay: list[StepCommitted] = []
-        while (commit := commits.get(base + len(replay))) and all(c in stored for c in commit.contributions):
-            replay.append(commit)
-        one = Recovery(started, base, file, tuple(replay))
+    for base, file, digest in bases:
+        one = Recovery(started, base, file, _steps(mine, base), digest)
         # Whoever still works on an older step than the newest here asks for the version that it began with; of the
         # first version of these ledgers there is none before.
         if file and base > max(first, oldest_needed(one.version, delay)):
             continue
         if found is None or one.version > found.version or (one.version == found.version and base >= found.base):
             found = one
+    if started.continues >= 0 and (found is None or not found.snapshot):
+        before = beginning(records, (started.stage, started.shard), started.continues, first)
+        if before is not None:
+            return replace(before, started=started, replay=before.replay + _steps(mine, first))
     return found
+
+
+def beginning(records: Sequence[Record], place: tuple[int, int], continues: int, version: int) -> Recovery | None:
+    """How to make `version` of the ledgers `continues` again, with which others begin; None: the disk cannot.
+
+    What other ledgers have written that began with the same is as good: the steps before may be pruned since. No
+    checkpoint is asked for, which may be gone: ledgers that begin from one have a snapshot of it.
+
+    Args:
+        place: stage and shard.
+    """
+    for start in [record for record in records if isinstance(record, ShardStarted)]:
+        mine = [record for record in records if record.ledger_generation == start.ledger_generation]
+        first = max(0, start.checkpoint_step)
+        theirs = start.ledger_generation == continues
+        as_they = (start.continues, first) == (continues, version)
+        if (start.stage, start.shard) != place or _start_of(mine) is None or not (theirs or as_they):
+            continue
+        bases = ([(0, "", b"")] if start.checkpoint_step == -1 else []) + _snapshots(mine)
+        for base, file, digest in reversed(bases):
+            replay = _steps(mine, base, version)
+            if base + len(replay) == version:
+                return Recovery(start, base, file, replay, digest, start.ledger_generation)
+        if theirs and 0 <= start.continues < continues and first <= version:
+            before, replay = beginning(records, place, start.continues, first), _steps(mine, first, version)
+            if before is not None and first + len(replay) == version:
+                return replace(before, replay=before.replay + replay)
+    return None
+
+
+def restored(
+    records: Sequence[Record], generation: int, delay: int, place: tuple[int, int], continues: int, version: int
+) -> Recovery | None:
+    """How a server that starts makes its shard again: as these ledgers left it, or as they begin (`beginning`)."""
+    known = recovery(records, generation, delay, None)
+    return beginning(records, place, continues, version) if known is None and continues >= 0 else known
+
+
+def _start_of(records: Sequence[Record]) -> ShardStarted | None:
+    """When the ledgers of these records began, unless this server has given up what it had of them."""
+    if any(isinstance(record, StateLost) for record in records):
+        return None
+    return next((record for record in records if isinstance(record, ShardStarted)), None)
+
+
+def _snapshots(records: Sequence[Record]) -> list[tuple[int, str, bytes]]:
+    """(version, file, digest), oldest first."""
+    return [(record.step, record.file, record.digest) for record in records if isinstance(record, SnapshotWritten)]
+
+
+def _steps(records: Sequence[Record], base: int, until: int | None = None) -> tuple[StepCommitted, ...]:
+    """Of one generation: what was committed from version `base` on, as far as all that counts in it is here."""
+    commits = {record.step: record for record in records if isinstance(record, StepCommitted)}
+    stored = {record.contribution: None for record in records if isinstance(record, ContributionStored)}
+    replay: list[StepCommitted] = []
+    while (commit := commits.get(base + len(replay))) and commit.step != until:
+        if not all(contribution in stored for contribution in commit.contributions):
+            break
+        replay.append(commit)
+    return tuple(replay)
 
 
 def held(records: Sequence[Record], delay: int, readable: Container[int]) -> tuple[int, int, int, int] | None:

@@ -116,11 +116,8 @@ class ServerMachine:
 
     def start(self, now: float) -> None:
         context = self.context
-        records = [record for record in self._records if record.ledger_generation == context.generation]
-        for record in self._records:
-            if isinstance(record, ContributionStored) and record.ledger_generation != context.generation:
-                self._out.drop(record.tensors)
         everything, self._records = self._records, []
+        records = [record for record in everything if record.ledger_generation == context.generation]
         commits = [record.step for record in records if isinstance(record, StepCommitted)]
         # We committed step v - 1, which opened only after step v - 2 - delay was closed everywhere (T-I8).
         first = max(0, context.plan.restore_step) - 1
@@ -135,7 +132,7 @@ class ServerMachine:
             missing = self.decider.start(everything, now) or missing
             if self.decider.closed > context.closed:
                 self._roles.close_step(self.decider.closed)
-        self.shard.start(records)
+        self.shard.start(everything)
         if missing:
             raise StateLostError(missing)
 
@@ -204,6 +201,7 @@ class ServerMachine:
             self._roles.servers[peer] = False
             if self.ready:
                 self._roles.say_ready(peer)
+            self._roles.buddy.link_up(peer, now)
         if role == "volunteer" or peer in self.context.stage_servers:
             if role == "volunteer":
                 self._roles.volunteers[peer] = None
@@ -221,7 +219,7 @@ class ServerMachine:
 
     def link_down(self, peer: NodeId, now: float) -> None:
         self._roles.servers.pop(peer, None)
-        self._roles.buddy.link_down(peer)
+        self._roles.buddy.link_down(peer, now)
         self._roles.volunteers.pop(peer, None)
         self._roles.auditors.pop(peer, None)
         self.context.computing.pop(peer, None)

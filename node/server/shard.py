@@ -34,7 +34,7 @@ from node.server.buddy import BuddyRole
 from node.server.context import StageContext
 from node.server.judging import apply_job
 from node.server.parts import JOURNAL_BYTES, RECORDS_PER_MICROBATCH_MAX, Part, Reduction, as_message, leases
-from node.server.recovery import StateLostError, recovery
+from node.server.recovery import StateLostError, restored
 from node.server.saves import Saves
 from node.server.serving import Serving
 from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef
@@ -113,38 +113,38 @@ class ShardRole:
     # ---- start ---------------------------------------------------------------------------------------------------
 
     def start(self, records: list[Record]) -> None:
-        """Begins from what the disk holds of this ledger generation, or anew from the plan's checkpoint or seed."""
-        generation = self._context.generation
+        """Begins from what the disk holds of this ledger generation, or of those that it goes on from, or anew from the
+        plan's checkpoint or seed. What earlier ledgers have gathered besides is let go."""
+        context, plan = self._context, self._context.plan
+        generation, place = context.generation, (context.stage, context.shard)
+        known = restored(records, generation, context.config.batch.delay, place, plan.continues, self._first_version)
         mine = [record for record in records if record.ledger_generation == generation]
         self.phase = Phase.RESTORING
         if not any(isinstance(record, ShardStarted) for record in mine):
             self._out.persist(
                 ShardStarted(
-                    ledger_generation=generation,
-                    step=0,
-                    stage=self._context.stage,
-                    shard=self._context.shard,
-                    shard_count=len(self._context.stage_servers),
-                    checkpoint_step=self._context.plan.restore_step,
-                    config_hash=self._context.written.config_hash(),
-                    continues=self._context.plan.continues,
+                    ledger_generation=generation, step=0, stage=context.stage, shard=context.shard,
+                    shard_count=len(context.stage_servers), checkpoint_step=plan.restore_step,
+                    config_hash=context.written.config_hash(), continues=plan.continues,
                 )
-            )
-        for record in mine:
+            )  # fmt: skip
+        for record in records:
             if isinstance(record, ContributionStored):
-                self._keep(as_message(record, self._context.shard), durable=True)
+                if record.ledger_generation == generation or (known is not None and known.sums(record)):
+                    self._keep(as_message(record, context.shard), durable=True)
+                else:
+                    self._out.drop(record.tensors)
         self.saves.start(mine)
-        known = recovery(records, generation, self._context.config.batch.delay, None)
         base = self._first_version if known is None else known.base
         if known is not None and known.snapshot:
-            written = [record.digest for record in mine if isinstance(record, SnapshotWritten) and record.step == base]
-            self._base_digest = written[-1]
+            self._base_digest = known.digest
             self._out.compute(LoadSnapshot(base, known.snapshot))
+        elif known is not None and known.earlier >= 0:
+            self._out.compute(StartShard(-1))
         else:
-            plan = self._context.plan
             self._out.compute(StartShard(plan.restore_step, plan.undone, plan.continues))
         self.version = base - 1
-        self._oldest_version = base if base > self._first_version else self._context.config.version_of(base)
+        self._oldest_version = base if base > self._first_version else context.config.version_of(base)
         self._replay = [] if known is None else list(known.replay)
         self._durable_version = base + len(self._replay)
 

@@ -100,8 +100,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """The version of which servers write a checkpoint, whenever checkpoints are due: the run is held there, and another
     layout begins from it. -1: none."""
     continues: Number = -1
-    """The ledgers whose version `restore_step` these go on from, as servers hold it in memory, or their buddies; then
-    no checkpoint has to be there. -1: none."""
+    """The ledgers whose version `restore_step` these go on from, as servers hold it in memory or on their disks, or
+    their buddies; then no checkpoint has to be there. -1: none."""
 
     def length(self, step: int, microbatch: int) -> int:
         """Visits of a microbatch's route: its loss has this position, and its last visit the one before."""
@@ -191,6 +191,12 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         place = self._places.get(node)
         buddy = None if place is None else buddy_place(*place, [len(stage.servers) for stage in self.stages])
         return None if buddy is None else self.stages[buddy[0]].servers[buddy[1]].node
+
+    def goes_on_from(self, other: Plan) -> bool:
+        """Whether these ledgers begin with a version that those of `other` have: they continue them, or both have begun
+        with the same version of the same ledgers."""
+        same = (other.continues, other.restore_step) == (self.continues, self.restore_step)
+        return self.continues >= 0 and (same or other.ledger_generation == self.continues)
 
     def server_nodes(self) -> tuple[NodeId, ...]:
         """Every server, stage by stage."""

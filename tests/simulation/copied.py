@@ -14,6 +14,8 @@ from tests.simulation.world import World
 
 COPIES_OF_A_SERVER = 8
 """Of two shards the versions that may be open at once: with a delay three, and one that is just being closed."""
+SURELY_JOINED_S = 2.0
+"""A server that runs for so long has told the coordinator what is on its disk."""
 
 
 class Copied:
@@ -48,13 +50,15 @@ class Copied:
                 self._held[generation, stage, shard, version] = host.node, host.life
 
     def durable(self, host: Host, record: Any) -> None:
-        goes_on = isinstance(record, ShardStarted) and record.continues >= 0  # what it begins with is in memory
-        if isinstance(record, ShardStarted | SnapshotWritten | StepCommitted) and not goes_on:
+        # What it begins with is in memory alone, unless its disk has it of the ledgers before.
+        fetched = isinstance(record, ShardStarted) and record.continues >= 0
+        fetched = fetched and (record.continues, host.node) not in self._written
+        if isinstance(record, ShardStarted | SnapshotWritten | StepCommitted) and not fetched:
             key = record.ledger_generation, host.node
             self._written[key] = None
             if isinstance(record, SnapshotWritten):
                 self._begun_from.pop(key, None)
-            elif isinstance(record, ShardStarted) and record.checkpoint_step >= 0:
+            elif isinstance(record, ShardStarted) and record.checkpoint_step >= 0 and record.continues < 0:
                 self._begun_from[key] = record.checkpoint_step
 
     def closed(self, plan: Plan, step: int) -> None:
@@ -98,6 +102,22 @@ class Copied:
             goes_on = plan.restore_step > closed
             expect(goes_on, "B1", f"back to {plan.restore_step}: buddies have version {closed + 1} of {named}")
 
+    def nobody_has(self, world: World, before: Plan) -> bool:
+        """Whether two computers went before a third had what both held: the ledgers of `before` went on from a copy in
+        memory, its holder ended before the newcomer had it on its disk, and no server that has joined has it on its."""
+        if before.continues < 0:
+            return False
+        for stage, placed in enumerate(before.stages):
+            for shard, server in enumerate(placed.servers):
+                held = self._held.get((before.continues, stage, shard, before.restore_step))
+                copied = held is not None and world.hosts[held[0]].life == held[1]
+                written = (before.ledger_generation, server.node) in self._written
+                joined = [each for each in world.hosts.values() if world.now - each.started_at >= SURELY_JOINED_S]
+                disks = [each for each in joined if each.machine is not None and not (each.paused or each.hung)]
+                if not (copied or written or any(_has_beginning(each, stage, shard, before) for each in disks)):
+                    return True
+        return False
+
     def _is_whole(self, world: World, before: Plan, node: NodeId) -> bool:
         host, key = world.hosts[node], (before.ledger_generation, node)
         well = not host.gone and (host.emptied or not host.harmed)
@@ -108,3 +128,11 @@ class Copied:
 
     def disk_lost(self, host: Host) -> None:
         self._written = {key: None for key in self._written if key[1] != host.node}
+
+
+def _has_beginning(host: Host, stage: int, shard: int, plan: Plan) -> bool:
+    """Whether a disk has the version of a shard that the plan's ledgers went on from, as those before them left it."""
+    starts = [record for record, _ in host.records if isinstance(record, ShardStarted)]
+    return any(
+        (start.ledger_generation, start.stage, start.shard) == (plan.continues, stage, shard) for start in starts
+    )

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from coordinator.live import slots
+from coordinator.live.slots import SlotTable
 from node.machine.jobs import StartShard
+from node.server import recovery
 from node.server.buddy import BuddyRole, Copies
 from node.server.saves import Saves
+from protocol.run.plan import Plan
 from tests.simulation.lanes import Lanes, copy_digest
 from tests.simulation.mutant_registry import LINE, mutant
 from tests.simulation.scene import Scene
@@ -24,6 +27,8 @@ SKEWED = Scene(
     run={**COPIED, "fronts": 2, "backs": 1, "delay": 1, "steps": 30},
 )  # fmt: skip
 """One server has heard of an update, made it and copied it, and dies before another has heard of it."""
+UNFETCHED = Scene(only=("copy_unfetched",), gap_s=(1.0, 3.0), until_s=(20.0, 30.0), run={**COPIED, "steps": 24})
+"""Who holds the copy of a shard is gone before the newcomer has it, and the shard lies on the disk of who waits."""
 BENT = Scene(only=("copy_bent",), gap_s=(1.0, 3.0), until_s=(10.0, 20.0), run=COPIED)
 
 
@@ -103,3 +108,24 @@ def what_ledgers_begin_with_in_memory_is_not_written_down(original: Any) -> Any:
 @mutant(Copies, "close_step", scene=DISKS)
 def copies_are_kept_for_good(original: Any) -> Any:
     return lambda self, step: None
+
+
+@mutant(slots, "_holds_beginning", scene=UNFETCHED)
+def what_ledgers_began_with_counts_on_no_disk(original: Any) -> Any:
+    return lambda join, slot, plan, alike: False
+
+
+@mutant(SlotTable, "begin", scene=UNFETCHED)
+def ledgers_that_began_with_the_same_are_strangers(original: Any) -> Any:
+    return lambda self, before, plan: None
+
+
+@mutant(recovery, "beginning", scene=UNFETCHED)
+def what_ledgers_begin_with_is_read_from_no_disk(original: Any) -> Any:
+    return lambda records, place, continues, version: None
+
+
+@mutant(Plan, "goes_on_from", scene=UNFETCHED)
+def only_the_ledgers_that_are_continued_are_gone_on_from(original: Any) -> Any:
+    """A server that has begun others with the same version lets it go."""
+    return lambda self, other: self.continues >= 0 and other.ledger_generation == self.continues

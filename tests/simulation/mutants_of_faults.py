@@ -208,6 +208,23 @@ def who_has_lost_the_end_of_a_step_hears_nothing_of_the_next(original: Any) -> A
     return known
 
 
+@mutant(
+    DeciderRole,
+    "_unsaid_end",
+    scene=Scene(
+        only=("disk_lied", "slow_disk"),
+        gap_s=(0.2, 0.4),
+        until_s=(15.0, 20.0),
+        disk_losses_max=30,
+        loses=("StepDone",),
+        run={**LINE, "stages": 1, "fronts": 1, "backs": 1, "delay": 0, "steps": 40, "spares": 0, "microbatches": 2},
+    ),
+)
+def a_decider_that_has_lost_an_end_opens_what_it_has_decided(original: Any) -> Any:
+    """A slow disk makes time between the decision on a step and its end, in which the end before is the newest."""
+    return lambda self: ""
+
+
 @mutant(DeciderRole, "check_closed", scene=lying("StepDone"))
 def a_decider_believes_only_its_own_disk(original: Any) -> Any:
     return lambda self, step: None

@@ -61,6 +61,8 @@ INVITE = Invite(issuer=b"c" * 32, run_id=b"world", role="volunteer", uses=10**6,
 """What every node of the world shows; the world has no handshake, so its signature is taken for granted."""
 SPARES_COME_S = 0.6
 """Servers start within half a second; a spare that is there before the last of them would take its place."""
+FOLDER = "/checkpoint"
+"""All servers of a world write to one (`SharedFolder`): a run whose servers keep their own parts is not simulated."""
 SERVER_GONE_S = 10.0
 """After this a spare takes a place: longer than most pauses of the weather, shorter than its longest."""
 
@@ -202,6 +204,7 @@ class Shape:
                 parameters="p12",
             ),
             checkpoint=CheckpointSection(
+                folder=FOLDER,
                 every_steps=self.checkpoint_every,
                 buddy=self.buddy,  # type: ignore[arg-type]
             ),

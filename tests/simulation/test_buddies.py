@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.simulation.mutant_registry import LINE
+from tests.simulation.mutants_of_buddies import UNFETCHED
 from tests.simulation.run_seed import run_seed
 from tests.simulation.scene import Scene
 
@@ -12,6 +14,15 @@ LOST = Scene(only=("server_lost",), gap_s=(1.0, 3.0), run=COPIED)
 """One server, the decider too, of a run with one spare, and not a single checkpoint."""
 EMPTIED = Scene(only=("server_disk_loss",), gap_s=(1.0, 3.0), disk_losses_max=1, run=COPIED)
 """It comes back itself, with an empty disk."""
+MOVED = Scene(
+    only=("hang", "coordinator_cut", "server_moved"),
+    gap_s=(0.2, 0.6),
+    until_s=(10.0, 30.0),
+    run={
+        **LINE, "stages": 1, "fronts": 1, "backs": 1, "spares": 3, "microbatches": 2, "steps": 20,
+        "checkpoint_every": 2, "buddy": "always",
+    },
+)  # fmt: skip
 WICKED = Scene(run={"buddy": "always"})
 
 
@@ -43,3 +54,16 @@ def test_copies_break_nothing_in_any_weather(seed: int) -> None:
 def test_reports_that_only_a_lost_decider_had_are_missing_and_nothing_else() -> None:
     """Its disk comes back in another computer after the place was given away: seed 26 once called that a violation."""
     run_seed(26, scene=WICKED)
+
+
+def test_who_held_the_copy_is_gone_before_anybody_has_it_and_no_step_is_lost() -> None:
+    """The disk of the shard is in a computer that waits, and that of its buddy came to another one."""
+    assert run_seed(20, scene=MOVED).lost_steps == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_copy_that_its_holder_takes_along_costs_no_closed_step(seed: int) -> None:
+    """Its process ends when the newcomer asks; who hung until then has the shard on its disk, and gets its place
+    back."""
+    outcome = run_seed(seed, scene=UNFETCHED)
+    assert outcome.faults["copy_unfetched"] >= 2 and outcome.lost_steps == 0

@@ -15,7 +15,7 @@ from node.machine.jobs import SetUpDevice
 from node.machine.records import ShardStarted, SnapshotWritten, StepDone
 from protocol.base.ids import NodeId, TaskId
 from protocol.base.machine import Exit, Send
-from protocol.messages import Ping
+from protocol.messages import CopyKept, Ping, ShardCopy
 from protocol.run.plan import Plan, ServerPlan, StagePlan
 from tests.node.setting import make_plan
 from tests.simulation.checkers import Checker
@@ -67,10 +67,10 @@ class Court:
 
     def begin(self) -> None:
         """Both servers begin the ledgers of the plan."""
-        for shard, node in enumerate(("f0", "b0")):
+        for shard, node in enumerate(self.plan.server_nodes()):
             started = ShardStarted(
                 ledger_generation=self.plan.ledger_generation, step=0, stage=0, shard=shard, shard_count=2,
-                checkpoint_step=self.plan.restore_step, config_hash=b"", continues=-1,
+                checkpoint_step=self.plan.restore_step, config_hash=b"", continues=self.plan.continues,
             )  # fmt: skip
             self.checker.durable(self.world, self.host(node), started, {})
 
@@ -108,6 +108,31 @@ def test_who_began_from_a_checkpoint_that_is_gone_has_lost_it(snapshots: int) ->
             court.adopt(plan, back=True)
 
 
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_who_has_what_ledgers_went_on_from_on_its_disk_has_lost_nothing(on_disk: bool) -> None:
+    """It makes that again when it starts anew, before there is a snapshot; who has it in memory alone cannot."""
+    court = Court(buddy="always")
+    if on_disk:
+        court.begin()
+    court.checker._committed = {(1, 0, shard): 1 for shard in range(2)}
+    court.ask()
+    _, back = court.plan.stages[0].servers
+    placed = StagePlan((ServerPlan(NodeId("s9"), "front", ("s9:1",)), back))
+    plan = make_plan(stages=1, generation=2, ledgers=2, restore_step=1)
+    goes_on = msgspec.structs.replace(plan, continues=1, stages=(placed,))
+    court.adopt(goes_on, back=True)
+    court.begin()
+    written = SnapshotWritten(ledger_generation=2, step=1, file="snapshot-1", digest=b"")
+    court.checker.durable(court.world, court.host("s9"), written, {})
+    court.ask()
+    again = msgspec.structs.replace(goes_on, generation=3, ledger_generation=3)
+    if on_disk:
+        with pytest.raises(ViolationError, match="B4: other ledgers begin, and nobody has lost anything"):
+            court.adopt(again, back=True)
+    else:
+        court.adopt(again, back=True)
+
+
 def test_from_version_0_back_to_the_seed_no_step_is_thrown_away() -> None:
     """They are the same: a server that was to begin with a copy of version 0, and got none, takes the seed."""
     court = Court()
@@ -126,6 +151,45 @@ def test_a_closed_step_is_thrown_away_by_nobody() -> None:
     court.ask()
     with pytest.raises(ViolationError, match="T-I12: 1 closed steps are thrown away"):
         court.adopt(make_plan(stages=1, generation=2, ledgers=2), back=True)
+
+
+@pytest.mark.parametrize("has_it", ["nobody", "its buddy", "a disk", "a disk that hangs", "a disk that just came"])
+def test_only_what_two_computers_had_that_are_gone_is_lost(has_it: str) -> None:
+    """Ledgers went on from a copy in memory. Its holder went down before the newcomer had it on its disk, and the disk
+    that it was of is in no server that has joined."""
+    court = Court()
+    court.checker._committed = {(1, 0, shard): 1 for shard in range(2)}
+    buddy, spare, world = court.host("b0"), court.host("s9"), court.world
+    begun = [
+        ShardStarted(
+            ledger_generation=1, step=0, stage=0, shard=shard, shard_count=2, checkpoint_step=-1, config_hash=b""
+        )
+        for shard in range(2)
+    ]
+    world.now, buddy.records = 60.0, [(begun[1], {})]
+    court.checker.durable(world, court.host("f0"), StepDone(ledger_generation=1, step=0, shares=()), {})
+    copy = {"ledger_generation": 1, "version": 1, "piece": 0}
+    sent = ShardCopy(**copy, stage=0, shard=0, pieces=1, digest=b"", tensors=())
+    court.checker.stepped(world, court.host("f0"), [Send(buddy.node, sent)])
+    court.checker.stepped(world, buddy, [Send(NodeId("f0"), CopyKept(**copy))])
+    placed = StagePlan((ServerPlan(NodeId("v"), "front", ("v:1",)), court.plan.stages[0].servers[1]))
+    court.ask()
+    goes_on = msgspec.structs.replace(make_plan(generation=2, ledgers=2, restore_step=1), stages=(placed,))
+    court.adopt(msgspec.structs.replace(goes_on, continues=1, course=court.plan.course), back=True)
+    buddy.life += has_it != "its buddy"
+    if "disk" in has_it:
+        spare.records = [(begun[0], {})]
+    spare.hung = {"server": 1.0} if has_it == "a disk that hangs" else {}
+    spare.started_at = world.now - 1.0 if has_it == "a disk that just came" else 0.0
+    court.ask()
+    back = msgspec.structs.replace(
+        goes_on, generation=3, ledger_generation=3, restore_step=-1, course=court.plan.course
+    )
+    if has_it in ("its buddy", "a disk"):
+        with pytest.raises(ViolationError, match="T-I12: 1 closed steps are thrown away"):
+            court.adopt(back, back=True)
+    else:
+        court.adopt(back, back=True)
 
 
 @pytest.mark.parametrize("since_s", [AGAIN_S - 0.5, AGAIN_S + 0.5])

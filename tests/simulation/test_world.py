@@ -11,12 +11,17 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
+from node.machine.jobs import SetUpServer
 from protocol.base.ids import NodeId
 from protocol.run.course import PLANNED
+from tests.node.setting import make_plan
+from tests.simulation.lanes import Lanes, SharedFolder
 from tests.simulation.run_seed import run_seed
 from tests.simulation.scene import Scene
+from tests.simulation.swarm import Shape
 from tests.simulation.world import Host, Watcher, World
 
 ROOT = Path(__file__).parents[2]
@@ -87,3 +92,15 @@ def test_an_input_of_a_large_world_costs_no_more_than_one_of_a_small_one() -> No
         world.add(Host(NodeId(f"v{number}"), "volunteer", lambda host, rng: cast(Any, None), ""))
         every.append(world.checked_every)
     assert set(every[:100]) == {1} and every[-1] == 1000
+
+
+def test_the_folder_is_what_the_run_says_that_it_is() -> None:
+    """Its lanes share one; a run that says otherwise is refused, since servers then go by what they were told of."""
+    config = Shape().config(1)
+    assert config.checkpoint.shared
+    lanes = Lanes({}, {}, SharedFolder())
+    own = msgspec.structs.replace(config, checkpoint=msgspec.structs.replace(config.checkpoint, folder="checkpoints"))
+    plan = make_plan(stages=1)
+    lanes.perform(SetUpServer(config, 259, plan, 0, 0), {})
+    with pytest.raises(AssertionError, match="one folder"):
+        lanes.perform(SetUpServer(own, 259, plan, 0, 0), {})

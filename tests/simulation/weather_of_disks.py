@@ -7,8 +7,13 @@ from functools import partial
 
 from coordinator.live.core import CoordinatorMachine
 from node.core import NodeMachine
+from protocol.base.machine import Effect, Send
+from protocol.messages import CopyGiven
 from tests.simulation.swarm import Swarm
 from tests.simulation.world import Host, World
+
+BACK_S = 3.0
+"""A buddy that went with its copies is back after this: whoever has the state on its disk has joined long before."""
 
 
 def snapshots_of(host: Host) -> list[str]:
@@ -23,6 +28,7 @@ class Disks:
     _world: World
     _disk_losses: int
     _disk_losses_max: int
+    until_s: float
 
     def _start_soon(self, host: Host, delay_s: float) -> None:
         raise NotImplementedError
@@ -131,6 +137,33 @@ class Disks:
             buddy.store[found[2].key] = (first + 1, *others)
         host.gone = True
         self._world.crash(host, lose_disk=True)
+        return True
+
+    def _copy_unfetched(self, rng: random.Random) -> bool:
+        """A server hangs until its place is another's. That one asks for the copy, and just then its buddy goes down,
+        with all that it has in memory; both are back with their disks whole, and nobody has the place's state but who
+        has lost it."""
+        world, machine = self._world, self._swarm.coordinator.machine
+        plan = machine.placement.plan if isinstance(machine, CoordinatorMachine) else None
+        if plan is None or not self._spares_wait or any(host.hung for host in self._swarm.servers):
+            return False
+        host = world.hosts[rng.choice(plan.server_nodes())]
+        buddy = plan.buddy_of(host.node)
+        if host.machine is None or buddy is None:
+            return False
+        world.hang(host, "server")
+
+        def dies(dying: Host, moment: str, effect: Effect) -> bool:
+            gives = isinstance(effect, Send) and isinstance(effect.message, CopyGiven)
+            if dying.node != buddy or moment != "before" or not gives or not self.until_s:
+                return False
+            world.kill_at = lambda dying, moment, effect: False
+            world.at(0.01, lambda: world.crash(host))
+            self._start_soon(host, 0.02)
+            self._start_soon(dying, rng.uniform(BACK_S, BACK_S + 1.0))
+            return True
+
+        world.kill_at = dies
         return True
 
     def _snapshot_bent(self, rng: random.Random) -> bool:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from coordinator.live.records import PlanRow
 from coordinator.live.slots import COPIED_SHARE
 from protocol.messages import PlanChanged
 from protocol.run.plan import Plan
-from tests.coordinator.live.desk import Desk, join
+from tests.coordinator.live.desk import CONFIG, Desk, join
 from tests.coordinator.live.test_seating import GONE_S, held
 
 CHECKPOINTS = (2,)
 
 
 def trained(versions: dict[str, int], copies: tuple[tuple[int, int, int, int], ...]) -> tuple[Desk, Plan]:
-    """Four steps are closed; servers have these versions, and s3 has copies."""
-    desk = Desk()
+    """Four steps of six are closed; servers have these versions, and s3 has copies."""
+    desk = Desk(msgspec.structs.replace(CONFIG, steps=6))
     plan = desk.train()
     for step in range(4):
         desk.report(step)
@@ -120,3 +121,63 @@ def test_a_plan_of_the_same_ledgers_still_says_what_they_go_on_from() -> None:
         desk.server(node, **held(node, begun, version=4, addresses=(f"{node}:9",)))
     assert (desk.plan.ledger_generation, desk.plan.continues, desk.plan.restore_step) == (2, 1, 4)
     assert desk.plan.generation > begun.generation
+
+
+def twice_lost() -> tuple[Desk, Plan]:
+    """s2 is given up, and ledgers go on from version 4 with s4 in its place; s3, which held the copy, is gone before s4
+    has it. s4 and s3 are back without it, and s5 waits with what s2 had."""
+    desk, plan = trained({"s0": 4, "s1": 4, "s3": 4}, ((1, 0, 4, 1),))
+    desk.server("s4", checkpoints=CHECKPOINTS)
+    desk.drop("s2")
+    desk.stay(COPIED_SHARE * GONE_S + 2, "s0", "s1", "s3", "s4")
+    assert (desk.plan.ledger_generation, desk.plan.restore_step, desk.plan.continues) == (2, 4, 1)
+    desk.server("s5", **held("s2", plan, version=4, checkpoints=CHECKPOINTS))
+    begun = desk.plan
+    desk.say(
+        "s4", join(**held("s2", begun, version=4, checkpoints=CHECKPOINTS, addresses=("s4:1",)))
+    )  # what it fetches
+    desk.drop("s3")
+    return desk, begun
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_spare_with_the_disk_of_a_lost_shard_takes_its_place_and_no_step_is_lost(begun: bool) -> None:
+    """Ledgers go on once more from what the second ones began with: s0 and s1 have it of these, and s3, which may have
+    been away when they began, of the first."""
+    desk, plan = twice_lost()
+    for node in ("s0", "s1"):
+        desk.say(node, join(**held(node, plan, version=4, checkpoints=CHECKPOINTS, addresses=(f"{node}:1",))))
+    first = msgspec.structs.replace(plan, ledger_generation=1)
+    desk.server("s3", **held("s3", plan if begun else first, version=4, checkpoints=CHECKPOINTS))
+    desk.drop("s4")
+    desk.server("s4", checkpoints=CHECKPOINTS)
+    assert desk.plan.server_nodes() == ("s0", "s1", "s5", "s3")
+    assert (desk.plan.ledger_generation, desk.plan.restore_step, desk.plan.continues) == (desk.plan.generation, 4, 1)
+    assert desk.written(PlanRow)[-1].lost_steps == 0
+    assert [message.plan for message in desk.sent("s5", PlanChanged)][-1] == desk.plan
+    assert [message.plan for message in desk.sent("s3", PlanChanged)][-1] == desk.plan
+    cause = desk.logged("run goes back")[-1]["cause"]
+    assert cause.endswith("is lost, and all have version 4, with which these ledgers began")
+
+
+def test_what_ledgers_began_with_counts_no_more_when_they_have_closed_a_step() -> None:
+    """Then it is older than what the run has, and the checkpoint is what is left."""
+    desk, plan = twice_lost()
+    desk.report(4, ledger_generation=2)
+    for node in ("s0", "s1"):
+        desk.say(node, join(**held(node, plan, version=5, checkpoints=CHECKPOINTS, addresses=(f"{node}:1",))))
+    desk.server("s3", **held("s3", plan, version=5, checkpoints=CHECKPOINTS))
+    desk.drop("s4")
+    desk.server("s4", checkpoints=CHECKPOINTS)
+    assert desk.plan.server_nodes() == ("s0", "s1", "s4", "s3")
+    assert (desk.plan.restore_step, desk.plan.continues) == (2, -1)
+
+
+def test_an_empty_place_goes_to_the_spare_that_has_its_shard() -> None:
+    """And not to whoever came first."""
+    desk, plan = trained({"s0": 4, "s1": 4, "s3": 4}, ())
+    desk.server("s4", checkpoints=CHECKPOINTS)
+    desk.server("s5", **held("s2", plan, version=4, checkpoints=CHECKPOINTS))
+    desk.drop("s2")
+    desk.stay(GONE_S + 2, "s0", "s1", "s3", "s4", "s5")
+    assert desk.plan.server_nodes() == ("s0", "s1", "s5", "s3") and desk.plan.ledger_generation == 1

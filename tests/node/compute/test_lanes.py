@@ -327,6 +327,25 @@ def test_a_restart_from_snapshot_or_checkpoint_goes_on_bit_by_bit(
     assert resumed.step(3) == expected
 
 
+def test_ledgers_that_go_on_take_the_shard_out_of_the_lane_twice(tmp_path: Path) -> None:
+    """From those that they continue, and from others that have begun with the same; not from what came to nothing."""
+    config = small_run(1)
+    bench = Bench(config, tmp_path)
+    bench.start()
+    bench.fetch(0)
+    _, digests = bench.step(0)
+    server = bench.servers[0][0]
+    vocabulary, _, _ = bench.do(server, jobs.PrepareData(config))
+
+    def begin(**plan: int) -> Any:
+        bench.do(server, jobs.SetUpServer(config, vocabulary, msgspec.structs.replace(PLAN, **plan), 0, 0))
+        return bench.do(server, jobs.StartShard(1, continues=1))
+
+    assert begin(generation=2, ledger_generation=2, restore_step=1, continues=1) == digests[0][0]
+    assert begin(generation=3, ledger_generation=3, restore_step=1, continues=1) == digests[0][0]
+    assert begin(generation=4, ledger_generation=4, restore_step=1, continues=2) == b""
+
+
 def test_a_server_that_keeps_its_own_parts_finds_those_that_are_there(tmp_path: Path) -> None:
     """Of what it was told: it has no manifest, or one that names parts of others. What somebody has deleted is gone,
     and before it has a place nothing is its own."""

@@ -87,7 +87,7 @@ def test_a_buddy_that_starts_anew_gets_everything_again() -> None:
     desk.send(0, 0, 50)
     desk.send(0, 1, 51)
     assert desk.role.holds(0)
-    desk.role.link_down(BACK)
+    desk.role.link_down(BACK, 0.0)
     desk.role.buddy_ready()
     assert not desk.role.holds(0)
     desk.send(0, 0, 52)
@@ -172,6 +172,60 @@ def test_a_server_without_anything_begins_from_its_buddys_copy() -> None:
     assert (job.checkpoint_step, job.continues, job.digest) == (3, 1, b"d")
     assert [ref.key for ref in job.copy] == effects.dropped == [30, 31]
     assert desk.role.wake_at() is None
+
+
+def test_a_buddy_is_asked_as_soon_as_it_can_hear() -> None:
+    """What it holds is in memory alone: it is asked when its link is there and when it has begun the ledgers, and in
+    between after twice the time each time."""
+    desk = Desk("f0", continuing())
+
+    def asked() -> list[int]:
+        return [message.piece for message in desk.take().sent(FetchCopy, BACK)]
+
+    desk.role.fetch(3, 10.0)
+    asked()
+    now = 10.0
+    for wait_s in (0.5, 1.0, 2.0, 2.0):
+        assert desk.role.wake_at() == now + wait_s
+        now += wait_s
+        desk.role.wake(now)
+        assert asked() == [0]
+    desk.role.link_up(BACK, 20.0)
+    assert asked() == [0] and desk.role.wake_at() == 20.5
+    desk.role.begun(BACK)
+    desk.role.begun(BACK)
+    assert asked() == [0] and desk.role.wake_at() is None
+    desk.role.handle(BACK, given(0))
+    assert asked() == [1]
+    desk.role.link_down(BACK, 30.0)
+    assert desk.role.wake_at() is not None
+    desk.role.link_up(BACK, 30.1)
+    assert asked() == [1]
+    desk.role.handle(BACK, given(1))
+    assert len(desk.take().jobs(StartShard)) == 1
+    desk.role.link_up(BACK, 31.0)
+    assert asked() == [] and desk.role.wake_at() is None
+
+
+def test_who_asks_a_buddy_that_is_heard_already_asks_once() -> None:
+    """Each answer comes: to ask again would send the same piece twice over a slow line."""
+    desk = Desk("f0", continuing())
+    desk.role.begun(NodeId("f1"))
+    desk.role.begun(BACK)
+    desk.role.fetch(3, 10.0)
+    assert len(desk.take().sent(FetchCopy, BACK)) == 1 and desk.role.wake_at() is None
+
+
+def test_ledgers_that_begin_with_the_same_once_more_take_the_same_copies() -> None:
+    """The second ones closed nothing, and third ones go on from what they went on from."""
+    desk = Desk("b0")
+    desk.role.handle(FRONT, copy(version=3, key=20, pieces=1))
+    Desk("b0", continuing(), desk.copies)
+    again = msgspec.structs.replace(continuing(), generation=3, ledger_generation=3)
+    Desk("b0", again, desk.copies)
+    assert desk.copies.named() == ((0, 0, 3, 3),)
+    for other in (msgspec.structs.replace(again, restore_step=2), msgspec.structs.replace(again, continues=-1)):
+        assert not other.goes_on_from(again) and not again.goes_on_from(other)
 
 
 def test_a_copy_that_is_not_there_or_not_what_it_says_loses_the_state_and_is_used_by_nobody() -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from node.machine.records import ContributionStored, Record, ShardStarted, SnapshotWritten, StepCommitted
-from node.server.recovery import oldest_needed, recovery
-from tests.node.setting import backward, contribution, shard_tensor
+from node.machine.jobs import Apply, StartShard, WriteSnapshot
+from node.machine.records import ContributionStored, Record, ShardStarted, SnapshotWritten, StateLost, StepCommitted
+from node.server.recovery import beginning, held, oldest_needed, recovery, restored
+from node.server.shard import Phase
+from tests.node.server.test_shard import Desk
+from tests.node.setting import backward, contribution, make_plan, shard_tensor
 
 
-def started(checkpoint_step: int = -1, generation: int = 1) -> ShardStarted:
+def started(checkpoint_step: int = -1, generation: int = 1, continues: int = -1) -> ShardStarted:
     return ShardStarted(
         ledger_generation=generation, step=0, stage=0, shard=1, shard_count=2, checkpoint_step=checkpoint_step,
-        config_hash=b"h",
+        config_hash=b"h", continues=continues,
     )  # fmt: skip
 
 
@@ -76,3 +80,81 @@ def test_a_disk_whose_beginning_is_gone_holds_nothing() -> None:
     assert recovery(from_checkpoint, 1, 1, (2,)) is None
     assert recovery(from_checkpoint, 1, 1, (4, 2)).version == 6  # type: ignore[union-attr]
     assert recovery(step(0), 1, 1, ()) is None  # its ledgers never began here
+
+
+def of(generation: int, records: list[Record]) -> list[Record]:
+    """The same of other ledgers."""
+    return [msgspec.structs.replace(record, ledger_generation=generation) for record in records]
+
+
+def test_ledgers_that_went_on_begin_from_the_disk_of_those_before_until_they_have_a_snapshot() -> None:
+    """Their first version, and what they made of it; a restart needs nobody's memory."""
+    went_on = started(5, 2, continues=1)
+    for since, version in (([], 5), (of(2, step(5)), 6), ([*of(2, step(5)), *of(2, step(6))], 7)):
+        records = [*WHOLE, went_on, *since]
+        for readable in ((), None):
+            found = recovery(records, 2, 1, readable)
+            assert found is not None and (found.base, found.snapshot, found.version) == (2, "snapshot-2", version)
+            assert [record.step for record in found.replay] == list(range(2, version))
+            assert found.earlier == 1 and found.started == went_on
+            assert [found.sums(part) for part in [step(3)[0], of(2, step(3))[0]]] == [True, False]  # type: ignore[arg-type]
+        assert held(records, 1, ()) == (0, 1, version, 2)
+    written: Record = SnapshotWritten(ledger_generation=2, step=5, file="snapshot-5", digest=b"d")
+    found = recovery([*WHOLE, went_on, written], 2, 1, ())
+    assert found is not None and (found.base, found.snapshot, found.earlier) == (5, "snapshot-5", -1)
+
+
+def test_a_server_that_never_heard_of_the_new_ledgers_begins_them_from_its_disk() -> None:
+    """It was away when they began."""
+    found = restored(WHOLE, 2, 1, (0, 1), 1, 5)
+    assert found is not None and (found.base, found.version, found.earlier) == (2, 5, 1)
+    seed = restored([started(), *step(0)], 2, 1, (0, 1), 1, 1)
+    assert seed is not None and (seed.base, seed.snapshot, seed.version, seed.earlier) == (0, "", 1, 1)
+    assert restored(WHOLE, 2, 1, (0, 1), -1, 5) is None
+
+
+@pytest.mark.parametrize(
+    ("records", "place", "version"),
+    [
+        (WHOLE, (0, 0), 5),  # another shard's disk
+        (WHOLE, (0, 1), 7),  # which it never had
+        ([started(), snapshot(4), *step(4), *step(5)], (0, 1), 3),  # what led there is pruned
+        ([*WHOLE, StateLost(ledger_generation=1, step=0, reason="")], (0, 1), 5),
+        (of(3, WHOLE), (0, 1), 5),  # of other ledgers
+        ([started(checkpoint_step=4), *step(4)], (0, 1), 5),  # from a checkpoint, which may be gone
+    ],
+)
+def test_a_disk_that_has_not_what_ledgers_go_on_from_is_not_taken(
+    records: list[Record], place: tuple[int, int], version: int
+) -> None:
+    """Neither of another shard, nor of another version, nor what was given up."""
+    assert beginning(records, place, 1, version) is None
+
+
+def test_ledgers_that_began_with_the_same_are_as_good_and_a_chain_is_followed() -> None:
+    """What was before may be pruned when the second ones have their snapshot; and third ones go on from the second."""
+    went_on = started(5, 2, continues=1)
+    written: Record = SnapshotWritten(ledger_generation=2, step=5, file="snapshot-5", digest=b"d")
+    found = beginning([started(), went_on, written], (0, 1), 1, 5)
+    assert found is not None and (found.base, found.snapshot, found.version, found.earlier) == (5, "snapshot-5", 5, 2)
+    chain = [*WHOLE, went_on, *of(2, step(5)), started(6, 3, continues=2)]
+    found = recovery(chain, 3, 1, ())
+    assert found is not None and (found.base, found.version, found.earlier) == (2, 6, 1)
+    assert [record.ledger_generation for record in found.replay] == [1, 1, 1, 2]
+
+
+def test_ledgers_that_go_on_from_others_begin_from_what_those_left_on_the_disk() -> None:
+    """As far as they go on from, and no further; the first record of their own is that they have begun."""
+    plan = msgspec.structs.replace(make_plan(generation=2, ledgers=2, restore_step=1), continues=1)
+    desk = Desk([started(), *step(0), step(1)[0]], plan=plan)
+    (begun,) = desk.begun.records(ShardStarted)
+    assert (begun.ledger_generation, begun.checkpoint_step, begun.continues) == (2, 1, 1)
+    assert desk.begun.jobs(StartShard) == [StartShard(-1)] and desk.begun.dropped == [1]
+    desk.shard.base_loaded(b"digest 0")
+    folded, (reduce,) = desk.sum_up()
+    desk.shard.reduced(reduce, 1.0, True)
+    (apply,) = desk.take().jobs(Apply)
+    desk.shard.applied(apply, b"d")
+    assert folded == [0] and (desk.shard.phase, desk.shard.version) == (Phase.READY, 1)
+    assert [job.version for job in desk.take().jobs(WriteSnapshot)] == [1]
+    assert desk.contribute(2, step=1, key=300).records(ContributionStored)[0].ledger_generation == 2

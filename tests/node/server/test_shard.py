@@ -37,6 +37,7 @@ from protocol.messages import (
     Verdict,
     VersionReady,
 )
+from protocol.run.plan import Plan
 from protocol.run.run import WireSection
 from tests.node.setting import (
     ELEMENTS,
@@ -59,8 +60,10 @@ BOTH = (backward(0, 0), backward(0, 1))
 class Desk:
     """The shard of b0 (shard 1 of stage 0), READY at version 0 unless it has records to begin from."""
 
-    def __init__(self, records: list[Record] | None = None, restore_step: int = -1, **config: Any) -> None:
-        plan = make_plan(restore_step=restore_step)
+    def __init__(
+        self, records: list[Record] | None = None, restore_step: int = -1, plan: Plan | None = None, **config: Any
+    ) -> None:
+        plan = plan or make_plan(restore_step=restore_step)
         self.context = make_context("b0", make_config(**config), plan)
         self.shard = ShardRole(self.context, BuddyRole(self.context, Copies(self.context.out)))
         self.shard.start(records or [])
