@@ -22,6 +22,7 @@ from node.server.tails import TailDesk
 from protocol.base.ids import NodeId
 from protocol.messages import ServerReady, StageKey, StepClosed
 from protocol.run.course import VALIDATION_FIRST
+from protocol.run.plan import Plan
 from protocol.schedule.policies import First
 
 
@@ -37,6 +38,9 @@ class Roles:
         self.volunteers: dict[NodeId, None] = {}
         self.auditors: dict[NodeId, None] = {}
         """Machines of the operator that compute only what is audited."""
+        self._pools_of: Plan | None = None
+        self._pools: list[Any] = []
+        self._of_training: list[Any] = []
         self.guard = Guard(context, self.pools)
         self.front = FrontRole(context) if context.is_front else None
         self.back = BackRole(context) if context.is_back else None
@@ -55,12 +59,21 @@ class Roles:
 
     def pools(self) -> list[Any]:
         """Pools of this server's own tasks, those of the front first."""
-        return [pool for role in (self.front, self.back) if role is not None for pool in role.all_pools]
+        self._find_pools()
+        return self._pools
 
     def _training_pools(self) -> list[Any]:
         """Those whose work leads to weight gradients."""
-        fronts = () if self.front is None else self.front.training_pools
-        return [*fronts, *(() if self.back is None else self.back.all_pools)]
+        self._find_pools()
+        return self._of_training
+
+    def _find_pools(self) -> None:
+        """Anew with each plan, which says in which order they are; they are asked for several times at every input."""
+        if self._pools_of is not self._context.plan:
+            self._pools_of = self._context.plan
+            self._pools = [pool for role in (self.front, self.back) if role is not None for pool in role.all_pools]
+            fronts = () if self.front is None else self.front.training_pools
+            self._of_training = [*fronts, *(() if self.back is None else self.back.all_pools)]
 
     def clock(self, now: float) -> None:
         """What happens from here on, happens at `now`."""
@@ -78,7 +91,9 @@ class Roles:
             self.tails.open_step(step)
 
     def close_step(self, step: int) -> None:
-        """Every role forgets the step and those before it; volunteers and our own device are told to."""
+        """Every role forgets the step and those before it; volunteers and our own device are told to. Each volunteer
+        hears it from the ledger's server, and from those that it has work of; not from everybody else of its stage."""
+        told = self.volunteers if self.ledger is not None else self.tails.given_of(step)
         self._context.closed = step
         self.guard.close_step(step)
         self.sums.close_step(step)
@@ -87,7 +102,7 @@ class Roles:
         for role in (self.front, self.back, self.ledger, self.shard, self.tails):
             if role is not None:
                 role.close_step(step)
-        for peer in (*self.volunteers, *self.auditors):
+        for peer in (*(peer for peer in told if peer in self.volunteers), *self.auditors):
             self._out.send(peer, StepClosed(ledger_generation=self._context.generation, step=step))
         # A fellow server hears it from the ledger, and our own device from us.
         self._out.send(self._context.node, StepClosed(ledger_generation=self._context.generation, step=step))
@@ -116,10 +131,13 @@ class Roles:
     # ---- what peers are told -------------------------------------------------------------------------------------
 
     def greet(self, peer: NodeId) -> None:
-        """Somebody who computes asks whether this server serves. It hears again which step was closed last: at link-up
+        """Somebody who computes asks whether this server serves. It hears which step was closed last: at link-up
         it may still have been at another stage, and counts leases and tails only of steps that may be open."""
-        self._out.send(peer, StepClosed(ledger_generation=self._context.generation, step=self._context.closed))
+        self.say_closed(peer)
         self.shard.greet(peer)
+
+    def say_closed(self, peer: NodeId) -> None:
+        self._out.send(peer, StepClosed(ledger_generation=self._context.generation, step=self._context.closed))
 
     def say_ready(self, peer: NodeId) -> None:
         self._out.send(peer, ServerReady(ledger_generation=self._context.generation, version=self.shard.version))

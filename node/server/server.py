@@ -57,7 +57,7 @@ from node.server.recovery import StateLostError
 from node.server.roles import Roles
 from node.server.tickets import TicketOffice
 from protocol.base.ids import NodeId, TensorRef
-from protocol.messages import StepClosed, StepReport, Work
+from protocol.messages import StepReport, Work
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 
@@ -196,7 +196,9 @@ class ServerMachine:
         if self.decider is not None:
             self.decider.plan_changed(now)
 
-    def link_up(self, peer: NodeId, role: str, now: float) -> None:
+    def link_up(self, peer: NodeId, role: str, now: float, here_before: bool = False) -> None:
+        """`here_before`: the link is older than this machine, so what the peer said at its beginning nobody has heard.
+        Who computes greets on each link, and hears then which step was closed last."""
         if role == "server":
             self._roles.servers[peer] = False
             if self.ready:
@@ -209,12 +211,14 @@ class ServerMachine:
             for pool in self._roles.pools():
                 pool.worker_here(peer, is_server=role == "server")
             self.tails.worker_here(peer)
-            self._out.send(peer, StepClosed(ledger_generation=self.context.generation, step=self.context.closed))
+            if here_before or role == "server":
+                self._roles.say_closed(peer)
             self.shard.worker_here(peer)
             self._roles.give_leases(now)
         elif role == "auditor":
             self._roles.auditors[peer] = None
-            self._out.send(peer, StepClosed(ledger_generation=self.context.generation, step=self.context.closed))
+            if here_before:
+                self._roles.say_closed(peer)
             self.shard.worker_here(peer)
 
     def link_down(self, peer: NodeId, now: float) -> None:
@@ -390,15 +394,15 @@ class ServerMachine:
     # ---- time ----------------------------------------------------------------------------------------------------
 
     def wake_at(self) -> float | None:
-        deadlines = [
-            self.shard.saves.wake_at(),
-            self._roles.buddy.wake_at(),
-            self._roles.pins.wake_at(),
-            *(pool.next_deadline() for pool in self._roles.pools()),
-        ]
-        if self.ledger is not None:
-            deadlines.append(self.ledger.desk.wake_at())
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+        first = None if self.ledger is None else self.ledger.desk.wake_at()
+        for at in (self.shard.saves.wake_at(), self._roles.buddy.wake_at(), self._roles.pins.wake_at()):
+            if at is not None and (first is None or at < first):
+                first = at
+        for pool in self._roles.pools():
+            at = pool.next_deadline()
+            if at is not None and (first is None or at < first):
+                first = at
+        return first
 
     def wake(self, now: float) -> None:
         self.shard.saves.wake(now, self.shard.version)
