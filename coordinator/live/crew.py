@@ -9,7 +9,7 @@ from coordinator.live.measured_links import NetworkBook
 from coordinator.live.outbox import Outbox
 from coordinator.live.roster import Member, Roster
 from coordinator.live.seating import Placement
-from coordinator.live.second_thoughts import SecondThoughts
+from coordinator.live.second_thoughts import Moved, SecondThoughts
 from coordinator.live.stage_choice import Assignment, Power, Standing, assign, balance, fill
 from coordinator.live.throughput import (
     HOME_DOWN_BYTES_PER_S,
@@ -17,6 +17,7 @@ from coordinator.live.throughput import (
     Delivered,
     Means,
     Needs,
+    beside_visits,
     needs_of,
     reload_s,
     steps_per_s,
@@ -69,6 +70,8 @@ class Crew:
         self._needs: tuple[Course, int, tuple[Needs, ...]] | None = None
         self._known: dict[NodeId, tuple[tuple[float, ...], tuple[float, ...]]] = {}
         """(steps a second, seconds to reload) of each volunteer, by stage, before what it delivers counts."""
+        self._pauses: dict[NodeId, tuple[object, tuple[tuple[float, float], ...]]] = {}
+        """`beside_visits` of each volunteer, by stage, and what was known of it then."""
         self._known_at = float("-inf")
         self._typical = 0.0
         """The power of whoever was not measured; 0: to be found."""
@@ -109,6 +112,7 @@ class Crew:
         if member.stage >= 0:
             self._standing = None
         self._known.pop(member.peer, None)
+        self._pauses.pop(member.peer, None)
         self.delivered.left(member.peer)
         self._thoughts.gone(member.peer)
         if member.role == "volunteer" and member.stage >= 0:
@@ -156,27 +160,34 @@ class Crew:
             self._balance(needed, standing, vocabulary, now)
 
     def _balance(self, needed: list[bool], standing: Standing, vocabulary: int, now: float) -> None:
-        """Moves one to the slowest stage, or the last one back whose move made steps longer."""
-        trial = self._thoughts.trial
-        regretted = self._thoughts.verdict(self._counts[trial.joined], now) if trial is not None else None
+        """Moves one or two to where the fewest steps are carried, or those back whose move made steps longer."""
+        regretted = self._thoughts.verdict(self._counts, now)
         if regretted is not None:
             trial, longer = regretted
-            reason = f"moved back from stage {trial.joined} to stage {trial.left}: steps took {longer:.0%} longer"
             self._balanced_at = now
-            if self._counts[trial.left] < self._volunteers_max and self._counts[trial.joined] > 1:
-                self._move(trial.node, Assignment(trial.left, reason, "balance"), vocabulary, now)
+            for moved in trial.moves:
+                reason = f"moved back from stage {moved.joined} to stage {moved.left}: steps took {longer:.0%} longer"
+                if self._counts[moved.left] < self._volunteers_max and self._counts[moved.joined] > 1:
+                    self._move(moved.node, Assignment(moved.left, reason, "balance"), vocabulary, now)
         elif not self._thoughts.undecided and now - self._balanced_at >= SETTLED_S * self._thoughts.pause_factor:
             keep = self._here_less_than(SETTLED_S, now)
             unproven = self._here_less_than(max(SETTLED_S, self._compared_after_s + SHOWN_STEPS * self.step_s), now)
-            moved = balance(needed, standing, self._volunteers_max, keep, unproven)
-            if moved is not None:
+            moves = balance(needed, standing, self._volunteers_max, keep, unproven)
+            if moves:
                 self._balanced_at = now
-                node, choice = moved
-                mover = self._roster.get(node)
-                assert mover is not None
-                left, works_at = mover.stage, now + STAY_S + self._promise(mover, vocabulary)[1][choice.stage]
-                self._move(node, choice, vocabulary, now)
-                self._thoughts.moved(node, left, choice.stage, self._counts[choice.stage], works_at)
+                self._try(moves, vocabulary, now)
+
+    def _try(self, moves: list[tuple[NodeId, Assignment]], vocabulary: int, now: float) -> None:
+        """Moves them, and has it judged."""
+        works_at = now
+        places: list[tuple[NodeId, int, int]] = []
+        for node, choice in moves:
+            mover = self._roster.get(node)
+            assert mover is not None
+            works_at = max(works_at, now + STAY_S + self._promise(mover, vocabulary)[1][choice.stage])
+            places.append((node, mover.stage, choice.stage))
+            self._move(node, choice, vocabulary, now)
+        self._thoughts.moved([Moved(*place, beside=self._counts[place[2]]) for place in places], works_at)
 
     @property
     def _compared_after_s(self) -> float:
@@ -248,7 +259,18 @@ class Crew:
     def _power(self, member: Member, vocabulary: int) -> Power:
         steps, reloads = self._promise(member, vocabulary)
         share = self.delivered.share(member.peer)
-        return Power(member.peer, member.stage, tuple(share * each for each in steps), member.number, reloads)
+        beside = self._beside_visits(member, vocabulary)
+        carried = tuple(share * each * factor for each, (factor, _) in zip(steps, beside, strict=True))
+        return Power(member.peer, member.stage, carried, member.number, reloads, tuple(pause for _, pause in beside))
+
+    def _beside_visits(self, member: Member, vocabulary: int) -> tuple[tuple[float, float], ...]:
+        """As long as what is known of it stays."""
+        known, found = self._known.get(member.peer), self._pauses.get(member.peer)
+        if found is None or found[0] is not known:
+            means = self._means(member)
+            beside = tuple(beside_visits(means, need, self.step_s) for need in self._stages(vocabulary))
+            found = self._pauses[member.peer] = known, beside
+        return found[1]
 
     def _promise(self, member: Member, vocabulary: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         known = self._known.get(member.peer)
