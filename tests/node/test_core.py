@@ -18,6 +18,7 @@ from node.machine.jobs import (
     SetUpDevice,
     SetUpServer,
     StartShard,
+    TakeGradient,
     WriteCheckpoint,
     WriteManifest,
     WriteSnapshot,
@@ -68,7 +69,7 @@ from protocol.messages import (
 from protocol.run.plan import Plan
 from protocol.run.run import DataSection
 from protocol.trust.membership import Trust
-from tests.node.setting import activation, backward, contribution, make_config, make_plan, shard_tensor
+from tests.node.setting import TICKET, activation, backward, contribution, make_config, make_plan, shard_tensor
 from tests.protocol.samples import COORDINATOR as SAMPLE_COORDINATOR
 from tests.protocol.samples import RUN_ID as SAMPLE_RUN_ID
 
@@ -556,6 +557,25 @@ def test_a_volunteer_that_has_nothing_drains_at_once() -> None:
         else:
             desk.effects = list(desk.machine.wake(LAST_NEWS_S))
         assert desk.of(Exit)[0].reason == "drained"
+
+
+def test_who_is_moved_has_as_long_as_its_sums_take_on_a_slow_line() -> None:
+    """A sum of a billion parameters in four stages takes 80 s on a line of 20 Mbit/s: after a minute it was given up,
+    and others did all of it again. It may have sums of two steps."""
+    desk = Desk("v1", role="volunteer")
+    desk.join()
+    desk.plan(make_plan(), stage=0)
+    device = desk.machine.volunteer
+    assert device is not None
+    device.gradients.reset(1, device.servers, upload_s=100.0)
+    for step in range(2):
+        device.gradients.added(device.gradients.accumulator_for(step, 0), (backward(step, 0),), (), TICKET, 0.0)
+    desk.plan(make_plan(generation=2), stage=1)
+    assert device.stage == 0 and len(desk.jobs(TakeGradient)) == 2
+    desk.effects = list(desk.machine.wake(199.0))
+    assert device.stage == 0
+    desk.effects = list(desk.machine.wake(200.0))
+    assert device.stage == 1
 
 
 @pytest.mark.parametrize("role", ["server", "volunteer"])
