@@ -184,7 +184,8 @@ class Crew:
         for node, choice in moves:
             mover = self._roster.get(node)
             assert mover is not None
-            works_at = max(works_at, now + STAY_S + self._promise(mover, vocabulary)[1][choice.stage])
+            brings_s = self._beside_visits(mover, vocabulary)[mover.stage][1]
+            works_at = max(works_at, now + STAY_S + brings_s + self._promise(mover, vocabulary)[1][choice.stage])
             places.append((node, mover.stage, choice.stage))
             self._move(node, choice, vocabulary, now)
         self._thoughts.moved([Moved(*place, beside=self._counts[place[2]]) for place in places], works_at)
@@ -265,7 +266,8 @@ class Crew:
 
     def _beside_visits(self, member: Member, vocabulary: int) -> tuple[tuple[float, float], ...]:
         """As long as what is known of it stays."""
-        known, found = self._known.get(member.peer), self._pauses.get(member.peer)
+        self._promise(member, vocabulary)
+        known, found = self._known[member.peer], self._pauses.get(member.peer)
         if found is None or found[0] is not known:
             means = self._means(member)
             beside = tuple(beside_visits(means, need, self.step_s) for need in self._stages(vocabulary))
