@@ -69,7 +69,6 @@ class Gradients:
         self._lines_s: deque[float] = deque((0.0,), maxlen=SEEN_UPLOADS)
         """The same of the newest that were accepted: after the least of them an upload without a verdict has left, as
         far as can be known. What it waits for then is an audit, and that needs no line."""
-        self._slow_line_s = 0.0
         self._look_at: float | None = None
         """When a sum that waits for the line shall be looked at again."""
         self._generation = -1
@@ -80,7 +79,7 @@ class Gradients:
         `upload_s`: what a contribution of this stage may take, for as long as none was sent."""
         self.drop_steps(None)
         self._generation, self._servers = generation, servers
-        self._upload_s, self._slow_line_s, self._look_at = upload_s, upload_s, None
+        self._upload_s, self._look_at = upload_s, None
         self._lines_s.clear()
         self._lines_s.append(upload_s)
 
@@ -303,9 +302,10 @@ class Gradients:
 
     @property
     def brought_within_s(self) -> float:
-        """What the sums of two steps take, one after the other, on the slowest line that the project is for: there are
-        seldom more. Servers think as much of who has given back what it had not begun."""
-        return 2 * self._slow_line_s
+        """What the sums that are here take, one after the other; where none was judged yet, on the slowest line that
+        the project is for. There are seldom more than two, and servers count on no more (`node.server.pool`)."""
+        count = len(self._uploads) + sum(bool(total.tasks) for total in self._sums.values())
+        return min(self._lines_s) * min(count, 2)
 
     @property
     def outstanding(self) -> int:
