@@ -10,7 +10,7 @@ from coordinator.live.measured_links import NetworkBook
 from coordinator.live.outbox import Outbox
 from coordinator.live.roster import Member, Roster
 from coordinator.live.seating import Placement
-from coordinator.live.second_thoughts import SecondThoughts
+from coordinator.live.second_thoughts import Moved, SecondThoughts
 from coordinator.live.stage_choice import Assignment, Power, Standing, assign, balance, fill
 from coordinator.live.throughput import (
     HOME_DOWN_BYTES_PER_S,
@@ -18,6 +18,7 @@ from coordinator.live.throughput import (
     Delivered,
     Means,
     Needs,
+    beside_visits,
     left_out_s,
     needs_of,
     reload_s,
@@ -78,6 +79,8 @@ class Crew:
         self._needs: tuple[Course, int, tuple[Needs, ...]] | None = None
         self._known: dict[NodeId, tuple[tuple[float, ...], tuple[float, ...]]] = {}
         """(steps a second, seconds to reload) of each volunteer, by stage, as its device and its lines say."""
+        self._pauses: dict[NodeId, tuple[object, tuple[tuple[float, float], ...]]] = {}
+        """`beside_visits` of each volunteer, by stage, and what was known of it then."""
         self._known_at = float("-inf")
         self._typical = 0.0
         """The power of whoever was not measured; 0: to be found."""
@@ -118,6 +121,7 @@ class Crew:
         if member.stage >= 0:
             self._standing = None
         self._known.pop(member.peer, None)
+        self._pauses.pop(member.peer, None)
         self.delivered.left(member.peer)
         self._thoughts.gone(member.peer)
         if member.role == "volunteer" and member.stage >= 0:
@@ -167,27 +171,35 @@ class Crew:
             self._balance(needed, standing, vocabulary, now)
 
     def _balance(self, needed: list[bool], standing: Standing, vocabulary: int, now: float) -> None:
-        """Moves one to the slowest stage, or the last one back whose move made steps longer."""
-        trial = self._thoughts.trial
-        regretted = self._thoughts.verdict(self._counts[trial.joined], now) if trial is not None else None
+        """Moves one or two to where the fewest steps are carried, or those back whose move made steps longer."""
+        regretted = self._thoughts.verdict(self._counts, now)
         if regretted is not None:
             trial, longer = regretted
-            reason = f"moved back from stage {trial.joined} to stage {trial.left}: steps took {longer:.0%} longer"
             self._balanced_at = now
-            if self._counts[trial.left] < self._volunteers_max and self._counts[trial.joined] > 1:
-                self._move(trial.node, Assignment(trial.left, reason, "balance"), vocabulary, now)
+            for moved in trial.moves:
+                reason = f"moved back from stage {moved.joined} to stage {moved.left}: steps took {longer:.0%} longer"
+                if self._counts[moved.left] < self._volunteers_max and self._counts[moved.joined] > 1:
+                    self._move(moved.node, Assignment(moved.left, reason, "balance"), vocabulary, now)
         elif not self._thoughts.undecided and now - self._balanced_at >= SETTLED_S * self._thoughts.pause_factor:
             keep = self._here_less_than(SETTLED_S, now)
             unproven = self._here_less_than(max(SETTLED_S, self._compared_after_s + SHOWN_STEPS * self.step_s), now)
-            moved = balance(needed, standing, self._volunteers_max, keep, unproven)
-            if moved is not None:
+            moves = balance(needed, standing, self._volunteers_max, keep, unproven)
+            if moves:
                 self._balanced_at = now
-                node, choice = moved
-                mover = self._roster.get(node)
-                assert mover is not None
-                left, works_at = mover.stage, now + STAY_S + self._promise(mover, vocabulary)[1][choice.stage]
-                self._move(node, choice, vocabulary, now)
-                self._thoughts.moved(node, left, choice.stage, self._counts[choice.stage], works_at)
+                self._try(moves, vocabulary, now)
+
+    def _try(self, moves: list[tuple[NodeId, Assignment]], vocabulary: int, now: float) -> None:
+        """Moves them, and has it judged."""
+        works_at = now
+        places: list[tuple[NodeId, int, int]] = []
+        for node, choice in moves:
+            mover = self._roster.get(node)
+            assert mover is not None
+            brings_s = self._beside_visits(mover, vocabulary)[mover.stage][1]
+            works_at = max(works_at, now + STAY_S + brings_s + self._promise(mover, vocabulary)[1][choice.stage])
+            places.append((node, mover.stage, choice.stage))
+            self._move(node, choice, vocabulary, now)
+        self._thoughts.moved([Moved(*place, beside=self._counts[place[2]]) for place in places], works_at)
 
     @property
     def _compared_after_s(self) -> float:
@@ -257,19 +269,38 @@ class Crew:
         return self._standing
 
     def _power(self, member: Member, vocabulary: int) -> Power:
-        steps, reloads = self._promise(member, vocabulary)
-        share = self.delivered.share(member.peer)
-        return Power(member.peer, member.stage, tuple(share * each for each in steps), member.number, reloads)
+        steps, reloads = self._measured(member, vocabulary)
+        share, left_out = self.delivered.share(member.peer), self._left_out(vocabulary)
+        beside, needs = self._beside_visits(member, vocabulary), self._stages(vocabulary)
+        carried = tuple(
+            share * with_left_out(each * factor, need, left_out)
+            for each, (factor, _), need in zip(steps, beside, needs, strict=True)
+        )
+        return Power(member.peer, member.stage, carried, member.number, reloads, tuple(pause for _, pause in beside))
+
+    def _beside_visits(self, member: Member, vocabulary: int) -> tuple[tuple[float, float], ...]:
+        """As long as what is known of it stays."""
+        known, found = self._measured(member, vocabulary), self._pauses.get(member.peer)
+        if found is None or found[0] is not known:
+            means = self._means(member)
+            beside = tuple(beside_visits(means, need, self.step_s) for need in self._stages(vocabulary))
+            found = self._pauses[member.peer] = known, beside
+        return found[1]
 
     def _promise(self, member: Member, vocabulary: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """(steps a second, seconds to reload) by stage, before what it delivers counts."""
         steps, reloads = self._measured(member, vocabulary)
+        left_out = self._left_out(vocabulary)
+        if left_out:
+            needs = self._stages(vocabulary)
+            steps = tuple(with_left_out(each, need, left_out) for each, need in zip(steps, needs, strict=True))
+        return steps, reloads
+
+    def _left_out(self, vocabulary: int) -> float:
+        """Seconds of each visit, by what everybody promises and what is seen."""
         if self._left_out_s is None:
             self._left_out_s = self._find_left_out_s(vocabulary)
-        if self._left_out_s:
-            needs = self._stages(vocabulary)
-            steps = tuple(with_left_out(each, need, self._left_out_s) for each, need in zip(steps, needs, strict=True))
-        return steps, reloads
+        return self._left_out_s
 
     def _find_left_out_s(self, vocabulary: int) -> float:
         needs = self._stages(vocabulary)

@@ -4,12 +4,13 @@ Who moves is chosen by what members are thought to do (`throughput`), and that c
 a member that works well until others rely on it. What steps take is not thought but seen. So every move to balance two
 stages is a trial: the mean of the steps before it beside the mean of those after it. One that made steps longer is
 taken back, and after each such one the next move waits twice as long; so nobody's claims cost a run more than an ever
-smaller part of its time.
+smaller part of its time. Moves that were made together are one trial, and go back together.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from protocol.base.ids import NodeId
@@ -24,25 +25,32 @@ DOUBLINGS_MAX = 6
 """A minute between moves becomes an hour, and stays one."""
 
 
-@dataclass(slots=True)
-class Trial:
-    """A move that is being judged."""
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """One of a trial's volunteers."""
 
     node: NodeId
     left: int
     """The stage that it came from."""
     joined: int
     beside: int
-    """Volunteers of `joined`, with it, at the move: when some of them go, longer steps say nothing of the move."""
+    """Volunteers of `joined`, with it, after the moves: when some of them go, longer steps say nothing of the moves."""
+
+
+@dataclass(slots=True)
+class Trial:
+    """Moves that are being judged."""
+
+    moves: tuple[Moved, ...]
     before_s: float
     """Mean of the steps before."""
     begins_at: float
-    """From then on steps count: it has taken its parameters and works."""
+    """From then on steps count: all have taken their parameters and work."""
     durations_s: list[float] = field(default_factory=list)
 
 
 class SecondThoughts:
-    """Judges one move after the other."""
+    """Judges one trial after the other."""
 
     def __init__(self) -> None:
         self._recent: deque[tuple[float, float]] = deque()
@@ -61,12 +69,12 @@ class SecondThoughts:
         or a run of long steps would even out once in twenty minutes."""
         return self.trial is not None and self.trial.before_s * STEPS_MIN <= TRIAL_S
 
-    def moved(self, node: NodeId, left: int, joined: int, beside: int, works_at: float) -> None:
-        """A volunteer is moved now. A trial without enough steps before it cannot be judged, and is none."""
+    def moved(self, moves: Sequence[Moved], works_at: float) -> None:
+        """Volunteers are moved now. A trial without enough steps before it cannot be judged, and is none."""
         self.trial = None
         if len(self._recent) >= STEPS_MIN:
             before_s = sum(took_s for _, took_s in self._recent) / len(self._recent)
-            self.trial = Trial(node, left, joined, beside, before_s, works_at)
+            self.trial = Trial(tuple(moves), before_s, works_at)
 
     def step_closed(self, duration_s: float, now: float) -> None:
         """A step was closed; 0 s: nobody knows what it took, since its decider began anew."""
@@ -78,15 +86,15 @@ class SecondThoughts:
         if self.trial is not None and now >= self.trial.begins_at:
             self.trial.durations_s.append(duration_s)
 
-    def verdict(self, there: int, now: float) -> tuple[Trial, float] | None:
-        """The trial and by what share its steps became longer, where that is too much; `there`: volunteers of the
-        stage that it joined, now. None: not yet, or all is well; a trial that is over is forgotten."""
+    def verdict(self, there: Mapping[int, int], now: float) -> tuple[Trial, float] | None:
+        """The trial and by what share its steps became longer, where that is too much; `there`: volunteers by stage,
+        now. None: not yet, or all is well; a trial that is over is forgotten."""
         trial = self.trial
         if trial is None or len(trial.durations_s) < STEPS_MIN or now < trial.begins_at + TRIAL_S:
             return None
         self.trial = None
         longer = sum(trial.durations_s) / len(trial.durations_s) / trial.before_s - 1.0
-        if longer <= WORSE or there < trial.beside:
+        if longer <= WORSE or any(there.get(moved.joined, 0) < moved.beside for moved in trial.moves):
             self._doublings = 0 if longer <= WORSE else self._doublings
             return None
         self._doublings = min(DOUBLINGS_MAX, self._doublings + 1)
@@ -94,5 +102,5 @@ class SecondThoughts:
 
     def gone(self, node: NodeId) -> None:
         """A volunteer left, or was given another stage for another reason."""
-        if self.trial is not None and self.trial.node == node:
+        if self.trial is not None and any(moved.node == node for moved in self.trial.moves):
             self.trial = None

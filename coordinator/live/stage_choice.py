@@ -1,14 +1,16 @@
 """Which stage a volunteer works for: the one that would be the slowest, as long as it helps there. Pure functions.
 
 A pipeline is as fast as its slowest stage, so power goes where the fewest steps a second are carried; ties go to the
-lower stage. Power is what a volunteer would do for that very stage, with its device and its lines (`throughput`).
+lower stage. Power is what a volunteer would do for that very stage, with its device and its lines (`throughput`). Once
+in a step each sends its sum of gradients, however many they are, so a stage does not carry in proportion to its crew:
+with `b` steps a second of each while it sends no sum, and `p` seconds for that, a step takes (1 + Σ p b) / Σ b seconds.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from protocol.base.ids import NodeId
@@ -21,6 +23,9 @@ GAIN_MIN = 0.2
 be worth nothing, so nobody moves to and fro, and what is known of members is not much better than that."""
 PAYBACK_S = 600.0
 """A move must make up for its download within ten minutes: half of all volunteers stay longer than that."""
+MOVES_MAX = 2
+"""So many volunteers move at once. On a day of spot instances two stages are often equally slow, since crews are whole
+numbers; a third move would have gained a percent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +35,44 @@ class Power:
     node: NodeId
     stage: int
     steps_per_s: tuple[float, ...]
-    """By stage: the steps a second that it alone would carry there."""
+    """By stage: the steps a second that it alone would carry there while it does nothing but visits."""
     number: int
     """Order of arrival."""
     reload_s: tuple[float, ...] = ()
     """By stage: what taking its parameters costs; nothing where that is empty."""
+    pause_s: tuple[float, ...] = ()
+    """By stage: the seconds of each step in which it does no visits; none where that is empty."""
+
+
+class Carried:
+    """The steps a second that the volunteers of each stage carry together, as some come and others go."""
+
+    __slots__ = ("_pauses", "_steps")
+
+    def __init__(self, stages: int) -> None:
+        self._steps = [0.0] * stages
+        self._pauses = [0.0] * stages
+        """Of a step, so many steps that are not carried meanwhile."""
+
+    def copy(self) -> Carried:
+        twin = Carried(0)
+        twin._steps, twin._pauses = self._steps[:], self._pauses[:]
+        return twin
+
+    def add(self, power: Power, stage: int, times: int = 1) -> None:
+        """`times`: -1 takes it away."""
+        steps = power.steps_per_s[stage] * times
+        self._steps[stage] += steps
+        self._pauses[stage] += steps * power.pause_s[stage] if power.pause_s else 0.0
+
+    def of(self, stage: int) -> float:
+        return self._steps[stage] / (1.0 + self._pauses[stage])
+
+    def with_one(self, power: Power, stage: int, times: int = 1) -> float:
+        """What it would be with it, or (`times` -1) without it."""
+        steps = power.steps_per_s[stage] * times
+        pause = steps * power.pause_s[stage] if power.pause_s else 0.0
+        return (self._steps[stage] + steps) / (1.0 + self._pauses[stage] + pause)
 
 
 class Standing:
@@ -45,7 +83,7 @@ class Standing:
         self.powers: list[Power] = []
         """In order of arrival."""
         self.counts = [0] * stages
-        self._sums = [0.0] * stages
+        self.sums = Carried(stages)
         for power in powers:
             self.add(power)
 
@@ -57,12 +95,12 @@ class Standing:
             self.powers.append(power)
         if 0 <= power.stage < len(self.counts):
             self.counts[power.stage] += 1
-            self._sums[power.stage] += power.steps_per_s[power.stage]
+            self.sums.add(power, power.stage)
 
     def carried(self, needed: Sequence[bool]) -> list[float]:
         """Steps a second that each stage's volunteers carry together: without bounds where no route comes, since one
         may leave a stage out and so may all of them (two stages of which half is skipped)."""
-        return [steps if here else math.inf for steps, here in zip(self._sums, needed, strict=True)]
+        return [self.sums.of(stage) if here else math.inf for stage, here in enumerate(needed)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,37 +173,91 @@ def balance(
     per_stage_max: int,
     keep: Sequence[NodeId] = (),
     unproven: Sequence[NodeId] = (),
-) -> tuple[NodeId, Assignment] | None:
-    """The one move to the slowest stage that makes the pipeline most faster, if it is worth it, or None.
+) -> list[tuple[NodeId, Assignment]]:
+    """The moves that make the pipeline faster, if they are worth it: one to the slowest stage, or two at once where two
+    stages are equally slow and one alone gains nothing. None: nobody moves.
 
     Nobody leaves a stage alone. Those in `keep` stay where they are. Nobody leaves a stage in reliance on those in
     `unproven`, who have shown nothing yet; where they are, that stage is not thought the slower for it.
     """
-    counts, carried = standing.counts, standing.carried(needed)
-    slowest = min((stage for stage in range(len(needed)) if needed[stage]), key=lambda s: (carried[s], s), default=-1)
-    if slowest < 0 or carried[slowest] <= 0 or counts[slowest] >= per_stage_max:
-        return None
-    others = sorted((carried[stage], stage) for stage in range(len(needed)) if needed[stage] and stage != slowest)
-    best: tuple[float, int, Power] | None = None
+    here = [stage for stage in range(len(needed)) if needed[stage]]
+    before = min((standing.sums.of(stage) for stage in here), default=0.0)
+    if before <= 0:
+        return []
+    board = _Board(here, standing, frozenset(unproven))
     kept = frozenset(keep)
-    relied_on, proven = carried[:], counts[:]
-    unknown = frozenset(unproven)
-    for power in standing.powers:
-        if power.node in unknown:
-            relied_on[power.stage] -= power.steps_per_s[power.stage]
-            proven[power.stage] -= 1
-    for power in standing.powers:
-        if power.stage == slowest or power.node in kept or proven[power.stage] < 2:
-            continue
-        left = relied_on[power.stage] - power.steps_per_s[power.stage]
-        third = next((steps for steps, stage in others if stage != power.stage), math.inf)
-        after = min(left, carried[slowest] + power.steps_per_s[slowest], third)
-        gain = after / carried[slowest] - 1.0
-        cost_s = power.reload_s[slowest] if power.reload_s else 0.0
-        if gain >= GAIN_MIN and gain * PAYBACK_S > cost_s and (best is None or (gain, power.number) > best[:2]):
-            best = gain, power.number, power
-    if best is None:
-        return None
-    gain, _, power = best
-    reason = f"moved from stage {power.stage} to stage {slowest}, the slowest: {gain:.0%} more steps"
-    return power.node, Assignment(slowest, reason, "balance")
+    movable = [power for power in standing.powers if power.node not in kept]
+    moves: list[tuple[Power, int]] = []
+    cost_s = 0.0
+    while len(moves) < MOVES_MAX:
+        slowest = board.slowest()
+        if board.counts[slowest] >= per_stage_max:
+            break
+        best = max(board.moves_to(slowest, movable), default=None, key=lambda found: found[:3])
+        if best is None:
+            break
+        power = best[3]
+        board.move(power, slowest)
+        moves.append((power, slowest))
+        movable = [other for other in movable if other is not power]
+        cost_s += power.reload_s[slowest] if power.reload_s else 0.0
+        gain = min(board.sums.of(stage) for stage in here) / before - 1.0
+        if gain >= GAIN_MIN and gain * PAYBACK_S > cost_s:
+            return [
+                (mover.node, Assignment(stage, _reason(mover.stage, stage, len(moves), gain), "balance"))
+                for mover, stage in moves
+            ]
+    return []
+
+
+def _reason(left: int, joined: int, moves: int, gain: float) -> str:
+    together = "" if moves == 1 else f"with {moves - 1} more move, "
+    return f"moved from stage {left} to stage {joined}, the slowest: {together}{gain:.0%} more steps"
+
+
+class _Board:
+    """The stages as they would be after moves that are thought of.
+
+    Args:
+        here: the stages that routes come to.
+        unknown: who has shown nothing yet.
+    """
+
+    def __init__(self, here: list[int], standing: Standing, unknown: frozenset[NodeId]) -> None:
+        self._here = here
+        self.counts = standing.counts[:]
+        self.sums = standing.sums.copy()
+        self._proven = standing.counts[:]
+        self._relied_on = standing.sums.copy()
+        """Without those who are unknown."""
+        for power in standing.powers:
+            if power.node in unknown:
+                self._relied_on.add(power, power.stage, -1)
+                self._proven[power.stage] -= 1
+
+    def slowest(self) -> int:
+        return min(self._here, key=lambda stage: (self.sums.of(stage), stage))
+
+    def moves_to(self, target: int, movable: Iterable[Power]) -> Iterator[tuple[float, float, int, Power]]:
+        """(what the slowest stage carries then, what the slower one of both stages does, order of arrival, who) of each
+        move that leaves its old stage faster than this one was, and that could pay if no other stage were slow."""
+        rank = sorted((self.sums.of(stage), stage) for stage in self._here if stage != target)
+        now = self.sums.of(target)  # more than nothing, or `balance` would not ask
+        for power in movable:
+            if power.stage == target or self._proven[power.stage] < 2:
+                continue
+            left = self._relied_on.with_one(power, power.stage, -1)
+            both = min(left, self.sums.with_one(power, target))
+            cost_s = power.reload_s[target] if power.reload_s else 0.0
+            if both <= now or (both / now - 1.0) * PAYBACK_S <= cost_s:
+                continue
+            third = next((steps for steps, stage in rank if stage != power.stage), math.inf)
+            yield min(both, third), both, power.number, power
+
+    def move(self, power: Power, target: int) -> None:
+        for sums in (self.sums, self._relied_on):
+            sums.add(power, power.stage, -1)
+            sums.add(power, target)
+        for counts in (self.counts, self._proven):
+            counts[power.stage] -= 1
+            counts[target] += 1

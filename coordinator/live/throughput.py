@@ -115,8 +115,24 @@ def steps_per_s(means: Means, needs: Needs, step_s: float) -> float:
     A sum and a version that take longer than a step go with every second step or so: the time that they have is at
     least twice what they take.
     """
+    return _in_a_step(means, needs, step_s)[0]
+
+
+def beside_visits(means: Means, needs: Needs, step_s: float) -> tuple[float, float]:
+    """(by what factor it would carry more steps than `steps_per_s` says if it did nothing but visits, the seconds of
+    each step in which it does none): its sum goes up, or the version comes down, over the line that binds it.
+
+    These seconds stay as they are where steps become shorter, and every member of a stage has them. So the steps that a
+    stage would make with one more or one less do not follow from what each carries at the present pace.
+    """
+    _, span_s, pause_s = _in_a_step(means, needs, step_s)
+    return span_s / (span_s - pause_s), pause_s
+
+
+def _in_a_step(means: Means, needs: Needs, step_s: float) -> tuple[float, float, float]:
+    """(steps a second, the span that was looked at, what of it is no time for visits where the volunteer is bound)."""
     if not needs.visits:
-        return 0.0
+        return 0.0, 1.0, 0.0
     compute_s = needs.flops / means.flops_per_s
     up_s, sum_s = (
         (needs.up_bytes / means.up_bytes_per_s, needs.contribution_bytes / means.up_bytes_per_s)
@@ -129,12 +145,11 @@ def steps_per_s(means: Means, needs: Needs, step_s: float) -> float:
         else (0.0, 0.0)
     )
     span_s = max(step_s, 2 * sum_s, 2 * version_s, compute_s, 1e-9)
-    done = span_s / compute_s if compute_s else float("inf")
-    if up_s:
-        done = min(done, (span_s - sum_s) / up_s)
-    if down_s:
-        done = min(done, (span_s - version_s) / down_s)
-    return done / span_s / needs.visits
+    done, pause_s = span_s / compute_s if compute_s else float("inf"), 0.0
+    for visit_s, once_s in ((up_s, sum_s), (down_s, version_s)):
+        if visit_s and (span_s - once_s) / visit_s < done:
+            done, pause_s = (span_s - once_s) / visit_s, once_s
+    return done / span_s / needs.visits, span_s, pause_s
 
 
 def with_left_out(steps_per_s: float, needs: Needs, left_out_s: float) -> float:

@@ -162,8 +162,8 @@ class Roles:
         moves = device.stage not in (-1, self.stage) and device.generation == self.plan.ledger_generation
         moves = moves and device.servers == tuple(server.node for server in self.plan.stages[device.stage].servers)
         if moves and self._moves_until is None:
-            self._moves_until = now + DRAIN_S
             device.drain(now)
+            self._moves_until = now + max(DRAIN_S, device.gradients.brought_within_s)
         if moves and not self.has_moved_out(now):
             return True
         if self._moves_until is not None:

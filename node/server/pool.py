@@ -40,7 +40,8 @@ REJOIN_S = 5.0
 tail of the step, and to do them again costs a whole contribution, his or another's. A link outlives a change of its
 path by itself, so who is not back after this is gone."""
 LEAVING_S = 90.0
-"""Who gives leases back and means to leave is gone by then: a volunteer that drains takes a minute at most."""
+"""Who gives leases back and means to leave is gone by then: a volunteer that drains takes a minute at most, or, where
+it is moved to another stage, as long as two uploads do."""
 
 
 class Pool:
@@ -86,6 +87,7 @@ class Pool:
         """Something has changed since the last grant that may allow another one."""
         self.reissued_count = self._turn = 0
         self._patience = Patience(result_s, gradient_s, transfer_s)
+        self._leaving_s = LEAVING_S
         self._rulings: list[Ruling] = []
 
     def collocate(self, collocated: str) -> None:
@@ -256,6 +258,7 @@ class Pool:
     def allow_upload(self, seconds: float) -> None:
         """A whole contribution may take so long: the clock of weight gradients is that much longer."""
         self._patience.allow_upload(seconds)
+        self._leaving_s = LEAVING_S + 2 * seconds
 
     def progress(self, node: NodeId, step: int, now: float) -> None:
         """Bytes of the worker's weight gradients of the step have arrived."""
@@ -480,7 +483,7 @@ class Pool:
 
     def _forgive(self, worker: Worker, now: float) -> None:
         """It has left: it may have what it gave back just before that again when it comes back, like any other."""
-        if now - worker.returned_at > LEAVING_S:
+        if now - worker.returned_at > self._leaving_s:
             self._stays(worker)
         for task, granted_at in worker.returned.items():
             entry = self._entries.get(task)
@@ -498,7 +501,7 @@ class Pool:
                 self._change(entry, preferred=None)
 
     def _lease(self, entry: Entry, worker: Worker, now: float) -> None:
-        if now - worker.returned_at > LEAVING_S:
+        if now - worker.returned_at > self._leaving_s:
             self._stays(worker)  # the graphs that it has bring it leases that it need not ask for
         fence = self._next_fence()
         self.reissued_count += entry.issued_count > 0

@@ -6,6 +6,8 @@ whenever it is sent again, so that sending twice does no harm (state-and-trust 4
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,6 +18,8 @@ from protocol.messages import Contribute, Verdict
 
 OUTSTANDING_MAX = 64
 """Uploads without a verdict after which no further work is asked for: the ledger is stuck, and so are we."""
+SEEN_UPLOADS = 8
+"""Of so many the shortest says what the line takes: more than one of them in eight is not audited."""
 
 
 @dataclass(slots=True)
@@ -62,6 +66,11 @@ class Gradients:
         """By accumulator, which is also the contribution's number."""
         self._upload_s = 0.0
         """From the cut to the verdict, of the newest contribution; before the first one, as on a slow line."""
+        self._lines_s: deque[float] = deque((0.0,), maxlen=SEEN_UPLOADS)
+        """The same of the newest that were accepted: after the least of them an upload without a verdict has left, as
+        far as can be known. What it waits for then is an audit, and that needs no line."""
+        self._look_at: float | None = None
+        """When a sum that waits for the line shall be looked at again."""
         self._generation = -1
         self._servers: tuple[NodeId, ...] = ()
 
@@ -69,7 +78,10 @@ class Gradients:
         """Another stage, or other ledgers: what was summed up is worth nothing there. `servers` in shard order;
         `upload_s`: what a contribution of this stage may take, for as long as none was sent."""
         self.drop_steps(None)
-        self._generation, self._servers, self._upload_s = generation, servers, upload_s
+        self._generation, self._servers = generation, servers
+        self._upload_s, self._look_at = upload_s, None
+        self._lines_s.clear()
+        self._lines_s.append(upload_s)
 
     # ---- summing -------------------------------------------------------------------------------------------------
 
@@ -122,13 +134,19 @@ class Gradients:
         for ever, because a server that counts on the sum may be unable to say so: twice the time that an upload takes.
         While one of the step is on its way, the next one would only stand behind it: work that came back after the
         tail, a task at a time, would be a whole vector each. And sums go in the order of their steps: the run waits for
-        the oldest, and a newer one beside it on the line would take half of its rate.
+        the oldest, and a newer one beside it on the line would take half of its rate. An older one that has left the
+        line and is only audited is not waited for.
         """
         for step in list(self._sums):
             total = self._sums[step]
             if step in busy_steps or total.owed_count or not total.tasks or self._is_uploading(step):
                 continue
-            if any(busy < step for busy in busy_steps) or self._has_older(step):
+            if any(busy < step for busy in busy_steps):
+                continue
+            free_at = self._line_free_at(step)
+            if free_at > now:
+                if free_at < math.inf:
+                    self._look_at = free_at if self._look_at is None else min(free_at, self._look_at)
                 continue
             if tail_has_come(step):
                 self.flush(step, now)
@@ -136,26 +154,31 @@ class Gradients:
                 total.flush_at = now + max(self._linger_s, 2 * self._upload_s)
 
     def wake_at(self) -> float | None:
-        first = None
+        first = self._look_at
         for total in self._sums.values():
             if total.flush_at is not None and (first is None or total.flush_at < first):
                 first = total.flush_at
         return first
 
     def wake(self, now: float) -> None:
+        """`idle` is asked next, if nothing runs."""
+        if self._look_at is not None and self._look_at <= now:
+            self._look_at = None
         for step in [s for s, total in self._sums.items() if total.flush_at is not None and total.flush_at <= now]:
-            if self._is_uploading(step) or self._has_older(step):
-                self._sums[step].flush_at = None  # a verdict asks again
+            if self._is_uploading(step) or self._line_free_at(step) > now:
+                self._sums[step].flush_at = None  # `idle` asks again, and a verdict
             else:
                 self.flush(step, now)
 
     def _is_uploading(self, step: int) -> bool:
         return any(upload.step == step for upload in self._uploads.values())
 
-    def _has_older(self, step: int) -> bool:
-        """Whether a sum of an earlier step waits or is on its way."""
-        waits = any(each < step and total.tasks for each, total in self._sums.items())
-        return waits or any(upload.step < step for upload in self._uploads.values())
+    def _line_free_at(self, step: int) -> float:
+        """When no sum of an earlier step is on the line any more: not before those that wait have been sent."""
+        if any(each < step and total.tasks for each, total in self._sums.items()):
+            return math.inf
+        older = (upload.begun for upload in self._uploads.values() if upload.step < step)
+        return max(older, default=-math.inf) + min(self._lines_s)
 
     # ---- uploading -----------------------------------------------------------------------------------------------
 
@@ -219,6 +242,8 @@ class Gradients:
             return False
         del self._uploads[number]
         self._upload_s = now - upload.begun
+        if message.accepted:
+            self._lines_s.append(self._upload_s)
         self._out.drop(upload.shards or ())
         return True
 
@@ -274,6 +299,13 @@ class Gradients:
         """Tasks whose weight gradient would be lost if this process died now."""
         sums = (*self._sums.values(), *(upload.total for upload in self._uploads.values()))
         return sum(len(total.tasks) for total in sums)
+
+    @property
+    def brought_within_s(self) -> float:
+        """What the sums that are here take, one after the other; where none was judged yet, on the slowest line that
+        the project is for. There are seldom more than two, and servers count on no more (`node.server.pool`)."""
+        count = len(self._uploads) + sum(bool(total.tasks) for total in self._sums.values())
+        return min(self._lines_s) * min(count, 2)
 
     @property
     def outstanding(self) -> int:

@@ -77,10 +77,11 @@ def replay(stages: int, every_s: float, blind: bool, seed: int = 0) -> tuple[flo
             next_check += every_s
             there_now, needed = standing(stages, stage_of), [True] * stages
             busy = [NodeId(name) for name in stage_of if loading.get(name, 0) > now or new_until.get(name, 0) > now]
-            move = fill(needed, there_now, busy) or balance(needed, there_now, 10**6, busy)
-            if move is not None:
-                stage_of[move[0]] = move[1].stage
-                loading[move[0]] = now + RELOAD_S
+            move = fill(needed, there_now, busy)
+            due = [move] if move is not None else balance(needed, there_now, 10**6, busy)
+            for node, choice in due:
+                stage_of[node] = choice.stage
+                loading[node] = now + RELOAD_S
                 moves += 1
     return got / best, moves
 

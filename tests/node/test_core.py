@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from node.core import NodeMachine
-from node.machine.drain import LAST_NEWS_S
+from node.machine.drain import DRAIN_S, LAST_NEWS_S
 from node.machine.facts import NodeFacts
 from node.machine.jobs import (
     FindCheckpoints,
@@ -63,12 +63,13 @@ from protocol.messages import (
     Ready,
     RunFinished,
     ShardCopy,
+    Verdict,
     Welcome,
 )
 from protocol.run.plan import Plan
 from protocol.run.run import DataSection
 from protocol.trust.membership import Trust
-from tests.node.setting import activation, backward, contribution, make_config, make_plan, shard_tensor
+from tests.node.setting import TICKET, activation, backward, contribution, make_config, make_plan, shard_tensor
 from tests.protocol.samples import COORDINATOR as SAMPLE_COORDINATOR
 from tests.protocol.samples import RUN_ID as SAMPLE_RUN_ID
 
@@ -556,6 +557,36 @@ def test_a_volunteer_that_has_nothing_drains_at_once() -> None:
         else:
             desk.effects = list(desk.machine.wake(LAST_NEWS_S))
         assert desk.of(Exit)[0].reason == "drained"
+
+
+@pytest.mark.parametrize(("seen_s", "until_s"), [(None, 200.0), (70.0, 140.0), (5.0, DRAIN_S)])
+def test_who_is_moved_has_as_long_as_its_sums_take(seen_s: float | None, until_s: float) -> None:
+    """A sum of a billion parameters in four stages takes 80 s on a line of 20 Mbit/s: after a minute it was given up,
+    and others did all of it again. It may have sums of two steps. Before its first verdict it counts on a slow line."""
+    desk = Desk("v1", role="volunteer")
+    desk.join()
+    desk.plan(make_plan(), stage=0)
+    device = desk.machine.volunteer
+    assert device is not None
+    gradients = device.gradients
+    gradients.reset(1, device.servers, upload_s=100.0)
+    if seen_s is not None:
+        gradients.added(gradients.accumulator_for(0, 0), (backward(0, 0),), (), TICKET, 0.0)
+        gradients.flush(0, 0.0)
+        (number,) = gradients._uploads
+        judged = gradients._uploads[number].contribution
+        word = Verdict(
+            ledger_generation=1, contribution=judged, step=0, tasks=(), accepted=True, number=0, reason=""
+        )  # fmt: skip
+        assert gradients.on_verdict(word, seen_s)
+    for step in (1, 2):
+        gradients.added(gradients.accumulator_for(step, 0), (backward(step, 0),), (), TICKET, 0.0)
+    desk.plan(make_plan(generation=2), stage=1)
+    assert device.stage == 0 and gradients.outstanding == 2
+    desk.effects = list(desk.machine.wake(until_s - 1.0))
+    assert device.stage == 0
+    desk.effects = list(desk.machine.wake(until_s))
+    assert device.stage == 1
 
 
 @pytest.mark.parametrize("role", ["server", "volunteer"])

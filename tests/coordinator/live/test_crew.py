@@ -5,25 +5,25 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
 from coordinator.live.crew import MOVE_PAUSE_S, SETTLED_S, STAY_S
 from coordinator.live.orders import ChangeRun
-from coordinator.live.second_thoughts import TRIAL_S, SecondThoughts
+from coordinator.live.second_thoughts import TRIAL_S, Moved, SecondThoughts
 from coordinator.live.stage_choice import GAIN_MIN, PAYBACK_S, Assignment, Power, Standing
 from coordinator.live.stage_choice import assign as assign_by
 from coordinator.live.stage_choice import balance as balance_by
 from coordinator.live.stage_choice import fill as fill_by
-from coordinator.live.throughput import Delivered, Means, Needs, reload_s, steps_per_s
+from coordinator.live.throughput import Delivered, Means, Needs, beside_visits, reload_s, steps_per_s
 from protocol.base.ids import NodeId
 from protocol.base.machine import Ordered
 from protocol.messages import LinkFigures, LinkReport, PlanChanged
 from protocol.run.changes import make_change
-from protocol.run.run import LimitsSection, RunConfig, StagesSection
-from tests.coordinator.live.desk import Desk
+from protocol.run.run import BatchSection, LimitsSection, RunConfig, StagesSection
+from tests.coordinator.live.desk import DATA, Desk
 
 SERVERS = ("s0", "s1", "s2", "s3")
 
@@ -48,7 +48,10 @@ def balance(
     keep: Sequence[NodeId] = (),
     unproven: Sequence[NodeId] = (),
 ) -> tuple[NodeId, Assignment] | None:
-    return balance_by(needed, Standing(len(needed), there), per_stage_max, keep, unproven)
+    """The one move that is found, where there is no more than one."""
+    moves = balance_by(needed, Standing(len(needed), there), per_stage_max, keep, unproven)
+    assert len(moves) < 2
+    return moves[0] if moves else None
 
 
 NEW = (1.0, 1.0, 1.0)
@@ -131,14 +134,43 @@ def test_no_move_is_ever_taken_back() -> None:
         ]
         been: dict[str, set[int]] = {}
         before = min(Standing(count, crew).carried(needed))
-        while (found := balance(needed, crew, 99)) is not None:
-            node, choice = found
-            assert choice.stage not in been.setdefault(node, set())
-            crew = [replace(p, stage=choice.stage) if p.node == node else p for p in crew]
-            been[node] |= {stage for stage in range(count) if stage != choice.stage}
+        while moves := balance_by(needed, Standing(count, crew), 99):
+            goes = {node: choice.stage for node, choice in moves}
+            for node, stage in goes.items():
+                assert stage not in been.setdefault(node, set())
+                been[node] |= {other for other in range(count) if other != stage}
+            crew = [replace(p, stage=goes.get(p.node, p.stage)) for p in crew]
             after = min(Standing(count, crew).carried(needed))
             assert after >= before * (1 + GAIN_MIN) * (1 - 1e-9)
             before = after
+
+
+def test_two_move_at_once_where_two_stages_are_equally_slow() -> None:
+    """Fourteen of spot instances stood as 2, 6, 4 and 2 for an hour, where 3, 4, 4 and 3 make steps a seventh shorter:
+    one move alone leaves the other stage as slow as it was."""
+    crew = powers(*[(stage, 1.0) for stage, count in enumerate((2, 6, 4, 2)) for _ in range(count)])
+    crew = [replace(power, steps_per_s=(1.0, 0.75, 0.9, 1.0)) for power in crew]
+    moves = balance_by([True] * 4, Standing(4, crew), 9)
+    assert [(node, choice.stage) for node, choice in moves] == [("v7", 0), ("v6", 3)]
+    assert {choice.reason for _, choice in moves} == {
+        "moved from stage 1 to stage 0, the slowest: with 1 more move, 50% more steps",
+        "moved from stage 1 to stage 3, the slowest: with 1 more move, 50% more steps",
+    }
+    keep = [power.node for power in crew if power.node != "v7"]
+    assert balance_by([True] * 4, Standing(4, crew), 9, keep) == [], "only one of the two may go"
+    far = [replace(power, reload_s=(0.3 * PAYBACK_S,) * 4) for power in crew]
+    assert balance_by([True] * 4, Standing(4, far), 9) == [], "two downloads do not pay"
+
+
+def test_a_stage_of_many_is_not_so_much_faster_since_each_sends_a_sum() -> None:
+    """Six in one stage, each of whom sends its sum for eight seconds of a step, and four in another without any. Beside
+    their sums the six carry three times as much, and with them half as much, so nobody leaves them."""
+    crew = [Power(NodeId(f"v{n}"), 0, (0.1, 0.1), n, (), (8.0, 0.0)) for n in range(6)]
+    crew += [Power(NodeId(f"v{n}"), 1, (0.1, 0.05), n, (), (8.0, 0.0)) for n in range(6, 10)]
+    assert Standing(2, crew).carried(BOTH) == pytest.approx([0.6 / 5.8, 0.2])
+    assert balance(BOTH, crew, 9) is None
+    assert balance(BOTH, [replace(power, pause_s=()) for power in crew], 9) is not None
+    assert assign(BOTH, crew, (0.1, 0.05), -1, 9).stage == 0
 
 
 def test_a_thousand_volunteers_are_looked_at_within_a_tenth_of_a_second() -> None:
@@ -174,6 +206,16 @@ def test_steps_count_device_lines_sum_and_version() -> None:
     assert steps_per_s(Means(1e12, 0.0, 1e6), needs, 10.0) == pytest.approx((16 - 8) / 2 / 16 / 10)
     assert steps_per_s(Means(1e9, 1e6, 1e6), Needs(0, 0, 0, 0, 0, 0), 10.0) == 0.0
     assert reload_s(Means(1e9, 1e6, 1e6), needs) == 8.0
+
+
+def test_a_sum_and_a_version_are_the_pause_of_whoever_their_line_binds() -> None:
+    """And the factor gives back what `steps_per_s` has taken off for it."""
+    needs = Needs(visits=10, flops=1e9, up_bytes=1e6, down_bytes=2e6, contribution_bytes=4e6, version_bytes=8e6)
+    assert beside_visits(Means(1e9, 0.0, 0.0), needs, 10.0) == (1.0, 0.0)
+    for means, pause_s in ((Means(1e12, 1e6, 0.0), 4.0), (Means(1e12, 0.0, 1e6), 8.0)):
+        factor, found_s = beside_visits(means, needs, 20.0)
+        assert found_s == pause_s and steps_per_s(means, needs, 20.0) * factor == pytest.approx(0.4 / pause_s)
+    assert beside_visits(Means(1e9, 1e6, 1e6), Needs(0, 0, 0, 0, 0, 0), 10.0) == (1.0, 0.0)
 
 
 def test_who_delivers_less_than_it_promised_counts_for_less() -> None:
@@ -301,6 +343,46 @@ def test_what_is_measured_of_lines_moves_nobody_where_steps_do_not_wait_for_them
     assert sum(len(desk.sent(node, PlanChanged)) for node in nodes) == moves
 
 
+def test_two_that_moved_together_go_back_together() -> None:
+    """Of three stages the middle one has six and the others, where a line carries twice as much, have one: two move at
+    once. Steps are twice as long from then on, and both come back: with one of them there, nobody has tried it. What
+    counts begins when they have brought their sums: 146 kB on lines of 10 kB/s."""
+    desk = Desk(RunConfig(steps=10_000, batch=BatchSection(microbatches=64), stages=StagesSection(count=3)))
+    servers = [f"s{number}" for number in range(6)]
+    for server in servers:
+        desk.server(server)
+    desk.say("s0", DATA)
+    for number in range(12):
+        desk.volunteer(f"v{number}", tokens_per_s=1e12)
+        line = LinkFigures(
+            peer=NodeId("s0"), path="tcp", round_trip_s=0.001, loss=-1.0, sent_bytes_per_s=1e4,
+            received_bytes_per_s=1e5, age_s=1.0, spread=0.1,
+        )  # fmt: skip
+        desk.say(f"v{number}", LinkReport(links=(line,)))
+    by_stage = [[m.peer for m in desk.machine.roster.volunteers() if m.stage == stage] for stage in range(3)]
+    gone = [*by_stage[0][1:], *by_stage[1][6:], *by_stage[2][1:]]
+    here = [node for crew in by_stage for node in crew if node not in gone]
+    for node in gone:
+        desk.drop(node)
+    desk.done.clear()
+
+    def train_until(moved: Callable[[], bool], step_s: float, within_s: float) -> None:
+        until = desk.now + within_s
+        while not moved():
+            assert desk.now < until
+            desk.report(desk.machine.history.newest_step + 1, duration_s=step_s)
+            desk.stay(step_s, *servers, *here)
+
+    train_until(lambda: any(desk.sent(node, PlanChanged) for node in here), 1.0, 2 * SETTLED_S)
+    movers = [node for node in here if desk.sent(node, PlanChanged)]
+    assert len(movers) == 2 and {desk.sent(node, PlanChanged)[0].stage for node in movers} == {0, 2}
+    trial = desk.machine.crew._thoughts.trial
+    assert trial is not None and trial.begins_at - desk.now > STAY_S + 13
+    train_until(lambda: any(len(desk.sent(node, PlanChanged)) > 1 for node in here), 2.0, STAY_S + TRIAL_S + 35)
+    assert [desk.sent(node, PlanChanged)[1].stage for node in movers] == [1, 1]
+    assert "moved back" in desk.sent(movers[0], PlanChanged)[1].reason
+
+
 def test_a_move_stays_where_steps_are_no_longer_or_its_stage_has_lost_others_since() -> None:
     """Steps that are a little longer are luck; and when somebody else left the stage that it joined, that is why."""
     thoughts = SecondThoughts()
@@ -308,9 +390,9 @@ def test_a_move_stays_where_steps_are_no_longer_or_its_stage_has_lost_others_sin
         thoughts.step_closed(1.0, float(now))
     for took_s, there, pause in ((1.05, 2, 1.0), (2.0, 1, 1.0), (2.0, 2, 2.0), (2.0, 2, 4.0), (1.0, 2, 1.0)):
         thoughts._recent = deque([(20.0, 1.0)] * 20)
-        thoughts.moved(NodeId("v1"), 0, 1, 2, 30.0)
+        thoughts.moved([Moved(NodeId("v1"), 0, 1, beside=2)], 30.0)
         for now in range(20, 110):
-            assert thoughts.verdict(there, float(now)) is None or now >= 90
+            assert thoughts.verdict({1: there}, float(now)) is None or now >= 90
             thoughts.step_closed(9.0 if now < 30 else took_s, float(now))
             if thoughts.trial is None:
                 break
@@ -319,15 +401,18 @@ def test_a_move_stays_where_steps_are_no_longer_or_its_stage_has_lost_others_sin
 
 def test_a_move_is_not_judged_without_steps_before_it_nor_after_its_volunteer_is_gone() -> None:
     thoughts = SecondThoughts()
-    thoughts.moved(NodeId("v1"), 0, 1, 2, 30.0)
+    thoughts.moved([Moved(NodeId("v1"), 0, 1, beside=2)], 30.0)
     assert thoughts.trial is None
     for now in range(20):
         thoughts.step_closed(0.0, float(now))
         thoughts.step_closed(1.0, float(now))
-    thoughts.moved(NodeId("v1"), 0, 1, 2, 30.0)
+    thoughts.moved([Moved(NodeId("v1"), 0, 1, beside=2)], 30.0)
     thoughts.gone(NodeId("v2"))
     assert thoughts.trial is not None and thoughts.trial.before_s == 1.0
     thoughts.gone(NodeId("v1"))
+    assert thoughts.trial is None
+    thoughts.moved([Moved(NodeId("v1"), 0, 1, beside=2), Moved(NodeId("v2"), 0, 2, beside=2)], 30.0)
+    thoughts.gone(NodeId("v2"))
     assert thoughts.trial is None
 
 

@@ -338,6 +338,25 @@ def test_who_pauses_again_and_again_gets_work_at_once_each_time(pause: str, resu
     assert pool.take_rulings() == []
 
 
+@pytest.mark.parametrize(("upload_s", "has_failed"), [(100.0, False), (0.0, True)])
+def test_who_brings_large_sums_before_it_moves_has_not_failed(upload_s: float, has_failed: bool) -> None:
+    """It gives back what it has not begun and sends what it has summed up, for four minutes where an upload may take
+    100 s. Where that takes no time, who stays so long has given its leases back and stayed."""
+    flapping = Flapping(WORKERS[1])
+    pool = flapping.pool
+    pool.allow_upload(upload_s)
+    for _ in range(8):
+        flapping.offers()
+        pool.worker_here(BAD, is_server=False)
+        tasks = flapping.asks(BAD)
+        pool.give_back(tasks, BAD, untried=True)
+        flapping.passes(10.0)
+        flapping.others_finish_all()
+        flapping.passes(240.0)
+        pool.worker_gone(BAD, flapping.now)
+    assert bool(pool.take_rulings()) == has_failed
+
+
 def test_what_nobody_else_takes_goes_back_at_once_to_whoever_paused() -> None:
     """The others are busy: what it had when its owner paused it waits for it, and not longer each time."""
     flapping = Flapping(WORKERS[1])

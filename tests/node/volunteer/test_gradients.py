@@ -15,10 +15,10 @@ SERVERS = (NodeId("f0"), NodeId("b0"))
 
 
 class Desk:
-    def __init__(self, tasks_max: int = 4, incarnation: int = 7) -> None:
+    def __init__(self, tasks_max: int = 4, incarnation: int = 7, upload_s: float = 0.0) -> None:
         self.out = Outbox(VOLUNTEER, count(1))
         self.gradients = Gradients(self.out, incarnation, tasks_max, linger_s=0.25)
-        self.gradients.reset(1, SERVERS)
+        self.gradients.reset(1, SERVERS, upload_s)
 
     def take(self) -> Effects:
         self.gradients.check()
@@ -91,7 +91,7 @@ def test_it_lingers_only_if_more_may_come() -> None:
 def test_sums_go_in_the_order_of_their_steps() -> None:
     """Who has taken over a leaver's tasks of a step sends them before its sum of the next one: together on one line
     each takes twice as long, and the run waits for the older."""
-    desk = Desk(tasks_max=100)
+    desk = Desk(tasks_max=100, upload_s=100.0)
     (first, _) = desk.upload(backward(0, 0))
     desk.add(backward(0, 1))
     desk.add(backward(1, 0))
@@ -110,6 +110,28 @@ def test_sums_go_in_the_order_of_their_steps() -> None:
     assert desk.take().jobs(TakeGradient) == [], "a lease of the older step is still to be done"
     desk.gradients.idle([], lambda step: True, now=151.0)
     assert len(desk.take().jobs(TakeGradient)) == 1
+
+
+def test_an_older_sum_that_waits_for_its_audit_is_not_waited_for() -> None:
+    """An upload took 70 s from cut to verdict, so one without a verdict after as long has left the line: the sum of the
+    next step goes then, and not when an audit has ended minutes later. The device is busy at that moment: it is asked a
+    little later, and nothing rings meanwhile."""
+    desk = Desk(tasks_max=100, upload_s=100.0)
+    (first, _) = desk.upload(backward(0, 0))
+    desk.gradients.on_verdict(verdict(first), 70.0)
+    desk.add(backward(1, 0))
+    desk.gradients.idle([], lambda step: True, now=80.0)
+    (cut,) = desk.take().jobs(TakeGradient)
+    desk.gradients.taken(cut, tuple(shard_tensor(key) for key in cut.shards))
+    desk.take()
+    desk.add(backward(2, 0))
+    desk.gradients.idle([], lambda step: True, now=100.0)
+    assert desk.take().jobs(TakeGradient) == [] and desk.gradients.wake_at() == 150.0
+    desk.gradients.wake(150.0)
+    assert desk.gradients.wake_at() is None
+    desk.gradients.idle([], lambda step: True, now=151.0)
+    assert len(desk.take().jobs(TakeGradient)) == 1
+    assert desk.gradients.outstanding == 2
 
 
 def test_every_shard_gets_its_part_and_a_shard_that_comes_back_gets_the_same_again() -> None:
