@@ -197,7 +197,7 @@ class Roles:
         self.server.link_up(self.node, "server", now)
         for peer in self._links.live:
             if peer != self._coordinator:
-                self.server.link_up(peer, self.credentials[peer], now)
+                self.server.link_up(peer, self.credentials[peer], now, here_before=True)
         if self._links.is_up(self._coordinator):
             self.server.coordinator_here()
 

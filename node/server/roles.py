@@ -78,7 +78,9 @@ class Roles:
             self.tails.open_step(step)
 
     def close_step(self, step: int) -> None:
-        """Every role forgets the step and those before it; volunteers and our own device are told to."""
+        """Every role forgets the step and those before it; volunteers and our own device are told to. Each volunteer
+        hears it from the ledger's server, and from those that it has work of; not from everybody else of its stage."""
+        told = self.volunteers if self.ledger is not None else self.tails.given_of(step)
         self._context.closed = step
         self.guard.close_step(step)
         self.sums.close_step(step)
@@ -87,7 +89,7 @@ class Roles:
         for role in (self.front, self.back, self.ledger, self.shard, self.tails):
             if role is not None:
                 role.close_step(step)
-        for peer in (*self.volunteers, *self.auditors):
+        for peer in (*(peer for peer in told if peer in self.volunteers), *self.auditors):
             self._out.send(peer, StepClosed(ledger_generation=self._context.generation, step=step))
         # A fellow server hears it from the ledger, and our own device from us.
         self._out.send(self._context.node, StepClosed(ledger_generation=self._context.generation, step=step))
@@ -116,10 +118,13 @@ class Roles:
     # ---- what peers are told -------------------------------------------------------------------------------------
 
     def greet(self, peer: NodeId) -> None:
-        """Somebody who computes asks whether this server serves. It hears again which step was closed last: at link-up
+        """Somebody who computes asks whether this server serves. It hears which step was closed last: at link-up
         it may still have been at another stage, and counts leases and tails only of steps that may be open."""
-        self._out.send(peer, StepClosed(ledger_generation=self._context.generation, step=self._context.closed))
+        self.say_closed(peer)
         self.shard.greet(peer)
+
+    def say_closed(self, peer: NodeId) -> None:
+        self._out.send(peer, StepClosed(ledger_generation=self._context.generation, step=self._context.closed))
 
     def say_ready(self, peer: NodeId) -> None:
         self._out.send(peer, ServerReady(ledger_generation=self._context.generation, version=self.shard.version))

@@ -57,7 +57,7 @@ from node.server.recovery import StateLostError
 from node.server.roles import Roles
 from node.server.tickets import TicketOffice
 from protocol.base.ids import NodeId, TensorRef
-from protocol.messages import StepClosed, StepReport, Work
+from protocol.messages import StepReport, Work
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 
@@ -199,7 +199,9 @@ class ServerMachine:
         if self.decider is not None:
             self.decider.plan_changed(now)
 
-    def link_up(self, peer: NodeId, role: str, now: float) -> None:
+    def link_up(self, peer: NodeId, role: str, now: float, here_before: bool = False) -> None:
+        """`here_before`: the link is older than this machine, so what the peer said at its beginning nobody has heard.
+        Who computes greets on each link, and hears then which step was closed last."""
         if role == "server":
             self._roles.servers[peer] = False
             if self.ready:
@@ -211,12 +213,14 @@ class ServerMachine:
             for pool in self._roles.pools():
                 pool.worker_here(peer, is_server=role == "server")
             self.tails.worker_here(peer)
-            self._out.send(peer, StepClosed(ledger_generation=self.context.generation, step=self.context.closed))
+            if here_before or role == "server":
+                self._roles.say_closed(peer)
             self.shard.worker_here(peer)
             self._roles.give_leases(now)
         elif role == "auditor":
             self._roles.auditors[peer] = None
-            self._out.send(peer, StepClosed(ledger_generation=self.context.generation, step=self.context.closed))
+            if here_before:
+                self._roles.say_closed(peer)
             self.shard.worker_here(peer)
 
     def link_down(self, peer: NodeId, now: float) -> None:

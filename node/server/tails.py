@@ -50,6 +50,10 @@ class TailDesk:
         for key in [key for key in self._steps if key <= step]:
             del self._steps[key]
 
+    def given_of(self, step: int) -> dict[NodeId, None]:
+        """Workers that this server has given something of the step or of those before it, on their present links."""
+        return {node: None for number, known in self._steps.items() if number <= step for node in known.given}
+
     def greeted(self, node: NodeId, anew: bool) -> None:
         """It works for the stage, and is told again: at link-up it may still be at another one, and hear nothing of
         ours. Its first word may have come under a plan that we did not have yet, so any word will do. `anew`: it counts

@@ -54,7 +54,6 @@ from protocol.messages import (
     Lease,
     Output,
     Parameters,
-    Ready,
     StepClosed,
     Verdict,
     VersionReady,
@@ -150,10 +149,7 @@ class VolunteerMachine:
 
     def _greet(self, server: NodeId, hello: bool) -> None:
         """Asks whether the shard is ready, and says which graphs are still here."""
-        graphs, tickets = tuple(self._held.graphs), tuple(self._held.graphs.values())
-        here = Ready(ledger_generation=self.generation, hello=hello, slots=0, graphs=graphs, tickets=tickets)
-        self._out.send(server, here)
-        self._words.tell_summed(server, {**self.gradients.backwards(), **self._owed.tickets}, complete=True)
+        self._words.greet(server, hello, self._held.graphs, {**self.gradients.backwards(), **self._owed.tickets})
 
     def link_down(self, peer: NodeId) -> None:
         """Its leases go on: the work is worth as much as before, and results go to other servers too."""
@@ -200,6 +196,8 @@ class VolunteerMachine:
             case _ if not self._auditor.handle(peer, message):
                 self._out.drop(tensors)
         self._go_on(now)
+        for server in self._words.take_unasked():
+            self._greet(server, hello=False)
 
     def _on_lease(self, issuer: NodeId, lease: Lease, now: float) -> None:
         key = lease.tasks[0]
@@ -245,7 +243,10 @@ class VolunteerMachine:
             self.gradients.resend(peer)
             self._versions.server_ready(peer)
             self._held.fetch_missing_inputs(peer)
-            self._greet(peer, hello=False)
+            if self._held.graphs or self.gradients.backwards() or self._owed.tickets:
+                self._greet(peer, hello=False)
+            else:  # there is nothing to name: the slots that it gets are word enough
+                self._words.unasked[peer] = None
         if message.version == self._config.version_of(self._closed + 1 + self._config.batch.delay):
             self._want_version(message.version)
 
@@ -469,7 +470,7 @@ class VolunteerMachine:
         servers = [node for node in self.servers if self._linked.get(node)]
         graphs = [*self._held.graphs, *self._owed.graphs()]
         for server, ready in self._slots.give(servers, self._held.all(), graphs, self._room.graphs_max):
-            self._out.send(server, ready)
+            self._words.ask(server, ready)
 
     def _abandon_late(self, now: float) -> None:
         """A lease that is over on our side never runs: its successor may be at work (state-and-trust 4.5)."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from node.machine.outbox import Outbox
 from protocol.base.ids import NodeId, TaskId, Ticket
-from protocol.messages import Lease, LeaseReturned, Summed
+from protocol.messages import Lease, LeaseReturned, Ready, Summed
 from protocol.run.plan import Plan
 
 
@@ -18,6 +18,25 @@ class Words:
         self._linked = linked
         self.generation = -1
         """Of the ledgers."""
+        self.unasked: dict[NodeId, None] = {}
+        """Servers that have just begun to take work, and have heard nothing since that we work for them."""
+
+    def greet(self, server: NodeId, hello: bool, graphs: dict[TaskId, Ticket], summed: dict[TaskId, Ticket]) -> None:
+        """Asks whether the shard is ready (`hello`), and says what is still here."""
+        kept, tickets = tuple(graphs), tuple(graphs.values())
+        here = Ready(ledger_generation=self.generation, hello=hello, slots=0, graphs=kept, tickets=tickets)
+        self._out.send(server, here)
+        self.tell_summed(server, summed, complete=True)
+
+    def ask(self, server: NodeId, ready: Ready) -> None:
+        """Gives it slots."""
+        self._out.send(server, ready)
+        self.unasked.pop(server, None)
+
+    def take_unasked(self) -> tuple[NodeId, ...]:
+        unasked = tuple(self.unasked)
+        self.unasked.clear()
+        return unasked
 
     def give_back(self, server: NodeId, tasks: tuple[TaskId, ...], reason: str) -> None:
         if tasks and server in self._linked:

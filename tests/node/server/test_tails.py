@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from node.machine.outbox import Outbox
-from node.server.pool import Entry, Pool
+from node.server.pool import Entry, Grant, Pool
 from node.server.server import ServerMachine
 from node.server.tails import TailDesk
 from node.server.tickets import KEY_BYTES
@@ -157,3 +157,37 @@ def test_who_greets_hears_which_step_was_closed_last() -> None:
     said = [effect.message for effect in Effects(out).all if isinstance(effect, Send) and effect.peer == mover]
     words = [(type(word), word.step) for word in said if isinstance(word, (StepClosed, Flush))]
     assert words == [(StepClosed, 0), (Flush, 1)]
+
+
+def test_who_greets_on_a_new_link_hears_once_which_step_was_closed_last() -> None:
+    """Of 10,000 volunteers each has twenty links: what is said twice on each of them is 200,000 words. A link that is
+    older than the server's place in the plan hears it unasked, since nobody has taken its greeting."""
+    out, new, old = Outbox(NodeId("b1"), count(1000)), NodeId("new"), NodeId("old")
+    server = ServerMachine(
+        NodeId("b1"), make_config(), 259, make_plan(), out, [], NodeId("c"), secret=bytes(KEY_BYTES), incarnation=1
+    )
+    server.start(0.0)
+    for node, here_before in ((new, False), (old, True)):
+        server.link_up(node, "volunteer", 1.0, here_before)
+    assert Effects(out).peers(StepClosed) == ["old"]
+    server.handle(new, Ready(ledger_generation=1, hello=True, slots=0), 2.0)
+    assert Effects(out).peers(StepClosed) == ["new"]
+
+
+def test_a_volunteer_hears_from_the_ledger_and_from_those_it_has_work_of_that_a_step_is_closed() -> None:
+    """Not from all other servers of its stage, of which there may be twenty: the first word is enough."""
+    for node, told_by_it in (("b1", ["busy"]), ("f1", ["busy", "idle"])):
+        server = ServerMachine(
+            NodeId(node), make_config(), 259, make_plan(), Outbox(NodeId(node), count(1000)), [], NodeId("c"),
+            secret=bytes(KEY_BYTES), incarnation=1,
+        )  # fmt: skip
+        server.start(0.0)
+        for worker in ("busy", "idle"):
+            server.link_up(NodeId(worker), "volunteer", 0.0)
+        roles = server._roles
+        roles.tails.open_step(0)
+        roles.tails.granted([Grant(Entry((backward(0, 0),), True, True), NodeId("busy"), False)])
+        Effects(server.context.out)
+        roles.close_step(0)
+        told = Effects(server.context.out)
+        assert sorted(peer for peer in told.peers(StepClosed) if peer in ("busy", "idle")) == told_by_it

@@ -39,6 +39,7 @@ from protocol.messages import (
     Summed,
     Verdict,
     VersionReady,
+    Work,
 )
 from protocol.run.changes import RunChange
 from protocol.run.plan import Plan
@@ -154,6 +155,31 @@ def test_it_asks_for_as_many_forwards_as_the_plan_lets_it_hold() -> None:
         readies = Effects(out).sent(Ready, server)
         slots[server] = [(r.slots, r.graph_slots) for r in readies if r.slots or r.graph_slots]
     assert slots == {"f0": [(0, ((0, 4),))], "b0": [(2, ())]}
+
+
+def test_a_server_that_takes_work_hears_once_more_only_of_somebody_who_has_something() -> None:
+    """The slots are word enough of a volunteer that holds nothing; one that takes none says that it is here; one that
+    has a graph names it again, since a server that did not serve yet has not kept what it said at first."""
+    desk = Desk()
+    desk.machine.link_down(BACK)
+    desk.machine.link_up(BACK)
+    assert [type(word) for word in desk.take().sent(Work, BACK)] == [Ready, Summed]
+    ready = VersionReady(ledger_generation=1, version=1)
+    words = desk.say(BACK, ready).sent(Work, BACK)
+    assert [(type(word), getattr(word, "slots", 0)) for word in words if not isinstance(word, FetchParameters)] == [
+        (Ready, 2)
+    ]
+    desk.compute_forward()
+    desk.machine.link_down(BACK)
+    desk.machine.link_up(BACK)
+    desk.take()
+    assert next(word.graphs for word in desk.say(BACK, ready).sent(Ready, BACK)) == (forward(0, 0),)
+    idle = Desk()
+    idle.machine.link_down(BACK)
+    idle.machine.drain(0.0)
+    idle.machine.link_up(BACK)
+    idle.take()
+    assert [(word.hello, word.slots) for word in idle.say(BACK, ready).sent(Ready, BACK)] == [(False, 0)]
 
 
 def test_a_run_made_longer_gives_work_of_its_new_steps() -> None:
