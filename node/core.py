@@ -97,7 +97,7 @@ class NodeMachine:
         self._coordinator_addresses = coordinator_addresses
         self._stalls = Stalls() if facts.role == "server" else None
         self._out = Outbox(node, keys, self._stalls)
-        self._links = Links(self._out, ping_s=2.0, silent_s=6.0)
+        self._links = Links(self._out, ping_s=2.0, silent_s=6.0, asks=facts.asks)
         self._bans = Revocation(self._out, trust, serves=facts.role == "server")
         self._membership = b""
         self._roles = Roles(node, facts, coordinator, self._out, self._links, self._bans)

@@ -28,6 +28,9 @@ class NodeFacts:
     """The owner's public name."""
     wished_stage: int = -1
     checkpoints: tuple[int, ...] = ()
+    asks: bool = True
+    """Whether it asks peers that are quiet if they live, and gives up those that are silent; not where its driver is
+    sure to tell it of each link that ends."""
     computes: bool = True
     """Whether a server hosts a volunteer too; a volunteer always does."""
     incarnation: int = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
+from math import inf
 
 from node.machine.outbox import Outbox
 from protocol.base.ids import NodeId
@@ -41,10 +42,11 @@ class _Wanted:
 class Links:
     """The part of a node that decides about links. Facts in, `Dial` and `HangUp` out."""
 
-    def __init__(self, out: Outbox, ping_s: float, silent_s: float) -> None:
+    def __init__(self, out: Outbox, ping_s: float, silent_s: float, asks: bool = True) -> None:
+        """`asks`: as in `NodeFacts`."""
         self._out = out
-        self._ping_s = ping_s
-        self._silent_s = silent_s
+        self._asks = asks
+        self._ping_s, self._silent_s = (ping_s, silent_s) if asks else (inf, inf)
         self._wanted: dict[NodeId, _Wanted] = {}
         self._heard: dict[NodeId, float] = {}
         """When something last came, for every live link."""
@@ -64,6 +66,8 @@ class Links:
         self._due_known = True
 
     def set_limits(self, ping_s: float, silent_s: float) -> None:
+        if not self._asks:
+            return
         self._ping_s, self._silent_s = ping_s, silent_s
         self._due_known = False
         for peer in self._heard:

@@ -55,6 +55,7 @@ class Members:
             memory_bytes=int(memory_bytes),
             incarnation=int.from_bytes(drawn[:6], "big"),
             secret=drawn,
+            asks=False,  # the world says of each link that it has ended
         )
         trust = Trust(self._run_id, self._coordinator_key)
         machine = NodeMachine(host.node, facts, self._coordinator, ("coordinator:1",), host.keys, trust)

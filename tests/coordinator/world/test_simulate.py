@@ -105,6 +105,8 @@ def test_the_coordinator_hears_how_fast_lines_are(folder: Path) -> None:
     swarm = Swarm(config, network, no_churn(names), 1, Members)
     swarm.run(30.0)
     assert {swarm.machine.network.line_of(NodeId(name)) for name in names} == {(20e6 / 8, 200e6 / 8)}
+    hosts = (*swarm.servers, *swarm.volunteers.values())
+    assert all("Ping" not in host.sent for host in hosts), "here the end of each link is told, so nobody asks"
 
 
 def test_a_trace_moves_volunteers_and_costs_steps(folder: Path) -> None:

@@ -164,3 +164,16 @@ def test_a_wake_looks_at_those_of_whom_something_is_due(monkeypatch: pytest.Monk
         now = desk.links.wake_at()
         assert now is not None
     assert len(looks) < 5 * 100
+
+
+def test_who_is_told_of_each_link_that_ends_asks_nobody_and_gives_nobody_up() -> None:
+    """In the world that measures no link falls silent without a word: it dials again, and that is all."""
+    desk = Desk()
+    desk.links = Links(desk.out, ping_s=2.0, silent_s=6.0, asks=False)
+    desk.links.set_limits(1.0, 3.0)
+    desk.want(a=True)
+    desk.links.up(A, 0.0)
+    assert desk.wake(3600.0).all == []
+    desk.links.down(A, 3600.0)
+    assert desk.links.wake_at() == pytest.approx(3600.0 + BACKOFF_S[0])
+    assert dialled(desk.wake(3601.0)) == ["a"]
