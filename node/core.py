@@ -311,6 +311,8 @@ class NodeMachine:
     def _received(self, peer: NodeId, message: Message, now: float, size: float = 0.0) -> None:
         if self._bans.is_banned(peer) or (self.server is not None and not self.server.may_speak(peer, now)):
             self._out.drop(getattr(message, "tensors", ()))
+        elif isinstance(message, Work):  # nearly all are
+            self._work(peer, message, now, size)
         elif isinstance(message, Revoked):
             for banned in self._bans.take(peer, message):
                 self._out.add(HangUp(banned, "credential: banned"))
@@ -326,8 +328,6 @@ class NodeMachine:
                 self._out.send(peer, Pong(number=message.number))
         elif isinstance(message, Bye):
             self._out.log("info", "peer says bye", peer=peer, reason=message.reason)
-        elif isinstance(message, Work):
-            self._work(peer, message, now, size)
         elif peer == self._coordinator:
             self._from_coordinator(message, now)
 

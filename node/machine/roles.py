@@ -34,8 +34,8 @@ READ_AGAIN_S = 15.0
 """Data that nobody could read is tried again so often: whoever mends a path at a server need not start it again."""
 """A driver that crashes now and then is lived with; one that crashes a fourth time within ten minutes is not."""
 _OF_DEVICE, _OF_SERVER = taken_by(*OF_DEVICE), taken_by(*OF_SERVER)
-FOR_VOLUNTEER = tuple(kind for kind in _OF_DEVICE if kind not in _OF_SERVER)
-FOR_BOTH = tuple(kind for kind in _OF_DEVICE if kind in _OF_SERVER)
+FOR_VOLUNTEER = frozenset(_OF_DEVICE) - frozenset(_OF_SERVER)
+FOR_BOTH = frozenset(_OF_DEVICE) & frozenset(_OF_SERVER)
 
 
 class Roles:
@@ -257,16 +257,14 @@ class Roles:
 
     def work(self, peer: NodeId, message: Work, now: float, size: float) -> None:
         """Gives a message of `size` bytes to whom it is for; tensors for a role that is not here are dropped."""
-        both = isinstance(message, FOR_BOTH)
-        tensors: tuple[TensorRef, ...] = getattr(message, "tensors", ())
-        if self.server is not None and (both or not isinstance(message, FOR_VOLUNTEER)):
+        kind = type(message)
+        for_server, for_volunteer = kind not in FOR_VOLUNTEER, kind in FOR_VOLUNTEER or kind in FOR_BOTH
+        if for_server and self.server is not None:
             self.server.handle(peer, message, now, size)
-        elif not both and not isinstance(message, FOR_VOLUNTEER):
-            self._out.drop(tensors)
-        if self.volunteer is not None and (both or isinstance(message, FOR_VOLUNTEER)):
+        if for_volunteer and self.volunteer is not None:
             self.volunteer.handle(peer, message, now)
-        elif isinstance(message, FOR_VOLUNTEER):
-            self._out.drop(tensors)
+        if kind not in FOR_BOTH and (self.server if for_server else self.volunteer) is None:
+            self._out.drop(getattr(message, "tensors", ()))
 
     def computed(self, job: Any, result: Any, now: float) -> None:
         # Each result has one owner: what a device made is no server's to drop when other ledgers begin.

@@ -46,11 +46,13 @@ _OF_SEGMENTS = (Output, FetchInput, Activation, InputGradient, Gradient, Held)
 
 def _check_slots(context: StageContext, message: Ready) -> None:
     """What an honest worker asks for: what it can hold in memory at once, at positions that the stage is visited at."""
-    graphs_max = context.plan.graphs_max(context.stage)
-    positions = context.plan.course.graph_positions(context.stage)
     for count in (message.slots, message.validation_slots):
         if not 0 <= count <= RUN_SLOTS_MAX:
             raise RemoteProtocolError("decode", f"{count} slots, where 0 to {RUN_SLOTS_MAX} are possible")
+    if not message.graph_slots:
+        return
+    graphs_max = context.plan.graphs_max(context.stage)
+    positions = context.plan.course.graph_positions(context.stage)
     for position, slots in message.graph_slots:
         if position not in positions:
             raise RemoteProtocolError("decode", f"slots for position {position}, where no forward of this stage is")
@@ -94,9 +96,11 @@ def check_bounds(context: StageContext, message: Work) -> None:
         rate = message.learning_rate
         if not (0.0 <= rate <= LEARNING_RATE_MAX or rate == -1.0):
             raise RemoteProtocolError("decode", f"a learning rate of {rate}, which no run can have")
+    if single is None:  # what follows is about tensors of one task
+        return
     config = context.config
     shape = (config.batch.samples, config.model.context, config.model.hidden)
-    if single is not None and context.segments_of(single.microbatch) > 1 and type(message) in _OF_SEGMENTS:
+    if context.segments_of(single.microbatch) > 1 and type(message) in _OF_SEGMENTS:
         first, end = segment_ranges(config)[single.segment]
         shape = shape[0], end - first, shape[2]
     if isinstance(message, Output):

@@ -170,6 +170,8 @@ class Conduct:
 
     def back_at(self, now: float) -> float | None:
         """When the first of those who get nothing may have a lease again."""
+        if not self._out_until:  # asked after every input
+            return None
         return min((until for until in self._out_until.values() if until > now), default=None)
 
     def is_slow(self, node: NodeId, now: float) -> bool:

@@ -61,6 +61,8 @@ class StageContext:
     batches: Batches = field(init=False)
     chunks: tuple[int, ...] = field(init=False)
     """Of the stage."""
+    stage_servers: tuple[NodeId, ...] = field(init=False)
+    """Of the stage, in shard order."""
 
     def __post_init__(self) -> None:
         self.written = self.config
@@ -70,6 +72,7 @@ class StageContext:
     def take_plan(self, plan: Plan) -> None:
         """A new plan of the same ledgers: addresses may have changed, or the run."""
         self.plan = plan
+        self.stage_servers = tuple(server.node for server in plan.stages[self.stage].servers)
         self.batches = Batches.of(self.written, plan.changes)
         self.config = self.batches.now
 
@@ -94,10 +97,6 @@ class StageContext:
     @property
     def ledger(self) -> NodeId:
         return self.plan.ledger_of(self.stage)
-
-    @property
-    def stage_servers(self) -> tuple[NodeId, ...]:
-        return tuple(server.node for server in self.plan.stages[self.stage].servers)
 
     @property
     def servers_judge(self) -> bool:

@@ -31,6 +31,7 @@ from protocol.messages import (
 from protocol.run.audits import Kept
 from protocol.run.changes import mixtures
 from protocol.run.course import VALIDATION_FIRST
+from protocol.run.plan import Plan
 from protocol.schedule.live import backward_rank, forward_rank
 
 DEADLINE_SHARE = 0.8
@@ -73,6 +74,8 @@ class FrontRole:
         positions = context.plan.course.graph_positions(context.stage)
         self.pools = {position: Pool(*terms, partial(context.rank, forward_rank)) for position in positions}
         """Forwards, by position: a slot for one is none for another."""
+        self._in_order: tuple[Plan | None, tuple[Pool, ...]] = (None, ())
+        """The training pools, and the plan that they are in order by."""
         self.ends = Pool(*terms, partial(context.rank, backward_rank))
         """Route ends, which leave no graph behind and never wait for one."""
         self.validation = Pool(*terms)
@@ -86,8 +89,13 @@ class FrontRole:
     @property
     def training_pools(self) -> tuple[Pool, ...]:
         """Those whose work leads to weight gradients; forwards as the plan's order goes through a stage's visits."""
-        deepest_first = self._context.plan.order.forward.deepest_first
-        return (self.ends, *(self.pools[position] for position in sorted(self.pools, reverse=deepest_first)))
+        plan, pools = self._in_order
+        if plan is not self._context.plan:  # asked several times at every input
+            plan = self._context.plan
+            deepest_first = plan.order.forward.deepest_first
+            pools = (self.ends, *(self.pools[place] for place in sorted(self.pools, reverse=deepest_first)))
+            self._in_order = plan, pools
+        return pools
 
     def pool_of(self, task: TaskId) -> Pool:
         """Where a forward, or the first task of a route's end, waits for somebody who does it."""

@@ -112,7 +112,7 @@ class Pins:
         )
 
     def wake_at(self) -> float | None:
-        return min((until for _, until in self._early.values()), default=None)
+        return min((until for _, until in self._early.values()), default=None) if self._early else None
 
     def wake(self, now: float) -> None:
         self._now = now

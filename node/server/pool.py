@@ -401,9 +401,14 @@ class Pool:
             if entry is not None and self._result_is_due(entry, fence, deadline):
                 break
             heapq.heappop(self._deadlines)
-        others = (self._gradient_clocks.first(), self._choice.look_at, self._conduct.back_at(self._now))
-        times = [*self._gone.values(), *(at for at in others if at is not None)]
-        return min([deadline, *times] if self._deadlines else times, default=None)
+        first = deadline if self._deadlines else None  # asked after every input, so no list is made of these
+        for at in (self._gradient_clocks.first(), self._choice.look_at, self._conduct.back_at(self._now)):
+            if at is not None and (first is None or at < first):
+                first = at
+        for at in self._gone.values():
+            if first is None or at < first:
+                first = at
+        return first
 
     # ---- what an operator asks -----------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from node.server.tails import TailDesk
 from protocol.base.ids import NodeId
 from protocol.messages import ServerReady, StageKey, StepClosed
 from protocol.run.course import VALIDATION_FIRST
+from protocol.run.plan import Plan
 from protocol.schedule.policies import First
 
 
@@ -37,6 +38,9 @@ class Roles:
         self.volunteers: dict[NodeId, None] = {}
         self.auditors: dict[NodeId, None] = {}
         """Machines of the operator that compute only what is audited."""
+        self._pools_of: Plan | None = None
+        self._pools: list[Any] = []
+        self._of_training: list[Any] = []
         self.guard = Guard(context, self.pools)
         self.front = FrontRole(context) if context.is_front else None
         self.back = BackRole(context) if context.is_back else None
@@ -55,12 +59,21 @@ class Roles:
 
     def pools(self) -> list[Any]:
         """Pools of this server's own tasks, those of the front first."""
-        return [pool for role in (self.front, self.back) if role is not None for pool in role.all_pools]
+        self._find_pools()
+        return self._pools
 
     def _training_pools(self) -> list[Any]:
         """Those whose work leads to weight gradients."""
-        fronts = () if self.front is None else self.front.training_pools
-        return [*fronts, *(() if self.back is None else self.back.all_pools)]
+        self._find_pools()
+        return self._of_training
+
+    def _find_pools(self) -> None:
+        """Anew with each plan, which says in which order they are; they are asked for several times at every input."""
+        if self._pools_of is not self._context.plan:
+            self._pools_of = self._context.plan
+            self._pools = [pool for role in (self.front, self.back) if role is not None for pool in role.all_pools]
+            fronts = () if self.front is None else self.front.training_pools
+            self._of_training = [*fronts, *(() if self.back is None else self.back.all_pools)]
 
     def clock(self, now: float) -> None:
         """What happens from here on, happens at `now`."""

@@ -156,7 +156,9 @@ class Saves:
             self._try_again_at = now + TRY_AGAIN_S
 
     def wake_at(self) -> float | None:
-        times = (self._try_again_at, None if self.store is None else self.store.wake_at())
+        if self.store is None:
+            return self._try_again_at
+        times = (self._try_again_at, self.store.wake_at())
         return min((time for time in times if time is not None), default=None)
 
     def wake(self, now: float, version: int) -> None:

@@ -396,15 +396,15 @@ class ServerMachine:
     # ---- time ----------------------------------------------------------------------------------------------------
 
     def wake_at(self) -> float | None:
-        deadlines = [
-            self.shard.saves.wake_at(),
-            self._roles.buddy.wake_at(),
-            self._roles.pins.wake_at(),
-            *(pool.next_deadline() for pool in self._roles.pools()),
-        ]
-        if self.ledger is not None:
-            deadlines.append(self.ledger.desk.wake_at())
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+        first = None if self.ledger is None else self.ledger.desk.wake_at()
+        for at in (self.shard.saves.wake_at(), self._roles.buddy.wake_at(), self._roles.pins.wake_at()):
+            if at is not None and (first is None or at < first):
+                first = at
+        for pool in self._roles.pools():
+            at = pool.next_deadline()
+            if at is not None and (first is None or at < first):
+                first = at
+        return first
 
     def wake(self, now: float) -> None:
         self.shard.saves.wake(now, self.shard.version)

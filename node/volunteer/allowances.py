@@ -39,6 +39,8 @@ class Allowances:
 
     def wake_at(self) -> float | None:
         """When what is said of a rest is no longer true."""
+        if not self._rests:  # asked after every input
+            return None
         return min((min(until, self._now + COUNT_S) for until, _ in self._rests.values()), default=None)
 
     def wake(self, now: float) -> None:

@@ -145,6 +145,8 @@ class Holdings:
         self._out.drop((*held.lease.tensors, *own))
 
     def first_deadline(self) -> float | None:
+        if not self.leases:  # asked after every input
+            return None
         return min((held.received + held.lease.deadline_s for held in self.leases.values()), default=None)
 
     def busy_steps(self) -> list[int]:

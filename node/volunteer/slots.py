@@ -9,7 +9,7 @@ a lease of it may wait for a while: training goes first.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from node.volunteer.leases import Held, is_validation, leaves_graph
 from protocol.base.ids import NodeId, TaskId
@@ -38,25 +38,30 @@ class Slots:
         self._ends_here = plan.course.ends_at(stage)
         self._given: dict[NodeId, Counter[int]] = {}
         """By position of a forward, or `RUN`, or `VALIDATION`."""
+        self._idle: tuple[list[NodeId], int | None] | None = None
+        """Whom an idle device has given all that it can, and what fits into it; nothing, once that may have changed."""
 
     def link_up(self, server: NodeId) -> None:
         """A new link starts with none."""
+        self._idle = None
         self._given[server] = Counter()
 
     def link_down(self, server: NodeId) -> None:
+        self._idle = None
         self._given.pop(server, None)
 
     def used(self, issuer: NodeId, lease: Lease) -> None:
         """A lease has come that needed one."""
+        self._idle = None
         other = VALIDATION if is_validation(lease) else RUN
         place = lease.tasks[0].position if leaves_graph(lease) else other
         self._given[issuer][place] = max(0, self._given[issuer][place] - 1)
 
     def give(
         self,
-        servers: Iterable[NodeId],
+        servers: list[NodeId],
         held: list[Held],
-        graphs: Iterable[TaskId],
+        graphs: list[TaskId],
         fits: int | None = None,
     ) -> Iterator[tuple[NodeId, Ready]]:
         """What to say to whom now.
@@ -67,6 +72,9 @@ class Slots:
             graphs: forwards whose graph is kept.
             fits: how many fit into the device, at all positions together; None where that is not known.
         """
+        if self._idle == (servers, fits) and not held and not graphs:
+            return  # a device without work hears a lot: twenty servers, and each tells of every step
+        self._idle = None
         forwards = Counter(
             each.lease.tasks[0].position for each in held if leaves_graph(each.lease) or each.keeps_graph
         )
@@ -76,19 +84,19 @@ class Slots:
             room = min(room, max(1, fits // len(self._positions)))
         ends = sum(len(each.lease.tasks) > 1 and not is_validation(each.lease) for each in held)
         validated = sum(is_validation(each.lease) for each in held)
+        again = Counter(each.issuer for each in held if each.lease.tasks[0].op == "B" and each.takes_slot)
+        # Each front may fill the room alone: slots idle at one would starve the others.
+        of_fronts = [(place, room - kept[place] - forwards[place]) for place in self._positions]
+        of_validation = [(VALIDATION, AHEAD - validated)] if self._validates else []
         for server in servers:
-            wanted = {}
-            if server in self._fronts:  # each may fill the room alone: slots idle at one front would starve the others
-                wanted = {p: room - kept[p] - forwards[p] for p in self._positions}
-            if (server in self._fronts and self._ends_here) or (server in self._backs and self._positions):
-                again = sum(
-                    each.issuer == server and each.lease.tasks[0].op == "B" and each.takes_slot for each in held
-                )
-                wanted[RUN] = AHEAD - ends - again
-            if self._validates and server in self._fronts:
-                wanted[VALIDATION] = AHEAD - validated
+            front = server in self._fronts
+            wanted = of_fronts if front else []
+            if (front and self._ends_here) or (self._positions and server in self._backs):
+                wanted = [*wanted, (RUN, AHEAD - ends - again[server])]
+            if front:
+                wanted = [*wanted, *of_validation]
             given = self._given[server]
-            more = {place: count - given[place] for place, count in wanted.items() if count > given[place]}
+            more = {place: count - given[place] for place, count in wanted if count > given[place]}
             if more:
                 given.update(more)
                 runs, validation = more.pop(RUN, 0), more.pop(VALIDATION, 0)
@@ -100,3 +108,5 @@ class Slots:
                     validation_slots=validation,
                 )
                 yield server, ready
+        if not held and not graphs:
+            self._idle = servers, fits
