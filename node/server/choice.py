@@ -126,7 +126,7 @@ class Choice:
         best: Worker | None = None
         best_is_slow = False
         for worker in self.askers.values():
-            if best is not None and not best_is_slow and (worker.slots, -worker.turn) < (best.slots, -best.turn):
+            if best is not None and not best_is_slow and _order(worker) > _order(best):
                 continue
             if not self._could_do(entry, worker) or not self.may_have_more(worker):
                 continue
