@@ -25,6 +25,8 @@ LEFT_MAX = 4096
 class _Bucket:
     begun_s: float
     tasks: Counter[NodeId] = field(default_factory=Counter)
+    total: int = 0
+    """Of all of them: each member hears its part of it every half minute, and thousands may have some."""
 
 
 class Giving:
@@ -71,6 +73,7 @@ class Giving:
             before = self._credits.get(share.node, Credit(node=share.node, since_s=wall_s))
             self._credits[share.node] = before.plus(share, step, self._task_tokens, worked_s, wall_s)
             self._buckets[-1].tasks[share.node] += share.tasks
+            self._buckets[-1].total += share.tasks
             self.newest[share.node] = share.tasks
 
     def all(self) -> tuple[Credit, ...]:
@@ -85,5 +88,5 @@ class Giving:
         """The member's part of all tasks of the last hour, or of as much of it as this process has seen."""
         while self._buckets and now >= self._buckets[0].begun_s + HOUR_S:
             self._buckets.popleft()
-        total = sum(bucket.tasks.total() for bucket in self._buckets)
+        total = sum(bucket.total for bucket in self._buckets)
         return sum(bucket.tasks[node] for bucket in self._buckets) / total if total else 0.0
