@@ -7,13 +7,14 @@ coordinator changes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 
 from protocol.run.changes import RunChange
 from protocol.run.course import EVEN, Course, course_of
 from protocol.run.plan import Plan, ServerPlan, StagePlan
-from protocol.run.run import TUNED, RunConfig
+from protocol.run.run import TUNED, ModelSection, RunConfig
 from protocol.schedule.policies import First, Policy
 
 ROUTES_NAMED = 8
@@ -35,6 +36,13 @@ def block_work(config: RunConfig, block: int, vocabulary: int) -> float:
         projections = model.hidden * (2 * model.hidden + 2 * kv_width)
         return float(projections + model.context * model.hidden)
     return float(3 * model.hidden * model.feed_forward)
+
+
+@lru_cache(maxsize=16)
+def model_work(model: ModelSection, vocabulary: int) -> float:
+    """Multiply-adds per token of the whole model's forward; asked for each of thousands of members."""
+    config = RunConfig(model=model)
+    return sum(block_work(config, block, vocabulary) for block in range(config.block_count))
 
 
 IN_FLIGHT_MIN = 4

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from coordinator.live.plan_builder import block_work
+from coordinator.live.plan_builder import model_work
 from coordinator.live.roster import Member
 from protocol.base.forms import TYPICAL_BITS
 from protocol.base.ids import NodeId
@@ -222,6 +222,6 @@ def benchmarked_flops_per_s(member: Member, config: RunConfig, vocabulary: int) 
     The benchmark's tokens went through an even share of the blocks, as the run's file counts stages: a multiply and an
     add for each of the forward's, and the same twice for the backward.
     """
-    work = sum(block_work(config, block, vocabulary) for block in range(config.block_count))
+    work = model_work(config.model, vocabulary)
     tokens_per_s = member.join.tokens_per_s if member.join is not None else 0.0
     return tokens_per_s * 6 * work / max(1, config.stages.count)
