@@ -126,6 +126,7 @@ class Crew:
         self._thoughts.gone(member.peer)
         if member.role == "volunteer" and member.stage >= 0:
             self._counts[member.stage] -= 1
+            self._thoughts.lost(self._counts)
             if not self._counts[member.stage] and self._empty_since is None:
                 self._empty_from(now)
 
@@ -139,7 +140,7 @@ class Crew:
             if member.stage >= 0 and now - member.stage_since > self._compared_after_s:
                 crews.setdefault(member.stage, {})[member.peer] = self._promise(member, vocabulary)[0][member.stage]
         self.delivered.count({share.node: share.tasks for share in shares}, crews.values())
-        self._thoughts.step_closed(duration_s, now)
+        self._thoughts.step_closed(duration_s, self._counts, now)
 
     def even_out(self, vocabulary: int, now: float) -> None:
         """Gives work to those without, and moves one volunteer where that is due. Called now and then."""
@@ -172,7 +173,7 @@ class Crew:
 
     def _balance(self, needed: list[bool], standing: Standing, vocabulary: int, now: float) -> None:
         """Moves one or two to where the fewest steps are carried, or those back whose move made steps longer."""
-        regretted = self._thoughts.verdict(self._counts, now)
+        regretted = self._thoughts.verdict(now)
         if regretted is not None:
             trial, longer = regretted
             self._balanced_at = now
@@ -191,15 +192,15 @@ class Crew:
     def _try(self, moves: list[tuple[NodeId, Assignment]], vocabulary: int, now: float) -> None:
         """Moves them, and has it judged."""
         works_at = now
-        places: list[tuple[NodeId, int, int]] = []
+        moved: list[Moved] = []
         for node, choice in moves:
             mover = self._roster.get(node)
             assert mover is not None
             brings_s = self._beside_visits(mover, vocabulary)[mover.stage][1]
             works_at = max(works_at, now + STAY_S + brings_s + self._promise(mover, vocabulary)[1][choice.stage])
-            places.append((node, mover.stage, choice.stage))
+            moved.append(Moved(node, mover.stage, choice.stage))
             self._move(node, choice, vocabulary, now)
-        self._thoughts.moved([Moved(*place, beside=self._counts[place[2]]) for place in places], works_at)
+        self._thoughts.moved(moved, self._counts, works_at)
 
     @property
     def _compared_after_s(self) -> float:

@@ -5,11 +5,14 @@ a member that works well until others rely on it. What steps take is not thought
 stages is a trial: the mean of the steps before it beside the mean of those after it. One that made steps longer is
 taken back, and after each such one the next move waits twice as long; so nobody's claims cost a run more than an ever
 smaller part of its time. Moves that were made together are one trial, and go back together.
+
+Steps become longer, too, where members leave: half of a stage of two, and whoever stays does again what they took with
+them. So a trial ends where a stage has lost a tenth of its members, and steps of larger crews are none to compare with.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -20,7 +23,8 @@ TRIAL_S = 60.0
 """A mean is over so many steps and over as long, whichever is more: 8 steps of two and a half minutes, as 1.1 B
 parameters take on home lines, are twenty minutes; of steps of half a second, a minute has a hundred."""
 WORSE = 0.1
-"""Means of eight steps on home lines scatter by a few percent."""
+"""Means of eight steps on home lines scatter by a few percent. And a stage that has lost less than this share of its
+members is the same stage: among a thousand somebody always leaves."""
 DOUBLINGS_MAX = 6
 """A minute between moves becomes an hour, and stays one."""
 
@@ -33,8 +37,6 @@ class Moved:
     left: int
     """The stage that it came from."""
     joined: int
-    beside: int
-    """Volunteers of `joined`, with it, after the moves: when some of them go, longer steps say nothing of the moves."""
 
 
 @dataclass(slots=True)
@@ -42,6 +44,8 @@ class Trial:
     """Moves that are being judged."""
 
     moves: tuple[Moved, ...]
+    crews: Mapping[int, int]
+    """Volunteers by stage, after the moves: when some of them go, longer steps say nothing of the moves."""
     before_s: float
     """Mean of the steps before."""
     begins_at: float
@@ -53,8 +57,9 @@ class SecondThoughts:
     """Judges one trial after the other."""
 
     def __init__(self) -> None:
-        self._recent: deque[tuple[float, float]] = deque()
-        """(when it closed, what it took) of the newest steps; those of the last `TRIAL_S`, and `STEPS_MIN` at least."""
+        self._recent: deque[tuple[float, float, Counter[int]]] = deque()
+        """(when it closed, what it took, volunteers by stage) of the newest steps; those of the last `TRIAL_S`, and
+        `STEPS_MIN` at least."""
         self.trial: Trial | None = None
         self._doublings = 0
 
@@ -69,38 +74,50 @@ class SecondThoughts:
         or a run of long steps would even out once in twenty minutes."""
         return self.trial is not None and self.trial.before_s * STEPS_MIN <= TRIAL_S
 
-    def moved(self, moves: Sequence[Moved], works_at: float) -> None:
-        """Volunteers are moved now. A trial without enough steps before it cannot be judged, and is none."""
+    def moved(self, moves: Sequence[Moved], crews: Mapping[int, int], works_at: float) -> None:
+        """Volunteers are moved now; `crews`: by stage, with them. A trial without enough steps of such crews before it
+        cannot be judged, and is none."""
+        for _, _, then in self._recent:  # who has only gone elsewhere has not left
+            then.subtract(each.left for each in moves)
+            then.update(each.joined for each in moves)
+        alike = [took_s for _, took_s, then in self._recent if not _fewer(crews, then)]
         self.trial = None
-        if len(self._recent) >= STEPS_MIN:
-            before_s = sum(took_s for _, took_s in self._recent) / len(self._recent)
-            self.trial = Trial(tuple(moves), before_s, works_at)
+        if len(alike) >= STEPS_MIN:
+            self.trial = Trial(tuple(moves), dict(crews), sum(alike) / len(alike), works_at)
 
-    def step_closed(self, duration_s: float, now: float) -> None:
-        """A step was closed; 0 s: nobody knows what it took, since its decider began anew."""
+    def step_closed(self, duration_s: float, crews: Mapping[int, int], now: float) -> None:
+        """A step was closed, by these volunteers by stage; 0 s: nobody knows what it took, since its decider began
+        anew."""
         if duration_s <= 0:
             return
-        self._recent.append((now, duration_s))
+        self._recent.append((now, duration_s, Counter(crews)))
         while len(self._recent) > STEPS_MIN and self._recent[0][0] < now - TRIAL_S:
             self._recent.popleft()
         if self.trial is not None and now >= self.trial.begins_at:
             self.trial.durations_s.append(duration_s)
 
-    def verdict(self, there: Mapping[int, int], now: float) -> tuple[Trial, float] | None:
-        """The trial and by what share its steps became longer, where that is too much; `there`: volunteers by stage,
-        now. None: not yet, or all is well; a trial that is over is forgotten."""
+    def verdict(self, now: float) -> tuple[Trial, float] | None:
+        """The trial and by what share its steps became longer, where that is too much. None: not yet, or all is well; a
+        trial that is over is forgotten."""
         trial = self.trial
         if trial is None or len(trial.durations_s) < STEPS_MIN or now < trial.begins_at + TRIAL_S:
             return None
         self.trial = None
         longer = sum(trial.durations_s) / len(trial.durations_s) / trial.before_s - 1.0
-        if longer <= WORSE or any(there.get(moved.joined, 0) < moved.beside for moved in trial.moves):
-            self._doublings = 0 if longer <= WORSE else self._doublings
-            return None
-        self._doublings = min(DOUBLINGS_MAX, self._doublings + 1)
-        return trial, longer
+        self._doublings = 0 if longer <= WORSE else min(DOUBLINGS_MAX, self._doublings + 1)
+        return (trial, longer) if longer > WORSE else None
+
+    def lost(self, crews: Mapping[int, int]) -> None:
+        """Somebody has left; `crews`: who is still there, by stage."""
+        if self.trial is not None and _fewer(crews, self.trial.crews):
+            self.trial = None
 
     def gone(self, node: NodeId) -> None:
         """A volunteer left, or was given another stage for another reason."""
         if self.trial is not None and any(moved.node == node for moved in self.trial.moves):
             self.trial = None
+
+
+def _fewer(crews: Mapping[int, int], than: Mapping[int, int]) -> bool:
+    """Whether a stage has so many fewer that its steps are not the same."""
+    return any(crews.get(stage, 0) < (1.0 - WORSE) * count for stage, count in than.items())

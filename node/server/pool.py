@@ -354,8 +354,12 @@ class Pool:
         return [Grant(entry, worker.node, has_graph) for entry, worker, has_graph in given]
 
     def open_to_all(self, step: int) -> bool:
-        """Whether any worker may still get work of the step from this pool."""
-        return bool(self._tables.open.get(step, {}).get(None, 0))
+        """Whether any worker may still get work of the step from this pool: also what a worker has summed up that is
+        gone and may be back. Who sent its sum meanwhile would have to send another one for that."""
+        if self._tables.open.get(step, {}).get(None, 0):
+            return True
+        awaited = (entry for node in self._gone for entry in self._leased_by(node))
+        return any(entry.step == step and entry.waits_for_sum and not entry.stored for entry in awaited)
 
     def open_count(self, step: int) -> int:
         """Entries of the step that somebody still has to be given."""

@@ -31,9 +31,10 @@ class Tails:
             self._told.setdefault(step, {})[server] = leases
 
     def has_come(self, step: int, servers: Iterable[NodeId]) -> bool:
-        """Whether none of the servers has more work of the step, and all that they gave has come."""
+        """Whether none of the servers has more work of the step, and all that they gave has come. A lease that was
+        given after the word makes it void: of what comes back of a step there may be more than fits into the slots."""
         told, received = self._told.get(step, {}), self._received.get(step, {})
-        return all(server in told and told[server] <= received.get(server, 0) for server in servers)
+        return all(server in told and told[server] == received.get(server, 0) for server in servers)
 
     def link_down(self, server: NodeId) -> None:
         for table in (*self._received.values(), *self._told.values()):

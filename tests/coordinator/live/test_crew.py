@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -383,35 +383,62 @@ def test_two_that_moved_together_go_back_together() -> None:
     assert "moved back" in desk.sent(movers[0], PlanChanged)[1].reason
 
 
-def test_a_move_stays_where_steps_are_no_longer_or_its_stage_has_lost_others_since() -> None:
-    """Steps that are a little longer are luck; and when somebody else left the stage that it joined, that is why."""
-    thoughts = SecondThoughts()
-    for now in range(20):
-        thoughts.step_closed(1.0, float(now))
-    for took_s, there, pause in ((1.05, 2, 1.0), (2.0, 1, 1.0), (2.0, 2, 2.0), (2.0, 2, 4.0), (1.0, 2, 1.0)):
-        thoughts._recent = deque([(20.0, 1.0)] * 20)
-        thoughts.moved([Moved(NodeId("v1"), 0, 1, beside=2)], 30.0)
+@pytest.mark.parametrize(("lost", "pause"), [({}, 4.0), ({1: 1}, 1.0), ({2: 1}, 1.0), ({0: 1}, 4.0)])
+def test_a_move_stays_where_a_stage_has_lost_others_since(lost: dict[int, int], pause: float) -> None:
+    """Whoever is left does again what they took with them, and all of their work: that is why steps are longer. One of
+    twenty is no reason. Two trials, and the pause between moves is twice as long after each that was regretted."""
+    for then in ("before", "after"):
+        thoughts = SecondThoughts()
+        for number in range(2):
+            crews = Counter({0: 20, 1: 2, 2: 2})
+            if then == "before":
+                crews.update(lost)
+            thoughts._recent.clear()
+            for now in range(20):
+                thoughts.step_closed(1.0, crews, float(now))
+            crews = Counter({0: 19, 1: 3, 2: 2})
+            thoughts.moved([Moved(NodeId("v1"), 0, 1)], crews, 30.0)
+            if then == "after":
+                crews.subtract(lost)
+            thoughts.lost(crews)
+            for now in range(20, 110):
+                assert thoughts.verdict(float(now)) is None or now >= 90
+                thoughts.step_closed(9.0 if now < 30 else 2.0, crews, float(now))
+            assert thoughts.trial is None and thoughts.pause_factor == (pause if number else min(pause, 2.0))
+
+
+def test_steps_that_are_a_little_longer_after_a_move_are_luck() -> None:
+    """And one that is found to be good makes the next move wait no longer than the first."""
+    thoughts, crews = SecondThoughts(), {0: 1, 1: 2}
+    for took_s, pause in ((2.0, 2.0), (2.0, 4.0), (1.05, 1.0)):
+        thoughts._recent.clear()
+        for now in range(20):
+            thoughts.step_closed(1.0, crews, float(now))
+        thoughts.moved([], crews, 30.0)
         for now in range(20, 110):
-            assert thoughts.verdict({1: there}, float(now)) is None or now >= 90
-            thoughts.step_closed(9.0 if now < 30 else took_s, float(now))
-            if thoughts.trial is None:
-                break
+            thoughts.verdict(float(now))
+            thoughts.step_closed(took_s, crews, float(now))
         assert thoughts.trial is None and thoughts.pause_factor == pause
 
 
 def test_a_move_is_not_judged_without_steps_before_it_nor_after_its_volunteer_is_gone() -> None:
-    thoughts = SecondThoughts()
-    thoughts.moved([Moved(NodeId("v1"), 0, 1, beside=2)], 30.0)
+    thoughts, crews = SecondThoughts(), {0: 2, 1: 2, 2: 2}
+    thoughts.moved([Moved(NodeId("v1"), 0, 1)], crews, 30.0)
     assert thoughts.trial is None
     for now in range(20):
-        thoughts.step_closed(0.0, float(now))
-        thoughts.step_closed(1.0, float(now))
-    thoughts.moved([Moved(NodeId("v1"), 0, 1, beside=2)], 30.0)
+        thoughts.step_closed(0.0, crews, float(now))
+        thoughts.step_closed(1.0, crews, float(now))
+    crews = {0: 1, 1: 3, 2: 2}
+    thoughts.moved([Moved(NodeId("v1"), 0, 1)], crews, 30.0)
     thoughts.gone(NodeId("v2"))
     assert thoughts.trial is not None and thoughts.trial.before_s == 1.0
     thoughts.gone(NodeId("v1"))
     assert thoughts.trial is None
-    thoughts.moved([Moved(NodeId("v1"), 0, 1, beside=2), Moved(NodeId("v2"), 0, 2, beside=2)], 30.0)
+    crews = {0: 1, 1: 2, 2: 3}
+    thoughts.moved([Moved(NodeId("v3"), 1, 2)], crews, 30.0)
+    assert thoughts.trial is not None, "who has only gone elsewhere has not left"
+    thoughts.moved([Moved(NodeId("v1"), 2, 1), Moved(NodeId("v2"), 2, 0)], {0: 2, 1: 3, 2: 1}, 30.0)
+    assert thoughts.trial is not None
     thoughts.gone(NodeId("v2"))
     assert thoughts.trial is None
 

@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from node.machine.outbox import Outbox
-from node.server.pool import Entry, Grant, Pool
+from node.server.pool import REJOIN_S, Entry, Grant, Pool
 from node.server.server import ServerMachine
 from node.server.tails import TailDesk
 from node.server.tickets import KEY_BYTES
@@ -79,6 +79,21 @@ def test_more_work_after_the_tail_is_told_again() -> None:
     desk.pool.worker_gone(A, 1.0)
     desk.tails.worker_gone(A)
     assert told(desk.look()) == []
+    assert told(desk.give(B)) == [("b", 2)]
+
+
+def test_nobody_hears_of_the_tail_while_sums_of_one_that_is_gone_may_come_back() -> None:
+    """A dies with a task in its sum, which is waited for: B sends nothing before it knows whether it has to do that
+    again, or it would be another whole vector. On a day of spot instances it was, for 40 s."""
+    desk = Desk()
+    desk.give(A)
+    desk.pool.result_held(desk.tasks[0])
+    desk.pool.summed([desk.tasks[0]], A, 0.0)
+    desk.pool.worker_gone(A, 1.0)
+    desk.tails.worker_gone(A)
+    assert told(desk.give(B)) == []
+    desk.pool.expire(1.0 + REJOIN_S)
+    assert told(desk.look(1.0 + REJOIN_S)) == []
     assert told(desk.give(B)) == [("b", 2)]
 
 
