@@ -53,9 +53,12 @@ busy if nothing ever waits for anything. Half as many again, since who sends one
 gets fewer volunteers than who sends two; and more than twice that for what waits behind others on the way. Simulated
 at 1.1 B parameters, 8 stages, 24 volunteers at 20/200 Mbit/s: with 8 their lines were half idle, with 16 a quarter,
 with 32 hardly. Devices with less memory keep inputs only, or take fewer (`node.volunteer.room`)."""
-IN_FLIGHT_MOST = 32
-"""16 stages would need about 31 * 1.5 / 2 = 24 without waits. Of 8 B parameters (4,096 wide, 2,048 tokens, fp32, two
-layers a stage) 32 inputs-only graphs take 32 * 5 * 34 MB = 5.4 GB."""
+IN_FLIGHT_MOST = 64
+"""Four a stage of 16. With 32 there, a step of 7 B parameters with four volunteers a stage took 1.27 times what its
+uplinks need: from a forward of the first stage to its backward lie 31 transfers of 1.7 s each, with a device, a server
+and a downlink between any two of them 90 s, and twice as long where a volunteer sends to two servers at once; in 90 s a
+stage does 104 microbatches, and four volunteers could hold 128. Of 8 B parameters (4,096 wide, 2,048 tokens, fp32, two
+layers a stage) 64 inputs-only graphs take 64 * 5 * 34 MB = 10.7 GB; a device with less takes fewer."""
 
 
 class Guidance(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ a lease of it may wait for a while: training goes first.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from node.volunteer.leases import Held, is_validation, leaves_graph
 from protocol.base.ids import NodeId, TaskId
@@ -57,6 +57,22 @@ class Slots:
         place = lease.tasks[0].position if leaves_graph(lease) else other
         self._given[issuer][place] = max(0, self._given[issuer][place] - 1)
 
+    def with_room(self, ready: list[Held], graphs: Collection[TaskId], fits: int | None) -> list[Held]:
+        """Those of `ready` for which the device has memory.
+
+        Each front may fill the room alone, so several may have given more forwards than it holds: what is too much
+        waits for backwards, which wait for other positions only. One whose graph is kept takes its own place.
+        """
+        if fits is None or len(graphs) < self._room(fits):
+            return ready
+        kept = Counter(task.position for task in graphs)
+        full = [position for position in self._positions if kept[position] >= self._room(fits)]
+        return [each for each in ready if not (_begins_graph(each, graphs) and each.lease.tasks[0].position in full)]
+
+    def _room(self, fits: int) -> int:
+        """Of each position, in a device that holds so many graphs."""
+        return max(1, fits // max(1, len(self._positions)))
+
     def give(
         self,
         servers: list[NodeId],
@@ -79,9 +95,7 @@ class Slots:
             each.lease.tasks[0].position for each in held if leaves_graph(each.lease) or each.keeps_graph
         )
         kept = Counter(task.position for task in graphs)
-        room = self._graphs_max
-        if fits is not None and self._positions:
-            room = min(room, max(1, fits // len(self._positions)))
+        room = self._graphs_max if fits is None else min(self._graphs_max, self._room(fits))
         ends = sum(len(each.lease.tasks) > 1 and not is_validation(each.lease) for each in held)
         validated = sum(is_validation(each.lease) for each in held)
         again = Counter(each.issuer for each in held if each.lease.tasks[0].op == "B" and each.takes_slot)
@@ -110,3 +124,9 @@ class Slots:
                 yield server, ready
         if not held and not graphs:
             self._idle = servers, fits
+
+
+def _begins_graph(held: Held, graphs: Collection[TaskId]) -> bool:
+    """Whether one more graph is on the device once it has begun."""
+    has_begun = held.tenancy is not None and held.tenancy.begun
+    return leaves_graph(held.lease) and not has_begun and held.lease.tasks[0] not in graphs

@@ -60,11 +60,11 @@ from protocol.messages import (
     Work,
 )
 from protocol.run.batches import Batches
-from protocol.run.plan import Plan
+from protocol.run.plan import IN_FLIGHT_LIMIT, Plan
 from protocol.run.run import RunConfig
 
-LEASES_MAX = 128
-"""Leases held at once; more are given back (a server with that many for us is not ours)."""
+LEASES_MAX = 4 * IN_FLIGHT_LIMIT
+"""Leases held at once; more are given back. Each of a stage's fronts may give as many as a plan has in flight."""
 
 
 class VolunteerMachine:
@@ -280,7 +280,8 @@ class VolunteerMachine:
     def _start_next(self) -> None:
         """What the plan's order says of all that is ready."""
         ready = [held for held in self._held.leases.values() if self._is_ready(held)]
-        assert self._order is not None, "a device is set up for a plan"
+        assert self._order is not None and self._slots is not None, "a device is set up for a plan"
+        ready = self._slots.with_room(ready, [*self._held.graphs, *self._owed.graphs()], self._room.graphs_max)
         best = self._order.next(ready, self._owed, len(self._held.graphs), self._room.graphs_max)
         if isinstance(best, Held):
             self._run(best)
@@ -567,7 +568,7 @@ class VolunteerMachine:
             return f"servers {', '.join(missing)} of stage {self._stage}"
         if self._held.running is None and self._held.leases:
             tasks = next(iter(self._held.leases.values())).lease.tasks
-            return sentence([Wait(tasks[0].step, f"parameters or inputs for the {work_name(tasks)}")])
+            return sentence([Wait(tasks[0].step, f"parameters, inputs or memory for the {work_name(tasks)}")])
         return self._allowances.sentence() or ("" if self._is_busy else "work")
 
     def given(self) -> dict[str, float]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.live.plan_builder import block_names, block_work, build_plan
+from coordinator.live.plan_builder import IN_FLIGHT_MOST, block_names, block_work, build_plan, in_flight_of
+from node.volunteer.volunteer import LEASES_MAX
 from protocol.base.ids import NodeId
 from protocol.run.course import even_partition
-from protocol.run.plan import ServerPlan
+from protocol.run.plan import IN_FLIGHT_LIMIT, ServerPlan
 from protocol.run.run import ModelSection, RunConfig, StagesSection
 
 
@@ -39,6 +40,13 @@ def test_blocks_are_named_as_people_say_them() -> None:
     assert block_names(config, 9, 10) == "head"
     assert block_names(config, 2, 3) == "0f"
     assert block_names(config, 2, 9) == "0f-3f"
+
+
+def test_sixteen_stages_have_as_many_forwards_in_flight_for_each_as_eight() -> None:
+    """A line of twice the length keeps its members' uplinks busy with twice the microbatches: 32 left them idle for a
+    fifth of a step of 7 B parameters. Two fronts' worth of them are fewer leases than a volunteer takes."""
+    assert [in_flight_of(stages) for stages in (1, 2, 8, 16, 200)] == [4, 8, 32, 64, IN_FLIGHT_MOST]
+    assert IN_FLIGHT_MOST <= IN_FLIGHT_LIMIT and 2 * IN_FLIGHT_MOST < LEASES_MAX
 
 
 def test_a_plan_says_why() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from node.machine.jobs import Backward, DropGraphs, Forward, Job, SetUpDevice, TakeGradient
 from node.volunteer.room import REST_MOST_S, REST_S, Room
-from protocol.messages import FetchInput, LeaseReturned, Ready
+from protocol.base.ids import NodeId
+from protocol.messages import FetchInput, LeaseReturned, Ready, VersionReady
 from tests.node.setting import Effects, backward, make_plan
 from tests.node.volunteer.test_volunteer import BACK, FRONT, Desk, forward
 
@@ -48,6 +49,24 @@ def test_a_backward_whose_graph_was_dropped_is_recomputed() -> None:
     effects = fail(desk, running, FULL)
     assert [message.task for message in effects.sent(FetchInput)] == [forward(0, 0)]
     assert not effects.jobs(Backward)
+
+
+def test_two_fronts_together_never_fill_more_than_the_device_holds() -> None:
+    """Each may give as many forwards as fit; what is too much waits for a backward. Done again is what has its graph
+    here even when all is full: it needs no more room than it has."""
+    desk, other = Desk(plan=make_plan(fronts=2)), NodeId("g0")
+    desk.servers = (FRONT, other, BACK)
+    desk.machine.link_up(other)
+    desk.say(other, VersionReady(ledger_generation=1, version=0))
+    desk.load()
+    desk.machine._room.set_up(1)
+    (first,) = desk.say(FRONT, desk.lease(forward(0, 0), back=BACK)).jobs(Forward)
+    desk.done(first, desk.tensor())
+    assert not desk.say(other, desk.lease(forward(0, 1), front=other, back=BACK)).jobs(Forward)
+    (again,) = desk.say(FRONT, desk.lease(forward(0, 0), back=BACK)).jobs(Forward)
+    assert not desk.done(again, desk.tensor()).jobs(Forward)
+    (back,) = desk.say(BACK, desk.lease(backward(0, 0), back=BACK)).jobs(Backward)
+    assert [job.task for job in desk.done(back).jobs(Forward)] == [forward(0, 1)]
 
 
 def test_a_failed_set_up_is_tried_again() -> None:
