@@ -41,7 +41,7 @@ STAY_S, AWAY_S = 1200.0, 60.0
 
 @dataclass(frozen=True)
 class Row:
-    """One run; `up`: the form of activations from volunteers to servers."""
+    """One run; `up`: the form of activations from volunteers to servers; `cut`: as `stages.cut` has it."""
 
     name: str
     model: str
@@ -52,6 +52,7 @@ class Row:
     up: BoundaryForm = "q8"
     stages: int = 8
     microbatches: int = 256
+    cut: str = "even"
 
 
 ROWS = (
@@ -60,6 +61,7 @@ ROWS = (
     Row("1.1B-200", "1.1 B", 200, 6),
     Row("1.1B-24-churn", "1.1 B", 24, 4, churn=True),
     Row("1.1B-32-d4", "1.1 B", 32, 12, up="d4"),
+    Row("1.1B-32-d4-planned", "1.1 B", 32, 12, up="d4", cut="planned"),
     Row("7B-24", "7 B", 24, 3, gigabytes=24),
     Row("7B-32", "7 B", 32, 3, gigabytes=24),
     Row("7B-64-d4", "7 B", 64, 3, gigabytes=24, up="d4", stages=16, microbatches=1024),
@@ -75,7 +77,7 @@ def config_of(row: Row) -> RunConfig:
         steps=row.steps,
         data=DataSection(tokenizer=f"bpe:{VOCABULARY}"),
         batch=BatchSection(microbatches=row.microbatches, samples=1),
-        stages=StagesSection(count=row.stages, front_servers=fronts, back_servers=backs),
+        stages=StagesSection(count=row.stages, cut=row.cut, front_servers=fronts, back_servers=backs),
         wire=WireSection(activations_up=row.up),
         limits=LimitsSection(lease_s=600.0),
     )
@@ -120,13 +122,13 @@ def main() -> int:
     parser.add_argument("rows", nargs="*", help="names of rows; all without any")
     names = parser.parse_args().rows
     missing = 0
-    print("row              line s   planned   first at   later s   of line   tasks   left   tok/s   4-bit")
+    print("row                  line s   planned   first at   later s   of line   tasks   left   tok/s   4-bit")
     for row in [row for row in ROWS if not names or row.name in names]:
         swarm = run(row)
         config, steps = swarm.config, swarm.steps
         missing += len(steps) < row.steps
         if not steps:
-            print(f"{row.name:14}  no step closed in {swarm.world.now:,.0f} s", flush=True)
+            print(f"{row.name:18}  no step closed in {swarm.world.now:,.0f} s", flush=True)
             continue
         need_s = line_s(config, row.volunteers)
         plan = predicted(swarm)
@@ -137,7 +139,7 @@ def main() -> int:
         tokens_per_s = len(steps) * config.step_tokens / steps[-1].at_s / (row.volunteers / row.stages)
         four_bit = UP_BYTES_PER_S * 8 / (2 * config.model.hidden * FOUR_BITS)
         print(
-            f"{row.name:14} {need_s:>8.0f} {plan.step_s if plan else float('nan'):>9.0f} {steps[0].at_s:>10.0f}"
+            f"{row.name:18} {need_s:>8.0f} {plan.step_s if plan else float('nan'):>9.0f} {steps[0].at_s:>10.0f}"
             f" {later_s:>9.0f} {len(steps) * need_s / steps[-1].at_s:>9.2f} {done / needed:>7.3f}"
             f" {swarm.departures:>6} {tokens_per_s:>7.0f} {tokens_per_s / four_bit:>7.2f}",
             flush=True,
