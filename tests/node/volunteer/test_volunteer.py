@@ -59,7 +59,7 @@ class Desk:
     def __init__(self, stage: int = 0, plan: Plan | None = None) -> None:
         self.out = Outbox(VOLUNTEER, count(1))
         self.machine = VolunteerMachine(CONFIG, 259, self.out, incarnation=7)
-        self.servers = (NodeId(f"f{stage}"), NodeId(f"b{stage}"))
+        self.servers: tuple[NodeId, ...] = (NodeId(f"f{stage}"), NodeId(f"b{stage}"))
         self.stage = stage
         self.now = 0.0
         self._keys = count(500)
