@@ -490,6 +490,7 @@ class Checker(Watcher):
             case StepCommitted():
                 self._lost_commits[generation, place.stage, place.shard, record.step] = None
             case ContributionAccepted():
+                self.promises.record_lost(host, record)
                 self._accepted.get((generation, place.stage, record.step), {}).pop(record.contribution, None)
                 for task in record.tasks:
                     self._credit.pop((generation, task, place.stage), None)

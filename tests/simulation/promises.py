@@ -74,6 +74,13 @@ class Promises:
                 base = self._base[record.plan.ledger_generation] = max(0, record.plan.restore_step)
                 self._closed.setdefault(record.plan.ledger_generation, base - 1)
 
+    def record_lost(self, host: Host, record: Any) -> None:
+        """Its disk has lied of one. A ledger that has told an acceptance, and does not know it any more, judges anew
+        what its shards name to it again; whose sender is banned by then is refused."""
+        if isinstance(record, ContributionAccepted):
+            key = "accepted", record.ledger_generation, record.contribution, record.tasks
+            self._proofs.get(host.node, {}).pop(key, None)
+
     def disk_moved(self, host: Host, other: Host) -> None:
         self._proofs[other.node] = self._proofs.pop(host.node, {})
 
