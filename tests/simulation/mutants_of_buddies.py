@@ -23,7 +23,7 @@ KILLS = Scene(
     run={**COPIED, "steps": 24, "snapshot_steps": 8},
 )  # fmt: skip
 SKEWED = Scene(
-    only=("server_disk_loss", "link_slow", "link_slow"), gap_s=(0.1, 0.3), until_s=(25.0, 35.0), disk_losses_max=20,
+    only=("copy_ahead", "link_slow", "link_slow"), gap_s=(0.1, 0.3), until_s=(25.0, 35.0), disk_losses_max=20,
     run={**COPIED, "fronts": 2, "backs": 1, "delay": 1, "steps": 30},
 )  # fmt: skip
 """One server has heard of an update, made it and copied it, and dies before another has heard of it."""

@@ -8,7 +8,7 @@ from functools import partial
 from coordinator.live.core import CoordinatorMachine
 from node.core import NodeMachine
 from protocol.base.machine import Effect, Send
-from protocol.messages import CopyGiven
+from protocol.messages import CopyGiven, CopyKept
 from tests.simulation.swarm import Swarm
 from tests.simulation.world import Host, World
 
@@ -162,6 +162,31 @@ class Disks:
             self._start_soon(host, 0.02)
             self._start_soon(dying, rng.uniform(BACK_S, BACK_S + 1.0))
             return True
+
+        world.kill_at = dies
+        return True
+
+    def _copy_ahead(self, rng: random.Random) -> bool:
+        """A server loses its disk just when its buddy has its newest version, which another server has not made."""
+        world, machine = self._world, self._swarm.coordinator.machine
+        plan = machine.placement.plan if isinstance(machine, CoordinatorMachine) else None
+        if plan is None or self._disk_losses >= self._disk_losses_max:
+            return False
+
+        def dies(dying: Host, moment: str, effect: Effect) -> bool:
+            said = effect.message if isinstance(effect, Send) else None
+            if not isinstance(said, CopyKept) or moment != "after" or not self.until_s:
+                return False
+            assert isinstance(effect, Send)
+            host, others = world.hosts[effect.peer], [world.hosts[node].machine for node in plan.server_nodes()]
+            versions = [node.server.shard.version for node in others if isinstance(node, NodeMachine) and node.server]
+            if host.machine is None or min(versions, default=said.version) >= said.version:
+                return False
+            world.kill_at = lambda dying, moment, effect: False
+            self._disk_losses += 1
+            world.at(0.0, lambda: world.crash(host, lose_disk=True))
+            self._start_soon(host, 0.05)
+            return False
 
         world.kill_at = dies
         return True
