@@ -97,8 +97,7 @@ class VolunteerMachine:
         self._allowances = Allowances(self._out)
         self._asked_again = AskedAgain()
         self._auditor = Auditor(config, out, self._want_version, self._versions.has, self._drop_old_versions)
-        limits = config.limits
-        self.gradients = Gradients(out, incarnation, limits.contribution_tasks, limits.linger_s)
+        self.gradients = Gradients(out, incarnation, config.limits.contribution_tasks, config.limits.linger_s)
         self._tenants = Tenants(out, self._held, self._words, self.gradients, self._has_gradient)
         self.tally = Tally(config, out)
 
