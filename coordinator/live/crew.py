@@ -77,10 +77,9 @@ class Crew:
         self._left_out_s: float | None = None
         """Of each visit, by what everybody promises and what is seen; None: to be found anew."""
         self._needs: tuple[Course, int, tuple[Needs, ...]] | None = None
-        self._known: dict[NodeId, tuple[tuple[float, ...], tuple[float, ...]]] = {}
-        """(steps a second, seconds to reload) of each volunteer, by stage, as its device and its lines say."""
-        self._pauses: dict[NodeId, tuple[object, tuple[tuple[float, float], ...]]] = {}
-        """`beside_visits` of each volunteer, by stage, and what was known of it then."""
+        self._known: dict[NodeId, tuple[tuple[float, ...], tuple[float, ...], tuple[tuple[float, float], ...]]] = {}
+        """(steps a second, seconds to reload, `beside_visits`) of each volunteer, by stage, as its device and its lines
+        say."""
         self._known_at = float("-inf")
         self._typical = 0.0
         """The power of whoever was not measured; 0: to be found."""
@@ -121,7 +120,6 @@ class Crew:
         if member.stage >= 0:
             self._standing = None
         self._known.pop(member.peer, None)
-        self._pauses.pop(member.peer, None)
         self.delivered.left(member.peer)
         self._thoughts.gone(member.peer)
         if member.role == "volunteer" and member.stage >= 0:
@@ -138,7 +136,7 @@ class Crew:
         crews: dict[int, dict[NodeId, float]] = {}
         for member in self._roster.volunteers():
             if member.stage >= 0 and now - member.stage_since > self._compared_after_s:
-                crews.setdefault(member.stage, {})[member.peer] = self._promise(member, vocabulary)[0][member.stage]
+                crews.setdefault(member.stage, {})[member.peer] = self._promise(member, vocabulary)
         self.delivered.count({share.node: share.tasks for share in shares}, crews.values())
         self._thoughts.step_closed(duration_s, self._counts, now)
 
@@ -196,8 +194,8 @@ class Crew:
         for node, choice in moves:
             mover = self._roster.get(node)
             assert mover is not None
-            brings_s = self._beside_visits(mover, vocabulary)[mover.stage][1]
-            works_at = max(works_at, now + STAY_S + brings_s + self._promise(mover, vocabulary)[1][choice.stage])
+            _, reloads, beside = self._measured(mover, vocabulary)
+            works_at = max(works_at, now + STAY_S + beside[mover.stage][1] + reloads[choice.stage])
             moved.append(Moved(node, mover.stage, choice.stage))
             self._move(node, choice, vocabulary, now)
         self._thoughts.moved(moved, self._counts, works_at)
@@ -270,32 +268,18 @@ class Crew:
         return self._standing
 
     def _power(self, member: Member, vocabulary: int) -> Power:
-        steps, reloads = self._measured(member, vocabulary)
-        share, left_out = self.delivered.share(member.peer), self._left_out(vocabulary)
-        beside, needs = self._beside_visits(member, vocabulary), self._stages(vocabulary)
+        steps, reloads, beside = self._measured(member, vocabulary)
+        share, left_out, needs = self.delivered.share(member.peer), self._left_out(vocabulary), self._stages(vocabulary)
         carried = tuple(
             share * with_left_out(each * factor, need, left_out)
             for each, (factor, _), need in zip(steps, beside, needs, strict=True)
         )
         return Power(member.peer, member.stage, carried, member.number, reloads, tuple(pause for _, pause in beside))
 
-    def _beside_visits(self, member: Member, vocabulary: int) -> tuple[tuple[float, float], ...]:
-        """As long as what is known of it stays."""
-        known, found = self._measured(member, vocabulary), self._pauses.get(member.peer)
-        if found is None or found[0] is not known:
-            means = self._means(member)
-            beside = tuple(beside_visits(means, need, self.step_s) for need in self._stages(vocabulary))
-            found = self._pauses[member.peer] = known, beside
-        return found[1]
-
-    def _promise(self, member: Member, vocabulary: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """(steps a second, seconds to reload) by stage, before what it delivers counts."""
-        steps, reloads = self._measured(member, vocabulary)
-        left_out = self._left_out(vocabulary)
-        if left_out:
-            needs = self._stages(vocabulary)
-            steps = tuple(with_left_out(each, need, left_out) for each, need in zip(steps, needs, strict=True))
-        return steps, reloads
+    def _promise(self, member: Member, vocabulary: int) -> float:
+        """Steps a second at its stage, before what it delivers counts."""
+        needs = self._stages(vocabulary)[member.stage]
+        return with_left_out(self._measured(member, vocabulary)[0][member.stage], needs, self._left_out(vocabulary))
 
     def _left_out(self, vocabulary: int) -> float:
         """Seconds of each visit, by what everybody promises and what is seen."""
@@ -313,7 +297,9 @@ class Crew:
                 crews[member.stage].append(self._measured(member, vocabulary)[0][member.stage])
         return left_out_s(crews, needs, 1.0 / median(self._durations_s))
 
-    def _measured(self, member: Member, vocabulary: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def _measured(
+        self, member: Member, vocabulary: int
+    ) -> tuple[tuple[float, ...], tuple[float, ...], tuple[tuple[float, float], ...]]:
         known = self._known.get(member.peer)
         needs = self._stages(vocabulary)
         if known is None or len(known[0]) != len(needs):
@@ -321,6 +307,7 @@ class Crew:
             known = self._known[member.peer] = (
                 tuple(steps_per_s(means, need, self.step_s) for need in needs),
                 tuple(reload_s(means, need) for need in needs),
+                tuple(beside_visits(means, need, self.step_s) for need in needs),
             )
         return known
 

@@ -30,9 +30,9 @@ from protocol.run.run import DataSection, RunConfig
 
 DEVICE_LOST_S = 600.0
 DEVICE_LOST_MAX = 3
+"""A driver that crashes now and then is lived with; one that crashes a fourth time within ten minutes is not."""
 READ_AGAIN_S = 15.0
 """Data that nobody could read is tried again so often: whoever mends a path at a server need not start it again."""
-"""A driver that crashes now and then is lived with; one that crashes a fourth time within ten minutes is not."""
 _OF_DEVICE, _OF_SERVER = taken_by(*OF_DEVICE), taken_by(*OF_SERVER)
 FOR_VOLUNTEER = frozenset(_OF_DEVICE) - frozenset(_OF_SERVER)
 FOR_BOTH = frozenset(_OF_DEVICE) & frozenset(_OF_SERVER)
