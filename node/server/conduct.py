@@ -11,7 +11,8 @@ minute is not sent away for ten. Its owner is told why, and until when, also on 
 Nobody is overtaken while nothing moves: it takes somebody else who finished the same work. And nobody is by leaving:
 an owner pauses a computer or pulls its plug as often as he likes, which frees its leases at once and costs the run
 nothing. What came back just before a link closed belongs to that. Who does nothing but take leases and leave, time
-after time within minutes and without one result, gets nothing for ten minutes all the same.
+after time within minutes and without one result, gets nothing for ten minutes all the same; and so does whoever is hung
+up on for what it sent, for the third time.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ what is false."""
 LEFT_MAX = 16
 """Times in a row that somebody may leave with unfinished leases: an owner who needs the computer now and then has
 results in between, or more than `OUT_MAX_S`."""
+REFUSED_MAX = 3
+"""Times within `OUT_MAX_S` that somebody may be hung up on for a fault of its own: what it had under way is done again
+each time, and the transport lets it come back after half a second, one, two (`protocol.link.faults`). The same program
+in the same state would be refused again, so the third time is no accident."""
 SLOW_TIMES = 2.0
 """Who takes more than so many times what is usual waits until nobody else is free …"""
 SLOW_FORGOTTEN_TIMES = 4.0
@@ -72,6 +77,10 @@ class _Record:
     left: int = 0
     """In a row, too: links that ended with leases unfinished."""
     left_at: float = float("-inf")
+    refused: int = 0
+    """Times that it was hung up on for what it sent, each soon after the one before; results in between are none of an
+    honest member's either."""
+    refused_at: float = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +158,15 @@ class Conduct:
         if record.left < LEFT_MAX:
             return None
         return self._out(node, now, f"it left {record.left} times in a row with leases, and finished none")
+
+    def refused(self, node: NodeId, now: float) -> Ruling | None:
+        """It was hung up on for a fault of its own. Returns what changes for it, if anything."""
+        record = self._of(node)
+        record.refused = record.refused + 1 if now - record.refused_at < OUT_MAX_S else 1
+        record.refused_at = now
+        if record.refused < REFUSED_MAX:
+            return None
+        return self._out(node, now, f"it was hung up on {record.refused} times for what it sent")
 
     def blamed(self, node: NodeId, now: float) -> Ruling:
         """A result of its was false."""

@@ -94,6 +94,8 @@ class Worker:
     """When it last held a lease or asked for one."""
     asked: bool = False
     """Whether it has ever asked for one: its device is there."""
+    refused: bool = False
+    """It is being hung up on for what it sent."""
     returned: dict[TaskId, float] = field(default_factory=dict)
     """What it has given back, by first tasks, and when it had got that: if it leaves now, it is forgiven."""
     returned_at: float = 0.0

@@ -71,6 +71,7 @@ class Intake:
             if peer in self._roles.volunteers:
                 self._roles.guard.check_message(peer, now)
         except RemoteProtocolError as error:
+            self._roles.clock(now)
             self._refuse(peer, error, ())
             return False
         return True
@@ -118,7 +119,11 @@ class Intake:
         self._out.count("barnraise_transport_rejected_messages_total", reason=error.reason)
         self._out.log("warning", "message refused", peer=peer, reason=error.reason, detail=error.detail)
         if peer != self._context.node:
-            self._out.add(HangUp(peer, str(error), fault=error.reason == "busy" or error.reason not in NO_FAULTS))
+            fault = error.reason == "busy" or error.reason not in NO_FAULTS
+            if fault and peer in self._roles.volunteers:
+                for pool in self._roles.pools():
+                    pool.worker_refused(peer)
+            self._out.add(HangUp(peer, str(error), fault=fault))
 
     def _dispatch(self, peer: NodeId, message: Work, now: float, size: float) -> None:
         match message:

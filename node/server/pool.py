@@ -116,7 +116,8 @@ class Pool:
             self._rulings.append(ruling)
 
     def worker_gone(self, node: NodeId, now: float) -> None:
-        """Its leases are free at once, and its graphs are lost; its sums are waited for a little."""
+        """Its leases are free at once, and its graphs are lost; its sums are waited for a little, unless it is gone
+        since it was refused: whoever is hung up on and calls again, time after time, would hold up each step."""
         self._dirty = True
         worker = self._workers.pop(node, None)
         self._askers.pop(node, None)
@@ -127,11 +128,19 @@ class Pool:
             del self._claims[task]
         for entry in self._tables.preferring(node):
             self._change(entry, preferred=None)
+        refused = worker is not None and worker.refused
         for entry in self._leased_by(node):
-            if not entry.waits_for_sum:
+            if not entry.waits_for_sum or (refused and not entry.stored):
                 self._change(entry, worker=None)
         if self._leased_by(node):
             self._gone[node] = now + REJOIN_S
+
+    def worker_refused(self, node: NodeId) -> None:
+        """It is hung up on for a fault of its own: nothing of it is waited for."""
+        worker = self._workers.get(node)
+        if worker is not None and not worker.is_server and not worker.refused:
+            worker.refused = True
+            self._rule(self._conduct.refused(node, self._now))
 
     def add_slots(self, node: NodeId, slots: int, slots_max: int) -> None:
         """The worker takes `slots` more leases."""

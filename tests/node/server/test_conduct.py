@@ -14,6 +14,7 @@ from node.server.conduct import (
     OVERTAKEN_MAX,
     PATIENCE,
     PATIENCE_MIN_S,
+    REFUSED_MAX,
     SAMPLES_MIN,
     SLOW_FORGOTTEN_TIMES,
     Conduct,
@@ -127,6 +128,20 @@ def test_a_rest_is_as_long_as_what_was_lost_is_worth() -> None:
             assert ruling.seconds == expected and ruling.leases_max == (0 if expected else 1)
             now += waited_s + expected
     assert 20.0 * OUT_TIMES == 400.0
+
+
+def test_who_is_hung_up_on_for_the_third_time_gets_nothing_for_ten_minutes() -> None:
+    """Results in between change nothing: what it has under way is done again by others each time. Once in a quarter of
+    an hour is a program that has an error somewhere, and costs nobody anything."""
+    conduct = Conduct()
+    for number in range(REFUSED_MAX - 1):
+        assert conduct.refused(BAD, 10.0 * number) is None
+        conduct.finished(BAD)
+    ruling = conduct.refused(BAD, 30.0)
+    assert ruling is not None and (ruling.leases_max, ruling.seconds) == (0, OUT_MAX_S)
+    assert ruling.reason == "it was hung up on 3 times for what it sent"
+    seldom = Conduct()
+    assert not any(seldom.refused(BAD, 900.0 * number) for number in range(10))
 
 
 def test_who_rests_hears_of_it_again_on_a_new_link() -> None:

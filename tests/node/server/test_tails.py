@@ -97,6 +97,20 @@ def test_nobody_hears_of_the_tail_while_sums_of_one_that_is_gone_may_come_back()
     assert told(desk.give(B)) == [("b", 2)]
 
 
+def test_nobody_waits_for_sums_of_one_that_was_hung_up_on() -> None:
+    """A sent what no honest member sends. If its sums were waited for, as those of a broken link are, it could call
+    again, take a task and be refused, and each time the step would stand for five seconds."""
+    desk = Desk()
+    desk.give(A)
+    desk.pool.result_held(desk.tasks[0])
+    desk.pool.summed([desk.tasks[0]], A, 0.0)
+    desk.pool.worker_refused(A)
+    desk.pool.worker_gone(A, 1.0)
+    desk.tails.worker_gone(A)
+    assert told(desk.give(B)) == [] and desk.pool.open_count(0) == 1, "one is B's, and A's is free already"
+    assert told(desk.give(B)) == [("b", 2)]
+
+
 def test_a_new_link_hears_it_anew_and_counts_from_nothing() -> None:
     """What was said on the link before may be lost."""
     desk = Desk()
