@@ -265,6 +265,8 @@ class NodeMachine:
         was_up = self._roles.credentials.pop(fact.peer, None) is not None
         self._links.down(fact.peer, now)
         if not was_up:
+            if fact.peer == self._coordinator:
+                self._resumption.dial_failed(now)
             return
         self._out.log("info", "link down", peer=fact.peer, reason=fact.reason)
         if fact.peer == self._coordinator:

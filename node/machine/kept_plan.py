@@ -1,10 +1,10 @@
 """The plan on a node's own disk: training goes on without the coordinator, also through a restart.
 
 Whatever the coordinator says is durable before the machine hears of it, so no restart goes back to an older plan than
-one that it has acted on. A node that starts gives the coordinator a few seconds; if no link to it comes about, it goes
-by what it kept. While the coordinator is linked, its word alone counts: it may know that this disk has lost something.
-Only one that does not let us in for a while knows less than we do: its database is old or lost, and it waits for the
-others.
+one that it has acted on. A node that starts gives the coordinator a few seconds, or as many dials where its computer
+answers that nobody is there; if no link to it comes about, it goes by what it kept. While the coordinator is linked,
+its word alone counts: it may know that this disk has lost something. Only one that does not let us in for a while knows
+less than we do: its database is old or lost, and it waits for the others.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ from protocol.run.run import RunConfig
 COORDINATOR_S = 5.0
 """A coordinator that is there is linked within this time: a dial and a handshake take less than a second, and a second
 attempt follows after one."""
+
+DIALS = 3
+"""Attempts that came to nothing are enough to know sooner that it is not there: at a computer that is up, where its
+port is closed, they take half a second with the waits between them (`wanted.BACKOFF_S`), and a stage of whose servers
+one has restarted stands meanwhile. An attempt without an answer takes longer than `COORDINATOR_S`."""
 
 WELCOME_S = 10.0
 """A coordinator that knows our plan lets us in as soon as its disk has a row more (milliseconds; a slow disk a second
@@ -53,11 +58,19 @@ class Resumption:
         self._kept = kept
         self._records = records
         self.at: float | None = None
+        self._failed_dials = 0
 
     def without_coordinator(self, now: float) -> None:
         """There is no link to the coordinator (any more)."""
         if self._kept is not None:
             self.at = now + COORDINATOR_S
+            self._failed_dials = 0
+
+    def dial_failed(self, now: float) -> None:
+        """An attempt to reach it has come to nothing."""
+        self._failed_dials += 1
+        if self.at is not None and self._failed_dials >= DIALS:
+            self.at = min(self.at, now)
 
     def coordinator_here(self, now: float) -> None:
         """It is linked, and has not let us in yet."""

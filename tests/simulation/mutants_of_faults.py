@@ -88,7 +88,11 @@ def a_checkpoint_that_is_gone_is_still_named(original: Any) -> Any:
     return found
 
 
-@mutant(Lanes, "perform", "bytes_differ", "server_kill", "server_disk_loss")
+@mutant(
+    Lanes,
+    "perform",
+    scene=Scene(only=("bytes_differ", "server_kill"), gap_s=(0.2, 0.6), run={"steps": 16, "checkpoint_every": 2}),
+)
 def a_checkpoint_part_is_written_in_place(original: Any) -> Any:
     """Under one name, whatever its bytes: those that a manifest has the digest of are gone."""
 

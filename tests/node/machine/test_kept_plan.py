@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from node.machine.jobs import LoadSnapshot, SetUpServer
-from node.machine.kept_plan import COORDINATOR_S, WELCOME_S, KeptPlan
+from node.machine.kept_plan import COORDINATOR_S, DIALS, WELCOME_S, KeptPlan
 from node.machine.records import ShardStarted, SnapshotWritten, StateLost
 from protocol.base.machine import Dial, Exit, LinkDown, LinkUp, Persist
 from protocol.messages import PlanChanged, Welcome
@@ -33,6 +33,19 @@ def test_a_server_restarts_without_its_coordinator() -> None:
     assert len(desk.jobs(SetUpServer)) == len(desk.jobs(LoadSnapshot)) == 1
     assert {dial.peer for dial in desk.of(Dial)} >= {"f1"}
     assert desk.machine.server is not None and desk.machine.server.context.generation == 1
+
+
+def test_a_coordinator_whose_port_is_closed_is_not_waited_for() -> None:
+    """Its computer answers each dial at once that nobody is there: the third time the server goes on, half a second
+    after its start, and its stage has not waited five."""
+    desk = Desk("b1", kept=kept(), records=begun())
+    for number in range(DIALS):
+        assert desk.machine.plan is None and not desk.jobs(SetUpServer)
+        desk.feed(LinkDown(COORDINATOR, "refused"), now=0.2 * number)
+    now = desk.machine.wake_at()
+    assert now == 0.2 * (DIALS - 1)
+    desk.effects = list(desk.machine.wake(now))
+    assert len(desk.jobs(SetUpServer)) == 1
 
 
 def test_a_volunteer_restarts_without_its_coordinator() -> None:
