@@ -44,9 +44,8 @@ ROWS = Path(__file__).with_name("attacks.jsonl")
 TABLE = Path(__file__).with_name("ATTACKS.md")
 PACE_S = 0.1
 HONEST = 4
-BEGIN_S = 10.0
-"""Until all honest members have found their places. Servers do not compute here: they are faster than volunteers who
-take their time, so a restart of one would look like help."""
+BEGIN_S = 30.0
+"""At first servers compute, too, and are faster than volunteers who take their time: no measure for what comes then."""
 SETTLE_S = 3.0
 """After an attack, before honest seconds count again."""
 GOAL, STALL_S = 0.9, 10.0
@@ -66,7 +65,6 @@ source = "builtin:grammar"
 microbatches = 4
 [stages]
 count = 2
-collocated = "never"
 [checkpoint]
 every_steps = 0
 """
