@@ -316,11 +316,12 @@ class NodeMachine:
         elif isinstance(message, Work):  # nearly all are
             self._work(peer, message, now, size)
         elif isinstance(message, Revoked):
-            for banned in self._bans.take(peer, message):
-                self._out.add(HangUp(banned, "credential: banned"))
-                self._link_down(LinkDown(banned, "banned"), now)
+            linked = self._bans.take(peer, message)
             if self.server is not None:
                 self.server.ban(self._bans.banned)
+            for banned in linked:
+                self._out.add(HangUp(banned, "credential: banned"))
+                self._link_down(LinkDown(banned, "banned"), now)
         elif isinstance(message, CoordinatorSeen):
             self._bans.on_seen(peer, message)
         elif isinstance(message, Ping):

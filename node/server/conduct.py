@@ -43,6 +43,14 @@ what is false."""
 LEFT_MAX = 16
 """Times in a row that somebody may leave with unfinished leases: an owner who needs the computer now and then has
 results in between, or more than `OUT_MAX_S`."""
+REJOIN_S = 5.0
+"""A worker that vanished with weight gradients in its sums may be back with them: nobody waits for these before the
+tail of the step, and to do them again costs a whole contribution, his or another's. A link outlives a change of its
+path by itself, so who is not back after this is gone. Whoever is away so long in every step would hold up each: of
+these seconds each member has as many within `OUT_MAX_S`, which is 0.8 % of the run's time, and when they are used up
+its sums are done again at once."""
+REJOIN_MIN_S = 0.5
+"""Less than this is no wait: a new link takes a dial and a handshake."""
 REFUSED_MAX = 3
 """Times within `OUT_MAX_S` that somebody may be hung up on for a fault of its own: what it had under way is done again
 each time, and the transport lets it come back after half a second, one, two (`protocol.link.faults`). The same program
@@ -77,6 +85,9 @@ class _Record:
     left: int = 0
     """In a row, too: links that ended with leases unfinished."""
     left_at: float = float("-inf")
+    waited_s: float = 0.0
+    """For its sums, while it was gone, by `waited_at`; forgotten at the rate at which it may be waited for."""
+    waited_at: float = 0.0
     refused: int = 0
     """Times that it was hung up on for what it sent, each soon after the one before; results in between are none of an
     honest member's either."""
@@ -158,6 +169,19 @@ class Conduct:
         if record.left < LEFT_MAX:
             return None
         return self._out(node, now, f"it left {record.left} times in a row with leases, and finished none")
+
+    def may_be_waited_for_s(self, node: NodeId, now: float) -> float:
+        """Seconds for which others may wait for its sums, now that its link has ended; 0: do them again."""
+        record = self._of(node)
+        record.waited_s = max(0.0, record.waited_s - (now - record.waited_at) * REJOIN_S / OUT_MAX_S)
+        record.waited_at = now
+        left_s = REJOIN_S - record.waited_s
+        return left_s if left_s >= REJOIN_MIN_S else 0.0
+
+    def waited_for(self, node: NodeId, now: float) -> None:
+        """That wait is over: it is back, or is given up."""
+        record = self._of(node)
+        record.waited_s, record.waited_at = record.waited_s + now - record.waited_at, now
 
     def refused(self, node: NodeId, now: float) -> Ruling | None:
         """It was hung up on for a fault of its own. Returns what changes for it, if anything."""

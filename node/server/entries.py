@@ -95,7 +95,7 @@ class Worker:
     asked: bool = False
     """Whether it has ever asked for one: its device is there."""
     refused: bool = False
-    """It is being hung up on for what it sent."""
+    """It is being hung up on for what it sent, or since it is banned."""
     returned: dict[TaskId, float] = field(default_factory=dict)
     """What it has given back, by first tasks, and when it had got that: if it leaves now, it is forgiven."""
     returned_at: float = 0.0

@@ -35,10 +35,6 @@ from node.server.patience import Patience
 from node.server.tables import Tables
 from protocol.base.ids import NodeId, TaskId, TensorRef
 
-REJOIN_S = 5.0
-"""A worker that vanished with weight gradients in its sums may be back with them: nobody waits for these before the
-tail of the step, and to do them again costs a whole contribution, his or another's. A link outlives a change of its
-path by itself, so who is not back after this is gone."""
 LEAVING_S = 90.0
 """Who gives leases back and means to leave is gone by then: a volunteer that drains takes a minute at most, or, where
 it is moved to another stage, as long as two uploads do."""
@@ -116,8 +112,8 @@ class Pool:
             self._rulings.append(ruling)
 
     def worker_gone(self, node: NodeId, now: float) -> None:
-        """Its leases are free at once, and its graphs are lost; its sums are waited for a little, unless it is gone
-        since it was refused: whoever is hung up on and calls again, time after time, would hold up each step."""
+        """Its leases are free at once, and its graphs are lost; its sums are waited for a little, unless it was refused
+        or has been waited for a lot: whoever goes and comes again, time after time, would hold up each step."""
         self._dirty = True
         worker = self._workers.pop(node, None)
         self._askers.pop(node, None)
@@ -128,12 +124,14 @@ class Pool:
             del self._claims[task]
         for entry in self._tables.preferring(node):
             self._change(entry, preferred=None)
-        refused = worker is not None and worker.refused
         for entry in self._leased_by(node):
-            if not entry.waits_for_sum or (refused and not entry.stored):
+            if not entry.waits_for_sum:
                 self._change(entry, worker=None)
+        if self._gone.pop(node, None) is not None:
+            self._conduct.waited_for(node, now)
         if self._leased_by(node):
-            self._gone[node] = now + REJOIN_S
+            refused = worker is not None and worker.refused
+            self._gone[node] = now if refused else now + self._conduct.may_be_waited_for_s(node, now)
 
     def worker_refused(self, node: NodeId) -> None:
         """It is hung up on for a fault of its own: nothing of it is waited for."""
@@ -141,6 +139,14 @@ class Pool:
         if worker is not None and not worker.is_server and not worker.refused:
             worker.refused = True
             self._rule(self._conduct.refused(node, self._now))
+
+    def ban(self, nodes: Iterable[NodeId]) -> None:
+        """Their links end, or have ended a moment ago: nothing of them is waited for."""
+        for node in nodes:
+            if node in self._workers:
+                self._workers[node].refused = True
+            elif node in self._gone:
+                self._gone[node] = self._now
 
     def add_slots(self, node: NodeId, slots: int, slots_max: int) -> None:
         """The worker takes `slots` more leases."""
@@ -232,7 +238,8 @@ class Pool:
 
     def claim(self, tasks: tuple[TaskId, ...], node: NodeId, now: float) -> None:
         """`node`, whose link is new, says all that it has summed up: that is its own (again), and nothing else is."""
-        self._gone.pop(node, None)
+        if self._gone.pop(node, None) is not None:
+            self._conduct.waited_for(node, now)
         claimed = dict.fromkeys(tasks)
         for entry in self._leased_by(node):
             if entry.summed and not entry.stored and not any(task in claimed for task in entry.tasks):
@@ -397,6 +404,7 @@ class Pool:
             late += [(e, node) for e in self._leased_by(node) if e.step == step and e.waits_for_sum]
         for node in [node for node, until in self._gone.items() if until <= now]:
             del self._gone[node]
+            self._conduct.waited_for(node, now)
             late += [(e, node) for e in self._leased_by(node) if e.waits_for_sum and not e.stored]
             for step in sorted({e.step for e in self._leased_by(node) if e.stored and e.step in self._tails}):
                 self._start_gradient_clock(node, step, now)

@@ -182,9 +182,12 @@ class ServerMachine:
             self.decider.take_over(reports)
 
     def ban(self, nodes: tuple[NodeId, ...]) -> None:
-        """These members count no longer: the ledger accepts nothing more of theirs. Names all that are banned."""
+        """These members count no longer: the ledger accepts nothing more of theirs, and their sums are not waited for
+        when their links end, which they do now. Names all that are banned."""
         if self.ledger is not None:
             self.ledger.ban(nodes)
+        for pool in self._roles.pools():
+            pool.ban(nodes)
 
     def change_plan(self, plan: Plan, now: float) -> None:
         """A new generation with the same ledgers: addresses may have changed, or the run; work goes on."""

@@ -101,6 +101,9 @@ ATTACKS = {
     "4 slots": Attack("Ready with 64 slots, and with -1", "200 leases at once", play=raids.slots_of_nobody),
     "4 hoards": Attack("takes leases and computes nothing", "5.7 steps/s to 2 steps in 12 s", "hoards"),
     "4 hangs": Attack("its device hangs with leases held", "as hoarding", "hangs"),
+    "4 flaps": Attack(
+        "breaks its links whenever it has summed something", "not tried", "flaps"
+    ),
     "4 huge back": Attack("input gradients of 1e37", "honest members cut off, the run stuck", "sends_back_huge"),
     "4 table": Attack(
         "4,096 contributions of 16 identities", "honest parts refused", play=raids.sums_without_a_lease

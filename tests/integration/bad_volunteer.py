@@ -18,6 +18,8 @@ from node.machine.survey import SurveyDesk
 from node.process.device_lane import DeviceLane
 from node.volunteer.gradients import Gradients
 from node.volunteer.volunteer import VolunteerMachine
+from node.volunteer.words import Words
+from protocol.base.machine import HangUp
 from protocol.cli import main
 from protocol.messages import Lease
 
@@ -63,6 +65,23 @@ def reuses_ids() -> None:
     Gradients._send = same  # type: ignore[method-assign]
 
 
+def flaps() -> None:
+    """Its link to a server ends whenever it has brought a result and summed something up, and comes back after
+    seconds."""
+    tell = Words.tell_summed
+    has_told: set[Any] = set()
+
+    def then_go(self: Any, server: Any, summed: Any, complete: bool) -> None:
+        if server in has_told:
+            has_told.discard(server)
+            self._out.add(HangUp(server, "flaps"))
+        else:
+            has_told.add(server)
+            tell(self, server, summed, complete)
+
+    Words.tell_summed = then_go  # type: ignore[method-assign]
+
+
 def boasts() -> None:
     """It says that it computes a million million tokens a second, and dawdles."""
     SurveyDesk.tokens_per_s = lambda self, config: 1e12  # type: ignore[method-assign]
@@ -76,5 +95,5 @@ if __name__ == "__main__":
         os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
         DeviceLane.module = "tests.integration.bad_device"
     else:
-        {deed.__name__: deed for deed in (gives_back, hoards, reuses_ids, boasts)}[deed]()
+        {deed.__name__: deed for deed in (gives_back, hoards, flaps, reuses_ids, boasts)}[deed]()
     main()

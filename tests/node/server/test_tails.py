@@ -7,7 +7,8 @@ from itertools import count
 import pytest
 
 from node.machine.outbox import Outbox
-from node.server.pool import REJOIN_S, Entry, Grant, Pool
+from node.server.conduct import REJOIN_S, Conduct
+from node.server.pool import Entry, Grant, Pool
 from node.server.server import ServerMachine
 from node.server.tails import TailDesk
 from node.server.tickets import KEY_BYTES
@@ -107,8 +108,46 @@ def test_nobody_waits_for_sums_of_one_that_was_hung_up_on() -> None:
     desk.pool.worker_refused(A)
     desk.pool.worker_gone(A, 1.0)
     desk.tails.worker_gone(A)
-    assert told(desk.give(B)) == [] and desk.pool.open_count(0) == 1, "one is B's, and A's is free already"
+    assert told(desk.give(B)) == []
+    desk.pool.expire(1.0)
     assert told(desk.give(B)) == [("b", 2)]
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_nobody_waits_for_sums_of_one_that_is_banned(linked: bool) -> None:
+    """They will not be accepted; also where its link broke a moment before the word came."""
+    desk = Desk()
+    desk.give(A)
+    desk.pool.result_held(desk.tasks[0])
+    desk.pool.summed([desk.tasks[0]], A, 0.0)
+    if linked:
+        desk.pool.ban([A])
+    desk.pool.worker_gone(A, 1.0)
+    desk.tails.worker_gone(A)
+    desk.pool.ban([A, FRONT])
+    assert told(desk.give(B)) == []
+    desk.pool.expire(1.0)
+    assert told(desk.give(B)) == [("b", 2)]
+
+
+def test_a_member_is_waited_for_as_long_in_all_as_one_that_is_away_once() -> None:
+    """Whoever breaks its link in each step, with a task in its sum, and comes back after seconds would otherwise hold
+    up each. A link that is back after half a second has many of these."""
+    desk = Desk()
+    desk.give(A)
+    desk.pool.result_held(desk.tasks[0])
+    desk.pool.summed([desk.tasks[0]], A, 0.0)
+    for link, (away_s, waits_s) in enumerate(((2.0, 5.0), (2.0, 3.2), (4.0, 1.3), (4.0, 0.0))):
+        now = 20.0 * link
+        desk.pool.worker_gone(A, now)
+        until = desk.pool.next_deadline()
+        assert until is not None and until - now == pytest.approx(waits_s, abs=0.2)
+        desk.pool.expire(now + min(away_s, waits_s))
+        assert desk.pool.open_count(0) == 1 + (away_s > waits_s), "one is B's"
+        desk.pool.worker_here(A, is_server=False)
+        desk.pool.claim((desk.tasks[0],), A, now + away_s)
+    seldom = Conduct()
+    assert all(seldom.may_be_waited_for_s(A, 600.0 * link) == REJOIN_S for link in range(5))
 
 
 def test_a_new_link_hears_it_anew_and_counts_from_nothing() -> None:
