@@ -2,9 +2,10 @@
 
 Run after run, each of a coordinator, five servers and three volunteers, until the minutes are over. In each, fault
 after fault is drawn by the seed: a kind, and a process of a role that it can meet. The run must go on after each, its
-status must name who holds it up meanwhile, and at its end its weights must be those of one process, bit by bit, and the
-audit of the ledgers must find no sample lost or doubled. Ends with 1 where something was found that nobody has
-explained: beside `found` in the findings' line a person may write `explained`, with the reason.
+status must name who holds it up meanwhile, no closed step may be done again where each shard has a buddy (in half of
+the runs), and at its end its weights must be those of one process, bit by bit, and the audit of the ledgers must find
+no sample lost or doubled. Ends with 1 where something was found that nobody has explained: beside `found` in the
+findings' line a person may write `explained`, with the reason.
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ def strike(fleet: Fleet, kind: Kind, process: Process, role: str, rng: random.Ra
     lost_steps = newest["run"]["lost_steps"] - watch.lost_steps
     if rollbacks and not kind.free and watch.stood_s < PLACE_KEPT_S:  # else a spare took the place, as it should
         found.append(f"the run went back {rollbacks} times, {lost_steps} steps done again")
+    elif lost_steps and fleet.keeps_copies:
+        found.append(f"{lost_steps} steps done again though each shard has a buddy")
     was_named = named(watch, process, place)
     if watch.stood_s - watch.mute_s > NAMED_S and role != "coordinator" and not was_named:
         found.append("nobody was named")
@@ -88,10 +91,11 @@ def one_run(findings: Findings, number: int, seed: int, faults: int, ends_at: fl
     rng = random.Random(f"{seed} {number}")
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     collocated, delay = rng.choice(["when_empty", "always"]), rng.choice([0, 1])
+    buddy = rng.choice(["auto", "always"])
     kinds = [kind for kind in KINDS if inside or not kind.needs_ground]
-    head = {"run": number, "seed": seed, "collocated": collocated, "delay": delay}
+    head = {"run": number, "seed": seed, "collocated": collocated, "delay": delay, "buddy": buddy}
     struck, failure = 0, ""
-    with Fleet(Ground(folder, inside), rng.randint(1, 10**6), collocated, delay) as fleet:
+    with Fleet(Ground(folder, inside), rng.randint(1, 10**6), collocated, delay, buddy) as fleet:
         try:
             if reason := settle(fleet):
                 raise AssertionError(f"before any fault: {reason}")

@@ -54,6 +54,7 @@ server_gone_s = GONE
 [checkpoint]
 every_steps = 20
 folder = "FOLDER"
+buddy = "BUDDY"
 """
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -97,12 +98,14 @@ class Process:
 class Fleet:
     """Use as a context: at its end no process is left."""
 
-    def __init__(self, ground: Ground, seed: int, collocated: str, delay: int) -> None:
+    def __init__(self, ground: Ground, seed: int, collocated: str, delay: int, buddy: str) -> None:
         self.ground = ground
+        self.keeps_copies = buddy == "always"
+        """Whether each shard has a buddy. `auto` keeps no copies here: this model's are larger than its boundaries."""
         self.folder = ground.folder
         self.checkpoints = ground.disk("checkpoints")
         text = RUN.replace("FOLDER", str(self.checkpoints)).replace("COLLOCATED", collocated)
-        text = text.replace("GONE", str(PLACE_KEPT_S))
+        text = text.replace("GONE", str(PLACE_KEPT_S)).replace("BUDDY", buddy)
         self.toml = self.folder / "RUN.toml"
         self.toml.write_text(text.replace("SEED", str(seed)).replace("DELAY", str(delay)))
         self.children = BentChildren()
