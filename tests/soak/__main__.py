@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from coordinator.live.slots import COPIED_SHARE
 from tests.soak.faults import KINDS, Kind
 from tests.soak.findings import Findings
 from tests.soak.fleet import PLACE_KEPT_S, Fleet, Process
@@ -68,7 +69,8 @@ def strike(fleet: Fleet, kind: Kind, process: Process, role: str, rng: random.Ra
     newest = fleet.status() or newest
     rollbacks = newest["run"]["rollbacks"] - watch.rollbacks
     lost_steps = newest["run"]["lost_steps"] - watch.lost_steps
-    if rollbacks and not kind.free and watch.stood_s < PLACE_KEPT_S:  # else a spare took the place, as it should
+    kept_s = PLACE_KEPT_S * COPIED_SHARE if fleet.keeps_copies else PLACE_KEPT_S
+    if rollbacks and not kind.free and watch.stood_s < kept_s:  # else a spare took the place, as it should
         found.append(f"the run went back {rollbacks} times, {lost_steps} steps done again")
     elif lost_steps and fleet.keeps_copies:
         found.append(f"{lost_steps} steps done again though each shard has a buddy")
