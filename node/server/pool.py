@@ -241,6 +241,8 @@ class Pool:
         if self._gone.pop(node, None) is not None:
             self._conduct.waited_for(node, now)
         claimed = dict.fromkeys(tasks)
+        # Also where it said something else on the same link before: a volunteer begins anew with other servers.
+        self._claims = {task: claimer for task, claimer in self._claims.items() if claimer != node}
         for entry in self._leased_by(node):
             if entry.summed and not entry.stored and not any(task in claimed for task in entry.tasks):
                 self._change(entry, worker=None)
