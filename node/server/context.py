@@ -152,3 +152,17 @@ class StageContext:
     def input_segments(self, microbatch: int, position: int) -> int:
         """Parts in which what comes into a visit comes: tokens come at once."""
         return 1 if position == 0 else self.segments_of(microbatch)
+
+
+def stage_tasks(context: StageContext, step: int) -> list[TaskId]:
+    """The tasks of a step that leave weight gradients in this stage, in order."""
+    plan = context.plan
+    tasks = []
+    for microbatch in range(context.batches.count(step)):
+        end = plan.length(step, microbatch)
+        for position in range(end):
+            if plan.stage_at(step, microbatch, position) == context.stage:
+                tasks.append(TaskId(step, microbatch, position, "B"))
+        if plan.stage_at(step, microbatch, end) == context.stage:
+            tasks.append(TaskId(step, microbatch, end, "L"))
+    return tasks

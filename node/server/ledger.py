@@ -17,7 +17,7 @@ from node.machine.numbers import same_losses, task_count
 from node.machine.records import ContributionAccepted, Record, StepSealed
 from node.machine.waits import Wait, listed
 from node.server.audit_desk import AuditDesk
-from node.server.context import StageContext
+from node.server.context import StageContext, stage_tasks
 from node.server.doubts import Doubts
 from node.server.judging import ALERT, Judge, same_sum, sum_of
 from node.server.recovery import StateLostError
@@ -558,20 +558,6 @@ def largest_shares(brought: Counter[NodeId], audited: Mapping[NodeId, int]) -> t
     without credit for the step.
     """
     return tuple(Share(node, tasks, audited.get(node, 0)) for node, tasks in brought.most_common(ITEMS_MAX))
-
-
-def stage_tasks(context: StageContext, step: int) -> list[TaskId]:
-    """The tasks of a step that leave weight gradients in this stage, in order."""
-    plan = context.plan
-    tasks = []
-    for microbatch in range(context.batches.count(step)):
-        end = plan.length(step, microbatch)
-        for position in range(end):
-            if plan.stage_at(step, microbatch, position) == context.stage:
-                tasks.append(TaskId(step, microbatch, position, "B"))
-        if plan.stage_at(step, microbatch, end) == context.stage:
-            tasks.append(TaskId(step, microbatch, end, "L"))
-    return tasks
 
 
 def _outcome(verdict: Verdict) -> str:

@@ -9,10 +9,11 @@ from node.machine.stalls import STATE_BYTES
 from protocol.base.ids import ContributionId, TaskId
 from protocol.messages import Contribute
 
-RECORDS_PER_MICROBATCH_MAX = 3
-"""Parts of one node and step that are written to the disk, for each microbatch. A node that does a whole step alone,
-one task a contribution, writes one for each; the others are for what was doubted, or overlapped, and was done again.
-Each costs a lease besides. So no node fills memory or journal without end, and none can take another's room."""
+RECORDS_PER_TASK_MAX = 4
+"""Parts of one node and step that are written to the disk, for each task that leaves weight gradients in the stage: a
+microbatch may visit it several times. A node that does a whole step alone, one task a contribution, writes one for
+each; the others are for what was doubted, overlapped, or open when a server of the stage was replaced, and was done
+again. Each costs a lease besides. So no node fills memory or journal without end, and none can take another's room."""
 JOURNAL_BYTES = 4 * STATE_BYTES
 """A parameter's: a snapshot is due when the parts on the disk weigh more. Then writing snapshots costs at most a
 quarter of what writing parts does, and a server with 5 M parameters holds 320 MB of parts, the newest three steps', and

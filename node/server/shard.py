@@ -31,9 +31,9 @@ from node.machine.numbers import same_losses
 from node.machine.records import ContributionStored, Record, ShardStarted, SnapshotWritten, StepCommitted
 from node.server.agreement import Agreement
 from node.server.buddy import BuddyRole
-from node.server.context import StageContext
+from node.server.context import StageContext, stage_tasks
 from node.server.judging import apply_job
-from node.server.parts import JOURNAL_BYTES, RECORDS_PER_MICROBATCH_MAX, Part, Reduction, as_message, leases
+from node.server.parts import JOURNAL_BYTES, RECORDS_PER_TASK_MAX, Part, Reduction, as_message, leases
 from node.server.recovery import StateLostError, restored
 from node.server.saves import Saves
 from node.server.serving import Serving
@@ -267,7 +267,7 @@ class ShardRole:
         if any(self._spent.get(lease, message.contribution) != message.contribution for lease in leases(message)):
             return "replay: a lease whose gradient came with another contribution"
         written = self._written.get((message.contribution.node, message.step), 0)
-        if written >= RECORDS_PER_MICROBATCH_MAX * context.batches.count(message.step):
+        if written >= RECORDS_PER_TASK_MAX * len(stage_tasks(context, message.step)):
             return "size: too many contributions of one node"
         return ""
 

@@ -17,8 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from node.machine.jobs import Apply, DropVersions, Fold, Reduce, StartShard
 from node.machine.records import ContributionAccepted, ContributionStored, Record, StepCommitted, StepSealed
 from node.server.buddy import BuddyRole, Copies
-from node.server.context import StageContext
-from node.server.ledger import LedgerRole, stage_tasks
+from node.server.context import StageContext, stage_tasks
+from node.server.ledger import LedgerRole
 from node.server.shard import Phase, ShardRole
 from protocol.base.ids import ContributionId, NodeId, TaskId
 from protocol.base.machine import Compute, Persist, Send
