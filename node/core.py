@@ -302,7 +302,7 @@ class NodeMachine:
     def _join_message(self) -> Join:
         """What this node would say of itself now."""
         held, speed = self._roles.held(self._readable.steps), self._survey.tokens_per_s(self.config)
-        copies = self._roles.copies.named()
+        copies = self._roles.copies_named()
         return join_message(self._facts, self._addresses, held, self._readable.steps, speed, copies)
 
     def _say_news(self) -> None:

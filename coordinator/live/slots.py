@@ -189,10 +189,10 @@ def review(
     """
     empty = table.empty()
     absent = [slot for slot, node in table.holder.items() if node not in linked]
+    lost = () if plan is None else _lost_slots(table, linked, plan, given, newest_step)
     if empty:
         names = ", ".join(table.name(slot) for slot in empty)
-        return Review("wait", f"waiting for {_count(len(empty), 'more server')}: {names}", lost=())
-    lost = () if plan is None else _lost_slots(table, linked, plan, given, newest_step)
+        return Review("wait", f"waiting for {_count(len(empty), 'more server')}: {names}", lost=lost)
     if plan is None or lost:
         if absent:
             names = ", ".join(table.name(slot) for slot in sorted(absent))
@@ -204,7 +204,7 @@ def review(
         names = ", ".join(table.name(slot) for slot in lost)
         sentence, version = f"the state of {names} is lost", copied_version(table, linked, plan, lost)
         if version > max(restore_step, newest_step):
-            sentence += f", and {_buddies(table, lost)} a copy of version {version}"
+            sentence += f", and {_holders(table, linked, plan, lost, version)} version {version} of it"
             return Review("go_back", sentence, version, lost=lost, continues=plan.ledger_generation)
         if plan.restore_step > max(restore_step, newest_step) and _can_begin_again(table, linked, plan):
             sentence += f", and all have version {plan.restore_step}, with which these ledgers began"
@@ -223,7 +223,7 @@ def _lost_slots(
 ) -> tuple[Slot, ...]:
     lost = []
     for slot in table.slots:
-        member = linked.get(table.holder[slot])
+        member = linked.get(table.holder.get(slot, NodeId("")))
         if member is None or member.told_ledger == plan.ledger_generation:
             continue
         join = _join_of(member)
@@ -257,12 +257,23 @@ def _holds_beginning(join: Join, slot: Slot, plan: Plan, alike: Sequence[int]) -
 
 
 def copies_of(table: SlotTable, linked: Mapping[NodeId, Member], slot: Slot, generation: int) -> tuple[int, ...]:
-    """Versions of the ledgers of `generation` of which the buddy of a slot says that it has the slot's shard whole."""
+    """Versions of the ledgers of `generation` of which the buddy of a slot says that it has the slot's shard whole; or
+    the holder itself, which has given up the state of these ledgers but for that."""
     buddy = buddy_place(*slot, [table.shard_count] * table.stages.count)
-    member = None if buddy is None else linked.get(table.holder.get(buddy, NodeId("")))
+    versions: dict[int, None] = {}
+    for place in (slot, *(() if buddy is None else (buddy,))):
+        versions |= dict.fromkeys(copies_held(table, linked, place, slot, generation))
+    return tuple(versions)
+
+
+def copies_held(
+    table: SlotTable, linked: Mapping[NodeId, Member], place: Slot, slot: Slot, generation: int
+) -> tuple[int, ...]:
+    """Versions of the shard of `slot` that the holder of `place` says it has whole."""
+    member = linked.get(table.holder.get(place, NodeId("")))
     if member is None or member.join is None:
         return ()
-    return tuple(version for *place, version, of in member.join.copies if (*place, of) == (*slot, generation))
+    return tuple(version for *of, version, ledgers in member.join.copies if (*of, ledgers) == (*slot, generation))
 
 
 def gone_s(
@@ -295,11 +306,14 @@ def copied_version(table: SlotTable, linked: Mapping[NodeId, Member], plan: Plan
     return max((version for version in found or () if version <= newest), default=-1)
 
 
-def _buddies(table: SlotTable, lost: Sequence[Slot]) -> str:
-    """Who has kept the copies, as the subject of a sentence."""
-    places = [buddy_place(*slot, [table.shard_count] * table.stages.count) for slot in lost]
+def _holders(table: SlotTable, linked: Mapping[NodeId, Member], plan: Plan, lost: Sequence[Slot], version: int) -> str:
+    """Who has what is lost, as the subject of a sentence: buddies, or the holders themselves."""
+    places: list[Slot | None] = []
+    for slot in lost:
+        by_itself = version in copies_held(table, linked, slot, slot, plan.ledger_generation)
+        places.append(slot if by_itself else buddy_place(*slot, [table.shard_count] * table.stages.count))
     names = list(dict.fromkeys(table.name(place) for place in places if place is not None))
-    return f"{' and '.join(names)} {'has' if len(names) == 1 else 'have'}"
+    return f"{' and '.join(names)} still {'has' if len(names) == 1 else 'have'}"
 
 
 def common_checkpoints(joins: Sequence[Join], most: float = math.inf) -> list[int]:

@@ -64,9 +64,12 @@ class ShardStarted(Record, frozen=True, kw_only=True):
 
 
 class StateLost(Record, frozen=True, kw_only=True):
-    """Every server: what it or a fellow has on disk of this ledger generation contradicts itself; it gives it up."""
+    """Every server: what it or a fellow has on disk of this ledger generation contradicts itself; it gives it up, but
+    for the version that all closed steps came to."""
 
     reason: str
+    closed_version: int = -1
+    """What a closed step has made of its shard is the same everywhere, whoever lost what since; -1: not even that."""
 
 
 class StageKeyKnown(Record, frozen=True, kw_only=True):

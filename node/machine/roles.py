@@ -17,7 +17,7 @@ from node.machine.records import AuditStanding, StateLost
 from node.machine.revocation import Revocation
 from node.machine.wanted import Links
 from node.server.buddy import Copies
-from node.server.recovery import held, newest_start
+from node.server.recovery import held, newest_start, still_closed
 from node.server.server import ServerMachine, say_evidence
 from node.volunteer.only_audits import AuditingMachine
 from node.volunteer.volunteer import VolunteerMachine
@@ -79,6 +79,8 @@ class Roles:
         newest = newest_start(facts.records) if facts.gives_up else None
         if newest is not None:
             self._state_lost[newest.ledger_generation] = facts.gives_up
+        self._still = still_closed(facts.records)
+        """Of ledgers whose state this node has given up, what holds all the same, as `Join` names a copy."""
         self._unreported: tuple[StepReport, ...] = ()
         """Of a decider that has given up its state."""
         self._standing: tuple[AuditStanding, ...] = ()
@@ -202,13 +204,16 @@ class Roles:
             self.server.coordinator_here()
 
     def lose_state(self, reason: str) -> None:
-        """Gives up what this node has of the present ledgers, durably: other ledgers begin from a checkpoint."""
+        """Gives up what this node has of the present ledgers, durably, but for what closed steps came to: other ledgers
+        begin."""
         if self.server is None:
             return
         generation = self.server.context.generation
         self._state_lost[generation] = reason
         self._out.log("critical", "state lost", ledger_generation=generation, reason=reason)
-        self._out.persist(StateLost(ledger_generation=generation, step=0, reason=reason))
+        context, version = self.server.context, self.server.closed_version
+        self._still = ((context.stage, context.shard, version, generation),) if version >= 0 else ()
+        self._out.persist(StateLost(ledger_generation=generation, step=0, reason=reason, closed_version=version))
         self._unreported, self._standing = self.server.end(), self.server.standing()
         self.server = None
 
@@ -225,6 +230,11 @@ class Roles:
         config = self.config or (self._facts.kept and self._facts.kept.config)
         delay = config.batch.delay if config else 1  # the longest, where the run is not known
         return held(self._facts.records, delay, readable) or (self._facts.wished_stage, -1, -1, -1)
+
+    def copies_named(self) -> tuple[tuple[int, int, int, int], ...]:
+        """(stage, shard, version, ledger generation) of what a run can go on from here besides: copies of other
+        servers' shards, and what holds of the own one where its state is given up."""
+        return (*self.copies.named(), *(self._still if self.server is None else ()))
 
     # ---- links ---------------------------------------------------------------------------------------------------
 

@@ -26,8 +26,8 @@ from node.machine.records import (
 
 class StateLostError(Exception):
     """What a server has of the present ledgers cannot be what it was: a disk has lost what it had acknowledged, or gave
-    back something else. The text says how that shows. Nobody can tell whose disk it was, or what is missing besides;
-    so the run goes back to its newest checkpoint."""
+    back something else. The text says how that shows. Nobody can tell whose disk it was, or what is missing besides; so
+    the run goes back to the last closed step where all can show what it came to, else to its newest checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,8 @@ def beginning(records: Sequence[Record], place: tuple[int, int], continues: int,
         first = max(0, start.checkpoint_step)
         theirs = start.ledger_generation == continues
         as_they = (start.continues, first) == (continues, version)
-        if (start.stage, start.shard) != place or _start_of(mine) is None or not (theirs or as_they):
+        given_up = _start_of(mine) is None and version > closed_version(mine)
+        if (start.stage, start.shard) != place or given_up or not (theirs or as_they):
             continue
         bases = ([(0, "", b"")] if start.checkpoint_step == -1 else []) + _snapshots(mine)
         for base, file, digest in reversed(bases):
@@ -144,6 +145,11 @@ def _start_of(records: Sequence[Record]) -> ShardStarted | None:
     return next((record for record in records if isinstance(record, ShardStarted)), None)
 
 
+def closed_version(records: Sequence[Record]) -> int:
+    """Of ledgers that this server has given up, the version that still holds; -1: none."""
+    return max((record.closed_version for record in records if isinstance(record, StateLost)), default=-1)
+
+
 def _snapshots(records: Sequence[Record]) -> list[tuple[int, str, bytes]]:
     """(version, file, digest), oldest first."""
     return [(record.step, record.file, record.digest) for record in records if isinstance(record, SnapshotWritten)]
@@ -168,6 +174,19 @@ def held(records: Sequence[Record], delay: int, readable: Container[int]) -> tup
     if newest is None or known is None:
         return None
     return newest.stage, newest.shard, known.version, newest.ledger_generation
+
+
+def still_closed(records: Sequence[Record]) -> tuple[tuple[int, int, int, int], ...]:
+    """(stage, shard, version, ledger generation) of what this disk can give back of the newest ledgers though their
+    state is given up; empty where it is not, or where nothing holds."""
+    newest = newest_start(records)
+    if newest is None:
+        return ()
+    generation, place = newest.ledger_generation, (newest.stage, newest.shard)
+    version = closed_version([record for record in records if record.ledger_generation == generation])
+    if version < 0 or beginning(records, place, generation, version) is None:
+        return ()
+    return ((*place, version, generation),)
 
 
 def newest_start(records: Sequence[Record]) -> ShardStarted | None:

@@ -109,6 +109,12 @@ class ServerMachine:
         return self.ready and self.shard.version > self.shard.began_with
 
     @property
+    def closed_version(self) -> int:
+        """What the newest closed step has made of the shard, where that is here; -1: it is not, or none is closed."""
+        version = self.context.closed + 1
+        return version if self.ready and self.shard.began_with < version <= self.shard.version else -1
+
+    @property
     def ready(self) -> bool:
         return self._roles.ready
 

@@ -40,7 +40,7 @@ def test_a_lost_disk_costs_no_closed_step_where_the_buddy_has_all_that_it_had() 
     assert (desk.plan.ledger_generation, desk.plan.restore_step, desk.plan.continues) == (2, 4, 1)
     assert desk.written(PlanRow)[-1].lost_steps == 0 and desk.machine.history.newest_step == 3
     (log,) = desk.logged("run goes back")
-    assert log["cause"] == "the state of stage 1 front 0 is lost, and stage 1 back 0 has a copy of version 4"
+    assert log["cause"] == "the state of stage 1 front 0 is lost, and stage 1 back 0 still has version 4 of it"
     assert [message.plan for message in desk.sent("s2", PlanChanged)][-1] == desk.plan
 
 
@@ -62,6 +62,18 @@ def test_nothing_is_mixed_and_no_older_copy_counts(
     lose(desk)
     assert (desk.plan.restore_step, desk.plan.continues) == (2, -1)
     assert desk.written(PlanRow)[-1].lost_steps == 2
+
+
+def test_a_server_that_gave_up_its_state_is_its_own_buddy_for_what_closed_steps_came_to() -> None:
+    """Its fellow has lost the end of its disk, and contradicts it about the open step; what is closed both have (seed
+    112242 of the world)."""
+    desk, _ = trained({"s0": 4, "s1": 4, "s3": 4}, ())
+    desk.drop("s2")
+    desk.server("s2", checkpoints=CHECKPOINTS, copies=((1, 0, 4, 1),))
+    assert (desk.plan.ledger_generation, desk.plan.restore_step, desk.plan.continues) == (2, 4, 1)
+    assert desk.written(PlanRow)[-1].lost_steps == 0
+    (log,) = desk.logged("run goes back")
+    assert log["cause"] == "the state of stage 1 front 0 is lost, and stage 1 front 0 still has version 4 of it"
 
 
 def test_the_word_of_a_server_that_is_no_buddy_does_not_count() -> None:

@@ -153,6 +153,26 @@ def test_going_back_waits_until_all_servers_are_there_to_say_what_they_can_read(
     assert desk.sent("s2", PlanChanged, effects) and desk.sent("s1", PlanChanged, effects)
 
 
+def test_a_lost_disk_is_known_also_while_a_place_is_empty() -> None:
+    """Whoever brought the disk of another place has left before a plan named it. The server without its state is not
+    sent the plan meanwhile: it would begin with nothing and hold up the run for ever (seed 114768 of the world)."""
+    desk = Desk()
+    plan = desk.train()
+    for node in ("s1", "s2", "s3"):
+        desk.drop(node)
+    desk.server("s2")  # without its disk
+    desk.server("s5", **held("s1", plan, version=0))
+    assert desk.machine.placement.table.holder[0, 1] == "s5"
+    effects = desk.drop("s5")
+    assert (0, 1) not in desk.machine.placement.table.holder
+    effects += desk.stay(2, "s0", "s2")
+    assert desk.sent("s2", PlanChanged, effects) == []
+    assert desk.machine.placement.review.lost == ((1, 0),)
+    for node in ("s1", "s3"):
+        desk.server(node, **held(node, plan, version=0))
+    assert (desk.plan.ledger_generation, desk.plan.restore_step) == (2, -1)
+
+
 def test_an_older_copy_of_a_disk_is_a_lost_disk() -> None:
     """Version 1 although steps 0 and 1 are closed everywhere: somebody restored a copy."""
     desk = Desk()

@@ -7,7 +7,7 @@ import pytest
 
 from node.machine.jobs import Apply, StartShard, WriteSnapshot
 from node.machine.records import ContributionStored, Record, ShardStarted, SnapshotWritten, StateLost, StepCommitted
-from node.server.recovery import beginning, held, oldest_needed, recovery, restored
+from node.server.recovery import beginning, held, oldest_needed, recovery, restored, still_closed
 from node.server.shard import Phase
 from tests.node.server.test_shard import Desk
 from tests.node.setting import backward, contribution, make_plan, shard_tensor
@@ -129,6 +129,19 @@ def test_a_disk_that_has_not_what_ledgers_go_on_from_is_not_taken(
 ) -> None:
     """Neither of another shard, nor of another version, nor what was given up."""
     assert beginning(records, place, 1, version) is None
+
+
+def test_of_a_state_that_is_given_up_what_closed_steps_came_to_still_holds() -> None:
+    """New ledgers go on from it, and from nothing after it; the old ones never go on."""
+    lost = StateLost(ledger_generation=1, step=0, reason="", closed_version=5)
+    records: list[Record] = [*WHOLE, lost]
+    assert still_closed(records) == ((0, 1, 5, 1),)
+    assert beginning(records, (0, 1), 1, 5) is not None and beginning(records, (0, 1), 1, 6) is None
+    assert recovery(records, 1, 1, None) is None and held(records, 1, ()) is None
+    went_on = [*records, started(5, 2, continues=1)]
+    found = recovery(went_on, 2, 1, ())
+    assert found is not None and found.version == 5 and still_closed(went_on) == ()
+    assert still_closed(WHOLE) == () == still_closed([*records[-2:], started()]), "pruned: the disk cannot show it"
 
 
 def test_ledgers_that_began_with_the_same_are_as_good_and_a_chain_is_followed() -> None:
