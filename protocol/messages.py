@@ -135,8 +135,7 @@ class Join(Message, frozen=True, kw_only=True):
     config_hash: Bytes = b""
     """Of the run that the plan is of; empty without one."""
     copies: Annotated[tuple[tuple[Number, Number, Number, Number], ...], Meta(max_length=COPIES_MAX)] = ()
-    """(stage, shard, version, ledger generation) of other servers' shards that it holds whole copies of, and of its own
-    where it has given up the state of these ledgers but for what a closed step came to."""
+    """(stage, shard, version, ledger generation) of others' shards held whole; of its own where just that is left."""
 
 
 class Welcome(Message, frozen=True, kw_only=True):

@@ -1,0 +1,51 @@
+"""A shard takes so many parts of one node and step, and nobody takes another's room."""
+
+from __future__ import annotations
+
+import msgspec
+
+from protocol.base.ids import NodeId
+from protocol.messages import Verdict
+from protocol.run.course import course_of
+from tests.node.server.test_shard import Desk, reused
+from tests.node.setting import VOLUNTEER, contribution, make_config, make_plan
+
+
+def test_a_node_fills_its_own_share_and_nobody_elses() -> None:
+    """After four times the parts of an honest step it is refused by name, whether they still count or not; nobody
+    else is touched by it."""
+    desk = Desk()
+    for number in range(8):
+        assert desk.shard.on_contribute(VOLUNTEER, reused(number, step=0, fence=number, key=100 + number)) == ""
+        desk.shard.on_verdict(
+            Verdict(
+                ledger_generation=1,
+                contribution=contribution(number),
+                step=0,
+                tasks=(),
+                accepted=False,
+                reason="late",
+                number=-1,
+            )
+        )
+    assert desk.shard.on_contribute(VOLUNTEER, reused(9, step=0, fence=9, key=109)).startswith("size")
+    other = msgspec.structs.replace(reused(10, step=0, fence=10, key=110), contribution=contribution(10, NodeId("v2")))
+    assert desk.shard.on_contribute(NodeId("v2"), other) == ""
+
+
+def test_a_stage_that_is_visited_twice_has_room_for_twice_the_parts() -> None:
+    """A volunteer alone in it writes one for each visit, and once more when a server of the stage was replaced: the
+    new one knew of no lease, and its fellows keep what nobody will ask for (seed 119884 of the world)."""
+    config = make_config()
+    stages = msgspec.structs.replace(config.stages, chunks=2, placement="interleaved")
+    course = course_of(msgspec.structs.replace(config, stages=stages))
+    twice = msgspec.structs.replace(make_plan(), course=course)
+    assert [shard_room(Desk(plan=plan)) for plan in (make_plan(), twice)] == [8, 16]
+
+
+def shard_room(desk: Desk) -> int:
+    """Parts of one node that are taken for step 0, one microbatch and visit a part."""
+    for number in range(100):
+        if desk.shard.on_contribute(VOLUNTEER, reused(number, step=0, fence=number, key=100 + number)):
+            return number
+    raise AssertionError("a node fills the disk")
