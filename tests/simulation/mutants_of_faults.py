@@ -20,6 +20,7 @@ from node.machine.revocation import Revocation
 from node.machine.roles import Roles
 from node.machine.stalls import Stalls
 from node.server.decider import DeciderRole
+from node.server.pool import Pool
 from node.server.saves import Saves
 from node.server.shard import ShardRole
 from node.volunteer.gradients import Gradients
@@ -348,3 +349,23 @@ def a_list_of_bans_is_laid_aside(original: Any) -> Any:
 )
 def ledgers_that_nobody_explains_are_welcome(original: Any) -> Any:
     return lambda self, member, plan: False
+
+
+@mutant(
+    Pool,
+    "claim",
+    scene=Scene(
+        only=("server_moved", "power_cut", "coordinator_away"),
+        gap_s=(0.15, 0.8),
+        run={"linger_s": 10.0, "contribution_tasks": 3},
+    ),
+)
+def a_claim_is_never_taken_back(original: Any) -> Any:
+    """Of a step that is not open yet: a volunteer that lets go of its sums says so on the same link."""
+
+    def claim(self: Any, tasks: Any, node: Any, now: float) -> None:
+        before = {task: claimer for task, claimer in self._claims.items() if claimer == node}
+        original(self, tasks, node, now)
+        self._claims = {**before, **self._claims}
+
+    return claim
