@@ -139,6 +139,7 @@ class Shares:
 
     ROOT = Path("/sys/fs/cgroup/cpu")
     PERIOD_US = 10_000
+    ENDED_WITHIN_S = 30.0
 
     def __init__(self) -> None:
         self._groups: list[Path] = []
@@ -157,8 +158,11 @@ class Shares:
         (self.ROOT / "cgroup.procs").write_text(str(pid))
 
     def down(self) -> None:
-        """When every process of them has ended."""
+        """When every process of them has ended: a device's may do so a moment after its daemon's."""
+        until = time.monotonic() + self.ENDED_WITHIN_S
         for group in self._groups:
+            while (group / "cgroup.procs").read_text() and time.monotonic() < until:
+                time.sleep(0.1)
             group.rmdir()
         self._groups.clear()
 
