@@ -1,15 +1,14 @@
 """Predicted beside measured on shaped lines: `python -m tests.benchmarks.predicted FILE [--only NAME]` (root).
 
 Each case is a run of real processes, each in a network namespace of its own on one bridge, with its line shaped both
-ways (tc tbf) and, where a case says so, its share of a core (control group); there is no added delay, since this kernel
-has no netem. Lines, or shares that together are one core, set the pace, and not this computer. When some steps have
-closed, `POST /api/trace` asks everybody and has the plan predicted (`coordinator.world.prediction`) from measured lines
-and the devices' own spans. A row per case goes to FILE; cases that stand there already are left out, so the script may
-be ended and started again. A case takes two to three minutes, all of them three quarters of an hour, on a computer with
-cores that nobody else uses. Where a prediction is off, its row is followed by what each stage and kind of way did, both
-as predicted and as measured: tasks that take longer than predicted are a device that others disturbed, ways that carry
-less are lines, and waits where neither differs are the pipeline. A case that fails prints where its run stood and the
-ends of all logs.
+ways (tc tbf) and, where a case says so, its share of a core (control group); no delay is added here. Lines, or shares
+that together are one core, set the pace, and not this computer. When some steps have closed, `POST /api/trace` asks
+everybody and has the plan predicted (`coordinator.world.prediction`) from measured lines and the devices' own spans. A
+row per case goes to FILE; cases that stand there already are left out, so the script may be ended and started again. A
+case takes two to three minutes, all of them three quarters of an hour, on a computer with cores that nobody else uses.
+Where a prediction is off, its row is followed by what each stage and kind of way did, both as predicted and as
+measured: tasks that take longer than predicted are a device that others disturbed, ways that carry less are lines, and
+waits where neither differs are the pipeline. A case that fails prints where its run stood and the ends of all logs.
 
     even      four volunteers alike, two stages cut evenly
     planned   the same, cut by the planner
@@ -92,6 +91,8 @@ class Case:
     """Of a core, of each volunteer's device; none: all have equal ones."""
     joins: tuple[tuple[float, float], ...] = ()
     """Lines of volunteers that come when the run has been measured once."""
+    delay_ms: float = 0.0
+    """One way, of each volunteer's line."""
 
     def all_shares(self) -> tuple[float, ...]:
         return self.shares or (SHARES / len(self.volunteers),) * len(self.volunteers)
@@ -172,6 +173,7 @@ class Bed:
 
     def __init__(self) -> None:
         self.names: list[str] = []
+        self._carriers: list[subprocess.Popen[bytes]] = []
 
     def up(self) -> None:
         self.down()
@@ -181,25 +183,56 @@ class Bed:
         _in("hub", "ip", "link", "set", "bridge0", "up")
         _in("hub", "ip", "addr", "add", f"{NET}.1/24", "dev", "bridge0")
         _in("hub", "ip", "link", "set", "lo", "up")
+        # Between lines with a delay and those on the bridge: the hub answers for the former, and forwards.
+        for setting in ("ipv4/ip_forward", "ipv4/conf/bridge0/proxy_arp"):
+            _in("hub", "sh", "-c", f"echo 1 > /proc/sys/net/{setting}")
 
-    def add(self, name: str, number: int, up_mbit: float, down_mbit: float) -> list[str]:
+    def add(self, name: str, number: int, up_mbit: float, down_mbit: float, delay_ms: float = 0.0) -> list[str]:
         """A computer with a line; the words that start a command there."""
         _ip("netns", "add", PREFIX + name)
         self.names.append(name)
-        _ip("link", "add", "line0", "netns", PREFIX + name, "type", "veth", "peer", "name", f"to-{number}",
-            "netns", f"{PREFIX}hub")  # fmt: skip
-        _in("hub", "ip", "link", "set", f"to-{number}", "master", "bridge0")
-        _in("hub", "ip", "link", "set", f"to-{number}", "up")
         _in(name, "ip", "link", "set", "lo", "up")
-        _in(name, "ip", "link", "set", "line0", "up")
-        _in(name, "ip", "addr", "add", f"{NET}.{number}/24", "dev", "line0")
+        if delay_ms:
+            self._delayed(name, number, delay_ms)
+        else:
+            _ip("link", "add", "line0", "netns", PREFIX + name, "type", "veth", "peer", "name", f"to-{number}",
+                "netns", f"{PREFIX}hub")  # fmt: skip
+            _in("hub", "ip", "link", "set", f"to-{number}", "master", "bridge0")
+            _in("hub", "ip", "link", "set", f"to-{number}", "up")
+            _in(name, "ip", "link", "set", "line0", "up")
+            _in(name, "ip", "addr", "add", f"{NET}.{number}/24", "dev", "line0")
         # 100 ms of queue: a modest router.
         for where, device, mbit in ((name, "line0", up_mbit), ("hub", f"to-{number}", down_mbit)):
             _in(where, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", f"{int(mbit * 1000)}kbit",
                 "burst", "16kb", "latency", "100ms")  # fmt: skip
         return within(name)
 
+    def _delayed(self, name: str, number: int, delay_ms: float) -> None:
+        """A line of TUN devices, whose packets a process carries over so much later."""
+        binary = self._delay_line()
+        life_s = 3600
+        words = [binary, PREFIX + name, "line0", f"{PREFIX}hub", f"to-{number}", delay_ms, 0, 0, 1024, number, life_s]
+        carrier = subprocess.Popen([str(word) for word in words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self._carriers.append(carrier)
+        assert carrier.stdout is not None and carrier.stdout.readline().strip() == b"ready", "no delay line"
+        for where, device in ((name, "line0"), ("hub", f"to-{number}")):
+            _in(where, "ip", "link", "set", device, "up")
+        _in(name, "ip", "addr", "add", f"{NET}.{number}/32", "dev", "line0")
+        _in(name, "ip", "route", "add", "default", "dev", "line0")
+        _in("hub", "ip", "route", "add", f"{NET}.{number}/32", "dev", f"to-{number}")
+
+    def _delay_line(self) -> str:
+        binary = Path(tempfile.gettempdir()) / f"{PREFIX}delayline"
+        source = Path(__file__).parents[2] / "deploy" / "delayline.c"
+        if not binary.exists() or binary.stat().st_mtime < source.stat().st_mtime:
+            subprocess.run(["cc", "-O2", "-pthread", "-o", str(binary), str(source)], check=True, capture_output=True)
+        return str(binary)
+
     def down(self) -> None:
+        for carrier in self._carriers:
+            carrier.terminate()
+            carrier.wait()
+        self._carriers.clear()
         for name in self.names:
             subprocess.run(["ip", "netns", "del", PREFIX + name], capture_output=True, check=False)
         self.names.clear()
@@ -294,7 +327,8 @@ class Running:
     def _node(self, role: str, link: str, up_mbit: float, down_mbit: float, share: float = 0.0) -> Child:
         self._number += 1
         name = f"{'s' if role == 'server' else 'v'}{self._number}"
-        words = self.bed.add(name, self._number, up_mbit, down_mbit)
+        delay_ms = 0.0 if role == "server" else self.case.delay_ms
+        words = self.bed.add(name, self._number, up_mbit, down_mbit, delay_ms)
         if share:
             words = [*self.shares.words(name, share), *words]
         home = self.folder / name
