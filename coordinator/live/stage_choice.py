@@ -15,12 +15,13 @@ from dataclasses import dataclass
 
 from protocol.base.ids import NodeId
 
-WISH_SLACK = 2.0
-"""A wish is granted while its stage carries at most so many times the steps of the slowest one: moving costs a
-download of parameters, which a small imbalance does not pay back."""
 GAIN_MIN = 0.2
 """A volunteer moves between stages that have somebody for at least a fifth more steps a second: the way back would then
 be worth nothing, so nobody moves to and fro, and what is known of members is not much better than that."""
+WISH_SLACK = 1.0 + GAIN_MIN
+"""A wish is granted while its stage carries at most so many times the steps of the slowest one: more, and somebody
+would be moved back soon. With 2, the fourth of four alike that all wished for one of two stages made 3 beside 1 of 2
+beside 1, and a step took twice as long."""
 PAYBACK_S = 600.0
 """A move must make up for its download within ten minutes: half of all volunteers stay longer than that."""
 MOVES_MAX = 2

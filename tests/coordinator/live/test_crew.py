@@ -84,10 +84,12 @@ def test_a_volunteer_goes_where_it_can_do_something() -> None:
 
 
 def test_a_wish_is_granted_when_nobody_is_short() -> None:
-    """Not while another stage has nobody, and not beyond twice the steps of the slowest."""
+    """Not while another stage has nobody, and not beyond what would bring somebody back: two beside one of four alike
+    become two and two, whatever the fourth wishes."""
     assert assign(BOTH, powers((0, 5.0)), NEW, 0, 9).stage == 1
-    assert assign(BOTH, powers((0, 5.0), (1, 4.0)), NEW, 0, 9).label == "wished"
-    assert assign(BOTH, powers((0, 9.0), (1, 4.0)), NEW, 0, 9).stage == 1
+    assert assign(BOTH, powers((0, 4.7), (1, 4.0)), NEW, 0, 9).label == "wished"
+    assert assign(BOTH, powers((0, 5.0), (1, 4.0)), NEW, 0, 9).stage == 1
+    assert assign(BOTH, powers((0, 4.0), (0, 4.0), (1, 4.0)), NEW, 0, 9).stage == 1
     assert assign(BOTH, [], NEW, 7, 9).stage == 0
 
 
