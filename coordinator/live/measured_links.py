@@ -20,6 +20,9 @@ from protocol.schedule.profile import Link, Machine, NetworkFile
 RATE_MAX = 1e12
 """Bytes per second that no link has."""
 TRIP_S_MAX = 3600.0
+TRIPS_S = 300.0
+"""A way's own round trip is the least that was heard of it in this time or the one before: what a link says while
+tensors wait in its queues is theirs (BBR takes the least, too: Cardwell et al. 2016). A new path begins anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,14 @@ class Heard:
 
     figures: LinkFigures
     at: float
+    trips_since: float
+    trips_s: tuple[float, float]
+    """The least round trips since then, and in the time before; -1: none."""
+
+    @property
+    def round_trip_s(self) -> float:
+        """-1: not known."""
+        return min((trip_s for trip_s in self.trips_s if trip_s >= 0), default=-1.0)
 
     def age_s(self, now: float) -> float:
         """Since the newest measurement of a rate."""
@@ -59,7 +70,10 @@ class NetworkBook:
             if fault:
                 return fault
         self._ever_heard = self._ever_heard or bool(report.links)
-        self._heard[reporter] = {figures.peer: Heard(figures, now) for figures in report.links}
+        before = self._heard.get(reporter, {})
+        self._heard[reporter] = {
+            figures.peer: _heard(figures, before.get(figures.peer), now) for figures in report.links
+        }
         return ""
 
     def left(self, member: NodeId) -> None:
@@ -84,8 +98,13 @@ class NetworkBook:
         return up, down
 
     def directions(self, now: float) -> dict[tuple[NodeId, NodeId], Direction]:
-        """(source, target) -> the newest that either end says, where a rate is known."""
+        """(source, target) -> the newest that either end says, where a rate is known; and the least round trip."""
         newest: dict[tuple[NodeId, NodeId], Direction] = {}
+
+        def trip_s(reporter: NodeId, peer: NodeId) -> float:
+            ends = (self._heard.get(reporter, {}).get(peer), self._heard.get(peer, {}).get(reporter))
+            return min((end.round_trip_s for end in ends if end is not None and end.round_trip_s >= 0), default=-1.0)
+
         for reporter, links in self._heard.items():
             for peer, heard in links.items():
                 figures, age_s = heard.figures, heard.age_s(now)
@@ -95,7 +114,7 @@ class NetworkBook:
                 ):
                     known = newest.get(pair)
                     if rate > 0 and (known is None or age_s < known.age_s):
-                        newest[pair] = Direction(rate, figures.round_trip_s, age_s, figures.spread)
+                        newest[pair] = Direction(rate, trip_s(reporter, peer), age_s, figures.spread)
         return newest
 
     def to_network(self, members: Iterable[Member], flops_per_s: Callable[[Member], float], now: float) -> NetworkFile:
@@ -139,6 +158,17 @@ class NetworkBook:
             for peer, member in known.items()
         ]
         return NetworkFile(kind="network", machines=tuple(machines), links=tuple(links))
+
+
+def _heard(figures: LinkFigures, before: Heard | None, now: float) -> Heard:
+    """With the least round trips of this path so far."""
+    trip_s = figures.round_trip_s
+    if before is None or before.figures.path != figures.path:
+        return Heard(figures, now, now, (trip_s, -1.0))
+    if now >= before.trips_since + TRIPS_S:
+        return Heard(figures, now, now, (trip_s, before.trips_s[0]))
+    least_s = min((each for each in (trip_s, before.trips_s[0]) if each >= 0), default=-1.0)
+    return Heard(figures, now, before.trips_since, (least_s, before.trips_s[1]))
 
 
 def _fault_of(reporter: NodeId, figures: LinkFigures) -> str:

@@ -2,9 +2,10 @@
 
     setting_of(machine, spans) ─▶ Setting ─▶ predict ─▶ Prediction: spans like the measured ones, and their steps
 
-Lines are those that nodes have measured. Devices are as fast as they were in the spans at hand, and where there are
-none as their benchmark says: what is predicted is the pipeline, its waits, its lines and its steps, not what a device
-takes for one task. Nothing of a measured step's duration goes in.
+Devices and volunteers' lines are as fast as they were in the spans at hand while anything went on there; where there
+are none, devices as their benchmark says and lines as nodes have measured. What is predicted is the pipeline, its waits
+and its steps, not what a device takes for one task or a line for one tensor. Nothing of a measured step's duration goes
+in.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from coordinator.planning.placement.run_sizes import vocabulary_of
 from coordinator.world.churn import no_churn
 from coordinator.world.predicted import predicted
 from coordinator.world.swarm import MakeMembers, Swarm
+from coordinator.world.traces import busy_s
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
 from protocol.run.course import Course
 from protocol.run.model_spec import ModelSpec, blocks_of
 from protocol.run.run import RunConfig
-from protocol.run.spans import CAPACITY, JOBS, KINDS, RECORD_BYTES, SpanRing
+from protocol.run.spans import CAPACITY, DTYPE, JOBS, KINDS, RECORD_BYTES, Records, SpanRing
 from protocol.schedule.profile import Link, Machine, NetworkFile, build_network
 from protocol.world.world import Host
 
@@ -44,6 +46,8 @@ BUDGET_S = 45.0
 """Of this computer's time: 200 volunteers with 256 microbatches a step take a second a step."""
 HOURS_MAX = 24.0 * 30
 """Of simulated time: a run that closes no step in a month is not predicted."""
+BULK_BYTES, BULK_OF_A_LINE_BYTES = 16e3, 1e6
+"""Of a message that says how fast a line is, and of all of them together: less says little."""
 LATENCY_S = 0.01
 """Of a way that nobody has measured, where no other is known either."""
 
@@ -110,7 +114,9 @@ def setting_of(machine: CoordinatorMachine, nodes: Sequence[Traced], now: float)
     memory = {member.peer: member.join.memory_bytes for member in machine.roster.all() if member.join is not None}
     return Setting(
         config=config,
-        network=_network(seats, tuple(volunteers), machine.network.directions(now), speed, memory),
+        network=_network(
+            seats, tuple(volunteers), machine.network.directions(now), lines_of(tuple(volunteers), nodes), speed, memory
+        ),
         stages={str(peer): stage for peer, stage in volunteers.items()},
         guidance=Guidance(plan.order, plan.in_flight_max),
     )
@@ -141,6 +147,29 @@ def speeds_of(config: RunConfig, course: Course, nodes: Sequence[Traced]) -> dic
     return found
 
 
+def lines_of(volunteers: Sequence[str], nodes: Sequence[Traced]) -> dict[str, tuple[float, float]]:
+    """(up, down) bytes a second of each volunteer's line while at least one tensor was under way on it, whoever had it;
+    0: too little was seen. What a node measures of one way is half of its line where two ways are busy, or a burst."""
+    sent: dict[str, list[Records]] = {}
+    received: dict[str, list[Records]] = {}
+    for node in nodes:
+        bulk = node.records[(node.records["kind"] == KINDS.index("receive")) & (node.records["bytes"] >= BULK_BYTES)]
+        received.setdefault(node.node, []).append(bulk)
+        for number, name in enumerate(node.names):
+            sent.setdefault(name, []).append(bulk[bulk["name"] == number])
+    return {each: (_rate(sent.get(each, [])), _rate(received.get(each, []))) for each in volunteers}
+
+
+def _rate(parts: Sequence[Records]) -> float:
+    """Bytes a second in the time in which at least one of these spans goes on; 0 where they are too few."""
+    records = np.concatenate(parts) if parts else np.empty(0, DTYPE)
+    if records["bytes"].sum() < BULK_OF_A_LINE_BYTES:
+        return 0.0
+    records["start"] -= records["start"].min()
+    busy = busy_s(records, float((records["start"] + records["seconds"]).max()))
+    return float(records["bytes"].sum()) / busy if busy > 0 else 0.0
+
+
 def _typical_s(node: Traced, kind: str) -> float:
     """The mean length of such spans, without the tenth that took longest: a pause of the whole computer is no work."""
     spans = np.sort(node.records["seconds"][node.records["kind"] == KINDS.index(kind)])
@@ -152,11 +181,12 @@ def _network(
     seats: Sequence[NodeId],
     volunteers: Sequence[NodeId],
     directions: Mapping[tuple[NodeId, NodeId], Direction],
+    lines: Mapping[str, tuple[float, float]],
     speed: Callable[[str], tuple[float, float]],
     memory: Mapping[NodeId, int],
 ) -> NetworkFile:
-    """Everybody's ways as measured. A line is as fast as the fastest way that was measured over it; ways that nobody
-    measured take what the lines at both ends allow."""
+    """Everybody's ways as measured. A line is as fast as the spans say, else as the fastest way that was measured over
+    it; ways of which spans tell, or that nobody measured, take what the lines at both ends allow."""
     here = {*seats, *volunteers}
     known = {pair: found for pair, found in directions.items() if pair[0] in here and pair[1] in here}
     if not known:
@@ -166,13 +196,28 @@ def _network(
     for (source, target), found in known.items():
         ups[source] = max(ups.get(source, 0.0), found.bytes_per_s)
         downs[target] = max(downs.get(target, 0.0), found.bytes_per_s)
+    for peer, (up, down) in lines.items():
+        ups[NodeId(peer)], downs[NodeId(peer)] = up or ups.get(NodeId(peer), 0.0), down or downs.get(NodeId(peer), 0.0)
+    ups, downs = ({peer: rate for peer, rate in rates.items() if rate} for rates in (ups, downs))
+    seen_up = {peer for peer, (up, _) in lines.items() if up}
+    seen_down = {peer for peer, (_, down) in lines.items() if down}
+    for source, target in known:  # whoever is at the other end has at least as much
+        if source in seen_up:
+            downs[target] = max(downs.get(target, 0.0), ups[source])
+        if target in seen_down:
+            ups[source] = max(ups.get(source, 0.0), downs[target])
     typical = median(found.bytes_per_s for found in known.values())
     trips = [found.round_trip_s for found in known.values() if found.round_trip_s >= 0]
     latency_s = median(trips) / 2 if trips else LATENCY_S
 
     def way(source: NodeId, target: NodeId) -> Link:
         found = known.get((source, target))
-        rate = min(ups.get(source, typical), downs.get(target, typical)) if found is None else found.bytes_per_s
+        as_lines = found is None or source in seen_up or target in seen_down
+        rate = (
+            min(ups.get(source, typical), downs.get(target, typical))
+            if found is None or as_lines
+            else found.bytes_per_s
+        )
         trip_s = -1.0 if found is None else found.round_trip_s
         return Link(
             source=source, target=target, latency_s=latency_s if trip_s < 0 else trip_s / 2, bytes_per_s=rate

@@ -41,6 +41,23 @@ def test_each_direction_is_the_newest_word_of_either_end() -> None:
     assert book.directions(110.0)[B, A].bytes_per_s == 2e6
 
 
+def test_a_ways_round_trip_is_the_least_of_some_minutes() -> None:
+    """Not what its queues add while tensors wait in them; either end has a say, and another path begins anew."""
+    book = NetworkBook()
+
+    def said(trip_s: float, now: float, path: str = "tcp", reporter: NodeId = A, peer: NodeId = B) -> float:
+        book.take(reporter, report(figures(peer, round_trip_s=trip_s, path=path)), now)
+        return book.directions(now)[A, B].round_trip_s
+
+    assert [said(trip_s, now) for trip_s, now in ((0.4, 0.0), (0.05, 5.0), (1.2, 10.0), (-1.0, 15.0))] == [
+        0.4, 0.05, 0.05, 0.05,
+    ]  # fmt: skip
+    assert said(0.03, 20.0, reporter=B, peer=A) == 0.03
+    book.left(B)
+    assert [said(0.3, now) for now in (301.0, 400.0, 602.0)] == [0.05, 0.05, 0.3]
+    assert said(0.9, 610.0, path="relay") == 0.9
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -14,15 +14,17 @@ import msgspec
 import numpy as np
 import pytest
 
+from coordinator.live.measured_links import Direction
 from coordinator.live.plan_builder import Guidance
+from coordinator.live.tracing import Traced
 from coordinator.world.members import members
-from coordinator.world.prediction import Prediction, Setting, predict
+from coordinator.world.prediction import Prediction, Setting, _network, lines_of, predict
 from coordinator.world.trace_picture import trace_svg
 from coordinator.world.traces import NodeSpans, Side, busy_s, chrome, link_rows, read_trace, stage_rows
 from protocol.base.errors import BadInputError
-from protocol.base.ids import TaskId
+from protocol.base.ids import NodeId, TaskId
 from protocol.run.run import BatchSection, ModelSection, RunConfig, StagesSection
-from protocol.run.spans import SpanRing
+from protocol.run.spans import DTYPE, SpanRing
 from protocol.schedule.policies import Policy
 from protocol.schedule.profile import Link, Machine, NetworkFile
 
@@ -171,6 +173,32 @@ def test_a_slower_line_is_predicted_to_cost_time() -> None:
     fast = predict(setting(2e5), members(), clock=lambda: 0.0)
     ratio = (slow.steps[-1][1] / (len(slow.steps) - 1)) / (fast.steps[-1][1] / (len(fast.steps) - 1))
     assert 1.6 < ratio < 2.1
+
+
+def test_a_line_is_found_in_the_spans_whatever_its_ways_were_measured_to_be() -> None:
+    """Two ways at once have half of it each, so the line is what all of them had while any had something; where too
+    little was sent, what nodes have measured stands."""
+    big = msgspec.structs.replace(
+        CONFIG,
+        model=msgspec.structs.replace(CONFIG.model, context=256),
+        batch=msgspec.structs.replace(CONFIG.batch, samples=16),
+    )
+    wanted = setting(up_bytes_per_s=2e5)
+    prediction = predict(msgspec.structs.replace(wanted, config=big), members(), clock=lambda: 0.0)
+    nodes = [
+        Traced(node.node, node.role, node.stage, 0.0, node.names, np.frombuffer(node.spans, DTYPE).copy())
+        for node in prediction.nodes
+    ]
+    lines = lines_of(list(wanted.stages), nodes)
+    assert all(lines[home][0] == pytest.approx(2e5, rel=0.05) for home in wanted.stages), lines
+    assert lines_of(["home-0"], nodes[:1]) == {"home-0": (0.0, 0.0)}
+    half = {
+        (NodeId(a), NodeId(b)): Direction(1e5, 0.01, 0.0, 0.0) for a in ("home-0",) for b in ("server-0", "server-1")
+    }
+    seats, homes = [NodeId("server-0"), NodeId("server-1")], [NodeId("home-0")]
+    for known, rate in ((lines, lines["home-0"][0]), ({}, 1e5)):
+        network = _network(seats, homes, half, known, lambda peer: (1e9, 1e9), {})
+        assert {link.bytes_per_s for link in network.links if link.source == "home-0"} == {rate}
 
 
 def test_the_picture_is_a_document_with_both_sides(found: Prediction) -> None:
