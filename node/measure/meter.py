@@ -142,7 +142,11 @@ class _Way:
         return self.begun >= MEASURE_BYTES or (filled and self.done_bytes >= MEASURE_ENOUGH_BYTES)
 
     def rate(self, round_trip_s: float) -> float:
-        """Bytes per second: over the later half of the bytes where there are enough, else over all."""
+        """Bytes per second: over the later half of the bytes where there are enough, else over all.
+
+        A line that is busy with work answers late, and may do so less later: what is taken off for the way there and
+        back is at most half, and what came between the first and the last piece is no slower.
+        """
         if not self.arrivals:
             return 0.0
         last, total = self.arrivals[-1]
@@ -150,7 +154,10 @@ class _Way:
         since, before = self.arrivals[middle]
         if total - before >= 4 * MEASURE_PIECE_BYTES and last > since:
             return (total - before) / (last - since)
-        return total / max(last - self.started - round_trip_s, 1e-4)
+        spent = last - self.started
+        rate = total / max(spent - round_trip_s, spent / 2, 1e-4)
+        first_at, first = self.arrivals[0]
+        return min(rate, (total - first) / (last - first_at)) if last > first_at else rate
 
 
 @dataclass(slots=True)

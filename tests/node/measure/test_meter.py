@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from node.measure.meter import Cut, Done, Figures, Meter, Order, Say, Spread, piece
+from node.measure.meter import Cut, Done, Figures, Meter, Order, Say, Spread, _Way, piece
 from protocol.base.ids import NodeId
 from protocol.base.limits import MEASURE_BYTES, MEASURE_PEER_BYTES, MEASURE_PIECE_BYTES, MEASURE_S
 from protocol.link.codec import tensors_of
@@ -80,6 +80,18 @@ def test_a_line_is_found_out(up_mbit: float, down_mbit: float, delay_s: float) -
     assert ended <= MEASURE_S
     messages = MEASURE_BYTES // MEASURE_PIECE_BYTES * 2 + 10
     assert max(line.carried.values()) <= MEASURE_BYTES + 60 * messages
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 4])
+@pytest.mark.parametrize("round_trip_s", [0.02, 0.5, 3.0])
+def test_a_line_that_answered_late_is_not_taken_for_a_fast_one(round_trip_s: float, pieces: int) -> None:
+    """Its queues were full when it was asked, and empty when the pieces came: what the questions took is not what the
+    pieces' way takes, and a line of 2 Mbit/s was taken for one of 17."""
+    way, rate = _Way(started=10.0), 0.25e6
+    for number in range(pieces):
+        way.arrived(MEASURE_PIECE_BYTES, 10.02 + (number + 1) * MEASURE_PIECE_BYTES / rate)
+    assert way.rate(round_trip_s) <= (1.01 if pieces > 1 else 2.0) * rate
+    assert way.rate(0.02) >= 0.9 * rate
 
 
 @pytest.mark.parametrize("mbit", [100, 300, 1000])
