@@ -214,8 +214,8 @@ class Links:
         for peer in sorted((peer for peer in rung if peer in self._heard), key=lambda peer: self._up_number[peer]):
             heard = self._heard[peer]
             if now >= heard + self._silent_s:
-                self._out.add(HangUp(peer, f"silent for {self._silent_s:g} s"))
-                # Until `LinkDown` comes there is nothing more to say on it.
+                self._out.add(HangUp(peer, f"silent for {self._silent_s:g} s", silent_s=self._silent_s))
+                # Until `LinkDown` comes there is nothing more to say on it; if none comes, parts of something have.
                 self._heard[peer] = now
             elif now >= heard + self._ping_s and peer not in self._pinged:
                 self._ping_number += 1

@@ -286,6 +286,8 @@ class Driver:
     def hang_up(self, effect: HangUp) -> None:
         link = self._links.get(effect.peer)
         if link is not None:
+            if link.has_much_under_way and trio.current_time() < link.heard_at + effect.silent_s:
+                return
             self._log.info("hang up", peer=effect.peer, reason=effect.reason)
             link.close(effect.reason)
             if effect.fault:

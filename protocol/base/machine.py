@@ -167,12 +167,15 @@ class Dial:
 class HangUp:
     """Close the link to `peer`; the reason goes to the log and to the peer.
 
-    `fault`: it was the peer's, and it has to wait before it may come again.
+    `fault`: it was the peer's, and it has to wait before it may come again. `silent_s`: only if nothing has come for so
+    long, where something large is under way: a machine hears of messages that are whole, and on a slow line a word may
+    wait that long behind a tensor.
     """
 
     peer: NodeId
     reason: str
     fault: bool = False
+    silent_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,7 +192,7 @@ class Link:
         self._down = False
         self._delivering = False
         self._reading = False
-        self._heard_at = self.opened_at
+        self.heard_at = self.opened_at
         self._ping_number = 0
         self._asked_number = 0
         self._pinged_at: float | None = None
@@ -231,6 +231,11 @@ class Link:
     def queued_bytes(self) -> int:
         """Bytes that wait to be sent."""
         return self._framing.queued_bytes
+
+    @property
+    def has_much_under_way(self) -> bool:
+        """Whether something large has come in part, or waits to be sent: words wait behind it on a slow line."""
+        return self._framing.queued_bytes > 0 or self._framing.progress.receiving
 
     @property
     def loss(self) -> float | None:
@@ -334,7 +339,7 @@ class Link:
         self._carrier.scope.cancel()
         self._carrier = carrier
         self.round_trip_s = self._pinged_at = None
-        self._heard_at = self._answered_at = trio.current_time()
+        self.heard_at = self._answered_at = trio.current_time()
         try:
             self._take(self._framing.take(rest))
         except RemoteProtocolError as error:
@@ -453,10 +458,10 @@ class Link:
                     await self._cut(carrier, "the stream was cut")
                     return
                 self.received_bytes += len(data)
-                self._heard_at = trio.current_time()
+                self.heard_at = trio.current_time()
                 if not carrier.broken:
                     self.ailing = ""
-                self._framing.tell_time(self._heard_at)
+                self._framing.tell_time(self.heard_at)
                 events = self._framing.receive(data)
                 self._take(events)
                 if events and isinstance(events[-1], PeerClosed):
@@ -534,9 +539,9 @@ class Link:
                 self._wake.set()
             sent_bytes = self.sent_bytes
             if not self._reading:
-                self._heard_at = now  # we do not listen: what the peer says waits in the kernel
-            elif now - self._heard_at >= SILENT_S and not self.ailing:
-                self.ailing = f"silent for {now - self._heard_at:.0f} s"
+                self.heard_at = now  # we do not listen: what the peer says waits in the kernel
+            elif now - self.heard_at >= SILENT_S and not self.ailing:
+                self.ailing = f"silent for {now - self.heard_at:.0f} s"
                 self._owner.path_failed(self, self.ailing)
 
     def _hurry(self, rate: float) -> None:

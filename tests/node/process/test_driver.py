@@ -55,6 +55,7 @@ class FakeLink:
         self.sent: list[tuple[Message, list[bytes]]] = []
         self.closed: list[str] = []
         self.faults: list[str] = []
+        self.heard_at, self.has_much_under_way = float("-inf"), False
 
     def send(self, message: Message, buffers: list[Any] = []) -> None:  # noqa: B006
         self.sent.append((message, [bytes(buffer) for buffer in buffers]))
@@ -255,6 +256,25 @@ async def test_the_machine_says_whose_fault_a_hang_up_is(driver: Driver) -> None
     assert link.closed == ["not needed any more"] and link.faults == []
     driver.hang_up(HangUp(PEER, "role: no", fault=True))
     assert link.faults == ["unexpected"]
+
+
+@pytest.mark.trio
+async def test_a_peer_is_not_silent_while_a_tensor_comes_slowly(driver: Driver) -> None:
+    """On a line of 0.2 Mbit/s a word waits for longer than a machine waits for one; a peer that has nothing large under
+    way, or of which nothing comes, is hung up on."""
+    link = FakeLink("volunteer")
+    driver.on_up(link)  # type: ignore[arg-type]
+    now = trio.current_time()
+    for link.has_much_under_way, link.heard_at, hung_up in (
+        (True, now - 3.0, 0),
+        (True, now - 6.5, 1),
+        (False, now, 2),
+    ):
+        driver.hang_up(HangUp(PEER, "silent for 6 s", silent_s=6.0))
+        assert len(link.closed) == hung_up
+    link.has_much_under_way, link.heard_at = True, now
+    driver.hang_up(HangUp(PEER, "not needed any more"))
+    assert len(link.closed) == 3
 
 
 @pytest.mark.trio
