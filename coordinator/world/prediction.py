@@ -130,8 +130,11 @@ def speeds_of(config: RunConfig, course: Course, nodes: Sequence[Traced]) -> dic
     for node in nodes:
         if node.stage < 0 or not course.chunks_of(node.stage):
             continue
-        chunks = [course.chunks[number] for number in course.chunks_of(node.stage)]
-        # Of several chunks a task is of one or the other: their mean stands for it.
+        # At a route's end forward and backward are one task, so such spans are of the other chunks, if there are any.
+        # Of several of these a task is of one or the other: their mean stands for it.
+        numbers = course.chunks_of(node.stage)
+        inner = [number for number in numbers if number != len(course.chunks) - 1]
+        chunks = [course.chunks[number] for number in inner or numbers]
         forward = (
             tokens * sum(b.forward_flops for c in chunks for b in blocks[c.first_block : c.end_block]) / len(chunks)
         )

@@ -18,12 +18,13 @@ from coordinator.live.measured_links import Direction
 from coordinator.live.plan_builder import Guidance
 from coordinator.live.tracing import Traced
 from coordinator.world.members import members
-from coordinator.world.prediction import Prediction, Setting, _network, lines_of, predict
+from coordinator.world.prediction import Prediction, Setting, _network, lines_of, predict, speeds_of
 from coordinator.world.trace_picture import trace_svg
 from coordinator.world.traces import NodeSpans, Side, busy_s, chrome, link_rows, read_trace, stage_rows
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId, TaskId
-from protocol.run.run import BatchSection, ModelSection, RunConfig, StagesSection
+from protocol.run.course import course_of
+from protocol.run.run import BatchSection, ModelSection, RoutesSection, RunConfig, StagesSection
 from protocol.run.spans import DTYPE, SpanRing
 from protocol.schedule.policies import Policy
 from protocol.schedule.profile import Link, Machine, NetworkFile
@@ -37,9 +38,9 @@ CONFIG = RunConfig(
 )
 
 
-def setting(up_bytes_per_s: float = 2e5) -> Setting:
-    """Four servers, and two volunteers a stage whose lines are what everything waits for."""
-    names = [*(f"server-{n}" for n in range(4)), *(f"home-{n}" for n in range(4))]
+def setting(up_bytes_per_s: float = 2e5, config: RunConfig = CONFIG, homes: tuple[int, ...] = (0, 1, 1, 1)) -> Setting:
+    """Two servers a stage, and volunteers in the stages `homes` whose lines are what everything waits for."""
+    names = [*(f"server-{n}" for n in range(2 * config.stages.count)), *(f"home-{n}" for n in range(len(homes)))]
     machines = tuple(
         Machine(
             name=name, role="server" if name[0] == "s" else "volunteer", forward_flops_per_s=1e9,
@@ -54,9 +55,9 @@ def setting(up_bytes_per_s: float = 2e5) -> Setting:
         for b in names
         if a != b and "s" in (a[0], b[0])
     )
-    stages = {f"home-{n}": (0, 1, 1, 1)[n] for n in range(4)}
+    stages = {f"home-{n}": stage for n, stage in enumerate(homes)}
     return Setting(
-        config=CONFIG,
+        config=config,
         network=NetworkFile(kind="network", machines=machines, links=links),
         stages=stages,
         guidance=Guidance(Policy(), 8),
@@ -89,6 +90,14 @@ def told_of(prediction: Prediction) -> dict[str, Any]:
         "run": "traced", "stages": 2, "steps": steps, "now_s": 6000.0, "nodes": moved, "predicted": predicted,
         "no_prediction": "",
     }  # fmt: skip
+
+
+def traced(prediction: Prediction) -> list[Traced]:
+    """The nodes of a prediction as a coordinator has heard of real ones."""
+    return [
+        Traced(node.node, node.role, node.stage, 0.0, node.names, np.frombuffer(node.spans, DTYPE).copy())
+        for node in prediction.nodes
+    ]
 
 
 def check_chrome(trace: dict[str, Any]) -> None:
@@ -184,11 +193,7 @@ def test_a_line_is_found_in_the_spans_whatever_its_ways_were_measured_to_be() ->
         batch=msgspec.structs.replace(CONFIG.batch, samples=16),
     )
     wanted = setting(up_bytes_per_s=2e5)
-    prediction = predict(msgspec.structs.replace(wanted, config=big), members(), clock=lambda: 0.0)
-    nodes = [
-        Traced(node.node, node.role, node.stage, 0.0, node.names, np.frombuffer(node.spans, DTYPE).copy())
-        for node in prediction.nodes
-    ]
+    nodes = traced(predict(msgspec.structs.replace(wanted, config=big), members(), clock=lambda: 0.0))
     lines = lines_of(list(wanted.stages), nodes)
     assert all(lines[home][0] == pytest.approx(2e5, rel=0.05) for home in wanted.stages), lines
     assert lines_of(["home-0"], nodes[:1]) == {"home-0": (0.0, 0.0)}
@@ -199,6 +204,20 @@ def test_a_line_is_found_in_the_spans_whatever_its_ways_were_measured_to_be() ->
     for known, rate in ((lines, lines["home-0"][0]), ({}, 1e5)):
         network = _network(seats, homes, half, known, lambda peer: (1e9, 1e9), {})
         assert {link.bytes_per_s for link in network.links if link.source == "home-0"} == {rate}
+
+
+def test_a_device_is_found_in_the_spans_also_where_a_route_begins_and_ends_with_it() -> None:
+    """What it does at the end, forward and backward in one, is of another chunk than its other tasks."""
+    config = msgspec.structs.replace(
+        CONFIG,
+        model=msgspec.structs.replace(CONFIG.model, layers=6),
+        stages=StagesSection(count=4, collocated="never"),
+        routes=RoutesSection(skip=0.25),
+    )
+    found = predict(setting(2e6, config, homes=(0, 1, 2, 3)), members(), clock=lambda: 0.0)
+    speeds = speeds_of(config, course_of(config), traced(found))
+    for stage in range(4):
+        assert speeds[f"home-{stage}"] == pytest.approx((1e9, 1e9), rel=0.05), (stage, speeds)
 
 
 def test_the_picture_is_a_document_with_both_sides(found: Prediction) -> None:
