@@ -201,10 +201,10 @@ class Bed:
             _in("hub", "ip", "link", "set", f"to-{number}", "up")
             _in(name, "ip", "link", "set", "line0", "up")
             _in(name, "ip", "addr", "add", f"{NET}.{number}/24", "dev", "line0")
-        # 100 ms of queue: a modest router.
+        # 100 ms of queue, and twenty packets at least: a modest router. With fewer, slow lines lose much of what is sent.
         for where, device, mbit in ((name, "line0", up_mbit), ("hub", f"to-{number}", down_mbit)):
             _in(where, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", f"{int(mbit * 1000)}kbit",
-                "burst", "16kb", "latency", "100ms")  # fmt: skip
+                "burst", "16kb", "limit", str(16_000 + max(30_000, int(0.1 * mbit * 125_000))))  # fmt: skip
         return within(name)
 
     def _delayed(self, name: str, number: int, delay_ms: float) -> None:
