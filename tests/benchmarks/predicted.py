@@ -107,7 +107,7 @@ class Case:
 
 
 HOME = (2.0, 8.0)
-SLOW = (0.2, 0.8)
+WIDE = (20.0, 80.0)
 CABLE = (8.0, 32.0)
 FIBRE = (100.0, 100.0)
 SERVER = (20.0, 20.0)
@@ -120,8 +120,8 @@ CASES = (
     Case("skip 1 of 4", (SERVER,) * 8, (HOME,) * 4, 4, layers=6, more="[routes]\nskip = 0.25"),
     Case("three segments", (SERVER,) * 4, (HOME,) * 4, 2, segments=3),
     Case("split backward", (SERVER,) * 4, (HOME,) * 4, 2, more="[compute]\nsplit_backward = true"),
-    Case("lines, even", (SERVER,) * 4, (HOME, SLOW, SLOW), 2),
-    Case("lines, planned", (SERVER,) * 4, (HOME, SLOW, SLOW), 2, more='cut = "planned"'),
+    Case("lines, even", (FIBRE,) * 4, (WIDE, HOME, HOME), 2),
+    Case("lines, planned", (FIBRE,) * 4, (WIDE, HOME, HOME), 2, more='cut = "planned"'),
     Case("devices, even", (FIBRE,) * 4, (FIBRE,) * 3, 2, shares=(FAST_SHARE, SLOW_SHARE, SLOW_SHARE)),
     Case("devices, planned", (FIBRE,) * 4, (FIBRE,) * 3, 2, more='cut = "planned"',
          shares=(FAST_SHARE, SLOW_SHARE, SLOW_SHARE)),
@@ -201,7 +201,7 @@ class Bed:
             _in("hub", "ip", "link", "set", f"to-{number}", "up")
             _in(name, "ip", "link", "set", "line0", "up")
             _in(name, "ip", "addr", "add", f"{NET}.{number}/24", "dev", "line0")
-        # 100 ms of queue, and twenty packets at least: a modest router. With fewer, slow lines lose much of what is sent.
+        # 100 ms of queue, and twenty packets at least: a modest router. With two, slow lines lose much of what is sent.
         for where, device, mbit in ((name, "line0", up_mbit), ("hub", f"to-{number}", down_mbit)):
             _in(where, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", f"{int(mbit * 1000)}kbit",
                 "burst", "16kb", "limit", str(16_000 + max(30_000, int(0.1 * mbit * 125_000))))  # fmt: skip
