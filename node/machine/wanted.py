@@ -24,6 +24,10 @@ one that does not answer."""
 DIAL_TIMEOUT_S = 10.0
 """An attempt without an outcome for so long is made again: the driver's own limit (9 s) has failed."""
 
+AGAIN_S = 1.0
+"""A link that was hung up on for its silence and is still there is looked at again: what came of a tensor kept it, and
+may have been the last of it."""
+
 
 @dataclass(slots=True)
 class _Wanted:
@@ -215,8 +219,8 @@ class Links:
             heard = self._heard[peer]
             if now >= heard + self._silent_s:
                 self._out.add(HangUp(peer, f"silent for {self._silent_s:g} s", silent_s=self._silent_s))
-                # Until `LinkDown` comes there is nothing more to say on it; if none comes, parts of something have.
-                self._heard[peer] = now
+                # Until `LinkDown` comes there is nothing to say on it; if none comes soon, parts of something have.
+                self._heard[peer] = now - self._silent_s + AGAIN_S
             elif now >= heard + self._ping_s and peer not in self._pinged:
                 self._ping_number += 1
                 self._pinged[peer] = now

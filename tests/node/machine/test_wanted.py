@@ -99,6 +99,19 @@ def test_who_is_quiet_is_asked_once_and_who_is_silent_is_given_up() -> None:
     assert hung_up(desk.wake(11.0)) == ["a"]
 
 
+def test_a_silent_link_that_parts_of_a_tensor_keep_is_looked_at_again_soon() -> None:
+    """These may have been the last: a peer whose address changes is given up within a second of its patience, and not
+    after twice as long."""
+    desk = Desk()
+    desk.want(a=True)
+    desk.links.up(A, 0.0)
+    desk.wake(2.0)
+    assert hung_up(desk.wake(6.0)) == ["a"] and desk.links.wake_at() == 7.0
+    assert hung_up(desk.wake(6.9)) == [] and hung_up(desk.wake(7.0)) == ["a"]
+    desk.links.heard(A, 7.5)
+    assert hung_up(desk.wake(13.0)) == [] and hung_up(desk.wake(13.5)) == ["a"]
+
+
 def test_who_is_not_wanted_any_more_is_hung_up_on() -> None:
     """A new plan without it ends the link."""
     desk = Desk()
