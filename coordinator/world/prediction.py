@@ -215,12 +215,9 @@ def _network(
 
     def way(source: NodeId, target: NodeId) -> Link:
         found = known.get((source, target))
-        as_lines = found is None or source in seen_up or target in seen_down
-        rate = (
-            min(ups.get(source, typical), downs.get(target, typical))
-            if found is None or as_lines
-            else found.bytes_per_s
-        )
+        rate = min(ups.get(source, typical), downs.get(target, typical))
+        if found is not None and source not in seen_up and target not in seen_down:
+            rate = found.bytes_per_s
         trip_s = -1.0 if found is None else found.round_trip_s
         return Link(
             source=source, target=target, latency_s=latency_s if trip_s < 0 else trip_s / 2, bytes_per_s=rate
