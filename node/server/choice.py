@@ -5,6 +5,7 @@ from __future__ import annotations
 from node.server.conduct import Conduct
 from node.server.entries import Entry, Worker
 from node.server.tables import Tables
+from node.server.worth import Worth
 from protocol.base.ids import NodeId
 
 IDLE_S = 2.0
@@ -12,8 +13,8 @@ IDLE_S = 2.0
 of a run that compute `when_empty` do it then. Or for as long as a lease's tensors take on a slow line: who has all the
 graphs that it may hold waits for their backwards. (At 1.1 B parameters servers took the next forwards after two
 seconds, 24 at once at 5 s each: the whole pipeline waited for them, and their leases ran out.)"""
-
-
+LOOK_AGAIN_S = 1.0
+"""Where others are waited for, it is asked again so soon whether they still work."""
 REDONE_WITHIN_S = 5.0
 """Who does again what others took with them gets all of it, as long as it asks for more within this time of the last
 one. Whoever has sent its sum of the step has to send another for it, a whole stage's vector however few tasks are in
@@ -41,6 +42,7 @@ class Choice:
         self.now = 0.0
         self.look_at: float | None = None
         """When a volunteer that does nothing counts no longer."""
+        self.worth = Worth(self.workers, tables, conduct)
         self._redoers: dict[int, tuple[NodeId, float]] = {}
         """Who does again what is missing of a step whose tail has come, and when it was given something last."""
 
@@ -66,6 +68,7 @@ class Choice:
         if not allowed:
             allowed = [w for w in self.workers.values() if not w.is_server or self.collocated != "never"]
         ready = [w for w in allowed if w.slots > 0 and (self.may_have_more(w) or not volunteers)]
+        ready = [w for w in ready if self._in_time(entry, w)]
         # Each time that it is given back to one of these, the others have had four times as long to take it.
         if not ready and entry.late and not self._passed(entry.late_at + IDLE_S * 4.0 ** min(4, entry.late_count - 1)):
             return None
@@ -95,6 +98,7 @@ class Choice:
 
     def close_step(self, step: int) -> None:
         """Nothing of it is missing any more."""
+        self.worth.close_step(self.now)
         for old in [each for each in self._redoers if each <= step]:
             del self._redoers[old]
 
@@ -130,6 +134,8 @@ class Choice:
                 continue
             if not self._could_do(entry, worker) or not self.may_have_more(worker):
                 continue
+            if not self._in_time(entry, worker):
+                continue
             is_slow = self._conduct.is_slow(worker.node, self.now)
             if best is None or (is_slow, *_order(worker)) < (best_is_slow, *_order(best)):
                 best, best_is_slow = worker, is_slow
@@ -141,6 +147,12 @@ class Choice:
     def may_have_more(self, worker: Worker) -> bool:
         most = self._conduct.leases_max(worker.node, self.now)
         return most is None or sum(not e.waits_for_sum for e in self._tables.leased_by(worker.node)) < most
+
+    def _in_time(self, entry: Entry, worker: Worker) -> bool:
+        """Whether it would not make the others wait, who could do it as well. If it would, looks again soon."""
+        if entry.late or self.worth.in_time(worker, self.now):
+            return True
+        return self._passed(self.now + LOOK_AGAIN_S)
 
     def _some_work(self, volunteers: list[Worker]) -> bool:
         """Whether one of these has room, holds a lease, or did so a moment ago."""

@@ -65,7 +65,10 @@ is. Who stays slow spends a fifth of its time on leases that it makes others wai
 REMEMBERED_MAX = 4096
 """Nodes that are remembered, also after their links are gone: sixteen times what one server links to."""
 
-Kind = Literal["result", "gradient"]
+Kind = Literal["result", "gradient", "each", "sum"]
+"""From a grant to its result; from a step's tail, or a later grant, to when its sum counts; a result's time over the
+leases that were held when it was granted; from the later one of the tail and the last result to when the sum counts."""
+KINDS: tuple[Kind, ...] = ("result", "gradient", "each", "sum")
 
 
 @dataclass(slots=True)
@@ -75,7 +78,7 @@ class _Record:
     typical_s: dict[Kind, float] = field(default_factory=dict)
     """Moving averages of how long it takes."""
     samples: dict[Kind, int] = field(default_factory=dict)
-    answered_at: float = float("-inf")
+    answered_at: dict[Kind, float] = field(default_factory=dict)
     overtaken: int = 0
     """In a row."""
     overtaken_at: float = float("-inf")
@@ -111,9 +114,9 @@ class Conduct:
 
     def __init__(self) -> None:
         self._records: dict[NodeId, _Record] = {}
-        self._times: dict[Kind, list[float]] = {"result": [], "gradient": []}
+        self._times: dict[Kind, list[float]] = {kind: [] for kind in KINDS}
         """What each node takes, in ascending order: the usual is asked for with every lease, and for every worker."""
-        self._samples: dict[Kind, int] = {"result": 0, "gradient": 0}
+        self._samples: dict[Kind, int] = dict.fromkeys(KINDS, 0)
         """Answers by those who are remembered."""
         self._out_until: dict[NodeId, float] = {}
         """Until when those get nothing who do at present, and some whose time is over."""
@@ -121,8 +124,8 @@ class Conduct:
     def answered(self, node: NodeId, kind: Kind, seconds: float, now: float) -> None:
         """It took so long."""
         record = self._of(node)
-        before = seconds if self._is_forgotten(record, now) else record.typical_s.get(kind, seconds)
-        record.answered_at = now
+        before = seconds if self._is_forgotten(record, kind, now) else record.typical_s.get(kind, seconds)
+        record.answered_at[kind] = now
         typical_s = before + 0.25 * (seconds - before)
         times = self._times[kind]
         if kind in record.typical_s:
@@ -223,7 +226,17 @@ class Conduct:
         typical = None if record is None else record.typical_s.get("result")
         if usual is None or record is None or typical is None or typical <= SLOW_TIMES * usual:
             return False
-        return not self._is_forgotten(record, now)
+        return not self._is_forgotten(record, "result", now)
+
+    def typical_s(self, node: NodeId, kind: Kind) -> float:
+        """What it takes, 0: not known."""
+        record = self._records.get(node)
+        return 0.0 if record is None else record.typical_s.get(kind, 0.0)
+
+    def result_at(self, node: NodeId) -> float:
+        """When its last one came."""
+        record = self._records.get(node)
+        return float("-inf") if record is None else record.answered_at.get("result", float("-inf"))
 
     def patience_s(self, kind: Kind, most_s: float) -> float:
         """Seconds until a lease, or a sum of gradients, goes to somebody else."""
@@ -241,10 +254,13 @@ class Conduct:
         record.out_for = reason
         return Ruling(node, 0, seconds, reason)
 
-    def _is_forgotten(self, record: _Record, now: float) -> bool:
-        """Whether its last answer is so long ago that it says nothing about the next one."""
+    def _is_forgotten(self, record: _Record, kind: Kind, now: float) -> bool:
+        """Whether its last answer of the kind is so long ago that it says nothing about the next one."""
+        at = record.answered_at.get(kind, float("-inf"))
+        if kind == "gradient":  # once a step, which may be long
+            at = max(at, record.answered_at.get("result", at))
         typical = record.typical_s.get("result", 0.0)
-        return now - record.answered_at >= max(SLOW_FORGOTTEN_MIN_S, SLOW_FORGOTTEN_TIMES * typical)
+        return now - at >= max(SLOW_FORGOTTEN_MIN_S, SLOW_FORGOTTEN_TIMES * typical)
 
     def _usual_s(self, kind: Kind) -> float | None:
         """The median over nodes, the lower one of two: half of the nodes may be as slow as they like."""

@@ -34,6 +34,8 @@ class Entry:
     issued_count: int = 0
     granted_at: float = 0.0
     """When the worker got it, or the part of its input that came last."""
+    held: int = 1
+    """Leases that the worker had then, with this one, of which it had not brought the result."""
     due_at: float = 0.0
     """When the worker's time for its result is over."""
     late: dict[NodeId, float] = field(default_factory=dict)

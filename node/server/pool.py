@@ -117,6 +117,7 @@ class Pool:
         self._dirty = True
         worker = self._workers.pop(node, None)
         self._askers.pop(node, None)
+        self._choice.worth.gone(node)
         if worker is not None and not worker.is_server and (worker.returned or self._leased_by(node)):
             self._forgive(worker, now)
             self._rule(self._conduct.left(node, now))
@@ -224,7 +225,9 @@ class Pool:
         for step, granted_at in begun.items():
             self._rule(self._conduct.finished(node))
             if step in self._tails:
-                self._conduct.answered(node, "gradient", self._now - max(self._tails[step], granted_at), self._now)
+                tail_at, result_at = self._tails[step], self._conduct.result_at(node)
+                self._conduct.answered(node, "gradient", self._now - max(tail_at, granted_at), self._now)
+                self._conduct.answered(node, "sum", self._now - max(tail_at, result_at), self._now)
                 self._set_patience()
 
     def summed(self, tasks: Iterable[TaskId], node: NodeId, now: float) -> None:
@@ -449,7 +452,7 @@ class Pool:
 
     def take_rulings(self) -> list[Ruling]:
         """What has changed for workers since this was asked last."""
-        rulings, self._rulings = self._rulings, []
+        rulings, self._rulings, self._choice.worth.rulings = self._rulings + self._choice.worth.rulings, [], []
         return rulings
 
     def check(self) -> None:
@@ -460,6 +463,7 @@ class Pool:
             assert known or waited_for, f"{entry.tasks[0]}: a ghost's (L2)"
             assert entry.preferred is None or entry.preferred in self._workers, f"{entry.tasks[0]} prefers a ghost"
         self._tables.check()
+        self._choice.worth.check()
 
     # ---- changes -------------------------------------------------------------------------------------------------
 
@@ -471,7 +475,9 @@ class Pool:
         for name, value in values.items():
             setattr(entry, name, value)
         if node is not None and entry.worker == node and (entry.finished or entry.waits_for_sum):
-            self._conduct.answered(node, "result", self._now - entry.granted_at, self._now)
+            took_s = self._now - entry.granted_at
+            self._conduct.answered(node, "result", took_s, self._now)
+            self._conduct.answered(node, "each", took_s / entry.held, self._now)
             self._set_patience()
             if entry.finished and "needs_gradient" not in values:
                 self._overtaken(entry, but=node)
@@ -530,7 +536,10 @@ class Pool:
         self.reissued_count += entry.issued_count > 0
         self._turn += 1
         worker.turn = self._turn
-        self._change(entry, worker=worker.node, fence=fence, issued_count=entry.issued_count + 1, granted_at=now)
+        held = 1 + sum(not e.waits_for_sum for e in self._leased_by(worker.node))
+        issued = entry.issued_count + 1
+        self._change(entry, worker=worker.node, held=held, fence=fence, issued_count=issued, granted_at=now)
+        self._choice.worth.granted(worker.node)
         # Who gets it after somebody has failed with it has more time: perhaps it is the work that takes long.
         self._start_clock(entry)
 

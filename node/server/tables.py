@@ -27,6 +27,8 @@ class Tables:
         """Step -> entries that somebody still has to be given, by who is preferred."""
         self._free: dict[NodeId | None, list[tuple[tuple[int, ...], int, TaskId]]] = {}
         """Heaps of free entries by who is preferred; an item is stale when its entry is not free for that one."""
+        self.free_count = 0
+        """Entries that are free for everybody."""
         self._serial = 0
 
     def add(self, entry: Entry) -> None:
@@ -44,6 +46,7 @@ class Tables:
 
     def forget(self, entry: Entry) -> None:
         key = entry.tasks[0]
+        self.free_count -= entry.free and entry.preferred is None
         if entry.open:
             self.open[entry.step][entry.preferred] -= 1
         for node, table in ((entry.worker, "leased"), (entry.preferred, "preferring")):
@@ -59,6 +62,7 @@ class Tables:
             counts = self.open[entry.step]
             counts[entry.preferred] = counts.get(entry.preferred, 0) + 1
         if entry.free:
+            self.free_count += entry.preferred is None
             self.wait_free(entry)
         if entry.worker is not None:
             self.holdings.setdefault(entry.worker, Holding()).leased[key] = entry
@@ -101,6 +105,8 @@ class Tables:
         return [] if holding is None else list(holding.preferring.values())
 
     def check(self) -> None:
+        free = sum(entry.free and entry.preferred is None for entry in self.entries.values())
+        assert self.free_count == free, f"{free} entries are free, not {self.free_count}"
         for step, counts in self.open.items():
             opened = [entry for entry in self.entries.values() if entry.step == step and entry.open]
             assert sum(counts.values()) == len(opened), f"step {step}: {counts}, but {len(opened)} entries are open"

@@ -7,7 +7,6 @@ from typing import Any
 from coordinator.live import slots
 from coordinator.live.slots import SlotTable
 from node.machine.jobs import StartShard
-from node.machine.roles import Roles
 from node.server import recovery
 from node.server.buddy import BuddyRole, Copies
 from node.server.saves import Saves
@@ -30,11 +29,6 @@ SKEWED = Scene(
 """One server has heard of an update, made it and copied it, and dies before another has heard of it."""
 UNFETCHED = Scene(only=("copy_unfetched",), gap_s=(1.0, 3.0), until_s=(20.0, 30.0), run={**COPIED, "steps": 24})
 """Who holds the copy of a shard is gone before the newcomer has it, and the shard lies on the disk of who waits."""
-GIVEN_UP = Scene(
-    only=("disk_lied",), gap_s=(0.8, 2.0), until_s=(15.0, 25.0), disk_losses_max=20, loses=("ContributionAccepted",),
-    run={**COPIED, "steps": 24, "contribution_tasks": 1, "microbatches": 6, "volunteers": 6},
-)  # fmt: skip
-"""A ledger accepts something else under a number that its fellow knows, and has no copy any more of what that has."""
 BENT = Scene(only=("copy_bent",), gap_s=(1.0, 3.0), until_s=(10.0, 20.0), run=COPIED)
 
 
@@ -135,9 +129,3 @@ def what_ledgers_begin_with_is_read_from_no_disk(original: Any) -> Any:
 def only_the_ledgers_that_are_continued_are_gone_on_from(original: Any) -> Any:
     """A server that has begun others with the same version lets it go."""
     return lambda self, other: self.continues >= 0 and other.ledger_generation == self.continues
-
-
-@mutant(Roles, "copies_named", scene=GIVEN_UP)
-def a_state_that_is_given_up_is_given_up_whole(original: Any) -> Any:
-    """Also the version that the last closed step came to."""
-    return lambda self: self.copies.named()

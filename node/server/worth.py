@@ -1,0 +1,159 @@
+"""Whether a slow worker's help would be in time: a lease that it brings back when the others have long done the rest
+makes everybody wait, and so does its sum.
+
+A worker that takes more than twice what is usual among those who are there, for a lease and its sum together, gets one
+only if it would be done, with what it holds and with its sum, before the others are done with what they hold and what
+is ready. What those do a second follows from what each has taken for a lease, with several at once; who has held
+something for much longer than it should is not counted on, and where nobody is, everything goes to whoever asks. So it
+helps where work piles up, in the stage that the others wait for, and nowhere else: where nothing piles up its help
+makes no step shorter, and each lease makes one longer. (Two stages of two members with 20 Mbit/s up made a step in
+1.75 s; a fifth member with 2 Mbit/s took what their slots had no room for, and steps took 1.9 to 3.6 s. With devices
+three times as fast it cost 101 %.)
+
+Who gets nothing for that is measured anew now and then, with one lease, so seldom that it costs the others about a
+hundredth of their time: a home line that was busy may be free again. And who comes new to others that are known begins
+with one lease, and with more only where that would be in time if it took ten times what is usual.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from node.server.conduct import Conduct, Ruling
+from node.server.entries import Worker
+from node.server.tables import Tables
+from protocol.base.ids import NodeId
+
+SLOW_TIMES = 2.0
+"""Up to so many times what is usual is not slow: how long results take is not known better than that."""
+UNKNOWN_TIMES = 10.0
+"""What is usual, for somebody of whom nothing is known: 2 Mbit/s beside 20."""
+TRIAL_TIMES = 100.0
+"""Times what it needs for a lease and its sum, between two trials of a worker that gets nothing else. (A trial cost up
+to twice that, so a fiftieth at most: 1.1 % in the case above.)"""
+STUCK_TIMES = 4.0
+"""Who has held a lease for so many times what it takes is not counted on."""
+KNOWN_FOR_TIMES = 0.1
+"""What the others do a second is counted once in so many of what a lease takes them: a pool gives out hundreds of
+leases in that time, and there are hundreds of workers."""
+TOLD_AFTER_STEPS = 2
+"""It is told when so many steps were closed in which it was given nothing."""
+TOO_LATE = "its results and its sum of gradients come when the others of its stage are done with a step"
+
+
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """Of a worker that is counted on."""
+
+    leases_per_s: float
+    held: int
+
+
+class Worth:
+    """Of the workers of one pool. `workers`: those with a live link."""
+
+    def __init__(self, workers: dict[NodeId, Worker], tables: Tables, conduct: Conduct) -> None:
+        self._workers = workers
+        self._tables = tables
+        self._conduct = conduct
+        self._paces: dict[NodeId, _Pace] = {}
+        """Of each volunteer that is counted on, at `_counted_at`."""
+        self._counted_at = float("-inf")
+        self._leases_per_s, self._held = 0.0, 0
+        """Of all of them."""
+        self._usual_s, self._usual_answer_s = 0.0, 0.0
+        """What they need for a lease and its sum, and with what they held before it, the lower medians: one of those
+        who are there is never slow, and half of them may be as slow as they like. 0: nobody is counted on."""
+        self._sums_known = False
+        """Whether a sum of one of them has come yet: before, nobody's counts."""
+        self._passed_over: dict[NodeId, int] = {}
+        """Who was given nothing since it would be late -> steps that were closed since then."""
+        self._try_at: dict[NodeId, float] = {}
+        """When it is given something all the same."""
+        self._told: dict[NodeId, None] = {}
+        self.rulings: list[Ruling] = []
+        """What workers do not know yet."""
+
+    def in_time(self, worker: Worker, now: float) -> bool:
+        """Whether the others would still be busy when `worker` had brought one more lease and its sum; who would not
+        is passed over."""
+        node = worker.node
+        if now - self._counted_at >= KNOWN_FOR_TIMES * self._usual_s:
+            self._count(now)
+        if worker.is_server or not self._usual_s:
+            return True
+        busy = sum(not entry.waits_for_sum for entry in self._tables.leased_by(node))
+        each_s = self._conduct.typical_s(node, "each")
+        if each_s and not self._is_slow(node):
+            return True
+        own = self._paces.get(node, _Pace(0.0, 0))
+        leases_per_s, held = self._leases_per_s - own.leases_per_s, self._held - own.held
+        if not each_s:
+            needs_s = (busy + 1) * UNKNOWN_TIMES * self._usual_s
+            return not busy or needs_s * leases_per_s <= self._tables.free_count + held
+        needs_s = busy * each_s + self._needs_s(node)
+        if leases_per_s <= 0.0 or needs_s * leases_per_s <= self._tables.free_count + held:
+            return True
+        self._passed_over.setdefault(node, 0)
+        self._try_at[node] = self._conduct.result_at(node) + TRIAL_TIMES * self._needs_s(node)
+        return now >= self._try_at[node] and not self._tables.holds(node)
+
+    def granted(self, node: NodeId) -> None:
+        """It has a lease."""
+        self._passed_over.pop(node, None)
+        if node in self._told:
+            del self._told[node]
+            self.rulings.append(Ruling(node, -1, 0.0, ""))
+
+    def gone(self, node: NodeId) -> None:
+        """Its link has ended."""
+        for known in (self._passed_over, self._try_at, self._told):
+            known.pop(node, None)
+
+    def close_step(self, now: float) -> None:
+        for node in self._passed_over:
+            self._passed_over[node] += 1
+            if self._passed_over[node] >= TOLD_AFTER_STEPS and node not in self._told:
+                self._told[node] = None
+                self.rulings.append(Ruling(node, 0, max(0.0, self._try_at[node] - now), TOO_LATE))
+
+    def check(self) -> None:
+        for known in (self._passed_over, self._try_at, self._told):
+            assert all(node in self._workers for node in known), "somebody is gone and still passed over"
+        assert all(node in self._passed_over for node in self._told), "somebody has a lease and was told of none"
+
+    def _needs_s(self, node: NodeId) -> float:
+        return self._conduct.typical_s(node, "each") + self._conduct.typical_s(node, "sum")
+
+    def _answers_s(self, node: NodeId) -> float:
+        return self._conduct.typical_s(node, "result") + self._conduct.typical_s(node, "sum")
+
+    def _is_slow(self, node: NodeId) -> bool:
+        """Who holds much takes long for each result, and who holds little takes long for each of what it holds, since
+        a way there and back is in both; who is slow is so by either count."""
+        sum_s = 0.0 if self._sums_known else self._conduct.typical_s(node, "sum")
+        slow = self._needs_s(node) - sum_s > SLOW_TIMES * self._usual_s
+        return slow and self._answers_s(node) - sum_s > SLOW_TIMES * self._usual_answer_s
+
+    def _count(self, now: float) -> None:
+        self._counted_at = now
+        self._paces = {node: pace for node, worker in self._workers.items() if (pace := self._pace(worker, now))}
+        self._leases_per_s = sum(pace.leases_per_s for pace in self._paces.values())
+        self._held = sum(pace.held for pace in self._paces.values())
+        known = [node for node in self._paces if self._conduct.typical_s(node, "sum")] or list(self._paces)
+        self._usual_s = _lower_median([self._needs_s(node) for node in known])
+        self._usual_answer_s = _lower_median([self._answers_s(node) for node in known])
+        self._sums_known = any(self._conduct.typical_s(node, "sum") for node in known)
+
+    def _pace(self, worker: Worker, now: float) -> _Pace | None:
+        each_s = self._conduct.typical_s(worker.node, "each")
+        if worker.is_server or not each_s or self._conduct.leases_max(worker.node, now) == 0:
+            return None
+        held = [entry for entry in self._tables.leased_by(worker.node) if not entry.waits_for_sum]
+        if any(now - entry.granted_at > STUCK_TIMES * each_s * entry.held for entry in held):
+            return None
+        return _Pace(1 / each_s, len(held)) if held or worker.slots else None
+
+
+def _lower_median(seconds: list[float]) -> float:
+    return sorted(seconds)[(len(seconds) - 1) // 2] if seconds else 0.0

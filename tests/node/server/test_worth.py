@@ -1,0 +1,155 @@
+"""A slow worker is given what it brings back in time, and nothing that the others would wait for."""
+
+from __future__ import annotations
+
+from itertools import count as fences
+
+import pytest
+
+from node.server.pool import Entry, Pool
+from node.server.worth import TOLD_AFTER_STEPS, TOO_LATE, TRIAL_TIMES
+from protocol.base.ids import NodeId, TaskId
+from tests.node.setting import shard_tensor
+
+FAST, ALSO_FAST, SLOW, NEW = NodeId("fast"), NodeId("also fast"), NodeId("slow"), NodeId("new")
+TAKES_S = {FAST: 1.0, ALSO_FAST: 1.0, SLOW: 5.0}
+TENSORS = (shard_tensor(1),)
+
+
+class Stage:
+    """A pool of two fast workers and one that takes five times as long, all of them known, and a clock."""
+
+    def __init__(self) -> None:
+        self.pool = Pool(1000.0, "never", 1000.0, fences(1).__next__)
+        self.now, self.step = 0.0, -1
+        self.grants: dict[tuple[int, int], NodeId] = {}
+        """(step, microbatch) -> who had it last."""
+        for node in TAKES_S:
+            self.pool.worker_here(node, is_server=False)
+        for node, seconds in TAKES_S.items():
+            for _ in range(3):
+                self.offers(1)
+                assert self.asks(node) == 1
+                self.brings(node, seconds)
+
+    def offers(self, tasks: int) -> None:
+        """So many forwards of a new step are ready; the step before is closed."""
+        self.pool.drop_step(self.step)
+        self.step += 1
+        for number in range(tasks):
+            task = TaskId(self.step, number, 0, "F")
+            self.pool.add(Entry((task,), needs_result=True, needs_gradient=False, tensors=TENSORS))
+
+    def asks(self, node: NodeId, slots: int = 1) -> int:
+        """How many leases it gets when it asks for so many."""
+        self.pool.clock(self.now)
+        self.pool.add_slots(node, slots, 64)
+        given = {grant.entry.tasks[0].microbatch: grant.worker for grant in self.pool.grant(self.now)}
+        self.pool.check()
+        self.grants.update({(self.step, microbatch): worker for microbatch, worker in given.items()})
+        return sum(worker == node for worker in given.values())
+
+    def brings(self, node: NodeId, seconds: float = 0.0) -> None:
+        """All that it holds, after so long."""
+        self.passes(seconds)
+        for microbatch in range(64):
+            if self.grants.get((self.step, microbatch)) == node:
+                self.pool.result_held(TaskId(self.step, microbatch, 0, "F"))
+        self.pool.check()
+
+    def holds(self, node: NodeId) -> int:
+        """How many leases of the step it was given."""
+        return sum(worker == node for (step, _), worker in self.grants.items() if step == self.step)
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.pool.expire(self.now)
+
+    def rulings(self) -> list[tuple[NodeId, int, str]]:
+        """What workers are told: who, leases at once, why."""
+        return [(ruling.node, ruling.leases_max, ruling.reason) for ruling in self.pool.take_rulings()]
+
+
+@pytest.mark.parametrize(("tasks", "gets"), [(4, 0), (30, 1)])
+def test_a_slow_worker_helps_where_work_piles_up_and_nowhere_else(tasks: int, gets: int) -> None:
+    """It takes 5 s, and the others do two a second: of thirty that are ready it gets one, of four none, although it
+    is the only one that asks just now."""
+    stage = Stage()
+    stage.offers(tasks)
+    assert stage.asks(FAST) == stage.asks(ALSO_FAST) == 1
+    assert stage.asks(SLOW) == gets
+
+
+def test_who_would_be_late_is_told_so_and_until_when_and_that_it_is_over() -> None:
+    """After two steps without a lease its owner reads why, and after the next lease that it gets work as before."""
+    stage = Stage()
+    stage.rulings()
+    for _ in range(TOLD_AFTER_STEPS):
+        assert stage.rulings() == []
+        stage.offers(3)
+        assert stage.asks(FAST) == stage.asks(ALSO_FAST) == 1 and stage.asks(SLOW, 0) == 0
+        stage.asks(SLOW)
+        stage.brings(FAST, 1.0)
+        stage.brings(ALSO_FAST)
+    stage.offers(0)
+    (told,) = stage.pool.take_rulings()
+    assert (told.node, told.leases_max, told.reason) == (SLOW, 0, TOO_LATE)
+    assert told.seconds == pytest.approx(TRIAL_TIMES * TAKES_S[SLOW] - TOLD_AFTER_STEPS * 1.0)
+    stage.offers(30)
+    assert stage.asks(FAST) == stage.asks(ALSO_FAST) == 1
+    assert stage.asks(SLOW) >= 1
+    assert stage.rulings() == [(SLOW, -1, "")]
+
+
+def test_who_gets_nothing_is_tried_with_one_lease_after_a_while_and_what_was_before_is_forgotten() -> None:
+    """A home line that was busy is free again: after the trial it gets what it asks for."""
+    stage = Stage()
+    stage.offers(4)
+    assert stage.asks(FAST) == stage.asks(ALSO_FAST) == 1 and stage.asks(SLOW, 2) == 0
+    stage.brings(FAST, 1.0)
+    stage.brings(ALSO_FAST)
+    stage.passes(TRIAL_TIMES * TAKES_S[SLOW])
+    stage.offers(4)
+    assert stage.asks(FAST) == stage.asks(ALSO_FAST) == 1
+    assert stage.holds(SLOW) == 1, "one, though it has two slots and two are ready"
+    stage.brings(SLOW, 1.0)
+    assert stage.asks(SLOW) == 1
+
+
+def test_a_slow_worker_gets_everything_when_the_others_are_gone_or_stuck() -> None:
+    """Nothing waits for somebody who does not come: a link that ends, and leases that hang, count no more."""
+    for gone in (True, False):
+        stage = Stage()
+        stage.offers(4)
+        assert stage.asks(FAST) == stage.asks(ALSO_FAST) == 1 and stage.asks(SLOW, 2) == 0
+        if gone:
+            stage.pool.worker_gone(FAST, stage.now)
+            stage.pool.worker_gone(ALSO_FAST, stage.now)
+        stage.passes(4.5)
+        assert stage.asks(SLOW, 0) == 2, gone
+
+
+@pytest.mark.parametrize(("tasks", "gets"), [(10, 1), (64, 3)])
+def test_who_is_new_to_others_that_are_known_begins_with_what_would_be_in_time_if_it_took_ten_times_as_long(
+    tasks: int, gets: int
+) -> None:
+    """Of ten that are ready one, of sixty three: the others do two a second. From its first result on it gets what it
+    asks for."""
+    stage = Stage()
+    stage.pool.worker_here(NEW, is_server=False)
+    stage.offers(tasks)
+    assert stage.asks(FAST) == stage.asks(ALSO_FAST) == 1
+    stage.passes(0.2)
+    assert stage.asks(NEW, 4) == gets
+    stage.brings(NEW, 1.0)
+    assert stage.asks(NEW, 0) == 4 - gets
+
+
+def test_where_nobody_is_known_everybody_gets_what_it_asks_for() -> None:
+    """The first leases of a run."""
+    pool = Pool(1000.0, "never", 1000.0, fences(1).__next__)
+    pool.worker_here(NEW, is_server=False)
+    pool.add_slots(NEW, 4, 64)
+    for number in range(4):
+        pool.add(Entry((TaskId(0, number, 0, "F"),), needs_result=True, needs_gradient=False, tensors=TENSORS))
+    assert len(pool.grant(0.0)) == 4
