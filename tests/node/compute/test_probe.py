@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from node.compute.layout import StageLayout
 from node.compute.model import StageModel
-from node.compute.probe import flops_per_token, probe
+from node.compute.probe import FEW_TOKENS, flops_per_token, probe
 from tests.node.compute.small import VOCABULARY, random_batch, small_run
 
 CONFIG = small_run()
@@ -45,3 +45,25 @@ def test_without_a_range_a_layer_is_measured() -> None:
     one_layer = msgspec.structs.replace(CONFIG, model=msgspec.structs.replace(CONFIG.model, layers=1))
     for config in (CONFIG, one_layer):
         assert probe(config, VOCABULARY, budget_s=0.01).tokens_per_s > 0
+
+
+@pytest.mark.parametrize(("seconds", "whole"), [(0.001, True), (4.0, False)])
+def test_a_stage_that_would_take_long_is_measured_by_a_few_tokens(
+    seconds: float, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A middle stage of 1.1 B parameters takes one core a minute and a half for a microbatch; two of them were more
+    than a newcomer waits, and it could not join."""
+    asked = []
+
+    def best_s(layout: StageLayout, *_: object) -> float:
+        tokens = layout.config.batch.samples * layout.config.model.context
+        asked.append(tokens)
+        return seconds * tokens / FEW_TOKENS
+
+    monkeypatch.setattr("node.compute.probe._best_s", best_s)
+    large = msgspec.structs.replace(CONFIG, model=msgspec.structs.replace(CONFIG.model, context=16 * FEW_TOKENS))
+    found = probe(large, VOCABULARY)
+    tokens = large.batch.samples * large.model.context
+    assert asked == ([FEW_TOKENS, tokens] if whole else [FEW_TOKENS])
+    assert found.microbatch_s == pytest.approx(seconds * tokens / FEW_TOKENS)
+    assert found.tokens_per_s == pytest.approx(FEW_TOKENS / seconds)
