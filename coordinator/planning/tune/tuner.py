@@ -84,7 +84,7 @@ def tune(
     Args:
         nodes: in pipeline order; a choice with fewer takes the first.
         network: between the nodes, in the same order; parallel transfers share what it limits.
-        budget_s: choices that it does not reach are listed as not tried.
+        budget_s: choices that it does not reach, after the first, are listed as not tried.
 
     Raises:
         BadInputError: naming the value that cannot be, or when no choice can run.
@@ -96,7 +96,7 @@ def tune(
     best_s = math.inf
     stopped = "done"
     for choice in _choices(work, len(nodes), space):
-        if clock() - began_s > budget_s:
+        if outcomes and clock() - began_s > budget_s:
             stopped = "time"
             outcomes.append(Outcome(choice, "rejected", f"not tried: the {budget_s:g} s ended"))
             continue

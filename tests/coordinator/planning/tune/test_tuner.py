@@ -73,6 +73,14 @@ def test_a_budget_that_ends_leaves_the_rest_untried() -> None:
     assert any(o.reason == "not tried: the 5 s ended" for o in found.outcomes)
 
 
+def test_the_first_choice_is_tried_however_late_it_is() -> None:
+    """A computer that was busy for a hundredth of a second gave "no choice can run" as the answer to a short budget."""
+    ticks = iter(range(1000))
+    found = tune(WORK, [Node()] * 4, NEAR, budget_s=0.5, clock=lambda: float(next(ticks)))
+    assert math.isfinite(found.best.makespan_s)
+    assert sum(o.reason != "not tried: the 0.5 s ended" for o in found.outcomes) == 1
+
+
 def test_a_slow_node_gets_fewer_blocks() -> None:
     """Blocks follow speed."""
     assert balanced_edges([1.0] * 12, [1, 2, 1]) == [0, 3, 9, 12]
