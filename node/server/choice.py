@@ -146,7 +146,7 @@ class Choice:
 
     def may_have_more(self, worker: Worker) -> bool:
         most = self._conduct.leases_max(worker.node, self.now)
-        return most is None or sum(not e.waits_for_sum for e in self._tables.leased_by(worker.node)) < most
+        return most is None or len(self._tables.busy_with(worker.node)) < most
 
     def _in_time(self, entry: Entry, worker: Worker) -> bool:
         """Whether it would not make the others wait, who could do it as well. If it would, looks again soon."""

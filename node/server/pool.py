@@ -536,7 +536,7 @@ class Pool:
         self.reissued_count += entry.issued_count > 0
         self._turn += 1
         worker.turn = self._turn
-        held = 1 + sum(not e.waits_for_sum for e in self._leased_by(worker.node))
+        held = 1 + len(self._tables.busy_with(worker.node))
         issued = entry.issued_count + 1
         self._change(entry, worker=worker.node, held=held, fence=fence, issued_count=issued, granted_at=now)
         self._choice.worth.granted(worker.node)

@@ -96,6 +96,10 @@ class Tables:
         holding = self.holdings.get(node)
         return [] if holding is None else list(holding.leased.values())
 
+    def busy_with(self, node: NodeId) -> list[Entry]:
+        """Its leases of which the result has not come."""
+        return [entry for entry in self.leased_by(node) if not entry.waits_for_sum]
+
     def holds(self, node: NodeId) -> bool:
         holding = self.holdings.get(node)
         return holding is not None and bool(holding.leased)

@@ -82,7 +82,7 @@ class Worth:
             self._count(now)
         if worker.is_server or not self._usual_s:
             return True
-        busy = sum(not entry.waits_for_sum for entry in self._tables.leased_by(node))
+        busy = len(self._tables.busy_with(node))
         each_s = self._conduct.typical_s(node, "each")
         if each_s and not self._is_slow(node):
             return True
@@ -149,7 +149,7 @@ class Worth:
         each_s = self._conduct.typical_s(worker.node, "each")
         if worker.is_server or not each_s or self._conduct.leases_max(worker.node, now) == 0:
             return None
-        held = [entry for entry in self._tables.leased_by(worker.node) if not entry.waits_for_sum]
+        held = self._tables.busy_with(worker.node)
         if any(now - entry.granted_at > STUCK_TIMES * each_s * entry.held for entry in held):
             return None
         return _Pace(1 / each_s, len(held)) if held or worker.slots else None
