@@ -532,8 +532,8 @@ class NodeMachine:
             self._leave("drained by the operator")
 
     def _go_on_elsewhere(self, now: float) -> None:
-        """A volunteer that was moved has finished with its old stage."""
-        if self._roles.has_moved_out(now):
+        """A volunteer that was moved has finished with its old stage; a server has what new ledgers begin with."""
+        if self._roles.has_restored or self._roles.has_moved_out(now):
             self._begin_roles(now)
 
     def _leave_if_drained(self, now: float) -> None:

@@ -36,8 +36,10 @@ class FixedParameters:
         """
         if len(shards) != len(self._ranges):
             raise RemoteProtocolError("shape", f"{len(shards)} shards where the stage has {len(self._ranges)}")
-        parts = [self._shard(version, *each) for each in zip(shards, self._ranges, strict=True)]
-        fixed = self._held[version] = torch.cat(parts)
+        fixed = torch.empty(self._ranges[-1][1], dtype=torch.int32)
+        for buffers, (begin, end) in zip(shards, self._ranges, strict=True):
+            fixed[begin:end] = self._shard(version, buffers, (begin, end))
+        self._held[version] = fixed
         # This one, too, when it comes after a newer one: nobody is asked for what changed since it.
         for old in [old for old in self._held if old < keep_from]:
             del self._held[old]

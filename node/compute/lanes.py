@@ -35,7 +35,7 @@ from node.compute.places import Place, on, place_of, soon
 from node.compute.plan_parts import chunks_of, partition_of
 from node.compute.probe import probe, warmed_up
 from node.compute.segments import graph_of
-from node.compute.shard import ShardWorker
+from node.compute.shard import ShardWorker, StepSum
 from node.compute.store_lane import FETCHED, Door, forget_outgoing, outgoing
 from node.compute.tolerance import relative_difference, residual
 from node.compute.wire import check_tokens
@@ -304,7 +304,7 @@ class ServerPerformer(Performer):
         self._data: Dataset | None = None
         self._place: jobs.SetUpServer | None = None
         self._shard: ShardWorker | None = None
-        self._sums: dict[int, Tensor] = {}
+        self._sums: dict[int, StepSum] = {}
         self._before: ShardWorker | None = None
         """The same shard under the ledgers that the present ones go on from."""
         self._digest: tuple[int, bytes] = (-1, b"")
@@ -458,18 +458,15 @@ class ServerPerformer(Performer):
         assert self._place is not None
         start = time.monotonic()
         bits = p12.fixed_bits(self._place.config)
-        before = None if base is None else p12.to_fixed(shard.params(base), bits)
-        buffer = p12.encode(p12.to_fixed(shard.params(version), bits), before, -1 if base is None else base)
+        before = None if base is None else shard.params(base)
+        buffer = p12.encode(shard.params(version), before, -1 if base is None else base, bits)
         self._codec_s += time.monotonic() - start
         ref = TensorRef(key, (shard.end - shard.begin,), "p12", len(buffer))
         self._made.append((ref, buffer))
         return ref
 
     def _drop_versions(self, job: jobs.DropVersions, _: Buffers) -> None:
-        _place, shard = self._here
-        for version in shard.versions():
-            if version < job.version:
-                shard.drop(version)
+        self._here[1].drop_below(job.version, job.closed)
 
     # ---- disk ----
 

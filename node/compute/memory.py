@@ -18,7 +18,8 @@ With `compute.split_backward` a graph lives on until W, and beside it what comes
 
 and of the head's matrix the whole gradient, for as many route ends as may be owed (`OWED_ENDS_MAX`).
 
-And for the loss, which is never kept, x, normed x and twice the scores in fp32. Where the norm is no kernel of its own
+And for the loss, which is never kept, x, normed x and twice the scores in fp32; it is over before the halves' own
+backward begins. Where the norm is no kernel of its own
 (on the processor) it keeps its value before the gain too, in fp32, and with bf16 the input as fp32.
 
 A sample in segments takes more, per attention half: each segment keeps keys and values of all tokens up to its end, and
@@ -31,10 +32,9 @@ from dataclasses import dataclass
 
 from node.compute.layout import StageLayout
 from node.machine.jobs import OWED_ENDS_MAX
+from protocol.run.memory import SUM_BYTES, host_parameter_bytes
 from protocol.run.segments import SEGMENT_RUNS_MAX, segment_ranges
 
-SUM_BYTES = {"gi": 4}
-"""A parameter's part of a sum of weight gradients, by the form that it travels in: int32 on the grid, else fp64."""
 VERSIONS = 2
 """Versions of the parameters on the device at once: the one that works, and the next one while it arrives."""
 
@@ -59,13 +59,17 @@ class StageMemory:
     """Input, output and their gradients."""
     loss_bytes: int
     """What the head's half takes while a microbatch is at the route's end; 0 without a head."""
+    host_bytes: int
+    """What lies in the processor's memory beside the device's: in `p12` the whole numbers of both versions, and what a
+    version or a sum takes for a moment while it is unpacked, or packed. On a device that is the processor itself, on
+    top of the rest."""
     runs: int = 0
     """Graphs beside those that are kept: those of samples in segments that pass through."""
 
     @property
     def fixed_bytes(self) -> int:
         """What lies there whatever the number of graphs, at the moment when most does."""
-        working = self.half_bytes + self.boundary_bytes + self.loss_bytes
+        working = self.boundary_bytes + max(self.half_bytes, self.loss_bytes)
         return VERSIONS * self.parameter_bytes + self.sum_bytes + self.gradient_bytes + working
 
     def graphs(self, usable_bytes: int, light: bool = False) -> int:
@@ -117,5 +121,6 @@ def stage_memory(layout: StageLayout, fused_norm: bool = False) -> StageMemory:
         loss_bytes=tokens * (layout.vocabulary * (2 * 4 + 2 * value_bytes) + 2 * hidden * value_bytes)
         if layout.has_head
         else 0,
+        host_bytes=int(host_parameter_bytes(config) * count),
         runs=SEGMENT_RUNS_MAX if config.batch.segments > 1 else 0,
     )

@@ -7,6 +7,7 @@ fused kernels (`addcmul`, `lerp`) may round once or twice depending on where in 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from protocol.run.run import RunConfig
 
 _CHUNK = 1 << 16
 """Elements worked on at a time: a chunk of all six vectors stays in a core's second-level cache."""
+PIECE = 16 * _CHUNK
+"""Elements of which a gradient is made at a time, where it is not there as a whole: 4 MiB."""
 
 
 class AdamWShard:
@@ -37,6 +40,10 @@ class AdamWShard:
     def clone(self) -> AdamWShard:
         """A second state with the same content."""
         return AdamWShard(self._config, self._decay_mask, self.m.clone(), self.v.clone())
+
+    def part(self, inside: slice) -> AdamWShard:
+        """The state of some of the elements: the same memory."""
+        return AdamWShard(self._config, self._decay_mask[inside], self.m[inside], self.v[inside])
 
     def apply(self, params: Tensor, grad: Tensor, step: int, clip_factor: float, rate: float = -1.0) -> None:
         """Changes `params` [n] and the moments in place by the update of `step` (from 0); `grad` [n] stays as it is.
@@ -84,4 +91,9 @@ def partial_square_norm(grad: Tensor) -> float:
 
     fp32 values squared cannot overflow fp64, so one bad element always shows.
     """
-    return math.fsum(float(part.double().square().sum()) for part in torch.split(grad, _CHUNK))
+    return square_norm_of([grad])
+
+
+def square_norm_of(pieces: Iterable[Tensor]) -> float:
+    """The same of a slice that comes in pieces of `PIECE`, the last one shorter: the same bits, too."""
+    return math.fsum(float(part.double().square().sum()) for piece in pieces for part in torch.split(piece, _CHUNK))

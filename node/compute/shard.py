@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from node.compute.export import initial_weights
 from node.compute.forms import packed
 from node.compute.forms.grid import is_spoilt
 from node.compute.layout import StageLayout
-from node.compute.optimizer import AdamWShard, partial_square_norm, square_norm
+from node.compute.optimizer import PIECE, AdamWShard, square_norm, square_norm_of
 from node.compute.stage_grid import StageGrid
 from node.compute.wire import decode, encode
 from protocol.base.forms import NOT_FINITE
@@ -33,6 +34,34 @@ class _Version:
     on this version."""
 
 
+@dataclass(frozen=True)
+class StepSum:
+    """A step's gradient, summed up and not yet rounded: its floats are made when somebody needs them, a piece at a
+    time, so that a shard of 500 M parameters never has them as another 2 GB."""
+
+    exact: Tensor
+    """[n] int32 on the grid, else floats."""
+    grid: StageGrid | None = None
+    steps: Tensor | None = None
+    """[blocks] int8: how fine the grid was."""
+
+    def pieces(self) -> Iterator[tuple[slice, Tensor]]:
+        """(which elements, their fp32), rounded once; `PIECE` of them, and what is left."""
+        count = self.exact.numel()
+        for begin in range(0, count, PIECE):
+            end = min(begin + PIECE, count)
+            yield slice(begin, end), self._floats(begin, end)
+
+    def _floats(self, begin: int, end: int) -> Tensor:
+        if self.grid is None or self.steps is None:
+            return self.exact[begin:end].float()
+        return self.grid.value(self.exact, self.steps, begin, end)
+
+    def whole(self) -> Tensor:
+        """[n] fp32: all of it at once."""
+        return torch.cat([piece for _, piece in self.pieces()])
+
+
 class ShardWorker:
     """The shard `shard_index` of `shard_count` of a stage: elements `begin` to `end` (exclusive) of its vector."""
 
@@ -45,9 +74,6 @@ class ShardWorker:
         self._versions: dict[int, _Version] = {}
         self._sums: dict[int, Tensor] = {}
         """Step -> what is folded of its gradient, however many parts: fp64, or int32 on the grid."""
-        self._grid_sums: dict[int, tuple[Tensor, Tensor]] = {}
-        """Step -> its ended sum (int32) and grid, until the version that it makes: with a delayed update a sum may end
-        before the version that it is applied to is there."""
 
     def initial(self) -> bytes:
         """Makes version 0 from `model.start_from`, or from the run's seed. Returns its digest."""
@@ -131,43 +157,45 @@ class ShardWorker:
             self._sums[step] = torch.zeros(self.end - self.begin, dtype=torch.float64)
         self._sums[step] += part
 
-    def reduce(self, step: int) -> tuple[Tensor, float, bool]:
-        """Ends the step's sum, which is forgotten here: it ([end - begin] fp32, rounded once), its square norm, and
-        whether all of it is finite. Nothing folded is a sum of zeros."""
-        exact = self._sums.pop(step, None)
+    def reduce(self, step: int) -> tuple[StepSum, float, bool]:
+        """Ends the step's sum, which is forgotten here: it, its square norm, and whether all of it is finite. Nothing
+        folded is a sum of zeros."""
+        exact, used = self._sums.pop(step, None), None
         if self._grid is not None:
             exact = torch.zeros(self.end - self.begin, dtype=torch.int32) if exact is None else exact
             used = self.grid_steps(self._config.version_of(step))
             assert used is not None, "every version of a run with a grid has its averages"
-            self._grid_sums[step] = exact, used
-            total = self._grid.value(exact, used)
-            square_norm = partial_square_norm(total)
-            return total, square_norm, square_norm < float("inf")
-        total = torch.zeros(self.end - self.begin) if exact is None else exact.float()
-        square_norm = partial_square_norm(total)
+        total = StepSum(torch.zeros(self.end - self.begin) if exact is None else exact, self._grid, used)
+        square_norm = square_norm_of(piece for _, piece in total.pieces())
         return total, square_norm, square_norm < float("inf")  # false for NaN too
 
-    def apply(self, version: int, grad_sum: Tensor, step: int, clip_factor: float, rate: float = -1.0) -> bytes:
+    def apply(self, version: int, total: StepSum, step: int, clip_factor: float, rate: float = -1.0) -> bytes:
         """Makes `version` + 1 from `version`, which stays, by the update of `step`. Returns the new one's digest."""
         old = self._versions[version]
-        assert old.optimizer is not None, f"version {version} has a successor already"
+        assert old.optimizer is not None, f"of version {version} only the weights are held"
         params, optimizer = old.params.clone(), old.optimizer.clone()
-        optimizer.apply(params, grad_sum, step, clip_factor, rate)
+        for inside, gradient in total.pieces():
+            optimizer.part(inside).apply(params[inside], gradient, step, clip_factor, rate)
         averages = old.averages
         if self._grid is not None and averages is not None:
-            averages = self._grid.next_averages(averages, *self._grid_sums.pop(step))
+            assert total.steps is not None, "a sum of floats in a run with a grid"
+            averages = self._grid.next_averages(averages, total.exact, total.steps)
         self._versions[version + 1] = _Version(params, optimizer, averages)
         return self.digest(version + 1)
 
     def skip(self, version: int) -> bytes:
         """Makes `version` + 1 with the content of `version`: a step whose gradient was refused. Returns its digest."""
         self._versions[version + 1] = self._versions[version]
-        self._grid_sums.pop(version, None)
         return self.digest(version + 1)
 
-    def drop(self, version: int) -> None:
-        """Forgets a version."""
-        self._versions.pop(version, None)
+    def drop_below(self, version: int, closed: int) -> None:
+        """Forgets versions below `version`, and of those below `closed` the moments: nobody goes on from them, and what
+        they take, 8 bytes a parameter, is wanted for the next version's."""
+        for old in [old for old in self._versions if old < version]:
+            del self._versions[old]
+        for old, held in self._versions.items():
+            if old < closed:
+                self._versions[old] = replace(held, optimizer=None)
 
     @property
     def grid_blocks(self) -> int | None:

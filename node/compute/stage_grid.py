@@ -148,11 +148,20 @@ class StageGrid:
             near = None if edges is None else edges[:, inside]
             grid.add_to_grid(total[inside], gradient[inside], steps[part.blocks], key, part.place, self._tasks, near)
 
-    def value(self, total: Tensor, steps: Tensor) -> Tensor:
-        """[element_count] fp32: a sum in its own unit; NaN throughout if a gradient in it was not finite."""
+    def value(self, total: Tensor, steps: Tensor, begin: int = 0, end: int | None = None) -> Tensor:
+        """[end - begin] fp32: a sum, or elements `begin` to `end` (exclusive) of it, in its own unit; NaN throughout if
+        a gradient in it was not finite."""
+        end = self.element_count if end is None else end
         if grid.is_spoilt(total):
-            return torch.full((self.element_count,), torch.nan, device=total.device)
-        return torch.cat([grid.from_grid(total[p.begin : p.end], steps[p.blocks]) for p in self._parts])
+            return torch.full((end - begin,), torch.nan, device=total.device)
+        found = []
+        for part in self._parts:
+            first, last = max(part.begin, begin), min(part.end, end)
+            if first < last:
+                before = (first - part.begin) % GRID_BLOCK  # of the block that `first` lies in
+                blocks = steps[part.block + (first - part.begin) // GRID_BLOCK : part.blocks.stop]
+                found.append(grid.from_grid(total[first - before : last], blocks)[before:])
+        return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def _places(config: RunConfig, vocabulary: int) -> list[int]:

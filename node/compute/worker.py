@@ -95,6 +95,8 @@ class StageWorker:
         Where there is no room for `wanted` whole ones, graphs keep inputs only. Raises `torch.OutOfMemoryError`.
         """
         usable_bytes = self._device.usable_bytes()
+        if not self._device.is_accelerator:
+            usable_bytes = max(0, usable_bytes - self.memory.host_bytes)
         found = self.memory.graphs(usable_bytes)
         if found < wanted:
             for model in self._models:
@@ -126,7 +128,8 @@ class StageWorker:
 
     def set_params(self, version: int, shards: Sequence[Tensor]) -> None:
         """Keeps a version, put together from its shards in order; raises ValueError if they do not fill the stage."""
-        flat = self._device.upload(torch.cat(list(shards)), self._models[0].dtype)
+        whole = shards[0] if len(shards) == 1 else torch.cat(list(shards))
+        flat = self._device.upload(whole, self._models[0].dtype)
         if flat.shape != (self.layout.parameter_count,):
             raise ValueError(f"shards hold {flat.numel()} weights, the stage {self.layout.parameter_count}")
         self._params[version] = flat

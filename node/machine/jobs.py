@@ -376,9 +376,11 @@ class ServeParameters:
 
 @dataclass(frozen=True, slots=True)
 class DropVersions:
-    """Forget versions below `version`. Result: None."""
+    """Forget versions below `version`, and of those below `closed`, the newest that every shard has committed, all but
+    the weights: nobody goes on from them. Result: None."""
 
     version: int
+    closed: int
 
 
 @dataclass(frozen=True, slots=True)

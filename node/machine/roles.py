@@ -70,6 +70,8 @@ class Roles:
         """What this server holds of other servers' shards."""
         self.data: DataReady | None = None
         """What was read here of the run's data, by a server of stage 0."""
+        self._restores_first = False
+        """Whether later ledgers wait until what they begin with is in memory again: they could not read this disk."""
         self._preparing = False
         self._data_fault = ""
         """Why the data could not be read here, while nobody else has read it either."""
@@ -139,6 +141,8 @@ class Roles:
             return False
         if serving and self.plan.ledger_generation not in self._state_lost:
             self._begin_server(now)
+            if self._restores_first:
+                return True  # nothing here speaks of the new ledgers yet
         elif self.server is not None:
             self.server.end()
             self.server = None
@@ -174,6 +178,11 @@ class Roles:
                 device.stay()
         return False
 
+    @property
+    def has_restored(self) -> bool:
+        """Whether ledgers that waited for that may begin."""
+        return self._restores_first and (self.server is None or self.server.ready)
+
     def has_moved_out(self, now: float) -> bool:
         """Whether a volunteer that moves has nothing left of its old stage, or has had time enough."""
         until = self._moves_until
@@ -184,6 +193,9 @@ class Roles:
         if self.server is not None and self.server.context.generation == self.plan.ledger_generation:
             self.server.change_plan(self.plan, now)
             return
+        self._restores_first = self.server is not None and self.server.restores_what_begins(self.plan)
+        if self._restores_first:
+            return
         if self.server is not None:
             self._unreported, self._standing = self.server.end(), self.server.standing()
         unreported, standing = self._unreported, self._standing
@@ -191,7 +203,7 @@ class Roles:
         records, self._unread = self._unread, []
         self.server = ServerMachine(
             self.node, self.config, self.vocabulary, self.plan, self._out, records, self._coordinator,
-            self._facts.secret, self._facts.incarnation, self.copies,
+            self._facts.secret, self._facts.incarnation, self.copies, self._facts.memory_bytes,
         )  # fmt: skip
         self.server.ban(self._bans.banned)
         self.server.take_over(unreported, standing)

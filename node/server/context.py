@@ -54,6 +54,8 @@ class StageContext:
     """Newest step that every stage has committed."""
     computing: dict[NodeId, None] = field(default_factory=dict)
     """Servers of the stage that are linked here and have a device, as they say at once."""
+    memory_bytes: int = 0
+    """Free on this computer when the process began; 0: not known."""
     alerts: dict[str, str] = field(default_factory=dict)
     """What is wrong on this server while training goes on, as a sentence, by what it is about."""
     written: RunConfig = field(init=False)

@@ -66,6 +66,19 @@ def oldest_needed(newest: int, delay: int) -> int:
     return max(0, newest - 1 - 2 * delay)
 
 
+def needed_in_replay(version: int, newest: int, closed: int, delay: int) -> tuple[int, int]:
+    """While steps are made again up to version `newest`, and `version` has just come out: the oldest version that is
+    still needed, and the oldest whose moments are. Twenty steps lie between two snapshots, and a version of 500 M
+    parameters is 6 GB.
+
+    Args:
+        closed: the newest step that is known to be closed; -1: none. What was committed here had opened, so all steps
+            before it but for the delay's were closed.
+    """
+    oldest = min(version - delay, oldest_needed(newest, delay))
+    return max(0, oldest), min(version, max(closed + 1, newest - 1 - delay))
+
+
 def recovery(
     records: Sequence[Record], generation: int, delay: int, readable: Container[int] | None
 ) -> Recovery | None:

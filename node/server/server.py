@@ -58,6 +58,7 @@ from node.server.roles import Roles
 from node.server.tickets import TicketOffice
 from protocol.base.ids import NodeId, TensorRef
 from protocol.messages import StepReport, Work
+from protocol.run.memory import server_bytes
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 
@@ -71,6 +72,7 @@ class ServerMachine:
         secret: drawn for this start of the process; the key of the stage's lease tickets if this server has to make it.
         incarnation: drawn for this start of the process.
         copies: what this server holds of other servers' shards, also of earlier ledgers.
+        memory_bytes: free on this computer when the process began; 0: not known.
     """
 
     def __init__(
@@ -85,13 +87,15 @@ class ServerMachine:
         secret: bytes = b"",
         incarnation: int = 0,
         copies: Copies | None = None,
+        memory_bytes: int = 0,
     ) -> None:
         stage, shard = plan.stage_of(node), plan.shard_of(node)
         assert stage is not None and shard is not None, "a server machine without a place in the plan"
         tickets = TicketOffice(plan.ledger_generation, (incarnation % 2**30) << 32)
         self.context = StageContext(
-            node=node, config=config, plan=plan, stage=stage, shard=shard, out=out, tickets=tickets
-        )
+            node=node, config=config, plan=plan, stage=stage, shard=shard, out=out, tickets=tickets,
+            memory_bytes=memory_bytes,
+        )  # fmt: skip
         self._secret = secret
         self._out = out
         self._vocabulary = vocabulary
@@ -113,6 +117,15 @@ class ServerMachine:
         """What the newest closed step has made of the shard, where that is here; -1: it is not, or none is closed."""
         version = self.context.closed + 1
         return version if self.ready and self.shard.began_with < version <= self.shard.version else -1
+
+    def restores_what_begins(self, plan: Plan) -> bool:
+        """Whether the shard is just being made again from this disk, which nobody reads twice, and the ledgers of
+        `plan` begin with a version of it. They came within the moment after a restart, did not find it in memory, and
+        closed steps were thrown away."""
+        context = self.context
+        here = (plan.stage_of(context.node), plan.shard_of(context.node)) == (context.stage, context.shard)
+        restoring = not self.ready and not self._roles.buddy.fetching() and self.shard.held_version >= plan.restore_step
+        return here and restoring and plan.goes_on_from(context.plan)
 
     @property
     def ready(self) -> bool:
@@ -306,6 +319,7 @@ class ServerMachine:
         match job:
             case SetUpServer():
                 self.shard.set_elements(result)
+                self._say_what_it_takes(result)
                 for pool in self._roles.pools():
                     pool.allow_upload(self.context.upload_s(result))
             case StartShard() if not result:
@@ -400,6 +414,16 @@ class ServerMachine:
                 pass
         self._roles.give_leases(now)
 
+    def _say_what_it_takes(self, elements: int) -> None:
+        """Before any of it is taken: a process that the system ends for want of memory says nothing."""
+        needed, free = server_bytes(self.context.config, elements), self.context.memory_bytes
+        self._out.log("info", "memory of the shard", parameters=elements, takes_gb=_gb(needed), free_gb=_gb(free))
+        if 0 < free < needed:
+            self.context.alerts["memory"] = (
+                f"its shard of {elements / 1e6:,.0f} M parameters takes {_gb(needed)} GB of memory, and {_gb(free)} GB"
+                " were free when it started: more servers a stage, more stages or more memory are needed"
+            )
+
     # ---- time ----------------------------------------------------------------------------------------------------
 
     def wake_at(self) -> float | None:
@@ -467,3 +491,7 @@ def say_evidence(out: Outbox, job: WriteEvidence, name: str) -> None:
     """Tells the operator where what an audit found lies."""
     found = name or "none: there are too many"
     out.log("warning", "evidence", file=found, contribution=str(job.order.contribution))
+
+
+def _gb(count: int) -> float:
+    return round(count / 1e9, 2)

@@ -34,7 +34,7 @@ from node.server.buddy import BuddyRole
 from node.server.context import StageContext, stage_tasks
 from node.server.judging import apply_job
 from node.server.parts import JOURNAL_BYTES, RECORDS_PER_TASK_MAX, Part, Reduction, as_message, leases
-from node.server.recovery import StateLostError, restored
+from node.server.recovery import StateLostError, needed_in_replay, restored
 from node.server.saves import Saves
 from node.server.serving import Serving
 from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef
@@ -146,7 +146,8 @@ class ShardRole:
         self.version = base - 1
         self._oldest_version = base if base > self._first_version else context.config.version_of(base)
         self._replay = [] if known is None else list(known.replay)
-        self._durable_version = base + len(self._replay)
+        nothing = known is None and plan.continues >= 0  # what fellows have in memory is on no disk
+        self._durable_version = -1 if nothing else base + len(self._replay)
 
     @property
     def held_version(self) -> int:
@@ -180,8 +181,7 @@ class ShardRole:
 
     def _replay_next(self) -> None:
         if not self._replay:
-            self.phase = Phase.READY
-            self.began_with = self.version
+            self.phase, self.began_with = Phase.READY, self.version
             self.close_step(self._context.closed)
             self._buddy.committed(self.version)
             # A crash may have come between the commit and the checkpoint; writing one twice does no harm.
@@ -448,20 +448,18 @@ class ShardRole:
             if record.digest != digest:
                 raise StateLostError(f"version {job.step + 1} came out with another digest than before the restart")
             self._finish_version(job.step, digest)
+            known = self._context.closed, self._context.config.batch.delay
+            self._drop_versions(*needed_in_replay(self.version, self._durable_version, *known))
             self._replay_next()
             return
         commit = self._commits[job.step]
         self._out.persist(
             StepCommitted(
-                ledger_generation=self._context.generation,
-                step=job.step,
-                contributions=commit.contributions,
-                clip_factor=commit.clip_factor,
-                skipped=commit.skipped,
-                digest=digest,
+                ledger_generation=self._context.generation, step=job.step, contributions=commit.contributions,
+                clip_factor=commit.clip_factor, skipped=commit.skipped, digest=digest,
                 learning_rate=commit.learning_rate,
             )
-        )
+        )  # fmt: skip
 
     def committed(self, record: StepCommitted) -> None:
         """The new version is durable: it may be served, and the ledger hears of it."""
@@ -534,13 +532,14 @@ class ShardRole:
             return  # what is being replayed still needs all of it
         if self.version <= step:
             raise StateLostError(f"step {step} is closed, and this disk has version {self.version} only")
-        oldest = self._context.config.version_of(step + 1)
-        if oldest > self._oldest_version:
-            self._oldest_version = oldest
-            self._out.compute(DropVersions(oldest))
-            self._serving.drop_below(oldest)
+        self._drop_versions(self._context.config.version_of(step + 1), step + 1)
+        self._serving.drop_below(self._oldest_version)
         self._agreement.close_step(step)
         self._prune_parts()
+
+    def _drop_versions(self, oldest: int, closed: int) -> None:
+        self._oldest_version = max(self._oldest_version, oldest)
+        self._out.compute(DropVersions(self._oldest_version, closed))
 
     def _prune_parts(self) -> None:
         """Parts of closed or committed steps were accepted and applied, or nobody wants them."""

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from node.compute.layout import StageLayout
 from node.owner.tally import plural
-from node.visit.enquiry import DEVICE_BYTES_PER_PARAMETER, EXAMPLE_TOKENS_PER_S, gigabytes_per_hour
+from node.visit.enquiry import EXAMPLE_TOKENS_PER_S, gigabytes_per_hour
 from protocol.run.buddies import copy_bytes, keeps_copies
 from protocol.run.keeping import kept_steps
+from protocol.run.memory import STATE_BYTES, device_parameter_bytes, server_parameter_bytes
 from protocol.run.run import RunConfig
 
-SERVER_BYTES_PER_PARAMETER = 32
-"""Of a shard while an update is made: two versions of the weights (8) and of the moments (16), and a sum of gradients
-in fp64 (8)."""
-STATE_BYTES_PER_PARAMETER = 12
-"""Weights and two moments in fp32: a snapshot, and a shard's part of a checkpoint."""
 JOURNAL_STATES = 4
 """A snapshot is taken when the journal's gradients weigh four times the state."""
 SNAPSHOTS = 2
@@ -43,12 +39,11 @@ def describe_costs(config: RunConfig, vocabulary: int) -> list[str]:
     helpers = "none are needed, any number helps" if stages.collocated != "never" else "one a stage at least"
     return [
         f"model       {parameters / 1e6:,.1f} M parameters {where}",
-        f"servers     {who} {_size(shard * SERVER_BYTES_PER_PARAMETER)} of memory",
-        f"            and {_size(shard * STATE_BYTES_PER_PARAMETER * files)} of disk at most"
-        f" ({kept} checkpoints kept at the end)",
+        f"servers     {who} {_size(shard * server_parameter_bytes(config))} of memory",
+        f"            and {_size(shard * STATE_BYTES * files)} of disk at most ({kept} checkpoints kept at the end)",
         f"            {_copies(one, int(shard))}",
         f"volunteers  {helpers}",
-        f"            weights take {_size(parameters / count * DEVICE_BYTES_PER_PARAMETER)} of a device's memory",
+        f"            weights take {_size(parameters / count * device_parameter_bytes(config))} of a device's memory",
         f"            at {EXAMPLE_TOKENS_PER_S:,.0f} tokens/s one moves {up:.1f} GB an hour up and {down:.1f} down,",
         "            the servers of its stage the same",
         f"time        {tokens:,} tokens: {tokens / EXAMPLE_TOKENS_PER_S / 3600:,.1f} hours for each"

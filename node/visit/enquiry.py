@@ -28,6 +28,7 @@ from protocol.base.forms import TYPICAL_BITS
 from protocol.base.ids import NodeId
 from protocol.drive.limits import LineLimits
 from protocol.run.course import course_of
+from protocol.run.memory import device_parameter_bytes, host_parameter_bytes
 from protocol.run.run import RunConfig
 from protocol.trust.membership import JoinLink
 
@@ -35,8 +36,6 @@ GUESSED_VOCABULARY = 257
 """The byte tokenizer's, while no server has read the data."""
 
 
-DEVICE_BYTES_PER_PARAMETER = 28
-"""Two versions of the weights, a task's gradient and its sum in fp64, and what is on its way: 4+4+4+8+8."""
 PROCESSES_GB = 0.4
 """What its two processes hold beside that: Python, torch and the links. Measured while they worked for a run of 0.2 M
 parameters on a processor: 0.09 and 0.31 GB resident."""
@@ -149,7 +148,7 @@ def describe(
             "What it moves",
             f"  not measured; at {EXAMPLE_TOKENS_PER_S:,.0f} tokens/s it is {up:.1f} GB an hour up and {down:.1f} down",
         ]
-    memory_gb = parameters / config.stages.count * DEVICE_BYTES_PER_PARAMETER / 1e9
+    memory_gb = parameters / config.stages.count * (device_parameter_bytes(config) + host_parameter_bytes(config)) / 1e9
     lends = f"device: {threads} processor thread{'' if threads == 1 else 's'}"
     if device is not None and device.is_accelerator:
         lends = f"device: {device.label}"

@@ -86,12 +86,11 @@ def integers() -> None:
     show("gi: unpacking it", total, lambda: unpack(data, VALUES))
     old = torch.randn(VALUES, generator=generator) * 0.02
     new = old + torch.randn(VALUES, generator=generator) * 4e-4
-    before, after = p12.to_fixed(old, 12), p12.to_fixed(new, 12)
-    for name, base in (("whole", None), ("what changed", before)):
-        made = p12.encode(after, base, 0)
+    for name, base in (("whole", None), ("what changed", old)):
+        made, held = p12.encode(new, base, 0, 12), None if base is None else p12.to_fixed(base, 12)
         bits = f"{8 * len(made) / VALUES:.2f} bits"
-        show(f"p12: {name}: encode", total, lambda base=base: p12.encode(after, base, 0), bits)  # type: ignore[misc]
-        show(f"p12: {name}: decode", total, lambda made=made, base=base: p12.decode(made, VALUES, base))  # type: ignore[misc]
+        show(f"p12: {name}: encode", total, lambda base=base: p12.encode(new, base, 0, 12), bits)  # type: ignore[misc]
+        show(f"p12: {name}: decode", total, lambda made=made, held=held: p12.decode(made, VALUES, held))  # type: ignore[misc]
     pair = np.stack((values, values)).astype(np.int32)
     show("gi: folding a part into a shard's sum", total, lambda: np.add(pair[0], pair[1], out=pair[0]))
 

@@ -17,7 +17,7 @@ from node.compute.layout import StageLayout
 from node.compute.optimizer import AdamWShard, partial_square_norm
 from node.compute.probe import probe
 from node.compute.reference import train_reference
-from node.compute.shard import ShardWorker
+from node.compute.shard import ShardWorker, StepSum
 from node.compute.wire import decode, encode
 from node.compute.worker import StageWorker
 from node.data.dataset import Dataset
@@ -85,7 +85,7 @@ def time_servers(config: RunConfig, dataset: Dataset) -> None:
     show("sum of 4 contributions and its norm", best_s(lambda: sum_up(shard, gradient)))
     show("square norm", best_s(lambda: partial_square_norm(gradient)))
     show("AdamW in place", best_s(lambda: optimizer.apply(params, gradient, 5, 0.5)))
-    show("new version with its digest", best_s(lambda: shard.apply(0, gradient, 0, 0.5)))
+    show("new version with its digest", best_s(lambda: shard.apply(0, StepSum(gradient), 0, 0.5)))
     show("a microbatch of data", best_s(lambda: dataset.batch(3, 1)))
 
 

@@ -210,7 +210,7 @@ class Work:
         for server, device in zip(self._servers, self._devices, strict=True):
             self._do(server, jobs.Apply(step, factor, False))
             if self._config.version_of(step + 1) > version:
-                self._do(server, jobs.DropVersions(version))
+                self._do(server, jobs.DropVersions(version, step + 1))
                 self._do(device, jobs.DropParameters(version))
         return Step(version, tuple(parameters), tuple(grids), tuple(made), buffers)
 

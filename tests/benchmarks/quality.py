@@ -140,10 +140,9 @@ def train(config: RunConfig, arm: Arm, dataset: Dataset) -> tuple[float, Counts]
     for step in range(config.steps):
         params = versions[0]
         if arm.parameters:
-            fixed = p12.to_fixed(params, places)
             if before is not None:
-                counts.parameters.add(len(p12.encode(fixed, before, step)), count)
-            before, params = fixed, p12.from_fixed(fixed, places)
+                counts.parameters.add(len(p12.encode(params, before, step, places)), count)
+            before, params = params, p12.received(params, places)
         total, exact = torch.zeros(count, dtype=torch.int32), torch.zeros(count, dtype=torch.float64)
         for microbatch in range(tasks):
             tokens, labels = (torch.from_numpy(array).long() for array in dataset.batch(step, microbatch))

@@ -3,12 +3,12 @@
 Real processes on loopback: a coordinator, and of two stages a server and a volunteer each. Two runs hold every kind of
 stage that the model has in eight: `middle`, two stages of three layers of it (the model has 2.75 a stage), and `end`,
 where one stage has the embedding of 32,000 tokens beside a layer, and the other one the head. Samples have 2,048
-tokens, there are two steps, and a checkpoint is written after each; `barnraise checkpoints verify` reads them all.
+tokens, there are four steps, and a checkpoint is written after each; `barnraise checkpoints verify` reads them all.
 
-Printed is the most memory that each process ever had (VmHWM of /proc). Beside a device's stands what is counted for it
-(`node.compute.memory`) with what it has in a run of next to nothing, which is Python and torch; exit code 1 where it
-is more than a tenth beside that. For a server, bytes for each parameter of its shard. `--only` names a run; each takes
-five to ten minutes, 20 GB of memory and 10 GB of disk.
+Printed is the most memory that each process ever had (VmHWM of /proc). Beside it stands what is counted for it
+(`node.compute.memory`, `protocol.run.memory`) with what it has in a run of next to nothing, which is Python and torch;
+exit code 1 where it is more than a tenth beside that. `--only` names a run; each takes ten to fifteen minutes, 20 GB of
+memory and 10 GB of disk.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from node.data.tokenizer import make_tokenizer
 from protocol.drive.keyfile import load_or_create_identity
 from protocol.run.config_file import load_run
 from protocol.run.course import course_of
+from protocol.run.memory import server_bytes
 from tests.integration.swarm import Daemon, Swarm
 
 WIDTH = {"hidden": 2048, "heads": 32, "kv_heads": 4, "feed_forward": 5632, "context": 2048}
@@ -37,10 +38,10 @@ NEXT_TO_NOTHING = {"hidden": 32, "heads": 2, "kv_heads": 1, "feed_forward": 64, 
 LAYERS = {"middle": 6, "end": 2}
 VOCABULARY = 32_000
 OFF_MAX = 0.1
-STEPS = 2
+STEPS = 4
+"""With a delayed update the third is the first one that works on a second version, and the fourth on a third."""
 GRAPHS = 2
-"""On a device at once: both steps run on the first version, so the second one's forward comes before the first's
-backward."""
+"""On a device at once: a step's forward comes before the backward of the one before."""
 RUN = """
 name = "stage-{name}"
 steps = {steps}
@@ -145,7 +146,7 @@ def layout_of(folder: Path, stage: int, vocabulary: int) -> StageLayout:
 
 def show(name: str, folder: Path, roles: dict[str, Role], empty: dict[str, Role], vocabulary: int) -> bool:
     """Prints a line for each role; whether every device was as near to the formula as it should."""
-    near = True
+    near, config = True, load_run(folder / "RUN.toml")
     for daemon, role in sorted(roles.items(), key=lambda item: (item[1].stage, item[0])):
         layout = layout_of(folder, role.stage, vocabulary)
         what = "daemon" if daemon.startswith("server") else "node.compute.device_process"
@@ -153,13 +154,15 @@ def show(name: str, folder: Path, roles: dict[str, Role], empty: dict[str, Role]
         count = layout.parameter_count
         line = f"{name}, stage {role.stage} of {count / 1e6:.0f} M parameters, {daemon}: {most / 1e9:.2f} GB"
         if daemon.startswith("server"):
-            print(f"{line}, of which {(most - torch_bytes) / count:.0f} bytes a parameter")
-            continue
-        memory = stage_memory(layout)
-        counted = torch_bytes + memory.fixed_bytes + (GRAPHS if role.stage == 0 else 1) * memory.graph_bytes
+            counted = torch_bytes + server_bytes(config, count)
+            more = f"{(most - torch_bytes) / count:.1f} bytes a parameter"
+        else:
+            memory = stage_memory(layout)
+            lasting = memory.fixed_bytes + memory.host_bytes
+            counted = torch_bytes + lasting + (GRAPHS if role.stage == 0 else 1) * memory.graph_bytes
+            more = f"{role.most('daemon') / 1e9:.2f} its daemon"
         near = near and abs(most / counted - 1) <= OFF_MAX
-        own_gb = role.most("daemon") / 1e9
-        print(f"{line}, counted {counted / 1e9:.2f} ({most / counted - 1:+.0%}); {own_gb:.2f} its daemon")
+        print(f"{line}, counted {counted / 1e9:.2f} ({most / counted - 1:+.0%}); {more}")
     return near
 
 

@@ -116,10 +116,9 @@ class Pipeline:
     def sent(self, shard: ShardWorker, version: int) -> list[bytearray]:
         """The first version whole, the others as what changed."""
         bits = p12.fixed_bits(self.config)
-        after = p12.to_fixed(shard.params(version), bits)
         if version == 0:
-            return [p12.encode(after, None, 0)]
-        return [p12.encode(after, p12.to_fixed(shard.params(version - 1), bits), version - 1)]
+            return [p12.encode(shard.params(0), None, 0, bits)]
+        return [p12.encode(shard.params(version), shard.params(version - 1), version - 1, bits)]
 
     def microbatch(self, step: int, version: int, index: int, into: int, dataset: Dataset) -> float:
         tokens, labels = (torch.from_numpy(array).long() for array in dataset.batch(step, index))

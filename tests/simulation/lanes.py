@@ -299,6 +299,7 @@ class Lanes:
             case jobs.Apply():
                 assert job.step in self.shard, f"version {job.step} was dropped before step {job.step} was applied"
                 weights, moments = self.shard[job.step]
+                assert moments, f"the moments of version {job.step} were dropped before step {job.step} was applied"
                 total = self.totals.pop(job.step)
                 if not job.skipped:
                     weights, moments = update(weights, moments, total, job.scale * job.clip_factor)
@@ -311,12 +312,15 @@ class Lanes:
                     weights = tuple((new - old) % PRIME for new, old in zip(weights, before, strict=True))
                 return (self._served(job.key, weights, job.base),)
             case jobs.DropVersions():
-                self.shard = {v: state for v, state in self.shard.items() if v >= job.version}
+                kept = {v: state for v, state in self.shard.items() if v >= job.version}
+                self.shard = {v: (w, m if v >= job.closed else ()) for v, (w, m) in kept.items()}
             case jobs.WriteSnapshot():
+                assert self.shard[job.version][1], f"version {job.version} had no moments any more for its snapshot"
                 previous, _ = self.shard.get(job.version - 1, ((), ()))
                 self.files[f"snapshot-{job.version}"] = (*self.shard[job.version], previous)
                 return f"snapshot-{job.version}"
             case jobs.WriteCheckpoint():
+                assert self.shard[job.version][1], f"version {job.version} had no moments any more for a checkpoint"
                 state = digest(*self.shard[job.version])
                 self.shared.write_count += 1
                 salt = f"-{self.shared.write_count}" if self.shared.salted else ""

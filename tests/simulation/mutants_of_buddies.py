@@ -10,6 +10,7 @@ from node.machine.jobs import StartShard
 from node.server import recovery
 from node.server.buddy import BuddyRole, Copies
 from node.server.saves import Saves
+from node.server.server import ServerMachine
 from protocol.run.plan import Plan
 from tests.simulation.lanes import Lanes, copy_digest
 from tests.simulation.mutant_registry import LINE, mutant
@@ -129,3 +130,9 @@ def what_ledgers_begin_with_is_read_from_no_disk(original: Any) -> Any:
 def only_the_ledgers_that_are_continued_are_gone_on_from(original: Any) -> Any:
     """A server that has begun others with the same version lets it go."""
     return lambda self, other: self.continues >= 0 and other.ledger_generation == self.continues
+
+
+@mutant(ServerMachine, "restores_what_begins", scene=UNFETCHED)
+def later_ledgers_do_not_wait_for_the_disk_that_is_being_read(original: Any) -> Any:
+    """They begin within the moment after a restart, and find nothing in memory."""
+    return lambda self, plan: False

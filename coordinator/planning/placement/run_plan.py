@@ -27,6 +27,7 @@ from coordinator.planning.simulator.graph import Costs, StageCosts
 from coordinator.planning.simulator.links import Network as SimulatedNetwork
 from coordinator.planning.simulator.pipeline import Timeline
 from protocol.base.errors import BadInputError
+from protocol.run.memory import device_parameter_bytes, server_parameter_bytes
 from protocol.run.model_spec import ModelSpec, blocks_of
 from protocol.run.run import RunConfig
 from protocol.schedule.profile import Network
@@ -105,8 +106,8 @@ def sizes_of(config: RunConfig, recompute: bool = False) -> ModelSizes:
         microbatches=config.batch.microbatches,
         forward_flops=forward_flops,
         backward_flops=backward_flops,
-        held_bytes=(8.0 + gradient_bytes) * parameters,
-        server_held_bytes=(12.0 + gradient_bytes) * parameters,
+        held_bytes=device_parameter_bytes(config) * parameters,
+        server_held_bytes=server_parameter_bytes(config) * parameters,
         kept_bytes=4.0 * kept_values,
         activation_bytes=passed_bytes(config) * spec.boundary_values,
         gradient_bytes=gradient_bytes * parameters,

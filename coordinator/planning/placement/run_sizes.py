@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from coordinator.planning.placement.pools import PoolSizes
 from protocol.base.forms import TYPICAL_BITS
+from protocol.run.memory import device_parameter_bytes, server_parameter_bytes
 from protocol.run.model_spec import ModelSpec, blocks_of
 from protocol.run.run import RunConfig
 
@@ -47,10 +48,8 @@ def pool_sizes(config: RunConfig, recompute: bool = False) -> PoolSizes:
         gradient_bytes=gradient_bytes,
         parameter_bytes=parameter_bytes,
         contribution_tasks=config.limits.contribution_tasks,
-        # A volunteer: weights, a task's gradients, and their sum. The servers of a stage together: weights and AdamW's
-        # two moments, and the version before that stale tasks still ask for.
-        held_bytes=8.0 + max(4.0, gradient_bytes),
-        server_held_bytes=16.0,
+        held_bytes=device_parameter_bytes(config),
+        server_held_bytes=server_parameter_bytes(config),
         boundary_values=spec.boundary_values,
         recompute=recompute,
         delayed=config.batch.delay == 1,

@@ -33,6 +33,9 @@ _PAGE = 1 << 16
 """Parameters that share a key of the hash, so that places below it are enough to mix."""
 _DEVICE_PAGES = 256
 """Pages worked on at a time on a device, where launches cost more than memory."""
+_PIECE_BLOCKS = 1 << 12
+"""Blocks worked on at a time where each value becomes fp64 for a moment: a million parameters, 16 MiB; a whole shard of
+500 M would be 8 GB."""
 
 
 def first_averages(count: int, model_parameters: int) -> Tensor:
@@ -58,10 +61,13 @@ def next_averages(averages: Tensor, total: Tensor, used: Tensor, model_parameter
 
     Sums of squares of whole numbers below 2^53 are exact in fp64, hence the same in every order.
     """
-    blocks = _padded(total).double()
-    counts = torch.full((blocks.shape[0],), float(GRID_BLOCK), dtype=torch.float64)
-    counts[-1] = total.numel() - GRID_BLOCK * (blocks.shape[0] - 1)
-    size = torch.sqrt(blocks.square().sum(1) / counts) * _power(used).double()
+    squares = torch.empty(used.numel(), dtype=torch.float64)
+    for first in range(0, used.numel(), _PIECE_BLOCKS):
+        piece = total[first * GRID_BLOCK : (first + _PIECE_BLOCKS) * GRID_BLOCK]
+        torch.sum(_padded(piece).double().square_(), 1, out=squares[first : first + _PIECE_BLOCKS])
+    counts = torch.full(squares.shape, float(GRID_BLOCK), dtype=torch.float64)
+    counts[-1] = total.numel() - GRID_BLOCK * (used.numel() - 1)
+    size = torch.sqrt(squares / counts) * _power(used).double()
     floor = FLOOR * FIRST_NORM / math.sqrt(model_parameters)
     return (averages * MEMORY + size * (1 - MEMORY)).clamp(min=floor)
 

@@ -172,6 +172,20 @@ def test_a_spare_with_the_disk_of_a_lost_shard_takes_its_place_and_no_step_is_lo
     assert cause.endswith("is lost, and all have version 4, with which these ledgers began")
 
 
+def test_who_fetches_in_vain_gives_its_place_to_the_spare_that_has_the_shard() -> None:
+    """s4 was told the ledgers and never had what they begin with; its buddy is gone, and so it counts as lost when s3
+    comes back empty. It counted as one that has all of it, and closed steps were thrown away (seed 29 of a scene)."""
+    desk, plan = twice_lost()
+    for node, version in (("s0", 4), ("s1", 4), ("s4", -1)):
+        place = "s2" if node == "s4" else node
+        desk.say(node, join(**held(place, plan, version=version, checkpoints=CHECKPOINTS, addresses=(f"{node}:1",))))
+    first = msgspec.structs.replace(plan, ledger_generation=1)
+    desk.server("s3", **held("s3", first, version=4, checkpoints=CHECKPOINTS))
+    assert desk.plan.server_nodes() == ("s0", "s1", "s5", "s3")
+    assert (desk.plan.restore_step, desk.plan.continues) == (4, 1)
+    assert desk.written(PlanRow)[-1].lost_steps == 0
+
+
 def test_what_ledgers_began_with_counts_no_more_when_they_have_closed_a_step() -> None:
     """Then it is older than what the run has, and the checkpoint is what is left."""
     desk, plan = twice_lost()

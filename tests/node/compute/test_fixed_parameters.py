@@ -20,8 +20,8 @@ for _ in range(4):
 def sent(version: int, base: int | None = None, shard: int = 0) -> bytearray:
     """What the server of a shard makes."""
     begin, end = RANGES[shard]
-    fixed = [p12.to_fixed(VERSIONS[number][begin:end], BITS) for number in (version, base or 0)]
-    return p12.encode(fixed[0], None if base is None else fixed[1], -1 if base is None else base)
+    before = None if base is None else VERSIONS[base][begin:end]
+    return p12.encode(VERSIONS[version][begin:end], before, -1 if base is None else base, BITS)
 
 
 def test_every_way_to_a_version_gives_the_same_weights() -> None:

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from node.compute.optimizer import AdamWShard, partial_square_norm
+from node.compute.optimizer import PIECE, AdamWShard, partial_square_norm, square_norm_of
 from node.machine.numbers import learning_rate
 from tests.node.compute.small import small_run
 
@@ -88,6 +88,12 @@ def test_square_norms_of_parts_add_up() -> None:
     (grad,) = gradients(1)
     parts = [partial_square_norm(part) for part in torch.split(grad, 33_333)]
     assert math.fsum(parts) == pytest.approx(float(grad.double().square().sum()), rel=1e-13)
+
+
+def test_a_norm_of_pieces_is_the_norm_to_the_last_bit() -> None:
+    """All that a shard has of its gradient at a time is a piece."""
+    grad = torch.randn(3 * PIECE + 5, generator=torch.Generator().manual_seed(8))
+    assert square_norm_of(torch.split(grad, PIECE)) == partial_square_norm(grad)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

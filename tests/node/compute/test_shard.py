@@ -7,7 +7,7 @@ import torch
 
 from node.compute.layout import StageLayout
 from node.compute.optimizer import AdamWShard
-from node.compute.shard import ShardWorker
+from node.compute.shard import ShardWorker, StepSum
 from protocol.run.run import BatchSection
 from tests.node.compute.small import VOCABULARY, small_run
 
@@ -26,7 +26,7 @@ def shards(count: int) -> list[ShardWorker]:
     return made
 
 
-def summed(shard: ShardWorker, parts: list[torch.Tensor], step: int = 0) -> tuple[torch.Tensor, float, bool]:
+def summed(shard: ShardWorker, parts: list[torch.Tensor], step: int = 0) -> tuple[StepSum, float, bool]:
     """What `reduce` says of parts that were folded one after the other."""
     for each in parts:
         shard.fold(step, each)
@@ -54,7 +54,7 @@ def test_sum_does_not_depend_on_the_order_and_keeps_its_inputs() -> None:
     (shard,) = shards(1)
     parts = [torch.full((LAYOUT.parameter_count,), value) for value in (1e8, 1.0, -1e8)]
     for order in ((0, 1, 2), (0, 2, 1), (1, 0, 2)):
-        assert bool((summed(shard, [parts[index] for index in order])[0] == 1.0).all())
+        assert bool((summed(shard, [parts[index] for index in order])[0].whole() == 1.0).all())
     assert parts[0][0] == 1e8
 
 
@@ -73,36 +73,49 @@ def test_versions_never_change() -> None:
     (shard,) = shards(1)
     before = {name: tensor.clone() for name, tensor in shard.snapshot(0).items()}
     digest = shard.digest(0)
-    shard.apply(0, random_gradient(1), 0, 1.0)
-    shard.apply(1, random_gradient(2), 1, 1.0)
+    shard.apply(0, StepSum(random_gradient(1)), 0, 1.0)
+    shard.apply(1, StepSum(random_gradient(2)), 1, 1.0)
     assert shard.versions() == (0, 1, 2)
     assert all(torch.equal(tensor, before[name]) for name, tensor in shard.snapshot(0).items())
     assert shard.digest(0) == digest
-    shard.drop(0)
+    shard.drop_below(1, 2)
     assert shard.versions() == (1, 2)
     with pytest.raises(KeyError):
         shard.params(0)
+
+
+def test_of_versions_before_the_newest_closed_one_the_weights_are_kept() -> None:
+    """The next step still runs on them, and nobody goes on from them: their moments go."""
+    (shard,) = shards(1)
+    for version in range(2):
+        shard.apply(version, StepSum(random_gradient(version)), version, 1.0)
+    weights, digest = shard.params(1).clone(), shard.digest(1)
+    shard.drop_below(1, 2)
+    assert shard.versions() == (1, 2)
+    assert torch.equal(shard.params(1), weights) and shard.digest(1) == digest
+    assert not shard.is_whole(1) and shard.is_whole(2)
+    shard.apply(2, StepSum(random_gradient(2)), 2, 1.0)
 
 
 def test_digest_is_of_the_content() -> None:
     """Equal updates have equal digests, on another worker too; changed moments show one version later."""
     (one,), (two,) = shards(1), shards(1)
     assert one.digest(0) == two.digest(0)
-    assert one.apply(0, random_gradient(1), 0, 1.0) == two.apply(0, random_gradient(1), 0, 1.0)
+    assert one.apply(0, StepSum(random_gradient(1)), 0, 1.0) == two.apply(0, StepSum(random_gradient(1)), 0, 1.0)
     state = {name: tensor.clone() for name, tensor in one.snapshot(1).items() if name != "previous"}
-    expected = one.apply(1, random_gradient(2), 1, 1.0)
+    expected = one.apply(1, StepSum(random_gradient(2)), 1, 1.0)
     for name in ("params", "m", "v"):
         changed = {key: tensor.clone() for key, tensor in state.items()}
         changed[name][7] += 1e-3
         assert (two.load(1, **changed) == one.digest(1)) == (name != "params")
-        assert two.apply(1, random_gradient(2), 1, 1.0) != expected, name
+        assert two.apply(1, StepSum(random_gradient(2)), 1, 1.0) != expected, name
 
 
 def test_a_skipped_step_keeps_weights_and_moments() -> None:
     """The next version has the same content, and the one after that goes on from it."""
     (shard,) = shards(1)
     assert shard.skip(0) == shard.digest(0) == shard.digest(1)
-    shard.apply(1, random_gradient(1), 1, 1.0)
+    shard.apply(1, StepSum(random_gradient(1)), 1, 1.0)
     assert not torch.equal(shard.params(2), shard.params(1))
 
 
@@ -114,12 +127,13 @@ def test_a_snapshot_goes_on_as_if_nothing_happened(delay: int) -> None:
     old, fresh = ShardWorker(layout, 1, 2), ShardWorker(layout, 1, 2)
     old.initial()
     size = old.end - old.begin
-    old.apply(0, random_gradient(1)[:size], 0, 1.0)
+    old.apply(0, StepSum(random_gradient(1)[:size]), 0, 1.0)
     assert fresh.load(1, **{name: tensor.clone() for name, tensor in old.snapshot(1).items()}) == old.digest(1)
     assert fresh.versions() == ((0, 1) if delay else (1,))
     if delay:
         assert torch.equal(fresh.params(0), old.params(0))
-    assert fresh.apply(1, random_gradient(2)[:size], 1, 1.0) == old.apply(1, random_gradient(2)[:size], 1, 1.0)
+    total = StepSum(random_gradient(2)[:size])
+    assert fresh.apply(1, total, 1, 1.0) == old.apply(1, total, 1, 1.0)
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
@@ -139,5 +153,5 @@ def test_the_update_is_the_optimizers() -> None:
     part = slice(shard.begin, shard.end)
     params = LAYOUT.initial(CONFIG.seed)[part].clone()
     AdamWShard(CONFIG, LAYOUT.decay_mask[part]).apply(params, random_gradient(1)[part], 0, 0.5)
-    shard.apply(0, random_gradient(1)[part], 0, 0.5)
+    shard.apply(0, StepSum(random_gradient(1)[part]), 0, 0.5)
     assert torch.equal(shard.params(1), params)

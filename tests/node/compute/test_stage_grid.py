@@ -74,8 +74,35 @@ def test_any_grouping_and_order_of_contributions_has_the_same_digest() -> None:
         total, square_norm, finite = shard.reduce(0)
         assert finite
         shard.apply(0, total, 0, 1.0)
-        digests.add((shard.digest(1), square_norm, hashlib.sha256(total.numpy().tobytes()).hexdigest()))
+        digests.add((shard.digest(1), square_norm, hashlib.sha256(total.whole().numpy().tobytes()).hexdigest()))
     assert len(digests) == 1
+
+
+def test_any_part_of_a_sum_has_the_floats_that_the_whole_has() -> None:
+    """Wherever it begins and ends, in the middle of a block or across chunks: a shard makes them piece by piece."""
+    whole = StageGrid.of(WHOLE)
+    steps, total = whole.steps(whole.first_averages()), rounded(whole, gradient(1), 0)
+    expected, rng = whole.value(total, steps), random.Random(3)
+    for _ in range(200):
+        begin, end = sorted(rng.sample(range(WHOLE.parameter_count + 1), 2))
+        assert torch.equal(whole.value(total, steps, begin, end), expected[begin:end])
+
+
+def test_a_shard_in_pieces_is_the_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large pieces are: the same norm, the same weights and averages of the next version."""
+    found = []
+    for piece in (1 << 20, 1 << 16, 1 << 17):
+        monkeypatch.setattr("node.compute.shard.PIECE", piece)
+        layout = StageLayout.whole(small_run(wire=WireSection(gradients="gi")), 3000)
+        shard = ShardWorker(layout, 0, 1)
+        assert shard.end > 1 << 17, "all in one piece"
+        shard.initial()
+        values = torch.randn(shard.end, generator=torch.Generator().manual_seed(2)) * 1e-3
+        shard.fold_packed(0, packed.pack(rounded(StageGrid.of(layout), values, 0).numpy()))
+        total, square_norm, _ = shard.reduce(0)
+        shard.apply(0, total, 0, 0.5)
+        found.append((shard.digest(1), square_norm, shard.snapshot(1)["averages"].numpy().tobytes()))
+    assert found[0] == found[1] == found[2]
 
 
 def test_the_grid_follows_the_gradient() -> None:

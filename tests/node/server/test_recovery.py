@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from node.machine.jobs import Apply, StartShard, WriteSnapshot
+from node.machine.jobs import Apply, DropVersions, Fold, Reduce, StartShard, WriteSnapshot
 from node.machine.records import ContributionStored, Record, ShardStarted, SnapshotWritten, StateLost, StepCommitted
-from node.server.recovery import beginning, held, oldest_needed, recovery, restored, still_closed
+from node.server.recovery import beginning, held, needed_in_replay, oldest_needed, recovery, restored, still_closed
 from node.server.shard import Phase
 from tests.node.server.test_shard import Desk
 from tests.node.setting import backward, contribution, make_plan, shard_tensor
@@ -171,3 +171,72 @@ def test_ledgers_that_go_on_from_others_begin_from_what_those_left_on_the_disk()
     assert folded == [0] and (desk.shard.phase, desk.shard.version) == (Phase.READY, 1)
     assert [job.version for job in desk.take().jobs(WriteSnapshot)] == [1]
     assert desk.contribute(2, step=1, key=300).records(ContributionStored)[0].ledger_generation == 2
+
+
+@pytest.mark.parametrize(
+    ("version", "closed", "expected"),
+    [
+        (1, -1, (0, 1)),
+        (10, -1, (9, 10)),  # far from the newest: nobody asks for any of these
+        (19, -1, (17, 18)),  # near it: what may be asked for stays, and what a run may go on from
+        (20, -1, (17, 18)),
+        (20, 19, (17, 20)),  # all have it
+    ],
+)
+def test_what_a_replay_up_to_version_20_still_needs(version: int, closed: int, expected: tuple[int, int]) -> None:
+    """The oldest version that is kept, and the oldest with its moments."""
+    assert needed_in_replay(version, 20, closed, 1) == expected
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_a_replay_of_many_steps_holds_few_versions(delay: int) -> None:
+    """A restart makes up to twenty steps again; it held all their versions with moments until the last one was there,
+    twelve bytes a parameter each. What the next step runs on stays, and at the end all that may still be asked for."""
+    steps = 12
+    commits = [
+        StepCommitted(
+            ledger_generation=1, step=step, contributions=(contribution(step),), clip_factor=1.0, skipped=False,
+            digest=b"digest %d" % (step + 1),
+        )
+        for step in range(steps)
+    ]  # fmt: skip
+    parts = [
+        ContributionStored(
+            ledger_generation=1, step=step, contribution=contribution(step), version=max(0, step - delay),
+            tasks=(backward(step, 0), backward(step, 1)), losses=(), tensors=(shard_tensor(200 + step),),
+        )
+        for step in range(steps)
+    ]  # fmt: skip
+    records: list[Record] = [started()]
+    for stored, commit in zip(parts, commits, strict=True):
+        records += [stored, commit]
+    desk = Desk(records, delay=delay, steps=2 * steps)
+    held, whole = {0}, {0}
+    desk.shard.base_loaded(b"digest 0")
+    for step in range(steps):
+        (fold,) = (effects := desk.take()).jobs(Fold)
+        for drop in effects.jobs(DropVersions):
+            held, whole = (
+                {v for v in each if v >= bound} for each, bound in ((held, drop.version), (whole, drop.closed))
+            )
+        assert step in whole and max(0, step - delay) in held
+        assert len(held) <= 4 and len(whole) <= 3
+        desk.shard.folded(fold)
+        (reduce,) = desk.take().jobs(Reduce)
+        desk.shard.reduced(reduce, 1.0, True)
+        (apply,) = desk.take().jobs(Apply)
+        desk.shard.applied(apply, b"digest %d" % (step + 1))
+        held, whole = held | {step + 1}, whole | {step + 1}
+    assert desk.shard.phase is Phase.READY
+    for drop in desk.take().jobs(DropVersions):
+        held = {v for v in held if v >= drop.version}
+    assert set(range(oldest_needed(steps, delay), steps + 1)) <= held
+
+
+def test_who_has_nothing_of_what_ledgers_go_on_from_says_so() -> None:
+    """Until it is fetched: a coordinator that counted on it threw closed steps away."""
+    plan = msgspec.structs.replace(make_plan(generation=2, ledgers=2, restore_step=3), continues=1)
+    desk = Desk(step(0)[:1], plan=plan)  # of other ledgers
+    assert desk.shard.phase is Phase.RESTORING and desk.shard.held_version == -1
+    desk.shard.base_loaded(b"digest 3")
+    assert desk.shard.held_version == 3

@@ -139,6 +139,22 @@ def test_steps_follow_the_gradient() -> None:
     assert grid.next_averages(averages, total * 0, used, 10**6)[3] == pytest.approx(1e-3 * 0.1 / 1e3)
 
 
+def test_a_long_vector_is_worked_on_in_pieces_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Averages of the grid, whole numbers of parameters and their changes."""
+    generator = torch.Generator().manual_seed(9)
+    count = 10 * 256 + 7
+    total = torch.randint(-1000, 1000, (count,), generator=generator, dtype=torch.int32)
+    averages, used = torch.rand(11, generator=generator, dtype=torch.float64), torch.zeros(11, dtype=torch.int8)
+    old, new = (torch.randn(count, generator=generator) * 0.02 for _ in range(2))
+    found = []
+    for blocks, piece in ((1 << 12, 1 << 20), (3, 1000)):
+        monkeypatch.setattr(grid, "_PIECE_BLOCKS", blocks)
+        monkeypatch.setattr(p12, "_PIECE", piece)
+        after = grid.next_averages(averages, total, used, 10**6)
+        found.append((after.tolist(), p12.encode(new, None, 0, 12), p12.encode(new, old, 7, 12)))
+    assert found[0] == found[1]
+
+
 def test_late_in_training_a_sum_of_eight_tasks_takes_five_bits() -> None:
     """The figure that bytes up are planned with: at most 5.2 bits a parameter where blocks are alike inside."""
     generator = torch.Generator().manual_seed(1)
@@ -160,7 +176,7 @@ def test_parameters_come_whole_or_as_what_changed() -> None:
     old = torch.randn(5000, generator=generator) * 0.02
     new = old + torch.randn(5000, generator=generator) * 3e-4
     before, after = p12.to_fixed(old, 12), p12.to_fixed(new, 12)
-    whole, change = p12.encode(after, None, 0), p12.encode(after, before, 7)
+    whole, change = p12.encode(new, None, 0, 12), p12.encode(new, old, 7, 12)
     assert (p12.base_of(whole), p12.base_of(change)) == (p12.WHOLE, 7)
     assert torch.equal(p12.decode(whole, 5000, None), after) and torch.equal(p12.decode(change, 5000, before), after)
     assert 8 * len(change) / 5000 < 3.5 < 8 * len(whole) / 5000 < 10
