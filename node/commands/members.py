@@ -7,7 +7,7 @@ import sys
 import time
 import webbrowser
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -326,12 +326,20 @@ def join(
     agreed = read_consents(settings_folder()).get(parsed.run_id.hex())
     if not yes and agreed is None and not ask_on_page and not is_terminal():
         raise BadInputError(NOBODY_TO_ASK)
+    from node.process.pauses import kept_pause
     from node.process.starting import BEGINNING, Starting
 
-    with Starting(folder, limits_file(), parsed.run_id.hex()) as starting:
+    with ExitStack() as ends, Starting(folder, limits_file(), parsed.run_id.hex()) as starting:
         try:
             if not (yes and no_benchmark) and is_terminal():  # torch alone takes ten seconds to load on a busy computer
                 click.echo("Asking the run, and measuring this computer and its line: up to a minute …", err=True)
+            if yes and no_benchmark and kept_pause(folder) is None:
+                from node.process.device_lane import DeviceLane, DeviceOptions
+
+                own = DeviceOptions(threads, device, chosen.low_priority, chosen.gpu_memory_bytes)
+                ends.callback(DeviceLane.forget_ahead)
+                DeviceLane.load_ahead(own)  # nothing is asked first: it will work as soon as it has joined
+                starting.loads_device = True
             from node.links.assemble import WayOptions
             from node.process.daemon import NodeOptions, run_node
 

@@ -80,6 +80,7 @@ class Keeper:
         settings: the owner's file of limits, read again whenever it changes.
         overrides: limits of the command line, for this process alone.
         thanks: what the coordinator signs; None: nobody is there to sign (the page is looked at without a run).
+        not_yet: called when the first life may not begin at once.
     """
 
     def __init__(
@@ -93,8 +94,10 @@ class Keeper:
         metrics: NodeMetrics,
         run_name: Callable[[], str],
         thanks: ThanksBook | None = None,
+        not_yet: Callable[[], None] = lambda: None,
     ) -> None:
         self._thanks = thanks
+        self._not_yet = not_yet
         self._device: Hello | None = None
         self.news: News | None = None
         """What the run's coordinator told last."""
@@ -140,6 +143,8 @@ class Keeper:
         """Lives of the node with pauses in between; returns why it ended."""
         self._look(self._sensors.read(), self._sensors.moment())
         while True:
+            if not self.decision.works:
+                self._not_yet()
             while not self.decision.works and not self._ending:
                 await self._next_change()
             if self._ending:

@@ -54,6 +54,8 @@ class Starting:
         self.run = ""
         """Its name, as soon as it has answered."""
         self.says = BEGINNING
+        self.loads_device = False
+        """Its process is there already, and looks at the device."""
         self.left = False
         """Its owner wants it to end."""
         self._over = False
@@ -177,7 +179,7 @@ class Starting:
             "complaint": "",
             "stage": -1,
             "stages": 0,
-            "device": {"name": "not started yet", "free": True},
+            "device": {"name": "loading" if self.loads_device else "not started yet", "free": not self.loads_device},
             "thanks": NOTHING_BEGUN,
             "update": "",
             "limits": shown(read_limits(self._settings)),

@@ -1,7 +1,8 @@
 """A volunteer's own daemon with one thing wrong in it: `python -m tests.integration.bad_volunteer DEED join LINK …`.
 
 Everything else is production: the handshake, the links, the messages, the pings. So it is what a broken computer, a
-poor line or a member who means harm looks like to the servers.
+poor line or a member who means harm looks like to the servers. What a deed changes is loaded by it alone, so that the
+command loads as it always does.
 """
 
 from __future__ import annotations
@@ -14,14 +15,9 @@ from typing import Any
 
 import msgspec
 
-from node.machine.survey import SurveyDesk
 from node.process.device_lane import DeviceLane
-from node.volunteer.gradients import Gradients
-from node.volunteer.volunteer import VolunteerMachine
-from node.volunteer.words import Words
 from protocol.base.machine import HangUp
 from protocol.cli import main
-from protocol.messages import Lease
 
 DEVICE_DEEDS = (
     "paced", "hangs", "dawdles", "huge", "overflows", "claims_losses", "sends_back_huge", "steers",
@@ -35,7 +31,9 @@ DEVICE_DEEDS = (
 def gives_back() -> None:
     """It asks for work, is sent the tensors, and returns every lease."""
 
-    def on_lease(self: Any, issuer: Any, lease: Lease, now: float) -> None:
+    from node.volunteer.volunteer import VolunteerMachine
+
+    def on_lease(self: Any, issuer: Any, lease: Any, now: float) -> None:
         _ask_for_another(self, issuer, lease)
         self._words.give_back(issuer, lease.tasks, "too many leases")
 
@@ -44,10 +42,12 @@ def gives_back() -> None:
 
 def hoards() -> None:
     """It asks for work again and again, keeps every lease, and computes nothing."""
+    from node.volunteer.volunteer import VolunteerMachine
+
     VolunteerMachine._on_lease = lambda self, issuer, lease, now: _ask_for_another(self, issuer, lease)  # type: ignore[method-assign]
 
 
-def _ask_for_another(volunteer: Any, issuer: Any, lease: Lease) -> None:
+def _ask_for_another(volunteer: Any, issuer: Any, lease: Any) -> None:
     """As if the lease had been done."""
     if lease.recompute or lease.tasks[0].op == "F":
         volunteer._slots.used(issuer, lease)
@@ -56,6 +56,8 @@ def _ask_for_another(volunteer: Any, issuer: Any, lease: Lease) -> None:
 
 def reuses_ids() -> None:
     """All its contributions have the number of the first, in whatever step."""
+    from node.volunteer.gradients import Gradients
+
     send = Gradients._send
 
     def same(self: Any, upload: Any, server: Any) -> None:
@@ -68,6 +70,8 @@ def reuses_ids() -> None:
 def flaps() -> None:
     """Its link to a server ends whenever it has brought a result and summed something up, and comes back after
     seconds."""
+    from node.volunteer.words import Words
+
     tell = Words.tell_summed
     has_told: set[Any] = set()
 
@@ -84,6 +88,8 @@ def flaps() -> None:
 
 def boasts() -> None:
     """It says that it computes a million million tokens a second, and dawdles."""
+    from node.machine.survey import SurveyDesk
+
     SurveyDesk.tokens_per_s = lambda self, config: 1e12  # type: ignore[method-assign]
 
 

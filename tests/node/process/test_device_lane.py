@@ -89,6 +89,28 @@ def forward() -> tuple[list[tuple[Any, dict[int, Buffer]]], TensorRef]:
     return jobs, x
 
 
+def test_a_process_that_was_loaded_ahead_is_the_lanes_own(listener: Listener) -> None:
+    """Where it was started with the same words, and lives; else a new one is, and nothing is left of the first."""
+    options = DeviceOptions(1, DeviceChoice("cpu"))
+    for after, same in (("nothing", True), ("other words", False), ("its end", False), ("a change of mind", False)):
+        DeviceLane.load_ahead(DeviceOptions(2, DeviceChoice("cpu")) if after == "other words" else options)
+        assert DeviceLane._ahead is not None
+        ahead = DeviceLane._ahead[1]
+        if after == "its end":
+            ahead.kill()
+            ahead.wait()
+        if after == "a change of mind":
+            DeviceLane.forget_ahead()
+        lane = DeviceLane(options, listener.deliver, listener.lost.put)
+        try:
+            assert (lane.pid == ahead.pid) == same and DeviceLane._ahead is None
+            assert same or ahead.returncode is not None
+            lane.submit(SET_UP, {})
+            assert listener.answer()[1].reason is None
+        finally:
+            lane.close()
+
+
 def test_a_process_gives_the_bytes_that_a_thread_gives(lane: DeviceLane, listener: Listener) -> None:
     """Set up, load, forward, cut a sum: results and tensors are those of the performer in this process."""
     jobs, _ = forward()

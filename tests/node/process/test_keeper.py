@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import structlog
 import trio
 import trio.testing
@@ -67,7 +69,11 @@ class SendingLife:
 
 
 def keeper_of(
-    folder: Path, line: Limits, overrides: dict[str, str] | None = None, sensors: Sensors | None = None
+    folder: Path,
+    line: Limits,
+    overrides: dict[str, str] | None = None,
+    sensors: Sensors | None = None,
+    not_yet: Callable[[], None] = lambda: None,
 ) -> Keeper:
     """A volunteer's keeper, with nothing of its owner's but these."""
     return Keeper(
@@ -78,6 +84,7 @@ def keeper_of(
         line=line,
         metrics=NodeMetrics("volunteer"),
         run_name=lambda: "lent",
+        not_yet=not_yet,
     )
 
 
@@ -152,6 +159,24 @@ async def test_who_has_no_place_yet_does_not_say_that_it_works(tmp_path: Path) -
             life.stage = 0
             assert keeper.status()["state"] == "working"
         nursery.cancel_scope.cancel()
+    line.close()
+
+
+@pytest.mark.parametrize("paused", [True, False])
+async def test_who_may_not_begin_at_once_keeps_nothing_ready(tmp_path: Path, paused: bool) -> None:
+    """A device's process that was loaded ahead goes before a pause is waited out: while it lasts nothing runs here."""
+    line, said = Limits(), list[str]()
+    keeper = keeper_of(tmp_path, line, not_yet=lambda: said.append("not yet"))
+    if paused:
+        keeper.order({"verb": "pause"})
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keeper.watch)
+        nursery.start_soon(keeper.live, lambda _: WaitingLife(line))
+        with trio.fail_after(60.0):
+            while not said and keeper.status()["state"] != "working":
+                await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+    assert said == ["not yet"] * paused
     line.close()
 
 
