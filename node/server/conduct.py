@@ -8,7 +8,10 @@ least, twice as long with each further one, ten minutes at most. So a member tha
 or has a line that is too slow for the stage costs a few leases and not the run, and a computer that was busy for half a
 minute is not sent away for ten. Its owner is told why, and until when, also on a new link.
 
-Nobody is overtaken while nothing moves: it takes somebody else who finished the same work. And nobody is by leaving:
+Nobody is overtaken while nothing moves: it takes somebody else who finished the same work. Nor does it say anything
+of anybody how long a lease took while a server of the stage was away, who holds results and takes sums: who answered
+first when it was back looked slow beside those whose leases had run out meanwhile, and half of a stage was given
+nothing for minutes. And nobody is overtaken by leaving:
 an owner pauses a computer or pulls its plug as often as he likes, which frees its leases at once and costs the run
 nothing. What came back just before a link closed belongs to that. Who does nothing but take leases and leave, time
 after time within minutes and without one result, gets nothing for ten minutes all the same; and so does whoever is hung
@@ -118,8 +121,25 @@ class Conduct:
         """What each node takes, in ascending order: the usual is asked for with every lease, and for every worker."""
         self._samples: dict[Kind, int] = dict.fromkeys(KINDS, 0)
         """Answers by those who are remembered."""
+        self._whole_since = float("-inf")
+        """Since when all servers of the stage are there; infinite while one is not."""
+        self._whole_with = -1
+        """The step that is closed when all are back: the newest that was open when one went."""
         self._out_until: dict[NodeId, float] = {}
         """Until when those get nothing who do at present, and some whose time is over."""
+
+    def server_gone(self, newest_step: int) -> None:
+        """A server of the stage is away, and `newest_step` the newest that is open."""
+        self._whole_since, self._whole_with = float("inf"), newest_step
+
+    def step_closed(self, step: int, now: float) -> None:
+        """All servers of the stage have committed it."""
+        if step >= self._whole_with and self._whole_since > now:
+            self._whole_since = now
+
+    def counts(self, began_at: float) -> bool:
+        """Whether what began then and has ended now says how fast somebody is."""
+        return began_at >= self._whole_since
 
     def answered(self, node: NodeId, kind: Kind, seconds: float, now: float) -> None:
         """It took so long."""
@@ -151,7 +171,7 @@ class Conduct:
         """Somebody else had to finish a lease that it was given at `granted_at`. Leases that ran out together count
         once. Returns what changes for it, if anything."""
         record = self._of(node)
-        if granted_at < record.overtaken_at:
+        if granted_at < record.overtaken_at or not self.counts(granted_at):
             return None
         record.overtaken += 1
         record.overtaken_at = now

@@ -118,6 +118,8 @@ class Pool:
         worker = self._workers.pop(node, None)
         self._askers.pop(node, None)
         self._choice.worth.gone(node)
+        if worker is not None and worker.is_server:
+            self._conduct.server_gone(max(self._tables.open, default=-1))
         if worker is not None and not worker.is_server and (worker.returned or self._leased_by(node)):
             self._forgive(worker, now)
             self._rule(self._conduct.left(node, now))
@@ -226,6 +228,8 @@ class Pool:
             self._rule(self._conduct.finished(node))
             if step in self._tails:
                 tail_at, result_at = self._tails[step], self._conduct.result_at(node)
+                if not self._conduct.counts(min(granted_at, result_at)):
+                    continue
                 self._conduct.answered(node, "gradient", self._now - max(tail_at, granted_at), self._now)
                 self._conduct.answered(node, "sum", self._now - max(tail_at, result_at), self._now)
                 self._set_patience()
@@ -323,6 +327,7 @@ class Pool:
     def drop_step(self, step: int) -> None:
         """Steps up to `step` are closed."""
         self._choice.close_step(step)
+        self._conduct.step_closed(step, self._now)
         for key in [key for key in self._entries if key.step <= step]:
             entry = self._entries[key]
             self._forget(entry)
@@ -476,9 +481,10 @@ class Pool:
             setattr(entry, name, value)
         if node is not None and entry.worker == node and (entry.finished or entry.waits_for_sum):
             took_s = self._now - entry.granted_at
-            self._conduct.answered(node, "result", took_s, self._now)
-            self._conduct.answered(node, "each", took_s / entry.held, self._now)
-            self._set_patience()
+            if self._conduct.counts(entry.granted_at):
+                self._conduct.answered(node, "result", took_s, self._now)
+                self._conduct.answered(node, "each", took_s / entry.held, self._now)
+                self._set_patience()
             if entry.finished and "needs_gradient" not in values:
                 self._overtaken(entry, but=node)
                 self._rule(self._conduct.finished(node))

@@ -12,6 +12,7 @@ from protocol.base.ids import NodeId, TaskId
 from tests.node.setting import shard_tensor
 
 FAST, ALSO_FAST, SLOW, NEW = NodeId("fast"), NodeId("also fast"), NodeId("slow"), NodeId("new")
+SERVER = NodeId("server")
 TAKES_S = {FAST: 1.0, ALSO_FAST: 1.0, SLOW: 5.0}
 TENSORS = (shard_tensor(1),)
 
@@ -153,3 +154,23 @@ def test_where_nobody_is_known_everybody_gets_what_it_asks_for() -> None:
     for number in range(4):
         pool.add(Entry((TaskId(0, number, 0, "F"),), needs_result=True, needs_gradient=False, tensors=TENSORS))
     assert len(pool.grant(0.0)) == 4
+
+
+@pytest.mark.parametrize("away", [True, False])
+def test_what_took_long_while_a_server_was_away_makes_nobody_slow(away: bool) -> None:
+    """Two of four alike were given nothing for three minutes after a server of their stage had been killed: they held
+    results that it was to have, and brought them when it was back; the leases of the others had run out meanwhile.
+    Where all servers are there, who takes so long is slow."""
+    stage = Stage()
+    stage.pool.worker_gone(SLOW, stage.now)
+    stage.pool.worker_here(SERVER, is_server=True)
+    stage.offers(4)
+    if away:
+        stage.pool.worker_gone(SERVER, stage.now)
+    for _ in range(3):
+        assert stage.asks(ALSO_FAST) == 1
+        stage.brings(ALSO_FAST, 5.5)
+    stage.pool.worker_here(SERVER, is_server=True)
+    stage.offers(2)
+    assert stage.asks(FAST) == 1
+    assert stage.asks(ALSO_FAST) == (1 if away else 0)
