@@ -227,15 +227,17 @@ def _lost_slots(
         if member is None:
             continue
         join = _join_of(member)
-        if member.told_ledger == plan.ledger_generation:
-            # It may still fetch what these ledgers begin with from a buddy that is gone.
-            fetches = (join.stage, join.shard, join.held_generation, join.version) == (
-                *slot,
-                plan.ledger_generation,
-                -1,
-            )
-            if fetches and not _can_begin(table, linked, slot, plan, table.alike):
+        holds_nothing = (join.stage, join.shard, join.held_generation, join.version) == (
+            *slot,
+            plan.ledger_generation,
+            -1,
+        )
+        if holds_nothing and newest_step < plan.restore_step:
+            # It fetches what these ledgers begin with, from a buddy that may be gone.
+            if not _can_begin(table, linked, slot, plan, table.alike):
                 lost.append(slot)
+            continue
+        if member.told_ledger == plan.ledger_generation:
             continue
         starts_fresh = not given.get(slot, False) and _can_begin(table, linked, slot, plan, table.alike)
         if not starts_fresh and not holds_state(join, slot, plan.ledger_generation, newest_step):
