@@ -227,12 +227,8 @@ def _lost_slots(
         if member is None:
             continue
         join = _join_of(member)
-        holds_nothing = (join.stage, join.shard, join.held_generation, join.version) == (
-            *slot,
-            plan.ledger_generation,
-            -1,
-        )
-        if holds_nothing and newest_step < plan.restore_step:
+        holds = join.stage, join.shard, join.held_generation, join.version
+        if holds == (*slot, plan.ledger_generation, -1) and newest_step < plan.restore_step:
             # It fetches what these ledgers begin with, from a buddy that may be gone.
             if not _can_begin(table, linked, slot, plan, table.alike):
                 lost.append(slot)

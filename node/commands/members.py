@@ -333,13 +333,18 @@ def join(
         try:
             if not (yes and no_benchmark) and is_terminal():  # torch alone takes ten seconds to load on a busy computer
                 click.echo("Asking the run, and measuring this computer and its line: up to a minute …", err=True)
-            if yes and no_benchmark and kept_pause(folder) is None:
-                from node.process.device_lane import DeviceLane, DeviceOptions
+            if yes and no_benchmark:
+                if device.kind not in ("auto", "cpu", "small"):
+                    from node.visit.device_facts import check_device
 
-                own = DeviceOptions(threads, device, chosen.low_priority, chosen.gpu_memory_bytes)
-                ends.callback(DeviceLane.forget_ahead)
-                DeviceLane.load_ahead(own)  # nothing is asked first: it will work as soon as it has joined
-                starting.loads_device = True
+                    check_device(device)
+                if kept_pause(folder) is None:  # nothing is asked first: it will work as soon as it has joined
+                    from node.process.device_lane import DeviceLane, DeviceOptions
+
+                    own = DeviceOptions(threads, device, chosen.low_priority, chosen.gpu_memory_bytes)
+                    ends.callback(DeviceLane.forget_ahead)
+                    DeviceLane.load_ahead(own)
+                    starting.loads_device = True
             from node.links.assemble import WayOptions
             from node.process.daemon import NodeOptions, run_node
 
@@ -370,10 +375,6 @@ def join(
                         sys.exit(0 if starting.left else 1)
                     consent = Consent(run=offer.run, since_unix_s=time.time(), config_hash=offer.terms_hashes[0])
                     keep_consent(settings_folder(), parsed.run_id.hex(), consent)
-            elif device.kind not in ("auto", "cpu", "small"):
-                from node.visit.device_facts import check_device
-
-                check_device(device)
             starting.says = BEGINNING
             code = run_node(
                 NodeOptions(

@@ -131,6 +131,7 @@ class Roles:
         are."""
         if self.config is None or self.plan is None:
             return False
+        self._restores_first = False
         serving = self._facts.role == "server" and self.plan.stage_of(self.node) is not None
         if serving and self.plan.stage_of(self.node) == 0 and self.data is None:
             if not self._preparing and (self._read_again_at is None or self._read_again_at <= now):
