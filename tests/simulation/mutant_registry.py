@@ -18,8 +18,10 @@ class Mutant:
 
     patch: Patch
     scene: Scene
+    seeds: range
 
 
+SEEDS = 20
 MUTANTS: dict[str, Mutant] = {}
 EQUIVALENT: dict[str, tuple[Patch, str]] = {}
 
@@ -38,13 +40,14 @@ def _replaces(owner: object, name: str, make: Callable[[Any], Any]) -> Patch:
 
 
 def mutant(
-    owner: object, name: str, *weather: str, scene: Scene | None = None, also: object = None
+    owner: object, name: str, *weather: str, scene: Scene | None = None, also: object = None, first: int = 1
 ) -> Callable[[Callable[[Any], Any]], None]:
     """Registers a function `original -> changed` as the mutant of `owner.name`, under the function's own name.
 
     Args:
         weather: kinds that blow beside what a seed draws, where no whole scene is given.
         also: a second place where the rule stands under the same name.
+        first: of the twenty seeds, for a rule that matters so seldom that others of a hundred show it.
     """
 
     def register(make: Callable[[Any], Any]) -> None:
@@ -56,7 +59,7 @@ def mutant(
                         stack.enter_context(_replaces(each, name, make)())
                 yield
 
-        MUTANTS[make.__name__] = Mutant(patch, scene or Scene(always=weather))
+        MUTANTS[make.__name__] = Mutant(patch, scene or Scene(always=weather), range(first, first + SEEDS))
 
     return register
 

@@ -554,11 +554,11 @@ SEEDS = range(1, 21)
 """Every mutant is hunted on the same twenty seeds."""
 
 
-def hunt(name: str, seeds: range = SEEDS) -> tuple[int, str] | None:
+def hunt(name: str) -> tuple[int, str] | None:
     """The first seed that catches a mutant, and what it says; None when none does."""
     wanted = MUTANTS[name]
     with wanted.patch():
-        for seed in seeds:
+        for seed in wanted.seeds:
             try:
                 run_seed(seed, scene=wanted.scene)
             except SeedFailedError as failure:

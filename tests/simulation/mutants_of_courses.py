@@ -159,7 +159,7 @@ def steps_open_before_everybody_knows_what_is_changed(original: Any) -> Any:
 # ---- room, graphs, pieces --------------------------------------------------------------------------------------------
 
 
-@mutant(Slots, "give", scene=FULL)
+@mutant(Slots, "give", scene=FULL, first=11)
 def the_ends_of_routes_share_the_room_of_graphs(original: Any) -> Any:
     """Whoever holds as many graphs as he may asks for no end of a route, which alone would free them."""
 

@@ -20,7 +20,6 @@ from node.machine.revocation import Revocation
 from node.machine.roles import Roles
 from node.machine.stalls import Stalls
 from node.server.decider import DeciderRole
-from node.server.pool import Pool
 from node.server.saves import Saves
 from node.server.shard import ShardRole
 from node.volunteer.gradients import Gradients
@@ -224,6 +223,7 @@ def who_has_lost_the_end_of_a_step_hears_nothing_of_the_next(original: Any) -> A
         loses=("StepDone",),
         run={**LINE, "stages": 1, "fronts": 1, "backs": 1, "delay": 0, "steps": 40, "spares": 0, "microbatches": 2},
     ),
+    first=61,
 )
 def a_decider_that_has_lost_an_end_opens_what_it_has_decided(original: Any) -> Any:
     """A slow disk makes time between the decision on a step and its end, in which the end before is the newest."""
@@ -349,23 +349,3 @@ def a_list_of_bans_is_laid_aside(original: Any) -> Any:
 )
 def ledgers_that_nobody_explains_are_welcome(original: Any) -> Any:
     return lambda self, member, plan: False
-
-
-@mutant(
-    Pool,
-    "claim",
-    scene=Scene(
-        only=("server_moved", "power_cut", "coordinator_away"),
-        gap_s=(0.15, 0.8),
-        run={"linger_s": 10.0, "contribution_tasks": 3},
-    ),
-)
-def a_claim_is_never_taken_back(original: Any) -> Any:
-    """Of a step that is not open yet: a volunteer that lets go of its sums says so on the same link."""
-
-    def claim(self: Any, tasks: Any, node: Any, now: float) -> None:
-        before = {task: claimer for task, claimer in self._claims.items() if claimer == node}
-        original(self, tasks, node, now)
-        self._claims = {**before, **self._claims}
-
-    return claim

@@ -105,10 +105,11 @@ def test_a_process_that_was_loaded_ahead_is_the_lanes_own(listener: Listener) ->
         try:
             assert (lane.pid == ahead.pid) == same and DeviceLane._ahead is None
             assert same or ahead.returncode is not None
-            lane.submit(SET_UP, {})
-            assert listener.answer()[1].reason is None
+            if same:
+                lane.submit(SET_UP, {})
+                assert listener.answer()[1].reason is None
         finally:
-            lane.close()
+            lane.kill()
 
 
 def test_a_process_gives_the_bytes_that_a_thread_gives(lane: DeviceLane, listener: Listener) -> None:
