@@ -7,7 +7,7 @@ from node.owner.tally import plural
 from node.visit.enquiry import EXAMPLE_TOKENS_PER_S, gigabytes_per_hour
 from protocol.run.buddies import copy_bytes, keeps_copies
 from protocol.run.keeping import kept_steps
-from protocol.run.memory import STATE_BYTES, device_parameter_bytes, server_parameter_bytes
+from protocol.run.memory import VERSION_BYTES, device_parameter_bytes, server_parameter_bytes
 from protocol.run.run import RunConfig
 
 JOURNAL_STATES = 4
@@ -40,7 +40,7 @@ def describe_costs(config: RunConfig, vocabulary: int) -> list[str]:
     return [
         f"model       {parameters / 1e6:,.1f} M parameters {where}",
         f"servers     {who} {_size(shard * server_parameter_bytes(config))} of memory",
-        f"            and {_size(shard * STATE_BYTES * files)} of disk at most ({kept} checkpoints kept at the end)",
+        f"            and {_size(shard * VERSION_BYTES * files)} of disk at most ({kept} checkpoints kept at the end)",
         f"            {_copies(one, int(shard))}",
         f"volunteers  {helpers}",
         f"            weights take {_size(parameters / count * device_parameter_bytes(config))} of a device's memory",

@@ -18,6 +18,7 @@ from node.machine import jobs
 from protocol.base.forms import GRID_BLOCK, TYPICAL_BITS, byte_bounds
 from protocol.base.ids import TaskId, TensorRef
 from protocol.run.course import VALIDATION_FIRST
+from protocol.run.memory import VERSION_BYTES
 from protocol.run.model_spec import BlockSpec, ModelSpec, blocks_of
 from protocol.run.plan import Plan
 from protocol.run.run import BoundaryForm, RunConfig
@@ -34,7 +35,6 @@ WHOLE_P12_BITS = 10.0
 """Of a parameter for somebody without an earlier version; `TYPICAL_BITS` has what a change takes."""
 UPDATE_BYTES = 32
 """Of a parameter that AdamW reads and writes: weight, two moments, gradient."""
-STATE_BYTES = 12
 LOSS_NATS = 5.0
 GRAPHS_WANTED = 2
 """Where not even so many whole graphs fit, or as many as the plan wants, a device keeps inputs only and runs forwards
@@ -234,7 +234,7 @@ class WorldLanes:
             case jobs.Apply() | jobs.StartShard():
                 return UPDATE_BYTES * self._elements / SERVER_BYTES_PER_S
             case jobs.WriteSnapshot() | jobs.WriteCheckpoint() | jobs.LoadSnapshot():
-                return STATE_BYTES * self._elements / DISK_BYTES_PER_S
+                return VERSION_BYTES * self._elements / DISK_BYTES_PER_S
         return OTHER_S
 
     # ---- results -------------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ class WorldLanes:
                     return (parameters,)
                 return parameters, work.vector(job.grid, -(-self._elements // GRID_BLOCK), "gi")
             case jobs.CopyState():
-                words = STATE_BYTES // 4 * self._elements
+                words = VERSION_BYTES // 4 * self._elements
                 count = max(0, min(job.words, words - job.piece * job.words))
                 copied = TensorRef(job.key, (count,), "int32", 4 * count)
                 return copied, max(1, -(-words // job.words)), _digest(job.version)
@@ -302,7 +302,7 @@ class WorldLanes:
             case jobs.WriteSnapshot():
                 return f"snapshot-{job.version}"
             case jobs.WriteCheckpoint():
-                return f"{job.step}", STATE_BYTES * self._elements, _digest(job.version)
+                return f"{job.step}", VERSION_BYTES * self._elements, _digest(job.version)
             case jobs.WriteManifest() | jobs.BringManifest():
                 return f"manifest-{job.step}"
             case jobs.FindCheckpoints():

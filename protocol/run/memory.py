@@ -12,11 +12,11 @@ from protocol.run.run import RunConfig
 
 SUM_BYTES = {"gi": 4}
 """A parameter's part of a sum of weight gradients, by the form that it travels in: int32 on the grid, else fp64."""
-STATE_BYTES = 12
+VERSION_BYTES = 12
 """fp32 weights and AdamW's two moments."""
 SERVED_BYTES = {"p12": 4.5, "bf16": 4.0, "fp32": 0.0}
-"""While parameters are put into their form: whole numbers and what they are packed into (4 and 3.5 in `p12`, of which
-up to 3 stay as long as somebody may ask for it); in fp32 they go as they lie there."""
+"""While parameters are put into their form: in `p12` the whole numbers of what changed (4), and these packed (0.5, as
+measured); in fp32 they go as they lie there."""
 COPIES_HELD = 3
 """Copies of another server's shard, if copies are kept: of a closed version, of the next, and of the one that comes."""
 
@@ -39,7 +39,7 @@ def server_parameter_bytes(config: RunConfig) -> float:
     that are put into their form, and where weight decay acts (1)."""
     sum_bytes = SUM_BYTES.get(config.wire.gradients, 8)
     delayed = 4 + sum_bytes if config.batch.delay else 0
-    return 2 * STATE_BYTES + 1 + delayed + max(sum_bytes, SERVED_BYTES[config.wire.parameters])
+    return 2 * VERSION_BYTES + 1 + delayed + max(sum_bytes, SERVED_BYTES[config.wire.parameters])
 
 
 def server_bytes(config: RunConfig, elements: int) -> int:

@@ -22,6 +22,7 @@ class Mutant:
 
 
 SEEDS = 20
+"""On which a mutant is hunted: from the first on, where it names no other."""
 MUTANTS: dict[str, Mutant] = {}
 EQUIVALENT: dict[str, tuple[Patch, str]] = {}
 

@@ -44,7 +44,7 @@ def test_a_mutant_is_caught_at_once(name: str) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [name for name in MUTANTS if name not in QUICK])
 def test_a_mutant_is_caught(name: str) -> None:
-    """Each mutant is caught by one of the same twenty seeds, in the scene in which its rule matters; and with the rule
+    """Each mutant is caught by one of its twenty seeds, in the scene in which its rule matters; and with the rule
     in its place nothing is wrong there."""
     caught = hunt(name)
     assert caught is not None, f"{name} was not caught"
