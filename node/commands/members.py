@@ -17,6 +17,7 @@ import click
 from platformdirs import user_state_path
 
 from node.commands.amounts import RATE_MBIT_MIN, Amount, WholeNumber, plain
+from node.commands.device_type import DeviceType
 from node.commands.link_argument import link_argument, parse_link
 from node.commands.say import columns, say
 from node.compute.devices.choice import HELP as DEVICE_HELP
@@ -98,18 +99,6 @@ _ANNOUNCE = click.option(
     "--announce", multiple=True, metavar="HOST:PORT", help="An address to tell others instead; may be repeated."
 )
 
-
-class _Device(click.ParamType[DeviceChoice]):
-    """The value of --device."""
-
-    name = "device"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> DeviceChoice:
-        if isinstance(value, DeviceChoice):
-            return value
-        return DeviceChoice.parse(value)
-
-
 _THREADS = click.option(
     "--threads",
     type=WholeNumber(1, 256),
@@ -117,7 +106,7 @@ _THREADS = click.option(
     show_default=True,
     help="Processor threads that it computes with.",
 )
-_DEVICE = click.option("--device", type=_Device(), default="auto", show_default=True, help=DEVICE_HELP)
+_DEVICE = click.option("--device", type=DeviceType(), default="auto", show_default=True, help=DEVICE_HELP)
 
 
 def _line_options(command: Any) -> Any:

@@ -12,9 +12,12 @@ are those of `node.process.device_frames`.
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import sys
+import threading
 import time
+from contextlib import suppress
 from typing import Any, BinaryIO
 
 from node.compute.devices.choice import DeviceChoice
@@ -46,9 +49,20 @@ def main(arguments: list[str]) -> None:
 
 
 def work(performer: DevicePerformer, incoming: BinaryIO, outgoing: BinaryIO) -> None:
-    """Job by job until the input ends; rests after each so that the device works only its share of the time."""
+    """Job by job until the input ends; rests after each so that the device works only its share of the time.
+
+    The next job is read, and the last one's results are written, while the device works: of a microbatch of 1.1 B
+    parameters in eight stages that is 4 MB each way, some milliseconds through a pipe beside a tenth of a second.
+    """
+    items: queue.Queue[Any] = queue.Queue(1)
+    outcomes: queue.Queue[Any] = queue.Queue(1)
+    threading.Thread(target=_read, args=(incoming, items), name="jobs", daemon=True).start()
+    writer = threading.Thread(target=_write, args=(outgoing, outcomes), name="outcomes", daemon=True)
+    writer.start()
     share = 1.0
-    while (item := read_job(incoming)) is not None:
+    while (item := items.get()) is not None:
+        if isinstance(item, Exception):
+            raise item
         if isinstance(item, SetShare):
             share = item.share
             continue
@@ -56,9 +70,32 @@ def work(performer: DevicePerformer, incoming: BinaryIO, outgoing: BinaryIO) -> 
             continue
         job, buffers = item
         outcome: Any = performer.perform(job, buffers)
-        write_outcome(outgoing, outcome)
+        outcomes.put(outcome)
         if share < 1.0:
             time.sleep(min(REST_MAX_S, outcome.seconds * (1.0 - share) / share))
+    outcomes.put(None)
+    writer.join()
+
+
+def _read(incoming: BinaryIO, items: queue.Queue[Any]) -> None:
+    """Frames until the input ends, or makes no sense: then the error, which `work` raises."""
+    item: Any = ...
+    while item is not None and not isinstance(item, Exception):
+        try:
+            item = read_job(incoming)
+        except Exception as error:
+            item = error
+        items.put(item)
+
+
+def _write(outgoing: BinaryIO, outcomes: queue.Queue[Any]) -> None:
+    """Outcomes until there are no more. Once nobody reads them they go nowhere: the input ends, too, then."""
+    with suppress(OSError):
+        while (outcome := outcomes.get()) is not None:
+            write_outcome(outgoing, outcome)
+        return
+    while outcomes.get() is not None:
+        pass
 
 
 if __name__ == "__main__":

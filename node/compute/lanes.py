@@ -132,13 +132,13 @@ class DevicePerformer(Performer):
         number = plan.chunk_at(task.step, task.microbatch, task.position)
         return plan.course.chunks_of(self._place.stage).index(number)
 
-    def _decode(self, ref: TensorRef, buffers: Buffers) -> Tensor:
-        """Tokens that no vocabulary has would be read from foreign memory by a device, or end its process."""
-        tensor = super()._decode(ref, buffers)
-        if ref.form == "int32":
-            assert self._place is not None
-            check_tokens(tensor, self._place.vocabulary, "what a server sent")
-        return tensor
+    def _input(self, ref: TensorRef, buffers: Buffers) -> Tensor:
+        """On the device. Tokens that no vocabulary has would be read from foreign memory there, or end its process."""
+        if ref.form != "int32":
+            return self._decode(ref, buffers, self._stage.upload)
+        tokens = self._decode(ref, buffers)
+        check_tokens(tokens, self._stage.layout.vocabulary, "what a server sent")
+        return tokens
 
     def _load_parameters(self, job: jobs.LoadParameters, buffers: Buffers) -> None:
         if self._fixed is None:
@@ -157,12 +157,12 @@ class DevicePerformer(Performer):
         if self._config.batch.segments > 1:
             return self._forward_segment(job, buffers)
         assert job.output is not None
-        y = self._stage.forward(job.task, job.version, x := self._decode(job.input, buffers), self._chunk(job.task))
+        y = self._stage.forward(job.task, job.version, x := self._input(job.input, buffers), self._chunk(job.task))
         return self._output(job.output, y, x, job.task)
 
     def _backward(self, job: jobs.Backward, buffers: Buffers) -> TensorRef | None:
         stage, into = self._stage, job.accumulator
-        dy, forward = self._decode(job.output_gradient, buffers), msgspec.structs.replace(job.task, op="F")
+        dy, forward = self._input(job.output_gradient, buffers), msgspec.structs.replace(job.task, op="F")
         _begin(stage, job.version, job.task)
         if self._config.batch.segments > 1:
             dx = stage.backward_segment(graph_of(job.task), dy, into)
@@ -171,7 +171,7 @@ class DevicePerformer(Performer):
         elif job.input is None:
             dx = stage.backward(forward, dy, into)
         else:
-            x, chunk = self._decode(job.input, buffers), self._chunk(job.task)
+            x, chunk = self._input(job.input, buffers), self._chunk(job.task)
             if job.weights_later:
                 dx = stage.recompute_backward_input(job.version, x, dy, into, job.task, chunk)
             else:
@@ -179,7 +179,7 @@ class DevicePerformer(Performer):
         return self._input_gradient(job.input_gradient, dx, dy, job.task)
 
     def _route_end(self, job: jobs.RouteEnd, buffers: Buffers) -> tuple[float, TensorRef | None]:
-        x, labels = self._decode(job.input, buffers), self._decode(job.labels, buffers)
+        x, labels = self._input(job.input, buffers), self._input(job.labels, buffers)
         _begin(self._stage, job.version, job.tasks[0])
         chunk, into = self._chunk(job.tasks[0]), job.accumulator
         if job.weights_later:
@@ -193,7 +193,7 @@ class DevicePerformer(Performer):
         self._stage.finish(job.task, job.accumulator)
 
     def _forward_segment(self, job: jobs.Forward, buffers: Buffers) -> TensorRef | None:
-        x, key = self._decode(job.input, buffers), graph_of(job.task)
+        x, key = self._input(job.input, buffers), graph_of(job.task)
         if job.task.segment == 0:
             self._stage.drop_graph(key)  # of whoever began it before
         if job.task.position == 0:
@@ -202,17 +202,18 @@ class DevicePerformer(Performer):
         return None if job.output is None else self._output(job.output, y, x, job.task)
 
     def _segment_end(self, job: jobs.SegmentEnd, buffers: Buffers) -> tuple[float, TensorRef | None]:
-        labels = self._decode(job.labels, buffers)[:, slice(*segment_ranges(self._config)[job.task.segment])]
+        labels = self._input(job.labels, buffers)[:, slice(*segment_ranges(self._config)[job.task.segment])]
         _begin(self._stage, job.version, job.task)
         loss_sum, dx = self._stage.tail_segment(graph_of(job.task), labels, job.accumulator)
         return loss_sum, self._input_gradient(job.input_gradient, dx, None, job.task)
 
     def _evaluate(self, job: jobs.Evaluate, buffers: Buffers) -> TensorRef | float:
-        labels = None if job.labels is None else self._decode(job.labels, buffers)
-        found = self._stage.evaluate(job.version, x := self._decode(job.input, buffers), labels, self._chunk(job.task))
+        labels = None if job.labels is None else self._input(job.labels, buffers)
+        found = self._stage.evaluate(job.version, x := self._input(job.input, buffers), labels, self._chunk(job.task))
         return found if isinstance(found, float) else self._output(job.output, found, x, job.task)
 
     def _output(self, key: int, y: Tensor, x: Tensor, task: TaskId) -> TensorRef:
+        self._stage.wait()
         return self._encode_up(key, y, x if task.position else None, self._config.wire.activations_up, task)
 
     def _input_gradient(self, key: int | None, dx: Tensor | None, dy: Tensor | None, task: TaskId) -> TensorRef | None:
@@ -220,6 +221,7 @@ class DevicePerformer(Performer):
             return None
         if dx is None:
             raise ValueError("a stage that reads tokens has no input gradient")
+        self._stage.wait()
         return self._encode_up(key, dx, dy, self._config.wire.activations_up, task)
 
     def _take_gradient(self, job: jobs.TakeGradient, _: Buffers) -> tuple[TensorRef, ...]:

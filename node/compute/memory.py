@@ -65,17 +65,21 @@ class StageMemory:
     top of the rest."""
     runs: int = 0
     """Graphs beside those that are kept: those of samples in segments that pass through."""
+    makes_room: bool = True
+    """A backward's graph goes, half by half, while the gradients come: they take what is more than it. Not where the
+    weights' gradients are computed apart, or a graph is a segment's."""
 
-    @property
-    def fixed_bytes(self) -> int:
-        """What lies there whatever the number of graphs, at the moment when most does."""
+    def fixed_bytes(self, light: bool = False) -> int:
+        """What lies there whatever the number of graphs (`light`: that keep inputs only), when most does."""
         working = self.boundary_bytes + max(self.half_bytes, self.loss_bytes)
-        return VERSIONS * self.parameter_bytes + self.sum_bytes + self.gradient_bytes + working
+        freed = (self.light_graph_bytes if light else self.graph_bytes) if self.makes_room else 0
+        gradients = max(0, self.gradient_bytes - freed)
+        return VERSIONS * self.parameter_bytes + self.sum_bytes + gradients + working
 
     def graphs(self, usable_bytes: int, light: bool = False) -> int:
         """How many graphs fit beside everything else; below 0 when not even that fits."""
         each = self.light_graph_bytes if light else self.graph_bytes
-        left = usable_bytes - self.fixed_bytes - self.runs * each
+        left = usable_bytes - self.fixed_bytes(light) - self.runs * each
         if left < 0:
             return -1
         return left // max(1, each)
@@ -123,4 +127,5 @@ def stage_memory(layout: StageLayout, fused_norm: bool = False) -> StageMemory:
         else 0,
         host_bytes=int(host_parameter_bytes(config) * count),
         runs=SEGMENT_RUNS_MAX if config.batch.segments > 1 else 0,
+        makes_room=not config.compute.split_backward and config.batch.segments == 1,
     )

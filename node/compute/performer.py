@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from node.compute.forms import packed
+from node.compute.forms.scales import Upload, here
 from node.compute.lane import Buffers, Outcome
 from node.compute.wire import decode, encode, going_up
 from node.process.store import Buffer
@@ -42,9 +43,9 @@ class Performer:
     def _methods(self) -> dict[type, tuple[str, Callable[[Any, Buffers], Any]]]:
         raise NotImplementedError
 
-    def _decode(self, ref: TensorRef, buffers: Buffers) -> Tensor:
+    def _decode(self, ref: TensorRef, buffers: Buffers, upload: Upload = here) -> Tensor:
         start = time.monotonic()
-        tensor = decode(buffers[ref.key], ref.shape, ref.form)
+        tensor = decode(buffers[ref.key], ref.shape, ref.form, upload)
         self._codec_s += time.monotonic() - start
         return tensor
 

@@ -3,7 +3,8 @@
 Whatever the machinery does, with whomever dying, must end with these weights. Each microbatch goes its route of the
 course, chunk by chunk. What crosses the wire is rounded here as it is there: activations, their gradients and
 parameters go through the run's forms at the cuts between chunks. Only sums of weight gradients are those of fp64,
-whatever their form. Keep it so short that it is obviously right.
+whatever their form. Tasks are computed on the device that volunteers have, everything else on the processor, as there.
+Keep it so short that it is obviously right.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from node.compute.devices.choice import DeviceChoice
+from node.compute.devices.device import Device, open_device
 from node.compute.export import export_model, initial_weights
 from node.compute.forms import p12
 from node.compute.layout import StageLayout
@@ -84,6 +87,7 @@ def train_reference(
     threads: int = 1,
     course: Course | None = None,
     changes: Sequence[RunChange] = (),
+    device: Device | None = None,
 ) -> ReferenceResult:
     """Trains the first `steps` steps (default: all) of the run, calling `on_step` after each.
 
@@ -92,8 +96,10 @@ def train_reference(
     file's; where a step has another number of microbatches, its `scale` mends that).
     `course` is what a plan from elsewhere computes; without it the one that the run's own words ask for. `changes` is
     what an operator changed while the run ran, each from its step on: a layout, too, which cuts the model anew.
+    `device` is what tasks are computed on (the processor): bits are equal on the same kind of device and torch only.
     """
     torch.set_num_threads(threads)
+    device = open_device(DeviceChoice("cpu")) if device is None else device
     dataset = Dataset(config) if dataset is None else dataset
     layout = StageLayout.whole(config, dataset.vocabulary)
     begun = course_of(config) if course is None else course
@@ -109,8 +115,8 @@ def train_reference(
     steps = last.steps if steps is None else steps
     began_s = time.perf_counter()
     for step in range(steps):
-        params = _as_sent(versions[config.version_of(step)], config).to(models[0].dtype)
-        exact = torch.zeros_like(params, dtype=torch.float64 if grid is None else torch.int32)
+        params = device.upload(_as_sent(versions[config.version_of(step)], config), models[0].dtype)
+        exact = torch.zeros(params.shape, dtype=torch.float64 if grid is None else torch.int32)
         loss_sum = 0.0
         drawn_by = mixtures(changes, step)
         laid_out = laid_out_at(config, changes, step)
@@ -119,12 +125,12 @@ def train_reference(
             course, models = now_cut, _models(layout, now_cut)
         for microbatch in range(batches.count(step)):
             arrays = dataset.batch(step, microbatch, drawn_by, batches.counts)
-            tokens, labels = (torch.from_numpy(array).long() for array in arrays)
+            tokens, labels = (device.upload(torch.from_numpy(array).long()) for array in arrays)
             visits = [models[chunk] for chunk in course.route(step, microbatch)]
             along = along_route if config.batch.segments == 1 else along_route_in_segments
             loss, gradients = along(config, visits, params, tokens, labels)
             loss_sum += loss
-            for gradient in gradients:
+            for gradient in (each.cpu() for each in gradients):
                 if grid is None:
                     exact += gradient  # in fp64, so that the order of summation does not matter
                 else:
@@ -141,7 +147,7 @@ def train_reference(
             now = changed(config, changes[: in_force(changes, step)])
             factor = batches.scale(step) * clip_factor([square_norm], now.optimizer.clip_norm, batches.scale(step))
             optimizer.apply(versions[step + 1], gradient, step, factor, learning_rate(now, step))
-        validations += _validations(last, models, versions, step, dataset)
+        validations += _validations(last, models, versions, step, dataset, device)
         for version in [each for each in versions if each < config.version_of(step + 1)]:
             del versions[version]
             steps_of.pop(version, None)
@@ -151,7 +157,7 @@ def train_reference(
             on_step(reports[-1])
     elapsed_s = time.perf_counter() - began_s
     for step in last.final_steps if steps == last.steps else ():
-        validations += _validations(last, models, versions, step, dataset)
+        validations += _validations(last, models, versions, step, dataset, device)
     speed = batches.tokens_before(steps) / elapsed_s
     return ReferenceResult(reports, speed, layout, versions[steps], dataset, validations)
 
@@ -162,16 +168,21 @@ def _models(layout: StageLayout, course: Course) -> list[SegmentModel]:
 
 
 def _validations(
-    config: RunConfig, models: Sequence[StageModel], versions: Mapping[int, Tensor], step: int, dataset: Dataset
+    config: RunConfig,
+    models: Sequence[StageModel],
+    versions: Mapping[int, Tensor],
+    step: int,
+    dataset: Dataset,
+    device: Device,
 ) -> list[ValidationLoss]:
     """What the version that a step runs on comes to, if it is validated: forwards through all chunks, as on the way."""
     if not config.validates(step):
         return []
     version = config.version_of(step)
-    params = _as_sent(versions[version], config).to(models[0].dtype)
+    params = device.upload(_as_sent(versions[version], config), models[0].dtype)
     sums = []
     for index in range(config.validation.batches):
-        x, labels = (torch.from_numpy(array).long() for array in dataset.validation_batch(index))
+        x, labels = (device.upload(torch.from_numpy(array).long()) for array in dataset.validation_batch(index))
         for position, model in enumerate(models[:-1]):
             x = arrived(model.outputs(params, x).float(), x if position else None, config.wire.activations_up)
         sums.append(models[-1].evaluate(params, x, labels)[0])

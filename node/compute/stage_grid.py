@@ -8,8 +8,8 @@ of (gradient, task, averages): a volunteer, a shard and the reference get the sa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,7 @@ class StageGrid:
 
     def __init__(self, parts: tuple[_Part, ...], parameters: int, tasks: int, seed: int) -> None:
         self._parts = parts
+        self._runs = tuple(_joined(parts))
         self._parameters = parameters
         self._tasks = tasks
         self._seed = seed
@@ -137,16 +138,18 @@ class StageGrid:
         A gradient that is not finite makes the sum one that stands for NaN, whatever else comes to it. `edges`
         [2, element_count] are those of `grid.add_to_grid`.
         """
+        key = grid.task_key(self._seed, step, microbatch)
+        # Before anything that waits for the device, which may still be at the gradient.
+        keys = [grid.keys_of(key, part.place, part.end - part.begin) for part in self._runs]
         if grid.is_spoilt(total):
             return
-        if not bool(torch.isfinite(gradient.sum(dtype=torch.float64))):
+        if not grid.is_finite(gradient):
             grid.spoil(total)
             return
-        key = grid.task_key(self._seed, step, microbatch)
-        for part in self._parts:
+        for part, pages in zip(self._runs, keys, strict=True):
             inside = slice(part.begin, part.end)
             near = None if edges is None else edges[:, inside]
-            grid.add_to_grid(total[inside], gradient[inside], steps[part.blocks], key, part.place, self._tasks, near)
+            grid.add_finite(total[inside], gradient[inside], steps[part.blocks], pages, part.place, self._tasks, near)
 
     def value(self, total: Tensor, steps: Tensor, begin: int = 0, end: int | None = None) -> Tensor:
         """[end - begin] fp32: a sum, or elements `begin` to `end` (exclusive) of it, in its own unit; NaN throughout if
@@ -162,6 +165,22 @@ class StageGrid:
                 blocks = steps[part.block + (first - part.begin) // GRID_BLOCK : part.blocks.stop]
                 found.append(grid.from_grid(total[first - before : last], blocks)[before:])
         return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _joined(parts: Sequence[_Part]) -> Iterator[_Part]:
+    """Those that follow each other in the model and end where a grid block does, as one: the same arithmetic in fewer
+    operations."""
+    run: _Part | None = None
+    for part in parts:
+        if run is not None:
+            length = run.end - run.begin
+            if length % GRID_BLOCK == 0 and (part.begin, part.place) == (run.end, run.place + length):
+                run = replace(run, end=part.end)
+                continue
+            yield run
+        run = part
+    if run is not None:
+        yield run
 
 
 def _places(config: RunConfig, vocabulary: int) -> list[int]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from node.compute.forms import d4, q8
+from node.compute.forms.scales import Upload, here
 from protocol.base.errors import RemoteProtocolError
 from protocol.base.forms import byte_bounds
 
@@ -48,7 +49,10 @@ def check_shape(shape: tuple[int, ...], form: str) -> tuple[int, int]:
 
 
 def encode(tensor: Tensor, form: str) -> memoryview:
-    """The tensor's bytes. In its own form this is a view of its memory: the tensor must not change until it is sent."""
+    """The bytes of a tensor, which may lie on a device: small forms are made there, to the last bit as anywhere else.
+
+    In its own form this is a view of the tensor's memory: it must not change until it is sent.
+    """
     if form in _SMALL:
         return memoryview(cast(bytearray, _SMALL[form].encode(tensor)))
     stored, _ = _STORED[form]
@@ -56,10 +60,16 @@ def encode(tensor: Tensor, form: str) -> memoryview:
     return plain.flatten().view(torch.uint8).numpy().data
 
 
-def decode(buffer: bytes | bytearray | memoryview, shape: tuple[int, ...], form: str) -> Tensor:
+def decode(
+    buffer: bytes | bytearray | memoryview,
+    shape: tuple[int, ...],
+    form: str,
+    upload: Upload = here,
+) -> Tensor:
     """The tensor in `buffer`: fp64 for fp64, int64 for int32, fp32 for all others.
 
-    fp32 and fp64 from a writable buffer shares its memory; the buffer must then belong to the tensor alone.
+    fp32 and fp64 from a writable buffer shares its memory; the buffer must then belong to the tensor alone. `upload`
+    brings what has travelled to the device that works it out; without it that is the processor.
 
     Raises:
         RemoteProtocolError: the buffer's length is not what shape and form say, or they are out of bounds.
@@ -69,20 +79,22 @@ def decode(buffer: bytes | bytearray | memoryview, shape: tuple[int, ...], form:
     if not least <= view.nbytes <= most:
         raise RemoteProtocolError("shape", f"{view.nbytes} bytes for a {form} tensor of shape {shape}")
     if form in _SMALL:
-        return cast(Tensor, _SMALL[form].decode(view, shape))
+        return cast(Tensor, _SMALL[form].decode(view, shape, upload))
     stored, wanted = _STORED[form]
     if most == 0:
-        return torch.empty(shape, dtype=wanted)
+        return upload(torch.empty(shape, dtype=wanted))
     raw = np.frombuffer(view, dtype=np.uint8)
     # torch has no tensors that cannot be written, and a view into the middle of a frame may lie at an odd address.
     if view.readonly or raw.ctypes.data % stored.itemsize:
         raw = raw.copy()
-    return torch.from_numpy(raw).view(stored).to(wanted).view(shape)
+    return upload(torch.from_numpy(raw).view(stored)).to(wanted).view(shape)
 
 
 def round_trip(tensor: Tensor, form: str) -> Tensor:
-    """What a receiver computes with when this fp32 tensor was sent in `form`; in fp32 itself."""
-    return tensor if form == "fp32" else decode(encode(tensor, form), tuple(tensor.shape), form)
+    """What a receiver computes with when this fp32 tensor was sent in `form`; in fp32 itself, on the same device."""
+    if form == "fp32":
+        return tensor
+    return decode(encode(tensor, form), tuple(tensor.shape), form, lambda made: made.to(tensor.device))
 
 
 def going_up(tensor: Tensor, base: Tensor | None, form: str, at_server: bool = False) -> tuple[Tensor, str]:

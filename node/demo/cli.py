@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from node.commands.device_type import DeviceType
+
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
@@ -43,6 +45,13 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 )
 @click.option(
     "--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Torch threads of --reference."
+)
+@click.option(
+    "--device",
+    type=DeviceType(),
+    default="cpu",
+    show_default=True,
+    help="What volunteers, servers and --reference compute tasks on, as of `barnraise join`.",
 )
 @click.option(
     "--plain",

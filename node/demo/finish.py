@@ -7,18 +7,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from node.compute.devices.choice import DeviceChoice
 from protocol.run.changes import RunChange
 from protocol.run.run import RunConfig
 
 
 def train_without_machinery(
-    config: RunConfig, out: Path, threads: int, on_step: Any, changes: Sequence[RunChange] = ()
+    config: RunConfig,
+    out: Path,
+    threads: int,
+    device: DeviceChoice,
+    on_step: Any,
+    changes: Sequence[RunChange] = (),
 ) -> dict[str, Any]:
     """`--reference`: the same run in this process; exports its model and returns its summary."""
+    from node.compute.devices.device import open_device
     from node.compute.reference import train_reference
 
     result = train_reference(
-        config, on_step=lambda report: on_step(report.step, report.loss), threads=threads, changes=changes
+        config,
+        on_step=lambda report: on_step(report.step, report.loss),
+        threads=threads,
+        changes=changes,
+        device=open_device(device),
     )
     result.export(out)
     validations = {found.version: found.loss for found in result.validations}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from node.compute.devices.choice import DeviceChoice
 from protocol.base.errors import BadInputError
 from protocol.run.changes import RunChange, check_changes
 from protocol.run.config_file import change_run, load_run
@@ -41,6 +42,9 @@ class DemoOptions:
     """What `barnraise run changes --json` printed, for the reference."""
     threads: int = 1
     """Torch's threads of the reference; volunteers choose their own."""
+    device: DeviceChoice = field(default_factory=lambda: DeviceChoice("cpu"))
+    """What computes tasks. Weights come out the same to the last bit on one kind of device only, so the reference has
+    the same one; and a toy is done sooner by a processor than three processes have woken a graphics card."""
     plain: bool = False
     summary: Path | None = None
     out: Path = Path("demo-out")

@@ -71,6 +71,7 @@ def run_demo(options: DemoOptions) -> int:
                 config,
                 model,
                 options.threads,
+                options.device,
                 lambda step, loss: view.step(
                     step, loss, (step + 1) * config.step_tokens / (time.monotonic() - started)
                 ),
@@ -197,7 +198,7 @@ class _Demo:
             name = f"server-{index + 1}"
             home = self._state / name
             arguments = ["server", str(folder / "server.link"), "--state", str(home), "--listen", "127.0.0.1:0"]
-            arguments += ["--checkpoints", str(checkpoints)]
+            arguments += ["--checkpoints", str(checkpoints), "--device", str(self._options.device)]
             for path in named_paths(self._config):  # whoever starts the demo has named them
                 arguments += ["--data", path]
             self._servers.append(self._children.start(name, home, arguments))
@@ -227,7 +228,7 @@ class _Demo:
         home, port = self._state / name, free_port()
         link = self._state / "coordinator" / "volunteer.link"
         arguments = ["join", str(link), "--state", str(home), "--yes", "--always", "--no-page", "--no-benchmark"]
-        arguments += ["--metrics", f"127.0.0.1:{port}"]
+        arguments += ["--metrics", f"127.0.0.1:{port}", "--device", str(self._options.device)]
         self._volunteers[name] = (self._children.start(name, home, arguments), port)
         return name
 

@@ -158,7 +158,7 @@ def show(name: str, folder: Path, roles: dict[str, Role], empty: dict[str, Role]
             more = f"{(most - torch_bytes) / count:.1f} bytes a parameter"
         else:
             memory = stage_memory(layout)
-            lasting = memory.fixed_bytes + memory.host_bytes
+            lasting = memory.fixed_bytes() + memory.host_bytes
             counted = torch_bytes + lasting + (GRAPHS if role.stage == 0 else 1) * memory.graph_bytes
             more = f"{role.most('daemon') / 1e9:.2f} its daemon"
         near = near and abs(most / counted - 1) <= OFF_MAX

@@ -7,8 +7,8 @@ Everything else about it is torch's business. Used from the thread that owns it.
 
 from __future__ import annotations
 
+import os
 import platform
-import time
 from pathlib import Path
 
 import psutil
@@ -33,7 +33,7 @@ class Device:
     def __init__(self, torch_device: torch.device, cap_bytes: int | None = None) -> None:
         self.torch_device = torch_device
         self.cap_bytes = cap_bytes
-        self._claimed = 0
+        self._claimed = self._peak_bytes = 0
 
     @property
     def name(self) -> str:
@@ -77,12 +77,20 @@ class Device:
         """What this process holds there, by claims."""
         return self._claimed
 
+    def peak_bytes(self) -> int:
+        """The most that this process has held there since `forget_peak`."""
+        return self._peak_bytes
+
+    def forget_peak(self) -> None:
+        self._peak_bytes = self._claimed
+
     def _system_free_bytes(self) -> int:
         return int(psutil.virtual_memory().available)
 
     def claim(self, byte_count: int) -> None:
         """Says that so many bytes are about to be taken. Raises `torch.OutOfMemoryError` where they are too many."""
         self._claimed += byte_count
+        self._peak_bytes = max(self._peak_bytes, self._claimed)
 
     def release(self, byte_count: int) -> None:
         """Gives a claim back."""
@@ -104,11 +112,6 @@ class Device:
         wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
         return tensor.to(device=self.torch_device, dtype=wanted)
 
-    def download(self, tensor: Tensor) -> Tensor:
-        """The tensor in the processor's memory, as fp32 where it holds floats; waits until it is there."""
-        found = tensor.to("cpu")
-        return found.float() if found.is_floating_point() else found
-
     def synchronize(self) -> None:
         """Waits until everything that was started is done."""
 
@@ -118,6 +121,11 @@ class Accelerator(Device):
 
     def __init__(self, torch_device: torch.device, cap_bytes: int | None = None) -> None:
         super().__init__(torch_device, cap_bytes)
+        if torch_device.type == "cuda":
+            _repeats_itself()
+            # The thread of torch's backwards has no context of the device, and says so, until it has run a kernel.
+            one = torch.ones(1, device=torch_device, requires_grad=True)
+            torch.autograd.grad(one * one, one)
         self._module = torch.get_device_module(torch_device)
         self._pins = torch_device.type in ("cuda", "xpu")
         if torch_device.type != "mps":
@@ -160,6 +168,14 @@ class Accelerator(Device):
             return int(self._module.current_allocated_memory())
         return int(self._module.memory_allocated(self.torch_device))
 
+    def peak_bytes(self) -> int:
+        """MPS keeps no peak."""
+        return 0 if self.torch_device.type == "mps" else int(self._module.max_memory_allocated(self.torch_device))
+
+    def forget_peak(self) -> None:
+        if self.torch_device.type != "mps":
+            self._module.reset_peak_memory_stats(self.torch_device)
+
     def tidy(self) -> None:
         self._module.empty_cache()
 
@@ -177,13 +193,12 @@ class Accelerator(Device):
 
 
 class SmallDevice(Device):
-    """The processor with little memory, slow copies, and errors on demand: what a GPU does, repeatably.
+    """The processor with little memory, and errors on demand: what a GPU does, repeatably.
 
     Memory is what was claimed; a claim beyond it fails as an allocation on a GPU would.
 
     Args:
         memory_bytes: the device's whole memory.
-        copy_s_per_gib: how long a copy to or from it takes beyond the processor's own.
         fail_claims: the numbers (from 1) of claims that fail although there was room, as fragmentation makes them.
         cap_bytes: as for `Device`; a claim beyond it fails, too.
     """
@@ -191,17 +206,14 @@ class SmallDevice(Device):
     def __init__(
         self,
         memory_bytes: int,
-        copy_s_per_gib: float = 0.0,
         fail_claims: tuple[int, ...] = (),
         cap_bytes: int | None = None,
     ) -> None:
         super().__init__(torch.device("cpu"), cap_bytes)
         self._room_bytes = memory_bytes if cap_bytes is None else min(memory_bytes, cap_bytes)
         self._memory_bytes = memory_bytes
-        self._copy_s_per_gib = copy_s_per_gib
         self._fail_claims = fail_claims
         self.claims = 0
-        self.peak_bytes = 0
 
     @property
     def name(self) -> str:
@@ -229,19 +241,18 @@ class SmallDevice(Device):
                 f" {byte_count:,} more are wanted"
             )
         super().claim(byte_count)
-        self.peak_bytes = max(self.peak_bytes, self._claimed)
 
-    def upload(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        self._wait(tensor)
-        return super().upload(tensor, dtype)
 
-    def download(self, tensor: Tensor) -> Tensor:
-        self._wait(tensor)
-        return super().download(tensor)
+def _repeats_itself() -> None:
+    """Makes CUDA give the same bits for the same task, as a processor does: whoever does a task again, and the
+    reference on the same kind of device, must get its very gradient. Without it the backward of fused attention adds up
+    in the order in which its blocks end. For the whole process, before it uses the device.
 
-    def _wait(self, tensor: Tensor) -> None:
-        if self._copy_s_per_gib:
-            time.sleep(tensor.nbytes / 2**30 * self._copy_s_per_gib)
+    (cuBLAS: "Results reproducibility"; torch: "Reproducibility".)
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def find_device(choice: DeviceChoice) -> torch.device:

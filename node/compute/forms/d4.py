@@ -20,7 +20,7 @@ from torch import Tensor
 
 from node.compute.forms import scales
 from node.compute.forms.heads import D4_SHIFT
-from node.compute.forms.scales import Apart
+from node.compute.forms.scales import Apart, Upload
 from protocol.base.errors import RemoteProtocolError
 from protocol.base.forms import BLOCK, HEAD_BYTES, blocks_of_row, byte_bounds
 
@@ -124,27 +124,30 @@ def _round(rotated: Tensor, exponents: Tensor, scale: Tensor, top: int) -> Tenso
     return (codes[:, ::2] & 15) | (codes[:, 1::2] << 4)
 
 
-def decode(buffer: bytes | bytearray | memoryview, shape: tuple[int, ...]) -> Tensor:
-    """The fp32 tensor in `buffer`. Raises `RemoteProtocolError` for bytes that no encoder makes."""
+def decode(buffer: bytes | bytearray | memoryview, shape: tuple[int, ...], upload: Upload = scales.here) -> Tensor:
+    """The fp32 tensor in `buffer`, made on the device that `upload` brings its parts to. Raises `RemoteProtocolError`
+    for bytes that no encoder makes."""
     data = np.frombuffer(buffer, dtype=np.uint8)
     count = math.prod(shape)
     if count == 0:
-        return torch.empty(shape)
+        return upload(torch.empty(shape))
     width = shape[-1] if shape else 1
     begin, end = HEAD_BYTES + count // width * blocks_of_row(width), byte_bounds(shape, "d4")[0]
     if data.size < end:
         raise RemoteProtocolError("shape", f"{data.size} bytes for d4 of shape {shape}")
     top, finite, apart = scales.read_head(data, "d4", end, count)
     if not finite:
-        return torch.full(shape, torch.nan)
-    factors = scales.scales(torch.from_numpy(data[HEAD_BYTES:begin].copy()), top, D4_SHIFT)
-    pairs = torch.from_numpy(data[begin:end].copy()).view(-1, BLOCK // 2)
-    values = torch.empty(pairs.shape[0], BLOCK)
-    for first in range(0, pairs.shape[0], scales.CHUNK_BLOCKS):
-        part = slice(first, first + scales.CHUNK_BLOCKS)
+        return upload(torch.full(shape, torch.nan))
+    factors = scales.scales(upload(torch.from_numpy(data[HEAD_BYTES:begin].copy())), top, D4_SHIFT)
+    pairs = upload(torch.from_numpy(data[begin:end].copy())).view(-1, BLOCK // 2)
+    values = torch.empty(pairs.shape[0], BLOCK, device=pairs.device)
+    step = scales.chunk_blocks(pairs.device)
+    for first in range(0, pairs.shape[0], step):
+        part = slice(first, first + step)
         # Each half of a byte to the top of one, and back with its sign.
         codes = torch.stack((pairs[part] << 4, pairs[part] & 0xF0), 2).view(torch.int8) >> 4
         values[part] = rotate(codes.view(-1, BLOCK).float()).mul_(factors[part, None])
     flat = scales.from_blocks(values, shape).reshape(-1)
-    flat[apart.places] = apart.values
+    if apart.places.numel():
+        flat[upload(apart.places)] = upload(apart.values)
     return flat.view(shape)

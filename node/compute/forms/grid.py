@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+import warnings
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from node.compute.forms import fused_grid
 from protocol.base.forms import GRID_BLOCK, GRID_SUM_MOST, NOT_FINITE
 
 FIRST_NORM = 0.1
@@ -29,8 +32,7 @@ COARSE = 1.0
 """Steps in units of the average over the root of twice the number of tasks (1 cost no loss, 2 cost 0.037 nats)."""
 EXPONENT_LEAST, EXPONENT_MOST = -100, 27
 """Of a step; one byte holds it."""
-_PAGE = 1 << 16
-"""Parameters that share a key of the hash, so that places below it are enough to mix."""
+_PAGE = fused_grid.PAGE
 _DEVICE_PAGES = 256
 """Pages worked on at a time on a device, where launches cost more than memory."""
 _PIECE_BLOCKS = 1 << 12
@@ -123,17 +125,85 @@ def add_to_grid(
 
     A gradient that is not finite adds nothing.
     """
-    if not bool(torch.isfinite(gradient.sum(dtype=torch.float64))):
+    if not is_finite(gradient):
         return False
+    add_finite(total, gradient, steps, keys_of(key, begin, gradient.numel()), begin, tasks, edges)
+    return True
+
+
+def is_finite(gradient: Tensor) -> bool:
+    """Whether every value is; a sum in fp64 would say it, too, and on a device take four times the gradient's bytes."""
+    if not gradient.numel():
+        return True
+    return bool(torch.isfinite(torch.stack(torch.aminmax(gradient))).all())  # both are NaN where a value is
+
+
+def keys_of(key: bytes, begin: int, count: int) -> Tensor:
+    """The hash's keys of all pages that places `begin` to `begin + count` (exclusive) lie in, and of one more; on the
+    processor. Of a billion places it takes 20 ms: ask for them while a device is busy."""
+    first = begin >> fused_grid.PAGE_BITS
+    return fused_grid.page_keys(key, first, ((begin + count) >> fused_grid.PAGE_BITS) - first + 2)
+
+
+def add_finite(
+    total: Tensor, gradient: Tensor, steps: Tensor, keys: Tensor, begin: int, tasks: int, edges: Tensor | None = None
+) -> None:
+    """As `add_to_grid` of a gradient that is known to be finite, with the keys of `keys_of`."""
     limit = float(most(tasks) & ~0xFF)  # a number that fp32 has
+    done = 0
+    if edges is None and gradient.device.type == "cuda" and (fused := _fused(gradient.device)) is not None:
+        done = gradient.numel() // GRID_BLOCK * GRID_BLOCK
+        fused_grid.add(fused, total[:done], gradient[:done], steps[: done // GRID_BLOCK], keys, begin, limit)
+    if done < gradient.numel():
+        rest = steps[done // GRID_BLOCK :]
+        _add_plainly(total[done:], gradient[done:], rest, keys, begin, begin + done, limit, edges)
+
+
+@lru_cache
+def _fused(device: torch.device) -> fused_grid.Fused | None:
+    """What adds in one pass on a CUDA device; None where it cannot, or comes to other integers than torch's own
+    operations do."""
+    generator = torch.Generator().manual_seed(5)
+    count, begin = 3 * GRID_BLOCK * 300, _PAGE - 100  # into the next pages, and blocks that lie across
+    gradient = torch.randn(count, generator=generator) * torch.logspace(-9, 3, count)
+    steps = torch.randint(-40, 8, (block_count(count),), generator=generator, dtype=torch.int8)
+    keys = keys_of(b"t" * 32, begin, count)
+    try:
+        fused, limit = fused_grid.compiled(), float(most(8) & ~0xFF)
+        for there in (gradient.to(device), gradient.to(device, torch.bfloat16)):
+            sums = [torch.zeros(count, dtype=torch.int32, device=device) for _ in range(2)]
+            for _ in range(2):
+                fused_grid.add(fused, sums[0], there, steps, keys, begin, limit)
+                _add_plainly(sums[1], there, steps, keys, begin, begin, limit, None)
+            if not torch.equal(*sums):
+                raise RuntimeError("it came to other integers than torch's own operations do")
+    except Exception as error:  # of a compiler that somebody else installed
+        warnings.warn(f"gradients are rounded by many operations, not by one: {error}", RuntimeWarning, stacklevel=2)
+        return None
+    return fused
+
+
+def _add_plainly(
+    total: Tensor,
+    gradient: Tensor,
+    steps: Tensor,
+    keys: Tensor,
+    keys_begin: int,
+    begin: int,
+    limit: float,
+    edges: Tensor | None,
+) -> None:
+    """By operations of torch, some pages at a time. `keys` begin with those of the page of `keys_begin`."""
     inverse = _power(-steps.to(gradient.device))
+    table = keys.to(gradient.device)
     pages = 4 if gradient.device.type == "cpu" else _DEVICE_PAGES
     # Chunks begin where blocks and pages do, as far as the vector's own beginning lets them.
     for first in range(0, gradient.numel(), pages * _PAGE):
         part = gradient[first : first + pages * _PAGE]
         blocks = inverse[first // GRID_BLOCK : block_count(first + part.numel())]
         scaled = _times_blocks(part, blocks)
-        scaled.add_(uniform(key, begin + first, part.numel(), part.device))
+        page = (begin + first) // _PAGE - keys_begin // _PAGE
+        scaled.add_(_mixed(table[page:], begin + first, part.numel()))
         if edges is not None:
             inside = edges[:, first : first + part.numel()]
             above = (scaled - scaled.floor()) * EDGE_PARTS
@@ -141,7 +211,6 @@ def add_to_grid(
                 torch.minimum(inside[which], distance.to(torch.uint8).cpu(), out=inside[which])
         scaled.floor_().clamp_(-limit, limit)
         total[first : first + part.numel()] += scaled.to(torch.int32)
-    return True
 
 
 def from_grid(total: Tensor, steps: Tensor) -> Tensor:
@@ -151,11 +220,14 @@ def from_grid(total: Tensor, steps: Tensor) -> Tensor:
 
 def uniform(key: bytes, begin: int, count: int, device: torch.device) -> Tensor:
     """[count] fp32 in [0, 1), multiples of 2^-24: the hash of the key and the places `begin` and after."""
+    return _mixed(keys_of(key, begin, count).to(device), begin, count)
+
+
+def _mixed(table: Tensor, begin: int, count: int) -> Tensor:
+    """The same, where `table` begins with the keys of the first place's page."""
     head = begin % _PAGE
-    first_page, page_count = begin // _PAGE, -(-(head + count) // _PAGE)
-    keys = [_page_key(key, page) for page in range(first_page, first_page + page_count)]
-    table = torch.tensor(keys, dtype=torch.int32, device=device)
-    mixed = _places(device) ^ table[:, :1]
+    table = table[: -(-(head + count) // _PAGE)]
+    mixed = _places(table.device) ^ table[:, :1]
     mixed ^= (mixed >> 16) & 0xFFFF
     mixed *= 0x7FEB352D
     mixed += table[:, 1:]
@@ -163,11 +235,6 @@ def uniform(key: bytes, begin: int, count: int, device: torch.device) -> Tensor:
     mixed *= -0x7B935975  # 0x846CA68B as a signed number
     mixed ^= (mixed >> 16) & 0xFFFF
     return ((mixed >> 8) & 0xFFFFFF).view(-1)[head : head + count].float().mul_(2.0**-24)
-
-
-def _page_key(key: bytes, page: int) -> tuple[int, int]:
-    found = hashlib.blake2b(page.to_bytes(8, "little"), digest_size=8, key=key, person=b"br-page").digest()
-    return int.from_bytes(found[:4], "little", signed=True), int.from_bytes(found[4:], "little", signed=True)
 
 
 _PLACES: dict[torch.device, Tensor] = {}

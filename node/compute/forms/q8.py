@@ -17,7 +17,7 @@ from torch import Tensor
 
 from node.compute.forms import scales
 from node.compute.forms.heads import SHIFT
-from node.compute.forms.scales import Apart
+from node.compute.forms.scales import Apart, Upload
 from protocol.base.errors import RemoteProtocolError
 from protocol.base.forms import BLOCK, HEAD_BYTES, blocks_of_row
 
@@ -86,12 +86,13 @@ def _send_apart(
     return Apart(scales.flat_places(where, columns, width), blocks[where, columns])
 
 
-def decode(buffer: bytes | bytearray | memoryview, shape: tuple[int, ...]) -> Tensor:
-    """The fp32 tensor in `buffer`. Raises `RemoteProtocolError` for bytes that no encoder makes."""
+def decode(buffer: bytes | bytearray | memoryview, shape: tuple[int, ...], upload: Upload = scales.here) -> Tensor:
+    """The fp32 tensor in `buffer`, made on the device that `upload` brings its parts to. Raises `RemoteProtocolError`
+    for bytes that no encoder makes."""
     data = np.frombuffer(buffer, dtype=np.uint8)
     count = math.prod(shape)
     if count == 0:
-        return torch.empty(shape)
+        return upload(torch.empty(shape))
     width = shape[-1] if shape else 1
     block_count = count // width * blocks_of_row(width)
     begin = HEAD_BYTES + block_count
@@ -99,16 +100,18 @@ def decode(buffer: bytes | bytearray | memoryview, shape: tuple[int, ...]) -> Te
         raise RemoteProtocolError("shape", f"{data.size} bytes for q8 of shape {shape}")
     top, finite, apart = scales.read_head(data, "q8", begin + count, count)
     if not finite:
-        return torch.full(shape, torch.nan)
-    factors = scales.scales(torch.from_numpy(data[HEAD_BYTES:begin].copy()), top, SHIFT)
-    codes = torch.from_numpy(data[begin : begin + count].view(np.int8).copy())
+        return upload(torch.full(shape, torch.nan))
+    factors = scales.scales(upload(torch.from_numpy(data[HEAD_BYTES:begin].copy())), top, SHIFT)
+    codes = upload(torch.from_numpy(data[begin : begin + count].view(np.int8).copy()))
     if width % BLOCK:
         codes = torch.nn.functional.pad(codes.view(-1, width), (0, -width % BLOCK))
     codes = codes.view(-1, BLOCK)
-    values = torch.empty(codes.shape)
-    for first in range(0, codes.shape[0], scales.CHUNK_BLOCKS):
-        part = slice(first, first + scales.CHUNK_BLOCKS)
+    values = torch.empty(codes.shape, device=codes.device)
+    step = scales.chunk_blocks(codes.device)
+    for first in range(0, codes.shape[0], step):
+        part = slice(first, first + step)
         values[part].copy_(codes[part]).mul_(factors[part, None])
     flat = scales.from_blocks(values, shape).reshape(-1)
-    flat[apart.places] = apart.values
+    if apart.places.numel():
+        flat[upload(apart.places)] = upload(apart.values)
     return flat.view(shape)

@@ -7,6 +7,7 @@ largest of the tensor (at most 31). Everything is integers on the bits of fp32 n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,8 @@ from node.compute.forms import heads
 from node.compute.forms.heads import Bytes
 from protocol.base.forms import BLOCK, TOP_HIGHEST, TOP_LOWEST, blocks_of_row
 
+Upload = Callable[[Tensor], Tensor]
+"""Brings a tensor to a device."""
 CHUNK_BLOCKS = 2048
 """Blocks worked on at a time on a CPU: half a MiB of fp32 stays in a core's second-level cache."""
 DEVICE_CHUNK_BLOCKS = 1 << 20
@@ -33,6 +36,11 @@ class Apart:
     """[n] int64"""
     values: Tensor
     """[n] fp32"""
+
+
+def here(tensor: Tensor) -> Tensor:
+    """The processor's `Upload`."""
+    return tensor
 
 
 def chunk_blocks(device: torch.device) -> int:

@@ -23,8 +23,12 @@ def test_the_check_rehearses_on_a_small_device(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     found = json.loads(out.read_text())
     assert found["rehearsal"] and found["recovery"]["ran_out"] and found["recovery"]["went_on"]
-    assert found["memory"]["counted_graph_bytes"] == found["memory"]["measured_graph_bytes"] > 0
-    assert found["memory"]["counted_bytes_per_parameter"] <= 16
+    for dtype, most in (("bf16", 12), ("fp32", 20)):
+        memory = found["memory"][dtype]
+        assert memory["counted_graph_bytes"] == memory["measured_graph_bytes"] > 0
+        assert memory["measured_peak_bytes"] == memory["counted_peak_bytes"] > 0
+        assert memory["counted_bytes_per_parameter"] == most
+    assert all(all(same.values()) for same in found["repeats"].values()) and all(found["forms_agree"].values())
     assert found["speed"]["ours_over_torch"] > 0
     for numbers in found["tolerance"].values():
         assert numbers == {"output": 0.0, "input_gradient": 0.0, "codes_that_differ": 0.0}
@@ -41,11 +45,15 @@ def test_without_a_gpu_the_check_says_so(tmp_path: Path) -> None:
 @pytest.mark.skipif(not HAS_CUDA, reason="NO GPU HERE: nothing of what needs one was tried")
 def test_a_gpu_is_as_fast_and_as_exact_as_it_should_be(tmp_path: Path) -> None:
     """A volunteer reaches half of torch's own speed, 12 bytes a parameter, recovers, and stays near the processor."""
-    device = open_device(DeviceChoice("cuda"))
+    choice = DeviceChoice("cuda")
+    device = open_device(choice)
     large = device.total_bytes() > 24 << 30
-    found = check(device, BILLION if large else TINY, tmp_path)
+    found = check(device, choice, BILLION if large else TINY, tmp_path)
     assert found["recovery"]["ran_out"] and found["recovery"]["went_on"]
     assert found["tolerance"]["fp32"]["output"] < 1e-4 and found["tolerance"]["bf16"]["output"] < 2e-2
-    assert found["memory"]["measured_graph_bytes"] == pytest.approx(found["memory"]["counted_graph_bytes"], rel=0.1)
+    assert all(same["ours"] for same in found["repeats"].values()) and all(found["forms_agree"].values())
+    for memory in found["memory"].values() if large else ():
+        assert memory["measured_graph_bytes"] == pytest.approx(memory["counted_graph_bytes"], rel=0.1)
+        assert memory["measured_peak_bytes"] == pytest.approx(memory["counted_peak_bytes"], rel=0.1)
     if large:
         assert found["speed"]["ours_over_torch"] >= 0.5

@@ -108,7 +108,7 @@ def test_graphs_that_do_not_fit_keep_inputs_only_and_change_no_bit() -> None:
     config = msgspec.structs.replace(CONFIG, wire=WireSection(gradients="fp64"))  # a sum that needs no grid
     layout = StageLayout(config, VOCABULARY, 1, 9)
     memory = stage_memory(layout)
-    room = int((memory.fixed_bytes + 1.5 * memory.graph_bytes) / 0.9) + 1
+    room = int((memory.fixed_bytes() + 1.5 * memory.graph_bytes) / 0.9) + 1
     workers = [StageWorker(config, VOCABULARY, 1, 9, device=SmallDevice(size)) for size in (1 << 30, room)]
     assert [worker._models[0].keeps_inputs_only for worker in workers] == [False, True]
     assert workers[0].graphs_max >= workers[1].graphs_max >= GRAPHS_WANTED
@@ -127,7 +127,7 @@ def test_a_device_never_holds_more_than_it_has() -> None:
     """Forwards up to the count pass, the next one fails as on a GPU, and a dropped graph makes room again."""
     layout = StageLayout(CONFIG, VOCABULARY, 1, 9)
     memory = stage_memory(layout)
-    device = SmallDevice(int((memory.fixed_bytes + 3.2 * memory.graph_bytes) / 0.9))
+    device = SmallDevice(int((memory.fixed_bytes() + 3.2 * memory.graph_bytes) / 0.9))
     worker = StageWorker(CONFIG, VOCABULARY, 1, 9, device=device)
     worker.set_params(0, [layout.initial(3)])
     x = torch.zeros(2, 64, 64)
@@ -143,7 +143,7 @@ def test_a_device_never_holds_more_than_it_has() -> None:
     worker.backward(1, torch.zeros_like(x), None)
     worker.forward("again", 0, x)
     worker.close()
-    assert device.used_bytes() == taken and device.peak_bytes <= device.total_bytes()
+    assert device.used_bytes() == taken and device.peak_bytes() <= device.total_bytes()
 
 
 def test_a_stage_that_does_not_fit_at_all_says_what_it_needs() -> None:

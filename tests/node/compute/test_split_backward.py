@@ -97,7 +97,7 @@ def test_a_worker_splits_where_there_is_room_and_changes_no_bit(room: str) -> No
     config = small_run(compute=ComputeSection(split_backward=True))
     layout = StageLayout(config, VOCABULARY, 3, 8)
     memory = stage_memory(layout)
-    size = 1 << 30 if room == "whole graphs" else int((memory.fixed_bytes + 1.5 * memory.graph_bytes) / 0.9) + 1
+    size = 1 << 30 if room == "whole graphs" else int((memory.fixed_bytes() + 1.5 * memory.graph_bytes) / 0.9) + 1
     device = SmallDevice(size)
     middle = StageWorker(config, VOCABULARY, 3, 8, device=device)
     middle.set_params(0, [layout.initial(1)])
