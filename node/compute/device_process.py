@@ -26,6 +26,8 @@ from node.compute.lanes import DevicePerformer
 from node.platform.priority import end_with_parent, stand_back
 from node.process.device_frames import Hello, SetShare, read_job, write_frame, write_outcome
 
+SWITCH_S = 5e-4
+"""Threads take turns in Python ten times as often as usual: the one that reads the next job needs a moment of each."""
 REST_MAX_S = 5.0
 """One rest between two jobs is no longer: a share of 1 % of a long job would look like a hang."""
 
@@ -42,6 +44,7 @@ def main(arguments: list[str]) -> None:
     incoming = sys.stdin.buffer
     outgoing = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not stand among the frames
+    sys.setswitchinterval(SWITCH_S)
     performer = DevicePerformer(threads, choice, cap_bytes)
     device = open_device(choice)
     write_frame(outgoing, Hello(os.getpid(), device.label, device.is_accelerator, device.gpu))

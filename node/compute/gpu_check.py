@@ -341,9 +341,11 @@ def forms_agree(device: Device, layout: StageLayout) -> dict[str, bool]:
 def memory(device: Device, layout: StageLayout) -> dict[str, float]:
     """Counted bytes beside those that the device's allocator has had: two versions, two graphs, and a backward."""
     before = device.used_bytes()
-    device.forget_peak()
     worker = ready_worker(device, layout, VERSIONS)
     x, dy = inputs(layout)
+    worker.forward("first", 0, x)
+    worker.backward("first", dy, SUM)  # from here on there is a sum
+    device.forget_peak()
     worker.forward(0, 0, x)
     device.synchronize()
     held = device.used_bytes()

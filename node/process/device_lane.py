@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from node.compute.devices.choice import DeviceChoice
+from node.platform.pipes import widen
 from node.process.device_frames import Hello, SetShare, read_job, read_outcome, write_frame, write_job
 from node.process.store import Buffer
 
@@ -79,7 +80,10 @@ class DeviceLane:
         command = [sys.executable, "-P", "-m", cls.module, *arguments]
         # Ctrl-C in the terminal is for the daemon alone, also while this process still loads torch.
         apart: dict[str, Any] = {"process_group": 0} if os.name == "posix" else {}
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **apart)  # noqa: S603 - our own
+        made = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **apart)  # noqa: S603 - our own
+        for end in (made.stdin, made.stdout):
+            widen(end)
+        return made
 
     @classmethod
     def load_ahead(cls, options: DeviceOptions) -> None:

@@ -92,6 +92,8 @@ def add(fused: Fused, total: Tensor, gradient: Tensor, steps: Tensor, keys: Tens
         into = total[values].view(-1, GRID_BLOCK)
         place, *mixed_in = (part[rows] for part in by_block)
         found = fused(
-            into.view(torch.float32), gradient[values].view(-1, GRID_BLOCK), place, column, *mixed_in, limit=limit
-        )
+            # In one dtype: torch's kernel else asks for each operand's at every value.
+            into.view(torch.float32), gradient[values].view(-1, GRID_BLOCK).float(), place, column, *mixed_in,
+            limit=limit,
+        )  # fmt: skip
         into.copy_(found.view(torch.int32))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import queue
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any, cast
@@ -20,6 +21,7 @@ from node.compute.forms import p12
 from node.compute.lane import Outcome
 from node.compute.lanes import DevicePerformer
 from node.machine.jobs import Forward, LoadParameters, SetUpDevice, TakeGradient
+from node.platform.pipes import PIPE_BYTES
 from node.process.device_frames import JOB_TYPES, RESULTS, read_outcome, write_outcome
 from node.process.device_lane import DeviceLane, DeviceOptions
 from node.process.store import Buffer
@@ -130,6 +132,15 @@ def test_a_process_gives_the_bytes_that_a_thread_gives(lane: DeviceLane, listene
         assert done.refs == tuple(ref for ref, _ in here.tensors)
         assert [bytes(buffer) for buffer in there] == [bytes(buffer) for _, buffer in here.tensors]
     assert lane.hello is not None and lane.hello.label and lane.waiting == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a pipe's size")
+def test_a_pipe_holds_a_whole_write(lane: DeviceLane) -> None:
+    """Who reads a job beside a busy thread gets a turn for each piece: there are few."""
+    import fcntl
+
+    for pipe in (lane._process.stdin, lane._process.stdout):
+        assert pipe is not None and fcntl.fcntl(pipe.fileno(), fcntl.F_GETPIPE_SZ) >= PIPE_BYTES
 
 
 def test_an_error_of_the_job_is_an_answer(lane: DeviceLane, listener: Listener) -> None:
