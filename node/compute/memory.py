@@ -18,9 +18,9 @@ With `compute.split_backward` a graph lives on until W, and beside it what comes
 
 and of the head's matrix the whole gradient, for as many route ends as may be owed (`OWED_ENDS_MAX`).
 
-And for the loss, which is never kept, x, normed x and twice the scores in fp32; it is over before the halves' own
-backward begins. Where the norm is no kernel of its own
-(on the processor) it keeps its value before the gain too, in fp32, and with bf16 the input as fp32.
+And for the loss, which is never kept, x, normed x and three times the scores in fp32 (their logarithms of shares, the
+gradient of these, and theirs); it is over before the halves' own backward begins. Where the norm is no kernel of its
+own (on the processor) it keeps its value before the gain too, in fp32, and with bf16 the input as fp32.
 
 A sample in segments takes more, per attention half: each segment keeps keys and values of all tokens up to its end, and
 going back each holds what later ones want changed in them. And its weight gradients stand apart until it has ended.
@@ -59,6 +59,8 @@ class StageMemory:
     """Input, output and their gradients."""
     loss_bytes: int
     """What the head's half takes while a microbatch is at the route's end; 0 without a head."""
+    head_gradient_bytes: int
+    """Of the head's matrix, which comes while the graph is still whole; 0 without a head."""
     host_bytes: int
     """What lies in the processor's memory beside the device's: in `p12` the whole numbers of both versions, and what a
     version or a sum takes for a moment while it is unpacked, or packed. On a device that is the processor itself, on
@@ -71,10 +73,11 @@ class StageMemory:
 
     def fixed_bytes(self, light: bool = False) -> int:
         """What lies there whatever the number of graphs (`light`: that keep inputs only), when most does."""
-        working = self.boundary_bytes + max(self.half_bytes, self.loss_bytes)
         freed = (self.light_graph_bytes if light else self.graph_bytes) if self.makes_room else 0
-        gradients = max(0, self.gradient_bytes - freed)
-        return VERSIONS * self.parameter_bytes + self.sum_bytes + gradients + working
+        gradients = max(self.head_gradient_bytes, self.gradient_bytes - freed)
+        # The scores are gone before the halves' gradients come.
+        working = self.boundary_bytes + max(self.half_bytes + gradients, self.loss_bytes)
+        return VERSIONS * self.parameter_bytes + self.sum_bytes + working
 
     def graphs(self, usable_bytes: int, light: bool = False) -> int:
         """How many graphs fit beside everything else; below 0 when not even that fits."""
@@ -112,6 +115,9 @@ def stage_memory(layout: StageLayout, fused_norm: bool = False) -> StageMemory:
         attentions = sum(block % 2 for block in halves)
         apart = attentions * 2 * kv_width * value_bytes * (seen + tokens) + layout.parameter_count * 4
     ends = 2 if copies and not layout.has_embedding else 1  # the output, and the input where no norm keeps it
+    # Then the gradients of the scores and of the head's matrix.
+    loss = tokens * (layout.vocabulary * 3 * 4 + 2 * hidden * value_bytes)
+    loss = max(loss, layout.vocabulary * (tokens + hidden) * value_bytes)
     count = layout.parameter_count
     sum_bytes = count * (value_bytes + SUM_BYTES.get(config.wire.gradients, 8))
     return StageMemory(
@@ -122,9 +128,8 @@ def stage_memory(layout: StageLayout, fused_norm: bool = False) -> StageMemory:
         light_graph_bytes=boundary * (len(halves) + 1) + apart + (tokens * 8 if layout.has_embedding else 0),
         half_bytes=2 * max(attention, feed_forward) if len(halves) else 0,
         boundary_bytes=4 * boundary,
-        loss_bytes=tokens * (layout.vocabulary * (2 * 4 + 2 * value_bytes) + 2 * hidden * value_bytes)
-        if layout.has_head
-        else 0,
+        loss_bytes=loss if layout.has_head else 0,
+        head_gradient_bytes=layout.vocabulary * hidden * value_bytes if layout.has_head else 0,
         host_bytes=int(host_parameter_bytes(config) * count),
         runs=SEGMENT_RUNS_MAX if config.batch.segments > 1 else 0,
         makes_room=not config.compute.split_backward and config.batch.segments == 1,
