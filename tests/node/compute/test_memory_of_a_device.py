@@ -59,8 +59,8 @@ print((of_process("VmHWM") - before) / counted)
     ("what", "words"),
     [
         ("many parameters, few tokens", (1, 17, 8, 257, 128)),
-        ("few parameters, many tokens", (1, 13, 6, 257, 2048)),
-        ("a head with many scores", (3, 6, 2, 16_000, 1024)),
+        pytest.param("few parameters, many tokens", (1, 13, 6, 257, 2048), marks=pytest.mark.slow),
+        pytest.param("a head with many scores", (3, 6, 2, 16_000, 1024), marks=pytest.mark.slow),
         ("a head with many parameters", (3, 6, 2, 32_000, 64)),
     ],
 )
