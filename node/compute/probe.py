@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from node.compute.devices.choice import DeviceChoice
 from node.compute.devices.device import Device, open_device
+from node.compute.forms import grid
 from node.compute.layout import StageLayout
 from node.compute.model import StageModel
 from protocol.run.model_spec import ModelSpec, blocks_of
@@ -119,6 +120,8 @@ def warmed_up(device: Device, config: RunConfig) -> Device:
     tokens = torch.zeros((1, small.model.context), dtype=torch.int64, device=where)
     hidden = torch.ones((1, small.model.context, small.model.hidden), device=where, dtype=model.dtype)
     model.loss(params, hidden, tokens, 1.0, torch.zeros_like(params, dtype=torch.float32))
+    if where.type == "cuda" and config.wire.gradients == "gi":
+        grid.one_pass(where)
     if config.batch.segments > 1:
         import_module("torch.nn.attention.bias")  # the attention of segments brings torch's compiler along
     device.synchronize()

@@ -151,7 +151,7 @@ def add_finite(
     """As `add_to_grid` of a gradient that is known to be finite, with the keys of `keys_of`."""
     limit = float(most(tasks) & ~0xFF)  # a number that fp32 has
     done = 0
-    if edges is None and gradient.device.type == "cuda" and (fused := _fused(gradient.device)) is not None:
+    if edges is None and gradient.device.type == "cuda" and (fused := one_pass(gradient.device)) is not None:
         done = gradient.numel() // GRID_BLOCK * GRID_BLOCK
         fused_grid.add(fused, total[:done], gradient[:done], steps[: done // GRID_BLOCK], keys, begin, limit)
     if done < gradient.numel():
@@ -160,9 +160,9 @@ def add_finite(
 
 
 @lru_cache
-def _fused(device: torch.device) -> fused_grid.Fused | None:
-    """What adds in one pass on a CUDA device; None where it cannot, or comes to other integers than torch's own
-    operations do."""
+def one_pass(device: torch.device) -> fused_grid.Fused | None:
+    """What adds in one pass on a CUDA device, compiled and tried; None where it cannot, or comes to other integers than
+    torch's own operations do."""
     generator = torch.Generator().manual_seed(5)
     count, begin = 3 * GRID_BLOCK * 300, _PAGE - 100  # into the next pages, and blocks that lie across
     gradient = torch.randn(count, generator=generator) * torch.logspace(-9, 3, count)
