@@ -189,7 +189,7 @@ def speed(device: Device, choice: DeviceChoice, layout: StageLayout, folder: Pat
 
 
 def of_a_process(choice: DeviceChoice, layout: StageLayout, x: Tensor, dy: Tensor) -> float:
-    """Seconds of a microbatch, forward and backward, in a process as a daemon has one, with work always waiting."""
+    """Seconds of a microbatch, forward and backward, in a process as a daemon has one, a task at a time."""
     form = layout.config.wire.activations_up
     answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
     lane = DeviceLane(
@@ -220,12 +220,12 @@ def of_a_process(choice: DeviceChoice, layout: StageLayout, x: Tensor, dy: Tenso
             task = TaskId(0, microbatch, 1, "B")
             lane.submit(Backward(task, 0, refs[1], None, 4, SUM), {2: bodies[2]})
 
-        forward(0)
         began_s = 0.0
         for microbatch in range(WARM_MICROBATCHES + MICROBATCHES):
-            forward(microbatch + 1)
+            forward(microbatch)
+            answered(1)
             backward(microbatch)
-            answered(2)  # one forward is always under way
+            answered(1)
             if microbatch == WARM_MICROBATCHES - 1:
                 began_s = time.perf_counter()
         return (time.perf_counter() - began_s) / MICROBATCHES
@@ -293,7 +293,7 @@ def product_flops_per_s(device: Device, dtype: torch.dtype, width: int) -> float
 def traced(device: Device, task: Callable[[], None], path: Path) -> dict[str, float]:
     """Shares of the time of three tasks that kernels and copies take, and of the copies' time that lies under kernels.
 
-    Empty where there is nothing to trace: only CUDA's copies are.
+    Empty where nothing can be traced: only CUDA's copies are, where the driver allows it.
     """
     if device.torch_device.type != "cuda":
         return {}
@@ -307,6 +307,8 @@ def traced(device: Device, task: Callable[[], None], path: Path) -> dict[str, fl
     spans = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("ph") == "X"]
     kernels = sorted((e["ts"], e["ts"] + e["dur"]) for e in spans if e.get("cat") == "kernel")
     copies = sorted((e["ts"], e["ts"] + e["dur"]) for e in spans if e.get("cat") == "gpu_memcpy")
+    if not kernels or not copies:
+        return {}  # a container may not be allowed to look
     whole = max(end for _, end in kernels + copies) - min(begin for begin, _ in kernels + copies)
     copied = sum(end - begin for begin, end in copies)
     covered = sum(max(0.0, min(end, stop) - max(begin, start)) for begin, end in copies for start, stop in kernels)
@@ -339,7 +341,8 @@ def forms_agree(device: Device, layout: StageLayout) -> dict[str, bool]:
 
 
 def memory(device: Device, layout: StageLayout) -> dict[str, float]:
-    """Counted bytes beside those that the device's allocator has had: two versions, two graphs, and a backward."""
+    """Counted bytes beside those that the device's allocator has had: two versions, a sum, two graphs, and a backward
+    of one of them. MPS tells no peak: 0."""
     before = device.used_bytes()
     worker = ready_worker(device, layout, VERSIONS)
     x, dy = inputs(layout)
@@ -355,14 +358,15 @@ def memory(device: Device, layout: StageLayout) -> dict[str, float]:
     graph_bytes = (device.used_bytes() - held) / (GRAPHS - 1)
     for graph in range(GRAPHS):
         worker.backward(graph, dy, SUM)
-    counted = worker.memory
+    counted, light = worker.memory, worker.keeps_inputs_only
+    counted_graph = counted.light_graph_bytes if light else counted.graph_bytes
     lasting = VERSIONS * counted.parameter_bytes + counted.sum_bytes + counted.gradient_bytes
     found = {
         "counted_bytes_per_parameter": lasting / layout.parameter_count,
-        "counted_graph_bytes": float(counted.graph_bytes),
+        "counted_graph_bytes": float(counted_graph),
         "measured_graph_bytes": graph_bytes,
-        "counted_peak_bytes": float(counted.fixed_bytes() + GRAPHS * counted.graph_bytes),
-        "measured_peak_bytes": float(device.peak_bytes() - before),
+        "counted_peak_bytes": float(counted.fixed_bytes(light) + (GRAPHS - 1) * counted_graph),
+        "measured_peak_bytes": float(max(0, device.peak_bytes() - before)),
         "graphs_max": float(worker.graphs_max),
     }
     worker.close()

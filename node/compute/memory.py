@@ -68,19 +68,22 @@ class StageMemory:
     runs: int = 0
     """Graphs beside those that are kept: those of samples in segments that pass through."""
     makes_room: bool = True
-    """A backward's graph goes, half by half, while the gradients come: they take what is more than it. Not where the
-    weights' gradients are computed apart, or a graph is a segment's."""
+    """A backward's graph goes, half by half, while the gradients come: the larger of both counts. Where the weights'
+    gradients are computed apart, or a graph is a segment's, one that nobody has kept is among the kept or `runs`."""
 
     def fixed_bytes(self, light: bool = False) -> int:
-        """What lies there whatever the number of graphs (`light`: that keep inputs only), when most does."""
-        freed = (self.light_graph_bytes if light else self.graph_bytes) if self.makes_room else 0
-        gradients = max(self.head_gradient_bytes, self.gradient_bytes - freed)
+        """What lies there whatever the number of kept graphs (`light`: that hold inputs only), when most does: with a
+        task's own graph, which nobody has kept where it is computed again, or ends in a loss."""
+        graph = 0
+        if self.makes_room:
+            graph = self.light_graph_bytes if light else self.graph_bytes
+        going = max(graph + self.head_gradient_bytes, self.gradient_bytes)
         # The scores are gone before the halves' gradients come.
-        working = self.boundary_bytes + max(self.half_bytes + gradients, self.loss_bytes)
+        working = self.boundary_bytes + max(going + self.half_bytes, graph + self.loss_bytes)
         return VERSIONS * self.parameter_bytes + self.sum_bytes + working
 
     def graphs(self, usable_bytes: int, light: bool = False) -> int:
-        """How many graphs fit beside everything else; below 0 when not even that fits."""
+        """How many kept graphs fit beside everything else; below 0 when not even that fits."""
         each = self.light_graph_bytes if light else self.graph_bytes
         left = usable_bytes - self.fixed_bytes(light) - self.runs * each
         if left < 0:

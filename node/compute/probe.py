@@ -113,6 +113,10 @@ def warmed_up(device: Device, config: RunConfig) -> Device:
     many seconds on one that is busy), and an accelerator chooses its kernels: that shall not happen while the clock of
     a lease runs.
     """
+    if device.torch_device.type == "cuda":
+        # The thread of torch's backwards has no context of the device, and says so, until it has run a kernel.
+        one = torch.ones(1, device=device.torch_device, requires_grad=True)
+        torch.autograd.grad(one * one, one)
     small = RunConfig(compute=config.compute)
     layout = StageLayout(small, SMALL_VOCABULARY, 1, small.block_count)
     where, model = device.torch_device, StageModel(layout)

@@ -123,6 +123,11 @@ class StageWorker:
             self._release(key)
         self._device.tidy()
 
+    @property
+    def keeps_inputs_only(self) -> bool:
+        """Graphs hold inputs of halves, and compute the rest again: whole ones did not fit."""
+        return self._models[0].keeps_inputs_only
+
     def upload(self, tensor: Tensor) -> Tensor:
         """The tensor on the device, as it is."""
         return self._device.upload(tensor)

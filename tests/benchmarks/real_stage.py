@@ -40,8 +40,8 @@ VOCABULARY = 32_000
 OFF_MAX = 0.1
 STEPS = 4
 """With a delayed update the third is the first one that works on a second version, and the fourth on a third."""
-GRAPHS = 2
-"""On a device at once: a step's forward comes before the backward of the one before."""
+KEPT_GRAPHS = 1
+"""Beside the one that is worked on: a step's forward comes before the backward of the one before."""
 RUN = """
 name = "stage-{name}"
 steps = {steps}
@@ -159,7 +159,7 @@ def show(name: str, folder: Path, roles: dict[str, Role], empty: dict[str, Role]
         else:
             memory = stage_memory(layout)
             lasting = memory.fixed_bytes() + memory.host_bytes
-            counted = torch_bytes + lasting + (GRAPHS if role.stage == 0 else 1) * memory.graph_bytes
+            counted = torch_bytes + lasting + (KEPT_GRAPHS if role.stage == 0 else 0) * memory.graph_bytes
             more = f"{role.most('daemon') / 1e9:.2f} its daemon"
         near = near and abs(most / counted - 1) <= OFF_MAX
         print(f"{line}, counted {counted / 1e9:.2f} ({most / counted - 1:+.0%}); {more}")

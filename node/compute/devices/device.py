@@ -123,9 +123,6 @@ class Accelerator(Device):
         super().__init__(torch_device, cap_bytes)
         if torch_device.type == "cuda":
             _repeats_itself()
-            # The thread of torch's backwards has no context of the device, and says so, until it has run a kernel.
-            one = torch.ones(1, device=torch_device, requires_grad=True)
-            torch.autograd.grad(one * one, one)
         self._module = torch.get_device_module(torch_device)
         self._pins = torch_device.type in ("cuda", "xpu")
         if torch_device.type != "mps":

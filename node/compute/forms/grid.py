@@ -177,6 +177,8 @@ def one_pass(device: torch.device) -> fused_grid.Fused | None:
                 _add_plainly(sums[1], there, steps, keys, begin, begin, limit, None)
             if not torch.equal(*sums):
                 raise RuntimeError("it came to other integers than torch's own operations do")
+    except torch.OutOfMemoryError:
+        raise  # it can be tried again when there is room
     except Exception as error:  # of a compiler that somebody else installed
         warnings.warn(f"gradients are rounded by many operations, not by one: {error}", RuntimeWarning, stacklevel=2)
         return None

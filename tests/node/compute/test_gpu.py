@@ -26,7 +26,8 @@ def test_the_check_rehearses_on_a_small_device(tmp_path: Path) -> None:
     for dtype, most in (("bf16", 12), ("fp32", 20)):
         memory = found["memory"][dtype]
         assert memory["counted_graph_bytes"] == memory["measured_graph_bytes"] > 0
-        assert memory["measured_peak_bytes"] == memory["counted_peak_bytes"] > 0
+        # What is claimed has room for a graph that nobody has kept, which the tasks that are measured do not make.
+        assert memory["measured_peak_bytes"] == memory["counted_peak_bytes"] + memory["counted_graph_bytes"]
         assert memory["counted_bytes_per_parameter"] == most
     assert all(all(same.values()) for same in found["repeats"].values()) and all(found["forms_agree"].values())
     assert found["speed"]["ours_over_torch"] > 0
@@ -52,6 +53,7 @@ def test_a_gpu_is_as_fast_and_as_exact_as_it_should_be(tmp_path: Path) -> None:
     assert found["recovery"]["ran_out"] and found["recovery"]["went_on"]
     assert found["tolerance"]["fp32"]["output"] < 1e-4 and found["tolerance"]["bf16"]["output"] < 2e-2
     assert all(same["ours"] for same in found["repeats"].values()) and all(found["forms_agree"].values())
+    assert found["memory"]["bf16"]["counted_bytes_per_parameter"] == 12
     for memory in found["memory"].values() if large else ():
         assert memory["measured_graph_bytes"] == pytest.approx(memory["counted_graph_bytes"], rel=0.1)
         assert memory["measured_peak_bytes"] == pytest.approx(memory["counted_peak_bytes"], rel=0.1)
