@@ -65,8 +65,8 @@ print((of_process("VmHWM") - before) / counted)
     ],
 )
 def test_tasks_take_what_is_counted_and_no_more(what: str, words: tuple[int, ...]) -> None:
-    """Two versions, a sum, and a backward beside another graph: within a tenth. (A copy in fp64 of all gradients, made
-    to see whether they are finite, was twice that on a GPU, and uncounted.)"""
+    """Two versions, a sum, and a backward beside another graph: within a tenth. (A copy of all gradients in fp64, made
+    to see whether they are finite, was uncounted, and on a GPU the peak.)"""
     command = [sys.executable, "-c", STEPS, *(str(word) for word in words)]
     found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
     assert 0.85 < float(found.stdout) < 1.1, f"{what}: {found.stdout}"
