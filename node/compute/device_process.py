@@ -103,7 +103,7 @@ def _write(outgoing: BinaryIO, outcomes: queue.Queue[Any]) -> None:
     except OSError:
         while outcomes.get() is not None:
             pass
-    except BaseException:
+    except Exception:
         traceback.print_exc()
         os._exit(1)  # the daemon begins another one, where this one would wait for a writer for ever
 

@@ -69,7 +69,6 @@ class DeviceLane:
         """What the device is, once its process has looked."""
         self._deliver = deliver
         self._lost = lost
-        self._lock = threading.Lock()
         self._share = 1.0
         self._over = False
         """It was told to end: nobody wants to hear of it."""

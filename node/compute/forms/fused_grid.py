@@ -9,10 +9,8 @@ a trial, and else `grid` does all.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,19 +49,6 @@ T add_to_grid(T total, T gradient, T place, T column, T key, T mix, T next_key, 
 }
 """
 Fused = Callable[..., Tensor]
-
-
-def page_keys(key: bytes, first: int, count: int) -> Tensor:
-    """[count, 2] int32: what the hash mixes into the places of pages `first` and after."""
-    keyed = hashlib.blake2b(digest_size=8, key=key, person=b"br-page")
-
-    def digest(page: int) -> bytes:
-        found = keyed.copy()  # a third cheaper than one that begins with the key
-        found.update(page.to_bytes(8, "little"))
-        return found.digest()
-
-    digests = b"".join([digest(page) for page in range(first, first + count)])
-    return torch.from_numpy(np.frombuffer(digests, "<i4").reshape(count, 2).copy())
 
 
 def compiled() -> Fused:
