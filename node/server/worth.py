@@ -34,8 +34,11 @@ to twice that, so a fiftieth at most: 1.1 % in the case above.)"""
 STUCK_TIMES = 4.0
 """Who has held a lease for so many times what it takes is not counted on."""
 KNOWN_FOR_TIMES = 0.1
-"""What the others do a second is counted once in so many of what a lease takes them: a pool gives out hundreds of
-leases in that time, and there are hundreds of workers."""
+"""What the others do a second is counted once in so many of what a lease takes them, and once in as many looks as this
+share of the workers, so that a look costs the same among three and among three hundred: each of three hundred asks
+once in the time of a lease, so both come to a tenth of it."""
+KNOWN_FOR_MIN_S = 1.0
+"""So old it may be all the same, and as old as what a lease takes: where few ask, counting costs little."""
 TOLD_AFTER_STEPS = 2
 """It is told when so many steps were closed in which it was given nothing."""
 TOO_LATE = "its results and its sum of gradients come when the others of its stage are done with a step"
@@ -47,6 +50,10 @@ class _Pace:
 
     leases_per_s: float
     held: int
+    needs_s: float = 0.0
+    answer_s: float = 0.0
+    has_sum: bool = False
+    """Whether a sum of its has come."""
 
 
 class Worth:
@@ -59,6 +66,8 @@ class Worth:
         self._paces: dict[NodeId, _Pace] = {}
         """Of each volunteer that is counted on, at `_counted_at`."""
         self._counted_at = float("-inf")
+        self._looks = 0
+        """Since then."""
         self._leases_per_s, self._held = 0.0, 0
         """Of all of them."""
         self._usual_s, self._usual_answer_s = 0.0, 0.0
@@ -78,7 +87,8 @@ class Worth:
         """Whether the others would still be busy when `worker` had brought one more lease and its sum; who would not
         is passed over."""
         node = worker.node
-        if now - self._counted_at >= KNOWN_FOR_TIMES * self._usual_s:
+        self._looks += 1
+        if self._is_old(now - self._counted_at):
             self._count(now)
         if worker.is_server or not self._usual_s:
             return True
@@ -135,15 +145,23 @@ class Worth:
         slow = self._needs_s(node) - sum_s > SLOW_TIMES * self._usual_s
         return slow and self._answers_s(node) - sum_s > SLOW_TIMES * self._usual_answer_s
 
+    def _is_old(self, age_s: float) -> bool:
+        """Whether what was counted so long ago is counted again."""
+        if age_s >= max(KNOWN_FOR_MIN_S, self._usual_s):
+            return True
+        looks_min = KNOWN_FOR_TIMES * len(self._workers)
+        return age_s >= KNOWN_FOR_TIMES * self._usual_s and self._looks >= looks_min
+
     def _count(self, now: float) -> None:
-        self._counted_at = now
+        self._counted_at, self._looks = now, 0
         self._paces = {node: pace for node, worker in self._workers.items() if (pace := self._pace(worker, now))}
         self._leases_per_s = sum(pace.leases_per_s for pace in self._paces.values())
         self._held = sum(pace.held for pace in self._paces.values())
-        known = [node for node in self._paces if self._conduct.typical_s(node, "sum")] or list(self._paces)
-        self._usual_s = _lower_median([self._needs_s(node) for node in known])
-        self._usual_answer_s = _lower_median([self._answers_s(node) for node in known])
-        self._sums_known = any(self._conduct.typical_s(node, "sum") for node in known)
+        paces = self._paces.values()
+        self._sums_known = any(pace.has_sum for pace in paces)
+        known = [pace for pace in paces if pace.has_sum or not self._sums_known]
+        self._usual_s = _lower_median([pace.needs_s for pace in known])
+        self._usual_answer_s = _lower_median([pace.answer_s for pace in known])
 
     def _pace(self, worker: Worker, now: float) -> _Pace | None:
         each_s = self._conduct.typical_s(worker.node, "each")
@@ -152,7 +170,11 @@ class Worth:
         held = self._tables.busy_with(worker.node)
         if any(now - entry.granted_at > STUCK_TIMES * each_s * entry.held for entry in held):
             return None
-        return _Pace(1 / each_s, len(held)) if held or worker.slots else None
+        if not held and not worker.slots:
+            return None
+        sum_s = self._conduct.typical_s(worker.node, "sum")
+        result_s = self._conduct.typical_s(worker.node, "result")
+        return _Pace(1 / each_s, len(held), each_s + sum_s, result_s + sum_s, sum_s > 0.0)
 
 
 def _lower_median(seconds: list[float]) -> float:

@@ -6,8 +6,11 @@ from itertools import count as fences
 
 import pytest
 
+from node.server.conduct import Conduct, Kind
+from node.server.entries import Worker
 from node.server.pool import Entry, Pool
-from node.server.worth import TOLD_AFTER_STEPS, TOO_LATE, TRIAL_TIMES
+from node.server.tables import Tables
+from node.server.worth import TOLD_AFTER_STEPS, TOO_LATE, TRIAL_TIMES, Worth
 from protocol.base.ids import NodeId, TaskId
 from tests.node.setting import shard_tensor
 
@@ -174,3 +177,32 @@ def test_what_took_long_while_a_server_was_away_makes_nobody_slow(away: bool) ->
     stage.offers(2)
     assert stage.asks(FAST) == 1
     assert stage.asks(ALSO_FAST) == (1 if away else 0)
+
+
+class Counting(Conduct):
+    """Counts how often it is asked what a worker takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def typical_s(self, node: NodeId, kind: Kind) -> float:
+        self.asked += 1
+        return super().typical_s(node, kind)
+
+
+@pytest.mark.parametrize("workers", [3, 300])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_look_costs_the_same_in_a_stage_of_three_and_of_three_hundred(workers: int, known: bool) -> None:
+    """Each asks once in the time of a lease, at a moment of its own. While nobody had brought a result, all were
+    counted at each of these moments: a world of ten thousand spent its time there."""
+    nodes = [NodeId(f"{number:03}") for number in range(workers)]
+    here = {node: Worker(node, is_server=False, slots=1, asked=True) for node in nodes}
+    conduct = Counting()
+    for node in nodes if known else ():
+        conduct.answered(node, "each", 1.0, 0.0)
+    worth = Worth(here, Tables(), conduct)
+    looks = 3000
+    for number in range(looks):
+        assert worth.in_time(here[nodes[number % workers]], 1.0 + number / workers)
+    assert looks <= conduct.asked <= 60 * looks
