@@ -82,7 +82,7 @@ def _whoever_most_are(original: Any) -> Any:
 
 
 def _hashes_by_the_place_in_the_vector(original: Any) -> Any:
-    return lambda key, begin, count, device: original(key, 0, count, device)
+    return lambda keys, begin, count: original(keys, 0, count)
 
 
 def _by_the_text_of_a_path(original: Any) -> Any:

@@ -213,7 +213,7 @@ def _add_plainly(
         blocks = inverse[first // GRID_BLOCK : block_count(first + part.numel())]
         scaled = _times_blocks(part, blocks)
         page = (begin + first) // _PAGE - keys_begin // _PAGE
-        scaled.add_(_mixed(table[page:], begin + first, part.numel()))
+        scaled.add_(uniform(table[page:], begin + first, part.numel()))
         if edges is not None:
             inside = edges[:, first : first + part.numel()]
             above = (scaled - scaled.floor()) * EDGE_PARTS
@@ -228,19 +228,18 @@ def from_grid(total: Tensor, steps: Tensor) -> Tensor:
     return _times_blocks(total.float(), _power(steps))
 
 
-def uniform(key: bytes, begin: int, count: int, device: torch.device) -> Tensor:
-    """[count] fp32 in [0, 1), multiples of 2^-24: the hash of the key and the places `begin` and after."""
-    return _mixed(keys_of(key, begin, count).to(device), begin, count)
+def uniform(keys: Tensor, begin: int, count: int) -> Tensor:
+    """[count] fp32 in [0, 1), multiples of 2^-24: the hash of a key and the places `begin` and after.
 
-
-def _mixed(table: Tensor, begin: int, count: int) -> Tensor:
-    """The same, where `table` begins with the keys of the first place's page."""
+    Args:
+        keys: [pages, 2] int32 of `keys_of`, the first place's page first.
+    """
     head = begin % _PAGE
-    table = table[: -(-(head + count) // _PAGE)]
-    mixed = _places(table.device) ^ table[:, :1]
+    keys = keys[: -(-(head + count) // _PAGE)]
+    mixed = _places(keys.device) ^ keys[:, :1]
     mixed ^= (mixed >> 16) & 0xFFFF
     mixed *= 0x7FEB352D
-    mixed += table[:, 1:]
+    mixed += keys[:, 1:]
     mixed ^= (mixed >> 15) & 0x1FFFF
     mixed *= -0x7B935975  # 0x846CA68B as a signed number
     mixed ^= (mixed >> 16) & 0xFFFF

@@ -106,9 +106,9 @@ def test_rounding_has_the_right_mean_and_depends_on_the_task() -> None:
         assert float(total.float().mean()) == pytest.approx(0.3, abs=0.005)
         found.append(total)
     assert float((found[0] == found[1]).float().mean()) == pytest.approx(0.58, abs=0.01)
-    shares = torch.histc(grid.uniform(b"k" * 32, 123, count, torch.device("cpu")), 64, 0.0, 1.0) / count
+    shares = torch.histc(grid.uniform(grid.keys_of(b"k" * 32, 123, count), 123, count), 64, 0.0, 1.0) / count
     assert float((shares * 64 - 1).abs().max()) < 0.08
-    neighbours = grid.uniform(b"k" * 32, 0, count, torch.device("cpu")) - 0.5
+    neighbours = grid.uniform(grid.keys_of(b"k" * 32, 0, count), 0, count) - 0.5
     assert abs(float((neighbours[1:] * neighbours[:-1]).mean()) * 12) < 0.01
 
 
