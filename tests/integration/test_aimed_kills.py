@@ -58,7 +58,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", ["segments", pytest.param("skips and halves", marks=pytest.mark.long)])
 def test_deaths_at_the_worst_moments_change_nothing(shape: str, tmp_path: Path) -> None:
     """At each moment a volunteer dies, and its fellows a little later wherever they are; then others compute what is
     left, and a server dies in the middle of the course and comes back."""

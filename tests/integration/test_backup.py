@@ -60,6 +60,7 @@ def test_a_coordinator_that_lost_its_disk_comes_back_from_a_backup(tmp_path: Pat
         goes_on(swarm, saved)
 
 
+@pytest.mark.long
 def test_a_database_from_before_or_none_at_all_is_made_up_for_by_the_servers(tmp_path: Path) -> None:
     """A copy from before the run was sent back to a checkpoint, which gave it other ledgers, is put back; later the
     database is deleted while a server is killed and restarted. The servers show their plan, no step is lost, and all

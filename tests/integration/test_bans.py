@@ -126,6 +126,7 @@ def test_a_banned_member_is_out_everywhere_at_once_and_stays_out(tmp_path: Path)
         assert swarm.status()["banned"] == 1
 
 
+@pytest.mark.long
 def test_a_ban_holds_while_the_coordinator_is_away_and_after_a_server_comes_back(tmp_path: Path) -> None:
     """A server that starts again with the coordinator down has the list on its disk, and its fellow has it too."""
     with Swarm(tmp_path, RUN, server_count=2) as swarm, StubbornChildren() as stubborn:

@@ -38,6 +38,7 @@ def barnraise(folder: Path, *words: str) -> tuple[int, str, int]:
         return process.returncode, said.read(), most_kb // 1024
 
 
+@pytest.mark.long
 def test_a_gigabyte_of_text_is_prepared_in_little_memory_and_trained_on(tmp_path: Path) -> None:
     """Real files without holes. A slip in the run file's path is told in a sentence before anybody joins, and no
     more once it is corrected; stage 0 reads the folder without taking it into memory, and steps close."""

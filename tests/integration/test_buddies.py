@@ -29,7 +29,7 @@ RUN_WITH_BUDDIES = (
 )
 
 
-@pytest.mark.parametrize("slot", ["stage 0 front 0", "stage 1 back 0"])
+@pytest.mark.parametrize("slot", ["stage 0 front 0", pytest.param("stage 1 back 0", marks=pytest.mark.long)])
 def test_a_server_lost_with_its_disk_costs_no_closed_step(slot: str, tmp_path: Path) -> None:
     """With a spare: the decider, or a server that only keeps a shard, is killed and its state folder deleted. The
     status names it until the spare has its place; no closed step is thrown away though there is no checkpoint at all

@@ -58,7 +58,7 @@ def distance(one: str, other: str) -> float:
     return math.sqrt(difference / sum(float((right[name] ** 2).sum()) for name in right))
 
 
-@pytest.mark.parametrize("delay", ["0", "1"])
+@pytest.mark.parametrize("delay", ["0", pytest.param("1", marks=pytest.mark.long)])
 def test_kills_of_everybody_change_nothing(tmp_path: Path, delay: str) -> None:
     """Volunteers, the coordinator and a server die by SIGKILL: every loss to 1e-4, the weights to 1e-5, no sample
     lost or doubled; at the end all volunteers die and the servers compute alone."""
@@ -74,6 +74,7 @@ def test_kills_of_everybody_change_nothing(tmp_path: Path, delay: str) -> None:
     assert found.keys() == expected.keys()
 
 
+@pytest.mark.long
 def test_a_run_whose_cut_is_planned_has_the_weights_of_one_process(tmp_path: Path) -> None:
     """Servers measure each other and themselves, a planner cuts the model and seats them; one is a spare; volunteers,
     the coordinator and a server die. The weights are to the last bit those of one process with the cut that the summary
@@ -92,6 +93,7 @@ def test_a_run_whose_cut_is_planned_has_the_weights_of_one_process(tmp_path: Pat
     assert (found["samples_lost"], found["samples_doubled"]) == (0, 0) and found["kills"] >= 3
 
 
+@pytest.mark.long
 def test_differences_up_come_to_the_weights_of_one_process(tmp_path: Path) -> None:
     """Four stages of servers that are front and back in one, in segments too; volunteers and a server die. The weights
     are to the last bit those of one process, which rounds what crosses the wire in the same way."""

@@ -16,7 +16,7 @@ BACK_S = 30.0
 """After the clock of its place has run out, the run trains again within this."""
 
 
-@pytest.mark.parametrize("where", ["lane", "disk"])
+@pytest.mark.parametrize("where", [pytest.param("lane", marks=pytest.mark.long), "disk"])
 def test_a_server_that_hangs_gives_its_place_to_a_spare(where: str, tmp_path: Path) -> None:
     """Its links are as good as ever and it answers pings. The status names it and says what hangs; when its time is
     over the spare has its place, and steps close again; nothing has exited."""

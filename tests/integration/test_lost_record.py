@@ -14,7 +14,7 @@ from tests.integration.swarm import RUN, Swarm, eventually
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize("kind", ["StepDone", "ContributionAccepted"])
+@pytest.mark.parametrize("kind", ["StepDone", pytest.param("ContributionAccepted", marks=pytest.mark.long)])
 def test_a_lost_record_sends_the_run_back_and_it_goes_on(kind: str, tmp_path: Path) -> None:
     """The decider is killed, the newest record of a kind is taken from its journal, and it starts again: no process
     ends and nothing waits for ever. Either nobody can tell, and no step is lost; or the run goes back to its newest

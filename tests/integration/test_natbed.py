@@ -152,6 +152,7 @@ def netcheck(bed: Bed, world: World, place: str) -> tuple[int, str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_a_turn_server_carries_where_no_server_of_the_run_may(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
     """The operator names coturn and its secret; servers relay nothing. Over UDP for the strict router, over TCP for the
     firewall, with credentials that the coordinator made for each node; both contribute."""

@@ -52,6 +52,7 @@ def test_a_server_at_home_is_dialled_from_behind_a_firewall(bed: Bed, capsys: py
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_a_volunteer_at_home_is_dialled_by_a_server_at_another_home(
     bed: Bed, capsys: pytest.CaptureFixture[str]
 ) -> None:

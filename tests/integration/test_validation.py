@@ -40,6 +40,7 @@ def test_validation_is_the_loss_of_the_exported_model(tmp_path: Path) -> None:
     assert found["validations"]["40"] < found["validations"]["0"] - 0.5
 
 
+@pytest.mark.long
 def test_every_version_that_the_file_asks_for_is_validated_up_to_the_last(tmp_path: Path) -> None:
     """With a delay no step runs on the last two versions: each is validated behind the others, as in one process."""
     settings = ("--steps", "5", "--set", "validation.every_steps=1", "--set", "validation.batches=2")

@@ -48,7 +48,9 @@ first = 0
 """The server computes when it is told to, and audits nobody; old checkpoints are kept as for a run with audits."""
 
 
-@pytest.mark.parametrize("record", ["in a file", "in PostgreSQL, with who came by the same invite"])
+@pytest.mark.parametrize(
+    "record", [pytest.param("in a file", marks=pytest.mark.long), "in PostgreSQL, with who came by the same invite"]
+)
 def test_a_voided_run_has_the_weights_of_one_that_never_had_the_liar(record: str, tmp_path: Path) -> None:
     """Six steps of its own, then some with a liar whose gradients point uphill; it is voided, hears why, and the
     operator has it signed; somebody unknown, or a server, is refused in a sentence. With --lineage another one by its

@@ -60,6 +60,7 @@ def test_servers_that_nobody_can_dial_punch_and_train(tmp_path: Path) -> None:
         swarm.moves_on()
 
 
+@pytest.mark.long
 def test_without_udp_they_go_through_a_relay_and_then_through_the_next(tmp_path: Path) -> None:
     """Two servers can be dialled, two cannot; these two are linked by one of the others. That one is killed."""
     with Swarm(tmp_path, RUN, server_count=0) as swarm:

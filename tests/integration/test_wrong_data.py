@@ -34,6 +34,7 @@ def written(folder: Path, name: str) -> str:
     return text.replace('"attacked"', '"corrected"')
 
 
+@pytest.mark.long
 def test_a_path_that_is_wrong_at_the_servers_is_corrected_in_the_file(tmp_path: Path) -> None:
     """Before the first step: the sentence of the server that could not read it stands in `status`. With another path in
     RUN.toml the coordinator starts again, and the same servers train."""

@@ -18,6 +18,7 @@ from node.machine.jobs import SetUpServer
 from protocol.base.ids import NodeId
 from protocol.run.course import PLANNED
 from tests.node.setting import make_plan
+from tests.seeds import slow_then_long
 from tests.simulation.lanes import Lanes, SharedFolder
 from tests.simulation.run_seed import run_seed
 from tests.simulation.scene import Scene
@@ -29,6 +30,7 @@ ONCE_FAILED = [int(word) for word in (ROOT / "tests/simulation/seeds.txt").read_
 """Seeds that have found a bug: each once broke an invariant or hung."""
 MANY = 300
 """Seeds from 1 on that two processes run together; those among them that once failed need no run of their own."""
+SOME = 60
 
 
 def start(seeds: str, hash_seed: str) -> subprocess.Popen[str]:
@@ -51,8 +53,7 @@ def test_no_invariant_breaks_in_any_weather(seed: int) -> None:
     run_seed(seed)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2001, 2031))
+@pytest.mark.parametrize("seed", slow_then_long(range(2001, 2031), 8))
 def test_planned_layouts_compute_what_one_process_computes(seed: int) -> None:
     """Servers measure each other, the planner seats them and cuts the model, under every weather and any course."""
     run_seed(seed, scene=Scene(run={"cut": PLANNED}))
@@ -65,16 +66,19 @@ def test_no_bug_comes_back(seed: int) -> None:
     run_seed(seed)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_three_hundred_seeds_without_a_violation() -> None:
-    """Two processes run 300 seeds; a seed that fails is printed with the line that replays it. A third runs the first
-    twenty under another hash seed: every input of every machine is the same there (D1)."""
-    half = MANY // 2
-    processes = [start(f"1-{half}", "0"), start(f"{half + 1}-{MANY}", "0"), start("1-20", "1")]
-    first, second, again = [finish(process) for process in processes]
+@pytest.mark.parametrize(
+    ("seeds", "again"),
+    [pytest.param(SOME, 4, marks=pytest.mark.slow), pytest.param(MANY, 20, marks=pytest.mark.long)],
+)
+def test_many_seeds_without_a_violation(seeds: int, again: int) -> None:
+    """Two processes run them; a seed that fails is printed with the line that replays it. A third runs the first ones
+    under another hash seed: every input of every machine is the same there (D1)."""
+    half = seeds // 2
+    processes = [start(f"1-{half}", "0"), start(f"{half + 1}-{seeds}", "0"), start(f"1-{again}", "1")]
+    first, second, third = [finish(process) for process in processes]
     assert (len(first), len(second)) == (half, half)
-    assert again == first[:20]
+    assert third == first[:again]
 
 
 def test_a_seed_is_the_same_in_every_process() -> None:
