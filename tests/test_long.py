@@ -14,7 +14,8 @@ EVER = float("inf")
 
 def test_a_run_that_was_stopped_goes_on_and_a_new_commit_begins_with_what_failed(tmp_path: Path) -> None:
     """Each once at a commit, though the first run stops after a batch; who fails is the first at the next commit."""
-    path, ran, bad = tmp_path / "long.json", [], {NAMES[3]}
+    path, bad = tmp_path / "long.json", {NAMES[3]}
+    ran: list[str] = []
 
     def run(names: Sequence[str]) -> dict[str, float]:
         ran.extend(names)

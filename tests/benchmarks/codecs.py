@@ -76,7 +76,9 @@ def integers() -> None:
 
     show("gi: a task's gradient added to a sum", total, add)
     pages = range(0, VALUES, 1 << 18)
-    show("gi: the hash alone", total, lambda: [grid.uniform(b"k" * 32, page, 1 << 18, total.device) for page in pages])
+    keys = [grid.keys_of(b"k" * 32, page, 1 << 18) for page in pages]
+    hashes = list(zip(keys, pages, strict=True))
+    show("gi: the hash alone, keys apart", total, lambda: [grid.uniform(key, page, 1 << 18) for key, page in hashes])
     total.zero_()
     for task in range(TASKS):
         grid.add_to_grid(total, parts[task % 2].roll(task), steps, grid.task_key(1, 0, task), 0, TASKS)

@@ -36,7 +36,7 @@ def wan(capsys: pytest.CaptureFixture[str]) -> Iterator[str]:
             subprocess.run([WAN, "down"], check=True, timeout=60)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_every_limit_holds_within_two_percent_on_every_way(wan: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Up and down, by TCP, through a relay, by QUIC and by data channel: for a quarter of a minute tensors always wait,

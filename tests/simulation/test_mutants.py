@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
+from tests.simulation.hunt import caught_by, hunt, survives
 from tests.simulation.mutant_registry import EQUIVALENT, MUTANTS, SEEDS
-from tests.simulation.mutants import caught_by, hunt, survives
 from tests.simulation.run_seed import run_seed
 
 QUICK = (
@@ -48,7 +48,7 @@ def test_a_mutant_is_caught_at_once(name: str) -> None:
 def test_a_mutant_is_caught(name: str) -> None:
     """Each mutant is caught by one of its twenty seeds, in the scene in which its rule matters; and with the rule
     in its place nothing is wrong there. The seed that caught it last goes first: where another one does now, this
-    takes longer, and `python -m tests.simulation.mutants` keeps which."""
+    takes longer, and `python -m tests.simulation.hunt` keeps which."""
     caught = hunt(name, caught_by().get(name))
     assert caught is not None, f"{name} was not caught"
     print(f"{name}: seed {caught[0]}: {caught[1]}")
