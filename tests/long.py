@@ -108,7 +108,8 @@ def _names() -> list[str]:
 def _run(names: Sequence[str], processes: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
-        command = [sys.executable, "-m", "pytest", "-q", "-n", str(processes), f"--junitxml={report}", *names]
+        apart = ["-n", str(processes), "--dist", "loadgroup"]  # some may not run beside their like
+        command = [sys.executable, "-m", "pytest", "-q", *apart, f"--junitxml={report}", *names]
         subprocess.run(command, cwd=ROOT, check=False)
         if not report.exists():
             return {}
@@ -116,6 +117,8 @@ def _run(names: Sequence[str], processes: int) -> dict[str, float]:
         for case in ElementTree.parse(report).getroot().iter("testcase"):
             if not any(child.tag in ("failure", "error", "skipped") for child in case):
                 name = case.attrib["classname"].replace(".", "/") + ".py::" + case.attrib["name"]
+                # Those of a group are named after it, too.
+                name = name if name in names else name.rpartition("@")[0]
                 found[name] = float(case.attrib["time"])
         return found
 

@@ -15,7 +15,7 @@ from tests.integration.swarm import Swarm, eventually
 from tests.integration.test_audits import BadChildren, start
 from tests.integration.test_changes import command, tensors
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("changes")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("changes")]
 
 STEPS = 40
 RUN = f"""
@@ -58,7 +58,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("shape", ["segments", pytest.param("skips and halves", marks=pytest.mark.long)])
+@pytest.mark.parametrize("shape", SHAPES)
 def test_deaths_at_the_worst_moments_change_nothing(shape: str, tmp_path: Path) -> None:
     """At each moment a volunteer dies, and its fellows a little later wherever they are; then others compute what is
     left, and a server dies in the middle of the course and comes back."""

@@ -16,7 +16,7 @@ from protocol.drive.process import free_port
 from tests.integration.bad_device import SHARED
 from tests.integration.swarm import Daemon, Swarm, eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("audits")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("audits")]
 
 RUN = """
 name = "audits"
@@ -102,7 +102,6 @@ def test_who_sends_false_numbers_is_banned_and_the_others_go_on(tmp_path: Path) 
         print(found)
 
 
-@pytest.mark.long
 def test_who_brings_what_another_member_computed_is_banned_and_the_other_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +125,6 @@ def test_who_brings_what_another_member_computed_is_banned_and_the_other_is_not(
 NEVER = RUN.replace("count = 2\n", 'count = 2\ncollocated = "never"\n').replace("microbatches = 8", "microbatches = 4")
 
 
-@pytest.mark.long
 def test_machines_of_the_operator_audit_where_servers_compute_nothing(tmp_path: Path) -> None:
     """Without them nothing is audited; with one for each stage a liar is banned, and its evidence is checked again."""
     with Swarm(tmp_path, NEVER) as swarm, Children() as children, BadChildren() as bad:

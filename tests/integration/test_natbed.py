@@ -118,6 +118,7 @@ def kill_the_relay(world: World, relay: Member, *, restart: bool, tell: Callable
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_netcheck_tells_each_home_what_it_has(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
     """The kind of NAT, whether UDP works, each server with its path and figures, and one sentence; nobody joins."""
     kinds = {"pub": "open", "full": "full_cone", "home": "home_router", "sym": "symmetric", "cgn": "home_router"}

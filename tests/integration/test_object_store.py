@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.swarm import RUN, Swarm, eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,7 @@ from node.data.dataset import Dataset
 from protocol.run.config_file import change_run, load_run
 from tests.integration.test_demo import demo
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 EXACT = ("wire.activations_up=fp32", "wire.activations_down=fp32", "wire.parameters=fp32", "wire.gradients=gi")
 VALIDATION = ("validation.every_steps=10", "validation.batches=3")
 
@@ -40,7 +40,6 @@ def test_validation_is_the_loss_of_the_exported_model(tmp_path: Path) -> None:
     assert found["validations"]["40"] < found["validations"]["0"] - 0.5
 
 
-@pytest.mark.long
 def test_every_version_that_the_file_asks_for_is_validated_up_to_the_last(tmp_path: Path) -> None:
     """With a delay no step runs on the last two versions: each is validated behind the others, as in one process."""
     settings = ("--steps", "5", "--set", "validation.every_steps=1", "--set", "validation.batches=2")
