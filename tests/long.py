@@ -2,6 +2,7 @@
 
     python -m tests.long                     # all that have not passed with the code as it is: some hours
     python -m tests.long --seconds 3600      # an hour of them
+    python -m tests.long --only simulation   # those whose names hold the word
     python -m tests.long --processes 2       # side by side, where nothing else runs
 
 Those that never passed come first, then those whose pass is the oldest. Ends with exit code 1 where one failed; the
@@ -57,12 +58,18 @@ def still_to_run(names: Iterable[str], kept: Kept, commit: str) -> list[str]:
 
 
 def go_on(
-    path: Path, names: Sequence[str], commit: str, run: Callable[[Sequence[str]], dict[str, float]], until_s: float
+    path: Path,
+    names: Sequence[str],
+    commit: str,
+    run: Callable[[Sequence[str]], dict[str, float]],
+    until_s: float,
+    only: str = "",
 ) -> list[str]:
     """Runs what is left until the monotonic clock shows `until_s`, and keeps in `path` what passed.
 
     Args:
         run: runs some of them; those that passed, with the seconds that each took.
+        only: those whose names hold it.
 
     Returns:
         Those that failed.
@@ -71,7 +78,8 @@ def go_on(
     for known in (kept.passed, kept.failed):
         for name in [name for name in known if name not in names]:
             del known[name]
-    due, failed = still_to_run(names, kept, commit), []
+    due = [name for name in still_to_run(names, kept, commit) if only in name]
+    failed: list[str] = []
     number = max((each.number for each in kept.passed.values()), default=0)
     for first in range(0, len(due), BATCH):
         if time.monotonic() >= until_s:
@@ -139,9 +147,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.long", description=__doc__)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--only", default="")
     line = parser.parse_args()
     names, commit = _names(), _commit()
-    failed = go_on(KEPT, names, commit, lambda batch: _run(batch, line.processes), time.monotonic() + line.seconds)
+    until_s = time.monotonic() + line.seconds
+    failed = go_on(KEPT, names, commit, lambda batch: _run(batch, line.processes), until_s, line.only)
     kept = msgspec.json.decode(KEPT.read_bytes(), type=Kept) if KEPT.exists() else Kept()
     print(f"{len(names) - len(still_to_run(names, kept, commit)):,} of {len(names):,} have passed at {commit}")
     for name in failed:

@@ -38,3 +38,4 @@ def test_a_run_that_was_stopped_goes_on_and_a_new_commit_begins_with_what_failed
     ran.clear()
     assert go_on(path, NAMES, "second", run, EVER) == [] and ran == []
     assert go_on(path, NAMES, "third", run, 0.0) == [] and ran == []
+    assert go_on(path, NAMES, "third", run, EVER, "[2]") == [] and ran == [NAMES[2]]
