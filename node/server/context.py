@@ -156,15 +156,13 @@ class StageContext:
         return 1 if position == 0 else self.segments_of(microbatch)
 
 
-def stage_tasks(context: StageContext, step: int) -> list[TaskId]:
+def stage_tasks(context: StageContext, step: int) -> Iterator[TaskId]:
     """The tasks of a step that leave weight gradients in this stage, in order."""
     plan = context.plan
-    tasks = []
     for microbatch in range(context.batches.count(step)):
         end = plan.length(step, microbatch)
         for position in range(end):
             if plan.stage_at(step, microbatch, position) == context.stage:
-                tasks.append(TaskId(step, microbatch, position, "B"))
+                yield TaskId(step, microbatch, position, "B")
         if plan.stage_at(step, microbatch, end) == context.stage:
-            tasks.append(TaskId(step, microbatch, end, "L"))
-    return tasks
+            yield TaskId(step, microbatch, end, "L")

@@ -169,7 +169,7 @@ class LedgerRole:
     def _open(self, number: int) -> _Step:
         step = self._steps.get(number)
         if step is None:
-            tasks = stage_tasks(self._context, number)
+            tasks = list(stage_tasks(self._context, number))
             step = self._steps[number] = _Step(tuple(tasks), dict.fromkeys(tasks))
         return step
 

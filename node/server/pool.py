@@ -178,10 +178,6 @@ class Pool:
             self._change(entry, preferred=node)
         return entry.preferred == node
 
-    @property
-    def volunteer_count(self) -> int:
-        return sum(not worker.is_server for worker in self._workers.values())
-
     # ---- tasks ---------------------------------------------------------------------------------------------------
 
     def add(self, entry: Entry) -> None:
@@ -448,7 +444,8 @@ class Pool:
 
     def waiting_for(self, own: NodeId) -> Wait | None:
         """Why the oldest unfinished task is not finished, or nothing. `own`: the server itself, which may compute."""
-        lonely = not self._workers or (self.volunteer_count == 0 and self._choice.collocated == "never")
+        servers_only = all(worker.is_server for worker in self._workers.values())  # one look, where they are hundreds
+        lonely = not self._workers or (servers_only and self._choice.collocated == "never")
         return oldest_wait(self._entries.values(), own, lonely)
 
     def counts(self) -> dict[str, int]:

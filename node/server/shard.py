@@ -13,6 +13,7 @@ taken as soon as what lies there is several times the state's size.
 from __future__ import annotations
 
 from enum import Enum
+from itertools import islice
 
 import msgspec
 
@@ -266,8 +267,8 @@ class ShardRole:
             return "decode: a task twice"
         if any(self._spent.get(lease, message.contribution) != message.contribution for lease in leases(message)):
             return "replay: a lease whose gradient came with another contribution"
-        written = self._written.get((message.contribution.node, message.step), 0)
-        if written >= RECORDS_PER_TASK_MAX * len(stage_tasks(context, message.step)):
+        for_tasks = self._written.get((message.contribution.node, message.step), 0) // RECORDS_PER_TASK_MAX
+        if next(islice(stage_tasks(context, message.step), for_tasks, None), None) is None:  # it has no more of them
             return "size: too many contributions of one node"
         return ""
 
