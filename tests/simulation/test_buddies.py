@@ -35,12 +35,12 @@ def test_a_lost_disk_costs_no_closed_step(seed: int, scene: Scene) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", slow_then_long((100, 110, 120, 130), 1))
+@pytest.mark.parametrize("count", [pytest.param(10, marks=pytest.mark.slow), pytest.param(40, marks=pytest.mark.long)])
 @pytest.mark.parametrize("scene", [LOST, EMPTIED], ids=["lost", "emptied"])
-def test_ten_lost_disks_cost_no_closed_step(scene: Scene, first: int) -> None:
+def test_many_lost_disks_cost_no_closed_step(scene: Scene, count: int) -> None:
     """Most seeds lose one; some end before it comes to that."""
-    outcomes = [run_seed(seed, scene=scene) for seed in range(first, first + 10)]
-    assert sum(sum(outcome.faults.values()) for outcome in outcomes) >= 4
+    outcomes = [run_seed(seed, scene=scene) for seed in range(100, 100 + count)]
+    assert sum(sum(outcome.faults.values()) for outcome in outcomes) >= count // 2
     assert [outcome.seed for outcome in outcomes if outcome.lost_steps] == []
 
 
