@@ -220,7 +220,7 @@ class World:
         first, watched = eventually(lambda: self._fresh(node), f"a fresh report of {place}"), time.monotonic()
         eventually(lambda: time.monotonic() - watched > PACE_S and self._fresh(node) > first, f"the pace of {place}")
         before = eventually(lambda: self._fresh(node), f"a fresh report of {place}")
-        computing_s = UNDER_WAY * (time.monotonic() - watched) / (before - first)
+        computing_s: float = UNDER_WAY * (time.monotonic() - watched) / (before - first)
         act()
         began = time.monotonic()
         while time.monotonic() < began + patience_s:
