@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from statistics import median
 
 from coordinator.live.measured_links import NetworkBook
@@ -48,6 +49,20 @@ SEEN_STEPS = 9
 """The median of so many steps is what the run makes: four of them may have waited for somebody who is gone by now."""
 
 
+@dataclass(slots=True)
+class Promise:
+    """What a volunteer would do at each stage, as its device and its lines say."""
+
+    looked_at: float
+    """The look at all lines and devices when these were what they are."""
+    of: tuple[Means, float]
+    """What it has, and how far apart steps closed: most looks find the same, and then nothing is reckoned again."""
+    steps_per_s: tuple[float, ...]
+    reloads_s: tuple[float, ...]
+    beside: tuple[tuple[float, float], ...]
+    """`beside_visits`."""
+
+
 class Crew:
     """The volunteers' side of the coordinator."""
 
@@ -77,9 +92,8 @@ class Crew:
         self._left_out_s: float | None = None
         """Of each visit, by what everybody promises and what is seen; None: to be found anew."""
         self._needs: tuple[Course, int, tuple[Needs, ...]] | None = None
-        self._known: dict[NodeId, tuple[tuple[float, ...], tuple[float, ...], tuple[tuple[float, float], ...]]] = {}
-        """(steps a second, seconds to reload, `beside_visits`) of each volunteer, by stage, as its device and its lines
-        say."""
+        self._known: dict[NodeId, Promise] = {}
+        """Of each volunteer, as its device and its lines say."""
         self._known_at = float("-inf")
         self._typical = 0.0
         """The power of whoever was not measured; 0: to be found."""
@@ -143,7 +157,6 @@ class Crew:
     def even_out(self, vocabulary: int, now: float) -> None:
         """Gives work to those without, and moves one volunteer where that is due. Called now and then."""
         if now - self._known_at >= LOOK_AGAIN_S:
-            self._known.clear()
             self._known_at, self._typical, self._left_out_s, self._standing = now, 0.0, None, None
         for member in self._roster.volunteers():
             if member.stage == -1:
@@ -194,8 +207,9 @@ class Crew:
         for node, choice in moves:
             mover = self._roster.get(node)
             assert mover is not None
-            _, reloads, beside = self._measured(mover, vocabulary)
-            works_at = max(works_at, now + STAY_S + beside[mover.stage][1] + reloads[choice.stage])
+            promise = self._measured(mover, vocabulary)
+            pause_s = promise.beside[mover.stage][1]
+            works_at = max(works_at, now + STAY_S + pause_s + promise.reloads_s[choice.stage])
             moved.append(Moved(node, mover.stage, choice.stage))
             self._move(node, choice, vocabulary, now)
         self._thoughts.moved(moved, self._counts, works_at)
@@ -268,18 +282,19 @@ class Crew:
         return self._standing
 
     def _power(self, member: Member, vocabulary: int) -> Power:
-        steps, reloads, beside = self._measured(member, vocabulary)
+        promise = self._measured(member, vocabulary)
         share, left_out, needs = self.delivered.share(member.peer), self._left_out(vocabulary), self._stages(vocabulary)
         carried = tuple(
             share * with_left_out(each * factor, need, left_out)
-            for each, (factor, _), need in zip(steps, beside, needs, strict=True)
+            for each, (factor, _), need in zip(promise.steps_per_s, promise.beside, needs, strict=True)
         )
-        return Power(member.peer, member.stage, carried, member.number, reloads, tuple(pause for _, pause in beside))
+        pauses_s = tuple(pause_s for _, pause_s in promise.beside)
+        return Power(member.peer, member.stage, carried, member.number, promise.reloads_s, pauses_s)
 
     def _promise(self, member: Member, vocabulary: int) -> float:
         """Steps a second at its stage, before what it delivers counts."""
-        needs = self._stages(vocabulary)[member.stage]
-        return with_left_out(self._measured(member, vocabulary)[0][member.stage], needs, self._left_out(vocabulary))
+        needs, promise = self._stages(vocabulary)[member.stage], self._measured(member, vocabulary)
+        return with_left_out(promise.steps_per_s[member.stage], needs, self._left_out(vocabulary))
 
     def _left_out(self, vocabulary: int) -> float:
         """Seconds of each visit, by what everybody promises and what is seen."""
@@ -294,21 +309,24 @@ class Crew:
             return 0.0
         for member in self._roster.volunteers():
             if member.join is not None and 0 <= member.stage < len(needs):
-                crews[member.stage].append(self._measured(member, vocabulary)[0][member.stage])
+                crews[member.stage].append(self._measured(member, vocabulary).steps_per_s[member.stage])
         return left_out_s(crews, needs, 1.0 / median(self._durations_s))
 
-    def _measured(
-        self, member: Member, vocabulary: int
-    ) -> tuple[tuple[float, ...], tuple[float, ...], tuple[tuple[float, float], ...]]:
+    def _measured(self, member: Member, vocabulary: int) -> Promise:
+        needs = self._stages(vocabulary)  # before the look: other needs make all that is known void
         known = self._known.get(member.peer)
-        needs = self._stages(vocabulary)
-        if known is None or len(known[0]) != len(needs):
+        if known is None or known.looked_at != self._known_at:
             means = self._means(member)
-            known = self._known[member.peer] = (
-                tuple(steps_per_s(means, need, self.step_s) for need in needs),
-                tuple(reload_s(means, need) for need in needs),
-                tuple(beside_visits(means, need, self.step_s) for need in needs),
-            )
+            if known is not None and known.of == (means, self.step_s):
+                known.looked_at = self._known_at
+            else:
+                known = self._known[member.peer] = Promise(
+                    self._known_at,
+                    (means, self.step_s),
+                    tuple(steps_per_s(means, need, self.step_s) for need in needs),
+                    tuple(reload_s(means, need) for need in needs),
+                    tuple(beside_visits(means, need, self.step_s) for need in needs),
+                )
         return known
 
     def _means(self, member: Member) -> Means:

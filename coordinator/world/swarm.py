@@ -39,7 +39,7 @@ from protocol.run.run import RunConfig
 from protocol.schedule.profile import Network
 from protocol.trust.membership import Invite
 from protocol.world.lines import Downlink, Uplink
-from protocol.world.world import CannotComputeError, Host, Lanes, Watch, World
+from protocol.world.world import CannotComputeError, Host, Lanes, Watch, World, collecting_seldom
 
 COORDINATOR = NodeId("the coordinator")
 RUN_ID = b"simulated"
@@ -55,6 +55,10 @@ ARRIVE_S = 5.0
 """Those who are there from the beginning come within so long; servers within half a second."""
 SAMPLES = 240
 """Moments at which everybody is asked what he does and what he waits for."""
+COLLECT_AFTER = 50_000
+"""Objects that come between two looks for garbage: nearly all that is there stays, machines make no rings of what they
+drop (a thousand nodes take 97 MB with and without any look), and with the usual 700 looks took a fifteenth of the time
+of a thousand nodes, and more of ten thousand."""
 ASKED_MAX = 512
 """Volunteers that are asked: of more, an even choice."""
 
@@ -277,11 +281,12 @@ class Swarm:
     def run(self, until_s: float) -> None:
         """Lets time pass until then, or until the run is finished."""
         every_s = until_s / SAMPLES
-        for number in range(1, SAMPLES + 1):
-            self.world.run(number * every_s, lambda: self._ended())
-            if self._ended():
-                return
-            self._look()
+        with collecting_seldom(COLLECT_AFTER):
+            for number in range(1, SAMPLES + 1):
+                self.world.run(number * every_s, lambda: self._ended())
+                if self._ended():
+                    return
+                self._look()
 
     def _ended(self) -> bool:
         return len(self.steps) >= self.config.steps or bool(self.coordinator.exited)

@@ -380,6 +380,8 @@ class Pool:
         gone and may be back. Who sent its sum meanwhile would have to send another one for that."""
         if self._tables.open.get(step, {}).get(None, 0):
             return True
+        if not self._gone:  # asked after every input
+            return False
         awaited = (entry for node in self._gone for entry in self._leased_by(node))
         return any(entry.step == step and entry.waits_for_sum and not entry.stored for entry in awaited)
 

@@ -90,21 +90,28 @@ class TailDesk:
     def look(self, pools: list[Pool], now: float) -> None:
         """After every change: tells those whose tail has come, or has come again after more work."""
         for number, step in self._steps.items():
-            if any(pool.open_to_all(number) for pool in pools):
-                continue
+            for pool in pools:
+                if pool.open_to_all(number):
+                    break
+            else:
+                self._tell(number, step, pools, now)
+
+    def _tell(self, number: int, step: _Step, pools: list[Pool], now: float) -> None:
+        """Of a step that has nothing left for whoever asks."""
+        if step.untold:
             for node in sorted(step.untold, key=self._workers.__getitem__):
                 if not any(pool.has_more_for(node, number) for pool in pools):
                     given = step.told[node] = step.given.get(node, 0)
                     del step.untold[node]
                     self._out_flush(node, number, given)
-            if self._context.node not in step.servers and not any(pool.open_count(number) for pool in pools):
-                for server in self._context.stage_servers:
-                    if server != self._context.node:
-                        self._context.out.send(server, self._tail(number))
-                self.on_tail(self._context.node, number)
-            if len(step.servers) == len(self._context.stage_servers):
-                for pool in pools:
-                    pool.tail(number, now)
+        if self._context.node not in step.servers and not any(pool.open_count(number) for pool in pools):
+            for server in self._context.stage_servers:
+                if server != self._context.node:
+                    self._context.out.send(server, self._tail(number))
+            self.on_tail(self._context.node, number)
+        if len(step.servers) == len(self._context.stage_servers):
+            for pool in pools:
+                pool.tail(number, now)
 
     def on_tail(self, server: NodeId, number: int) -> None:
         """A server of the stage has given all that it had. If a lease comes back to it, this stays: the others' sums

@@ -12,9 +12,11 @@ computer that is gone is silent for `SILENT_S`, as a path is (`protocol.drive.li
 
 from __future__ import annotations
 
+import gc
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
@@ -89,6 +91,17 @@ class Watch(Protocol):
     ) -> None:
         """A message with tensors has left; its last byte arrives then."""
         ...
+
+
+@contextmanager
+def collecting_seldom(collect_after: int) -> Iterator[None]:
+    """The garbage collector looks once in so many new objects meanwhile."""
+    before = gc.get_threshold()
+    gc.set_threshold(collect_after, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 class CannotComputeError(Exception):
