@@ -144,7 +144,9 @@ def _commit() -> str:
 
 def main() -> int:
     """Parses the line and goes on."""
-    parser = argparse.ArgumentParser(prog="python -m tests.long", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.long", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--only", default="")
