@@ -58,7 +58,7 @@ SAMPLES = 240
 COLLECT_AFTER = 50_000
 """Objects that come between two looks for garbage: nearly all that is there stays, machines make no rings of what they
 drop (a thousand nodes take 97 MB with and without any look), and with the usual 700 looks took a fifteenth of the time
-of a thousand nodes, and more of ten thousand."""
+of a thousand nodes."""
 ASKED_MAX = 512
 """Volunteers that are asked: of more, an even choice."""
 
