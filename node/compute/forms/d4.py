@@ -105,13 +105,11 @@ def encode(tensor: Tensor) -> bytearray:
     codes = scales.scale_codes(limits * scales.power(exponents - (_UNIT_BITS - 1)))
     top = scales.top_exponent(codes)
     scale = scales.scale_bytes(codes, top)
-    out = bytearray(scales.write_head(top, finite, apart))
-    out += scale.cpu().numpy().tobytes()
+    pieces = [scale]
     for begin in range(0, blocks.shape[0], step):
         part = slice(begin, begin + step)
-        out += _round(rotated[part], exponents[part], scale[part], top).cpu().numpy().tobytes()
-    out += scales.write_apart(apart)
-    return out
+        pieces.append(_round(rotated[part], exponents[part], scale[part], top))
+    return scales.joined(scales.write_head(top, finite, apart), pieces, scales.write_apart(apart))
 
 
 def _round(rotated: Tensor, exponents: Tensor, scale: Tensor, top: int) -> Tensor:
@@ -138,8 +136,8 @@ def decode(buffer: bytes | bytearray | memoryview, shape: tuple[int, ...], uploa
     top, finite, apart = scales.read_head(data, "d4", end, count)
     if not finite:
         return upload(torch.full(shape, torch.nan))
-    factors = scales.scales(upload(torch.from_numpy(data[HEAD_BYTES:begin].copy())), top, D4_SHIFT)
-    pairs = upload(torch.from_numpy(data[begin:end].copy())).view(-1, BLOCK // 2)
+    factors = scales.scales(upload(scales.part_of(data, HEAD_BYTES, begin)), top, D4_SHIFT)
+    pairs = upload(scales.part_of(data, begin, end)).view(-1, BLOCK // 2)
     values = torch.empty(pairs.shape[0], BLOCK, device=pairs.device)
     step = scales.chunk_blocks(pairs.device)
     for first in range(0, pairs.shape[0], step):

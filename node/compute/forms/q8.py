@@ -56,12 +56,8 @@ def encode(tensor: Tensor) -> bytearray:
     apart = Apart(torch.empty(0, dtype=torch.int64), torch.empty(0))
     if found_blocks:
         apart = _send_apart(blocks, scale, quantized, top, torch.cat(found_blocks), torch.cat(found_columns), width)
-    rows = scales.from_blocks(quantized, (count // width, width)).contiguous()
-    out = bytearray(scales.write_head(top, finite, apart))
-    out += scale.cpu().numpy().tobytes()
-    out += rows.cpu().numpy().tobytes()
-    out += scales.write_apart(apart)
-    return out
+    rows = scales.from_blocks(quantized, (count // width, width))
+    return scales.joined(scales.write_head(top, finite, apart), [scale, rows], scales.write_apart(apart))
 
 
 def _quantize(blocks: Tensor, scale: Tensor, top: int) -> Tensor:
@@ -101,8 +97,8 @@ def decode(buffer: bytes | bytearray | memoryview, shape: tuple[int, ...], uploa
     top, finite, apart = scales.read_head(data, "q8", begin + count, count)
     if not finite:
         return upload(torch.full(shape, torch.nan))
-    factors = scales.scales(upload(torch.from_numpy(data[HEAD_BYTES:begin].copy())), top, SHIFT)
-    codes = upload(torch.from_numpy(data[begin : begin + count].view(np.int8).copy()))
+    factors = scales.scales(upload(scales.part_of(data, HEAD_BYTES, begin)), top, SHIFT)
+    codes = upload(scales.part_of(data, begin, begin + count)).view(torch.int8)
     if width % BLOCK:
         codes = torch.nn.functional.pad(codes.view(-1, width), (0, -width % BLOCK))
     codes = codes.view(-1, BLOCK)

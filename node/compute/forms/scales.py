@@ -7,7 +7,7 @@ largest of the tensor (at most 31). Everything is integers on the bits of fp32 n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -113,6 +113,24 @@ def flat_places(blocks: Tensor, columns: Tensor, width: int) -> Tensor:
     """Places in the flat tensor of `columns` in `blocks`, for rows of `width` values."""
     per_row = blocks_of_row(width)
     return blocks // per_row * width + blocks % per_row * BLOCK + columns
+
+
+def joined(head: bytes, pieces: Sequence[Tensor], end: bytes) -> bytearray:
+    """The bytes of `pieces`, of one byte a value, between two others. From a device each comes straight into its place:
+    a microbatch of 4 MB was copied three times more."""
+    out = bytearray(len(head) + sum(piece.numel() for piece in pieces) + len(end))
+    out[: len(head)], out[len(out) - len(end) :] = head, end
+    whole, begin = torch.frombuffer(out, dtype=torch.uint8), len(head)
+    for piece in pieces:
+        whole[begin : begin + piece.numel()].view(piece.dtype).view(piece.shape).copy_(piece)
+        begin += piece.numel()
+    return out
+
+
+def part_of(data: Bytes, begin: int, end: int) -> Tensor:
+    """[end - begin] uint8, only to be read; in the data's own memory where torch can hold that."""
+    part = data[begin:end]
+    return torch.from_numpy(part if part.flags.writeable else part.copy())
 
 
 def write_head(top: int, finite: bool, apart: Apart) -> bytes:

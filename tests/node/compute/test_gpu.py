@@ -50,6 +50,7 @@ def test_a_gpu_is_as_fast_and_as_exact_as_it_should_be(tmp_path: Path) -> None:
     device = open_device(choice)
     large = device.total_bytes() > 24 << 30
     found = check(device, choice, BILLION if large else TINY, tmp_path)
+    (tmp_path / "gpu-check.json").write_text(json.dumps(found, indent=1) + "\n")  # beside the trace, as the command's
     assert found["recovery"]["ran_out"] and found["recovery"]["went_on"]
     assert found["tolerance"]["fp32"]["output"] < 1e-4 and found["tolerance"]["bf16"]["output"] < 2e-2
     assert all(same["ours"] for same in found["repeats"].values()) and all(found["forms_agree"].values())
