@@ -477,7 +477,10 @@ class LedgerRole:
     # ---- links ---------------------------------------------------------------------------------------------------
 
     def sync(self, peer: NodeId) -> None:
-        """A server is ready. To a shard: the open steps, what counts, what it still owes. To the decider: the same."""
+        """A server is ready. To a shard: the open steps, what counts, what it still owes. To the decider: the same.
+
+        A shard that has committed a step may have lost that with its disk: it hears of it once more, too.
+        """
         context = self._context
         if peer in context.stage_servers:
             self.desk.server_came()
@@ -490,8 +493,7 @@ class LedgerRole:
                         self._out.send(peer, verdict)
                 shard = context.plan.shard_of(peer)
                 if step.sealed:
-                    if shard not in step.committed:
-                        self._out.send(peer, self._commit_message(number, step))
+                    self._out.send(peer, self._commit_message(number, step))
                 elif step.frozen and shard not in step.norms:
                     self._out.send(peer, self._freeze_message(number, step))
         if peer == context.plan.decider:

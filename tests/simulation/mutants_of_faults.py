@@ -20,6 +20,7 @@ from node.machine.revocation import Revocation
 from node.machine.roles import Roles
 from node.machine.stalls import Stalls
 from node.server.decider import DeciderRole
+from node.server.ledger import LedgerRole
 from node.server.saves import Saves
 from node.server.shard import ShardRole
 from node.volunteer.gradients import Gradients
@@ -349,3 +350,24 @@ def a_list_of_bans_is_laid_aside(original: Any) -> Any:
 )
 def ledgers_that_nobody_explains_are_welcome(original: Any) -> Any:
     return lambda self, member, plan: False
+
+
+@mutant(
+    LedgerRole,
+    "sync",
+    scene=Scene(
+        only=("commit_lost",), gap_s=(0.5, 1.5), until_s=(20.0, 30.0), disk_losses_max=10,
+        run={**LINE, "fronts": 2, "backs": 1, "delay": 0, "steps": 24, "checkpoint_every": 2},
+    ),
+)  # fmt: skip
+def who_has_committed_a_step_does_not_hear_of_it_again(original: Any) -> Any:
+    def sync(self: Any, peer: Any) -> None:
+        shard = self._context.plan.shard_of(peer) if peer in self._context.stage_servers else None
+        known = [step for step in self._steps.values() if step.sealed and shard in step.committed]
+        for step in known:
+            step.sealed = False
+        original(self, peer)
+        for step in known:
+            step.sealed = True
+
+    return sync

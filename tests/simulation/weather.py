@@ -67,6 +67,7 @@ ASKED_FOR = (
     "copy_bent",
     "copy_unfetched",
     "copy_ahead",
+    "commit_lost",
 )
 """Kinds that only a scene brings: no seed draws them. An old database is among them until all mutants have scenes that
 catch them with it in the list, where it changes what every seed draws; seed 1003, which stood still with it, ends well.

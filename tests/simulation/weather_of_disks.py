@@ -7,13 +7,18 @@ from functools import partial
 
 from coordinator.live.core import CoordinatorMachine
 from node.core import NodeMachine
+from node.machine.records import ContributionStored, StepCommitted
 from protocol.base.machine import Effect, Send
-from protocol.messages import CopyGiven, CopyKept
+from protocol.messages import Committed, CopyGiven, CopyKept
 from tests.simulation.swarm import Swarm
 from tests.simulation.world import Host, World
 
 BACK_S = 3.0
-"""A buddy that went with its copies is back after this: whoever has the state on its disk has joined long before."""
+"""A buddy that went with its copies is back after this: whoever has the state on its disk has joined long before. So is
+a server in whose absence another one is to be back."""
+
+HEARD_S = 0.2
+"""By then others have heard what was said, on links of some hundredths of a second."""
 
 
 def snapshots_of(host: Host) -> list[str]:
@@ -190,6 +195,42 @@ class Disks:
 
         world.kill_at = dies
         return True
+
+    def _commit_lost(self, rng: random.Random) -> bool:
+        """A server that has just committed a step dies, and its disk has lost that, or a part that counts there. A
+        fellow of its stage dies, too, before it has committed the step, which so stays open until both are back."""
+        world, machine = self._world, self._swarm.coordinator.machine
+        plan = machine.placement.plan if isinstance(machine, CoordinatorMachine) else None
+        if plan is None or self._disk_losses >= self._disk_losses_max:
+            return False
+        kind = rng.choice((StepCommitted, ContributionStored))
+
+        def dies(dying: Host, moment: str, effect: Effect) -> bool:
+            said, stage = effect.message if isinstance(effect, Send) else None, plan.stage_of(dying.node)
+            if not isinstance(said, Committed) or stage is None or moment != "after" or not self.until_s:
+                return False
+            fellows = [world.hosts[each.node] for each in plan.stages[stage].servers if each.node != dying.node]
+            machines = [(host, host.machine) for host in fellows if isinstance(host.machine, NodeMachine)]
+            behind = [host for host, node in machines if node.server and node.server.shard.version <= said.step]
+            if not behind:
+                return False
+            world.kill_at = lambda dying, moment, effect: False
+            world.at(0.0, lambda: world.crash(behind[0]))
+            world.at(HEARD_S, lambda: self._forget(dying, kind, said.step))
+            self._start_soon(behind[0], BACK_S)
+            self._start_soon(dying, HEARD_S + 0.1)
+            return False
+
+        world.kill_at = dies
+        return True
+
+    def _forget(self, host: Host, kind: type[StepCommitted | ContributionStored], step: int) -> None:
+        """The server dies, and its disk has lost its newest record of that kind and step."""
+        self._world.crash(host)
+        found = [n for n, (r, _) in enumerate(host.records) if isinstance(r, kind) and r.step == step]
+        if found:
+            self._disk_losses += 1
+            self._world.forget(host, found[-1])
 
     def _snapshot_bent(self, rng: random.Random) -> bool:
         """A server dies, and its disk gives back its snapshots with other numbers in them."""

@@ -1,4 +1,5 @@
-"""A ledger whose disk has lost the seal of a step seals it again as it was, also where a fellow has committed it."""
+"""A ledger whose disk has lost the seal of a step seals it again as it was, also where a fellow has committed it; and a
+fellow whose disk has lost the commit hears of it again."""
 
 from __future__ import annotations
 
@@ -148,6 +149,30 @@ def test_a_lost_seal_is_made_again_with_a_fellow_that_has_committed_the_step() -
     fellow.shard.on_commit(commit)
     effects = fellow.take()
     assert len(effects.sent(Committed)) == 1 and not effects.jobs(Apply) and fellow.shard.version == 1
+
+
+@pytest.mark.parametrize("kind", [StepCommitted, ContributionStored])
+def test_who_lost_a_commit_hears_of_it_again(kind: type[Record]) -> None:
+    """Seed 404195: the ledger had its word and said nothing more, and the stage's others waited for its list for ever.
+    Where what the step counts is whole, it is committed once more; where a part is lost, too, the state is given up."""
+    fellow, first = Fellow(), Ledger()
+    fellow.commit(0)
+    first.accept()
+    first.ledger.sealed(first.seal([OWN_NORM, msgspec.structs.replace(OWN_NORM, shard=1, square_norm=9.0)]))
+    first.ledger.on_committed(Committed(ledger_generation=1, step=0, shard=1, digest=b"digest 1"))
+    first.take()
+    lost = max(place for place, record in enumerate(fellow.disk) if isinstance(record, kind))
+    again = Fellow([*fellow.disk[:lost], *fellow.disk[lost + 1 :]])
+    assert again.shard.version == 0
+    first.ledger.sync(again.context.node)
+    (commit,) = first.take().sent(Commit, "b0")
+    if kind is ContributionStored:
+        with pytest.raises(StateLostError, match="not on this disk"):
+            again.shard.on_commit(commit)
+        return
+    again.shard.on_commit(commit)
+    again.shard.on_frozen_list(same_list(0, 0, CONTRIBUTIONS))
+    assert len(again.take().sent(Committed)) == 1 and again.shard.version == 1
 
 
 def test_the_sum_of_a_committed_step_is_known_after_a_restart_too() -> None:
