@@ -569,6 +569,8 @@ class Placement:
             stage, reason = member.stage, member.stage_reason
         else:
             slot = self.table.slot_of(member.peer)
+            if slot is None and plan.stage_of(member.peer) is not None:
+                return  # its place is another's, which no plan says yet: by this one it would begin there anew
             if slot is None:
                 stage, reason = -1, "all places are taken: this server is a spare"
             elif slot in self.review.lost:

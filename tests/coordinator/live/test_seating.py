@@ -414,6 +414,25 @@ def test_a_spare_waits_and_takes_the_place_of_a_server_that_is_gone_too_long() -
     assert desk.sent("s2", PlanChanged, effects)[0].stage == -1
 
 
+def test_who_lost_its_place_and_its_disk_is_not_told_a_plan_that_still_names_it() -> None:
+    """Seed 408054: the spare that has the place cannot begin while somebody is away. The plan in force would have the
+    one that is back, with an empty disk, begin there at version 0 among fellows that are further."""
+    desk = Desk()
+    desk.train()
+    desk.report(0)
+    desk.server("s4")
+    desk.drop("s1")
+    desk.stay(2, "s0", "s2", "s3", "s4")
+    desk.drop("s2")
+    desk.stay(GONE_S - 1, "s0", "s3", "s4")
+    assert desk.machine.placement.table.holder[(0, 1)] == "s4"
+    effects = desk.server("s1")
+    assert desk.sent("s1", PlanChanged, effects) == []
+    effects = desk.server("s2")
+    assert desk.plan.server_nodes() == ("s0", "s4", "s2", "s3")
+    assert [(message.plan, message.stage) for message in desk.sent("s1", PlanChanged, effects)] == [(desk.plan, -1)]
+
+
 def test_a_server_without_a_link_is_not_given_up_while_steps_close() -> None:
     """Steps cannot close without it, so it works: only its link to the coordinator is down."""
     desk = Desk()
