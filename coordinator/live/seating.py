@@ -569,14 +569,12 @@ class Placement:
             stage, reason = member.stage, member.stage_reason
         else:
             slot = self.table.slot_of(member.peer)
-            if slot is None and plan.stage_of(member.peer) is not None:
-                return  # its place is another's, which no plan says yet: by this one it would begin there anew
-            if slot is None:
+            if slot is None and plan.stage_of(member.peer) is None:
                 stage, reason = -1, "all places are taken: this server is a spare"
-            elif slot in self.review.lost:
-                return  # it would begin ledgers of which the others have more; it is told when all go back
-            elif not self._in_plan(slot):
-                return  # a plan with it is on its way
+            elif slot is None or slot in self.review.lost or not self._in_plan(slot):
+                # By this plan it would begin anew where another has the place by now, or where the others have more; or
+                # one with it is on its way. It is told the next.
+                return
             else:
                 stage, reason = slot[0], self.table.name(slot)
                 member.told_ledger = plan.ledger_generation

@@ -7,6 +7,7 @@ Everything that is kept is kept until the caller says that it can go: the bounds
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -80,6 +81,10 @@ class StageWorker:
         self._for_audit = False
         self._rounding = (0, 0, 0)
         """Version, step and microbatch of the task that is computed: what its gradient's rounding depends on."""
+        self._beside = ThreadPoolExecutor(1, "keys") if self._grid is not None and self._device.is_accelerator else None
+        """Makes the keys of that rounding while torch, without Python's lock, gives a device its backward to do."""
+        self._keys: tuple[tuple[int, int, int], Future[list[Tensor]]] | None = None
+        """The rounding that they are for, and they."""
         self._claims: dict[Hashable, int] = {}
         """What each kept graph takes of the device."""
         self.memory = stage_memory(self.layout, self._device.fuses_norms)
@@ -119,6 +124,8 @@ class StageWorker:
         self._params, self._graphs, self._visits, self._owed, self._sums = {}, {}, {}, {}, {}
         self._edges = {}
         self._task_gradient = torch.empty(0)
+        if self._beside is not None:
+            self._beside.shutdown(wait=False, cancel_futures=True)
         for key in list(self._claims):
             self._release(key)
         self._device.tidy()
@@ -400,7 +407,13 @@ class StageWorker:
         return _in_fp32(dx)
 
     def _fresh_gradient(self, into: Hashable | None) -> Tensor | None:
-        return None if into is None else self._task_gradient.zero_()
+        """Zeros, for the weight gradients of a task; None if nobody wants them."""
+        if into is None:
+            return None
+        if self._beside is not None and self._grid is not None:
+            _, step, microbatch = self._rounding
+            self._keys = self._rounding, self._beside.submit(self._grid.keys, step, microbatch)
+        return self._task_gradient.zero_()
 
     def _add(self, into: Hashable | None, gradient: Tensor) -> None:
         """Adds the task's gradient to its sum. A task that failed half-way never gets here."""
@@ -414,7 +427,9 @@ class StageWorker:
             version, step, microbatch = self._rounding
             edges = self._edges_of(into)
             near = None if edges is None else edges.nearest
-            self._grid.add(self._sums[into], gradient, self._grid_steps[version], step, microbatch, near)
+            made, self._keys = self._keys, None
+            keys = made[1].result() if made is not None and made[0] == self._rounding else None
+            self._grid.add(self._sums[into], gradient, self._grid_steps[version], step, microbatch, near, keys)
         elif into in self._sums:
             self._sums[into] += gradient
         else:

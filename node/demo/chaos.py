@@ -22,6 +22,10 @@ class Plan:
         """Whether a volunteer should die now: one for every full `--chaos` steps that are closed."""
         return self.options.chaos > 0 and self.volunteer_kills < step // self.options.chaos
 
+    def spared_all(self, step: int) -> bool:
+        """Whether a volunteer should have died until `step` steps were closed, and none has."""
+        return self.volunteer_kills == 0 and self.volunteer_due(step)
+
     def due(self, what: str, at: int | None, step: int) -> bool:
         """Whether a single kill is due; true only once."""
         if at is None or step < at or what in self.done:

@@ -244,6 +244,8 @@ class _Demo:
                 self._show(status)
                 self._settle(status)
                 if status["run"]["state"] == "finished":
+                    if self._plan.spared_all(self._seen):  # before the last step: after it nobody holds anything
+                        self._view.news("nobody was killed (--chaos): no volunteer held work when it was looked at")
                     return
             self._break_things()
             self._check_children()

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from node.compute.devices.device import Device, SmallDevice
 from node.compute.layout import StageLayout
 from node.compute.model import StageModel
+from node.compute.stage_grid import StageGrid
 from node.compute.worker import StageWorker
+from protocol.run.run import WireSection
 from tests.node.compute.small import VOCABULARY, random_batch, small_run
 
 CONFIG = small_run()
@@ -91,3 +94,31 @@ def test_shards_that_do_not_fill_the_stage_are_refused() -> None:
         made.set_params(1, [torch.zeros(made.layout.parameter_count - 1)])
     with pytest.raises(KeyError):
         made.forward("a", 1, random_batch(CONFIG)[0])
+
+
+def test_keys_that_are_made_beside_a_backward_are_those_of_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device the hash's keys are made by another thread meanwhile. Also when a task fails after they were ordered,
+    and when the same task is done in another order, the sum is the processor's."""
+    config = small_run(wire=WireSection(gradients="gi"))
+    generator = torch.Generator().manual_seed(3)
+    x, *gradients = torch.randn(3, 2, 16, 32, generator=generator)
+    made = []
+    for device in (Device(torch.device("cpu")), SmallDevice(1 << 28)):
+        middle = StageWorker(config, VOCABULARY, 2, 5, device=device)
+        grid = StageGrid.of(middle.layout)
+        middle.set_params(0, [middle.layout.initial(config.seed)])
+        middle.set_grid(0, [grid.steps(grid.first_averages())])
+        for microbatch in (1, 0) if device.is_accelerator else (0, 1):
+            middle.forward(microbatch, 0, x)
+            middle.begin_task(0, 4, microbatch)
+            if device.is_accelerator:
+                with monkeypatch.context() as patch:
+                    patch.setattr(StageModel, "backward", lambda *_: torch.empty(0).item())
+                    with pytest.raises(RuntimeError):
+                        middle.backward(microbatch, gradients[microbatch], "sum")
+                middle.forward(microbatch, 0, x)
+                middle.begin_task(0, 4, microbatch)
+            middle.backward(microbatch, gradients[microbatch], "sum")
+        made.append(middle.take_gradient("sum"))
+        middle.close()
+    assert made[0].any() and torch.equal(*made)

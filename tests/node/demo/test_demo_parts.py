@@ -58,7 +58,9 @@ def test_one_kill_is_due_for_every_so_many_steps() -> None:
     """A kill that found no victim stays due; single kills are due once."""
     plan = Plan(DemoOptions(chaos=5), random.Random(1))
     assert [step for step in range(11) if plan.volunteer_due(step)] == [5, 6, 7, 8, 9, 10]
+    assert (plan.spared_all(4), plan.spared_all(5)) == (False, True)
     plan.volunteer_kills = 1
+    assert not plan.spared_all(10)
     assert [step for step in range(11) if plan.volunteer_due(step)] == [10]
     assert [plan.due("server", 3, step) for step in (2, 3, 4)] == [False, True, False]
     assert not plan.due("coordinator", None, 100)
