@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import torch
 
+from node.compute.device_performer import DevicePerformer
 from node.compute.evidence import Evidence
 from node.compute.lane import input_refs
-from node.compute.lanes import DevicePerformer
 from node.compute.wire import decode
 from node.machine import jobs
 from node.process.store import Buffer

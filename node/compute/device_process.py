@@ -20,9 +20,9 @@ import time
 import traceback
 from typing import Any, BinaryIO
 
+from node.compute.device_performer import DevicePerformer
 from node.compute.devices.choice import DeviceChoice
 from node.compute.devices.device import open_device
-from node.compute.lanes import DevicePerformer
 from node.platform.priority import end_with_parent, stand_back
 from node.process.device_frames import Hello, SetShare, read_job, write_frame, write_outcome
 

@@ -1,7 +1,7 @@
 """Jobs: what a node's machines ask the compute lanes to do. Tensors are keys of the driver's store.
 
 Each job names its lane; a lane runs its jobs one after the other, in order. The docstring says what the result is.
-`node/compute/lanes.py` does them with torch; the simulated world does them with integers.
+`node/compute` does them with torch (`device_performer.py`, `lanes.py`); the simulated world does them with integers.
 """
 
 from __future__ import annotations

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import structlog
 
+from node.compute.device_performer import DevicePerformer
 from node.compute.devices.choice import DeviceChoice
 from node.compute.devices.device import find_device as find_device
 from node.compute.devices.device import why_no_accelerator
 from node.compute.evidence import FOLDER
 from node.compute.lane import Lane, Outcome
-from node.compute.lanes import DevicePerformer, ServerPerformer
+from node.compute.lanes import ServerPerformer
 from node.compute.store_lane import Door, StorePerformer
 from node.compute.sum_lane import SumPerformer
 from node.data.allowed import Allowed

@@ -36,8 +36,8 @@ from typing import Any
 
 import torch
 
+from node.compute.device_performer import DevicePerformer
 from node.compute.lane import input_refs
-from node.compute.lanes import DevicePerformer
 from node.machine import jobs
 from node.machine.outbox import Outbox
 from node.machine.records import AuditStanding

@@ -145,7 +145,8 @@ class Work:
     """The servers' and the volunteers' lanes, without anything between them."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
-        from node.compute.lanes import DevicePerformer, ServerPerformer
+        from node.compute.device_performer import DevicePerformer
+        from node.compute.lanes import ServerPerformer
 
         self._options = options
         self._config = run_of(options.form, options.seed)

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from node.compute.device_performer import DevicePerformer
 from node.compute.device_process import main
-from node.compute.lanes import DevicePerformer
 from node.compute.worker import StageWorker
 from node.machine.jobs import Backward, Forward, RouteEnd, SegmentEnd, WeightGradient
 

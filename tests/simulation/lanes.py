@@ -1,4 +1,4 @@
-"""Does `node.machine.jobs` with whole numbers: as `node/compute/lanes.py` does them with torch."""
+"""Does `node.machine.jobs` with whole numbers, as `node/compute` does with torch (`device_performer`, `lanes`)."""
 
 from __future__ import annotations
 

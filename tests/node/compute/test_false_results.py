@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from node.compute.lanes import DevicePerformer
+from node.compute.device_performer import DevicePerformer
 from node.compute.worker import StageWorker
 from tests.benchmarks.blame import MEMBERS, Court
 from tests.benchmarks.honest_work import Work

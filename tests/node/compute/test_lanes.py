@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from node.compute import checkpoint, seals
+from node.compute.device_performer import DevicePerformer
 from node.compute.forms import packed
 from node.compute.lane import Lane, Outcome, input_refs
-from node.compute.lanes import DevicePerformer, ServerPerformer
+from node.compute.lanes import ServerPerformer
 from node.compute.layout import StageLayout
 from node.compute.plan_parts import partition_of
 from node.compute.shard import ShardWorker
@@ -499,7 +500,7 @@ def test_a_failing_job_is_an_answer_and_the_lane_goes_on(tmp_path: Path) -> None
 
 FIRST_BACKWARD = """
 import sys, torch
-from node.compute.lanes import DevicePerformer
+from node.compute.device_performer import DevicePerformer
 from tests.node.process.test_device_lane import SET_UP
 assert DevicePerformer().perform(SET_UP, {}).fact.result
 before = set(sys.modules)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from node.compute.device_performer import DevicePerformer
 from node.compute.lane import input_refs
-from node.compute.lanes import DevicePerformer
 from node.compute.layout import StageLayout
 from node.compute.reference import along_route, along_route_in_segments
 from node.compute.segments import SegmentModel

@@ -15,11 +15,11 @@ import psutil
 import pytest
 import torch
 
+from node.compute.device_performer import DevicePerformer
 from node.compute.device_process import REST_MAX_S
 from node.compute.devices.choice import DeviceChoice
 from node.compute.forms import p12
 from node.compute.lane import Outcome
-from node.compute.lanes import DevicePerformer
 from node.machine.jobs import Forward, LoadParameters, SetUpDevice, TakeGradient
 from node.platform.pipes import PIPE_BYTES
 from node.process.device_frames import JOB_TYPES, RESULTS, read_outcome, write_outcome
