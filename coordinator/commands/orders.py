@@ -1,5 +1,4 @@
-"""`barnraise run set|pause|resume|rollback|adopt|changes|nodes|name|drain|ban|unban|invite|invites|uninvite|trace`:
-what an operator orders of a running coordinator, by its API."""
+"""`barnraise run …`: what an operator orders of a running coordinator, by its API."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@ Training needs it only to begin and to change: while it is away, steps are decid
 alone (state-and-trust 4.3, 4.5). Nothing is said to a node before it is durable: a generation, a spent invite, a
 membership's serial, the vocabulary, the acknowledgement of a step.
 
-This file routes inputs; the parts it is made of are `membership` (links), `admission` (invites and bans), `servers`
-(places and plan), `volunteers` (stages), `history` (steps), `signals` (what nodes say to each other). They write
-their effects into one `Outbox`.
+This file routes inputs; the parts it is made of are `roster` (links), `admission` (invites and bans), `seating`
+(places and plan), `crew` (stages), `history` (steps), `signals` (what nodes say to each other). They write their
+effects into one `Outbox`.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def _run_alerts(limits: Thresholds) -> tuple[Alert, ...]:
             "{{ $labels.run }}: {{ $value | humanize }} tokens/s, under half of an hour ago",
             "The run goes on, at less than half of the speed of an hour ago.",
             "Swarm dashboard: have volunteers left? Row *Pipeline*: one stage with a long queue slows all others."
-            " `barnraise status --links`: one slow line in a stage of two.",
+            " `barnraise status`, the table of links: one slow line in a stage of two.",
             "Nothing, if the swarm has shrunk: it re-plans by itself. Else look at the slowest stage's members.",
         ),
         Alert(
@@ -234,7 +234,8 @@ def _stage_alerts() -> tuple[Alert, ...]:
             "{{ $labels.run }}: {{ $value }} places have never had a server",
             "The run cannot begin: stages times front and back servers is more than have joined.",
             "`barnraise status`: which servers are here.",
-            "Start more servers with the servers' link (`barnraise status --links`), or lower `stages.count`.",
+            "Start more servers with the servers' link (`barnraise status --links`). With fewer `stages.count` it is another"
+            " run once a server has joined: start the coordinator with it and another `--state`.",
         ),
         Alert(
             "BarnraiseNodesLeaving",

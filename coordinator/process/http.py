@@ -6,6 +6,16 @@ GET  /api/status                 everything that the machine knows (`coordinator
 GET  /api/network                what is measured of the links, as a NETWORK.json for `barnraise plan`
 GET  /api/sd                     whom Prometheus should scrape (http_sd_configs)
 GET  /api/steps?from=N&count=M   closed steps from N on, at most 1000; steps are numbered from 0
+GET  /api/credit                 what members gave, signed (`run credit`)
+GET  /api/voided                 what was undone, signed (`run voided`)
+POST /api/set                    {"key": KEY, "value": TEXT}: a key of the run changes
+POST /api/replan                 {"settings": ["KEY=VALUE", ...]}: a running job is laid out anew
+POST /api/pause                  {"paused": BOOL}: no step is opened, or they are again
+POST /api/rollback               {"step": N}: the run goes back to a checkpoint
+POST /api/void                   {"node": ID, "reason": TEXT, "lineage": BOOL, "from_start": BOOL}: its sums are undone
+POST /api/adopt                  {}: what servers know is taken over, though some are missing
+POST /api/drain                  {"node": ID, "reason": TEXT}: a server leaves its place to a spare
+POST /api/name                   {"node": ID, "name": TEXT}: what people call it
 POST /api/ban                    {"node": ID, "reason": TEXT, "lineage": BOOL}
 POST /api/unban                  {"node": ID}
 GET  /api/invites                every invite, how often it was used, and whether it is closed
@@ -13,7 +23,8 @@ POST /api/invite                 {"role": "volunteer", "server" or "auditor", "u
 POST /api/uninvite               {"invite": ID}: nobody joins by it any more
 POST /api/trace                  {"seconds": S}: what everybody did in the last seconds, beside what was predicted
 
-The last six want the header `Authorization: Bearer` with the admin token of links.json; `barnraise run` sends it.
+All from `/api/credit` on want the header `Authorization: Bearer` with the admin token of links.json; `barnraise run`
+sends it.
 """
 
 from __future__ import annotations

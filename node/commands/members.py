@@ -86,7 +86,8 @@ _LAN = click.option(
 _MAP_PORT = click.option(
     "--map-port",
     is_flag=True,
-    help="Ask the home router to forward a port to this computer while it runs, so that others can dial it directly.",
+    help="Ask the home router to forward a port to this computer while it runs, so that others can dial it directly."
+    " On Linux alone: elsewhere no router is found.",
 )
 _METRICS = click.option(
     "--metrics",

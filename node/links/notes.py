@@ -64,7 +64,7 @@ class Answer(Note, frozen=True, array_like=True, tag="answer"):
 
 
 class Meet(Note, frozen=True, array_like=True, tag="meet"):
-    """Come to this server of the plan; I shall be there under this meeting number."""
+    """Come to this server of the run; I shall be there under this meeting number."""
 
     relay: _Node
     meeting: Annotated[bytes, msgspec.Meta(min_length=MEETING_BYTES, max_length=MEETING_BYTES)]

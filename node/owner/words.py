@@ -122,7 +122,10 @@ def list_limits(values: Mapping[str, str], width: int) -> str:
 
 BARS = "▁▂▃▄▅▆▇█"
 CURVE_COLUMNS = 32
-NO_SAMPLE = "nothing yet: that comes with the first checkpoint of a trained model, where servers share them"
+NO_SAMPLE = (
+    "nothing yet: that comes with the first checkpoint of a trained model of at most 200 M parameters, where servers"
+    " share them"
+)
 
 
 def describe_news(news: dict[str, Any]) -> list[str]:

@@ -8,8 +8,8 @@ Format, for readers without this code (`node.audit`): table `records(number, ste
 msgpack map of the record's fields; table `chunks(record, tensor, chunk, data, crc)`; table `meta(name, value)`.
 
 `Forget(step)` drops what only recovery needed: stored contributions with their tensors, commits, and snapshots of
-steps below. The ledger's own records (accepted, sealed, decided, done) stay for good: they are small, and they are
-what an audit counts samples by.
+steps below. The ledger's own records (accepted, sealed, decided, done) stay for `KEPT_STEPS` steps more: they
+are small, and they are what an audit counts samples by.
 """
 
 from __future__ import annotations
