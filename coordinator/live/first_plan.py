@@ -29,7 +29,8 @@ SURVEY_S = 20.0
 """A measurement takes 3 s at the most (`MEASURE_S`) and a server's links are measured side by side; those that nobody
 could open within 9 s are tried once more."""
 PLANNING_S = 40.0
-"""The planner itself stops after 15 s (`planner.BUDGET_S`, `planner.ORDER_BUDGET_S`); the rest is for a computer under load to start it."""
+"""The planner itself stops after 15 s (`planner.BUDGET_S`, `planner.ORDER_BUDGET_S`); the rest is for a computer under
+load to start it."""
 VOLUNTEER_LINKS_MAX = 10_000
 """Links of volunteers who wait and count in the first plan, two with each server: the first 312 beside 16 servers, 78
 beside 64. Making 30,000 of them held the loop for 120 ms, and the API must answer within 100."""

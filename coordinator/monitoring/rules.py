@@ -234,8 +234,8 @@ def _stage_alerts() -> tuple[Alert, ...]:
             "{{ $labels.run }}: {{ $value }} places have never had a server",
             "The run cannot begin: stages times front and back servers is more than have joined.",
             "`barnraise status`: which servers are here.",
-            "Start more servers with the servers' link (`barnraise status --links`). With fewer `stages.count` it is another"
-            " run once a server has joined: start the coordinator with it and another `--state`.",
+            "Start more servers with the servers' link (`barnraise status --links`). With fewer `stages.count` it is"
+            " another run once a server has joined: start the coordinator with it and another `--state`.",
         ),
         Alert(
             "BarnraiseNodesLeaving",
