@@ -44,6 +44,10 @@ STRIKES_OUT = 3
 """So many: it is out. A machine that computes otherwise than the class is of no use, whatever the reason."""
 QUEUE_MAX = 8
 """Units that wait for each auditor. More come later than anybody can use; whoever brought them is drawn next time."""
+REST_S_MAX = 3600.0
+"""Who did not answer in time (its question was lost with a link, or it is slow) is asked again after as long, then
+after twice that, and so on up to this: a machine that hangs costs one audit an hour, and one that was struck off for
+good left a stage without any."""
 REMEMBERED_MAX = 4096
 """Members whose record is kept: sixteen times what one server links to."""
 
@@ -128,6 +132,9 @@ class Audits:
         self._trusted = trusted
         self._unit_s = unit_s
         self._auditors: dict[NodeId, Unit | None] = {}
+        self._resting: dict[NodeId, tuple[float, float]] = {}
+        """Auditors that did not answer in time: until when they are given nothing, and for how long in all. Forgotten
+        when they answer or come anew."""
         self._queue: dict[ContributionId, Unit] = {}
         self._records: dict[NodeId, _Record] = {}
         self._task_s = 0.0
@@ -138,10 +145,12 @@ class Audits:
 
     def auditor_here(self, node: NodeId) -> None:
         """A server of the stage that computes, or a machine that only audits."""
+        self._resting.pop(node, None)
         self._auditors.setdefault(node, None)
 
     def auditor_gone(self, node: NodeId) -> None:
         """What it was at goes back to the queue, to its front."""
+        self._resting.pop(node, None)
         unit = self._auditors.pop(node, None)
         if unit is not None:
             unit.busy, unit.auditors = None, unit.auditors[:-1]
@@ -251,6 +260,7 @@ class Audits:
         if unit is None or not asked:
             return None
         self._auditors[auditor] = None
+        self._resting.pop(auditor, None)
         if message.reason:
             return self._missed(unit, message.reason)
         took_s = (now - unit.begun_at) / max(1, len(unit.stored.tasks))
@@ -313,13 +323,21 @@ class Audits:
     # ---- time and steps ------------------------------------------------------------------------------------------
 
     def wake_at(self) -> float | None:
-        return min((unit.deadline for unit in self._auditors.values() if unit is not None), default=None)
+        deadlines = [unit.deadline for unit in self._auditors.values() if unit is not None]
+        rests = [until for node, (until, _) in self._resting.items() if node not in self._auditors]
+        return min((*deadlines, *rests), default=None)
 
     def wake(self, now: float) -> list[Ruling]:
         """Opinions that did not come in time: the unit is given up."""
+        for node, (until, _) in self._resting.items():
+            if until <= now:
+                self._auditors.setdefault(node, None)
         over = [(node, unit) for node, unit in self._auditors.items() if unit is not None and unit.deadline <= now]
-        for node, _ in over:
-            del self._auditors[node]  # it computes again when it asks for work
+        for node, unit in over:
+            del self._auditors[node]
+            _, rested_s = self._resting.get(node, (0.0, 0.0))
+            rest_s = min(REST_S_MAX, max(unit.deadline - unit.begun_at, 2 * rested_s))
+            self._resting[node] = now + rest_s, rest_s
         return [self._missed(unit, "the auditor did not answer") for _, unit in over]
 
     def give_up(self, step: int) -> list[Ruling]:

@@ -477,13 +477,20 @@ class LedgerRole:
     # ---- links ---------------------------------------------------------------------------------------------------
 
     def sync(self, peer: NodeId) -> None:
-        """A server is ready. To a shard: the open steps, what counts, what it still owes. To the decider: the same.
+        """A server is ready. To a shard: the open steps, what counts, what it still owes. To the decider: the same. To
+        the other ledgers: what this stage came to.
 
-        A shard that has committed a step may have lost that with its disk: it hears of it once more, too.
+        What a shard has said before counts no more: its disk may have lost it. What it has, it says (again) now.
         """
         context = self._context
         if peer in context.stage_servers:
             self.desk.server_came()
+            for number in context.config.final_steps:  # nothing is covered there, so nothing is kept of them here
+                if context.closed < number <= context.opened:
+                    self._out.send(
+                        peer,
+                        StepOpened(ledger_generation=context.generation, step=number, closed=context.closed),
+                    )
             for number, step in self._steps.items():
                 if step.opened:
                     opened = StepOpened(ledger_generation=context.generation, step=number, closed=context.closed)
@@ -492,14 +499,20 @@ class LedgerRole:
                     if verdict.accepted:
                         self._out.send(peer, verdict)
                 shard = context.plan.shard_of(peer)
+                assert shard is not None, "a server of the stage has a shard"
+                for pending in step.pending.values():
+                    pending.shards.pop(shard, None)
                 if step.sealed:
+                    step.committed.pop(shard, None)
                     self._out.send(peer, self._commit_message(number, step))
                 elif step.frozen and shard not in step.norms:
                     self._out.send(peer, self._freeze_message(number, step))
+        if any(context.plan.ledger_of(stage) == peer for stage in range(len(context.plan.stages))):
+            for number, step in self._steps.items():
+                if step.frozen and len(step.norms) == self._shard_count:
+                    self._out.send(peer, self._stage_frozen(number, step))
         if peer == context.plan.decider:
             for number, step in self._steps.items():
-                if step.frozen and step.decision is None and len(step.norms) == self._shard_count:
-                    self._out.send(peer, self._stage_frozen(number, step))
                 if len(step.committed) == self._shard_count:
                     self._out.send(peer, self._stage_committed(number, step))
 

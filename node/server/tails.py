@@ -37,6 +37,8 @@ class TailDesk:
     def __init__(self, context: StageContext) -> None:
         self._context = context
         self._steps: dict[int, _Step] = {}
+        self._early: dict[int, dict[NodeId, None]] = {}
+        """Fellows that have said so of a step before we heard that it is open: by another link, and once only."""
         self._workers: dict[NodeId, int] = {}
         """With the order of their arrival."""
         self._heard: dict[NodeId, None] = {}
@@ -44,11 +46,14 @@ class TailDesk:
         self._arrivals = 0
 
     def open_step(self, step: int) -> None:
-        self._steps.setdefault(step, _Step(untold=dict.fromkeys(self._workers)))
+        if step not in self._steps:
+            self._steps[step] = _Step(untold=dict.fromkeys(self._workers), servers=self._early.pop(step, {}))
 
     def close_step(self, step: int) -> None:
         for key in [key for key in self._steps if key <= step]:
             del self._steps[key]
+        for key in [key for key in self._early if key <= step]:
+            del self._early[key]
 
     def given_of(self, step: int) -> dict[NodeId, None]:
         """Workers that this server has given something of the step or of those before it, on their present links."""
@@ -109,7 +114,7 @@ class TailDesk:
                 if server != self._context.node:
                     self._context.out.send(server, self._tail(number))
             self.on_tail(self._context.node, number)
-        if len(step.servers) == len(self._context.stage_servers):
+        if self._all_have_said(step):
             for pool in pools:
                 pool.tail(number, now)
 
@@ -119,10 +124,17 @@ class TailDesk:
         step = self._steps.get(number)
         if step is not None:
             step.servers[server] = None
+        elif self._context.in_window(number):
+            self._early.setdefault(number, {})[server] = None
+
+    def _all_have_said(self, step: _Step) -> bool:
+        """Those that have a place now: one that has lost it may have said it, too."""
+        servers = self._context.stage_servers
+        return len(step.servers) >= len(servers) and all(server in step.servers for server in servers)
 
     def over(self) -> list[int]:
         """Open steps of which no server of the stage has anything left to give."""
-        return [number for number, step in self._steps.items() if len(step.servers) == len(self._context.stage_servers)]
+        return [number for number, step in self._steps.items() if self._all_have_said(step)]
 
     def sync(self, peer: NodeId) -> None:
         """A fellow server is ready: it hears of the tails that it may have missed."""
@@ -138,4 +150,4 @@ class TailDesk:
         self._context.out.send(node, Flush(ledger_generation=self._context.generation, step=step, leases=leases))
 
     def check(self) -> None:
-        assert all(step > self._context.closed for step in self._steps), "a closed step is kept (L3)"
+        assert all(step > self._context.closed for step in (*self._steps, *self._early)), "a closed step is kept (L3)"

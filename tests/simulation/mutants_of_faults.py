@@ -371,3 +371,20 @@ def who_has_committed_a_step_does_not_hear_of_it_again(original: Any) -> Any:
             step.sealed = True
 
     return sync
+
+
+@mutant(
+    LedgerRole,
+    "sync",
+    scene=Scene(
+        only=("late_for_final",), gap_s=(0.1, 0.3), until_s=(20.0, 30.0),
+        run={**LINE, "collocated": "never", "validate_every": 2, "steps": 4, "checkpoint_every": 0},
+    ),
+)  # fmt: skip
+def who_comes_late_hears_nothing_of_a_step_that_only_validates(original: Any) -> Any:
+    def sync(self: Any, peer: Any) -> None:
+        opened, self._context.opened = self._context.opened, min(self._context.opened, self._context.config.steps - 1)
+        original(self, peer)
+        self._context.opened = opened
+
+    return sync

@@ -13,7 +13,7 @@ from coordinator.live.core import CoordinatorMachine
 from coordinator.live.orders import Adopt, Ban, ChangeRun, PauseRun
 from coordinator.live.records import PlanRow, StepRow
 from protocol.base.machine import AddressesChanged, Effect, Ordered, Received, Send, Told
-from protocol.messages import Committed, PlanChanged
+from protocol.messages import Committed, PlanChanged, StepOpened
 from protocol.run.changes import make_change
 from tests.simulation.swarm import COORDINATOR, PLAN, Swarm
 from tests.simulation.weather_of_disks import Disks
@@ -68,6 +68,7 @@ ASKED_FOR = (
     "copy_unfetched",
     "copy_ahead",
     "commit_lost",
+    "late_for_final",
 )
 """Kinds that only a scene brings: no seed draws them. An old database is among them until all mutants have scenes that
 catch them with it in the list, where it changes what every seed draws; seed 1003, which stood still with it, ends well.
@@ -102,7 +103,7 @@ class Weather(Disks):
         self._disk_losses = 0
         self._disk_losses_max = disk_losses_max
         self._long_pauses = self._moves = self._bans = 0
-        self._ends_pauses = self._losses_of_database = False
+        self._ends_pauses = self._losses_of_database = self._final_missed = False
         self._next()
 
     @staticmethod
@@ -220,6 +221,28 @@ class Weather(Disks):
         for host in (self._world.hosts[back.node], self._world.hosts[front.node]):
             self._world.crash(host, last_words=False)
             self._start_soon(host, rng.uniform(0.1, 0.5))
+        return True
+
+    def _late_for_final(self, rng: random.Random) -> bool:
+        """A back server of stage 0 is down as a step is opened that only validates; once in a run."""
+        world, machine, swarm = self._world, self._swarm.coordinator.machine, self._swarm
+        plan = machine.placement.plan if isinstance(machine, CoordinatorMachine) else None
+        if plan is None or self._final_missed:
+            return False
+
+        def dies(host: Host, moment: str, effect: Effect) -> bool:
+            said = effect.message if isinstance(effect, Send) else None
+            if not isinstance(said, StepOpened) or said.step < swarm.config.steps or moment != "before":
+                return False
+            world.kill_at = lambda host, moment, effect: False
+            back = world.hosts[rng.choice(plan.stages[0].backs).node]
+            if back.node != host.node:
+                self._final_missed = True
+                world.crash(back)
+                self._start_soon(back, rng.uniform(0.3, 1.0))
+            return False
+
+        world.kill_at = dies
         return True
 
     def _unsaid_commit(self, rng: random.Random) -> bool:

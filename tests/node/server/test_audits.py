@@ -202,7 +202,7 @@ def test_what_finds_no_auditor_is_owed() -> None:
 
 
 def test_an_auditor_that_leaves_or_is_silent_costs_an_audit_and_blames_nobody() -> None:
-    """What it was at goes to the other one; whoever never answers is asked no more until it asks for work again."""
+    """What it was at goes to the other one; whoever does not answer is asked nothing for a while."""
     desk = Desk()
     assert desk.bring()
     (unit,) = desk.give()
@@ -214,6 +214,30 @@ def test_an_auditor_that_leaves_or_is_silent_costs_an_audit_and_blames_nobody() 
     (ruling,) = desk.audits.wake(wake_at)
     assert ruling.outcome == "missed" and not ruling.blames
     assert not desk.bring(), "nobody is left"
+
+
+def test_an_auditor_that_was_late_is_asked_again_later_each_time_until_it_answers() -> None:
+    """Its question may have been lost with a link, and an outside auditor never asks for work by itself."""
+    desk, now, rests = Desk(A), 0.0, []
+    for _ in range(4):
+        assert desk.bring()
+        (unit,) = desk.give(now)
+        desk.audits.wake(unit.deadline)
+        rested_at = desk.audits.wake_at()
+        assert rested_at is not None and not desk.bring()
+        rests.append(rested_at - unit.deadline)
+        now = rested_at
+        assert desk.audits.wake(now) == []
+    assert rests == [2 * UNIT_S, 4 * UNIT_S, 8 * UNIT_S, 16 * UNIT_S]
+    assert desk.bring()
+    (unit,) = desk.give(now)
+    assert desk.say(unit, now=now) is not None
+    assert desk.bring()
+    (unit,) = desk.give(now)
+    desk.audits.wake(unit.deadline)
+    assert desk.audits.wake_at() == unit.deadline + 2 * UNIT_S
+    desk.audits.auditor_gone(A)
+    assert desk.audits.wake_at() is None
 
 
 def test_an_old_opinion_is_no_news() -> None:

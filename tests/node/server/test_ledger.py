@@ -21,8 +21,10 @@ from protocol.messages import (
     StepOpened,
     Verdict,
 )
-from tests.node.setting import Effects, backward, contribution, make_context, stored
+from protocol.run.run import RunConfig, ValidationSection
+from tests.node.setting import Effects, backward, contribution, make_config, make_context, stored
 
+B0 = NodeId("b0")
 LOSS = (backward(0, 0, 1), TaskId(0, 0, 2, "L"))
 """A route's end on the last stage."""
 
@@ -30,8 +32,8 @@ LOSS = (backward(0, 0, 1), TaskId(0, 0, 2, "L"))
 class Desk:
     """A ledger of stage 0 (servers f0 and b0, tasks 0:B0@0 and 0:B1@0), with steps 0 and 1 open."""
 
-    def __init__(self, node: str = "f0", opened: tuple[int, ...] = (0, 1)) -> None:
-        self.context = make_context(node)
+    def __init__(self, node: str = "f0", opened: tuple[int, ...] = (0, 1), config: RunConfig | None = None) -> None:
+        self.context = make_context(node, config)
         self.ledger = LedgerRole(self.context)
         for step in opened:
             self.ledger.on_step_opened(StepOpened(ledger_generation=1, step=step, closed=-1))
@@ -158,8 +160,60 @@ def test_a_contribution_to_a_step_that_is_not_open_waits() -> None:
     assert desk.store(1, (backward(1, 0),), step=1).records(ContributionAccepted) == []
     desk.ledger.sync(desk.context.plan.stages[0].servers[1].node)
     assert [message.step for message in desk.take().sent(StepOpened)] == [0]
+    desk.ledger.on_stored(stored(1, 1, (backward(1, 0),), 1))  # it has heard that the ledger is there
     desk.ledger.on_step_opened(StepOpened(ledger_generation=1, step=1, closed=-1))
     assert len(desk.take().records(ContributionAccepted)) == 1
+
+
+def test_what_a_shard_had_before_it_started_anew_counts_when_it_says_so_again() -> None:
+    """Its disk may have lost it: what counted then would send the run back, where the sender still has it."""
+    desk = Desk()
+    assert desk.store(1, (backward(0, 0),), shards=(1,)).records(ContributionAccepted) == []
+    desk.ledger.sync(B0)
+    assert desk.store(1, (backward(0, 0),), shards=(0,)).records(ContributionAccepted) == []
+    assert len(desk.store(1, (backward(0, 0),), shards=(1,)).records(ContributionAccepted)) == 1
+
+
+def test_a_step_is_over_when_who_started_anew_has_said_again_that_it_has_committed_it() -> None:
+    """A fellow's word beside one from before would close a step that is just being made again."""
+    desk = Desk()
+    desk.freeze()
+    desk.ledger.on_decision(Decision(ledger_generation=1, step=0, clip_factor=0.5, skipped=False))
+    (seal,) = desk.take().records(StepSealed)
+    desk.ledger.sealed(seal)
+    desk.ledger.on_committed(Committed(ledger_generation=1, step=0, shard=1, digest=b""))
+    desk.take()
+    desk.ledger.sync(B0)
+    assert len(desk.take().sent(Commit, B0)) == 1
+    desk.ledger.on_committed(Committed(ledger_generation=1, step=0, shard=0, digest=b""))
+    assert desk.take().sent(StageCommitted) == []
+    desk.ledger.on_committed(Committed(ledger_generation=1, step=0, shard=1, digest=b""))
+    assert len(desk.take().sent(StageCommitted)) == 1
+
+
+def test_who_comes_late_hears_of_a_step_that_only_validates() -> None:
+    """Nothing else opens it at a server of stage 0, and the run ends when it is over."""
+    config = msgspec.structs.replace(make_config(), validation=ValidationSection(every_steps=2))
+    desk = Desk(opened=(), config=config)
+    (final,) = config.final_steps
+    desk.context.closed, desk.context.opened = config.steps - 1, final
+    desk.ledger.on_step_opened(StepOpened(ledger_generation=1, step=final, closed=config.steps - 1))
+    desk.take()
+    desk.ledger.sync(B0)
+    assert [message.step for message in desk.take().sent(StepOpened, B0)] == [final]
+    desk.context.closed = final
+    desk.ledger.sync(B0)
+    assert desk.take().sent(StepOpened) == []
+
+
+def test_another_ledger_that_starts_anew_hears_what_the_stage_came_to() -> None:
+    """It holds the decider to that, also when the step is decided here already."""
+    desk = Desk()
+    desk.freeze()
+    desk.ledger.on_decision(Decision(ledger_generation=1, step=0, clip_factor=0.5, skipped=False))
+    desk.take()
+    desk.ledger.sync(NodeId("f1"))
+    assert [message.stage for message in desk.take().sent(StageFrozen, NodeId("f1"))] == [0]
 
 
 def test_a_word_that_comes_again_gets_the_same_verdict() -> None:

@@ -181,6 +181,30 @@ def test_a_server_that_comes_back_hears_of_the_tail() -> None:
     assert Effects(desk.context.out).all == []
 
 
+def test_a_tail_that_comes_before_the_word_that_the_step_is_open_counts() -> None:
+    """It comes by another link, and once only."""
+    desk = Desk()
+    desk.tails.on_tail(FRONT, 1)
+    desk.tails.on_tail(FRONT, 1000)  # no step that could be open soon
+    desk.tails.open_step(1)
+    desk.tails.on_tail(desk.context.node, 1)
+    assert 1 in desk.tails.over()
+    desk.tails.on_tail(FRONT, 2)
+    desk.tails.close_step(2)
+    desk.context.closed = 2
+    desk.tails.check()
+
+
+def test_who_has_lost_its_place_is_not_waited_for_and_does_not_count() -> None:
+    """Another server has it now, and has not said that it has nothing left."""
+    desk = Desk()
+    for server in (NodeId("before"), FRONT):
+        desk.tails.on_tail(server, 0)
+    assert desk.tails.over() == []
+    desk.tails.on_tail(desk.context.node, 0)
+    assert desk.tails.over() == [0]
+
+
 def test_a_closed_step_leaves_nothing() -> None:
     """Nothing is told of it any more."""
     desk = Desk()
