@@ -206,10 +206,16 @@ class Pool:
             self._change(entry, needs_result=False)
 
     def result_lost(self, task: TaskId) -> None:
-        """The server that held the result has lost it: the task has to be done again, perhaps for that alone."""
+        """The server that held the result has lost it: the task has to be done again, perhaps for that alone. So it has
+        where the worker has computed it already: it was sent when that server was not there to take it, and is not sent
+        again. Whoever has the weight gradient comes first."""
         entry = self._of_task.get(task)
-        if entry is not None and not entry.needs_result:
+        if entry is None:
+            return
+        if not entry.needs_result:
             self._change(entry, needs_result=True, worker=None)
+        elif entry.summed and entry.worker is not None:
+            self._change(entry, worker=None, preferred=entry.worker)
 
     def covered(self, tasks: Iterable[TaskId], node: NodeId) -> None:
         """The ledger has accepted a contribution of `node` with these tasks."""

@@ -435,11 +435,11 @@ def a_server_that_comes_back_is_told_nothing(original: Any) -> Any:
     return lambda self, peer: None
 
 
-@mutant(
-    Gradients,
-    "resend",
-    scene=Scene(only=("server_kill", "link_cut"), gap_s=(0.2, 0.6), run={"lease_s": 1000.0}),
-)
+PATIENT = Scene(only=("server_kill", "link_cut"), gap_s=(0.2, 0.6), run={"lease_s": 1000.0})
+"""No lease's time is over before the run is: what is lost must have another way out."""
+
+
+@mutant(Gradients, "resend", scene=PATIENT)
 def uploads_are_not_repeated(original: Any) -> Any:
     return lambda self, server: None
 

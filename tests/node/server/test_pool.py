@@ -145,6 +145,26 @@ def test_a_task_is_finished_when_result_and_gradient_are_there_and_each_can_be_l
     assert grant.entry.needs_result and not grant.entry.needs_gradient
 
 
+def test_a_result_that_was_sent_to_a_server_that_was_down_is_not_waited_for() -> None:
+    """The worker has computed the task and sends its result once. When the server is back and has not got it, the same
+    worker comes first: it has the weight gradient, and computes the result alone."""
+    pool = Pool(8.0, "when_empty", 20.0, fences(1).__next__)
+    task = TaskId(0, 0, 0, "B")
+    pool.add(Entry((task,), needs_result=True, needs_gradient=True, tensors=TENSORS))
+    for worker in (B, A):
+        pool.worker_here(worker, is_server=False)
+    pool.add_slots(A, 2, 64)
+    assert [grant.worker for grant in pool.grant(0.0)] == [A]
+    pool.result_lost(task)
+    assert pool.grant(0.5) == [], "it may still be at it"
+    pool.summed((task,), A, 1.0)
+    pool.result_lost(task)
+    pool.add_slots(B, 2, 64)
+    (grant,) = pool.grant(1.0)
+    assert grant.worker == A and grant.entry.needs_result and grant.entry.needs_gradient
+    pool.check()
+
+
 def test_nobody_gives_back_what_another_has() -> None:
     """A word about a task that another holds changes nothing."""
     pool = make_pool(A, B, tasks=1)
