@@ -30,6 +30,8 @@ class Holdings:
         """Those that wait, by their first tasks."""
         self.graphs: dict[TaskId, Ticket] = {}
         """By forward."""
+        self.unsent: set[TaskId] = set()
+        """Of `graphs`: those whose output was ready while nobody was there who takes it."""
         self.running: Held | None = None
 
     def all(self) -> list[Held]:
@@ -205,16 +207,20 @@ class Holdings:
 
     # ---- graphs --------------------------------------------------------------------------------------------------
 
-    def keep_graph(self, forward: TaskId, ticket: Ticket) -> None:
-        """The device has it."""
+    def keep_graph(self, forward: TaskId, ticket: Ticket, *, sent: bool) -> None:
+        """The device has it. `sent`: somebody was there who takes its output."""
         self.graphs[forward] = ticket
+        if not sent:
+            self.unsent.add(forward)
 
     def forget_graphs(self, tasks: Iterable[TaskId]) -> list[TaskId]:
-        """Graphs that nobody will ask for make room, unless a lease for one is here already; returns which."""
+        """Graphs that nobody will ask for make room, unless a lease for one is here already; which of their outputs
+        never left."""
         wanted = {*self.leases, *(() if self.running is None else (backward_of(self.running.lease.tasks[0]),))}
-        found = [task for task in tasks if task in self.graphs and backward_of(task) not in wanted]
-        self._drop_graphs(tuple(found))
-        return found
+        found = tuple(task for task in tasks if task in self.graphs and backward_of(task) not in wanted)
+        unsent = [task for task in found if task in self.unsent]
+        self._drop_graphs(found)
+        return unsent
 
     def make_room(self) -> None:
         """All graphs go; leases that count on one fetch the input instead."""
@@ -237,6 +243,7 @@ class Holdings:
     def _drop_graphs(self, tasks: tuple[TaskId, ...]) -> None:
         for task in tasks:
             del self.graphs[task]
+        self.unsent &= self.graphs.keys()
         if tasks:
             self._out.compute(DropGraphs(tasks))
 
@@ -245,6 +252,7 @@ class Holdings:
         held = self.all()
         self.leases, self.running = {}, None
         self.graphs.clear()
+        self.unsent.clear()
         for one in held:
             if one.tenancy is not None:
                 one.tenancy.lose_graph()

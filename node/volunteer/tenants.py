@@ -35,6 +35,7 @@ class Tenants:
         loss_sum, tensor = result if isinstance(job, SegmentEnd) else (0.0, result)
         tenancy.loss_sum += loss_sum
         if tensor is not None and alive and not tenancy.replaced:
+            tenancy.unsent |= isinstance(job, Forward) and not self._words.reaches(held.lease.back)
             self._send(job, tensor)
         self._out.drop(() if tensor is None else (tensor,))
         if not alive or tenancy.replaced:
@@ -50,7 +51,7 @@ class Tenants:
             return None
         self._held.end()
         if isinstance(job, Forward):
-            self._held.keep_graph(key, ticket)
+            self._held.keep_graph(key, ticket, sent=not tenancy.unsent)
             return key
         covered = held.lease.tasks[-2:] if tenancy.ends_route else (key,)
         losses = (tenancy.loss_sum,) if tenancy.ends_route else ()

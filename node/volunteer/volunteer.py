@@ -178,7 +178,7 @@ class VolunteerMachine:
             case Allowance():
                 self._allowances.told(peer, message, now)
             case Forget():
-                self._words.give_forgotten_back(self._held.forget_graphs(message.tasks), self._plan)
+                self._words.give_untaken_back(self._held.forget_graphs(message.tasks), self._plan)
             case InputAnswer():
                 self._held.on_input(message, now, self._config.batch.segments)
             case Parameters():
@@ -347,7 +347,7 @@ class VolunteerMachine:
             self._out.drop((output,))
             self._out.compute(DropGraphs((job.task,)))
             return
-        self._held.keep_graph(job.task, held.lease.ticket)
+        self._held.keep_graph(job.task, held.lease.ticket, sent=held.lease.back in self._linked)
         self._room.succeeded()
         self.tally.done(job.task)
         self._out.send(

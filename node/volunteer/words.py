@@ -42,10 +42,13 @@ class Words:
         if tasks and server in self._linked:
             self._out.send(server, LeaseReturned(ledger_generation=self.generation, tasks=tasks, reason=reason))
 
-    def give_forgotten_back(self, forwards: Iterable[TaskId], plan: Plan) -> None:
-        """Nobody wants their graphs. Where nobody has taken their outputs (the server was down, or had not heard of the
-        step), their leases are still ours: each front gives its own to somebody at once, and not when the lease's time
-        is over. A front that has the output, or has given the task to another, lets the word pass."""
+    def reaches(self, server: NodeId) -> bool:
+        """Whether what is said to it now can arrive."""
+        return server in self._linked
+
+    def give_untaken_back(self, forwards: Iterable[TaskId], plan: Plan) -> None:
+        """Their outputs never left, so their leases are still ours: each front gives its own to somebody at once, and
+        not when the lease's time is over."""
         for task in forwards:
             front = plan.front_of(task.step, task.microbatch, task.position)
             self.give_back(front, (task,), "nobody took its output")
