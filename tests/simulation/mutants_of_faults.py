@@ -199,13 +199,12 @@ def ledgers_that_contradict_each_other_go_on(original: Any) -> Any:
     "_known",
     scene=Scene(
         only=("disk_lied", "slow_disk", "power_cut", "power_cut"),
-        gap_s=(0.2, 0.4),
-        until_s=(20.0, 25.0),
-        disk_losses_max=40,
+        gap_s=(0.1, 0.2),
+        until_s=(30.0, 40.0),
+        disk_losses_max=100,
         loses=("StepDone",),
         run={**LINE, "delay": 0, "steps": 48, "spares": 0, "microbatches": 2},
     ),
-    first=41,
 )
 def who_has_lost_the_end_of_a_step_hears_nothing_of_the_next(original: Any) -> Any:
     def known(self: Any, number: int) -> Any:
