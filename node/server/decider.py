@@ -543,7 +543,7 @@ class DeciderRole:
         context = self._context
         if self._manifests:
             self._tell_checkpoint(peer, max(self._manifests))
-        if not any(context.plan.ledger_of(stage) == peer for stage in range(self._stage_count)):
+        if not context.plan.is_ledger(peer):
             return
         self._out.send(peer, StepClosed(ledger_generation=context.generation, step=self._closed))
         for number, step in self._steps.items():

@@ -487,14 +487,10 @@ class LedgerRole:
             self.desk.server_came()
             for number in context.config.final_steps:  # nothing is covered there, so nothing is kept of them here
                 if context.closed < number <= context.opened:
-                    self._out.send(
-                        peer,
-                        StepOpened(ledger_generation=context.generation, step=number, closed=context.closed),
-                    )
+                    self._out.send(peer, self._opened_message(number))
             for number, step in self._steps.items():
                 if step.opened:
-                    opened = StepOpened(ledger_generation=context.generation, step=number, closed=context.closed)
-                    self._out.send(peer, opened)
+                    self._out.send(peer, self._opened_message(number))
                 for verdict in step.verdicts.values():
                     if verdict.accepted:
                         self._out.send(peer, verdict)
@@ -507,7 +503,7 @@ class LedgerRole:
                     self._out.send(peer, self._commit_message(number, step))
                 elif step.frozen and shard not in step.norms:
                     self._out.send(peer, self._freeze_message(number, step))
-        if any(context.plan.ledger_of(stage) == peer for stage in range(len(context.plan.stages))):
+        if context.plan.is_ledger(peer):
             for number, step in self._steps.items():
                 if step.frozen and len(step.norms) == self._shard_count:
                     self._out.send(peer, self._stage_frozen(number, step))
@@ -515,6 +511,9 @@ class LedgerRole:
             for number, step in self._steps.items():
                 if len(step.committed) == self._shard_count:
                     self._out.send(peer, self._stage_committed(number, step))
+
+    def _opened_message(self, number: int) -> StepOpened:
+        return StepOpened(ledger_generation=self._context.generation, step=number, closed=self._context.closed)
 
     def waiting_for(self) -> Wait | None:
         """What the oldest open step still needs from the shards or the decider, or nothing. What the decider on this

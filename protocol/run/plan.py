@@ -162,6 +162,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         """The server that holds the stage's ledger: its first front server."""
         return self.stages[stage].fronts[0].node
 
+    def is_ledger(self, node: NodeId) -> bool:
+        """Whether it holds the ledger of a stage."""
+        return any(self.ledger_of(stage) == node for stage in range(len(self.stages)))
+
     @property
     def decider(self) -> NodeId:
         """The ledger of stage 0, which owns each step's decision (state-and-trust 4.3)."""

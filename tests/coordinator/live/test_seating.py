@@ -414,11 +414,10 @@ def test_a_spare_waits_and_takes_the_place_of_a_server_that_is_gone_too_long() -
     assert desk.sent("s2", PlanChanged, effects)[0].stage == -1
 
 
-def test_who_lost_its_place_and_its_disk_is_not_told_a_plan_that_still_names_it() -> None:
-    """Seed 408054: the spare that has the place cannot begin while somebody is away. The plan in force would have the
-    one that is back, with an empty disk, begin there at version 0 among fellows that are further."""
+def with_a_spare_that_cannot_begin() -> tuple[Desk, Plan]:
+    """s1 is gone so long that its place is the spare's (s4); s2 is away, too, so no plan says so yet."""
     desk = Desk()
-    desk.train()
+    plan = desk.train()
     desk.report(0)
     desk.server("s4")
     desk.drop("s1")
@@ -426,6 +425,13 @@ def test_who_lost_its_place_and_its_disk_is_not_told_a_plan_that_still_names_it(
     desk.drop("s2")
     desk.stay(GONE_S - 1, "s0", "s3", "s4")
     assert desk.machine.placement.table.holder[(0, 1)] == "s4"
+    return desk, plan
+
+
+def test_who_lost_its_place_and_its_disk_is_not_told_a_plan_that_still_names_it() -> None:
+    """Seed 408054: the spare that has the place cannot begin while somebody is away. The plan in force would have the
+    one that is back, with an empty disk, begin there at version 0 among fellows that are further."""
+    desk, _ = with_a_spare_that_cannot_begin()
     effects = desk.server("s1")
     assert desk.sent("s1", PlanChanged, effects) == []
     effects = desk.server("s2")
@@ -449,15 +455,7 @@ def test_a_server_without_a_link_is_not_given_up_while_steps_close() -> None:
 
 def test_a_server_given_up_that_comes_back_in_time_is_preferred_to_the_spare() -> None:
     """The spare cannot start until all are there; meanwhile the old holder comes back with the shard: nothing lost."""
-    desk = Desk()
-    plan = desk.train()
-    desk.report(0)
-    desk.server("s4")
-    desk.drop("s1")
-    desk.stay(2, "s0", "s2", "s3", "s4")
-    desk.drop("s2")
-    desk.stay(GONE_S - 1, "s0", "s3", "s4")
-    assert desk.machine.placement.table.holder[(0, 1)] == "s4"
+    desk, plan = with_a_spare_that_cannot_begin()
     desk.server("s1", **held("s1", plan, version=1))
     desk.server("s2", **held("s2", plan, version=1))
     assert desk.plan.server_nodes() == ("s0", "s1", "s2", "s3")
