@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from protocol.base.errors import BadInputError
+from protocol.base.loading import loading
 from protocol.base.printable import printable
 
 ENTRY_POINT_GROUP = "barnraise.commands"
@@ -33,7 +34,8 @@ class _EntryPointGroup(click.Group):
         point = self._entry_points().get(cmd_name)
         if point is None:
             return None
-        command = point.load()
+        with loading():
+            command = point.load()
         assert isinstance(command, click.Command), f"{point.value} is not a click command"
         return command
 

@@ -12,8 +12,7 @@ from coordinator.live.signals import Helpers
 from coordinator.tracking.trackers import parse_target
 from protocol.base.errors import BadInputError
 from protocol.base.limits import ADDRESSES_MAX
-from protocol.drive.addresses import HostPort
-from protocol.drive.scrape import MetricsPlace
+from protocol.drive.addresses import HostPort, MetricsPlace
 from protocol.run.config_file import load_run, run_example
 from protocol.trust.membership import check_address
 

@@ -49,6 +49,7 @@ from coordinator.tracking.trackers import Target
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
 from protocol.base.limits import CLOSE_S
+from protocol.base.loading import keep_what_is_loaded
 from protocol.base.machine import (
     Compute,
     Count,
@@ -71,7 +72,7 @@ from protocol.base.machine import (
 from protocol.drive.addresses import host_port, is_loopback, reachable_addresses
 from protocol.drive.keyfile import load_or_create_identity
 from protocol.drive.metrics import Metrics
-from protocol.drive.process import keep_what_is_loaded, set_up_logging, watch_loop, watch_signals, write_log
+from protocol.drive.process import set_up_logging, watch_loop, watch_signals, write_log
 from protocol.drive.pump import Pump
 from protocol.drive.scrape import COORDINATOR_PORTS, open_metrics
 from protocol.drive.stun import StunResponder

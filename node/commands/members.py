@@ -37,16 +37,16 @@ from node.owner.words import list_limits
 from node.platform.keyboard import forget_typed
 from node.platform.places import limits_file, settings_folder
 from protocol.base.errors import BadInputError
+from protocol.base.loading import loading
 from protocol.base.printable import printable
-from protocol.drive.addresses import HostPort
-from protocol.drive.limits import LineLimits
+from protocol.drive.addresses import HostPort, MetricsPlace
 from protocol.drive.place_argument import PlaceArgument
-from protocol.drive.scrape import MetricsPlace
 from protocol.trust.membership import JoinLink
 
 if TYPE_CHECKING:
     from node.process.starting import Starting
     from node.visit.enquiry import Offer
+    from protocol.drive.limits import LineLimits
 
 NOBODY_TO_ASK = (
     "nobody can be asked here, since this is no terminal: add --yes if the owner of this computer agrees, or start it "
@@ -222,6 +222,7 @@ def server(
     from node.links.assemble import WayOptions
     from node.links.relay.relay_desk import RelayLimits
     from node.process.daemon import NodeOptions, run_node
+    from protocol.drive.limits import LineLimits
 
     place = None if checkpoints is None else open_place(checkpoints, "--checkpoints")
     relay = RelayLimits(bytes_per_s=relay_limit * 1e6 / 8, total_bytes=relay_quota * 1e9)
@@ -329,14 +330,15 @@ def join(
 
                     check_device(device)
                 if kept_pause(folder) is None:  # nothing is asked first: it will work as soon as it has joined
-                    from node.process.device_lane import DeviceLane, DeviceOptions
+                    from node.process.device_start import DeviceOptions, DeviceStart
 
                     own = DeviceOptions(threads, device, chosen.low_priority, chosen.gpu_memory_bytes)
-                    ends.callback(DeviceLane.forget_ahead)
-                    DeviceLane.load_ahead(own)
+                    ends.callback(DeviceStart.forget_ahead)
+                    DeviceStart.load_ahead(own)
                     starting.loads_device = True
-            from node.links.assemble import WayOptions
-            from node.process.daemon import NodeOptions, run_node
+            with loading():
+                from node.links.assemble import WayOptions
+                from node.process.daemon import NodeOptions, run_node
 
             ways = WayOptions(punch=not no_punch, lan=lan, map_port=map_port)
             offer, token, port = None, "", 0
@@ -536,5 +538,7 @@ def chosen_limits(
 
 def line_limits(limits: OwnerLimits) -> LineLimits:
     """The part that the line's forecast is made with."""
+    from protocol.drive.limits import LineLimits
+
     mbit = [None if rate is None else rate * 8e-6 for rate in (limits.up_bytes_per_s, limits.down_bytes_per_s)]
     return LineLimits(mbit[0], mbit[1], None if limits.quota_bytes is None else limits.quota_bytes / 1e9)

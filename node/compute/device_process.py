@@ -20,9 +20,12 @@ import time
 import traceback
 from typing import Any, BinaryIO
 
-from node.compute.device_performer import DevicePerformer
-from node.compute.devices.choice import DeviceChoice
-from node.compute.devices.device import open_device
+from protocol.base.loading import keep_what_is_loaded, loading
+
+with loading():
+    from node.compute.device_performer import DevicePerformer
+    from node.compute.devices.choice import DeviceChoice
+    from node.compute.devices.device import open_device
 from node.platform.priority import end_with_parent, stand_back
 from node.process.device_frames import Hello, SetShare, read_job, write_frame, write_outcome
 
@@ -49,6 +52,7 @@ def main(arguments: list[str]) -> None:
     sys.setswitchinterval(SWITCH_S)
     performer = DevicePerformer(threads, choice, cap_bytes)
     device = open_device(choice)
+    keep_what_is_loaded()
     write_frame(outgoing, Hello(os.getpid(), device.label, device.is_accelerator, device.gpu))
     work(performer, incoming, outgoing)
 

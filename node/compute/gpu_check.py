@@ -39,7 +39,8 @@ from node.compute.stage_grid import StageGrid
 from node.compute.wire import decode, encode
 from node.compute.worker import StageWorker
 from node.machine.jobs import Backward, Forward, LoadParameters, SetUpDevice
-from node.process.device_lane import DeviceLane, DeviceOptions
+from node.process.device_lane import DeviceLane
+from node.process.device_start import DeviceOptions
 from node.process.store import Buffer
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId, TaskId, TensorRef

@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from node.compute.blocks import attention_half, feed_forward_half, norm, rotary_table
 from node.compute.layout import StageLayout
+from node.compute.pulled import gradients_of
 from node.compute.split_backward import OwedGradients, input_gradients
 
 
@@ -112,10 +113,10 @@ class StageModel:
         """
         takes_gradient = context.x.requires_grad
         if grad_flat is None:
-            return torch.autograd.grad(context.y, context.x, dy)[0] if takes_gradient else None
+            return gradients_of([context.y], [dy], [context.x])[0] if takes_gradient else None
         assert grad_flat.shape == (self.layout.parameter_count,), f"gradient of shape {tuple(grad_flat.shape)}"
         wanted = [*context.leaves, context.x] if takes_gradient else context.leaves
-        gradients = torch.autograd.grad(context.y, wanted, dy)
+        gradients = gradients_of([context.y], [dy], wanted)
         for gradient, span in zip(gradients, self._spans, strict=False):
             grad_flat[span.offset : span.end].view(span.shape).add_(self._on_grid(gradient))
         return gradients[-1] if takes_gradient else None
@@ -156,7 +157,7 @@ class StageModel:
         y_leaf = y.detach().requires_grad_()
         loss = self._loss_of(y_leaf, labels, leaves)
         head = [leaves[place] for place in self._head]
-        dy, *gradients = torch.autograd.grad(loss, [y_leaf, *head], torch.full_like(loss, scale))
+        dy, *gradients = gradients_of([loss], [torch.full_like(loss, scale)], [y_leaf, *head])
         dx, owed = self.input_gradient(StageContext(x, y, leaves), dy)
         owed.computed += [(self._spans[place], each) for place, each in zip(self._head, gradients, strict=True)]
         return loss.item(), dx, owed

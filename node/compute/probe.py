@@ -109,9 +109,9 @@ def _best_s(layout: StageLayout, params: torch.Tensor, device: Device, budget_s:
 def warmed_up(device: Device, config: RunConfig) -> Device:
     """The device, after it has computed a little of everything once.
 
-    The first backward of a process makes torch load five hundred modules (0.6 s on a computer with nothing else to do,
-    many seconds on one that is busy), and an accelerator chooses its kernels: that shall not happen while the clock of
-    a lease runs.
+    An accelerator chooses its kernels, and what starts in the middle of a graph, as a W does, makes torch load five
+    hundred modules (0.6 s on a computer with nothing else to do, many seconds on one that is busy): that shall not
+    happen while the clock of a lease runs.
     """
     if device.torch_device.type == "cuda":
         # The thread of torch's backwards has no context of the device, and says so, until it has run a kernel.
@@ -123,7 +123,11 @@ def warmed_up(device: Device, config: RunConfig) -> Device:
     params = layout.initial(0).to(device=where, dtype=model.dtype)
     tokens = torch.zeros((1, small.model.context), dtype=torch.int64, device=where)
     hidden = torch.ones((1, small.model.context, small.model.hidden), device=where, dtype=model.dtype)
-    model.loss(params, hidden, tokens, 1.0, torch.zeros_like(params, dtype=torch.float32))
+    gradient = torch.zeros_like(params, dtype=torch.float32)
+    if config.compute.split_backward:
+        model.weight_gradients(model.loss_input_gradient(params, hidden, tokens, 1.0)[2], gradient)
+    else:
+        model.loss(params, hidden, tokens, 1.0, gradient)
     if where.type == "cuda" and config.wire.gradients == "gi":
         grid.one_pass(where)
     if config.batch.segments > 1:

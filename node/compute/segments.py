@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from node.compute.blocks import attention_segment, rotary_table
 from node.compute.model import StageContext, StageModel
+from node.compute.pulled import gradients_of
 from protocol.base.ids import TaskId
 
 KeysAndValues = tuple[Tensor, Tensor]
@@ -92,7 +93,7 @@ class SegmentModel(StageModel):
             results += [each for pair in context.seen for each in pair]
             changes += visit.later
         wanted = [*context.leaves, *past, *([context.x] if takes_gradient else [])]
-        gradients = torch.autograd.grad(results, wanted, changes)
+        gradients = gradients_of(results, changes, wanted)
         for found, span in zip(gradients, self._spans, strict=False):
             grad_flat[span.offset : span.end].view(span.shape).add_(self._on_grid(found))
         visit.later = list(gradients[len(context.leaves) : len(context.leaves) + len(past)])

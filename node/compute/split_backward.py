@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
+from node.compute.pulled import gradients_of
+
 
 class OwedGradients:
     """The gradients of matrices that I has left: `finish` computes them, once."""
@@ -63,7 +65,7 @@ def input_gradients(
 
     handles = [node.register_prehook(noting(place)) for place, node in enumerate(owed._nodes)]
     try:
-        found = torch.autograd.grad(y, wanted, dy, retain_graph=True)
+        found = gradients_of([y], [dy], wanted, keep=True)
     finally:
         for handle in handles:
             handle.remove()

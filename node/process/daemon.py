@@ -33,7 +33,7 @@ from node.machine.facts import NodeFacts
 from node.machine.records import Record
 from node.measure.meter import Figures
 from node.owner.limits import OwnerLimits
-from node.process.device_lane import DeviceOptions
+from node.process.device_start import DeviceOptions
 from node.process.driver import Driver
 from node.process.journal import Journal, JournalError, JournalWriter
 from node.process.lend import lend
@@ -48,9 +48,10 @@ from node.server.tickets import KEY_BYTES
 from node.volunteer.allowances import AS_BEFORE, LITTLE_WORK, NO_WORK
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
+from protocol.base.loading import keep_what_is_loaded, loading
 from protocol.base.machine import AddressesChanged, CheckpointsFound, Told
 from protocol.drive.limits import Limits, LineLimits
-from protocol.drive.process import keep_what_is_loaded, set_up_logging, watch_loop, watch_signals
+from protocol.drive.process import set_up_logging, watch_loop, watch_signals
 from protocol.drive.pump import Pump
 from protocol.drive.scrape import NODE_PORTS, Scrape, open_metrics
 from protocol.drive.stun import StunResponder
@@ -133,7 +134,8 @@ def run_node(options: NodeOptions) -> int:
     """
     log = structlog.get_logger("node")
     if options.link.role != "volunteer":  # whose device has a process of its own: no torch in its daemon
-        from node.process.own_lanes import find_device
+        with loading():
+            from node.process.own_lanes import find_device
 
         if options.computes:
             find_device(options.device)

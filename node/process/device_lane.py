@@ -7,21 +7,17 @@ that was not answered fails, `lost` is told, and `start` makes a new one.
 
 from __future__ import annotations
 
-import os
 import queue
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
-from node.compute.devices.choice import DeviceChoice
-from node.platform.pipes import widen
 from node.process.device_frames import Hello, SetShare, read_job, read_outcome, write_frame, write_job
+from node.process.device_start import DeviceOptions, DeviceStart
 from node.process.store import Buffer
 
 CLOSE_S = 10.0
@@ -32,36 +28,13 @@ more to do than it can, takes longer: the daemon, which nothing else can be aske
 Delivered = Callable[[Any, Any, list[Buffer]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceOptions:
-    """What the device's process is started with."""
-
-    threads: int = 1
-    choice: DeviceChoice = field(default_factory=DeviceChoice)
-    low_priority: bool = True
-    cap_bytes: float | None = None
-    """The most of the device's memory that it may take."""
-
-    def arguments(self) -> list[str]:
-        cap = [] if self.cap_bytes is None else [str(int(self.cap_bytes))]
-        return [str(self.threads), "LOW" if self.low_priority else "NORMAL", str(self.choice), *cap]
-
-
 class DeviceLane:
     """One process and the two threads that talk to it.
-
-    It loads torch for seconds, and its daemon everything else: who is about to have a lane may say so (`load_ahead`),
-    and both load side by side.
 
     Args:
         deliver: called in a thread with (job, `Done` or the reason of the process's end, buffers), job by job.
         lost: called in a thread when the process has ended without being told to; with a sentence.
     """
-
-    module = "node.compute.device_process"
-    """What is started; tests start one that lies."""
-    _ahead: ClassVar[tuple[list[str], subprocess.Popen[bytes]] | None] = None
-    """A process that waits for its lane, and what it was started with."""
 
     def __init__(self, options: DeviceOptions, deliver: Delivered, lost: Callable[[str], None]) -> None:
         self._arguments = options.arguments()
@@ -74,37 +47,8 @@ class DeviceLane:
         """It was told to end: nobody wants to hear of it."""
         self._start()
 
-    @classmethod
-    def _open(cls, arguments: list[str]) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-P", "-m", cls.module, *arguments]
-        # Ctrl-C in the terminal is for the daemon alone, also while this process still loads torch.
-        apart: dict[str, Any] = {"process_group": 0} if os.name == "posix" else {}
-        made = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **apart)  # noqa: S603 - our own
-        for end in (made.stdin, made.stdout):
-            widen(end)
-        return made
-
-    @classmethod
-    def load_ahead(cls, options: DeviceOptions) -> None:
-        """Starts the process of the lane that will be made next. It ends with this one, whatever comes of that."""
-        cls.forget_ahead()
-        DeviceLane._ahead = options.arguments(), cls._open(options.arguments())
-
-    @classmethod
-    def forget_ahead(cls) -> None:
-        """Ends it: its lane is not to be made yet, and nothing may run here meanwhile."""
-        if DeviceLane._ahead is not None:
-            (_, process), DeviceLane._ahead = DeviceLane._ahead, None
-            process.kill()
-            process.communicate()
-
     def _start(self) -> None:
-        ahead = DeviceLane._ahead
-        if ahead is not None and ahead[0] == self._arguments and ahead[1].poll() is None:
-            self._process, DeviceLane._ahead = ahead[1], None
-        else:
-            self.forget_ahead()
-            self._process = self._open(self._arguments)
+        self._process = DeviceStart.take(self._arguments)
         self._queue: queue.SimpleQueue[tuple[Any, Mapping[int, Buffer]] | SetShare | None] = queue.SimpleQueue()
         self._unanswered: deque[Any] = deque()
         if self._share < 1.0:

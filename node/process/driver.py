@@ -40,7 +40,8 @@ from node.measure.activity import Activity
 from node.measure.measuring import Measuring
 from node.measure.meter import Figures
 from node.process.device_frames import Done
-from node.process.device_lane import DeviceLane, DeviceOptions
+from node.process.device_lane import DeviceLane
+from node.process.device_start import DeviceOptions
 from node.process.journal import JournalWriter, tensors_of
 from node.process.metrics import NodeMetrics
 from node.process.store import Buffer, StoreError, StoreFullError, TensorStore

@@ -19,7 +19,7 @@ from node.platform.places import limits_file, settings_folder
 from node.platform.priority import stand_back
 from node.platform.sensors import sensors_here
 from node.process.control import serve_orders
-from node.process.device_lane import DeviceLane
+from node.process.device_start import DeviceStart
 from node.process.keeper import Keeper, Life
 from node.process.metrics import NodeMetrics
 from node.process.starting import Starting
@@ -64,7 +64,7 @@ async def lend(
         metrics=metrics,
         run_name=run_name,
         thanks=ThanksBook(state, link.coordinator_key, link.run_id, node),
-        not_yet=DeviceLane.forget_ahead,
+        not_yet=DeviceStart.forget_ahead,
     )
     if keeper.limits.low_priority:
         stand_back()

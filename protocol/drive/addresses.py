@@ -14,6 +14,8 @@ from protocol.trust.membership import check_address
 
 ANY_HOST = "*"
 """As a host to listen at: every interface, both families where there are two."""
+OFF = ("off", 0)
+"""What `--metrics off` stands for."""
 _ANY_OF = {
     "0.0.0.0": (socket.AF_INET,),  # noqa: S104 - recognised, not bound
     "::": (socket.AF_INET6,),
@@ -35,6 +37,17 @@ class HostPort(click.ParamType[tuple[str, int]]):
         if not colon or not host or not port.isdecimal() or int(port) > 65535:
             raise BadInputError(f"{param.opts[0] if param else 'address'}: {value!r} is not HOST:PORT")
         return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+class MetricsPlace(HostPort):
+    """HOST:PORT, or `off`."""
+
+    name = "HOST:PORT|off"
+
+    def convert(
+        self, value: str | tuple[str, int], param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, int]:
+        return OFF if value == "off" else super().convert(value, param, ctx)
 
 
 def host_port(host: str, port: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import math
 import os
 import random
@@ -143,21 +142,6 @@ def _shown(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: "hidden" if key in SECRET_FIELDS else _shown(item) for key, item in value.items()}
     return value
-
-
-def keep_what_is_loaded(collect_after: int = 700) -> None:
-    """Takes all modules and what they made out of the garbage collector's sight; before the loop of a daemon begins.
-
-    With torch loaded a full collection looks at 200,000 objects that never die, and holds the loop for 70 ms.
-
-    Args:
-        collect_after: objects that come between two collections, which who answers with more should raise. What is
-            still being made when one comes counts as what stays: with 700 a coordinator of a thousand members looked
-            through all its links every three seconds while it was asked for them, for 100 ms each time.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(collect_after, *gc.get_threshold()[1:])
 
 
 ENDING_SIGNALS = tuple(

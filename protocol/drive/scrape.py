@@ -15,30 +15,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
-
 from protocol.base.errors import BadInputError
-from protocol.drive.addresses import ANY_HOST, HostPort, host_port, is_loopback
+from protocol.drive.addresses import ANY_HOST, OFF, host_port, is_loopback
 from protocol.drive.metrics import Metrics
 
 PORT_FILE = "metrics.json"
 LOOPBACK = "127.0.0.1"
-OFF = ("off", 0)
-"""What `--metrics off` stands for."""
 COORDINATOR_PORTS = (8471,)
 NODE_PORTS = range(8472, 8572)
 """Tried in order before any free port is taken: a machine with a hundred nodes is a test."""
-
-
-class MetricsPlace(HostPort):
-    """HOST:PORT, or `off`."""
-
-    name = "HOST:PORT|off"
-
-    def convert(
-        self, value: str | tuple[str, int], param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, int]:
-        return OFF if value == "off" else super().convert(value, param, ctx)
 
 
 @dataclass(frozen=True)

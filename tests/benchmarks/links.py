@@ -31,8 +31,8 @@ from typing import Any
 import trio
 
 from protocol.base.ids import TaskId, TensorRef
+from protocol.base.loading import keep_what_is_loaded
 from protocol.drive import tcp
-from protocol.drive.process import keep_what_is_loaded
 from protocol.drive.tcp import open_listeners
 from protocol.drive.transport import Link, LinkOptions, Transport
 from protocol.messages import Activation, Message, Ping, Pong

@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 import trio
 
-from protocol.drive.process import keep_what_is_loaded
+from protocol.base.loading import keep_what_is_loaded
 from protocol.drive.tcp import open_listeners, tune
 from tests.benchmarks.pair import (
     HOSTS,

@@ -13,12 +13,15 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
+from protocol.base.loading import loading
 
-from node.compute.device_performer import DevicePerformer
-from node.compute.device_process import main
-from node.compute.worker import StageWorker
+with loading():  # as the ordinary one does
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from node.compute.device_performer import DevicePerformer
+    from node.compute.device_process import main
+    from node.compute.worker import StageWorker
 from node.machine.jobs import Backward, Forward, RouteEnd, SegmentEnd, WeightGradient
 
 DEED = "BARNRAISE_TEST_DEED"

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from node.process.device_lane import DeviceLane
+from node.process.device_start import DeviceStart
 from protocol.base.machine import HangUp
 from protocol.cli import main
 
@@ -99,7 +99,7 @@ if __name__ == "__main__":
         os.environ["BARNRAISE_TEST_DEED"] = deed
         # The device's process is started with -P, and tests are no installed package.
         os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
-        DeviceLane.module = "tests.integration.bad_device"
+        DeviceStart.module = "tests.integration.bad_device"
     else:
         {deed.__name__: deed for deed in (gives_back, hoards, flaps, reuses_ids, boasts)}[deed]()
     main()

@@ -219,7 +219,7 @@ def test_what_is_loaded_is_not_looked_at_again_by_the_garbage_collector() -> Non
     """A full collection of a daemon then looks at what has come since, not at all modules; garbage still goes."""
     script = (
         "import gc, weakref, node.process.daemon\n"
-        "from protocol.drive.process import keep_what_is_loaded\n"
+        "from protocol.base.loading import keep_what_is_loaded\n"
         "loaded = len(gc.get_objects())\n"
         "keep_what_is_loaded()\n"
         "class Loop: pass\n"

@@ -23,7 +23,8 @@ from node.compute.lane import Outcome
 from node.machine.jobs import Forward, LoadParameters, SetUpDevice, TakeGradient
 from node.platform.pipes import PIPE_BYTES
 from node.process.device_frames import JOB_TYPES, RESULTS, read_outcome, write_outcome
-from node.process.device_lane import DeviceLane, DeviceOptions
+from node.process.device_lane import DeviceLane
+from node.process.device_start import DeviceOptions, DeviceStart
 from node.process.store import Buffer
 from protocol.base.ids import NodeId, TaskId, TensorRef
 from protocol.base.machine import Computed
@@ -95,17 +96,17 @@ def test_a_process_that_was_loaded_ahead_is_the_lanes_own(listener: Listener) ->
     """Where it was started with the same words, and lives; else a new one is, and nothing is left of the first."""
     options = DeviceOptions(1, DeviceChoice("cpu"))
     for after, same in (("nothing", True), ("other words", False), ("its end", False), ("a change of mind", False)):
-        DeviceLane.load_ahead(DeviceOptions(2, DeviceChoice("cpu")) if after == "other words" else options)
-        assert DeviceLane._ahead is not None
-        ahead = DeviceLane._ahead[1]
+        DeviceStart.load_ahead(DeviceOptions(2, DeviceChoice("cpu")) if after == "other words" else options)
+        assert DeviceStart.ahead is not None
+        ahead = DeviceStart.ahead[1]
         if after == "its end":
             ahead.kill()
             ahead.wait()
         if after == "a change of mind":
-            DeviceLane.forget_ahead()
+            DeviceStart.forget_ahead()
         lane = DeviceLane(options, listener.deliver, listener.lost.put)
         try:
-            assert (lane.pid == ahead.pid) == same and DeviceLane._ahead is None
+            assert (lane.pid == ahead.pid) == same and DeviceStart.ahead is None
             assert same or ahead.returncode is not None
             if same:
                 lane.submit(SET_UP, {})

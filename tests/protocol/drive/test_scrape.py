@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from protocol.base.errors import BadInputError
+from protocol.drive.addresses import OFF, MetricsPlace
 from protocol.drive.metrics import Metrics
 from protocol.drive.process import free_port
-from protocol.drive.scrape import OFF, PORT_FILE, MetricsPlace, Scrape, open_metrics
+from protocol.drive.scrape import PORT_FILE, Scrape, open_metrics
 
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
