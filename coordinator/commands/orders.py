@@ -216,7 +216,8 @@ def resume(url: str, links: Path | None) -> None:
 @click.argument("step", type=click.IntRange(0, 10**9))
 @asking
 def rollback(step: int, url: str, links: Path | None) -> None:
-    """Send the run back to the checkpoint of STEP (made by so many steps). The steps after it are done again.
+    """Send the run back to the checkpoint of STEP (made by so many steps; 0: to its beginning). The steps after it are
+    done again.
 
     What was changed from one of these steps on is undone with them; `run pause` before it leaves time to change
     something. A step that no checkpoint has is refused, with those there are.

@@ -13,6 +13,7 @@ from coordinator.live.adoption import Adoption
 from coordinator.live.first_plan import FirstPlanner, settled_by, why_of
 from coordinator.live.gray import Arbitration, is_well, note_hang, seen_by_fellows, stalled_s, steps_of, tasks_of
 from coordinator.live.history import History
+from coordinator.live.look_first import LookFirst
 from coordinator.live.measured_links import NetworkBook
 from coordinator.live.outbox import Outbox
 from coordinator.live.plan_builder import Guidance, build_plan
@@ -93,8 +94,7 @@ class Placement:
         self._seen_at: dict[Slot, float] = {}
         """When somebody was last linked with a holder that has no link to us."""
         self._arbitration = Arbitration()
-        self._asked_at: float | None = None
-        """Since when everybody is asked what it holds, because the run must go back."""
+        self._first_look = LookFirst(outbox)
         self._given: dict[Slot, bool] = dict.fromkeys(self.table.slots, stored.plan is not None)
         """Slots whose holder may have begun the present ledgers; after a restart nobody knows, so all."""
 
@@ -147,7 +147,7 @@ class Placement:
         if self.plan is None or self._history.finished:
             return "there is nothing to go back from"
         absent = [self.table.name(slot) for slot in self.table.slots if self._join_of(slot) is None]
-        if absent or self.review.kind == "go_back" or self.review.lost:
+        if absent or self.review.kind == "go_back" or (self.review.lost and not self.review.unread):
             return f"not while servers are missed: {', '.join(absent) or self.review.sentence}"
         return why_not(step, self.readable_steps())
 
@@ -168,7 +168,7 @@ class Placement:
         wanted = self.rollback
         if wanted is None or verdict.kind != "keep" or verdict.sentence:
             return verdict
-        asked = self._ask_first(review_of(wanted), linked, now)
+        asked = self._first_look.ask(review_of(wanted), linked, now, self.table)
         if asked.kind != "go_back":
             return asked
         self.rollback = None
@@ -297,9 +297,9 @@ class Placement:
         linked = {member.peer: member for member in self._roster.servers()}
         verdict = review(self.table, linked, self.plan, self._given, self._newest_of_ledgers)
         if verdict.kind == "go_back":
-            verdict = self._ask_first(verdict, linked, now)
+            verdict = self._look_first(verdict, linked, now)
         elif self.rollback is None and not self.wishes.lays_out:
-            self._asked_at = None
+            self._first_look.forget()
         verdict = self._rolled_back(verdict, linked, now)
         if verdict == Review("keep", "") and not self._history.finished and self._lay_out(linked, now):
             return
@@ -323,12 +323,20 @@ class Placement:
             servers = self.table.servers(linked, self.plan)
             self._issue(servers, None, verdict.restore_step, verdict.sentence, back=verdict)
 
+    def _look_first(self, verdict: Review, linked: Mapping[NodeId, Member], now: float) -> Review:
+        """Who orders to go back is not asked whether all see the same."""
+        where = self.config.checkpoint
+        if not where.shared or verdict.continues >= 0 or self.rollback is not None or self.plan is None:
+            return self._first_look.ask(verdict, linked, now, self.table)
+        most = undone_after(self.plan, self._newest_of_ledgers)
+        return self._first_look.ask_all_alike(verdict, linked, now, self.table, where.folder, most)
+
     def _lay_out(self, linked: Mapping[NodeId, Member], now: float) -> bool:
         """Whether a plan with the ordered layout is on its way. Where it cannot be, the run goes on as it is."""
         if self.plan is None or (table := due(self.plan, self.config, self.wishes, self.table, linked)) is None:
             return False
         step = self.plan.save
-        if self._ask_first(Review("go_back", "", restore_step=step), linked, now, table).kind != "go_back":
+        if self._first_look.ask(Review("go_back", "", restore_step=step), linked, now, table).kind != "go_back":
             return False
         if unread := lacking(table, linked, step):
             self.wishes.give_up_layout(f"server {unread[0][:8]} cannot read checkpoint {step}")
@@ -395,31 +403,8 @@ class Placement:
 
     def answered(self, now: float) -> None:
         """A pong has come: if it was the last one that going back waits for, the run goes back."""
-        if self._asked_at is not None:
+        if self._first_look.is_open:
             self.look(now)
-
-    def _ask_first(
-        self, verdict: Review, linked: Mapping[NodeId, Member], now: float, table: SlotTable | None = None
-    ) -> Review:
-        """Waits until every server has looked for checkpoints after the loss was known, and has answered.
-
-        Going back throws steps away, as far as the newest checkpoint that all have named. A server that waited as a
-        spare was told of none, and one whose link is cut without a sign may have named a newer one that never
-        arrived; the answer comes after all that it said, or its link ends and it joins anew.
-        """
-        table = self.table if table is None else table
-        holders = [linked[table.holder[slot]] for slot in table.slots]
-        if self._asked_at is None:
-            self._asked_at = now
-        for member in holders:
-            if member.look_sent_at < self._asked_at:
-                self._outbox.send(member.peer, member.next_look(now))
-        silent = [slot for slot in table.slots if linked[table.holder[slot]].looked_at < self._asked_at]
-        if not silent:
-            self._asked_at = None
-            return verdict
-        sentence = f"{verdict.sentence}; waiting for {table.names(silent)} to say which checkpoints can be read"
-        return Review("wait", sentence, lost=verdict.lost)
 
     def _call_spares(self, now: float) -> None:
         """Fills empty places, and those whose holder is gone for too long, with servers that wait."""

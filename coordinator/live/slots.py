@@ -163,6 +163,8 @@ class Review:
     continues: int = -1
     """For `go_back`: the ledgers whose version `restore_step` servers still hold, those of lost slots by their buddies;
     -1: it is a checkpoint's."""
+    unread: bool = False
+    """For `wait`: the run could go back, were a checkpoint that some read not hidden from others."""
 
 
 COPIED_SHARE = 0.25

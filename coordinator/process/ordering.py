@@ -106,10 +106,14 @@ def voiding_of(
 
 
 async def roll_back(machine: CoordinatorMachine, pump: Pump, step: int) -> int:
-    """Returns how many closed steps that threw away. Raises `BadInputError` where nothing was, with the reason."""
-    if refusal := machine.placement.why_no_rollback(step):
+    """Returns how many closed steps that threw away. Raises `BadInputError` where nothing was, with the reason.
+
+    Step 0, which nothing was written after, is the run's beginning.
+    """
+    checkpoint_step = step or -1
+    if refusal := machine.placement.why_no_rollback(checkpoint_step):
         raise BadInputError(refusal)
-    return await go_back(machine, pump, RollBack(step))
+    return await go_back(machine, pump, RollBack(checkpoint_step))
 
 
 async def go_back(machine: CoordinatorMachine, pump: Pump, order: RollBack) -> int:

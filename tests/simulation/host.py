@@ -86,6 +86,8 @@ class Host:
     """Whether its disk has ever lost what was on it."""
     emptied: bool = False
     """Whether it has lost nothing but everything at once: what is on it since, is whole."""
+    mounted: bool = True
+    """Whether it sees the folder of checkpoints."""
     lies: bool = False
     """Whether it may break the protocol (see `liar.py`); everybody else is held to it."""
     machine: Machine | None = None

@@ -111,6 +111,8 @@ class Lanes:
     inputs: dict[int, Any] = field(default_factory=dict)
     added: dict[TaskId, None] = field(default_factory=dict)
     """Backwards whose weight gradients have been in a sum since the device was set up."""
+    mounted: bool = True
+    """Whether this host sees `shared`; one that does not has no place yet, or cannot begin there."""
     failed: bool = False
     """Whether the device has ever lost what was on it."""
     device: jobs.SetUpDevice | None = None
@@ -239,7 +241,7 @@ class Lanes:
             self.place, self.shard, self.folds, self.totals = job, {}, {}, {}
             return ANNOUNCED_ELEMENTS
         if isinstance(job, jobs.FindCheckpoints):
-            return self.shared.complete()
+            return self.shared.complete() if self.mounted else ()
         if isinstance(job, jobs.Benchmark):
             return self.flops_per_s
         assert self.place is not None

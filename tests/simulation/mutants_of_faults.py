@@ -10,6 +10,7 @@ from coordinator.live import seating, status
 from coordinator.live.adoption import Adoption, Verdict
 from coordinator.live.core import CoordinatorMachine
 from coordinator.live.gray import Arbitration, stalled_s
+from coordinator.live.look_first import LookFirst
 from coordinator.live.seating import Placement
 from coordinator.live.slots import SlotTable
 from node.core import NodeMachine
@@ -59,7 +60,20 @@ def a_full_checkpoint_folder_ends_the_process(original: Any) -> Any:
     return failed
 
 
-@mutant(Placement, "_ask_first", "server_lost")
+@mutant(
+    LookFirst,
+    "ask_all_alike",
+    scene=Scene(
+        only=("folder_unmounted", "folder_unmounted", "server_lost"),
+        gap_s=(0.5, 1.5),
+        run={**LINE, "spares": 2, "checkpoint_every": 2, "steps": 24},
+    ),
+)
+def who_does_not_see_the_folder_sends_the_run_to_its_seed(original: Any) -> Any:
+    return lambda self, verdict, linked, now, table, folder, most: self.ask(verdict, linked, now, table)
+
+
+@mutant(Placement, "_look_first", "server_lost")
 def nobody_looks_before_the_run_goes_back(original: Any) -> Any:
     return lambda self, verdict, linked, now: verdict
 

@@ -69,6 +69,7 @@ ASKED_FOR = (
     "copy_ahead",
     "commit_lost",
     "late_for_final",
+    "folder_unmounted",
 )
 """Kinds that only a scene brings: no seed draws them. An old database is among them until all mutants have scenes that
 catch them with it in the list, where it changes what every seed draws; seed 1003, which stood still with it, ends well.
@@ -121,6 +122,8 @@ class Weather(Disks):
         world = self._world
         world.latency_s = 0.02
         world.shared.full = False
+        for host in self._swarm.servers:
+            self._mount(host)
         world.blocked.clear()
         for host in world.hosts.values():
             host.slowness = host.disk_slowness = 1.0

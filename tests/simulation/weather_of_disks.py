@@ -85,6 +85,24 @@ class Disks:
         self._world.at(rng.uniform(0.5, 8.0), lambda: setattr(self._world.shared, "full", False))
         return True
 
+    def _folder_unmounted(self, rng: random.Random) -> bool:
+        """A spare does not see the folder that all share, until somebody mounts it there."""
+        machine = self._swarm.coordinator.machine
+        plan = machine.placement.plan if isinstance(machine, CoordinatorMachine) else None
+        placed = () if plan is None else plan.server_nodes()
+        here = [host for host in self._swarm.servers if host.node not in placed and not host.gone and host.mounted]
+        if plan is None or not here:
+            return False
+        host = rng.choice(here)
+        self._mount(host, False)
+        self._world.at(rng.uniform(20.0, 60.0), partial(self._mount, host))
+        return True
+
+    def _mount(self, host: Host, mounted: bool = True) -> None:
+        host.mounted = mounted
+        if host.lanes is not None:  # it has started
+            host.lanes.mounted = mounted
+
     def _bytes_differ(self, rng: random.Random) -> bool:
         """From here on no file is written twice with the same bytes."""
         salted = self._world.shared.salted

@@ -167,7 +167,7 @@ class World:
         host.hung, host.held_up, host.hangs_for_good = {}, {}, False
         host.store = {}
         host.keys = count(1)
-        host.lanes = Lanes(host.store, host.files, self.shared, 1e9 * host.speed)
+        host.lanes = Lanes(host.store, host.files, self.shared, 1e9 * host.speed, mounted=host.mounted)
         host.lane_free_at = {}
         host.jobs = deque()
         host.machine = host.build(host, self.rng)

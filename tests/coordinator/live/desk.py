@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 from coordinator.live.core import CoordinatorMachine
@@ -89,8 +90,9 @@ class Desk:
         self._answer(since)
 
     def _answer(self, since: int, *nodes: str) -> None:
-        """Pongs for the pings among the effects from number `since` on: of all nodes, or of those named."""
-        for effect in self.done[since:]:
+        """Pongs for the pings among the effects from number `since` on: of all nodes, or of those named. What an answer
+        makes the machine ask is answered too."""
+        for effect in islice(self.done, since, None):  # which grows meanwhile
             if isinstance(effect, Send) and isinstance(effect.message, Ping) and (not nodes or effect.peer in nodes):
                 self._take(self.machine.handle(Received(effect.peer, Pong(number=effect.message.number)), self.now))
 
