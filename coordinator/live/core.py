@@ -343,8 +343,8 @@ class CoordinatorMachine:
             case Pong():
                 if message.number == member.ping_number:
                     self.outbox.count("barnraise_coordinator_heartbeat_delay_seconds", now - member.pinged_at)
-                member.answer(message.number)
-                self.placement.answered(now)
+                if member.answer(message.number):
+                    self.placement.answered(now)
             case Bye() | Leave():
                 self.outbox.hang_up(member.peer, "left")
                 self._gone(member, "graceful", message.reason, now)

@@ -1,15 +1,16 @@
 """Before steps are thrown away every server looks which checkpoints it can read, after the loss was known.
 
-    a loss ─▶ all places look ─▶ all have answered ─▶ they name the same ─▶ the run goes back
-                     ▲                                  └─ one cannot read what another can: it waits, all look again
+    a loss ─▶ all places look ─▶ all have answered ─▶ all see the folder ─▶ the run goes back
+                     ▲                                  └─ one sees nothing of it: it waits, all look again
 
 Going back throws steps away, as far as the newest checkpoint that all have named. A server that waited as a spare was
 told of none, and one whose link is cut without a sign may have named a newer one that never arrived; the answer comes
 after all that it said, or its link ends and it joins anew.
 
-Where all servers write to one place (`checkpoint.shared`) all see the same there. Who sees less looks elsewhere: the
-folder is not mounted on a spare, or it may not read it. The run must not go back to its seed for that. A spare that can
-read it takes the place of one that cannot; else the run waits until its folder is there, or for the operator's word.
+Where all servers write to one place (`checkpoint.shared`) all see the same there, but for what one has found damaged
+(`node/compute/doubts.py`). Who names nothing of what the others name looks elsewhere: the folder is not mounted on a
+spare, or it may not read it. The run must not go back to its seed for that. A spare that sees it takes the place of one
+that does not; else the run waits until its folder is there, or for the operator's word.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ class LookFirst:
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
+        self._about = ""
+        """What the open question is asked for: answers to one say nothing to another, of a later moment."""
         self._asked_at: float | None = None
-        self._less = ""
-        """Who sees less, by the last look."""
+        self._blind = ""
+        """Who does not see the folder, by the last look."""
 
     @property
     def is_open(self) -> bool:
@@ -45,51 +48,53 @@ class LookFirst:
 
     def forget(self) -> None:
         """Nobody needs the answers any more."""
-        self._asked_at, self._less = None, ""
+        self._asked_at, self._blind = None, ""
 
-    def ask(self, verdict: Review, linked: Mapping[NodeId, Member], now: float, table: SlotTable) -> Review:
+    def ask(
+        self, verdict: Review, linked: Mapping[NodeId, Member], now: float, table: SlotTable, about: str = "a loss"
+    ) -> Review:
         """The verdict, once every holder of a place has looked and answered; until then to wait for who has not."""
+        if about != self._about:
+            self.forget()
+            self._about = about
         if self._asked_at is None:
             self._asked_at = now
-        silent = self._send(self._asked_at, linked, now, table)
+        for member in [linked[table.holder[slot]] for slot in table.slots]:
+            if member.look_sent_at < self._asked_at:
+                self._outbox.send(member.peer, member.next_look(now))
+        silent = [slot for slot in table.slots if linked[table.holder[slot]].looked_at < self._asked_at]
         if not silent:
             self._asked_at = None
             return verdict
         sentence = f"{verdict.sentence}; waiting for {table.names(silent)} to say which checkpoints can be read"
         return Review("wait", sentence, lost=verdict.lost)
 
-    def ask_all_alike(
+    def ask_in_one_place(
         self, verdict: Review, linked: Mapping[NodeId, Member], now: float, table: SlotTable, folder: str, most: float
     ) -> Review:
-        """The same where all write to one place, `folder`: to wait as long as a server sees less there than another.
+        """The same where all write to one place, `folder`: to wait as long as a server sees nothing of it.
 
         Args:
-            verdict: to go back to the newest checkpoint that all have named.
+            verdict: a shard is lost, so to go back to the newest checkpoint that all have named.
             most: checkpoints of later steps are none.
         """
         asked_at = now if self._asked_at is None else self._asked_at
         asked = self.ask(verdict, linked, now, table)
         if asked.kind == "wait":
-            return replace(asked, sentence=self._less, unread=True) if self._less else asked
-        newest, blind = seen_by_some(table, linked, most)
-        if newest <= verdict.restore_step:
-            self._less = ""
+            return replace(asked, unread=True) if self._blind else asked
+        newest, readers, blind = who_sees(table, linked, most)
+        if newest <= verdict.restore_step or not blind:
+            self._blind = ""
             return verdict
-        readers = [slot for slot in table.slots if slot not in blind]
-        self._less = (
-            f"{verdict.sentence}, and {table.names(blind)} cannot read checkpoint {newest} in {folder}, which "
-            f"{table.names(readers, 1)} can: it is one folder for all servers, so it is not mounted or not open to all"
+        others = f" and {len(readers) - 1} more" if len(readers) > 1 else ""
+        self._blind = (
+            f"{verdict.sentence}, and {table.names(blind)} cannot see checkpoint {newest} in {folder}, which "
+            f"{readers[0].peer[:8]}{others} can: it is one folder for all servers, so it is not mounted there, or not "
+            f"open to all"
         )
         self._give_to_reader(newest, blind, asked_at, verdict, linked, now, table)
         self._asked_at = asked_at if now - asked_at < LOOK_AGAIN_S else now
-        return Review("wait", self._less, lost=verdict.lost, unread=True)
-
-    def _send(self, asked_at: float, linked: Mapping[NodeId, Member], now: float, table: SlotTable) -> list[Slot]:
-        """Asks who was not asked yet; returns the places whose holders have not answered."""
-        for member in [linked[table.holder[slot]] for slot in table.slots]:
-            if member.look_sent_at < asked_at:
-                self._outbox.send(member.peer, member.next_look(now))
-        return [slot for slot in table.slots if linked[table.holder[slot]].looked_at < asked_at]
+        return Review("wait", self._blind, lost=verdict.lost, unread=True)
 
     def _give_to_reader(
         self,
@@ -101,27 +106,32 @@ class LookFirst:
         now: float,
         table: SlotTable,
     ) -> None:
-        """Gives a place whose state is lost, and whose holder cannot read the checkpoint, to a spare that can."""
+        """Gives a place whose state is lost, and whose holder does not see the checkpoint, to a spare that has just
+        seen it."""
         spares = [member for peer, member in linked.items() if table.slot_of(peer) is None and is_well(member, now)]
         for member in spares:
             if member.look_sent_at < asked_at:
                 self._outbox.send(member.peer, member.next_look(now))
-        can = [member for member in spares if member.join is not None and step in member.join.checkpoints]
+        can = [member for member in spares if member.looked_at >= asked_at and step in _named(member)]
         for slot, member in zip((slot for slot in blind if slot in verdict.lost), can, strict=False):
             before = table.holder[slot]
             table.release(slot)
             table.bind(slot, member.peer)
             self._outbox.log(
                 "warning", "spare takes a place", node=member.peer, slot=table.name(slot),
-                detail=f"{before[:8]} cannot read checkpoint {step}",
+                detail=f"{before[:8]} cannot see checkpoint {step}",
             )  # fmt: skip
 
 
-def seen_by_some(table: SlotTable, linked: Mapping[NodeId, Member], most: float = math.inf) -> tuple[int, list[Slot]]:
-    """The newest checkpoint up to step `most` that a holder of a place names, or -1; and the places whose do not."""
-    named = {slot: _named(linked[table.holder[slot]]) for slot in table.slots}
-    newest = max((step for steps in named.values() for step in steps if step <= most), default=-1)
-    return newest, [slot for slot, steps in named.items() if newest not in steps]
+def who_sees(
+    table: SlotTable, linked: Mapping[NodeId, Member], most: float = math.inf
+) -> tuple[int, list[Member], list[Slot]]:
+    """The newest checkpoint up to step `most` that a server names, spares too, or -1; who names it; and the places
+    whose holders name nothing of what these do."""
+    newest = max((step for member in linked.values() for step in _named(member) if step <= most), default=-1)
+    readers = [member for member in linked.values() if newest in _named(member)]
+    seen = {step for member in readers for step in _named(member) if step <= most}
+    return newest, readers, [slot for slot in table.slots if seen.isdisjoint(_named(linked[table.holder[slot]]))]
 
 
 def _named(member: Member) -> tuple[int, ...]:

@@ -99,10 +99,12 @@ class Member:
         self.look_number, self.look_sent_at = ping.number, now
         return Ping(number=ping.number, look=True)
 
-    def answer(self, number: int) -> None:
-        """A pong has come."""
-        if number == self.look_number:
+    def answer(self, number: int) -> bool:
+        """A pong has come. Returns whether it ends a look."""
+        looked = number == self.look_number
+        if looked:
             self.looked_at = self.look_sent_at
+        return looked
 
     @property
     def state(self) -> str:

@@ -7,6 +7,7 @@ change throws away what open steps have gathered; a plan that merely moves an ad
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from coordinator.live.adoption import Adoption
@@ -168,7 +169,7 @@ class Placement:
         wanted = self.rollback
         if wanted is None or verdict.kind != "keep" or verdict.sentence:
             return verdict
-        asked = self._first_look.ask(review_of(wanted), linked, now, self.table)
+        asked = self._first_look.ask(review_of(wanted), linked, now, self.table, "an order")
         if asked.kind != "go_back":
             return asked
         self.rollback = None
@@ -177,8 +178,12 @@ class Placement:
             self._outbox.persist(GoBackRefused())
             self._outbox.log("warning", "run does not go back", step=wanted.step, reason=self.rollback_refusal)
             return verdict
+        return self._granted(wanted, asked)
+
+    def _granted(self, wanted: GoBackWish, verdict: Review) -> Review:
+        self.rollback, self.rollback_refusal = None, ""
         self.wishes.go_back(wanted.step, keeps_changes=wanted.voiding is not None)
-        return asked
+        return verdict
 
     @property
     def is_ordered(self) -> bool:
@@ -324,19 +329,24 @@ class Placement:
             self._issue(servers, None, verdict.restore_step, verdict.sentence, back=verdict)
 
     def _look_first(self, verdict: Review, linked: Mapping[NodeId, Member], now: float) -> Review:
-        """Who orders to go back is not asked whether all see the same."""
-        where = self.config.checkpoint
-        if not where.shared or verdict.continues >= 0 or self.rollback is not None or self.plan is None:
-            return self._first_look.ask(verdict, linked, now, self.table)
+        """A loss. Who has ordered to go back as far, or further, is not asked whether all see the folder."""
+        where, wanted = self.config.checkpoint, self.rollback
+        ordered = wanted is not None and wanted.step <= verdict.restore_step
+        if not where.shared or verdict.continues >= 0 or ordered or self.plan is None or self._history.finished:
+            asked = self._first_look.ask(verdict, linked, now, self.table)
+            if wanted is None or asked.kind == "wait" or not ordered or why_not(wanted.step, self.readable_steps()):
+                return asked
+            return self._granted(wanted, replace(review_of(wanted), lost=verdict.lost))
         most = undone_after(self.plan, self._newest_of_ledgers)
-        return self._first_look.ask_all_alike(verdict, linked, now, self.table, where.folder, most)
+        return self._first_look.ask_in_one_place(verdict, linked, now, self.table, where.folder, most)
 
     def _lay_out(self, linked: Mapping[NodeId, Member], now: float) -> bool:
         """Whether a plan with the ordered layout is on its way. Where it cannot be, the run goes on as it is."""
         if self.plan is None or (table := due(self.plan, self.config, self.wishes, self.table, linked)) is None:
             return False
         step = self.plan.save
-        if self._first_look.ask(Review("go_back", "", restore_step=step), linked, now, table).kind != "go_back":
+        verdict = Review("go_back", "", restore_step=step)
+        if self._first_look.ask(verdict, linked, now, table, "another layout").kind != "go_back":
             return False
         if unread := lacking(table, linked, step):
             self.wishes.give_up_layout(f"server {unread[0][:8]} cannot read checkpoint {step}")

@@ -93,6 +93,8 @@ def voiding_of(
         raise BadInputError(f"{nodes[0][:8]}: nobody knows since when it takes part; `run rollback STEP` goes back")
     if refusal := placement.why_no_rollback(-1):
         raise BadInputError(refusal)
+    if placement.review.unread and not from_start:
+        raise BadInputError(placement.review.sentence)
     first, readable = min(known), placement.readable_steps()
     before = [step for step in readable if step <= first]
     if not before and not from_start:

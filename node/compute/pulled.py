@@ -3,7 +3,7 @@
 `torch.autograd.grad(results, wanted, gradients)` loads `torch.fx.experimental.symbolic_shapes` in a process's first
 backward, and with it sympy: five hundred modules and 0.4 to 0.6 s of a processor that does nothing else, in which a
 volunteer that has started again does no work. The check is for shapes that are symbols; there are none here. A scalar
-that pulls at the results with the given gradients needs none, and torch compares the shapes all the same.
+that pulls at the results with the given gradients needs none.
 """
 
 from __future__ import annotations
@@ -40,8 +40,11 @@ def gradients_of(
         keep: the graph, for another pass.
 
     Raises:
-        RuntimeError: a gradient has not the shape of its result.
+        RuntimeError: a gradient has not the shape of its result. (Torch would sum one that is larger.)
     """
+    for result, gradient in zip(results, gradients, strict=True):
+        if result.shape != gradient.shape:
+            raise RuntimeError(f"a gradient of shape {tuple(gradient.shape)} for a result of {tuple(result.shape)}")
     pulled = _Pull.apply(len(results), *results, *gradients)  # type: ignore[no-untyped-call]
     found: tuple[Tensor, ...] = torch.autograd.grad(pulled, wanted, retain_graph=keep)
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -106,6 +107,8 @@ class StageWorker:
         found = self.memory.graphs(usable_bytes)
         light = found < wanted
         if light:
+            # Torch's checkpointing loads its compiler in the first forward: not while the clock of a lease runs.
+            import_module("torch._dynamo")
             for model in self._models:
                 model.keeps_inputs_only = True
             found = self.memory.graphs(usable_bytes, light=True)

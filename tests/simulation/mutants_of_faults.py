@@ -62,7 +62,7 @@ def a_full_checkpoint_folder_ends_the_process(original: Any) -> Any:
 
 @mutant(
     LookFirst,
-    "ask_all_alike",
+    "ask_in_one_place",
     scene=Scene(
         only=("folder_unmounted", "folder_unmounted", "server_lost"),
         gap_s=(0.5, 1.5),
@@ -71,6 +71,15 @@ def a_full_checkpoint_folder_ends_the_process(original: Any) -> Any:
 )
 def who_does_not_see_the_folder_sends_the_run_to_its_seed(original: Any) -> Any:
     return lambda self, verdict, linked, now, table, folder, most: self.ask(verdict, linked, now, table)
+
+
+@mutant(
+    seating,
+    "seen_by_fellows",
+    scene=Scene(only=("coordinator_cut",), gap_s=(4.0, 8.0), run={**LINE, "spares": 1, "steps": 40}),
+)
+def whom_only_the_coordinator_has_lost_is_given_up(original: Any) -> Any:
+    return lambda servers, node, now: False
 
 
 @mutant(Placement, "_look_first", "server_lost")

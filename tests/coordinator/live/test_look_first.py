@@ -20,14 +20,15 @@ SHARED = msgspec.structs.replace(CONFIG, checkpoint=CheckpointSection(every_step
 OTHERS = ("s0", "s1", "s3")
 
 
-def _with_checkpoint(config: object = SHARED) -> tuple[Desk, Plan]:
-    """Four servers that train, one closed step, and checkpoint 1, which all but s2 have named; s2 is gone."""
+def _with_checkpoint(config: object = SHARED, *, leave: bool = True) -> tuple[Desk, Plan]:
+    """Four servers that train, one closed step, and checkpoint 1, which all but s2 have named; s2 is gone (`leave`)."""
     desk = Desk(config)  # type: ignore[arg-type]
     plan = desk.train()
     desk.report(0)
     for node in OTHERS:
         desk.say(node, join(**held(node, plan, version=1, checkpoints=(1,), addresses=(f"{node}:1",))))
-    desk.drop("s2")
+    if leave:
+        desk.drop("s2")
     return desk, plan
 
 
@@ -41,7 +42,7 @@ def test_a_spare_that_cannot_read_the_folder_is_named_and_no_step_is_thrown_away
     desk.stay(GONE_S + 2.0, *OTHERS, "spare")
     assert desk.plan.ledger_generation == 1 and desk.machine.history.newest_step == 0
     said = _waiting_for(desk)
-    assert "stage 1 front 0 (spare) cannot read checkpoint 1 in /shared, which stage 0 front 0 (s0) and 2" in said
+    assert "stage 1 front 0 (spare) cannot see checkpoint 1 in /shared, which s0 and 2 more can" in said
     desk.stay(60.0, *OTHERS, "spare")
     assert desk.plan.ledger_generation == 1 and _waiting_for(desk) == said
 
@@ -64,7 +65,7 @@ def test_a_spare_that_can_read_it_takes_the_place_of_one_that_cannot() -> None:
     desk.stay(GONE_S + 2 * LOOK_AGAIN_S, *OTHERS, "blind", "reader")
     assert (desk.plan.ledger_generation, desk.plan.restore_step) == (2, 1)
     assert "reader" in desk.plan.server_nodes() and "blind" not in desk.plan.server_nodes()
-    assert {"node": "reader", "slot": "stage 1 front 0", "detail": "blind cannot read checkpoint 1"} in desk.logged(
+    assert {"node": "reader", "slot": "stage 1 front 0", "detail": "blind cannot see checkpoint 1"} in desk.logged(
         "spare takes a place"
     )
 
@@ -87,6 +88,46 @@ async def test_the_operator_can_have_it_begin_again_all_the_same() -> None:
         await roll_back(desk.machine, cast("Any", _Pump(desk)), 1)
     assert await roll_back(desk.machine, cast("Any", _Pump(desk)), 0) == 1
     assert (desk.plan.restore_step, desk.machine.history.newest_step) == (-1, -1)
+    desk.stay(30.0, *OTHERS, "spare")
+    assert (desk.plan.ledger_generation, desk.machine.history.rollback_count) == (2, 1)
+
+
+def test_an_order_to_go_back_that_waits_does_not_send_the_run_further() -> None:
+    """An order for checkpoint 1 hangs on s2, which is lost then; the spare in its place sees no folder."""
+    desk, _ = _with_checkpoint(leave=False)
+    desk.say("s2", join(**held("s2", desk.plan, version=1, checkpoints=(1,), addresses=("s2:1",))))
+    desk.answers = False
+    desk.machine.placement.roll_back(1, desk.now)
+    desk.answers = True
+    desk.drop("s2")
+    desk.server("spare")
+    desk.stay(GONE_S + 2.0, *OTHERS, "spare")
+    assert desk.plan.ledger_generation == 1 and "cannot see checkpoint 1" in _waiting_for(desk)
+
+
+def test_a_checkpoint_that_one_server_has_found_damaged_is_passed_over() -> None:
+    """It sees the folder, and names an older one there: the run goes back to that, and waits for nobody."""
+    desk, plan = _with_checkpoint(leave=False)
+    desk.report(1)
+    for node in OTHERS:
+        desk.say(node, join(**held(node, plan, version=2, checkpoints=(2, 1), addresses=(f"{node}:1",))))
+    desk.drop("s2")
+    desk.server("s2", checkpoints=(1,))
+    desk.stay(3.0, *OTHERS, "s2")
+    assert (desk.plan.ledger_generation, desk.plan.restore_step) == (2, 1)
+
+
+def test_where_no_holder_sees_the_folder_the_word_of_a_spare_counts() -> None:
+    """The power was cut everywhere, one disk is gone, and nothing is mounted yet but at the spare."""
+    desk, plan = _with_checkpoint()
+    for node in OTHERS:
+        desk.drop(node)
+    for node in OTHERS:
+        desk.server(node, **held(node, plan, version=1))
+    desk.server("spare", checkpoints=(1,))
+    desk.server("s2")
+    desk.stay(3.0, *OTHERS, "s2", "spare")
+    assert desk.plan.ledger_generation == 1 and "in /shared, which spare can" in _waiting_for(desk)
 
 
 @pytest.mark.parametrize("folder", ["", "checkpoints"])

@@ -23,5 +23,6 @@ def test_gradients_are_those_of_torch_to_the_last_bit() -> None:
 
 def test_a_gradient_of_another_shape_than_its_result_is_refused() -> None:
     x = torch.randn(5, 7, requires_grad=True)
-    with pytest.raises(RuntimeError, match="shape"):
-        gradients_of([x.tanh()], [torch.randn(5, 4)], [x])
+    for shape in ((5, 4), (2, 5, 7)):
+        with pytest.raises(RuntimeError, match="shape"):
+            gradients_of([x.tanh()], [torch.randn(shape)], [x])
