@@ -73,15 +73,6 @@ def who_does_not_see_the_folder_sends_the_run_to_its_seed(original: Any) -> Any:
     return lambda self, verdict, linked, now, table, folder, most: self.ask(verdict, linked, now, table)
 
 
-@mutant(
-    seating,
-    "seen_by_fellows",
-    scene=Scene(only=("coordinator_cut",), gap_s=(4.0, 8.0), run={**LINE, "spares": 1, "steps": 40}),
-)
-def whom_only_the_coordinator_has_lost_is_given_up(original: Any) -> Any:
-    return lambda servers, node, now: False
-
-
 @mutant(Placement, "_look_first", "server_lost")
 def nobody_looks_before_the_run_goes_back(original: Any) -> Any:
     return lambda self, verdict, linked, now: verdict
