@@ -82,7 +82,7 @@ class LookFirst:
         asked = self.ask(verdict, linked, now, table)
         if asked.kind == "wait":
             return replace(asked, unread=True) if self._blind else asked
-        newest, readers, blind = who_sees(table, linked, most)
+        newest, readers, blind = who_sees(table, linked, asked_at, most)
         if newest <= verdict.restore_step or not blind:
             self._blind = ""
             return verdict
@@ -124,12 +124,14 @@ class LookFirst:
 
 
 def who_sees(
-    table: SlotTable, linked: Mapping[NodeId, Member], most: float = math.inf
+    table: SlotTable, linked: Mapping[NodeId, Member], asked_at: float, most: float = math.inf
 ) -> tuple[int, list[Member], list[Slot]]:
-    """The newest checkpoint up to step `most` that a server names, spares too, or -1; who names it; and the places
-    whose holders name nothing of what these do."""
-    newest = max((step for member in linked.values() for step in _named(member) if step <= most), default=-1)
-    readers = [member for member in linked.values() if newest in _named(member)]
+    """The newest checkpoint up to step `most` that a server names which has looked since `asked_at`, or -1; who names
+    it; and the places whose holders name nothing of what these do. (A spare that hangs names what was there long ago.)
+    """
+    looked = [member for member in linked.values() if member.looked_at >= asked_at]
+    newest = max((step for member in looked for step in _named(member) if step <= most), default=-1)
+    readers = [member for member in looked if newest in _named(member)]
     seen = {step for member in readers for step in _named(member) if step <= most}
     return newest, readers, [slot for slot in table.slots if seen.isdisjoint(_named(linked[table.holder[slot]]))]
 
