@@ -273,10 +273,15 @@ class ShardRole:
         return ""
 
     def stored(self, record: ContributionStored) -> None:
-        """The part is durable: only now the ledger hears of it."""
+        """The part is durable: only now the ledger hears of it. Where its step was committed meanwhile, without it,
+        nobody wants it: versions that it could be measured by may be gone."""
         part = self._parts.get((record.contribution, record.step))
-        if part is not None:
-            part.durable = True
+        if part is None:
+            return
+        part.durable = True
+        if record.step < self.version:
+            self._forget((record.contribution, record.step))
+        else:
             self._announce(part)
 
     def measured(self, job: Measure, square_norm: float) -> None:
