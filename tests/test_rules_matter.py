@@ -8,46 +8,15 @@ of them all is written by `rules_table.py`.
 from __future__ import annotations
 
 import importlib
-import inspect
 import math
 import stat
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import trio
 
-from protocol.drive.metrics import Family, Metrics
-
-Change = Callable[[Any], Any]
-"""What stands there, to what stands there instead."""
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A test, and what is taken away from under it."""
-
-    point: str
-    test: str
-    """module:function, below `tests`."""
-    takes_away: dict[str, Change]
-    """By place: module:name or module:Class.name."""
-    given: dict[str, Any] = field(default_factory=dict)
-    """The test's parameters; a text that begins with a dot is a value of its module."""
-
-    @property
-    def name(self) -> str:
-        changed = ", ".join(place.partition(":")[2] for place in self.takes_away)
-        return f"{self.point} {changed}: {self.test.partition(':')[2]}"
-
-
-def always(value: Any) -> Change:
-    """A function that answers the same, whatever it is asked."""
-    return lambda original: lambda *words, **named: value
+from tests.rules import Change, Rule, always, fails_without, nothing_done
 
 
 def _without_end(original: Any) -> float:
@@ -56,10 +25,6 @@ def _without_end(original: Any) -> float:
 
 def _a_second(original: Any) -> float:
     return 1.0
-
-
-def nothing_done(original: Any) -> Any:
-    return lambda *words, **named: None
 
 
 def _draws_by_the_name_alone(original: Any) -> Any:
@@ -321,49 +286,10 @@ NOT_RUN = {
 }
 
 
-def run(rule: Rule, folder: Path) -> None:
-    """The rule's test, once, as pytest would call it."""
-    module_name, _, function_name = rule.test.partition(":")
-    module = importlib.import_module(f"tests.{module_name}")
-    function = getattr(module, function_name)
-    given = {
-        name: getattr(module, value[1:]) if isinstance(value, str) and value.startswith(".") else value
-        for name, value in rule.given.items()
-    }
-    wanted = inspect.signature(function).parameters
-    with pytest.MonkeyPatch.context() as own:
-        fixtures = {"tmp_path": folder, "monkeypatch": own, "metrics": None}
-        if "metrics" in wanted:
-            fixtures["metrics"] = Metrics(
-                Family("barnraise_run_loss", "gauge", "Loss in nats per token.", {"run": None, "split": ("train",)})
-            )
-        given |= {name: value for name, value in fixtures.items() if name in wanted and name not in given}
-        if inspect.iscoroutinefunction(function):
-            trio.run(partial(function, **given))
-        else:
-            function(**given)
-
-
-def take_away(rule: Rule, patch: pytest.MonkeyPatch) -> None:
-    for place, change in rule.takes_away.items():
-        module_name, _, path = place.partition(":")
-        owner: Any = importlib.import_module(module_name)
-        *between, name = path.split(".")
-        for each in between:
-            owner = getattr(owner, each)
-        patch.setattr(owner, name, change(getattr(owner, name)))
-
-
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_a_test_fails_when_its_rule_is_taken_away(rule: Rule, tmp_path: Path) -> None:
     """And passes with the rule in its place."""
-    for folder in ("with", "without"):
-        (tmp_path / folder).mkdir()
-    run(rule, tmp_path / "with")
-    with pytest.MonkeyPatch.context() as patch:
-        take_away(rule, patch)
-        with pytest.raises((AssertionError, ValueError, pytest.fail.Exception, BaseExceptionGroup)):
-            run(rule, tmp_path / "without")
+    fails_without(rule, tmp_path)
 
 
 def test_every_point_has_a_rule_that_is_taken_away_or_says_why_not() -> None:

@@ -275,13 +275,11 @@ class ShardRole:
     def stored(self, record: ContributionStored) -> None:
         """The part is durable: only now the ledger hears of it. Where its step was committed meanwhile, without it,
         nobody wants it: versions that it could be measured by may be gone."""
-        part = self._parts.get((record.contribution, record.step))
-        if part is None:
-            return
-        part.durable = True
+        key = record.contribution, record.step
         if record.step < self.version:
-            self._forget((record.contribution, record.step))
-        else:
+            self._forget(key)
+        elif (part := self._parts.get(key)) is not None:
+            part.durable = True
             self._announce(part)
 
     def measured(self, job: Measure, square_norm: float) -> None:
@@ -499,15 +497,11 @@ class ShardRole:
         """A step is over when no single disk can undo it any more."""
         if not self._buddy.holds(step + 1):
             return
-        self._out.send(
-            self._context.ledger,
-            Committed(
-                ledger_generation=self._context.generation,
-                step=step,
-                shard=self._context.shard,
-                digest=self._digests[step + 1],
-            ),
-        )
+        committed = Committed(
+            ledger_generation=self._context.generation, step=step, shard=self._context.shard,
+            digest=self._digests[step + 1],
+        )  # fmt: skip
+        self._out.send(self._context.ledger, committed)
 
     # ---- serving parameters --------------------------------------------------------------------------------------
 
@@ -548,7 +542,7 @@ class ShardRole:
         self._out.compute(DropVersions(self._oldest_version, closed))
 
     def _prune_parts(self) -> None:
-        """Parts of closed or committed steps were accepted and applied, or nobody wants them."""
+        """Parts of closed or committed steps were applied, or nobody wants them."""
         limit = max(self._context.closed + 1, self.version)
         frozen = {(c, step): None for step, reduction in self._reductions.items() for c in reduction.contributions}
         for key in [key for key in self._parts if key[1] < limit and key not in frozen]:

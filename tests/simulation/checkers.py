@@ -32,6 +32,7 @@ from protocol.run.changes import AT_BOUNDARY, running
 from protocol.run.course import course_of
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
+from tests.simulation.absence import Absence
 from tests.simulation.arithmetic import add, reference, shards, sum_up
 from tests.simulation.copied import Copied
 from tests.simulation.leaks import Leaks
@@ -64,6 +65,7 @@ class Checker(Watcher):
         self.promises = Promises()
         self.copied = Copied(config.checkpoint.buddy == "always" and sum(shard_counts) > 1)
         self.leaks = Leaks(config, max(shard_counts))
+        self._absence = Absence(config, COORDINATOR, self._has_begun)
         self._place: dict[NodeId, ShardStarted] = {}
         self._committed: dict[tuple[int, int, int], int] = {}
         """(generation, stage, shard) -> newest version."""
@@ -238,6 +240,7 @@ class Checker(Watcher):
             expect(record.step == before + 1, "T-I10", f"step {record.step} is closed after step {before}")
         self._done[record.ledger_generation] = record.step
         self.done_at.append(world.now)
+        self._absence.closed(world.now)
         for stage, count in enumerate(self._shard_counts):
             for shard in range(count):
                 newest = self._committed.get((record.ledger_generation, stage, shard), -1)
@@ -410,6 +413,13 @@ class Checker(Watcher):
             self._on_status(world, host, host.machine)
         self._on_written_again(world)
         self.leaks.performed(host)
+        plan = self._plans[-1] if self._plans else None
+        ended = plan is not None and self._done.get(plan.ledger_generation, -1) >= self.steps - 1
+        self._absence.performed(world, None if ended else plan)
+
+    def _has_begun(self, host: Host, plan: Plan) -> bool:
+        place = self._place.get(host.node)
+        return place is not None and place.ledger_generation == plan.ledger_generation
 
     def _on_moved(self, host: Host, job: SetUpDevice) -> None:
         """So has who is moved to another stage, unless its servers have others in their places (C9)."""

@@ -1,7 +1,8 @@
 """Judges memory (L3): every tensor in a host's store is one that its machine still holds, and there are few.
 
 A tensor that no machine, lane or disk knows of is lost for good: a run of days would drown in such. So the objects of
-a machine are searched for references, and what they do not reach must not be in the store.
+a machine are searched for references, and what they do not reach must not be in the store. And a disk keeps what a
+restart needs, but does not grow with the run.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from node.machine.records import StepCommitted
 from protocol.base.ids import NodeId, TensorRef
 from protocol.run.course import course_of
 from protocol.run.run import RunConfig
@@ -73,6 +75,15 @@ class Leaks:
         for host in world.hosts.values():
             if host.machine is not None:
                 self.search(host)
+                self._expect_pruned(host)
+
+    def _expect_pruned(self, host: Host) -> None:
+        """Commits lie on the disk from the snapshot that a restart begins with: twice the distance between two, since
+        the newer one of them may still be on its way, and what is open."""
+        commits = [record.step for record, _ in host.records if isinstance(record, StepCommitted)]
+        most = 2 * self._config.limits.snapshot_steps + 2 * (1 + self._config.batch.delay)
+        span = max(commits, default=0) - min(commits, default=0)
+        expect(span <= most or host.harmed, "L3", f"{host.node} keeps commits of {span} steps, more than {most}")
 
     def search(self, host: Host) -> None:
         """Raises if the store holds a tensor that nothing leads to."""

@@ -15,6 +15,7 @@ from coordinator.live.seating import Placement
 from coordinator.live.slots import SlotTable
 from node.core import NodeMachine
 from node.machine.jobs import DEVICE_JOBS, WriteCheckpoint
+from node.machine.kept_plan import Resumption
 from node.machine.readable import ReadableCheckpoints
 from node.machine.records import Record, ShardStarted, StepCommitted, StepSealed
 from node.machine.revocation import Revocation
@@ -402,3 +403,41 @@ def who_comes_late_hears_nothing_of_a_step_that_only_validates(original: Any) ->
         self._context.opened = opened
 
     return sync
+
+
+@mutant(
+    seating,
+    "seen_by_fellows",
+    scene=Scene(
+        only=("coordinator_cut",), gap_s=(1.0, 3.0), until_s=(30.0, 40.0), run={**LINE, "spares": 1, "steps": 150}
+    ),
+)
+def the_coordinators_link_alone_decides(original: Any) -> Any:
+    """Whom it has lost is given up, though its fellows reach it."""
+    return lambda servers, node, now: False
+
+
+@mutant(
+    Resumption,
+    "take",
+    scene=Scene(
+        only=("coordinator_away",),
+        gap_s=(1.0, 3.0),
+        until_s=(60.0, 70.0),
+        run={**LINE, "collocated": "always", "microbatches": 2, "steps": 150},
+    ),
+)
+def nobody_goes_by_the_plan_that_it_kept(original: Any) -> Any:
+    """Who restarts waits for the coordinator, however long it is away."""
+
+    def take(self: Any, serves: bool) -> None:
+        original(self, serves)
+
+    return take
+
+
+@mutant(
+    Saves, "snapshot_durable", scene=Scene(only=("volunteer_kill",), run={**LINE, "steps": 30, "snapshot_steps": 2})
+)
+def nothing_is_ever_forgotten(original: Any) -> Any:
+    return lambda self, record, version: self._snapshots.append(record.step)
