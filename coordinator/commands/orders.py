@@ -26,6 +26,9 @@ PREFIX_MIN = 6
 """Letters of an id that may stand for it, as `barnraise status` shows eight: two of 10,000 members share six by chance
 once in 20 runs, and then more are asked for."""
 
+PLANNED_S = 60.0
+"""A planner works for 15 s at most, and is ended after 30; then the plan is written."""
+
 
 @click.group()
 def run() -> None:
@@ -187,11 +190,14 @@ def set_key(key: str, value: str, url: str, links: Path | None) -> None:
 def replan(settings: tuple[str, ...], url: str, links: Path | None) -> None:
     """Lay the run out anew while it runs: other stages, another cut, other numbers of servers (keys as in RUN.toml).
 
-    As in `run replan stages.count=3 stages.cut="3 6"`. The run ends its open steps, every server saves, and it goes on
-    from there in the new layout; no step is lost. Where the model is cut is part of the result: `run changes` shows
-    from which step on. Servers must share `checkpoint.folder`.
+    As in `run replan stages.count=3 stages.cut="3 6"`. With `stages.cut=planned` or `stages.count=auto` the planner
+    says how, for those who are here now, by what their lines and devices have shown; servers stay where they are. The
+    run ends its open steps, every server saves, and it goes on from there in the new layout; no step is lost. Where the
+    model is cut is part of the result: `run changes` shows from which step on. Servers must share `checkpoint.folder`.
     """
-    made = post(base_of(url), links, "replan", {"settings": list(settings)})
+    made = post(base_of(url), links, "replan", {"settings": list(settings)}, PLANNED_S)
+    if made["reason"]:
+        click.echo(made["reason"])
     click.echo(f"{made['key']} = {made['value']}: the run ends its open steps, saves, and goes on so")
     click.echo("(barnraise status tells what it waits for, and shows the plan when it has begun)")
 
@@ -242,7 +248,10 @@ def adopt(url: str, links: Path | None) -> None:
 @click.option("--url", default=DEFAULT_URL, show_default=True, metavar="URL", help="The coordinator's status API.")
 @click.option("--json", "as_json", is_flag=True, help="As `barnraise demo --reference --changes FILE` reads them.")
 def changes(url: str, as_json: bool) -> None:
-    """Show what was changed since the run began, and from which step on (counted from 0)."""
+    """Show what was changed since the run began, and from which step on (counted from 0).
+
+    Where RUN.toml leaves the layout to the planner, how that settled it stands first, from step 0 on.
+    """
     run = fetch(f"{base_of(url)}/api/status")["run"]
     found = run["changes"]
     if as_json:

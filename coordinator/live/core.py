@@ -174,7 +174,7 @@ class CoordinatorMachine:
     def _ordered(self, order: Order, now: float) -> None:
         match order:
             case ChangeRun():
-                self.placement.change(order.change, now)
+                self.placement.change(order, now)
             case RollBack():
                 self.placement.roll_back(order.step, now, voiding=order.voiding)
             case DrainNode():

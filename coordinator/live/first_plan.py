@@ -20,6 +20,7 @@ from coordinator.live.survey import is_surveyed, surveyed_network
 from protocol.base.ids import NodeId
 from protocol.base.limits import FELLOWS_MAX
 from protocol.messages import Fellow, Survey
+from protocol.run.changes import LAYOUT, settled_as
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig, possible_counts
 
@@ -32,7 +33,7 @@ PLANNING_S = 40.0
 """The planner itself stops after 15 s (`planner.BUDGET_S`, `planner.ORDER_BUDGET_S`); the rest is for a computer under
 load to start it."""
 VOLUNTEER_LINKS_MAX = 10_000
-"""Links of volunteers who wait and count in the first plan, two with each server: the first 312 beside 16 servers, 78
+"""Links of volunteers who count in a plan, two with each server: the first 312 beside 16 servers, 78
 beside 64. Making 30,000 of them held the loop for 120 ms, and the API must answer within 100."""
 
 
@@ -126,11 +127,9 @@ class FirstPlanner:
         if not surveyed:
             self._outbox.log("warning", "survey incomplete", detail="what is missing counts as the others' median")
         waiting = self._roster.waiting_volunteers()
-        network = surveyed_network(
-            servers, waiting[: VOLUNTEER_LINKS_MAX // (2 * len(servers))], directions, self.flops_per_s
-        )
         self._number += 1
-        self._problem, self._asked_at = Problem(config=self._config, network=network), now
+        self._problem = problem_now(self._config, servers, waiting, self._network, self.flops_per_s, now)
+        self._asked_at = now
         self.sentence = "a planner works on how to cut the model, and on which server serves which stage"
         self._outbox.start_planning(self._number, self._problem)
         return None
@@ -166,19 +165,45 @@ class FirstPlanner:
             self._outbox.send(member.peer, Survey(fellows=words))
 
 
+def problem_now(
+    config: RunConfig,
+    servers: Sequence[Member],
+    volunteers: Sequence[Member],
+    network: NetworkBook,
+    flops_per_s: Callable[[Member], float],
+    now: float,
+    *,
+    keeps_seats: bool = False,
+) -> Problem:
+    """What a planner is to solve for those who are here now, with what is known of their lines.
+
+    Args:
+        servers: those that have a place first, in the order of the places.
+    """
+    counted = volunteers[: VOLUNTEER_LINKS_MAX // (2 * max(1, len(servers)))]
+    file = surveyed_network(servers, counted, network.directions(now), flops_per_s)
+    return Problem(config=config, network=file, keeps_seats=keeps_seats)
+
+
 def settled_by(config: RunConfig, plan: Plan) -> RunConfig:
     """The run as a plan has filled in what is open in it."""
     if not config.is_open:
         return config
+    if plan.changes and plan.changes[0].key == LAYOUT and plan.changes[0].from_step == 0:  # `first_layout`
+        return settled_as(config, plan.changes[0])
     parts = len(plan.stages) * config.stages.chunks
     return config.settled(len(plan.stages), tuple(chunk.first_block for chunk in plan.course.chunks[1:parts]))
 
 
 def why_of(decision: Decision) -> str:
     """What a plan's sentence says of how it was found."""
-    found = decision.proposal
-    if found is None:
+    if decision.proposal is None:
         return f"planned evenly, with servers as they came: {decision.sentence}"
+    return why_planned(decision.proposal)
+
+
+def why_planned(found: Proposal) -> str:
+    """The same of what a planner has found."""
     gain = f", the even plan {found.even_step_s:.3g} s" if found.even_step_s > found.step_s * 1.001 else ""
     return (
         f"planned from what was measured: {found.step_s:.3g} s a step by the planner's cost{gain},"

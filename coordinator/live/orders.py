@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from coordinator.live.plan_builder import Guidance
 from coordinator.live.records import Voiding
 from protocol.base.ids import NodeId
 from protocol.run.changes import RunChange
@@ -31,6 +32,8 @@ class ChangeRun:
     """A key of the run has another value from the next step on that is not decided."""
 
     change: RunChange
+    guidance: Guidance | None = None
+    """Of another layout that a planner has chosen: what it says beside the cut."""
 
 
 @dataclass(frozen=True, slots=True)

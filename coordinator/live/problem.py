@@ -14,12 +14,14 @@ from protocol.schedule.profile import NetworkFile
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """A run without a plan, and who is there for it."""
+    """A run without a plan, or one that is to be laid out anew, and who is there for it."""
 
     config: RunConfig
     """With what is open in it: the number of stages, where the model is cut, or what nodes do first."""
     network: NetworkFile
-    """Servers in the order in which a plan without a planner would seat them, then volunteers who wait."""
+    """Servers in the order in which a plan without a planner would seat them, then volunteers who wait or work."""
+    keeps_seats: bool = False
+    """Whether servers sit in that order whatever their lines are: those of a run have the data of their stages."""
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):

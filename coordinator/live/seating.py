@@ -16,6 +16,7 @@ from coordinator.live.gray import Arbitration, is_well, note_hang, seen_by_fello
 from coordinator.live.history import History
 from coordinator.live.look_first import LookFirst
 from coordinator.live.measured_links import NetworkBook
+from coordinator.live.orders import ChangeRun
 from coordinator.live.outbox import Outbox
 from coordinator.live.plan_builder import Guidance, build_plan
 from coordinator.live.problem import Proposal
@@ -29,7 +30,7 @@ from coordinator.live.wishes import PAUSED_FOR, Wishes
 from protocol.base.ids import NodeId
 from protocol.messages import Join, NodeReport, PlanChanged
 from protocol.run.batches import Batches
-from protocol.run.changes import RunChange, running
+from protocol.run.changes import first_layout, running
 from protocol.run.plan import Plan, ServerPlan
 from protocol.run.run import RunConfig
 
@@ -50,6 +51,7 @@ class Placement:
         self._roster = roster
         self._history = history
         self._outbox = outbox
+        self._left_open = config.is_open
         self.config = config if stored.plan is None else settled_by(config, stored.plan)
         """The run, with what was open in it as the plan in force has it."""
         self.first = FirstPlanner(self.config, roster, network, outbox)
@@ -113,9 +115,9 @@ class Placement:
 
     # ---- what the operator orders ------------------------------------------------------------------------------
 
-    def change(self, change: RunChange, now: float) -> None:
+    def change(self, order: ChangeRun, now: float) -> None:
         """A key has another value; stage 0 decides from which step on."""
-        self.wishes.change(change)
+        self.wishes.change(order.change, order.guidance, first_layout(self.config) if self._left_open else None)
         self.look(now)
 
     def pause(self, paused: bool, now: float, reason: str = "") -> None:
@@ -499,7 +501,7 @@ class Placement:
             undone=undone or (self.plan is not None and self.plan.undone),
             save=self.wishes.save,
             why=why,
-            guidance=self.guidance if table is None else Guidance.for_other_stages(self.plan),
+            guidance=self.guidance if table is None else self.wishes.guidance or Guidance.for_other_stages(self.plan),
         )
         if self.plan is not None and self.plan.course == plan.course and table is None:
             sentence = self.sentence.partition(PAUSED_FOR)[0]  # the reason for the cut does not change with a server

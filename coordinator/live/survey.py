@@ -1,7 +1,8 @@
-"""What is measured of a run's first members, filled up to a network that a planner can read. Pure.
+"""What is measured of a run's members, filled up to a network that a planner can read. Pure.
 
 Servers measure the links to each other before the first plan. What could not be measured in time gets the median of
-what was; volunteers who wait have no link yet, so their lines count as a home's until they have one.
+what was. Volunteers who wait have no link yet, so their lines count as a home's; those who work have links to the
+servers of their stage, and their lines to others count as the best of these.
 """
 
 from __future__ import annotations
@@ -53,13 +54,26 @@ def surveyed_network(
     measured = [power for power in powers.values() if power > 0]
     typical = median(measured) if measured else FLOPS_PER_S
 
+    own_up: dict[NodeId, float] = {}
+    own_down: dict[NodeId, float] = {}
+    own_s: dict[NodeId, float] = {}
+    """Of each member, its best lines that are known."""
+    for (source, target), found in known.items():
+        own_up[source] = max(own_up.get(source, 0.0), found.bytes_per_s)
+        own_down[target] = max(own_down.get(target, 0.0), found.bytes_per_s)
+        if found.round_trip_s >= 0:
+            for end in (source, target):
+                own_s[end] = min(own_s.get(end, found.round_trip_s), found.round_trip_s)
+
     def one_way(source: Member, target: Member) -> Link:
         found = known.get((source.peer, target.peer))
         guess_s, guess_rate = latency_s, rate
         if source.role == "volunteer":
-            guess_s, guess_rate = HOME_LATENCY_S, HOME_UP_BYTES_PER_S
+            guess_rate = own_up.get(source.peer, HOME_UP_BYTES_PER_S)
+            guess_s = own_s.get(source.peer, 2 * HOME_LATENCY_S) / 2
         elif target.role == "volunteer":
-            guess_s, guess_rate = HOME_LATENCY_S, HOME_DOWN_BYTES_PER_S
+            guess_rate = own_down.get(target.peer, HOME_DOWN_BYTES_PER_S)
+            guess_s = own_s.get(target.peer, 2 * HOME_LATENCY_S) / 2
         return Link(
             source=source.peer,
             target=target.peer,

@@ -8,6 +8,7 @@ import msgspec
 
 from coordinator.live.boundary import all_have, begun_at, boundary, closed_up_to
 from coordinator.live.outbox import Outbox
+from coordinator.live.plan_builder import Guidance
 from coordinator.live.rollback import changes_before
 from protocol.messages import NodeReport
 from protocol.run.changes import LAYOUT, RunChange, kept_layouts
@@ -32,6 +33,8 @@ class Wishes:
         """The version that another layout begins from, once the run is held there."""
         self.pause_reason = sentence.partition(PAUSED_FOR)[2]
         """Why, where the run's guard wants it and not a person."""
+        self.guidance: Guidance | None = None
+        """What a planner said beside the newest layout; a coordinator that starts anew has forgotten it."""
         self.order_count = 0
         """Orders of this process's life that have been taken."""
         if plan is not None:
@@ -56,10 +59,21 @@ class Wishes:
 
     # ---- orders ----------------------------------------------------------------------------------------------------
 
-    def change(self, change: RunChange) -> None:
-        """A key has another value."""
+    def change(self, change: RunChange, guidance: Guidance | None, first: RunChange | None) -> None:
+        """A key has another value.
+
+        Args:
+            guidance: a planner's, beside another layout.
+            first: what stands at the head of all changes, where the run's file leaves its layout open.
+        """
         self.order_count += 1
-        self.changes = (*self.changes, change)
+        if change.key == LAYOUT:
+            if self.lays_out:
+                self._outbox.log("warning", "layout refused", detail=_said(change), reason="another is on its way")
+                return
+            self.guidance = guidance
+        head = (first,) if first is not None and not self.changes else ()
+        self.changes = (*head, *self.changes, change)
         self.held = self.held or change.is_pending
         self._outbox.log("info", "run changed", detail=_said(change))
 

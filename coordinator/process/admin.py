@@ -47,8 +47,9 @@ class AdminApi(Protocol):
         """Orders that no step is opened, or that they are again. Raises `BadInputError`."""
         ...
 
-    async def replan(self, settings: list[str]) -> RunChange:
-        """Orders another layout; returns when the run is held for it. Raises `BadInputError`."""
+    async def replan(self, settings: list[str]) -> tuple[RunChange, str]:
+        """Orders another layout; returns when the run is held for it, and why it is so if a planner was asked. Raises
+        `BadInputError`."""
         ...
 
     def drain(self, node: NodeId, reason: str) -> str:
@@ -255,10 +256,10 @@ def admin_routes(api: AdminApi, admin_token: str, refused: Callable[[], None]) -
 
     async def replan(order: _Replan) -> Response:
         try:
-            change = await api.replan(order.settings)
+            change, reason = await api.replan(order.settings)
         except BadInputError as error:
             return answer({"error": str(error)}, 400)
-        return answer({"key": change.key, "value": change.value})
+        return answer({"key": change.key, "value": change.value, "reason": reason})
 
     async def pause(order: _Pause) -> Response:
         try:

@@ -481,7 +481,7 @@ class Daemon:
         _check_begun(self.machine)
         return await change_run(self.machine, self.pump, key, value)
 
-    async def replan(self, settings: list[str]) -> RunChange:
+    async def replan(self, settings: list[str]) -> tuple[RunChange, str]:
         _check_begun(self.machine)
         return await replan_run(self.machine, self.pump, settings)
 

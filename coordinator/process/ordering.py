@@ -5,14 +5,26 @@ from __future__ import annotations
 import trio
 
 from coordinator.live.core import CoordinatorMachine
+from coordinator.live.first_plan import problem_now, why_planned
 from coordinator.live.orders import ChangeRun, PauseRun, RollBack
+from coordinator.live.plan_builder import Guidance
 from coordinator.live.records import Voiding
 from coordinator.live.replanning import why_no_layout
+from coordinator.process.planner import ask_planner
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
 from protocol.base.machine import Ordered
 from protocol.drive.pump import Pump
-from protocol.run.changes import RunChange, changed, make_change, make_layout, running
+from protocol.run.changes import (
+    LAYOUT,
+    RunChange,
+    first_layout,
+    layout_change,
+    make_change,
+    running,
+    wanted_layout,
+)
+from protocol.run.run import RunConfig
 
 ORDER_S = 8.0
 """For a plan to be written, or all servers to look for a checkpoint and say so; whoever asks gives up after ten."""
@@ -43,23 +55,57 @@ async def change_run(machine: CoordinatorMachine, pump: Pump, key: str, value: s
     return change
 
 
-async def replan_run(machine: CoordinatorMachine, pump: Pump, settings: list[str]) -> RunChange:
-    """Orders another layout; returns when the plan that holds the run for it is durable. Raises `BadInputError`."""
+async def replan_run(machine: CoordinatorMachine, pump: Pump, settings: list[str]) -> tuple[RunChange, str]:
+    """Orders another layout; returns when the plan that holds the run for it is durable, and why it is so where a
+    planner has chosen it. Raises `BadInputError`."""
+    placement, changes = machine.placement, machine.placement.wishes.changes
+    wanted, guidance, reason = wanted_layout(machine.config, changes, settings), None, ""
+    _check_layout(machine, wanted)
+    if wanted.is_open:
+        wanted, guidance, reason = await _planned(machine, wanted)
+        if placement.wishes.changes != changes:
+            raise BadInputError(f"{LAYOUT}: the run was changed while the planner worked; order it again")
+        _check_layout(machine, wanted)
+    change = layout_change(machine.config, changes, wanted)
+    await _durable(machine, pump, ChangeRun(change, guidance))
+    return change, reason
+
+
+def _check_layout(machine: CoordinatorMachine, wanted: RunConfig) -> None:
     placement = machine.placement
-    change = make_layout(machine.config, placement.wishes.changes, settings)
     if late := why_too_late(machine):
         raise BadInputError(late)
-    wanted = changed(machine.config, [*placement.wishes.changes, change])
-    linked = {member.peer: member for member in machine.roster.servers()}
-    if machine.left_open:
+    changes = placement.wishes.changes
+    first = changes[0] if changes else first_layout(machine.config)
+    if machine.left_open and (first is None or (first.key, first.from_step) != (LAYOUT, 0)):
         raise BadInputError(
-            "stages.cut: RUN.toml leaves the layout to the planner, and the first plan has settled it for good; `run"
+            "stages.cut: RUN.toml leaves the layout to the planner, and what it settled is not at the head of the run's"
+            " changes (an older version wrote none, and one of more than 600 characters has no place there); `run"
             " branch` with `stages` as the plan has them begins a run that can be laid out anew"
         )
+    linked = {member.peer: member for member in machine.roster.servers()}
     if why := why_no_layout(machine.config, wanted, placement.table, linked, placement.wishes.lays_out):
         raise BadInputError(why)
-    await _durable(machine, pump, ChangeRun(change))
-    return change
+
+
+async def _planned(machine: CoordinatorMachine, wanted: RunConfig) -> tuple[RunConfig, Guidance, str]:
+    """What the planner makes of the layout, for those who are here: the run with it, its guidance, and why it is so.
+    Servers stay where they are, with the data that they have."""
+    table, here = machine.placement.table, {member.peer: member for member in machine.roster.servers()}
+    known = machine.network.directions(trio.current_time())
+    if len(here) > 1 and not any(a in here and b in here for a, b in known):
+        raise BadInputError(f"{LAYOUT}: no line is measured yet; servers say what theirs carry within half a minute")
+    order = dict.fromkeys([*(table.holder[slot] for slot in table.slots if slot in table.holder), *here])
+    problem = problem_now(
+        wanted, [here[node] for node in order if node in here], machine.roster.volunteers(), machine.network,
+        machine.flops_per_s, trio.current_time(), keeps_seats=True,
+    )  # fmt: skip
+    answer = await ask_planner(problem)
+    found = answer.proposal
+    if fault := answer.sentence if found is None else found.fault(problem):
+        raise BadInputError(fault)
+    assert found is not None, "a planner without a proposal says why"
+    return wanted.settled(len(found.servers), found.edges), found.guidance, why_planned(found)
 
 
 async def pause_run(machine: CoordinatorMachine, pump: Pump, paused: bool) -> None:

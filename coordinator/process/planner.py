@@ -44,7 +44,7 @@ class Answer(msgspec.Struct, frozen=True):
 def solve(problem: Problem, clock: Callable[[], float] = time.perf_counter) -> Answer:
     """The planner itself. `clock` in seconds; one that stands makes the answer depend on the problem alone."""
     try:
-        found = search_seats(problem.config, problem.network, BUDGET_S, clock=clock)
+        found = search_seats(problem.config, problem.network, BUDGET_S, clock=clock, keeps_seats=problem.keeps_seats)
     except BadInputError as error:
         return Answer(None, str(error))
     began = clock()

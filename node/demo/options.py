@@ -10,7 +10,7 @@ import msgspec
 
 from node.compute.devices.choice import DeviceChoice
 from protocol.base.errors import BadInputError
-from protocol.run.changes import RunChange, check_changes
+from protocol.run.changes import RunChange, check_changes, settled_as
 from protocol.run.config_file import change_run, load_run
 from protocol.run.run import AuditSection, CheckpointSection, RunConfig, ValidationSection
 
@@ -69,6 +69,8 @@ class DemoOptions:
             config = replace(config, batch=replace(config.batch, delay=self.delay))
         if self.data is not None:
             config = replace(config, data=replace(config.data, source=_whole_path(self.data)))
+        if self.reference and config.is_open and (told := self._changes_told()) and told[0].from_step == 0:
+            config = settled_as(config, told[0])  # the planner's word stands at the head
         config.validate()
         self._check_stages(config)
         for option, step in (
@@ -90,7 +92,10 @@ class DemoOptions:
         stages = config.stages
         if self.reference and config.is_open:
             key = "stages.cut" if stages.count else "stages.count"
-            raise BadInputError(f"{key}: --reference plans nothing; name what a plan has chosen (--summary tells it)")
+            raise BadInputError(
+                f"{key}: --reference plans nothing; name what a plan has chosen (--summary tells it, and --changes of a"
+                " run that was changed)"
+            )
         places = max(1, stages.count) * (stages.front_servers + stages.back_servers)
         if stages.count == 0 and self.servers is None:
             raise BadInputError('stages.count: "auto" needs --servers, for how many there are decides')
@@ -101,6 +106,12 @@ class DemoOptions:
 
     def changes_made(self, config: RunConfig) -> tuple[RunChange, ...]:
         """The changes of the run that the reference does again. Raises `BadInputError`."""
+        found = self._changes_told()
+        check_changes(config, found)
+        return found
+
+    def _changes_told(self) -> tuple[RunChange, ...]:
+        """Those in the file. Raises `BadInputError`."""
         if self.changes is None:
             return ()
         if not self.reference:
@@ -115,7 +126,6 @@ class DemoOptions:
             ) from error
         if any(change.from_step < 0 for change in found):
             raise BadInputError(f"--changes: {self.changes} has a change without its step: ask again after a step")
-        check_changes(config, found)
         return found
 
 

@@ -14,8 +14,10 @@ import hashlib
 import itertools
 import json
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from protocol.base.bounded import Number, Text
 from protocol.base.errors import BadInputError
@@ -84,7 +86,7 @@ class RunChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One key's new value."""
 
     key: Text
-    value: Text
+    value: Annotated[str, Meta(max_length=LAYOUT_TEXT_MAX)]
     """As JSON, which is TOML for a number and a text."""
     from_step: Number = -1
     """The first step that it counts for, as reported; -1: the first that is not decided when stage 0 hears of it, and
@@ -180,11 +182,11 @@ def _settings(change: RunChange) -> list[str]:
     return [f"{LAYOUT}.{name}={json.dumps(value)}" for name, value in table.items()]
 
 
-def make_layout(config: RunConfig, changes: Sequence[RunChange], settings: Sequence[str]) -> RunChange:
-    """What `run replan KEY=VALUE…` asks for, checked against the run as it is changed already.
+def wanted_layout(config: RunConfig, changes: Sequence[RunChange], settings: Sequence[str]) -> RunConfig:
+    """The run as `run replan KEY=VALUE…` asks for it; a planner may have to say how many stages, or where to cut.
 
     Raises:
-        BadInputError: a key is none of a layout's, its value cannot be, or the run has that layout.
+        BadInputError: a key is none of a layout's, or its value cannot be.
     """
     before = changed(config, changes)
     keys = [setting.partition("=")[0].strip() for setting in settings]
@@ -200,17 +202,43 @@ def make_layout(config: RunConfig, changes: Sequence[RunChange], settings: Seque
         new.validate()
     except BadInputError as error:
         raise BadInputError(str(error).removeprefix("--set ")) from error
-    if new.is_open:
-        key = "stages.cut" if new.stages.count else "stages.count"
-        raise BadInputError(f"{key}: a planner plans the first layout only; name the number, and the blocks of the cut")
-    value = json.dumps({name: getattr(new.stages, name) for name in LAYOUT_KEYS})
-    if value == json.dumps({name: getattr(before.stages, name) for name in LAYOUT_KEYS}):
-        raise BadInputError(f"{keys[0] if keys else LAYOUT}: the run has this layout already")
+    return new
+
+
+def layout_change(config: RunConfig, changes: Sequence[RunChange], new: RunConfig) -> RunChange:
+    """Another layout, of which nothing is open any more.
+
+    Raises:
+        BadInputError: the run has that layout, or the change would be too long, or one too many.
+    """
+    assert not new.is_open, "a planner fills in first what is open"
+    before = changed(config, changes)
+    value = _layout_text(new)
+    if value == _layout_text(before):
+        raise BadInputError(f"{LAYOUT}: the run has this layout already")
     if len(value) > LAYOUT_TEXT_MAX:
         raise BadInputError(f"stages.cut: a layout of {len(value)} characters; at most {LAYOUT_TEXT_MAX} are possible")
     if len(changes) >= CHANGES_MAX or sum(change.key == LAYOUT for change in changes) >= LAYOUTS_MAX:
         raise BadInputError(f"stages: a run takes {LAYOUTS_MAX} layouts in its life, and has had them")
     return RunChange(key=LAYOUT, value=value)
+
+
+def _layout_text(config: RunConfig) -> str:
+    return json.dumps({name: getattr(config.stages, name) for name in LAYOUT_KEYS})
+
+
+def first_layout(config: RunConfig) -> RunChange | None:
+    """How a planner settled a run whose file leaves that open, as a change that counts from the first step on: the
+    first of all changes, since no plan shows it any more when another layout has begun. None: it is too long, and such
+    a run cannot be laid out anew."""
+    value = _layout_text(config)
+    return RunChange(key=LAYOUT, value=value, from_step=0) if len(value) <= LAYOUT_TEXT_MAX else None
+
+
+def settled_as(config: RunConfig, first: RunChange) -> RunConfig:
+    """A run whose file leaves its layout open, as `first_layout` says that it was settled. Raises `BadInputError` for
+    what `first_layout` never made."""
+    return change_run(config, _settings(first))
 
 
 def laid_out_at(config: RunConfig, changes: Sequence[RunChange], step: int) -> RunConfig:
@@ -273,7 +301,7 @@ def mixtures(changes: Sequence[RunChange], step: int) -> tuple[tuple[int, str], 
 
 
 def changes_hash(config: RunConfig, changes: Sequence[RunChange]) -> str:
-    """Hexadecimal BLAKE2b-256 over the run's file and the list: equal for runs that train alike."""
+    """Hexadecimal BLAKE2b-256 over the run's file and the list: runs for which it is equal train alike."""
     state = hashlib.blake2b(config.config_hash(), digest_size=32, person=b"br-changes")
     state.update(msgspec.json.encode([(change.key, change.value, change.from_step) for change in changes]))
     return state.hexdigest()

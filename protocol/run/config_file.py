@@ -89,7 +89,8 @@ def change_run(config: RunConfig, settings: Sequence[str]) -> RunConfig:
             place = place.setdefault(section, {})
             if not isinstance(place, dict):
                 raise BadInputError(f"--set {key.strip()}: {section} is no table")
-        place[name] = value
+        is_number = isinstance(value, int | float)
+        place[name] = text.strip() if is_number and isinstance(place.get(name), str) else value  # `stages.cut=3`
     _read_auto(table)
     mistakes = [f"--set {mistake}" for mistake in _mistakes(table, RunConfig, "", _homes(RunConfig))]
     if mistakes:

@@ -17,8 +17,12 @@ waits where neither differs are the pipeline. A case that fails prints where its
     segments  the same with three segments
     split     the same with the backward in two halves
     lines     three volunteers, two of them with a line ten times slower: even and as planned
+    sums      the same with few tokens and many parameters, so that sums of gradients fill the lines
     devices   three volunteers, two of them with a device four times slower: even and as planned
     joined    `even`, and then a volunteer with 2 Mbit/s up joins: what that costs the run
+
+In the planned cases of lines, sums and devices the planner is asked once more when the volunteers have shown what they
+have (`run replan stages.cut=planned`): the first plan is made before anybody of them is there.
 """
 
 from __future__ import annotations
@@ -66,6 +70,7 @@ collocated = "never"
 {more}
 [checkpoint]
 every_steps = 0
+folder = "{folder}"
 [audit]
 rate = 0.0
 """
@@ -93,16 +98,18 @@ class Case:
     """Lines of volunteers that come when the run has been measured once."""
     delay_ms: float = 0.0
     """One way, of each volunteer's line."""
+    is_planned_again: bool = False
+    """Whether the planner is asked once more, for the volunteers that are there."""
 
     def all_shares(self) -> tuple[float, ...]:
         return self.shares or (SHARES / len(self.volunteers),) * len(self.volunteers)
 
-    def toml(self) -> str:
+    def toml(self, folder: Path) -> str:
         return RUN.format(
             name=re.sub("[^a-z0-9]+", "-", self.name),
             stages=self.stages, layers=self.layers, hidden=self.hidden, feed_forward=2 * self.hidden,
             samples=self.samples, context=self.context, microbatches=self.microbatches, segments=self.segments,
-            more=self.more,
+            more=self.more, folder=folder,
         )  # fmt: skip
 
 
@@ -121,10 +128,13 @@ CASES = (
     Case("three segments", (SERVER,) * 4, (HOME,) * 4, 2, segments=3),
     Case("split backward", (SERVER,) * 4, (HOME,) * 4, 2, more="[compute]\nsplit_backward = true"),
     Case("lines, even", (FIBRE,) * 4, (WIDE, HOME, HOME), 2),
-    Case("lines, planned", (FIBRE,) * 4, (WIDE, HOME, HOME), 2, more='cut = "planned"'),
+    Case("lines, planned", (FIBRE,) * 4, (WIDE, HOME, HOME), 2, more='cut = "planned"', is_planned_again=True),
+    Case("sums, even", (FIBRE,) * 4, (WIDE, HOME, HOME), 2, layers=8, hidden=256, samples=2, context=32),
+    Case("sums, planned", (FIBRE,) * 4, (WIDE, HOME, HOME), 2, layers=8, hidden=256, samples=2, context=32,
+         more='cut = "planned"', is_planned_again=True),
     Case("devices, even", (FIBRE,) * 4, (FIBRE,) * 3, 2, shares=(FAST_SHARE, SLOW_SHARE, SLOW_SHARE)),
     Case("devices, planned", (FIBRE,) * 4, (FIBRE,) * 3, 2, more='cut = "planned"',
-         shares=(FAST_SHARE, SLOW_SHARE, SLOW_SHARE)),
+         shares=(FAST_SHARE, SLOW_SHARE, SLOW_SHARE), is_planned_again=True),
     *(
         Case(f"{stages} stages, skip {skipped}", (SERVER,) * stages, (CABLE,) * stages, stages, layers=12, samples=4,
              microbatches=15, more=f"back_servers = 0\n[routes]\nskip = {skipped / stages:.2f}")
@@ -273,11 +283,11 @@ def missed(rows: list[dict[str, Any]]) -> list[str]:
     by_name = {row["name"]: row for row in rows}
     found = [f"{case.name}: not measured" for case in CASES if case.name not in by_name]
     found += [f"{row['name']}: the prediction is {row['off']:+.1%} off" for row in rows if abs(row["off"]) > OFF_MAX]
-    for case, faster in (("lines", True), ("devices", True), ("", False)):
+    for case, faster in (("sums", True), ("devices", True), ("lines", False), ("", False)):
         even, planned = (by_name.get(f"{case}, {cut}" if case else cut) for cut in ("even", "planned"))
         if even and planned:
             ratio = planned["measured_s"] / even["measured_s"]
-            if ratio > (1.0 if faster else 1.05):  # alike, both have the same plan: 5 % are the computer's
+            if ratio > (1.0 if faster else 1.05):  # one plan in both arms: 5 % are the computer's
                 found.append(f"{planned['name']}: {ratio:.2f} times the even layout's step")
     for row in rows:
         if row.get("costs", 0.0) >= COSTS_MAX:
@@ -295,7 +305,9 @@ class Running:
         self.volunteers: list[Child] = []
         self._number = 1
         toml = folder / "RUN.toml"
-        toml.write_text(case.toml())
+        self.checkpoints = folder / "checkpoints"
+        self.checkpoints.mkdir()
+        toml.write_text(case.toml(self.checkpoints))
         home = folder / "coordinator"
         arguments = ["coordinator", str(toml), "--state", str(home), "--listen", f"{NET}.1:0"]
         self.coordinator = children.start(
@@ -332,7 +344,8 @@ class Running:
         if share:
             words = [*self.shares.words(name, share), *words]
         home = self.folder / name
-        more = ["--listen", f"{NET}.{self._number}:0"] if role == "server" else ["--yes", "--always"]
+        more = ["--listen", f"{NET}.{self._number}:0", "--checkpoints", str(self.checkpoints)]
+        more = more if role == "server" else ["--yes", "--always"]
         arguments = [role, link, "--state", str(home), "--metrics", "off", "--no-punch", "--threads", "1", *more]
         return self.children.start(name, home, arguments, words)
 
@@ -368,6 +381,17 @@ class Running:
 
     def step(self) -> int:
         return int(self.ask("status")["run"]["step"])
+
+    def plan_again(self, patience_s: float) -> None:
+        """Asks the planner for those who are here, and waits for some steps of what it says."""
+        try:
+            self.ask("replan", {"settings": ["stages.cut=planned"]})
+        except RuntimeError as error:
+            if "has this layout already" not in str(error):
+                raise
+            return
+        _until(lambda: self.ask("status")["ledger_generation"] > 1, patience_s)
+        self.steps(4, patience_s)
 
     def steps(self, count: int, patience_s: float) -> None:
         """Waits until so many more have closed."""
@@ -433,6 +457,8 @@ def run_case(case: Case, steps: int, patience_s: float) -> dict[str, Any]:
             run.steps(1, patience_s)
             run.free()
             run.steps(3, patience_s)
+            if case.is_planned_again:
+                run.plan_again(patience_s)
             began = time.monotonic()
             run.steps(steps, patience_s)
             row = {"name": case.name, **measure(run, time.monotonic() - began)}

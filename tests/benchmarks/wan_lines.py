@@ -150,7 +150,7 @@ def judged(row: dict[str, Any]) -> dict[str, float]:
 def config_of(name: str) -> RunConfig:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "RUN.toml"
-        path.write_text(case_of(name).toml())
+        path.write_text(case_of(name).toml(path.parent))
         return load_run(path)
 
 

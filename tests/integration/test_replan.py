@@ -67,7 +67,7 @@ def test_a_run_goes_on_with_three_stages_and_then_with_one_as_its_reference(tmp_
             (["routes.skip=0.5"], "routes.skip: is no part of the layout"),
             (["stages.count=2"], "the run has this layout already"),
             (["stages.cut=9"], "stages.cut: "),
-            (["stages.count=auto"], "stages.count: a planner"),
+            (["stages.cut=planned", "stages.front_servers=2"], "take 4 servers, and 3 are here"),
         ):
             refused = command("run", "replan", *words, *url)
             assert refused.returncode == 2 and says in refused.stderr, refused.stderr
@@ -109,3 +109,51 @@ def test_a_run_goes_on_with_three_stages_and_then_with_one_as_its_reference(tmp_
         assert done.returncode == 0, done.stderr
     assert tensors(tmp_path / "model") == tensors(tmp_path / "changed" / "model")
     assert tensors(tmp_path / "model") != tensors(tmp_path / "plain" / "model")
+
+
+def test_a_run_that_the_planner_has_cut_is_cut_by_hand_and_by_the_planner_again(tmp_path: Path) -> None:
+    """RUN.toml leaves the cut open. A cut with the embedding alone in stage 0 is ordered; the coordinator dies and
+    comes back, and has only the plan to know how the run was cut before; then the planner is asked again, for those
+    who are here. The history has all three cuts, and the weights are those of one process that is told them."""
+    (tmp_path / "checkpoints").mkdir()
+    text = RUN.replace("FOLDER", str(tmp_path / "checkpoints")).replace("count = 2", 'count = 2\ncut = "planned"')
+    text = text.replace("steps = 100", "steps = 100000")
+    ports = ("--listen", f"127.0.0.1:{free_port()}", "--http", f"127.0.0.1:{free_port()}")
+    more = ("--checkpoints", str(tmp_path / "checkpoints"))
+    with Swarm(tmp_path, text, server_count=2, more=more, coordinator=ports) as swarm:
+        url = ["--url", swarm.links["http"]]
+        eventually(lambda: swarm.step() >= 5, "some steps")
+        done = command("run", "replan", "stages.cut=1", *url)
+        assert done.returncode == 0, done.stderr
+        eventually(lambda: swarm.status()["run"]["cut"] == "1", "the cut by hand")
+        first = swarm.status()["restore_step"]
+        swarm.kill(swarm.coordinator)
+        swarm.again(swarm.coordinator)
+        eventually(lambda: state(swarm) == "training", "everybody to be back")
+        eventually(lambda: swarm.step() > first + 5, "more steps")
+        soon = command("run", "replan", "stages.cut=planned", *url)
+        assert soon.returncode == 2 and "no line is measured yet" in soon.stderr, soon.stdout + soon.stderr
+        done = soon
+        while "no line is measured yet" in done.stderr:
+            time.sleep(1.0)
+            done = command("run", "replan", "stages.cut=planned", *url)
+        assert done.returncode == 0, done.stderr
+        assert "planned from what was measured" in done.stdout and "proven bound" in done.stdout, done.stdout
+        eventually(lambda: swarm.status()["run"]["cut"] != "1", "the planner's cut")
+        second = swarm.status()["restore_step"]
+        done = command("run", "set", "steps", str(swarm.step() + 20), *url)
+        assert done.returncode == 0, done.stderr
+        eventually(lambda: swarm.status()["run"]["state"] == "finished", "the end")
+        assert swarm.status()["run"]["lost_steps"] == 0 and swarm.status()["run"]["rollbacks"] == 0
+        changes = command("run", "changes", "--json", *url).stdout
+    told = json.loads(changes)
+    assert [(change["key"], change["from_step"]) for change in told[:3]] == [
+        ("stages", 0), ("stages", first), ("stages", second)
+    ]  # fmt: skip
+    (tmp_path / "changes.json").write_text(changes)
+    exported = command("export", str(tmp_path / "model"), str(tmp_path / "checkpoints"))
+    assert exported.returncode == 0, exported.stderr
+    words = ["--config", str(tmp_path / "RUN.toml"), "--changes", str(tmp_path / "changes.json")]
+    done = command("demo", "--reference", *words, "--out", str(tmp_path / "one"))
+    assert done.returncode == 0, done.stderr
+    assert tensors(tmp_path / "model") == tensors(tmp_path / "one" / "model")

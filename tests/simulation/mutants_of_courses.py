@@ -2,10 +2,10 @@
 them.
 
 What this world cannot tell, and who can: a loss divided by visited tokens and the scale of another version are
-arithmetic of `node/compute` (`tests/numerics`, `tests/integration/test_changes.py`, against one process); a checkpoint
-that is cut anew one number further (`test_replanned.py`); a clock of weight gradients that is renewed without progress
-(`tests/node/server/test_pool.py`: honest nodes always show some, and liars have gone before a step is late); a course
-that counts for an open step (a course changes with the layout alone, under new ledgers: no step has two).
+arithmetic of `node/compute`, and a clock of weight gradients that is renewed without progress is of no use to honest
+nodes, who always show some (all three are taken away in `tests/test_plans_matter.py`); a checkpoint that is cut anew
+one number further (`test_replanned.py`); a course that counts for an open step (a course changes with the layout alone,
+under new ledgers: no step has two).
 """
 
 from __future__ import annotations

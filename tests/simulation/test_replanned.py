@@ -11,7 +11,9 @@ from coordinator.live.core import CoordinatorMachine
 from coordinator.live.orders import ChangeRun
 from coordinator.live.records import StepRow
 from protocol.base.machine import Ordered
-from protocol.run.changes import laid_out_at, make_layout
+from protocol.run.changes import laid_out_at
+from protocol.run.course import PLANNED
+from tests.layouts import make_layout
 from tests.simulation import arithmetic, lanes
 from tests.simulation.arithmetic import Vector, reference, shards
 from tests.simulation.swarm import Shape, Swarm
@@ -28,6 +30,12 @@ def test_a_run_that_is_laid_out_anew_under_kills_computes_what_one_process_does(
     lay_out_twice(seed)
 
 
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))])
+def test_a_run_that_a_planner_has_cut_is_laid_out_anew_in_the_same_way(seed: int) -> None:
+    """Whoever starts knows how it was cut before from the first of the layouts."""
+    lay_out_twice(seed, PLANNED)
+
+
 def test_a_checkpoint_that_is_cut_anew_one_number_further_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mutant, in the same run: the reference has other losses."""
 
@@ -40,10 +48,10 @@ def test_a_checkpoint_that_is_cut_anew_one_number_further_is_noticed(monkeypatch
         lay_out_twice(3)
 
 
-def lay_out_twice(seed: int) -> None:
+def lay_out_twice(seed: int, cut: str = "even") -> None:
     """Runs a seed and looks at all that it came to."""
     rng = random.Random(seed)
-    shape = Shape(steps=14, spares=2, checkpoint_every=5, delay=seed % 2)
+    shape = Shape(steps=14, spares=2, checkpoint_every=5, delay=seed % 2, cut=cut)
     swarm = Swarm(seed, shape, Watcher())
     world = swarm.world
 
@@ -85,9 +93,9 @@ def lay_out_twice(seed: int) -> None:
     for change in now.placement.wishes.changes:
         config = laid_out_at(now.config, now.placement.wishes.changes, change.from_step)
         layouts[change.from_step] = config, [shape.shards] * config.stages.count
-        laid_out += 1
+        laid_out += change.from_step > 0
     assert laid_out or seed % 4, f"seed {seed}: no layout has begun"
-    right = reference(swarm.config, [shape.shards] * shape.stages, layouts)
+    right = reference(now.config, [shape.shards] * shape.stages, layouts)
     rows = [record for record in records if isinstance(record, StepRow)]
     assert [(row.step, row.loss) for row in rows] == list(enumerate(right.losses)), "other losses than one process"
     parts = world.shared[f"manifest-{shape.steps}"]

@@ -1,4 +1,4 @@
-"""The search for a run's first plan: how the model is cut, who sits where, and how many stages if that is open.
+"""The search for a run's plan: how the model is cut, who sits where, and how many stages if that is open.
 
 It starts from the even plan with servers as they came, and from a chain of near servers (each next seat goes to the
 nearest server that is left, so that a stage's back servers are near the next one's fronts). Then three steps take turns
@@ -64,6 +64,8 @@ def search_seats(
     budget_s: float,
     seed: int = 0,
     clock: Callable[[], float] = time.perf_counter,
+    *,
+    keeps_seats: bool = False,
 ) -> SeatAnswer:
     """The best plan found in about `budget_s`.
 
@@ -72,6 +74,7 @@ def search_seats(
         file: servers in the order in which a plan without a planner would seat them.
         clock: seconds; with one that stands the search ends when nothing helps any more, and equal problems have
             equal answers.
+        keeps_seats: servers sit in their order, and only the cut is searched.
 
     Raises `BadInputError` naming what is missing when there is no plan.
     """
@@ -96,7 +99,12 @@ def search_seats(
         seats = Seats(pools, config.settled(count))
         until = clock() + (budget_s - (clock() - began)) / (len(counts) - number)
         even = even_seats(seats)
-        best = _searched(seats, even, config.stages.cut == PLANNED, random.Random(seed), lambda u=until: clock() >= u)  # type: ignore[misc]
+        cuts = config.stages.cut == PLANNED
+        expired: Callable[[], bool] = lambda u=until: clock() >= u  # type: ignore[misc]  # noqa: E731
+        if keeps_seats:
+            best = settled(seats, even, cuts, expired)
+        else:
+            best = _searched(seats, even, cuts, random.Random(seed), expired)
         cost = seats.cost(best)
         found.append((cost.step_s, count, seats, best, cost, seats.cost(even)))
     step_s, _, seats, plan, cost, even_cost = min(found, key=lambda each: each[:2])

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from coordinator.live.first_plan import GATHER_S, PLANNING_S, SURVEY_S
+from coordinator.live.first_plan import GATHER_S, PLANNING_S, SURVEY_S, problem_now
 from coordinator.live.plan_builder import Guidance, in_flight_of
 from coordinator.live.problem import Problem, Proposal
 from coordinator.live.records import PlanRow, StoredState
@@ -43,6 +43,24 @@ def measure(desk: Desk, *nodes: str, tokens_per_s: float = 100.0) -> None:
     for node in nodes:
         desk.say(node, join(addresses=(f"{node}:1",), tokens_per_s=tokens_per_s))
         desk.say(node, LinkReport(links=tuple(figures(peer) for peer in nodes if peer != node)))
+
+
+def test_the_lines_of_who_works_are_those_that_it_has_shown() -> None:
+    """A volunteer has links to its own stage's servers: what it sends there it could send to others. (Its line to them
+    counted as a home's, and the better of the two was its uplink.)"""
+    desk = Desk(msgspec.structs.replace(CONFIG, stages=StagesSection(count=2)))
+    desk.train()
+    desk.volunteer("v0")
+    line = msgspec.structs.replace(figures("s0"), sent_bytes_per_s=2.5e5, received_bytes_per_s=1e6)
+    desk.say("v0", LinkReport(links=(line,)))
+    servers = desk.machine.roster.servers()
+    problem = problem_now(
+        CONFIG, servers, desk.machine.roster.volunteers(), desk.machine.network, desk.machine.flops_per_s, desk.now
+    )
+    (home,) = [machine for machine in problem.network.machines if machine.role == "volunteer"]
+    assert (home.uplink_bytes_per_s, home.downlink_bytes_per_s) == (2.5e5, 1e6)
+    ways = {(link.source, link.target): link.bytes_per_s for link in problem.network.links}
+    assert all(ways["v0", server.peer] == 2.5e5 and ways[server.peer, "v0"] == 1e6 for server in servers)
 
 
 def asked(effects: list[Effect]) -> list[StartPlanning]:

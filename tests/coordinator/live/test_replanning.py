@@ -6,27 +6,31 @@ import msgspec
 import pytest
 
 from coordinator.live.orders import ChangeRun, RollBack
+from coordinator.live.plan_builder import Guidance
 from coordinator.live.records import DataRow, PlanRow, StoredState
 from coordinator.live.replanning import why_no_layout
 from protocol.base.ids import NodeId
 from protocol.base.machine import LinkDown, Ordered
 from protocol.messages import NodeReport, PlanChanged
-from protocol.run.changes import changed, make_layout
+from protocol.run.changes import changed
 from protocol.run.run import CheckpointSection, RunConfig
+from protocol.schedule.policies import Policy
 from tests.coordinator.live.desk import CONFIG, Desk, join
+from tests.layouts import make_layout
 
 RUN = msgspec.structs.replace(CONFIG, steps=100, checkpoint=CheckpointSection(every_steps=10, folder="/shared"))
 NODES = ("s0", "s1", "s2", "s3")
 PLACES = {"s0": (0, 0), "s1": (0, 1), "s2": (1, 0), "s3": (1, 1)}
 
 
-def ordered(*settings: str) -> Desk:
+def ordered(*settings: str, guidance: Guidance | None = None) -> Desk:
     """Four servers of two stages have closed steps 0 to 6, step 7 is open, and a layout is ordered."""
     desk = Desk(RUN)
     desk.train()
     for step in range(7):
         desk.report(step)
-    desk.feed(Ordered(ChangeRun(make_layout(RUN, (), settings or ("stages.count=1", "stages.front_servers=3")))))
+    layout = make_layout(RUN, (), settings or ("stages.count=1", "stages.front_servers=3"))
+    desk.feed(Ordered(ChangeRun(layout, guidance)))
     return desk
 
 
@@ -60,6 +64,27 @@ def saved(desk: Desk) -> None:
     get_on(desk, 7, 7)
     assert desk.plan.held and desk.plan.save == 8 and desk.plan.changes[0].is_pending
     get_on(desk, 7, 7)
+
+
+def test_what_the_planner_says_beside_a_layout_counts_with_it_and_not_with_the_next() -> None:
+    """How much is in flight was for its stages; before it begins, nothing changes."""
+    desk = ordered(guidance=Guidance(Policy(), 40))
+    before = desk.plan.in_flight_max
+    saved(desk)
+    assert desk.plan.in_flight_max == before != 40
+    can_read(desk, 8, *NODES)
+    assert desk.plan.restore_step == 8 and desk.plan.in_flight_max == 40
+    wishes = desk.machine.placement.wishes
+    desk.feed(Ordered(ChangeRun(make_layout(RUN, wishes.changes, ("stages.count=2", "stages.front_servers=1")))))
+    assert desk.plan.in_flight_max == 40 and wishes.guidance is None
+
+
+def test_a_second_layout_before_the_first_has_begun_changes_nothing() -> None:
+    """Two orders may come in one moment, each after a look that found nothing on its way."""
+    desk = ordered()
+    layout = make_layout(RUN, (), ('stages.cut="4"',))
+    desk.feed(Ordered(ChangeRun(layout)))
+    assert layout not in desk.machine.placement.wishes.changes and len(desk.plan.changes) == 1
 
 
 def test_nobody_moves_before_all_have_saved_and_can_read() -> None:

@@ -13,19 +13,26 @@ from protocol.run.changes import (
     CHANGES_MAX,
     LAYOUT,
     LAYOUT_KEYS,
+    LAYOUT_TEXT_MAX,
     RunChange,
     changed,
     changes_hash,
     check_changes,
+    first_layout,
     in_force,
     kept_layouts,
     laid_out_at,
+    layout_change,
     make_change,
-    make_layout,
     mixtures,
     running,
+    settled_as,
+    wanted_layout,
 )
+from protocol.run.plan import Plan
 from protocol.run.run import DataSection, RunConfig
+from tests.layouts import make_layout
+from tests.node.setting import make_plan
 
 CONFIG = RunConfig()
 
@@ -206,11 +213,9 @@ def test_a_layout_is_one_change_of_all_its_keys() -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        (["stages.count=2"], "stages.count: the run has this layout already"),
+        (["stages.count=2"], "stages: the run has this layout already"),
         (["routes.skip=0.5"], "routes.skip: is no part of the layout"),
         (["stages.collocated=never"], "stages.collocated: is no part of the layout"),
-        (["stages.cut=planned"], "stages.cut: a planner plans the first layout only"),
-        (["stages.count=auto"], "stages.count: a planner plans the first layout only"),
         (["stages.count=99"], "stages.count: 99 is not between"),
         (["stages.cut=40"], "stages.cut: "),
         (["stages.chunks=2"], "stages.chunks: more than one needs"),
@@ -220,6 +225,47 @@ def test_a_layout_that_cannot_be_is_refused_by_its_key(settings: list[str], says
     """Before anybody is held."""
     with pytest.raises(BadInputError, match=f"^{says}"):
         make_layout(CONFIG, (), settings)
+
+
+def test_a_layout_may_be_left_to_a_planner() -> None:
+    """The number of stages, the cut, or both; what is not named stays."""
+    for settings, stages in (
+        (["stages.cut=planned"], (2, "planned")),
+        (["stages.count=auto", "stages.cut=planned"], (0, "planned")),
+        (["stages.count=auto"], (0, "even")),
+    ):
+        wanted = wanted_layout(CONFIG, (), settings)
+        assert wanted.is_open and (wanted.stages.count, wanted.stages.cut) == stages
+        assert wanted.settled(3, (2, 5)).stages.count == 3
+
+
+def test_how_a_planner_settled_a_run_is_the_first_of_its_layouts() -> None:
+    """When another layout has begun, nothing else tells; as a change it changes nothing."""
+    left_open = msgspec.structs.replace(CONFIG, stages=msgspec.structs.replace(CONFIG.stages, cut="planned"))
+    for edges in ((3,), ()):
+        settled = left_open.settled(2, edges)
+        first = first_layout(settled)
+        assert first is not None
+        later = msgspec.structs.replace(layout_change(settled, (first,), left_open.settled(2, (2,))), from_step=7)
+        assert settled_as(left_open, first) == settled == changed(settled, (first,))
+        assert laid_out_at(settled, (first, later), 6) == settled
+        assert laid_out_at(settled, (first, later), 7).stages.cut == "2"
+        check_changes(settled, (first, later))
+
+
+def test_the_longest_layout_travels_in_a_plan() -> None:
+    """And one that is longer is none, before anybody is held. (A plan with more than 256 characters of it was written
+    and could never be sent or read.)"""
+    model = msgspec.structs.replace(CONFIG.model, layers=100)
+    config = msgspec.structs.replace(CONFIG, model=model, stages=msgspec.structs.replace(CONFIG.stages, cut="planned"))
+    long = config.settled(64, tuple(range(70, 133)))
+    first = first_layout(long)
+    assert first is not None and 256 < len(first.value) <= LAYOUT_TEXT_MAX
+    plan = msgspec.structs.replace(make_plan(), changes=(first,))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=Plan) == plan
+    assert settled_as(config, first) == long
+    longest = msgspec.structs.replace(long, stages=msgspec.structs.replace(long.stages, cut=" ".join(["1000"] * 200)))
+    assert first_layout(longest) is None
 
 
 def test_a_run_that_goes_back_keeps_its_layout_from_there_on() -> None:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from protocol.base.errors import BadInputError
-from protocol.run.config_file import FILE_BYTES_MAX, field_docs, load_run, run_example
+from protocol.run.config_file import FILE_BYTES_MAX, change_run, field_docs, load_run, run_example
 from protocol.run.run import RunConfig
 
 
@@ -138,3 +138,9 @@ def test_the_example_is_plain_toml() -> None:
     table = tomllib.loads(run_example())
     assert table["model"]["rope_theta"] == 10000.0
     assert ast.literal_eval(repr(table["batch"])) == {"microbatches": 8, "samples": 2, "segments": 1, "delay": 1}
+
+
+def test_a_text_on_the_command_line_needs_no_quotes_though_it_is_a_number() -> None:
+    """A shell has taken them off: `stages.cut="3"` comes as a number."""
+    changed = change_run(RunConfig(), ["stages.cut=3", "name=7", "steps=9"])
+    assert (changed.stages.cut, changed.name, changed.steps) == ("3", "7", 9)
