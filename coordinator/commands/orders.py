@@ -17,7 +17,7 @@ from coordinator.commands.trace import trace
 from coordinator.commands.void import void_command, voided
 from protocol.base.errors import BadInputError
 from protocol.base.printable import printable
-from protocol.run.changes import AT_BOUNDARY, AT_DECISION
+from protocol.run.changes import AT_BOUNDARY, AT_DECISION, RunChange, in_words
 from protocol.trust.credit import open_credit
 from protocol.trust.identity import base32, is_node_id
 from protocol.trust.membership import JoinLink
@@ -198,7 +198,8 @@ def replan(settings: tuple[str, ...], url: str, links: Path | None) -> None:
     made = post(base_of(url), links, "replan", {"settings": list(settings)}, PLANNED_S)
     if made["reason"]:
         click.echo(made["reason"])
-    click.echo(f"{made['key']} = {made['value']}: the run ends its open steps, saves, and goes on so")
+    said = in_words(RunChange(made["key"], made["value"]))
+    click.echo(f"{said}: the run ends its open steps, saves, and goes on so")
     click.echo("(barnraise status tells what it waits for, and shows the plan when it has begun)")
 
 
@@ -261,7 +262,7 @@ def changes(url: str, as_json: bool) -> None:
         came_late = "never: it came when the last step was done"
         never = came_late if run["state"] == "finished" else "from the next step on"
         since = f"from step {change['from_step']}" if change["from_step"] >= 0 else never
-        click.echo(f"{change['key']} = {change['value']}  {since}")
+        click.echo(f"{in_words(RunChange(change['key'], change['value']))}  {since}")
     if not found:
         click.echo("nothing was changed")
 

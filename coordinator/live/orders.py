@@ -33,7 +33,9 @@ class ChangeRun:
 
     change: RunChange
     guidance: Guidance | None = None
-    """Of another layout that a planner has chosen: what it says beside the cut."""
+    """Of another layout that a planner has chosen: what it says beside the cut …"""
+    why: str = ""
+    """… and why it is so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ class Placement:
 
     def change(self, order: ChangeRun, now: float) -> None:
         """A key has another value; stage 0 decides from which step on."""
-        self.wishes.change(order.change, order.guidance, first_layout(self.config) if self._left_open else None)
+        self.wishes.change(order, first_layout(self.config) if self._left_open else None)
         self.look(now)
 
     def pause(self, paused: bool, now: float, reason: str = "") -> None:
@@ -354,7 +354,7 @@ class Placement:
             self.wishes.give_up_layout(f"server {unread[0][:8]} cannot read checkpoint {step}")
             return False
         self.wishes.lay_out(step)
-        cause = f"laid out anew from step {step} on, by the operator"
+        cause = f"laid out anew from step {step} on, {self.wishes.why or 'by the operator'}"
         self._issue(table.servers(linked, self.plan), None, step, cause, why=cause, table=table)
         return True
 

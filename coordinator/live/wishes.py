@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import msgspec
 
 from coordinator.live.boundary import all_have, begun_at, boundary, closed_up_to
+from coordinator.live.orders import ChangeRun
 from coordinator.live.outbox import Outbox
 from coordinator.live.plan_builder import Guidance
 from coordinator.live.rollback import changes_before
 from protocol.messages import NodeReport
-from protocol.run.changes import LAYOUT, RunChange, kept_layouts
+from protocol.run.changes import LAYOUT, RunChange, in_words, kept_layouts
 from protocol.run.plan import Plan
 
 PAUSED_FOR = "; paused: "
@@ -35,6 +36,8 @@ class Wishes:
         """Why, where the run's guard wants it and not a person."""
         self.guidance: Guidance | None = None
         """What a planner said beside the newest layout; a coordinator that starts anew has forgotten it."""
+        self.why = ""
+        """Why that is so."""
         self.order_count = 0
         """Orders of this process's life that have been taken."""
         if plan is not None:
@@ -59,23 +62,23 @@ class Wishes:
 
     # ---- orders ----------------------------------------------------------------------------------------------------
 
-    def change(self, change: RunChange, guidance: Guidance | None, first: RunChange | None) -> None:
+    def change(self, order: ChangeRun, first: RunChange | None) -> None:
         """A key has another value.
 
         Args:
-            guidance: a planner's, beside another layout.
             first: what stands at the head of all changes, where the run's file leaves its layout open.
         """
+        change = order.change
         self.order_count += 1
         if change.key == LAYOUT:
             if self.lays_out:
-                self._outbox.log("warning", "layout refused", detail=_said(change), reason="another is on its way")
+                self._outbox.log("warning", "layout refused", detail=in_words(change), reason="another is on its way")
                 return
-            self.guidance = guidance
+            self.guidance, self.why = order.guidance, order.why
         head = (first,) if first is not None and not self.changes else ()
         self.changes = (*head, *self.changes, change)
         self.held = self.held or change.is_pending
-        self._outbox.log("info", "run changed", detail=_said(change))
+        self._outbox.log("info", "run changed", detail=in_words(change))
 
     def pause(self, paused: bool, reason: str) -> bool:
         """No step is opened any more, or they are opened again; returns whether that is news."""
@@ -94,7 +97,7 @@ class Wishes:
         laid = tuple(change for change in self.changes[len(kept) :] if change.key == LAYOUT and not change.is_pending)
         for change in self.changes[len(kept) :]:
             if change not in laid:
-                self._outbox.log("warning", "change undone", detail=_said(change), step=step)
+                self._outbox.log("warning", "change undone", detail=in_words(change), step=step)
         self.changes, self.held = (*kept, *laid), False
 
     # ---- another layout --------------------------------------------------------------------------------------------
@@ -157,8 +160,4 @@ class Wishes:
 
     def _told_late(self, late: Sequence[RunChange], step: int) -> None:
         for change in late:
-            self._outbox.log("warning", "change too late", detail=_said(change), step=step)
-
-
-def _said(change: RunChange) -> str:
-    return f"{change.key} = {change.value}"
+            self._outbox.log("warning", "change too late", detail=in_words(change), step=step)

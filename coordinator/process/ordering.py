@@ -18,6 +18,7 @@ from protocol.drive.pump import Pump
 from protocol.run.changes import (
     LAYOUT,
     RunChange,
+    changed,
     first_layout,
     layout_change,
     make_change,
@@ -66,8 +67,10 @@ async def replan_run(machine: CoordinatorMachine, pump: Pump, settings: list[str
         if placement.wishes.changes != changes:
             raise BadInputError(f"{LAYOUT}: the run was changed while the planner worked; order it again")
         _check_layout(machine, wanted)
+        if wanted.stages == changed(machine.config, changes).stages:
+            raise BadInputError(f"{LAYOUT}: the planner finds the layout that the run has: {reason}")
     change = layout_change(machine.config, changes, wanted)
-    await _durable(machine, pump, ChangeRun(change, guidance))
+    await _durable(machine, pump, ChangeRun(change, guidance, reason))
     return change, reason
 
 

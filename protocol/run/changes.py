@@ -22,6 +22,7 @@ from msgspec import Meta
 from protocol.base.bounded import Number, Text
 from protocol.base.errors import BadInputError
 from protocol.run.config_file import change_run
+from protocol.run.course import EVEN
 from protocol.run.mixture import MIXTURE_TURN, parse_mixture
 from protocol.run.run import MICROBATCHES_MAX, RunConfig
 
@@ -225,6 +226,21 @@ def layout_change(config: RunConfig, changes: Sequence[RunChange], new: RunConfi
 
 def _layout_text(config: RunConfig) -> str:
     return json.dumps({name: getattr(config.stages, name) for name in LAYOUT_KEYS})
+
+
+def in_words(change: RunChange) -> str:
+    """A change as people read it: `steps = 400`; a layout, whose value is a table, as a sentence has it."""
+    if change.key != LAYOUT:
+        return f"{change.key} = {change.value}"
+    try:
+        table = msgspec.json.decode(change.value, type=dict[str, int | str])
+        count, chunks, cut = table["count"], table["chunks"], table["cut"]
+        servers = f"{table['front_servers']} front and {table['back_servers']} back servers each"
+    except (msgspec.DecodeError, KeyError):
+        return f"{change.key} = {change.value}"
+    parts = f" of {chunks} chunks ({table['placement']})" if chunks != 1 else ""
+    where = "cut evenly" if cut == EVEN else f"cut at {cut}"
+    return f"{LAYOUT} = {count}{parts}, {where}, {servers}"
 
 
 def first_layout(config: RunConfig) -> RunChange | None:

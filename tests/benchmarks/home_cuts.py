@@ -59,7 +59,7 @@ def config(steps: int, is_planned: bool) -> RunConfig:
     even = config_of(Row("", "1.1 B", VOLUNTEERS, steps))
     if not is_planned:
         return even
-    return msgspec.structs.replace(even, stages=msgspec.structs.replace(even.stages, count="auto", cut="planned"))
+    return msgspec.structs.replace(even, stages=msgspec.structs.replace(even.stages, count=0, cut="planned"))
 
 
 def measure(network_name: str, steps: int, is_planned: bool) -> Arm:
@@ -76,7 +76,7 @@ def measure(network_name: str, steps: int, is_planned: bool) -> Arm:
     counters = [
         volunteer.counters() for volunteer in (getattr(each, "volunteer", None) for each in machines) if volunteer
     ]
-    worked = sum(each.get("tasks_forward", 0.0) + each.get("tasks_backward", 0.0) > 0.0 for each in counters)
+    worked = sum(each["microbatches"] > 0.0 for each in counters)
     whole = len(closed) == steps
     return Arm(
         swarm.config.stages.count,
@@ -107,6 +107,7 @@ def main() -> int:
         for name, pair in zip(words.networks, arms, strict=True):
             even, planned = (each.result() for each in pair)
             bad = planned.later_s > even.later_s or planned.cost_s > even.cost_s or planned.planned_s > PLANNED_S
+            bad = bad or planned.without_stage > 0
             missed += bad
             ratio = planned.later_s / even.later_s
             said = f"{ratio:>8.2f} {planned.planned_s:>5.1f} s{'   MISSED' if bad else ''}"

@@ -20,6 +20,7 @@ from protocol.run.changes import (
     check_changes,
     first_layout,
     in_force,
+    in_words,
     kept_layouts,
     laid_out_at,
     layout_change,
@@ -251,6 +252,15 @@ def test_how_a_planner_settled_a_run_is_the_first_of_its_layouts() -> None:
         assert laid_out_at(settled, (first, later), 6) == settled
         assert laid_out_at(settled, (first, later), 7).stages.cut == "2"
         check_changes(settled, (first, later))
+
+
+def test_a_layout_is_said_in_words() -> None:
+    """Its value is a table for programs."""
+    assert in_words(make_change(CONFIG, (), "steps", "400")) == "steps = 400"
+    layout = make_layout(CONFIG, (), ["stages.cut=3", "stages.back_servers=2"])
+    assert in_words(layout) == "stages = 2, cut at 3, 1 front and 2 back servers each"
+    chunks = make_layout(CONFIG, (), ["stages.chunks=2", "stages.placement=v"])
+    assert in_words(chunks) == "stages = 2 of 2 chunks (v), cut evenly, 1 front and 1 back servers each"
 
 
 def test_the_longest_layout_travels_in_a_plan() -> None:
