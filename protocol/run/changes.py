@@ -234,13 +234,13 @@ def in_words(change: RunChange) -> str:
         return f"{change.key} = {change.value}"
     try:
         table = msgspec.json.decode(change.value, type=dict[str, int | str])
-        count, chunks, cut = table["count"], table["chunks"], table["cut"]
-        servers = f"{table['front_servers']} front and {table['back_servers']} back servers each"
+        count, chunks, placement, cut = table["count"], table["chunks"], table["placement"], table["cut"]
+        fronts, backs = table["front_servers"], table["back_servers"]
     except (msgspec.DecodeError, KeyError):
         return f"{change.key} = {change.value}"
-    parts = f" of {chunks} chunks ({table['placement']})" if chunks != 1 else ""
+    parts = f" of {chunks} chunks ({placement})" if chunks != 1 else ""
     where = "cut evenly" if cut == EVEN else f"cut at {cut}"
-    return f"{LAYOUT} = {count}{parts}, {where}, {servers}"
+    return f"{LAYOUT} = {count}{parts}, {where}, {fronts} front and {backs} back server{'' if backs == 1 else 's'} each"
 
 
 def first_layout(config: RunConfig) -> RunChange | None:

@@ -260,7 +260,7 @@ def test_a_layout_is_said_in_words() -> None:
     layout = make_layout(CONFIG, (), ["stages.cut=3", "stages.back_servers=2"])
     assert in_words(layout) == "stages = 2, cut at 3, 1 front and 2 back servers each"
     chunks = make_layout(CONFIG, (), ["stages.chunks=2", "stages.placement=v"])
-    assert in_words(chunks) == "stages = 2 of 2 chunks (v), cut evenly, 1 front and 1 back servers each"
+    assert in_words(chunks) == "stages = 2 of 2 chunks (v), cut evenly, 1 front and 1 back server each"
 
 
 def test_the_longest_layout_travels_in_a_plan() -> None:
