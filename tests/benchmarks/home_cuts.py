@@ -33,8 +33,8 @@ from tests.benchmarks.home_runs import Row, config_of, line_s
 NETWORKS = ("equal", *map(str, range(10)))
 PLANNED_S = 20.0
 MORE_MAX = 0.05
-"""The first steps decide who is where when the next begin: in network 4 the planner finds the even cut, and twelve steps
-of it, which differ in nothing but when servers came, took 1.05 times as long. (Two steps: 1.35.)"""
+"""The first steps decide who is where when the next begin: in network 4 the planner finds the even cut, and twelve
+steps of it, which differ in nothing but when servers came, took 1.05 times as long. (Two steps: 1.35.)"""
 
 
 @dataclass(frozen=True)
