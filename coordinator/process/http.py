@@ -9,7 +9,7 @@ GET  /api/steps?from=N&count=M   closed steps from N on, at most 1000; steps are
 GET  /api/credit                 what members gave, signed (`run credit`)
 GET  /api/voided                 what was undone, signed (`run voided`)
 POST /api/set                    {"key": KEY, "value": TEXT}: a key of the run changes
-POST /api/replan                 {"settings": ["KEY=VALUE", ...]}: a running job is laid out anew
+POST /api/replan                 {"settings": ["KEY=VALUE", ...]}: a running job is laid out anew, perhaps by a planner
 POST /api/pause                  {"paused": BOOL}: no step is opened, or they are again
 POST /api/rollback               {"step": N}: the run goes back to a checkpoint
 POST /api/void                   {"node": ID, "reason": TEXT, "lineage": BOOL, "from_start": BOOL}: its sums are undone
