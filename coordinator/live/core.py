@@ -113,7 +113,6 @@ class CoordinatorMachine:
         )
         self.history.on_going_back, self.placement.on_void = self.admission.go_back, self._bans.void
         self.tracing = Tracing(self.outbox)
-        self.left_open = config.is_open
         self.naming = Naming(stored.names, self.outbox)
         self._joins = JoinRates()
         self._task_tokens = config.batch.samples * config.model.context

@@ -51,7 +51,7 @@ class Placement:
         self._roster = roster
         self._history = history
         self._outbox = outbox
-        self._left_open = config.is_open
+        self.left_open = config.is_open
         self.config = config if stored.plan is None else settled_by(config, stored.plan)
         """The run, with what was open in it as the plan in force has it."""
         self.first = FirstPlanner(self.config, roster, network, outbox)
@@ -117,7 +117,7 @@ class Placement:
 
     def change(self, order: ChangeRun, now: float) -> None:
         """A key has another value; stage 0 decides from which step on."""
-        self.wishes.change(order, first_layout(self.config) if self._left_open else None)
+        self.wishes.change(order, first_layout(self.config) if self.left_open else None)
         self.look(now)
 
     def pause(self, paused: bool, now: float, reason: str = "") -> None:
@@ -354,7 +354,7 @@ class Placement:
             self.wishes.give_up_layout(f"server {unread[0][:8]} cannot read checkpoint {step}")
             return False
         self.wishes.lay_out(step)
-        cause = f"laid out anew from step {step} on, {self.wishes.why or 'by the operator'}"
+        cause = f"laid out anew from step {step} on, {self.wishes.why_laid_out}"
         self._issue(table.servers(linked, self.plan), None, step, cause, why=cause, table=table)
         return True
 
@@ -501,7 +501,7 @@ class Placement:
             undone=undone or (self.plan is not None and self.plan.undone),
             save=self.wishes.save,
             why=why,
-            guidance=self.guidance if table is None else self.wishes.guidance or Guidance.for_other_stages(self.plan),
+            guidance=self.guidance if table is None else self.wishes.guidance_after(self.plan),
         )
         if self.plan is not None and self.plan.course == plan.course and table is None:
             sentence = self.sentence.partition(PAUSED_FOR)[0]  # the reason for the cut does not change with a server

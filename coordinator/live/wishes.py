@@ -34,10 +34,8 @@ class Wishes:
         """The version that another layout begins from, once the run is held there."""
         self.pause_reason = sentence.partition(PAUSED_FOR)[2]
         """Why, where the run's guard wants it and not a person."""
-        self.guidance: Guidance | None = None
-        """What a planner said beside the newest layout; a coordinator that starts anew has forgotten it."""
-        self.why = ""
-        """Why that is so."""
+        self.layout: ChangeRun | None = None
+        """The newest order of a layout, with what a planner said beside it; forgotten by who starts anew."""
         self.order_count = 0
         """Orders of this process's life that have been taken."""
         if plan is not None:
@@ -74,7 +72,7 @@ class Wishes:
             if self.lays_out:
                 self._outbox.log("warning", "layout refused", detail=in_words(change), reason="another is on its way")
                 return
-            self.guidance, self.why = order.guidance, order.why
+            self.layout = order
         head = (first,) if first is not None and not self.changes else ()
         self.changes = (*head, *self.changes, change)
         self.held = self.held or change.is_pending
@@ -106,6 +104,16 @@ class Wishes:
     def lays_out(self) -> bool:
         """Whether another layout is ordered that has not begun."""
         return any(change.key == LAYOUT and change.is_pending for change in self.changes)
+
+    @property
+    def why_laid_out(self) -> str:
+        """Who has chosen the newest layout, and why it is so."""
+        return self.layout.why if self.layout is not None and self.layout.why else "by the operator"
+
+    def guidance_after(self, plan: Plan | None) -> Guidance | None:
+        """What a plan in the newest layout has: the planner's, or what of the plan before counts for other stages."""
+        planned = None if self.layout is None else self.layout.guidance
+        return planned or Guidance.for_other_stages(plan)
 
     def lay_out(self, step: int) -> None:
         """The layout begins with this step, and so does all that waits for a boundary: new ledgers know it all."""

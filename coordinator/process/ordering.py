@@ -80,7 +80,7 @@ def _check_layout(machine: CoordinatorMachine, wanted: RunConfig) -> None:
         raise BadInputError(late)
     changes = placement.wishes.changes
     first = changes[0] if changes else first_layout(machine.config)
-    if machine.left_open and (first is None or (first.key, first.from_step) != (LAYOUT, 0)):
+    if placement.left_open and (first is None or (first.key, first.from_step) != (LAYOUT, 0)):
         raise BadInputError(
             "stages.cut: RUN.toml leaves the layout to the planner, and what it settled is not at the head of the run's"
             " changes (an older version wrote none, and one of more than 600 characters has no place there); `run"

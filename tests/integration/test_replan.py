@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,11 @@ def state(swarm: Swarm) -> str:
         return str(swarm.status()["run"]["state"])
     except OSError:
         return ""
+
+
+def when_known(asked: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str] | None:
+    """What a planner was asked, once lines are measured."""
+    return None if "no line is measured yet" in asked.stderr else asked
 
 
 def end_soon(swarm: Swarm, url: list[str]) -> None:
@@ -140,10 +146,8 @@ def test_a_run_that_the_planner_has_cut_is_cut_by_hand_and_by_the_planner_again(
         eventually(lambda: swarm.step() > first + 5, "more steps")
         soon = command("run", "replan", "stages.cut=planned", *url)
         assert soon.returncode == 2 and "no line is measured yet" in soon.stderr, soon.stdout + soon.stderr
-        done = soon
-        while "no line is measured yet" in done.stderr:
-            time.sleep(1.0)
-            done = command("run", "replan", "stages.cut=planned", *url)
+        replan = partial(command, "run", "replan", "stages.cut=planned", *url)
+        done = eventually(lambda: when_known(replan()), "the lines to be measured")
         assert done.returncode == 0, done.stderr
         assert "planned from what was measured" in done.stdout and "proven bound" in done.stdout, done.stdout
         eventually(lambda: swarm.status()["run"]["cut"] != "1", "the planner's cut")

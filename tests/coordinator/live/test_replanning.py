@@ -76,7 +76,7 @@ def test_what_the_planner_says_beside_a_layout_counts_with_it_and_not_with_the_n
     assert desk.plan.restore_step == 8 and desk.plan.in_flight_max == 40
     wishes = desk.machine.placement.wishes
     desk.feed(Ordered(ChangeRun(make_layout(RUN, wishes.changes, ("stages.count=2", "stages.front_servers=1")))))
-    assert desk.plan.in_flight_max == 40 and wishes.guidance is None
+    assert desk.plan.in_flight_max == 40 and wishes.layout is not None and wishes.layout.guidance is None
 
 
 def test_a_second_layout_before_the_first_has_begun_changes_nothing() -> None:
