@@ -182,6 +182,9 @@ class NodeReport(Message, frozen=True, kw_only=True):
     """Of a server: the ledgers whose steps it counts."""
     linked: Nodes = ()
     """Of a server: its fellows in the plan that it has a link with. Nobody is given up whom its fellows reach."""
+    resting: Nodes = ()
+    """Of a server: volunteers of its stage whom it gives no work for a while. Where that is all of them, the stage has
+    nobody."""
     counters: Counters
     """Totals since the process started; names of `protocol.base.limits.REPORT_COUNTERS`."""
 

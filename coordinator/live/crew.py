@@ -28,6 +28,7 @@ from coordinator.live.throughput import (
     with_left_out,
 )
 from protocol.base.ids import NodeId
+from protocol.messages import NodeReport
 from protocol.run.course import Course
 from protocol.run.news import Share
 from protocol.run.run import RunConfig
@@ -98,7 +99,7 @@ class Crew:
         self._typical = 0.0
         """The power of whoever was not measured; 0: to be found."""
         self._standing: Standing | None = None
-        """Of those with a stage; None: to be found anew."""
+        """Of those with a stage, and work; None: to be found anew."""
         self._counts: Counter[int] = Counter()
         """Volunteers by stage."""
         self._empty_since: float | None = None
@@ -127,6 +128,23 @@ class Crew:
         member = self._roster.get(peer)
         if member is not None and member.stage >= 0:
             self._standing = None
+
+    def reported(self, member: Member, report: NodeReport) -> None:
+        """Before `member.report` is replaced by `report`: who rests may have changed."""
+        if report.resting != (member.report.resting if member.report is not None else ()):
+            self._standing = None
+
+    def without_work(self) -> dict[int, list[NodeId]]:
+        """Stages of which one server gives nobody work, since all their volunteers are slow or false, with these: they
+        are as good as empty."""
+        found: dict[int, list[NodeId]] = {}
+        for slot, node in self._placement.table.holder.items():
+            server = self._roster.get(node)
+            if server is not None and server.report is not None and server.report.resting:
+                crew = [member.peer for member in self._roster.volunteers() if member.stage == slot[0]]
+                if crew and set(crew) <= set(server.report.resting):
+                    found[slot[0]] = crew
+        return found
 
     def left(self, member: Member, now: float) -> None:
         """Its link is gone. The time that its stage may be without anybody is counted from here, and not from the next
@@ -277,7 +295,12 @@ class Crew:
     def _stands(self, vocabulary: int) -> Standing:
         stages = len(self._stages(vocabulary))
         if self._standing is None or len(self._standing.counts) != stages:
-            working = [member for member in self._roster.volunteers() if member.join is not None and member.stage >= 0]
+            resting = self.without_work()
+            working = [
+                member
+                for member in self._roster.volunteers()
+                if member.join is not None and member.stage >= 0 and member.stage not in resting
+            ]
             self._standing = Standing(stages, (self._power(member, vocabulary) for member in working))
         return self._standing
 

@@ -164,7 +164,7 @@ def fill(needed: Sequence[bool], standing: Standing, keep: Sequence[NodeId] = ()
     crew = [power for power in movable if power.stage == giver]
     chosen = min(crew, key=lambda power: (power.steps_per_s[giver], -power.number))
     target = min(needy, key=lambda stage: (chosen.steps_per_s[stage], stage))  # where the work is most
-    reason = f"moved from stage {giver} to stage {target}, which has no volunteer"
+    reason = f"moved from stage {giver} to stage {target}, where no volunteer works"
     return chosen.node, Assignment(target, reason, "empty_stage")
 
 

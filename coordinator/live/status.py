@@ -25,7 +25,7 @@ that hung right after it left a run without a word for 33 s.) The next longest d
 close in pairs."""
 LEASES_QUIET = 3
 AWAY_NAMED = 4
-"""Servers that one sentence names; after a restart of the coordinator all are away for a moment."""
+"""Nodes that one sentence names; after a restart of the coordinator all are away for a moment."""
 
 
 def build_status(machine: CoordinatorMachine, now: float) -> dict[str, Any]:
@@ -215,11 +215,15 @@ def _lonely_stages(machine: CoordinatorMachine) -> str:
     stages = machine.placement.running.stages
     if stages.collocated != "never":
         return ""
-    served = [member.stage for member in machine.roster.volunteers()]
-    lonely = [str(stage) for stage in range(stages.count) if stage not in served]
+    served = {member.stage for member in machine.roster.volunteers()}
+    idle = machine.crew.without_work()
+    lonely = [str(stage) for stage in range(stages.count) if stage not in served or stage in idle]
     if not lonely:
         return ""
-    return f"waiting for volunteers for stage {', '.join(lonely)}: servers do not compute (stages.collocated)"
+    resting = [node[:8] for crew in idle.values() for node in crew]
+    more = f" and {len(resting) - AWAY_NAMED} more" if len(resting) > AWAY_NAMED else ""
+    less = f"; there, but given no work for a while: {', '.join(resting[:AWAY_NAMED])}{more}" if resting else ""
+    return f"waiting for volunteers for stage {', '.join(lonely)}: servers do not compute (stages.collocated){less}"
 
 
 def _quiet_max_s(machine: CoordinatorMachine) -> float:

@@ -388,6 +388,7 @@ class Roles:
             alert=self.server.alert() if self.server is not None else self._data_alert(),
             ledger_generation=self.server.context.generation if self.server is not None else -1,
             linked=tuple(filter(self._links.is_up, self.server.context.plan.server_nodes())) if self.server else (),
+            resting=self.server.resting() if self.server else (),
             counters=counters,
         )
 

@@ -88,6 +88,8 @@ class _Record:
     out_until: float = float("-inf")
     out_for: str = ""
     """Why, in the words of the ruling."""
+    false_until: float = float("-inf")
+    """Until when it is out for what it sent, whatever else it brings: what it was given before may still come."""
     left: int = 0
     """In a row, too: links that ended with leases unfinished."""
     left_at: float = float("-inf")
@@ -155,13 +157,14 @@ class Conduct:
         record.samples[kind] = record.samples.get(kind, 0) + 1
         self._samples[kind] += 1
 
-    def finished(self, node: NodeId) -> Ruling | None:
-        """It finished a lease: what was before is forgotten. Returns what changes for it, if anything."""
+    def finished(self, node: NodeId, now: float) -> Ruling | None:
+        """It finished a lease: that it was slow before is forgotten, that it sent what is false is not. Returns what
+        changes for it, if anything."""
         record = self._records.get(node)
         if record is None:
             return None
         record.left = 0
-        if not record.overtaken:
+        if not record.overtaken or now < record.false_until:
             return None
         record.overtaken, record.out_until = 0, float("-inf")
         self._out_until.pop(node, None)
@@ -213,10 +216,12 @@ class Conduct:
         record.refused_at = now
         if record.refused < REFUSED_MAX:
             return None
+        record.false_until = now + OUT_MAX_S
         return self._out(node, now, f"it was hung up on {record.refused} times for what it sent")
 
     def blamed(self, node: NodeId, now: float) -> Ruling:
         """A result of its was false."""
+        self._of(node).false_until = now + OUT_MAX_S
         return self._out(node, now, "its result for a task was not what others computed")
 
     def leases_max(self, node: NodeId, now: float) -> int | None:
@@ -232,6 +237,10 @@ class Conduct:
         if record is None or not record.overtaken or now >= record.out_until:
             return None
         return Ruling(node, 0, record.out_until - now, record.out_for)
+
+    def resting(self, now: float) -> list[NodeId]:
+        """Those who get nothing at present."""
+        return [node for node, until in self._out_until.items() if until > now]
 
     def back_at(self, now: float) -> float | None:
         """When the first of those who get nothing may have a lease again."""

@@ -227,7 +227,7 @@ class Pool:
                 self._overtaken(entry, but=node)
                 self._change(entry, needs_gradient=False)
         for step, granted_at in begun.items():
-            self._rule(self._conduct.finished(node))
+            self._rule(self._conduct.finished(node, self._now))
             if step in self._tails:
                 tail_at, result_at = self._tails[step], self._conduct.result_at(node)
                 if not self._conduct.counts(min(granted_at, result_at)):
@@ -456,6 +456,10 @@ class Pool:
         lonely = not self._workers or (servers_only and self._choice.collocated == "never")
         return oldest_wait(self._entries.values(), own, lonely)
 
+    def resting(self) -> list[NodeId]:
+        """Whom nothing is given for a while, with or without a link at present."""
+        return self._conduct.resting(self._now)
+
     def counts(self) -> dict[str, int]:
         """Unfinished units by what they wait for."""
         return counted(self._entries.values())
@@ -492,7 +496,7 @@ class Pool:
                 self._set_patience()
             if entry.finished and "needs_gradient" not in values:
                 self._overtaken(entry, but=node)
-                self._rule(self._conduct.finished(node))
+                self._rule(self._conduct.finished(node, self._now))
         if entry.worker is None or entry.finished:
             entry.worker, entry.summed, entry.stored = None, False, False
         self._tables.note(entry)

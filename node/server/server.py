@@ -57,6 +57,7 @@ from node.server.recovery import StateLostError
 from node.server.roles import Roles
 from node.server.tickets import TicketOffice
 from protocol.base.ids import NodeId, TensorRef
+from protocol.base.limits import ITEMS_MAX
 from protocol.messages import StepReport, Work
 from protocol.run.memory import server_bytes
 from protocol.run.plan import Plan
@@ -462,6 +463,10 @@ class ServerMachine:
         waits += [pool.waiting_for(self.context.node) for pool in self._roles.pools()]
         waits += [role.waiting_for() for role in (self.ledger, self.decider) if role is not None]
         return sentence(waits)
+
+    def resting(self) -> tuple[NodeId, ...]:
+        """Volunteers whom one of the pools here gives no work for a while; without one pool a stage does nothing."""
+        return tuple(sorted({node for pool in self._roles.pools() for node in pool.resting()}))[:ITEMS_MAX]
 
     def task_counts(self) -> dict[str, int]:
         """Unfinished units of all pools by what they wait for: input, free, leased."""

@@ -20,7 +20,7 @@ from coordinator.live.stage_choice import fill as fill_by
 from coordinator.live.throughput import Delivered, Means, Needs, beside_visits, reload_s, steps_per_s
 from protocol.base.ids import NodeId
 from protocol.base.machine import Ordered
-from protocol.messages import LinkFigures, LinkReport, PlanChanged
+from protocol.messages import LinkFigures, LinkReport, NodeReport, PlanChanged
 from protocol.run.changes import make_change
 from protocol.run.run import BatchSection, LimitsSection, RunConfig, StagesSection
 from tests.coordinator.live.desk import DATA, Desk
@@ -458,8 +458,43 @@ def test_a_stage_that_loses_its_last_volunteer_gets_one_after_a_pause() -> None:
     effects = desk.stay(4, *SERVERS, "v1", "v2")
     assert not desk.sent("v1", PlanChanged, effects)
     (message,) = desk.sent("v2", PlanChanged, effects)
-    assert message.stage == 0 and message.reason == "moved from stage 1 to stage 0, which has no volunteer"
+    assert message.stage == 0 and message.reason == "moved from stage 1 to stage 0, where no volunteer works"
     assert message.plan == desk.plan
+
+
+def test_a_stage_whose_servers_give_its_volunteers_nothing_is_filled_like_an_empty_one() -> None:
+    """The one of stage 0 rests at one server: without that server's pool the stage does nothing. Two of stage 1 rest at
+    a server each, and no server has nobody. A newcomer meanwhile goes where nobody works."""
+    desk = Desk(RunConfig(steps=5, stages=StagesSection(count=2, collocated="never")))
+    desk.train()
+    for number in range(3):
+        desk.volunteer(f"v{number}", tokens_per_s=10.0)
+    assert [member.stage for member in desk.machine.roster.volunteers()] == [0, 1, 1]
+    desk.stay(STAY_S, *SERVERS, "v0", "v1", "v2")
+    fronts = [place.servers[0].node for place in desk.plan.stages]
+    backs = [place.servers[1].node for place in desk.plan.stages]
+    rest(desk, fronts[1], "v1")
+    rest(desk, backs[1], "v2")
+    assert not desk.sent("v2", PlanChanged, desk.stay(2 * MOVE_PAUSE_S, *SERVERS, "v0", "v1", "v2"))
+    assert desk.machine.status(desk.now)["run"]["state"] == "training"
+    rest(desk, fronts[1])
+    rest(desk, backs[0], "v0")
+    waits = desk.machine.status(desk.now)["run"]["waiting_for"]
+    assert waits.startswith("waiting for volunteers for stage 0") and waits.endswith("given no work for a while: v0")
+    (message,) = desk.sent("v2", PlanChanged, desk.stay(MOVE_PAUSE_S + 2, *SERVERS, "v0", "v1", "v2"))
+    assert message.stage == 0 and message.reason == "moved from stage 1 to stage 0, where no volunteer works"
+    assert desk.machine.status(desk.now)["run"]["waiting_for"] == ""
+    rest(desk, backs[0], "v0", "v2")
+    desk.volunteer("v3", tokens_per_s=10.0)
+    assert [member.stage for member in desk.machine.roster.volunteers()] == [0, 1, 0, 0]
+    rest(desk, backs[0])
+    assert desk.machine.crew.without_work() == {}
+
+
+def rest(desk: Desk, server: NodeId, *volunteers: str) -> None:
+    """The server's next report says that it gives these nothing."""
+    resting = tuple(NodeId(name) for name in volunteers)
+    desk.say(server, NodeReport(state="training", waiting_for="", resting=resting, counters={}))
 
 
 def test_the_pause_is_counted_from_the_loss_and_not_from_the_next_look_at_all_links() -> None:

@@ -112,7 +112,7 @@ def test_a_worker_that_is_out_may_try_again() -> None:
     end = 10.0 * (OVERTAKEN_MAX - 1) + 5.0
     assert conduct.leases_max(a, end) == 0 and conduct.back_at(end) == end + OUT_S
     assert conduct.leases_max(a, end + OUT_S) == 1
-    ruling = conduct.finished(a)
+    ruling = conduct.finished(a, end + OUT_S)
     assert ruling is not None and ruling.leases_max == -1 and conduct.leases_max(a, end + OUT_S) is None
 
 
@@ -136,12 +136,23 @@ def test_who_is_hung_up_on_for_the_third_time_gets_nothing_for_ten_minutes() -> 
     conduct = Conduct()
     for number in range(REFUSED_MAX - 1):
         assert conduct.refused(BAD, 10.0 * number) is None
-        conduct.finished(BAD)
+        conduct.finished(BAD, 10.0 * number)
     ruling = conduct.refused(BAD, 30.0)
     assert ruling is not None and (ruling.leases_max, ruling.seconds) == (0, OUT_MAX_S)
     assert ruling.reason == "it was hung up on 3 times for what it sent"
+    assert conduct.finished(BAD, 31.0) is None and conduct.resting(31.0) == [BAD], "what it had under way came"
+    assert conduct.leases_max(BAD, 30.0 + OUT_MAX_S) == 1
+    assert conduct.finished(BAD, 30.0 + OUT_MAX_S) is not None
     seldom = Conduct()
     assert not any(seldom.refused(BAD, 900.0 * number) for number in range(10))
+
+
+def test_whose_result_was_false_rests_whatever_else_it_brings() -> None:
+    """It had other leases when that was found, and finishes one: it had all the work that it asked for at once."""
+    conduct = Conduct()
+    assert conduct.blamed(BAD, 5.0).seconds == OUT_MAX_S
+    assert conduct.finished(BAD, 6.0) is None
+    assert conduct.leases_max(BAD, 4.0 + OUT_MAX_S) == 0 and conduct.leases_max(BAD, 5.0 + OUT_MAX_S) == 1
 
 
 def test_who_rests_hears_of_it_again_on_a_new_link() -> None:
@@ -160,7 +171,9 @@ def test_who_rests_hears_of_it_again_on_a_new_link() -> None:
     pool.worker_here(BAD, is_server=False)
     (again,) = pool.take_rulings()
     assert again.node == BAD and again.leases_max == 0 and 0 < again.seconds <= 60.0 and again.reason == told.reason
+    assert pool.resting() == [BAD]
     flapping.passes(60.0)
+    assert pool.resting() == []
     pool.worker_gone(BAD, flapping.now)
     pool.worker_here(BAD, is_server=False)
     assert pool.take_rulings() == []
@@ -437,7 +450,7 @@ def test_leaving_is_counted_within_ten_minutes_and_until_the_next_result() -> No
     assert [conduct.left(a, OUT_MAX_S * number) for number in range(3 * LEFT_MAX)] == [None] * 3 * LEFT_MAX
     for number in range(3 * LEFT_MAX):
         assert conduct.left(b, float(number)) is None
-        assert number % 4 or conduct.finished(b) is None
+        assert number % 4 or conduct.finished(b, float(number)) is None
     rulings = [conduct.left(c, float(number)) for number in range(LEFT_MAX)]
     assert rulings[:-1] == [None] * (LEFT_MAX - 1) and rulings[-1] is not None and rulings[-1].leases_max == 0
     assert conduct.leases_max(c, LEFT_MAX + OUT_MAX_S) == 1
