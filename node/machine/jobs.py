@@ -499,6 +499,8 @@ STORE_JOBS = (TryStore, BringPart, BringManifest)
 Each names the ledgers that it was ordered under, since the lanes end their jobs in any order."""
 SUM_JOBS = (AddUp,)
 """What the next stage waits for: in a lane of its own, too, so that it does not wait for an optimizer or for a disk."""
+SHARD_JOBS = (Measure, Fold, Reduce, Apply)
+"""A shard's arithmetic on what lies on its disk: where it fails, the next start would do the same, and fail."""
 FILE_JOBS = (WriteSnapshot, WriteCheckpoint, WriteManifest)
 """What training does not need: tried again, or given up, where it cannot be written."""
 StoreJob = TryStore | BringPart | BringManifest

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import trio
 
+from node.machine.jobs import SHARD_JOBS
 from node.process.journal import Journal, JournalError
 from node.process.store import StoreFullError
 from protocol.base.errors import BadInputError, ProtocolError
@@ -23,6 +24,7 @@ GIVE_UP_AFTER = 3
 CRASHES_MAX = 5
 """After so many the process is not started any more."""
 _REASON_CHARACTERS = 200
+_ARITHMETIC = frozenset(job.__name__ for job in SHARD_JOBS)
 _ORDINARY = (BadInputError, ProtocolError, JournalError, StoreFullError, KeyboardInterrupt, SystemExit, trio.Cancelled)
 """Ends that have a sentence of their own."""
 
@@ -76,7 +78,16 @@ class Crashes:
             while isinstance(first, BaseExceptionGroup):
                 first = first.exceptions[0]
             if not isinstance(first, _ORDINARY):
-                reason = f"{type(first).__name__}: {first}"[:_REASON_CHARACTERS]
-                count = self._last.count + 1 if reason == self._last.reason else 1
-                self._journal.set_meta("crash", msgspec.msgpack.encode(_Crash(reason, count)))
+                self.note(f"{type(first).__name__}: {first}")
             raise
+
+    def ended(self, reason: str) -> None:
+        """It has ended itself. Because it cannot do its arithmetic: that is a crash like others."""
+        if reason.removeprefix("failed: ").partition(":")[0] in _ARITHMETIC:
+            self.note(reason)
+
+    def note(self, reason: str) -> None:
+        """It has crashed."""
+        reason = reason[:_REASON_CHARACTERS]
+        count = self._last.count + 1 if reason == self._last.reason else 1
+        self._journal.set_meta("crash", msgspec.msgpack.encode(_Crash(reason, count)))

@@ -195,7 +195,9 @@ async def _run(options: NodeOptions) -> str:
                 if options.link.role == "server":
                     state.crashes.check(options.state)
                     with state.crashes.counted():
-                        return await live(lambda: make().run(), limits, metrics)
+                        ended = await live(lambda: make().run(), limits, metrics)
+                    state.crashes.ended(ended)
+                    return ended
                 if options.link.role == "auditor":
                     return await live(lambda: make().run(), limits, metrics)
                 return await lend(

@@ -30,8 +30,7 @@ class Part:
     folded: bool = False
     """In the step's sum; the tensor is gone."""
     measured: bool = True
-    """Whether its size is known; what comes on the grid is measured here, where the grid is, before it is announced."""
-    measuring: bool = False
+    """Whether its size is known; what comes on the grid is measured here, where the grid is, before it is written."""
 
 
 @dataclass(slots=True)
@@ -49,6 +48,20 @@ def leases(message: Contribute) -> list[tuple[TaskId, int]]:
     """What a contribution pays for: task and fence of each lease."""
     backwards = [task for task in message.tasks if task.op == "B"]
     return [(task, ticket.fence) for task, ticket in zip(backwards, message.tickets, strict=False)]
+
+
+def as_record(message: Contribute, generation: int) -> ContributionStored:
+    return ContributionStored(
+        ledger_generation=generation,
+        step=message.step,
+        contribution=message.contribution,
+        version=message.version,
+        tasks=message.tasks,
+        losses=message.losses,
+        tickets=message.tickets,
+        square_norm=message.square_norm,
+        tensors=message.tensors,
+    )
 
 
 def as_message(record: ContributionStored, shard: int) -> Contribute:

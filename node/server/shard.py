@@ -34,7 +34,7 @@ from node.server.agreement import Agreement
 from node.server.buddy import BuddyRole
 from node.server.context import StageContext, stage_tasks
 from node.server.judging import apply_job
-from node.server.parts import JOURNAL_BYTES, RECORDS_PER_TASK_MAX, Part, Reduction, as_message, leases
+from node.server.parts import JOURNAL_BYTES, RECORDS_PER_TASK_MAX, Part, Reduction, as_message, as_record, leases
 from node.server.recovery import StateLostError, needed_in_replay, restored
 from node.server.saves import Saves
 from node.server.serving import Serving
@@ -200,38 +200,40 @@ class ShardRole:
         context = self._context
         known = self._parts.get((message.contribution, message.step))
         reason = self._refusal(message, known)
-        if reason or known is not None or self.phase is not Phase.READY or message.step < self.version:
+        ready = self.phase is Phase.READY and message.version <= self.version
+        if reason or known is not None or not ready or message.step < self.version:
             self._out.drop(message.tensors)
-            if known is not None and known.durable and not reason:
+            if known is not None and known.durable and ready and not reason:
                 self._announce(known)
             return reason
-        self._keep(message, durable=False)
-        self._out.persist(
-            ContributionStored(
-                ledger_generation=context.generation,
-                step=message.step,
-                contribution=message.contribution,
-                version=message.version,
-                tasks=message.tasks,
-                losses=message.losses,
-                tickets=message.tickets,
-                square_norm=message.square_norm,
-                tensors=message.tensors,
-            )
-        )
-        return ""
-
-    def _keep(self, message: Contribute, durable: bool) -> None:
         # A grid's whole numbers nobody could measure as they came; nor was what a stage's server made, which tells who
         # lied where it is done in the place of something doubted.
-        ours = message.contribution.node in self._context.stage_servers
+        ours = message.contribution.node in context.stage_servers
         judges = ours and message.square_norm == 0.0 and not self._doubted.isdisjoint(message.tasks)
-        measured = message.tensors[0].form != "gi" and not judges
-        self._parts[message.contribution, message.step] = Part(message, durable, measured=measured)
+        part = self._keep(message, durable=False)
+        if message.tensors[0].form == "gi" or judges:
+            self._measure(part)
+        else:
+            self._write(part)
+        return ""
+
+    def _measure(self, part: Part) -> None:
+        message = part.message
+        part.measured = False
+        self._out.compute(Measure(message.contribution, message.step, message.version, message.tensors[0]))
+
+    def _write(self, part: Part) -> None:
+        """Its size is known first: after a restart the version that it is measured by may be gone, and parts of whole
+        steps would be read at once."""
+        self._out.persist(as_record(part.message, self._context.generation))
+
+    def _keep(self, message: Contribute, durable: bool) -> Part:
+        part = self._parts[message.contribution, message.step] = Part(message, durable)
         for lease in leases(message):
             self._spent[lease] = message.contribution
         writer = message.contribution.node, message.step
         self._written[writer] = self._written.get(writer, 0) + 1
+        return part
 
     def part_of(self, contribution: ContributionId, step: int) -> TensorRef | None:
         """This shard's part, as long as it is not in the step's sum."""
@@ -274,7 +276,7 @@ class ShardRole:
 
     def stored(self, record: ContributionStored) -> None:
         """The part is durable: only now the ledger hears of it. Where its step was committed meanwhile, without it,
-        nobody wants it: versions that it could be measured by may be gone."""
+        nobody wants it."""
         key = record.contribution, record.step
         if record.step < self.version:
             self._forget(key)
@@ -283,20 +285,18 @@ class ShardRole:
             self._announce(part)
 
     def measured(self, job: Measure, square_norm: float) -> None:
-        """The part's size is known: now the ledger may hear of it."""
+        """The part's size is known: it is written."""
         part = self._parts.get((job.contribution, job.step))
-        if part is not None:
-            part.message = msgspec.structs.replace(part.message, square_norm=square_norm)
-            part.measured, part.measuring = True, False
-            self._announce(part)
+        if part is None or part.measured or part.message.tensors[0] != job.part:
+            return  # it was let go meanwhile, and perhaps sent again
+        part.message, part.measured = msgspec.structs.replace(part.message, square_norm=square_norm), True
+        if job.step < self.version:
+            self._forget((job.contribution, job.step))
+        else:
+            self._write(part)
 
     def _announce(self, part: Part) -> None:
         message = part.message
-        if not part.measured and not part.folded:  # what is folded has its verdict
-            if not part.measuring:
-                part.measuring = True
-                self._out.compute(Measure(message.contribution, message.step, message.version, message.tensors[0]))
-            return
         self._out.send(
             self._context.ledger,
             Stored(

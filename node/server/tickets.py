@@ -105,8 +105,11 @@ def leased_tasks(tasks: Sequence[TaskId]) -> tuple[TaskId, ...]:
     since it is leased together with the backward that follows it.
 
     Raises:
-        RemoteProtocolError: ("decode") a loss without its backward.
+        RemoteProtocolError: ("decode") a loss without its backward, or a task that leaves no gradient: no ticket would
+            be asked for it, and whoever has none could fill the disk.
     """
+    if other := next((task for task in tasks if task.op not in ("B", "L")), None):
+        raise RemoteProtocolError("decode", f"{other} leaves no weight gradient")
     backwards = tuple(task for task in tasks if task.op == "B")
     begun = {(task.step, task.microbatch, task.position + 1) for task in backwards}
     for task in tasks:

@@ -39,6 +39,12 @@ def test_other_crashes_and_work_begin_the_count_again(tmp_path: Path) -> None:
         with pytest.raises(KeyError), Crashes(journal).counted():
             raise KeyError("one")
         assert Crashes(journal).gives_up.startswith("3 crashes in a row: KeyError")
+        for words in ("stopped", "failed: the device was lost 5 times", "failed: WriteSnapshot: no space", "drained"):
+            Crashes(journal).ended(words)
+        for _ in range(GIVE_UP_AFTER):
+            assert "Measure" not in Crashes(journal).gives_up
+            Crashes(journal).ended("failed: Measure: 63")
+        assert Crashes(journal).gives_up == "3 crashes in a row: failed: Measure: 63"
         Crashes(journal).forget()
         assert not Crashes(journal).gives_up
     finally:

@@ -144,6 +144,10 @@ def test_every_task_of_a_contribution_needs_its_ticket() -> None:
     assert hung_up(desk.say(contribute((desk.ticket(both[0]), desk.ticket(both[0])), both)))
     with pytest.raises(RemoteProtocolError, match="without the backward"):
         leased_tasks((TaskId(0, 0, 2, "L"), backward(0, 1, 1)))
+    (reason,) = hung_up(desk.say(contribute((), (TaskId(0, 0, 0, "F"),))))
+    assert reason == "decode: 0:F0@0 leaves no weight gradient", "no lease, no ticket, and a whole part on the disk"
+    with pytest.raises(RemoteProtocolError, match="leaves no weight gradient"):
+        leased_tasks((TaskId(0, 0, 1, "F"),))
     assert leased_tasks((TaskId(0, 1, 2, "L"), backward(0, 1, 1))) == (backward(0, 1, 1),)
 
 
