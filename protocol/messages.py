@@ -183,8 +183,8 @@ class NodeReport(Message, frozen=True, kw_only=True):
     linked: Nodes = ()
     """Of a server: its fellows in the plan that it has a link with. Nobody is given up whom its fellows reach."""
     resting: Nodes = ()
-    """Of a server: volunteers of its stage whom it gives no work for a while. Where that is all of them, the stage has
-    nobody."""
+    """Of a server of whose stage it has no volunteer that is of use for a while: those who are given nothing, or bring
+    nothing. Where that is all of the stage's, nobody works there."""
     counters: Counters
     """Totals since the process started; names of `protocol.base.limits.REPORT_COUNTERS`."""
 

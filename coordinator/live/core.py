@@ -355,7 +355,6 @@ class CoordinatorMachine:
                 if message.alert and (member.report is None or member.report.alert != message.alert):
                     self.outbox.log("warning", "alert", node=member.peer, detail=message.alert)
                 self.reported.take(member, self.stage_of(member), message, now)
-                self.crew.reported(member, message)
                 if message.state == "draining" and now >= member.news_at + LAST_NEWS_S:
                     self._tell_news(member, now)  # its owner is about to read what it gave
                 self.placement.heard(member, message, now)

@@ -28,7 +28,6 @@ from coordinator.live.throughput import (
     with_left_out,
 )
 from protocol.base.ids import NodeId
-from protocol.messages import NodeReport
 from protocol.run.course import Course
 from protocol.run.news import Share
 from protocol.run.run import RunConfig
@@ -99,7 +98,7 @@ class Crew:
         self._typical = 0.0
         """The power of whoever was not measured; 0: to be found."""
         self._standing: Standing | None = None
-        """Of those with a stage, and work; None: to be found anew."""
+        """Of those with a stage; None: to be found anew."""
         self._counts: Counter[int] = Counter()
         """Volunteers by stage."""
         self._empty_since: float | None = None
@@ -129,18 +128,13 @@ class Crew:
         if member is not None and member.stage >= 0:
             self._standing = None
 
-    def reported(self, member: Member, report: NodeReport) -> None:
-        """Before `member.report` is replaced by `report`: who rests may have changed."""
-        if report.resting != (member.report.resting if member.report is not None else ()):
-            self._standing = None
-
     def without_work(self) -> dict[int, list[NodeId]]:
-        """Stages of which one server gives nobody work, since all their volunteers are slow or false, with these: they
-        are as good as empty."""
+        """Stages whose volunteers are all of no use to one of its servers (`NodeReport.resting`), with these: they are
+        as good as empty, since a stage does nothing without one of its servers' pools."""
         found: dict[int, list[NodeId]] = {}
         for slot, node in self._placement.table.holder.items():
             server = self._roster.get(node)
-            if server is not None and server.report is not None and server.report.resting:
+            if slot[0] not in found and server is not None and server.report is not None and server.report.resting:
                 crew = [member.peer for member in self._roster.volunteers() if member.stage == slot[0]]
                 if crew and set(crew) <= set(server.report.resting):
                     found[slot[0]] = crew
@@ -188,11 +182,11 @@ class Crew:
         standing, needed = self._stands(vocabulary), self._needed(vocabulary)
         if not standing.powers:
             self._empty_since = self._look_at = None
-        elif not all(standing.counts):
+        elif (as_empty := list(self.without_work())) or not all(map(_is_manned, needed, standing.counts)):
             if self._empty_since is None:
                 self._empty_from(now)
             elif now >= self._empty_since + MOVE_PAUSE_S:
-                moved = fill(needed, standing, self._here_less_than(STAY_S, now))
+                moved = fill(needed, standing, self._here_less_than(STAY_S, now), as_empty)
                 if moved is not None:
                     self._empty_from(now)
                     self._move(*moved, vocabulary, now)
@@ -266,6 +260,8 @@ class Crew:
             return Assignment(self.pinned[member.peer], "as in the plan that is predicted", "wished")
         newcomer = self._power(member, vocabulary).steps_per_s
         needed, standing = self._needed(vocabulary), self._stands(vocabulary)
+        if idle := self.without_work():
+            standing = Standing(len(needed), (power for power in standing.powers if power.stage not in idle))
         return assign(needed, standing, newcomer, member.join.stage, self._volunteers_max)
 
     @property
@@ -295,12 +291,7 @@ class Crew:
     def _stands(self, vocabulary: int) -> Standing:
         stages = len(self._stages(vocabulary))
         if self._standing is None or len(self._standing.counts) != stages:
-            resting = self.without_work()
-            working = [
-                member
-                for member in self._roster.volunteers()
-                if member.join is not None and member.stage >= 0 and member.stage not in resting
-            ]
+            working = [member for member in self._roster.volunteers() if member.join is not None and member.stage >= 0]
             self._standing = Standing(stages, (self._power(member, vocabulary) for member in working))
         return self._standing
 
@@ -372,3 +363,8 @@ class Crew:
             self._known.clear()
             self._left_out_s = self._standing = None
         return self._needs[2]
+
+
+def _is_manned(is_needed: bool, volunteers: int) -> bool:
+    """Whether a stage has somebody, or needs nobody."""
+    return volunteers > 0 or not is_needed

@@ -92,7 +92,7 @@ class Placement:
         """When somebody was last heard to have finished a task."""
         self.hanging: dict[NodeId, None] = {}
         """Whose newest report says that its work stands still: whether somebody hangs is asked after every input."""
-        self._closed_at = float("-inf")
+        self._closed_at, self._closed_step = float("-inf"), -1.0
         """When a server was last heard to know of one more closed step: the decider itself may have no link to us."""
         self._seen_at: dict[Slot, float] = {}
         """When somebody was last linked with a holder that has no link to us."""
@@ -254,8 +254,8 @@ class Placement:
         before = member.report
         if before is None or before.ledger_generation != report.ledger_generation:
             return
-        if steps_of(report) > steps_of(before):
-            self._closed_at = now
+        if steps_of(report) > max(steps_of(before), self._closed_step):  # and not one that catches up
+            self._closed_at, self._closed_step = now, steps_of(report)
         if tasks_of(report) > tasks_of(before):
             self.worked_at = now
 
@@ -530,7 +530,7 @@ class Placement:
             if table is not None:
                 self.on_laid_out(now)
             if new_ledgers:
-                self._in_force_at = now
+                self._in_force_at, self._closed_step = now, -1.0
                 self._given = dict.fromkeys(self.table.slots, adopted)
             if goes_back:
                 went_back(self._history, self._outbox, restore_step, lost_steps, cause)

@@ -25,6 +25,8 @@ parameters take on home lines, are twenty minutes; of steps of half a second, a 
 WORSE = 0.1
 """Means of eight steps on home lines scatter by a few percent. And a stage that has lost less than this share of its
 members is the same stage: among a thousand somebody always leaves."""
+STANDS_TIMES = 2
+"""A run that has not closed so many steps in so many times what they took before stands still, or nearly."""
 DOUBLINGS_MAX = 6
 """A minute between moves becomes an hour, and stays one."""
 
@@ -98,12 +100,17 @@ class SecondThoughts:
 
     def verdict(self, now: float) -> tuple[Trial, float] | None:
         """The trial and by what share its steps became longer, where that is too much. None: not yet, or all is well; a
-        trial that is over is forgotten."""
+        trial that is over is forgotten. Steps that do not come at all are longer, too."""
         trial = self.trial
-        if trial is None or len(trial.durations_s) < STEPS_MIN or now < trial.begins_at + TRIAL_S:
+        if trial is None or now < trial.begins_at + TRIAL_S:
             return None
+        steps, took_s = len(trial.durations_s), sum(trial.durations_s)
+        if steps < STEPS_MIN:
+            steps, took_s = steps + 1, now - trial.begins_at
+            if now < trial.begins_at + TRIAL_S + STANDS_TIMES * STEPS_MIN * trial.before_s:
+                return None
         self.trial = None
-        longer = sum(trial.durations_s) / len(trial.durations_s) / trial.before_s - 1.0
+        longer = took_s / steps / trial.before_s - 1.0
         self._doublings = 0 if longer <= WORSE else min(DOUBLINGS_MAX, self._doublings + 1)
         return (trial, longer) if longer > WORSE else None
 

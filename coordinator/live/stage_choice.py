@@ -146,16 +146,20 @@ def assign(
     return Assignment(poorest, f"stage {poorest} has the least power for its work{instead}", "least_power")
 
 
-def fill(needed: Sequence[bool], standing: Standing, keep: Sequence[NodeId] = ()) -> tuple[NodeId, Assignment] | None:
-    """A volunteer to take from a stage that has two or more for a stage that has none, or None.
+def fill(
+    needed: Sequence[bool], standing: Standing, keep: Sequence[NodeId] = (), as_empty: Sequence[int] = ()
+) -> tuple[NodeId, Assignment] | None:
+    """A volunteer to take from a stage that has two or more for a stage that has none, or None. Where there is no such
+    stage: for one of those that are `as_empty`.
 
     The weakest of the richest stage goes, of equals the last to come: that leaves the giver with the most. Those in
     `keep` stay where they are.
     """
     counts = standing.counts
-    needy = [stage for stage, count in enumerate(counts) if count == 0 and needed[stage]]
+    empty = [stage for stage, count in enumerate(counts) if count == 0 and needed[stage]] or as_empty
+    needy = [stage for stage in empty if needed[stage]]
     kept = frozenset(keep)
-    movable = [power for power in standing.powers if power.node not in kept]
+    movable = [power for power in standing.powers if power.node not in kept and power.stage not in empty]
     givers = [power.stage for power in movable if counts[power.stage] >= 2]
     if not needy or not givers:
         return None

@@ -121,6 +121,8 @@ def run_state(machine: CoordinatorMachine, now: float) -> tuple[str, str]:
         )
     if waiting_for := _missed_servers(machine, now):
         return "waiting", waiting_for
+    if placement.wishes.held and (stuck := _stuck(machine, now)):
+        return "waiting", stuck
     if placement.wishes.held and placement.wishes.lays_out:
         step = placement.wishes.save
         what = "all open steps to close" if step < 0 else f"every server to save and read checkpoint {step}"
@@ -132,8 +134,13 @@ def run_state(machine: CoordinatorMachine, now: float) -> tuple[str, str]:
         return "waiting", f"waiting for {placement.table.name(decider)} to tell how the last steps ended"
     if machine.data is None:
         return "waiting", _unread(machine)
-    waiting_for = _lonely_stages(machine) or _hanging_servers(machine, now) or _no_step(machine, now)
+    waiting_for = _stuck(machine, now)
     return ("waiting", waiting_for) if waiting_for else ("training", "")
+
+
+def _stuck(machine: CoordinatorMachine, now: float) -> str:
+    """Why no step is closed, or an empty string."""
+    return _lonely_stages(machine, now) or _hanging_servers(machine, now) or _no_step(machine, now)
 
 
 def _unread(machine: CoordinatorMachine) -> str:
@@ -210,19 +217,21 @@ def _no_step(machine: CoordinatorMachine, now: float) -> str:
     return f"no step has closed for {now - placement.newest_news_at:.0f} s: {named}"
 
 
-def _lonely_stages(machine: CoordinatorMachine) -> str:
-    """A sentence when stages have nobody who computes for them, which only `stages.collocated = "never"` allows."""
+def _lonely_stages(machine: CoordinatorMachine, now: float) -> str:
+    """A sentence when stages have nobody who computes for them, which only `stages.collocated = "never"` allows. Those
+    who are there and of no use count where no step is closed either."""
     stages = machine.placement.running.stages
     if stages.collocated != "never":
         return ""
     served = {member.stage for member in machine.roster.volunteers()}
-    idle = machine.crew.without_work()
+    quiet = now - machine.placement.newest_news_at >= _quiet_max_s(machine)
+    idle = machine.crew.without_work() if quiet else {}
     lonely = [str(stage) for stage in range(stages.count) if stage not in served or stage in idle]
     if not lonely:
         return ""
     resting = [node[:8] for crew in idle.values() for node in crew]
     more = f" and {len(resting) - AWAY_NAMED} more" if len(resting) > AWAY_NAMED else ""
-    less = f"; there, but given no work for a while: {', '.join(resting[:AWAY_NAMED])}{more}" if resting else ""
+    less = f"; there, but of no use for the time being: {', '.join(resting[:AWAY_NAMED])}{more}" if resting else ""
     return f"waiting for volunteers for stage {', '.join(lonely)}: servers do not compute (stages.collocated){less}"
 
 

@@ -230,6 +230,9 @@ class BackRole:
         grants = self.pool.grant(now) if self._context.tickets.open else []
         for grant in grants:
             self._lease(grant)
+        for node, task in self.pool.take_withdrawn():
+            forward = TaskId(task.step, task.microbatch, task.position, "F")
+            self._out.send(node, Forget(ledger_generation=self._context.generation, tasks=(forward,)))
         return grants
 
     def _lease(self, grant: Grant) -> None:

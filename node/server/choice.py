@@ -20,7 +20,10 @@ REDONE_WITHIN_S = 5.0
 one. Whoever has sent its sum of the step has to send another for it, a whole stage's vector however few tasks are in
 it; of equal members each would get a task, and each would send one, before the next step's."""
 SERVER_TRIES = 8
-"""Failures with a doubted task after which volunteers get it again: their usual result settles it, too."""
+JUDGED_WITHIN_S = 120.0
+"""Failures with a doubted task, and seconds (or four times what a lease's tensors take on a slow line), after which
+volunteers get it again: their usual result settles it, too. A server whose device hangs fails once in 48 s, or never
+asks again."""
 
 
 class Choice:
@@ -36,6 +39,7 @@ class Choice:
         self._tables = tables
         self._conduct = conduct
         self._works_s = max(IDLE_S, transfer_s)
+        self._judged_within_s = max(JUDGED_WITHIN_S, 4.0 * transfer_s)
         self.workers: dict[NodeId, Worker] = {}
         self.askers: dict[NodeId, Worker] = {}
         """Volunteers with a free slot."""
@@ -61,7 +65,7 @@ class Choice:
         if self.collocated != "always" and (asker := self._best_asker(entry)) is not None:
             return asker
         volunteers = [w for w in self.workers.values() if not w.is_server and self._could_do(entry, w)]
-        servers = [w for w in self.workers.values() if w.is_server and w.node not in entry.late]
+        servers = [w for w in self.workers.values() if w.is_server and w.asked and w.node not in entry.late]
         allowed = list(volunteers)
         if self.collocated == "always" or (self.collocated == "when_empty" and not self._some_work(volunteers)):
             allowed += servers
@@ -118,7 +122,9 @@ class Choice:
     def waits_for_server(self, entry: Entry) -> bool:
         """Whether only servers may have it: what a member brought for it is doubted, and two members that agree may
         belong to one person."""
-        return entry.doubted and entry.late_count < SERVER_TRIES and bool(self._judges())
+        if not entry.doubted or entry.late_count >= SERVER_TRIES or not self._judges():
+            return False
+        return not self._passed(entry.doubted_at + self._judged_within_s)
 
     def _judges(self) -> list[Worker]:
         if self.collocated == "never":

@@ -96,6 +96,9 @@ class _Record:
     waited_s: float = 0.0
     """For its sums, while it was gone, by `waited_at`; forgotten at the rate at which it may be waited for."""
     waited_at: float = 0.0
+    unfinished: int = 0
+    """Leases in a row that it did not finish, whether or not others did, each given after the one before was over."""
+    unfinished_at: float = float("-inf")
     refused: int = 0
     """Times that it was hung up on for what it sent, each soon after the one before; results in between are none of an
     honest member's either."""
@@ -163,7 +166,7 @@ class Conduct:
         record = self._records.get(node)
         if record is None:
             return None
-        record.left = 0
+        record.left = record.unfinished = 0
         if not record.overtaken or now < record.false_until:
             return None
         record.overtaken, record.out_until = 0, float("-inf")
@@ -186,6 +189,13 @@ class Conduct:
             return Ruling(node, 1, 0.0, others)
         least_s = OUT_S * 2.0 ** min(count - OVERTAKEN_MAX, 8)
         return self._rests(node, now, min(OUT_MAX_S, max(least_s, OUT_TIMES * (now - granted_at))), others)
+
+    def unfinished(self, node: NodeId, granted_at: float, now: float) -> None:
+        """A lease that it was given at `granted_at` is over, and not done."""
+        record = self._of(node)
+        if granted_at >= record.unfinished_at and self.counts(granted_at):
+            before = record.unfinished if now - record.unfinished_at < OUT_MAX_S else 0
+            record.unfinished, record.unfinished_at = before + 1, now
 
     def left(self, node: NodeId, now: float) -> Ruling | None:
         """Its link has ended, and it had leases that it did not finish. Returns what changes for it, if anything."""
@@ -239,8 +249,12 @@ class Conduct:
         return Ruling(node, 0, record.out_until - now, record.out_for)
 
     def resting(self, now: float) -> list[NodeId]:
-        """Those who get nothing at present."""
-        return [node for node, until in self._out_until.items() if until > now]
+        """Those who get nothing at present, or would if there were others to compare them with."""
+        return [
+            node
+            for node, record in self._records.items()
+            if record.out_until > now or (record.unfinished >= OVERTAKEN_MAX and now - record.unfinished_at < OUT_MAX_S)
+        ]
 
     def back_at(self, now: float) -> float | None:
         """When the first of those who get nothing may have a lease again."""

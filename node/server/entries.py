@@ -43,7 +43,9 @@ class Entry:
     brought: set[NodeId] = field(default_factory=set)
     """Those of them that brought something, which is doubted: if it was false they are blamed; they were not late."""
     doubted: bool = False
-    """What a member brought for it was put aside: a server's opinion comes before another volunteer's."""
+    """What a member brought for it was put aside: a server's opinion comes before another volunteer's …"""
+    doubted_at: float = 0.0
+    """… for a while."""
     late_at: float = 0.0
     """When that happened last …"""
     late_count: int = 0

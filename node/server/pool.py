@@ -85,6 +85,7 @@ class Pool:
         self._patience = Patience(result_s, gradient_s, transfer_s)
         self._leaving_s = LEAVING_S
         self._rulings: list[Ruling] = []
+        self._withdrawn: list[tuple[NodeId, TaskId]] = []
 
     def collocate(self, collocated: str) -> None:
         """The operator has another wish for when servers compute."""
@@ -92,6 +93,8 @@ class Pool:
 
     def clock(self, now: float) -> None:
         """What happens from here on, happens at `now`."""
+        back_at = self._conduct.back_at(self._now)
+        self._dirty = self._dirty or (back_at is not None and back_at <= now)
         self._choice.now = now
 
     @property
@@ -153,8 +156,8 @@ class Pool:
 
     def add_slots(self, node: NodeId, slots: int, slots_max: int) -> None:
         """The worker takes `slots` more leases."""
-        self._dirty = True
         worker = self._workers.get(node)
+        self._dirty = True
         if worker is None:
             return
         if slots > 0:
@@ -242,8 +245,7 @@ class Pool:
             entry = self._of_task.get(task)
             if entry is not None and entry.worker == node and not entry.summed:
                 self._change(entry, summed=True)
-                if entry.step in self._tails:
-                    self._start_gradient_clock(node, entry.step, now)
+                self._start_gradient_clock(node, entry.step, now)
 
     def claim(self, tasks: tuple[TaskId, ...], node: NodeId, now: float) -> None:
         """`node`, whose link is new, says all that it has summed up: that is its own (again), and nothing else is."""
@@ -261,8 +263,7 @@ class Pool:
                 self._claims[task] = node
             elif held.open and held.needs_gradient and not held.needs_result:
                 self._change(held, worker=node, summed=True)
-                if held.step in self._tails:
-                    self._start_gradient_clock(node, held.step, now)
+                self._start_gradient_clock(node, held.step, now)
         self._dirty = True
 
     def stored(self, tasks: Iterable[TaskId], node: NodeId) -> None:
@@ -318,7 +319,7 @@ class Pool:
         for task in tasks:
             entry = self._of_task.get(task)
             if entry is not None and not entry.doubted:
-                self._change(entry, doubted=True)
+                self._change(entry, doubted=True, doubted_at=self._now)
 
     def blame(self, node: NodeId) -> None:
         """Others have shown that a result of its was false: it gets nothing for a while."""
@@ -403,7 +404,6 @@ class Pool:
     def expire(self, now: float) -> list[tuple[Entry, NodeId]]:
         """Takes back the leases whose time is over; says whose they were."""
         late: list[tuple[Entry, NodeId]] = []
-        back_at = self._conduct.back_at(self._now)
         self.clock(now)
         while self._deadlines and self._deadlines[0][0] <= now:
             due_at, fence, key = heapq.heappop(self._deadlines)
@@ -420,7 +420,7 @@ class Pool:
             del self._gone[node]
             self._conduct.waited_for(node, now)
             late += [(e, node) for e in self._leased_by(node) if e.waits_for_sum and not e.stored]
-            for step in sorted({e.step for e in self._leased_by(node) if e.stored and e.step in self._tails}):
+            for step in sorted({e.step for e in self._leased_by(node) if e.stored}):
                 self._start_gradient_clock(node, step, now)
         for entry, node in late:
             if node in self._workers and entry.complete:  # who is gone has not failed: it may have been killed
@@ -428,7 +428,7 @@ class Pool:
             waits_for_all = entry.waits_for_all or not entry.complete
             self._change(entry, preferred=None, worker=None, waits_for_all=waits_for_all)
         look_at = self._choice.look_at
-        if (look_at is not None and look_at <= now) or (back_at is not None and back_at <= now):
+        if look_at is not None and look_at <= now:
             self._dirty = True
         return late
 
@@ -440,11 +440,9 @@ class Pool:
                 break
             heapq.heappop(self._deadlines)
         first = deadline if self._deadlines else None  # asked after every input, so no list is made of these
-        for at in (self._gradient_clocks.first(), self._choice.look_at, self._conduct.back_at(self._now)):
+        others = self._gradient_clocks.first(), self._choice.look_at, self._conduct.back_at(self._now)
+        for at in (*others, *self._gone.values()):
             if at is not None and (first is None or at < first):
-                first = at
-        for at in self._gone.values():
-            if first is None or at < first:
                 first = at
         return first
 
@@ -457,8 +455,9 @@ class Pool:
         return oldest_wait(self._entries.values(), own, lonely)
 
     def resting(self) -> list[NodeId]:
-        """Whom nothing is given for a while, with or without a link at present."""
-        return self._conduct.resting(self._now)
+        """Where no volunteer with a link is of any use for the time being: these, and others like them."""
+        resting = self._conduct.resting(self._now)
+        return resting if all(each.is_server or each.node in resting for each in self._workers.values()) else []
 
     def counts(self) -> dict[str, int]:
         """Unfinished units by what they wait for."""
@@ -468,6 +467,12 @@ class Pool:
         """What has changed for workers since this was asked last."""
         rulings, self._rulings, self._choice.worth.rulings = self._rulings + self._choice.worth.rulings, [], []
         return rulings
+
+    def take_withdrawn(self) -> list[tuple[NodeId, TaskId]]:
+        """Backwards that the holders of their graphs will not be asked for, since this was asked last: a graph that is
+        kept for nothing takes a forward's room until its step is closed, and so perhaps all room."""
+        withdrawn, self._withdrawn = self._withdrawn, []
+        return withdrawn
 
     def check(self) -> None:
         for entry in self._entries.values():
@@ -484,7 +489,10 @@ class Pool:
     def _change(self, entry: Entry, **values: object) -> None:
         """Every change of an entry goes through here, so that heaps and counts follow."""
         self._dirty = True
-        node = entry.worker if not entry.waits_for_sum else None
+        waited = entry.waits_for_sum
+        if entry.preferred in self._workers and values.get("preferred", entry.preferred) != entry.preferred:
+            self._withdrawn.append((entry.preferred, entry.tasks[0]))
+        node = entry.worker if not waited else None
         self._forget(entry)
         for name, value in values.items():
             setattr(entry, name, value)
@@ -499,6 +507,8 @@ class Pool:
                 self._rule(self._conduct.finished(node, self._now))
         if entry.worker is None or entry.finished:
             entry.worker, entry.summed, entry.stored = None, False, False
+        elif entry.waits_for_sum and not waited:
+            self._start_gradient_clock(entry.worker, entry.step, self._now)
         self._tables.note(entry)
 
     def _forget(self, entry: Entry) -> None:
@@ -576,10 +586,11 @@ class Pool:
                 self._gradient_clocks.set(clock, min(deadline, self._now + self._patience.gradient_s))
 
     def _start_gradient_clock(self, node: NodeId, step: int, now: float) -> None:
-        if (node, step) not in self._gradient_clocks:
+        if step in self._tails and (node, step) not in self._gradient_clocks:
             self._gradient_clocks.set((node, step), now + self._patience.gradient_s)
 
     def _failed_with(self, entry: Entry, node: NodeId) -> None:
+        self._conduct.unfinished(node, entry.granted_at, self._now)
         entry.late[node] = entry.granted_at
         entry.late_at = self._now
         entry.late_count += 1

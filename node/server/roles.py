@@ -62,7 +62,7 @@ class Roles:
         self._find_pools()
         return self._pools
 
-    def _training_pools(self) -> list[Any]:
+    def training_pools(self) -> list[Any]:
         """Those whose work leads to weight gradients."""
         self._find_pools()
         return self._of_training
@@ -117,7 +117,7 @@ class Roles:
                 for grant in grants:
                     self.guard.leased(grant.worker, now)
                 self.tails.granted(grant for grant in grants if grant.entry.tasks[0].microbatch < VALIDATION_FIRST)
-        self.tails.look(self._training_pools(), now)
+        self.tails.look(self.training_pools(), now)
         if self.ledger is not None:
             for step in self.tails.over():
                 self.ledger.desk.tail(step)

@@ -465,8 +465,8 @@ class ServerMachine:
         return sentence(waits)
 
     def resting(self) -> tuple[NodeId, ...]:
-        """Volunteers whom one of the pools here gives no work for a while; without one pool a stage does nothing."""
-        return tuple(sorted({node for pool in self._roles.pools() for node in pool.resting()}))[:ITEMS_MAX]
+        """Volunteers of no use here for a while, where that is all of one pool: without it a stage does nothing."""
+        return tuple(sorted({node for pool in self._roles.training_pools() for node in pool.resting()}))[:ITEMS_MAX]
 
     def task_counts(self) -> dict[str, int]:
         """Unfinished units of all pools by what they wait for: input, free, leased."""

@@ -37,6 +37,10 @@ class Allowances:
     def forget(self, server: NodeId) -> None:
         self._rests.pop(server, None)
 
+    def forget_all(self) -> None:
+        """Other servers, or other ledgers: who rules there says so itself."""
+        self._rests.clear()
+
     def wake_at(self) -> float | None:
         """When what is said of a rest is no longer true."""
         if not self._rests:  # asked after every input

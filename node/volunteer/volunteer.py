@@ -119,6 +119,7 @@ class VolunteerMachine:
         if same:
             return False
         self._forget_steps(None)
+        self._allowances.forget_all()
         self._closed = -1
         self._place += 1
         self._stage = stage
@@ -539,9 +540,8 @@ class VolunteerMachine:
 
     def wake_at(self) -> float | None:
         first = self.gradients.wake_at()
-        if self._room.reason and self._room.rest_until and (first is None or self._room.rest_until < first):
-            first = self._room.rest_until
-        for due in (self._held.first_deadline(), self._allowances.wake_at()):
+        room_at = self._room.rest_until if self._room.reason and self._room.rest_until else None
+        for due in (room_at, self._held.first_deadline(), self._allowances.wake_at()):
             if due is not None and (first is None or due < first):
                 first = due
         return first

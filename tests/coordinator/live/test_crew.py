@@ -319,6 +319,20 @@ def test_a_move_that_makes_steps_longer_is_taken_back() -> None:
     assert desk.now >= since + 2 * SETTLED_S
 
 
+def test_a_move_after_which_no_step_comes_is_taken_back() -> None:
+    """It was relied upon that another would do the work there, and that one hangs: without steps there was no verdict,
+    and without a verdict no move."""
+    thoughts = SecondThoughts()
+    for number in range(60):
+        thoughts.step_closed(1.0, {0: 1, 1: 2}, float(number))
+    thoughts.moved([Moved(NodeId("v1"), 1, 0)], {0: 2, 1: 1}, 60.0)
+    thoughts.step_closed(1.0, {0: 2, 1: 1}, 61.0)
+    assert thoughts.verdict(60.0 + TRIAL_S + 15.9) is None and thoughts.undecided
+    found = thoughts.verdict(60.0 + TRIAL_S + 16.0)
+    assert found is not None and found[0].moves[0].node == "v1" and found[1] == pytest.approx(76.0 / 2 - 1.0)
+    assert thoughts.trial is None and thoughts.pause_factor == 2.0
+
+
 @pytest.mark.parametrize(("step_s", "moves"), [(10.0, 0), (0.2, 1)])
 def test_what_is_measured_of_lines_moves_nobody_where_steps_do_not_wait_for_them(step_s: float, moves: int) -> None:
     """Two stages of two on one computer: lines are said to be fourfold apart, and steps take thirty times what any of
@@ -480,7 +494,9 @@ def test_a_stage_whose_servers_give_its_volunteers_nothing_is_filled_like_an_emp
     rest(desk, fronts[1])
     rest(desk, backs[0], "v0")
     waits = desk.machine.status(desk.now)["run"]["waiting_for"]
-    assert waits.startswith("waiting for volunteers for stage 0") and waits.endswith("given no work for a while: v0")
+    assert waits.startswith("waiting for volunteers for stage 0") and waits.endswith(
+        "there, but of no use for the time being: v0"
+    )
     (message,) = desk.sent("v2", PlanChanged, desk.stay(MOVE_PAUSE_S + 2, *SERVERS, "v0", "v1", "v2"))
     assert message.stage == 0 and message.reason == "moved from stage 1 to stage 0, where no volunteer works"
     assert desk.machine.status(desk.now)["run"]["waiting_for"] == ""
@@ -489,6 +505,21 @@ def test_a_stage_whose_servers_give_its_volunteers_nothing_is_filled_like_an_emp
     assert [member.stage for member in desk.machine.roster.volunteers()] == [0, 1, 0, 0]
     rest(desk, backs[0])
     assert desk.machine.crew.without_work() == {}
+
+
+def test_who_is_of_no_use_goes_where_there_is_nobody_at_all() -> None:
+    """Both of stage 0 rest, and the one of stage 1 leaves: there the servers may know nothing against them."""
+    desk = Desk(RunConfig(steps=5, stages=StagesSection(count=2, collocated="never")))
+    desk.train()
+    desk.volunteer("v0", tokens_per_s=10.0)
+    desk.volunteer("v1", tokens_per_s=10.0)
+    desk.volunteer("v2", tokens_per_s=10.0)
+    assert [member.stage for member in desk.machine.roster.volunteers()] == [0, 1, 1]
+    desk.stay(STAY_S, *SERVERS, "v0", "v1", "v2")
+    rest(desk, desk.plan.stages[1].servers[0].node, "v1", "v2")
+    desk.drop("v0")
+    (message,) = desk.sent("v2", PlanChanged, desk.stay(MOVE_PAUSE_S + 2, *SERVERS, "v1", "v2"))
+    assert message.stage == 0
 
 
 def rest(desk: Desk, server: NodeId, *volunteers: str) -> None:

@@ -171,12 +171,46 @@ def test_who_rests_hears_of_it_again_on_a_new_link() -> None:
     pool.worker_here(BAD, is_server=False)
     (again,) = pool.take_rulings()
     assert again.node == BAD and again.leases_max == 0 and 0 < again.seconds <= 60.0 and again.reason == told.reason
+    assert pool.resting() == [], "another is there"
+    pool.worker_gone(WORKERS[1], flapping.now)
     assert pool.resting() == [BAD]
-    flapping.passes(60.0)
+    flapping.passes(OUT_MAX_S)
     assert pool.resting() == []
     pool.worker_gone(BAD, flapping.now)
     pool.worker_here(BAD, is_server=False)
     assert pool.take_rulings() == []
+
+
+def test_the_only_one_that_brings_nothing_is_of_no_use() -> None:
+    """Nobody overtakes it, since nobody else is there: its device hangs, and its leases come back to it time after
+    time. Its first result makes all good."""
+    flapping = Flapping()
+    pool = flapping.pool
+    pool.worker_here(BAD, is_server=False)
+    (task, *_) = flapping.offers(1)
+    for number in range(OVERTAKEN_MAX):
+        assert pool.resting() == [] and number < OVERTAKEN_MAX
+        while not flapping.asks(BAD, 1):
+            flapping.passes(1.0)
+        flapping.passes(5 * LEASE_S)
+    assert pool.resting() == [BAD] and pool.take_rulings() == [], "it may go on trying"
+    while not flapping.asks(BAD, 1):
+        flapping.passes(1.0)
+    pool.covered([task], BAD)
+    assert pool.resting() == []
+
+
+def test_a_rest_that_ends_between_two_inputs_is_noticed() -> None:
+    """A busy process was not woken at that moment but spoken to: the work that waits for it found nobody."""
+    flapping = Flapping(WORKERS[1])
+    pool = flapping.pool
+    pool.worker_here(BAD, is_server=False)
+    pool.blame(BAD)
+    pool.add_slots(BAD, 4, 64)
+    flapping.offers(1)
+    assert pool.grant(flapping.now) == []
+    pool.clock(OUT_MAX_S + 1.0)
+    assert [grant.worker for grant in pool.grant(OUT_MAX_S + 1.0)] == [BAD]
 
 
 def test_leases_that_run_out_together_count_once() -> None:
