@@ -270,7 +270,10 @@ class CoordinatorMachine:
         elif len(self.roster) >= MEMBERS_MAX:
             self.outbox.refuse(fact.peer, "busy", f"{MEMBERS_MAX} nodes are linked already")
         else:
-            self.roster.add(fact.peer, cast(JoinRole, fact.role), fact.public_key, fact.credential, now, fact.address)
+            role = cast(JoinRole, fact.role)
+            member = self.roster.add(fact.peer, role, fact.public_key, fact.credential, now, fact.address)
+            if (plan := self.placement.plan) is not None:
+                member.closed_before = plan.ledger_generation, self.history.newest_of(plan.ledger_generation)
 
     def _look_after(self, member: Member, now: float) -> None:
         """Pings a quiet link, closes a silent one, renews a membership at half of its life."""

@@ -47,6 +47,8 @@ class Member:
     look_sent_at: float = float("-inf")
     looked_at: float = float("-inf")
     """When the newest look was asked for that has been answered; what was found has been said before the answer."""
+    closed_before: tuple[int, int] = (-1, -1)
+    """The ledger generation when its link came up, and its newest closed step."""
     join: Join | None = None
     shown: Plan | None = None
     """The plan that a server went by when it joined (`adoption.py`)."""
@@ -86,6 +88,12 @@ class Member:
         if self.join is None:
             return ()
         return dialable(self.join.addresses, self.join.local_addresses, host_of(self.address))
+
+    def must_know(self, ledger_generation: int, newest_step: int) -> int:
+        """The newest closed step that its join must know of: its words about its disk may have been on their way when
+        a later one was closed."""
+        before_generation, before_step = self.closed_before
+        return min(newest_step, before_step) if before_generation == ledger_generation else newest_step
 
     def next_ping(self, now: float) -> Ping:
         """The ping to send now."""

@@ -25,7 +25,7 @@ from coordinator.live.relays import RelayBook
 from coordinator.live.replanning import due, lacking
 from coordinator.live.rollback import BY_ORDER, guarded, readable_steps, review_of, unreported, went_back, why_not
 from coordinator.live.roster import Member, Roster
-from coordinator.live.slots import NOT_BACK, Review, Slot, SlotTable, gone_s, holds_state, review, undone_after
+from coordinator.live.slots import NOT_BACK, Review, Slot, SlotTable, gone_s, holds_state, join_of, review, undone_after
 from coordinator.live.wishes import PAUSED_FOR, Wishes
 from protocol.base.ids import NodeId
 from protocol.messages import Join, NodeReport, PlanChanged
@@ -212,7 +212,7 @@ class Placement:
         assert member.join is not None
         slot = self.table.slot_of(member.peer)
         if slot is None:
-            slot = self._slot_by_disk(member.join)
+            slot = self._slot_by_disk(member)
         if slot is None:
             slot = next(iter(self.table.empty()), None)
         if slot is None:
@@ -264,14 +264,15 @@ class Placement:
         self.step_stored_at = now
         self._guard(row, now)
 
-    def _slot_by_disk(self, join: Join) -> Slot | None:
+    def _slot_by_disk(self, member: Member) -> Slot | None:
         """The slot whose shard lies on the server's disk, unless somebody with as good a claim has it."""
+        join = join_of(member)
         slot = (join.stage, join.shard)
         if join.held_generation < 0 or slot not in self.table.slots:
             return None
         if slot not in self.table.holder:
             return slot
-        if self.plan is None or not holds_state(join, slot, self.plan.ledger_generation, self._newest_of_ledgers):
+        if self.plan is None or not holds_state(member, slot, self.plan.ledger_generation, self._newest_of_ledgers):
             return None
         holder = self._roster.get(self.table.holder[slot])
         if holder is not None and holder.welcomed and slot not in self.review.lost:

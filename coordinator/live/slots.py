@@ -34,12 +34,13 @@ def slot_name(slot: Slot, stages: StagesSection) -> str:
     return f"stage {stage} back {shard - stages.front_servers}"
 
 
-def holds_state(join: Join, slot: Slot, ledger_generation: int, newest_step: int) -> bool:
-    """Whether a server's disk has the shard of `slot` as the present ledgers left it.
+def holds_state(member: Member, slot: Slot, ledger_generation: int, newest_step: int) -> bool:
+    """Whether the disk of a server that has joined has the shard of `slot` as the present ledgers left it.
 
     A step is reported only after every shard has made version step + 1 durable, so an older one is a disk that lost
     something or was restored from a copy.
     """
+    join, newest_step = join_of(member), member.must_know(ledger_generation, newest_step)
     return (
         (join.stage, join.shard) == slot
         and join.held_generation == ledger_generation
@@ -97,7 +98,7 @@ class SlotTable:
         if plan is None or member.join is None:
             return False
         begins = newest_step < plan.restore_step and _holds_beginning(member.join, slot, plan, self.alike)
-        return begins or holds_state(member.join, slot, plan.ledger_generation, newest_step)
+        return begins or holds_state(member, slot, plan.ledger_generation, newest_step)
 
     def spare_for(
         self, slot: Slot, spares: Sequence[Member], plan: Plan | None, newest_step: int, now: float
@@ -201,7 +202,7 @@ def review(
             return Review("wait", f"waiting for {_count(len(absent), 'server')} to come back: {names}", lost=lost)
         if plan is None:
             return Review("issue", "all servers are here")
-        joins = [_join_of(linked[table.holder[slot]]) for slot in table.slots]
+        joins = [join_of(linked[table.holder[slot]]) for slot in table.slots]
         restore_step = common_checkpoint(joins, undone_after(plan, newest_step))
         names = ", ".join(table.name(slot) for slot in lost)
         sentence, version = f"the state of {names} is lost", copied_version(table, linked, plan, lost)
@@ -228,7 +229,7 @@ def _lost_slots(
         member = linked.get(table.holder.get(slot, NodeId("")))
         if member is None:
             continue
-        join = _join_of(member)
+        join = join_of(member)
         holds = join.stage, join.shard, join.held_generation, join.version
         if holds == (*slot, plan.ledger_generation, -1) and newest_step < plan.restore_step:
             # It fetches what these ledgers begin with, from a buddy that may be gone.
@@ -238,14 +239,14 @@ def _lost_slots(
         if member.told_ledger == plan.ledger_generation:
             continue
         starts_fresh = not given.get(slot, False) and _can_begin(table, linked, slot, plan, table.alike)
-        if not starts_fresh and not holds_state(join, slot, plan.ledger_generation, newest_step):
+        if not starts_fresh and not holds_state(member, slot, plan.ledger_generation, newest_step):
             lost.append(slot)
     return tuple(lost)
 
 
 def _can_begin(table: SlotTable, linked: Mapping[NodeId, Member], slot: Slot, plan: Plan, alike: Sequence[int]) -> bool:
     """Whether the holder of a slot finds what the plan's ledgers begin with."""
-    join, step = _join_of(linked[table.holder[slot]]), plan.restore_step
+    join, step = join_of(linked[table.holder[slot]]), plan.restore_step
     if plan.continues < 0:
         return step == -1 or step in join.checkpoints
     generations = (plan.continues, *alike, plan.ledger_generation)
@@ -309,7 +310,7 @@ def copied_version(table: SlotTable, linked: Mapping[NodeId, Member], plan: Plan
             versions = set(copies_of(table, linked, slot, plan.ledger_generation))
             found = versions if found is None else found & versions
             continue
-        join = _join_of(linked[table.holder[slot]])
+        join = join_of(linked[table.holder[slot]])
         if (join.stage, join.shard, join.held_generation) != (*slot, plan.ledger_generation):
             return -1
         newest = min(newest, join.version)
@@ -343,7 +344,7 @@ def undone_after(plan: Plan, newest_step: int) -> float:
     return max(plan.restore_step, newest_step + 1) if plan.undone else math.inf
 
 
-def _join_of(member: Member) -> Join:
+def join_of(member: Member) -> Join:
     assert member.join is not None, "a welcomed member has joined"
     return member.join
 

@@ -285,6 +285,23 @@ def test_a_word_overtaken_by_a_report_is_no_lost_disk() -> None:
     assert desk.machine.placement.review.kind == "keep"
 
 
+def test_steps_that_are_closed_while_a_word_is_on_its_way_say_nothing_of_a_disk() -> None:
+    """s2 trained on by its links to the other servers. What it says of its disk is as old as its link to us can be, and
+    so is its answer when it is asked again: four closed steps were thrown away. Its own link tells the two apart."""
+    desk = Desk()
+    plan = desk.train()
+    desk.report(0)
+    desk.drop("s2")
+    desk.link("s2")
+    desk.report(1)
+    desk.report(2)
+    assert not desk.sent("s2", Ping, desk.say("s2", join(**held("s2", plan, version=1, addresses=("s2:1",)))))
+    assert desk.plan.ledger_generation == 1 and desk.machine.placement.review.kind == "keep"
+    desk.drop("s2")
+    desk.server("s2", **held("s2", plan, version=2))
+    assert desk.plan.ledger_generation == 2, "three steps were closed before this link came up"
+
+
 def test_a_checkpoint_ahead_of_the_history_brings_its_steps_back() -> None:
     """One server could not read checkpoint 2, so the run went back to the seed; now all can: steps 0 and 1 count."""
     desk = Desk()
