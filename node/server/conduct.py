@@ -31,6 +31,10 @@ PATIENCE = 6.0
 waits behind those before it."""
 PATIENCE_MIN_S = 2.0
 """Never less: a write to a slow disk, or a busy computer, costs this much now and then."""
+PACE_WEIGHT = 0.03
+"""Of a new answer in a worker's pace. A line that sends a sum carries results half as fast meanwhile, so what the last
+few took tells equal workers apart that are not: 200 equal home lines took 107 s a step by a weight of 0.25, and 99 by
+this one, as without any pace."""
 SAMPLES_MIN = 3
 """Answers, of all workers together, before anybody is measured by them."""
 OVERTAKEN_MAX = 3
@@ -81,6 +85,8 @@ class _Record:
     typical_s: dict[Kind, float] = field(default_factory=dict)
     """Moving averages of how long it takes."""
     samples: dict[Kind, int] = field(default_factory=dict)
+    pace_s: float = 0.0
+    """Of each of what it holds, over some dozens of them; 0: not known."""
     answered_at: dict[Kind, float] = field(default_factory=dict)
     overtaken: int = 0
     """In a row."""
@@ -158,6 +164,8 @@ class Conduct:
         insort(times, typical_s)
         record.typical_s[kind] = typical_s
         record.samples[kind] = record.samples.get(kind, 0) + 1
+        if kind == "each":
+            record.pace_s += (seconds - record.pace_s) * max(PACE_WEIGHT, 1.0 / record.samples[kind])
         self._samples[kind] += 1
 
     def finished(self, node: NodeId, now: float) -> Ruling | None:
@@ -275,6 +283,11 @@ class Conduct:
         """What it takes, 0: not known."""
         record = self._records.get(node)
         return 0.0 if record is None else record.typical_s.get(kind, 0.0)
+
+    def pace_s(self, node: NodeId) -> float:
+        """What each lease of it takes in the long run, 0: not known."""
+        record = self._records.get(node)
+        return 0.0 if record is None else record.pace_s
 
     def result_at(self, node: NodeId) -> float:
         """When its last one came."""

@@ -92,6 +92,8 @@ class Worker:
     number: int = 0
     """Order of arrival; breaks ties."""
     slots: int = 0
+    slots_most: int = 0
+    """That it ever had on this link: what is missing of them it has under way, or waits with a graph for a backward."""
     turn: int = 0
     """Grows with every lease that the pool gives: who had one longest ago comes first."""
     active_at: float = 0.0
@@ -113,6 +115,8 @@ class Holding:
     """What one node has to do with a pool, by the entries' first tasks."""
 
     leased: dict[TaskId, Entry] = field(default_factory=dict)
+    busy_count: int = 0
+    """Of the leased ones, those whose result has not come."""
     preferring: dict[TaskId, Entry] = field(default_factory=dict)
 
 

@@ -164,6 +164,7 @@ class Pool:
             self._stays(worker)
             worker.asked = True
         worker.slots = min(worker.slots + slots, slots_max)
+        worker.slots_most = max(worker.slots_most, worker.slots)
         worker.active_at = self._now
         if worker.slots > 0 and not worker.is_server:
             self._askers[node] = worker
@@ -298,9 +299,7 @@ class Pool:
         somebody else shall do them if it is `doubted`."""
         for task in tasks:
             entry = self._of_task.get(task)
-            if entry is None:
-                continue
-            if entry.worker == node:
+            if entry is not None and entry.worker == node:
                 untried = untried and entry.complete  # else it has waited for others in vain
                 if untried or doubted:
                     self._failed_with(entry, node)
@@ -311,7 +310,7 @@ class Pool:
                     worker.returned_at = worker.returned_at if worker.returned else self._now
                     worker.returned[entry.tasks[0]] = entry.granted_at
                 self._change(entry, worker=None, waits_for_all=entry.waits_for_all or not entry.complete)
-            if entry.preferred == node:
+            if entry is not None and entry.preferred == node:
                 self._change(entry, preferred=None)
 
     def reserve(self, tasks: Iterable[TaskId]) -> None:
@@ -561,7 +560,7 @@ class Pool:
         self.reissued_count += entry.issued_count > 0
         self._turn += 1
         worker.turn = self._turn
-        held = 1 + len(self._tables.busy_with(worker.node))
+        held = 1 + self._tables.busy_count(worker.node)
         issued = entry.issued_count + 1
         self._change(entry, worker=worker.node, held=held, fence=fence, issued_count=issued, granted_at=now)
         self._choice.worth.granted(worker.node)

@@ -49,6 +49,8 @@ class Tables:
         self.free_count -= entry.free and entry.preferred is None
         if entry.open:
             self.open[entry.step][entry.preferred] -= 1
+        if entry.worker is not None:
+            self.holdings[entry.worker].busy_count -= not entry.waits_for_sum
         for node, table in ((entry.worker, "leased"), (entry.preferred, "preferring")):
             if node is not None:
                 holding = self.holdings[node]
@@ -65,7 +67,9 @@ class Tables:
             self.free_count += entry.preferred is None
             self.wait_free(entry)
         if entry.worker is not None:
-            self.holdings.setdefault(entry.worker, Holding()).leased[key] = entry
+            holding = self.holdings.setdefault(entry.worker, Holding())
+            holding.leased[key] = entry
+            holding.busy_count += not entry.waits_for_sum
         if entry.preferred is not None:
             self.holdings.setdefault(entry.preferred, Holding()).preferring[key] = entry
 
@@ -100,6 +104,11 @@ class Tables:
         """Its leases of which the result has not come."""
         return [entry for entry in self.leased_by(node) if not entry.waits_for_sum]
 
+    def busy_count(self, node: NodeId) -> int:
+        """How many these are."""
+        holding = self.holdings.get(node)
+        return 0 if holding is None else holding.busy_count
+
     def holds(self, node: NodeId) -> bool:
         holding = self.holdings.get(node)
         return holding is not None and bool(holding.leased)
@@ -111,6 +120,8 @@ class Tables:
     def check(self) -> None:
         free = sum(entry.free and entry.preferred is None for entry in self.entries.values())
         assert self.free_count == free, f"{free} entries are free, not {self.free_count}"
+        for node, holding in self.holdings.items():
+            assert holding.busy_count == len(self.busy_with(node)), f"{node}: {holding.busy_count} results are awaited"
         for step, counts in self.open.items():
             opened = [entry for entry in self.entries.values() if entry.step == step and entry.open]
             assert sum(counts.values()) == len(opened), f"step {step}: {counts}, but {len(opened)} entries are open"

@@ -73,6 +73,8 @@ class Worth:
         self._usual_s, self._usual_answer_s = 0.0, 0.0
         """What they need for a lease and its sum, and with what they held before it, the lower medians: one of those
         who are there is never slow, and half of them may be as slow as they like. 0: nobody is counted on."""
+        self.usual_pace_s = 0.0
+        """What each lease takes one of them in the long run, the lower median; 0: not known."""
         self._sums_known = False
         """Whether a sum of one of them has come yet: before, nobody's counts."""
         self._passed_over: dict[NodeId, int] = {}
@@ -92,7 +94,7 @@ class Worth:
             self._count(now)
         if worker.is_server or not self._usual_s:
             return True
-        busy = len(self._tables.busy_with(node))
+        busy = self._tables.busy_count(node)
         each_s = self._conduct.typical_s(node, "each")
         if each_s and not self._is_slow(node):
             return True
@@ -161,6 +163,7 @@ class Worth:
         self._sums_known = any(pace.has_sum for pace in paces)
         known = [pace for pace in paces if pace.has_sum or not self._sums_known]
         self._usual_s = _lower_median([pace.needs_s for pace in known])
+        self.usual_pace_s = _lower_median([self._conduct.pace_s(node) for node in self._paces])
         self._usual_answer_s = _lower_median([pace.answer_s for pace in known])
 
     def _pace(self, worker: Worker, now: float) -> _Pace | None:

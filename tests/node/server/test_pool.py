@@ -67,6 +67,30 @@ def test_of_equals_the_one_that_was_given_something_longest_ago_is_chosen() -> N
     assert chosen == ["a", "b", "a", "b"]
 
 
+@pytest.mark.parametrize(("slower", "share"), [(1.0, 0.5), (1.8, 1.0)])
+def test_work_goes_where_it_is_done_first(slower: float, share: float) -> None:
+    """A takes a second for each lease, B 1.8, and there is one in two seconds: all goes to A. Of equals
+    each gets every second one. (By free slots alone each got half of it, whatever it took.)"""
+    pool = make_pool(A, B, tasks=0, slots=4)
+    takes, free_at = {A: 1.0, B: slower}, dict.fromkeys((A, B), 0.0)
+    under_way: list[tuple[float, NodeId, TaskId]] = []
+    got: list[NodeId] = []
+    for number in range(80):
+        now = 2.0 * number
+        for done_at, worker, task in sorted(under_way):
+            if done_at <= now:
+                pool.clock(done_at)
+                pool.result_held(task)
+                pool.add_slots(worker, 1, 64)
+        under_way = [each for each in under_way if each[0] > now]
+        pool.add(Entry((forward(0, number),), needs_result=True, needs_gradient=False, tensors=TENSORS))
+        for node, microbatch in given(pool, now):
+            free_at[node] = max(free_at[node], now) + takes[node]
+            under_way.append((free_at[node], node, forward(0, microbatch)))
+            got.append(node)
+    assert len(got) == 80 and abs(got[20:].count(A) / 60 - share) < 0.05
+
+
 def test_who_has_all_the_graphs_that_it_may_hold_counts_as_one_that_works_while_bytes_take_their_time() -> None:
     """A volunteer without lease or slot waits for backwards that others' lines hold up: servers compute for it only
     when a lease's tensors would have gone through a slow line meanwhile."""
