@@ -103,15 +103,22 @@ class StorePerformer(Performer):
         home = checkpoint.step_folder(folder, job.step)
         part = PartEntry(job.stage, job.shard, job.file, job.byte_count, job.digest)
         for older in all_here.glob("step-????????"):
-            if older.name < here.name:  # nobody will ask for these any more
+            # Nobody will ask for these any more, but a manifest that the store would not take yet is tried again.
+            if older.name < here.name and not (older / checkpoint.MANIFEST).exists():
                 shutil.rmtree(older, ignore_errors=True)
         bring_part(here, home, part)
         if not (here / checkpoint.MANIFEST).exists():
             shutil.rmtree(here, ignore_errors=True)
 
     def _bring_manifest(self, job: jobs.BringManifest, _: Buffers) -> str:
-        folder, here, _all = self._homes(job.config, job.step)
-        manifest = checkpoint.read_manifest(here)
+        folder, here, all_here = self._homes(job.config, job.step)
+        try:
+            manifest = checkpoint.read_manifest(here)
+        except checkpoint.NoManifestError:
+            there = checkpoint.step_folder(folder, job.step)
+            if checkpoint.MANIFEST not in on(there).sizes():
+                raise
+            return str(there / checkpoint.MANIFEST)  # ordered twice: a server said once more that it has its part
 
         def sign(home: Any, written: Manifest) -> None:
             name = checkpoint.seal_name(written)
@@ -120,7 +127,9 @@ class StorePerformer(Performer):
 
         with self._door.through(job.ledger_generation):
             name = checkpoint.write_manifest(folder, manifest, True, sign)
-        shutil.rmtree(here, ignore_errors=True)
+        for done in all_here.glob("step-????????"):
+            if done.name <= here.name:
+                shutil.rmtree(done, ignore_errors=True)
         return name
 
 

@@ -403,6 +403,30 @@ def test_the_lane_brings_what_lies_here_and_forgets_it(tmp_path: Path) -> None:
         assert checkpoint.present_checkpoints(folder) == ((100,) if comes else ())
     assert isinstance(fact, Computed) and fact.result == f"{url}/{folder.name}/step-00000100/{MANIFEST}"
     assert len(on(checkpoint.step_folder(folder, 100)).sizes()) == 3, "part, manifest, seal"
+    again = lane.perform(BringManifest(config, 2, 100), {}).fact
+    assert isinstance(again, Computed) and again.result == fact.result, "a part was announced twice"
+
+
+def test_a_manifest_that_the_store_would_not_take_yet_waits_for_it(tmp_path: Path, silent: int) -> None:
+    """The next checkpoint's part was brought meanwhile, and took the folder of the one before: a checkpoint whose parts
+    all lay in the store never was one."""
+    url = f"memory://{tmp_path.name}"
+    config = config_at(url)
+    lane = StorePerformer(tmp_path, Allowed(checkpoints=(url,)), Door())
+    parts = {}
+    for step in (50, 100, 150):
+        job = left_here(tmp_path, config, step)
+        parts[step] = PartEntry(0, 0, job.file, job.byte_count, job.digest)
+        if step == 100:
+            whole = msgspec.structs.replace(
+                manifest(step, (parts[step],)), config=config, config_hash=config.config_hash().hex()
+            )
+            checkpoint.write_manifest(outgoing(tmp_path, config), whole, False, sign)
+        assert isinstance(lane.perform(job, {}).fact, Computed)
+    assert isinstance(lane.perform(BringManifest(config, 0, 100), {}).fact, Computed)
+    folder = checkpoint.run_folder(open_place(url), config)
+    assert checkpoint.present_checkpoints(folder) == (100,)
+    assert not list(outgoing(tmp_path, config).iterdir())
 
 
 def test_the_lane_writes_nowhere_without_leave_and_says_what_fails(
