@@ -1,19 +1,25 @@
 """Many seeds of the world, on from where the last run stopped; the count so far lies in `counts.json`.
 
-    python -m tests.simulation.nightly                     # up to 20,000 seeds
+    python -m tests.simulation.nightly                     # until 20,000 in a row have passed
     python -m tests.simulation.nightly --seconds 36000     # a night
-    nice -n 19 python -m tests.simulation.nightly          # beside other work: it is one process
+    nice -n 19 python -m tests.simulation.nightly --jobs 2 # beside other work
 
 Its seeds begin above those that the tests run. One that fails is printed with the line that replays it, and kept in
 the file; a seed means another run after a change of the weather or of the machines, so a bug gets a test of its own.
+*In a row* are those that have passed since the last failure, all of one code: where a file that they run has changed
+the count begins again, and goes on with new seeds.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import sys
 import time
+from collections.abc import Generator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -21,35 +27,75 @@ import msgspec
 from tests.simulation.run_seed import SeedFailedError, run_seed
 
 COUNTS = Path(__file__).parent / "counts.json"
+ROOT = Path(__file__).parents[2]
 FIRST_SEED = 100_001
 GOAL = 20_000
-KEPT_EVERY = 10
+TOGETHER = 10
 """Seeds after which the count is written: so many are run twice at most when it is stopped, and counted once."""
 
 
 class Counts(msgspec.Struct):
-    """What was run so far, under whatever code there was at the time."""
+    """What was run so far."""
 
     seeds: int = 0
-    """From `FIRST_SEED` on, without a gap."""
+    """From `FIRST_SEED` on, without a gap, under whatever code there was at the time."""
     failed: list[int] = []
+    in_a_row: int = 0
+    """The newest of them, which all passed under one code."""
+    code: str = ""
+    """Which."""
 
 
-def go_on(path: Path, goal: int, until_s: float = float("inf")) -> Counts:
-    """Runs seeds until there are `goal` of them or the monotonic clock shows `until_s`; keeps the count in `path`."""
+def code_now() -> str:
+    """A digest of all that a seed runs."""
+    digest = hashlib.sha256()
+    for folder in ("coordinator", "node", "protocol", "tests/simulation"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            if not file.name.startswith("test_") and file != Path(__file__):
+                digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def go_on(path: Path, goal: int, until_s: float = float("inf"), jobs: int = 1) -> Counts:
+    """Runs seeds until `goal` passed in a row, or the monotonic clock shows `until_s`; keeps the count in `path`."""
     counts = msgspec.json.decode(path.read_bytes(), type=Counts) if path.exists() else Counts()
-    while counts.seeds < goal and time.monotonic() < until_s:
-        seed = FIRST_SEED + counts.seeds
-        try:
-            run_seed(seed)
-        except SeedFailedError as failure:
-            counts.failed.append(seed)
-            print(failure, flush=True)
+    if counts.code != (code := code_now()):
+        counts.code, counts.in_a_row = code, 0
+    outcomes = _outcomes(FIRST_SEED + counts.seeds, jobs)
+    while counts.in_a_row < goal and time.monotonic() < until_s:
+        seed, failure = next(outcomes)
         counts.seeds += 1
-        if counts.seeds % KEPT_EVERY == 0 or counts.seeds == goal:
+        counts.in_a_row += 1
+        if failure:
+            counts.failed.append(seed)
+            counts.in_a_row = 0
+            print(failure, flush=True)
+        if counts.seeds % TOGETHER == 0:
             _write(path, counts)
+    outcomes.close()
     _write(path, counts)
     return counts
+
+
+def outcome(seed: int) -> str:
+    """What is wrong with a seed, or an empty string."""
+    try:
+        run_seed(seed)
+    except SeedFailedError as failure:
+        return str(failure)
+    return ""
+
+
+def _outcomes(first: int, jobs: int) -> Generator[tuple[int, str]]:
+    """Of one seed after the other, in order."""
+    if jobs == 1:
+        while True:
+            yield first, outcome(first)
+            first += 1
+    with ProcessPoolExecutor(jobs) as pool:
+        seeds = iter(range(first, sys.maxsize))
+        while some := list(islice(seeds, jobs * TOGETHER)):
+            yield from zip(some, pool.map(outcome, some), strict=True)
 
 
 def _write(path: Path, counts: Counts) -> None:
@@ -64,10 +110,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.nightly", description=__doc__)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--goal", type=int, default=GOAL)
+    parser.add_argument("--jobs", type=int, default=1)
     line = parser.parse_args()
     before = msgspec.json.decode(COUNTS.read_bytes(), type=Counts) if COUNTS.exists() else Counts()
-    counts = go_on(COUNTS, line.goal, time.monotonic() + line.seconds)
-    print(f"{counts.seeds:,} of {line.goal:,} seeds so far, {len(counts.failed)} failed: {counts.failed}")
+    counts = go_on(COUNTS, line.goal, time.monotonic() + line.seconds, line.jobs)
+    print(f"{counts.in_a_row:,} of {line.goal:,} seeds in a row, of code {counts.code}")
+    print(f"{counts.seeds:,} seeds so far, {len(counts.failed)} failed at their time: {counts.failed}")
     return 1 if len(counts.failed) > len(before.failed) else 0
 
 

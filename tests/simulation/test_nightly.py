@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.simulation import nightly
-from tests.simulation.nightly import FIRST_SEED, go_on
+from tests.simulation.nightly import FIRST_SEED, Counts, code_now, go_on
 from tests.simulation.run_seed import SeedFailedError
 
 
 def test_a_run_that_was_stopped_goes_on_and_names_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each seed once, in order, over two runs; one that fails is kept and the next is run."""
+    """Each seed once, in order, over three runs. One that fails is kept, and the row begins after it; so it does with
+    other code, since what passed says nothing of that."""
     ran: list[int] = []
+    code = ["one"]
 
     def run(seed: int) -> None:
         ran.append(seed)
@@ -21,9 +23,17 @@ def test_a_run_that_was_stopped_goes_on_and_names_what_failed(tmp_path: Path, mo
             raise SeedFailedError("seed")
 
     monkeypatch.setattr(nightly, "run_seed", run)
+    monkeypatch.setattr(nightly, "code_now", lambda: code[0])
     path = tmp_path / "counts.json"
-    assert go_on(path, 2).seeds == 2
-    counts = go_on(path, 3)
-    assert (counts.seeds, counts.failed) == (3, [FIRST_SEED + 1])
-    assert ran == [FIRST_SEED, FIRST_SEED + 1, FIRST_SEED + 2]
-    assert go_on(path, 3, until_s=0.0).seeds == 3
+    assert go_on(path, 1) == Counts(1, [], 1, "one")
+    assert go_on(path, 2) == Counts(4, [FIRST_SEED + 1], 2, "one")
+    code[0] = "two"
+    assert go_on(path, 2) == Counts(6, [FIRST_SEED + 1], 2, "two")
+    assert ran[:6] == list(range(FIRST_SEED, FIRST_SEED + 6))
+    assert go_on(path, 3, until_s=0.0).seeds == 6
+
+
+def test_several_processes_run_each_seed_once_and_in_order(tmp_path: Path) -> None:
+    """Real ones, of a few seeds."""
+    counts = go_on(tmp_path / "counts.json", 3, jobs=2)
+    assert (counts.seeds, counts.in_a_row, counts.failed, counts.code) == (3, 3, [], code_now())
