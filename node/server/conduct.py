@@ -168,6 +168,17 @@ class Conduct:
             record.pace_s += (seconds - record.pace_s) * max(PACE_WEIGHT, 1.0 / record.samples[kind])
         self._samples[kind] += 1
 
+    def sum_came(self, node: NodeId, tail_at: float, granted_at: float | None, now: float) -> bool:
+        """Its sum of a step has come, whose tail came at `tail_at`; `granted_at`: when it was given the last of that
+        here, None: it was given all elsewhere in the stage. Returns whether that says how fast it is."""
+        result_at = self.result_at(node)
+        if not self.counts(result_at if granted_at is None else min(granted_at, result_at)):
+            return False
+        if granted_at is not None:
+            self.answered(node, "gradient", now - max(tail_at, granted_at), now)
+        self.answered(node, "sum", now - max(tail_at, result_at), now)
+        return True
+
     def finished(self, node: NodeId, now: float) -> Ruling | None:
         """It finished a lease: that it was slow before is forgotten, that it sent what is false is not. Returns what
         changes for it, if anything."""

@@ -222,22 +222,21 @@ class Pool:
             self._change(entry, worker=None, preferred=entry.worker)
 
     def covered(self, tasks: Iterable[TaskId], node: NodeId) -> None:
-        """The ledger has accepted a contribution of `node` with these tasks."""
+        """The ledger has accepted a contribution of `node` with these tasks, in this pool or another of the stage: how
+        long its sums take says here, too, whether more work for it would be in time."""
+        steps: dict[int, None] = {}
         begun: dict[int, float] = {}
         for task in tasks:
+            steps[task.step] = None
             entry = self._of_task.get(task)
             if entry is not None and entry.needs_gradient:
                 begun[entry.step] = max(entry.granted_at, begun.get(entry.step, 0.0))
                 self._overtaken(entry, but=node)
                 self._change(entry, needs_gradient=False)
-        for step, granted_at in begun.items():
-            self._rule(self._conduct.finished(node, self._now))
-            if step in self._tails:
-                tail_at, result_at = self._tails[step], self._conduct.result_at(node)
-                if not self._conduct.counts(min(granted_at, result_at)):
-                    continue
-                self._conduct.answered(node, "gradient", self._now - max(tail_at, granted_at), self._now)
-                self._conduct.answered(node, "sum", self._now - max(tail_at, result_at), self._now)
+        for step in steps:
+            if step in begun:
+                self._rule(self._conduct.finished(node, self._now))
+            if step in self._tails and self._conduct.sum_came(node, self._tails[step], begun.get(step), self._now):
                 self._set_patience()
 
     def summed(self, tasks: Iterable[TaskId], node: NodeId, now: float) -> None:

@@ -206,3 +206,33 @@ def test_a_look_costs_the_same_in_a_stage_of_three_and_of_three_hundred(workers:
     for number in range(looks):
         assert worth.in_time(here[nodes[number % workers]], 1.0 + number / workers)
     assert looks <= conduct.asked <= 60 * looks
+
+
+def test_whose_sums_come_late_gets_no_forward_that_would_make_it_send_one() -> None:
+    """All three are equally fast with results. The sums of one take a minute, as its contributions to the backs' pools
+    show; a forward's graph would bring it a backward, and that a sum."""
+    pool, now = Pool(1000.0, "never", 1000.0, fences(1).__next__), 0.0
+    nodes = (FAST, ALSO_FAST, SLOW)
+    for node in nodes:
+        pool.worker_here(node, is_server=False)
+        pool.add_slots(node, 4, 64)
+    for step in range(4):
+        for number in range(6):
+            task = TaskId(step, number, 0, "F")
+            pool.add(Entry((task,), needs_result=True, needs_gradient=False, tensors=TENSORS))
+        given = pool.grant(now)
+        assert (SLOW in {grant.worker for grant in given}) == (step == 0)
+        now += 1.0
+        pool.clock(now)
+        for grant in given:
+            pool.result_held(grant.entry.tasks[0])
+            pool.add_slots(grant.worker, 1, 64)
+        pool.tail(step, now)
+        for node, seconds in zip(nodes, (2.0, 3.0, 60.0), strict=True):
+            if any(grant.worker == node for grant in given):
+                pool.clock(now + seconds)
+                pool.covered([TaskId(step, 0, 0, "B")], node)
+        now += 60.0
+        pool.clock(now)
+        pool.drop_step(step)
+        pool.check()
