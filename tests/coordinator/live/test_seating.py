@@ -302,6 +302,24 @@ def test_steps_that_are_closed_while_a_word_is_on_its_way_say_nothing_of_a_disk(
     assert desk.plan.ledger_generation == 2, "three steps were closed before this link came up"
 
 
+def test_a_server_that_catches_up_is_no_news_of_a_step() -> None:
+    """It has started anew and hears how far the others are: no step was closed, and whoever hangs hangs as before."""
+    desk = Desk()
+    plan = desk.train()
+
+    def tells(node: str, step: int) -> float:
+        counters = {"step": float(step)}
+        report = NodeReport(
+            state="training", waiting_for="", ledger_generation=plan.ledger_generation, counters=counters
+        )
+        desk.pass_time(1.0)
+        desk.say(node, report)
+        return desk.now - desk.machine.placement.newest_news_at
+
+    assert (tells("s0", 4), tells("s0", 5), tells("s1", 3)) == (1.0, 0.0, 1.0)
+    assert (tells("s1", 5), tells("s1", 6)) == (2.0, 0.0)
+
+
 def test_a_checkpoint_ahead_of_the_history_brings_its_steps_back() -> None:
     """One server could not read checkpoint 2, so the run went back to the seed; now all can: steps 0 and 1 count."""
     desk = Desk()

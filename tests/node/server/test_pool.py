@@ -549,3 +549,15 @@ def test_a_gradient_that_is_waited_for_from_its_result_on_has_a_clock() -> None:
     pool.expire(22.0)
     pool.expire(100.0)
     assert pool.open_to_all(0), "somebody else may do it"
+
+
+def test_a_server_that_has_never_asked_for_work_keeps_nobody_from_it() -> None:
+    """It may compute and has no device, so nothing is done by it: the only volunteer, though ruled out, is all there
+    is, as where servers never compute."""
+    pool = make_pool(A, tasks=1)
+    pool.worker_here(SERVER, is_server=True)
+    pool.blame(A)
+    assert given(pool) == [("a", 0)]
+    with_device = make_pool(A, SERVER, tasks=1)
+    with_device.blame(A)
+    assert given(with_device) == [("s", 0)]
