@@ -190,13 +190,17 @@ class Crew:
                 if moved is not None:
                     self._empty_from(now)
                     self._move(*moved, vocabulary, now)
+                elif all(map(_is_manned, needed, standing.counts)):
+                    self._balance(needed, standing, vocabulary, now)
         else:
             self._empty_since = self._look_at = None
             self._balance(needed, standing, vocabulary, now)
 
     def _balance(self, needed: list[bool], standing: Standing, vocabulary: int, now: float) -> None:
         """Moves one or two to where the fewest steps are carried, or those back whose move made steps longer."""
-        regretted = self._thoughts.verdict(now)
+        wishes = self._placement.wishes
+        interrupted = wishes.paused or wishes.held or bool(self._placement.table.gone_since)
+        regretted = self._thoughts.verdict(now, interrupted)
         if regretted is not None:
             trial, longer = regretted
             self._balanced_at = now

@@ -252,9 +252,10 @@ class Placement:
         """A node has told how it gets on; `member` still has what it said before."""
         note_hang(member, report, now, self.hanging)
         before = member.report
-        if before is None or before.ledger_generation != report.ledger_generation:
+        if before is None or self.plan is None or before.ledger_generation != report.ledger_generation:
             return
-        if steps_of(report) > max(steps_of(before), self._closed_step):  # and not one that catches up
+        ours = report.ledger_generation == self.plan.ledger_generation
+        if ours and steps_of(report) > max(steps_of(before), self._closed_step):  # and not one that catches up
             self._closed_at, self._closed_step = now, steps_of(report)
         if tasks_of(report) > tasks_of(before):
             self.worked_at = now

@@ -98,10 +98,13 @@ class SecondThoughts:
         if self.trial is not None and now >= self.trial.begins_at:
             self.trial.durations_s.append(duration_s)
 
-    def verdict(self, now: float) -> tuple[Trial, float] | None:
+    def verdict(self, now: float, interrupted: bool = False) -> tuple[Trial, float] | None:
         """The trial and by what share its steps became longer, where that is too much. None: not yet, or all is well; a
-        trial that is over is forgotten. Steps that do not come at all are longer, too."""
+        trial that is over is forgotten. Steps that do not come at all are longer, too, unless the run is `interrupted`
+        for another reason: what a pause takes is no fault of whoever moved before it."""
         trial = self.trial
+        if trial is not None and interrupted:
+            trial.begins_at = max(trial.begins_at, now)
         if trial is None or now < trial.begins_at + TRIAL_S:
             return None
         steps, took_s = len(trial.durations_s), sum(trial.durations_s)

@@ -34,13 +34,17 @@ def slot_name(slot: Slot, stages: StagesSection) -> str:
     return f"stage {stage} back {shard - stages.front_servers}"
 
 
-def holds_state(member: Member, slot: Slot, ledger_generation: int, newest_step: int) -> bool:
+def holds_state(
+    member: Member, slot: Slot, ledger_generation: int, newest_step: int, was_told_long_ago: bool = False
+) -> bool:
     """Whether the disk of a server that has joined has the shard of `slot` as the present ledgers left it.
 
     A step is reported only after every shard has made version step + 1 durable, so an older one is a disk that lost
     something or was restored from a copy.
     """
-    join, newest_step = join_of(member), member.must_know(ledger_generation, newest_step)
+    join = join_of(member)
+    if not was_told_long_ago:
+        newest_step = member.must_know(ledger_generation, newest_step)
     return (
         (join.stage, join.shard) == slot
         and join.held_generation == ledger_generation
@@ -98,7 +102,7 @@ class SlotTable:
         if plan is None or member.join is None:
             return False
         begins = newest_step < plan.restore_step and _holds_beginning(member.join, slot, plan, self.alike)
-        return begins or holds_state(member, slot, plan.ledger_generation, newest_step)
+        return begins or holds_state(member, slot, plan.ledger_generation, newest_step, was_told_long_ago=True)
 
     def spare_for(
         self, slot: Slot, spares: Sequence[Member], plan: Plan | None, newest_step: int, now: float

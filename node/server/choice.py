@@ -154,7 +154,7 @@ class Choice:
         Slots come back when the device is done, while the line still sends: the first one would get everything, and the
         others' sums would wait so long for more that they are sent for a task or two.
         """
-        pace_s = self._conduct.pace_s(worker.node) or self.worth.usual_pace_s
+        pace_s = self._conduct.pace_s(worker.node, self.now) or self.worth.usual_pace_s
         has = self._tables.busy_count(worker.node) + worker.slots_most - worker.slots
         return (1 + has) * pace_s, *_order(worker)
 

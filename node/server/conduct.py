@@ -35,6 +35,10 @@ PACE_WEIGHT = 0.03
 """Of a new answer in a worker's pace. A line that sends a sum carries results half as fast meanwhile, so what the last
 few took tells equal workers apart that are not: 200 equal home lines took 107 s a step by a weight of 0.25, and 99 by
 this one, as without any pace."""
+PACE_KEPT_TIMES = 40.0
+PACE_KEPT_MIN_S = 120.0
+"""How long a pace is gone by after the last answer, in times that results take: who is never the first choice has none,
+and a computer that was busy for a while would stay the last. At 5 s for a result that is a trial in 200 s."""
 SAMPLES_MIN = 3
 """Answers, of all workers together, before anybody is measured by them."""
 OVERTAKEN_MAX = 3
@@ -87,6 +91,12 @@ class _Record:
     samples: dict[Kind, int] = field(default_factory=dict)
     pace_s: float = 0.0
     """Of each of what it holds, over some dozens of them; 0: not known."""
+    pace_count: int = 0
+    """Answers in that."""
+    whole: tuple[int, float] = (-1, 0.0)
+    """The newest step of which a sum of its was whole at the servers and waited for an audit, and since when."""
+    counted_step: int = -1
+    """The newest step whose sum says how fast it is: a verdict may be said again."""
     answered_at: dict[Kind, float] = field(default_factory=dict)
     overtaken: int = 0
     """In a row."""
@@ -155,6 +165,7 @@ class Conduct:
     def answered(self, node: NodeId, kind: Kind, seconds: float, now: float) -> None:
         """It took so long."""
         record = self._of(node)
+        old = self._pace_is_old(record, now)
         before = seconds if self._is_forgotten(record, kind, now) else record.typical_s.get(kind, seconds)
         record.answered_at[kind] = now
         typical_s = before + 0.25 * (seconds - before)
@@ -165,18 +176,27 @@ class Conduct:
         record.typical_s[kind] = typical_s
         record.samples[kind] = record.samples.get(kind, 0) + 1
         if kind == "each":
-            record.pace_s += (seconds - record.pace_s) * max(PACE_WEIGHT, 1.0 / record.samples[kind])
+            record.pace_count = 1 if old else record.pace_count + 1
+            record.pace_s += (seconds - record.pace_s) * max(PACE_WEIGHT, 1.0 / record.pace_count)
         self._samples[kind] += 1
 
-    def sum_came(self, node: NodeId, tail_at: float, granted_at: float | None, now: float) -> bool:
-        """Its sum of a step has come, whose tail came at `tail_at`; `granted_at`: when it was given the last of that
+    def sum_is_whole(self, node: NodeId, step: int, now: float) -> None:
+        """It is here, and waits for its audit: what that takes is no slowness of the sender's."""
+        self._of(node).whole = step, now
+
+    def sum_came(self, node: NodeId, step: int, tail_at: float, granted_at: float | None, now: float) -> bool:
+        """Its sum of a step is accepted, whose tail came at `tail_at`; `granted_at`: when it was given the last of that
         here, None: it was given all elsewhere in the stage. Returns whether that says how fast it is."""
-        result_at = self.result_at(node)
+        record, result_at = self._of(node), self.result_at(node)
+        if granted_at is None and (step <= record.counted_step or result_at == float("-inf")):
+            return False
+        record.counted_step = max(step, record.counted_step)
         if not self.counts(result_at if granted_at is None else min(granted_at, result_at)):
             return False
+        at = record.whole[1] if record.whole[0] == step else now
         if granted_at is not None:
-            self.answered(node, "gradient", now - max(tail_at, granted_at), now)
-        self.answered(node, "sum", now - max(tail_at, result_at), now)
+            self.answered(node, "gradient", max(0.0, at - max(tail_at, granted_at)), now)
+        self.answered(node, "sum", max(0.0, at - max(tail_at, result_at)), now)
         return True
 
     def finished(self, node: NodeId, now: float) -> Ruling | None:
@@ -295,10 +315,10 @@ class Conduct:
         record = self._records.get(node)
         return 0.0 if record is None else record.typical_s.get(kind, 0.0)
 
-    def pace_s(self, node: NodeId) -> float:
-        """What each lease of it takes in the long run, 0: not known."""
+    def pace_s(self, node: NodeId, now: float) -> float:
+        """What each lease of it takes in the long run, 0: not known, or so long ago that it says nothing."""
         record = self._records.get(node)
-        return 0.0 if record is None else record.pace_s
+        return 0.0 if record is None or self._pace_is_old(record, now) else record.pace_s
 
     def result_at(self, node: NodeId) -> float:
         """When its last one came."""
@@ -328,6 +348,10 @@ class Conduct:
             at = max(at, record.answered_at.get("result", at))
         typical = record.typical_s.get("result", 0.0)
         return now - at >= max(SLOW_FORGOTTEN_MIN_S, SLOW_FORGOTTEN_TIMES * typical)
+
+    def _pace_is_old(self, record: _Record, now: float) -> bool:
+        at = record.answered_at.get("each", float("-inf"))
+        return now - at >= max(PACE_KEPT_MIN_S, PACE_KEPT_TIMES * record.typical_s.get("result", 0.0))
 
     def _usual_s(self, kind: Kind) -> float | None:
         """The median over nodes, the lower one of two: half of the nodes may be as slow as they like."""

@@ -236,7 +236,8 @@ class Pool:
         for step in steps:
             if step in begun:
                 self._rule(self._conduct.finished(node, self._now))
-            if step in self._tails and self._conduct.sum_came(node, self._tails[step], begun.get(step), self._now):
+            tail_at, granted_at = self._tails.get(step), begun.get(step)
+            if tail_at is not None and self._conduct.sum_came(node, step, tail_at, granted_at, self._now):
                 self._set_patience()
 
     def summed(self, tasks: Iterable[TaskId], node: NodeId, now: float) -> None:
@@ -270,6 +271,7 @@ class Pool:
         """A contribution of `node` with these is whole at the servers, and its audit is waited for. Whoever did them
         again because `node` has left would have them in a sum that is refused whole when this one counts."""
         for task in tasks:
+            self._conduct.sum_is_whole(node, task.step, self._now)
             entry = self._of_task.get(task)
             if entry is not None and entry.waits_for_sum and entry.worker == node and not entry.stored:
                 self._change(entry, stored=True)
@@ -488,7 +490,11 @@ class Pool:
         """Every change of an entry goes through here, so that heaps and counts follow."""
         self._dirty = True
         waited = entry.waits_for_sum
-        if entry.preferred in self._workers and values.get("preferred", entry.preferred) != entry.preferred:
+        if (
+            entry.tasks[0].op == "B"
+            and entry.preferred in self._workers
+            and values.get("preferred", entry.preferred) != entry.preferred
+        ):
             self._withdrawn.append((entry.preferred, entry.tasks[0]))
         node = entry.worker if not waited else None
         self._forget(entry)

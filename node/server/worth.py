@@ -163,7 +163,7 @@ class Worth:
         self._sums_known = any(pace.has_sum for pace in paces)
         known = [pace for pace in paces if pace.has_sum or not self._sums_known]
         self._usual_s = _lower_median([pace.needs_s for pace in known])
-        self.usual_pace_s = _lower_median([self._conduct.pace_s(node) for node in self._paces])
+        self.usual_pace_s = _lower_median([self._conduct.pace_s(node, now) for node in self._paces])
         self._usual_answer_s = _lower_median([pace.answer_s for pace in known])
 
     def _pace(self, worker: Worker, now: float) -> _Pace | None:

@@ -333,6 +333,20 @@ def test_a_move_after_which_no_step_comes_is_taken_back() -> None:
     assert thoughts.trial is None and thoughts.pause_factor == 2.0
 
 
+def test_what_a_pause_takes_is_no_fault_of_a_move() -> None:
+    """The operator pauses the run for an hour, soon after somebody moved: the time begins anew when it goes on."""
+    thoughts = SecondThoughts()
+    for number in range(60):
+        thoughts.step_closed(1.0, {0: 1, 1: 2}, float(number))
+    thoughts.moved([Moved(NodeId("v1"), 1, 0)], {0: 2, 1: 1}, 60.0)
+    assert thoughts.verdict(100.0, interrupted=True) is None
+    assert thoughts.verdict(3700.0, interrupted=True) is None
+    for number in range(8):
+        thoughts.step_closed(1.0, {0: 2, 1: 1}, 3701.0 + number)
+    assert thoughts.verdict(3709.0) is None and thoughts.trial is not None
+    assert thoughts.verdict(3700.0 + TRIAL_S) is None and thoughts.trial is None
+
+
 @pytest.mark.parametrize(("step_s", "moves"), [(10.0, 0), (0.2, 1)])
 def test_what_is_measured_of_lines_moves_nobody_where_steps_do_not_wait_for_them(step_s: float, moves: int) -> None:
     """Two stages of two on one computer: lines are said to be fourfold apart, and steps take thirty times what any of

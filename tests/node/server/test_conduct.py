@@ -488,3 +488,25 @@ def test_leaving_is_counted_within_ten_minutes_and_until_the_next_result() -> No
     rulings = [conduct.left(c, float(number)) for number in range(LEFT_MAX)]
     assert rulings[:-1] == [None] * (LEFT_MAX - 1) and rulings[-1] is not None and rulings[-1].leases_max == 0
     assert conduct.leases_max(c, LEFT_MAX + OUT_MAX_S) == 1
+
+
+def test_a_sum_says_once_how_fast_its_sender_is_and_not_how_long_its_audit_took() -> None:
+    """Verdicts are said again where a link was broken, and what was whole waits for an auditor."""
+    conduct, a = Conduct(), WORKERS[0]
+    assert not conduct.sum_came(a, 0, 5.0, None, 9.0), "it has done nothing here"
+    conduct.answered(a, "result", 1.0, 4.0)
+    assert conduct.sum_came(a, 0, 5.0, None, 9.0) and conduct.typical_s(a, "sum") == 4.0
+    assert not conduct.sum_came(a, 0, 5.0, None, 30.0) and conduct.typical_s(a, "sum") == 4.0
+    conduct.sum_is_whole(a, 1, 19.0)
+    assert conduct.sum_came(a, 1, 15.0, None, 90.0) and conduct.typical_s(a, "sum") == 4.0
+
+
+def test_a_pace_of_long_ago_says_nothing() -> None:
+    """A computer that was busy for a while is measured anew, like whoever comes new."""
+    conduct, a = Conduct(), WORKERS[0]
+    conduct.answered(a, "each", 50.0, 0.0)
+    assert conduct.pace_s(a, 10.0) == 50.0 and conduct.pace_s(a, 10_000.0) == 0.0
+    conduct.answered(a, "each", 1.0, 10_000.0)
+    assert conduct.pace_s(a, 10_001.0) == 1.0
+    conduct.answered(a, "each", 3.0, 10_001.0)
+    assert conduct.pace_s(a, 10_002.0) == 2.0
