@@ -1,11 +1,9 @@
-"""Every message, grouped by conversation. Bounds stand in the types of fields; who may send what, and who takes it, in
-`protocol.kinds`.
+"""Every message, by conversation. Bounds stand in the types of fields; who may send and take what, in `protocol.kinds`.
 
 A message with tensors carries their references in `tensors`; the bytes follow in frames of their own, and the
 message is delivered when all have arrived. A message without tensors never waits behind bytes, so it may overtake
-an earlier message that has some: machines must not rely on the order of the two kinds.
-
-`ledger_generation` fences work: a message of another one is refused with the reason "version".
+an earlier message that has some: machines must not rely on the order of the two kinds. `ledger_generation` fences work:
+a message of another one is refused with the reason "version".
 """
 
 from __future__ import annotations
@@ -181,10 +179,9 @@ class NodeReport(Message, frozen=True, kw_only=True):
     ledger_generation: Number = -1
     """Of a server: the ledgers whose steps it counts."""
     linked: Nodes = ()
-    """Of a server: its fellows in the plan that it has a link with. Nobody is given up whom its fellows reach."""
+    """Of a server: its fellows in the plan that it has a link with. Nobody is given up whom they reach."""
     resting: Nodes = ()
-    """Of a server of whose stage it has no volunteer that is of use for a while: those who are given nothing, or bring
-    nothing. Where that is all of the stage's, nobody works there."""
+    """Of a server for which no volunteer is of use at present: those who are given, or bring, nothing for a while."""
     counters: Counters
     """Totals since the process started; names of `protocol.base.limits.REPORT_COUNTERS`."""
 

@@ -469,8 +469,7 @@ class Pool:
         return rulings
 
     def take_withdrawn(self) -> list[tuple[NodeId, TaskId]]:
-        """Backwards that the holders of their graphs will not be asked for, since this was asked last: a graph that is
-        kept for nothing takes a forward's room until its step is closed, and so perhaps all room."""
+        """Backwards that the holders of their graphs will not be asked for: kept for nothing, these fill their room."""
         withdrawn, self._withdrawn = self._withdrawn, []
         return withdrawn
 
@@ -489,14 +488,10 @@ class Pool:
     def _change(self, entry: Entry, **values: object) -> None:
         """Every change of an entry goes through here, so that heaps and counts follow."""
         self._dirty = True
-        waited = entry.waits_for_sum
-        if (
-            entry.tasks[0].op == "B"
-            and entry.preferred in self._workers
-            and values.get("preferred", entry.preferred) != entry.preferred
-        ):
-            self._withdrawn.append((entry.preferred, entry.tasks[0]))
-        node = entry.worker if not waited else None
+        waited, node = entry.waits_for_sum, None if entry.waits_for_sum else entry.worker
+        holder = entry.preferred if entry.tasks[0].op == "B" else None
+        if holder is not None and holder in self._workers and values.get("preferred", holder) != holder:
+            self._withdrawn.append((holder, entry.tasks[0]))
         self._forget(entry)
         for name, value in values.items():
             setattr(entry, name, value)
