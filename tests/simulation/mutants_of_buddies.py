@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from coordinator.live import slots
@@ -23,6 +24,7 @@ KILLS = Scene(
     only=("server_disk_loss", "server_kill"), gap_s=(0.8, 1.6), until_s=(10.0, 20.0), disk_losses_max=1,
     run={**COPIED, "steps": 24, "snapshot_steps": 8},
 )  # fmt: skip
+LOSSES = replace(KILLS, disk_losses_max=3)
 SKEWED = Scene(
     only=("copy_ahead", "link_slow", "link_slow"), gap_s=(0.1, 0.3), until_s=(25.0, 35.0), disk_losses_max=20,
     run={**COPIED, "fronts": 2, "backs": 1, "delay": 1, "steps": 30},
@@ -101,7 +103,7 @@ def a_server_goes_on_with_its_newest_version(original: Any) -> Any:
     return whole
 
 
-@mutant(Saves, "begun_at", scene=KILLS)
+@mutant(Saves, "begun_at", scene=LOSSES)
 def what_ledgers_begin_with_in_memory_is_not_written_down(original: Any) -> Any:
     return lambda self, version: self.checkpoint_if_due(version)
 
