@@ -149,7 +149,7 @@ class Choice:
         """Seconds until it would be done with one more lease and what it has: results that have not come, and backwards
         of the graphs that fill its slots, those of forwards under way among them. Then who has most slots, and of
         equals who was given something longest ago. (By slots alone, all lines of a stage got the same, 5 Mbit/s and 80:
-        of 200 drawn home lines a step took 110 s, and takes 62. Equal ones take 99 s either way.)
+        of 200 drawn home lines a step took 110 s, and takes 65. Equal ones take 98 and 99.)
 
         Slots come back when the device is done, while the line still sends: the first one would get everything, and the
         others' sums would wait so long for more that they are sent for a task or two.
