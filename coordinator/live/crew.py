@@ -140,6 +140,10 @@ class Crew:
                     found[slot[0]] = crew
         return found
 
+    def _as_empty(self, standing: Standing) -> list[int]:
+        """Those of them that have room for one more."""
+        return [stage for stage in self.without_work() if standing.counts[stage] < self._volunteers_max]
+
     def left(self, member: Member, now: float) -> None:
         """Its link is gone. The time that its stage may be without anybody is counted from here, and not from the next
         look: a stage that nobody serves holds up the whole run."""
@@ -180,9 +184,11 @@ class Crew:
         if self.pinned:
             return
         standing, needed = self._stands(vocabulary), self._needed(vocabulary)
+        as_empty = self._as_empty(standing)
+        all_manned = all(count > 0 for count, is_needed in zip(standing.counts, needed, strict=True) if is_needed)
         if not standing.powers:
             self._empty_since = self._look_at = None
-        elif (as_empty := list(self.without_work())) or not all(map(_is_manned, needed, standing.counts)):
+        elif as_empty or not all_manned:
             if self._empty_since is None:
                 self._empty_from(now)
             elif now >= self._empty_since + MOVE_PAUSE_S:
@@ -190,7 +196,7 @@ class Crew:
                 if moved is not None:
                     self._empty_from(now)
                     self._move(*moved, vocabulary, now)
-                elif all(map(_is_manned, needed, standing.counts)):
+                elif all_manned:
                     self._balance(needed, standing, vocabulary, now)
         else:
             self._empty_since = self._look_at = None
@@ -264,8 +270,8 @@ class Crew:
             return Assignment(self.pinned[member.peer], "as in the plan that is predicted", "wished")
         newcomer = self._power(member, vocabulary).steps_per_s
         needed, standing = self._needed(vocabulary), self._stands(vocabulary)
-        if idle := self.without_work():
-            standing = Standing(len(needed), (power for power in standing.powers if power.stage not in idle))
+        if as_empty := self._as_empty(standing):
+            standing = Standing(len(needed), (power for power in standing.powers if power.stage not in as_empty))
         return assign(needed, standing, newcomer, member.join.stage, self._volunteers_max)
 
     @property
@@ -367,8 +373,3 @@ class Crew:
             self._known.clear()
             self._left_out_s = self._standing = None
         return self._needs[2]
-
-
-def _is_manned(is_needed: bool, volunteers: int) -> bool:
-    """Whether a stage has somebody, or needs nobody."""
-    return volunteers > 0 or not is_needed

@@ -93,7 +93,8 @@ class Worker:
     """Order of arrival; breaks ties."""
     slots: int = 0
     slots_most: int = 0
-    """That it ever had on this link: what is missing of them it has under way, or waits with a graph for a backward."""
+    """That it ever had on this link. What is missing of them is about what it has under way, and graphs that wait for a
+    backward; not quite: it may have come with graphs, or have lost memory for some since."""
     turn: int = 0
     """Grows with every lease that the pool gives: who had one longest ago comes first."""
     active_at: float = 0.0

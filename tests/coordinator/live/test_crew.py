@@ -432,6 +432,19 @@ def test_a_stage_whose_servers_give_its_volunteers_nothing_is_filled_like_an_emp
     assert desk.machine.crew.without_work() == {}
 
 
+def test_a_stage_of_members_of_no_use_takes_no_more_than_any_other() -> None:
+    """It counts as empty, and its servers hold so many links all the same."""
+    config = RunConfig(steps=5, stages=StagesSection(count=2), limits=LimitsSection(volunteers_max=1))
+    desk = Desk(config)
+    desk.train()
+    desk.volunteer("v0", tokens_per_s=10.0)
+    rest(desk, desk.plan.stages[0].servers[0].node, "v0")
+    assert list(desk.machine.crew.without_work()) == [0]
+    desk.volunteer("v1", tokens_per_s=10.0)
+    desk.volunteer("v2", tokens_per_s=10.0)
+    assert [member.stage for member in desk.machine.roster.volunteers()] == [0, 1, -1]
+
+
 def test_who_is_of_no_use_goes_where_there_is_nobody_at_all() -> None:
     """Both of stage 0 rest, and the one of stage 1 leaves: there the servers may know nothing against them."""
     desk = Desk(RunConfig(steps=5, stages=StagesSection(count=2, collocated="never")))
