@@ -97,6 +97,10 @@ class _Record:
     """The newest step of which a sum of its was whole at the servers and waited for an audit, and since when."""
     counted_step: int = -1
     """The newest step whose sum says how fast it is: a verdict may be said again."""
+    tried_at: float = float("-inf")
+    """When it was given something to measure it anew: what began before says nothing any more."""
+    anew: set[Kind] = field(default_factory=set)
+    """What was not measured since then."""
     answered_at: dict[Kind, float] = field(default_factory=dict)
     overtaken: int = 0
     """In a row."""
@@ -165,8 +169,10 @@ class Conduct:
     def answered(self, node: NodeId, kind: Kind, seconds: float, now: float) -> None:
         """It took so long."""
         record = self._of(node)
-        old = self._pace_is_old(record, now)
-        before = seconds if self._is_forgotten(record, kind, now) else record.typical_s.get(kind, seconds)
+        old = "each" in record.anew or self._pace_is_old(record, now)
+        anew = kind in record.anew or self._is_forgotten(record, kind, now)
+        before = seconds if anew else record.typical_s.get(kind, seconds)
+        record.anew.discard(kind)
         record.answered_at[kind] = now
         typical_s = before + 0.25 * (seconds - before)
         times = self._times[kind]
@@ -180,6 +186,21 @@ class Conduct:
             record.pace_s += (seconds - record.pace_s) * max(PACE_WEIGHT, 1.0 / record.pace_count)
         self._samples[kind] += 1
 
+    def says_how_fast(self, node: NodeId, began_at: float) -> bool:
+        """Whether what `node` began then and has ended now says how fast it is."""
+        record = self._records.get(node)
+        return self.counts(began_at) and (record is None or began_at >= record.tried_at)
+
+    def tries(self, node: NodeId, now: float) -> None:
+        """It is given something to measure it anew: the next answers stand alone."""
+        record = self._of(node)
+        record.tried_at, record.anew = now, set(KINDS)
+
+    def tried_at(self, node: NodeId) -> float:
+        """When it last was."""
+        record = self._records.get(node)
+        return float("-inf") if record is None else record.tried_at
+
     def sum_is_whole(self, node: NodeId, step: int, now: float) -> None:
         """It is here, and waits for its audit: what that takes is no slowness of the sender's."""
         self._of(node).whole = step, now
@@ -191,7 +212,7 @@ class Conduct:
         if granted_at is None and (step <= record.counted_step or result_at == float("-inf")):
             return False
         record.counted_step = max(step, record.counted_step)
-        if not self.counts(result_at if granted_at is None else min(granted_at, result_at)):
+        if not self.says_how_fast(node, result_at if granted_at is None else min(granted_at, result_at)):
             return False
         at = record.whole[1] if record.whole[0] == step else now
         if granted_at is not None:

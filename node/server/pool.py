@@ -497,7 +497,7 @@ class Pool:
             setattr(entry, name, value)
         if node is not None and entry.worker == node and (entry.finished or entry.waits_for_sum):
             took_s = self._now - entry.granted_at
-            if self._conduct.counts(entry.granted_at):
+            if self._conduct.says_how_fast(node, entry.granted_at):
                 self._conduct.answered(node, "result", took_s, self._now)
                 self._conduct.answered(node, "each", took_s / entry.held, self._now)
                 self._set_patience()
@@ -563,7 +563,7 @@ class Pool:
         held = 1 + self._tables.busy_count(worker.node)
         issued = entry.issued_count + 1
         self._change(entry, worker=worker.node, held=held, fence=fence, issued_count=issued, granted_at=now)
-        self._choice.worth.granted(worker.node)
+        self._choice.worth.granted(worker.node, now)
         # Who gets it after somebody has failed with it has more time: perhaps it is the work that takes long.
         self._start_clock(entry)
 

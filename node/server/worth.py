@@ -11,8 +11,11 @@ makes no step shorter, and each lease makes one longer. (Two stages of two membe
 three times as fast it cost 101 %.)
 
 Who gets nothing for that is measured anew now and then, with one lease, so seldom that it costs the others about a
-hundredth of their time: a home line that was busy may be free again. And who comes new to others that are known begins
-with one lease, and with more only where that would be in time if it took ten times what is usual.
+hundredth of their time: a home line that was busy may be free again. Who was in time until now is measured anew as soon
+as it has nothing left to bring: a link that changed its way, or a computer that was asleep for some seconds, made a few
+answers late, and says nothing about the next ones. (An address that changed cost its volunteer a minute's work.) And
+who comes new to others that are known begins with one lease, and with more only where that would be in time if it took
+ten times what is usual.
 """
 
 from __future__ import annotations
@@ -81,6 +84,10 @@ class Worth:
         """Who was given nothing since it would be late -> steps that were closed since then."""
         self._try_at: dict[NodeId, float] = {}
         """When it is given something all the same."""
+        self._was_in_time: dict[NodeId, None] = {}
+        """Who did not take long, beside others that were counted on, since it was tried last."""
+        self._on_trial: dict[NodeId, None] = {}
+        """Who is given the next lease for no other reason."""
         self._told: dict[NodeId, None] = {}
         self.rulings: list[Ruling] = []
         """What workers do not know yet."""
@@ -89,6 +96,7 @@ class Worth:
         """Whether the others would still be busy when `worker` had brought one more lease and its sum; who would not
         is passed over."""
         node = worker.node
+        self._on_trial.pop(node, None)
         self._looks += 1
         if self._is_old(now - self._counted_at):
             self._count(now)
@@ -97,6 +105,8 @@ class Worth:
         busy = self._tables.busy_count(node)
         each_s = self._conduct.typical_s(node, "each")
         if each_s and not self._is_slow(node):
+            if len(self._paces) > (node in self._paces):
+                self._was_in_time[node] = None
             return True
         own = self._paces.get(node, _Pace(0.0, 0))
         leases_per_s, held = self._leases_per_s - own.leases_per_s, self._held - own.held
@@ -107,11 +117,20 @@ class Worth:
         if leases_per_s <= 0.0 or needs_s * leases_per_s <= self._tables.free_count + held:
             return True
         self._passed_over.setdefault(node, 0)
-        self._try_at[node] = self._conduct.result_at(node) + TRIAL_TIMES * self._needs_s(node)
-        return now >= self._try_at[node] and not self._tables.holds(node)
+        known_at = float("-inf") if node in self._was_in_time else self._conduct.result_at(node)
+        known_at = max(known_at, self._conduct.tried_at(node))
+        self._try_at[node] = known_at + TRIAL_TIMES * self._needs_s(node)
+        if now < self._try_at[node] or self._tables.holds(node):
+            return False
+        self._on_trial[node] = None
+        return True
 
-    def granted(self, node: NodeId) -> None:
+    def granted(self, node: NodeId, now: float) -> None:
         """It has a lease."""
+        if node in self._on_trial:
+            del self._on_trial[node]
+            self._was_in_time.pop(node, None)
+            self._conduct.tries(node, now)
         self._passed_over.pop(node, None)
         if node in self._told:
             del self._told[node]
@@ -119,7 +138,7 @@ class Worth:
 
     def gone(self, node: NodeId) -> None:
         """Its link has ended."""
-        for known in (self._passed_over, self._try_at, self._told):
+        for known in (self._passed_over, self._try_at, self._was_in_time, self._on_trial, self._told):
             known.pop(node, None)
 
     def close_step(self, now: float) -> None:
@@ -130,7 +149,7 @@ class Worth:
                 self.rulings.append(Ruling(node, 0, max(0.0, self._try_at[node] - now), TOO_LATE))
 
     def check(self) -> None:
-        for known in (self._passed_over, self._try_at, self._told):
+        for known in (self._passed_over, self._try_at, self._was_in_time, self._on_trial, self._told):
             assert all(node in self._workers for node in known), "somebody is gone and still passed over"
         assert all(node in self._passed_over for node in self._told), "somebody has a lease and was told of none"
 

@@ -510,3 +510,20 @@ def test_a_pace_of_long_ago_says_nothing() -> None:
     assert conduct.pace_s(a, 10_001.0) == 1.0
     conduct.answered(a, "each", 3.0, 10_001.0)
     assert conduct.pace_s(a, 10_002.0) == 2.0
+
+
+def test_what_began_before_a_trial_says_nothing_and_the_first_answers_after_it_stand_alone() -> None:
+    """A sum of the step before, which came late for the same reason as the results before it."""
+    conduct, a = Conduct(), WORKERS[0]
+    for _ in range(4):
+        conduct.answered(a, "result", 6.0, 6.0)
+        conduct.answered(a, "each", 6.0, 6.0)
+    conduct.tries(a, 7.0)
+    assert conduct.tried_at(a) == 7.0 and not conduct.says_how_fast(a, 6.0) and conduct.says_how_fast(a, 7.0)
+    assert not conduct.sum_came(a, 3, 0.0, None, 8.0) and conduct.typical_s(a, "sum") == 0.0
+    conduct.answered(a, "result", 1.0, 8.0)
+    conduct.answered(a, "each", 1.0, 8.0)
+    assert conduct.typical_s(a, "result") == conduct.typical_s(a, "each") == conduct.pace_s(a, 8.0) == 1.0
+    assert conduct.sum_came(a, 4, 9.0, None, 10.0) and conduct.typical_s(a, "sum") == 1.0
+    conduct.answered(a, "result", 3.0, 11.0)
+    assert conduct.typical_s(a, "result") == 1.5

@@ -179,6 +179,29 @@ def test_what_took_long_while_a_server_was_away_makes_nobody_slow(away: bool) ->
     assert stage.asks(ALSO_FAST) == (1 if away else 0)
 
 
+def test_who_was_in_time_until_its_link_stood_still_for_a_while_gets_work_as_before_after_one_lease() -> None:
+    """All that it held came five seconds late, just before it went to others. It is tried at once, and what was before
+    the trial says nothing: a volunteer whose address had changed was given nothing for a minute."""
+    stage = Stage()
+    for _ in range(3):
+        stage.offers(3)
+        assert stage.asks(FAST) == stage.asks(ALSO_FAST) == 1
+        assert stage.asks(FAST) == 1
+        stage.brings(FAST, 1.0)
+        stage.brings(ALSO_FAST)
+    stage.offers(4)
+    assert stage.asks(ALSO_FAST) == 1 and stage.asks(FAST, 3) == 3
+    stage.brings(ALSO_FAST, 1.0)
+    stage.brings(FAST, 4.9)
+    stage.offers(2)
+    assert stage.asks(ALSO_FAST) == 1
+    assert stage.asks(FAST, 2) == 1, "one, to see what it takes now"
+    stage.brings(ALSO_FAST, 1.0)
+    stage.brings(FAST)
+    stage.offers(2)
+    assert stage.asks(ALSO_FAST) == 1 and stage.holds(FAST) == 1, "which has a slot left"
+
+
 class Counting(Conduct):
     """Counts how often it is asked what a worker takes."""
 
