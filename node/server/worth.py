@@ -150,8 +150,8 @@ class Worth:
 
     def check(self) -> None:
         for known in (self._passed_over, self._try_at, self._was_in_time, self._on_trial, self._told):
-            assert all(node in self._workers for node in known), "somebody is gone and still passed over"
-        assert all(node in self._passed_over for node in self._told), "somebody has a lease and was told of none"
+            assert known.keys() <= self._workers.keys(), "somebody is gone and still passed over"
+        assert self._told.keys() <= self._passed_over.keys(), "somebody has a lease and was told of none"
 
     def _needs_s(self, node: NodeId) -> float:
         return self._conduct.typical_s(node, "each") + self._conduct.typical_s(node, "sum")
