@@ -3,6 +3,9 @@
 A stage is a few parameters; a forward, a loss, a backward and an update have the shape of the real ones: every output
 depends on every input and parameter, weight gradients add up, the update has a moment and a global clip factor.
 `reference` trains in one process and says what every shard's every version must be.
+
+With `gradients = "gi"` each task's gradient goes to the grid of its step's version before it is added, by a rule that
+depends on the task, and sums become gradients again by the same grid (`node.compute.stage_grid`).
 """
 
 from __future__ import annotations
@@ -10,8 +13,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from node.machine.numbers import clip_factor
+from protocol.base.ids import TaskId
 from protocol.run.batches import Batches
 from protocol.run.course import VALIDATION_FIRST, course_of
 from protocol.run.run import RunConfig
@@ -21,6 +26,17 @@ SHARD_ELEMENTS = 3
 """Parameters of one shard: few, but a contribution must still be cut and put together."""
 
 Vector = tuple[int, ...]
+
+
+class State(NamedTuple):
+    """What a shard goes on from, as it lies in a file."""
+
+    weights: Vector
+    moments: Vector
+    previous: Vector
+    """Weights of the version before, where the next step may run on it."""
+    averages: Vector
+    previous_averages: Vector
 
 
 def start_vector(seed: int, stage: int, elements: int) -> Vector:
@@ -105,6 +121,32 @@ def update(weights: Vector, moments: Vector, total: Vector, clip: float) -> tupl
     return tuple((w - 7 * m) % PRIME for w, m in zip(weights, moments, strict=True)), moments
 
 
+def first_averages(elements: int) -> Vector:
+    """Of version 0: what the gradient was lately, from which a version's grid is made."""
+    return (11,) * elements
+
+
+def grid_of(averages: Vector) -> Vector:
+    """The grid of the steps that run on a version with these averages."""
+    return tuple((5 * average + 1) % PRIME for average in averages)
+
+
+def on_grid(dw: Vector, grid: Vector, task: TaskId) -> Vector:
+    """A task's gradient as it is summed up: what is added depends on the grid, and on the task alone."""
+    drawn = 1_000_003 * task.step + 1_009 * task.microbatch + 31 * task.position + 7
+    return tuple((g + drawn * unit) % PRIME for g, unit in zip(dw, grid, strict=True))
+
+
+def from_grid(total: Vector, grid: Vector) -> Vector:
+    """The gradient that a sum stands for."""
+    return tuple(n * (unit + 3) % PRIME for n, unit in zip(total, grid, strict=True))
+
+
+def next_averages(averages: Vector, total: Vector, grid: Vector) -> Vector:
+    """Of the version after one with `averages`, made from a sum on `grid`."""
+    return tuple((3 * a + n + unit) % PRIME for a, n, unit in zip(averages, total, grid, strict=True))
+
+
 def digest(weights: Vector, moments: Vector) -> bytes:
     return hashlib.blake2b(repr((weights, moments)).encode(), digest_size=16).digest()
 
@@ -117,16 +159,29 @@ class Reference:
     """[version][stage]: parameters."""
     moments: list[list[Vector]]
     """[version][stage]."""
+    averages: list[list[Vector]]
+    """[version][stage]; empty vectors where sums are on no grid."""
     digests: list[list[list[bytes]]]
     """[version][stage][shard]."""
     gradients: list[list[dict[tuple[int, int], Vector]]]
-    """[step][stage][microbatch, position]: weight gradients."""
+    """[step][stage][microbatch, position]: weight gradients as they are added up."""
     losses: list[float]
     skipped: list[bool]
     clips: list[float]
     """By step; 0 where it is skipped."""
     validations: dict[int, float]
     """By version that is validated: mean loss a token."""
+
+    def state(self, version: int, runs_on: int, stage: int, shard: int) -> State:
+        """Of a shard; `runs_on`: the version that the next step runs on."""
+
+        def part(of: list[list[Vector]], number: int) -> Vector:
+            vector = of[number][stage]
+            return shards(vector)[shard] if vector else ()
+
+        held = (part(self.versions, version), part(self.moments, version))
+        before = (part(self.versions, runs_on), part(self.averages, runs_on)) if runs_on < version else ((), ())
+        return State(*held, before[0], part(self.averages, version), before[1])
 
 
 def recut(whole: Vector, shard_count: int) -> Vector:
@@ -157,14 +212,16 @@ def reference(
     course = course_of(config)
     versions = [[start_vector(config.seed, s, shard_counts[s] * SHARD_ELEMENTS) for s in stages]]
     moments = [[tuple(0 for _ in vector) for vector in versions[0]]]
+    on_a_grid = config.wire.gradients == "gi"
+    averages = [[first_averages(len(vector)) if on_a_grid else () for vector in versions[0]]]
     gradients: list[list[dict[tuple[int, int], Vector]]] = []
     losses, skips, clips = [], [], []
     for step in range(config.steps):
         if layouts is not None and step in layouts:
             config, shard_counts = layouts[step]
             stages, course = range(len(shard_counts)), course_of(config)
-            for kept in (versions, moments):
-                for number in (step, step - 1) if kept is versions and step else (step,):
+            for kept in (versions, moments, averages) if on_a_grid else (versions, moments):
+                for number in (step, step - 1) if kept is not moments and step else (step,):
                     kept[number] = _split(recut(sum(kept[number], ()), sum(shard_counts)), shard_counts)
         weights = versions[config.version_of(step)]
         gradients.append([{} for _ in stages])
@@ -188,16 +245,25 @@ def reference(
                 stage = course.chunks[chunk].stage
                 dx, dw = backward(weights[stage], inputs[position], dx, chunk)
                 gradients[step][stage][microbatch, position] = dw
-        totals = [sum_up(list(gradients[step][s].values()), len(weights[s])) for s in stages]
+        used = [grid_of(vector) for vector in averages[config.version_of(step)]]
+        if on_a_grid:
+            for grid, of_tasks in zip(used, gradients[step], strict=True):
+                for (microbatch, position), dw in of_tasks.items():
+                    of_tasks[microbatch, position] = on_grid(dw, grid, TaskId(step, microbatch, position, "B"))
+        exact = totals = [sum_up(list(gradients[step][s].values()), len(weights[s])) for s in stages]
+        if on_a_grid:
+            totals = [from_grid(total, grid) for total, grid in zip(exact, used, strict=True)]
         norms = [[norm(part) for part in shards(total)] for total in totals]
         skipped = not all(finite for parts in norms for _, finite in parts)
         scale = batches.scale(step)
         clip = clip_factor([sum(square for square, _ in parts) for parts in norms], config.optimizer.clip_norm, scale)
-        pairs = [(versions[-1][s], moments[-1][s]) for s in stages]
+        pairs, newest = [(versions[-1][s], moments[-1][s]) for s in stages], averages[-1]
         if not skipped:
             pairs = [update(*pairs[s], totals[s], scale * clip) for s in stages]
+            newest = [next_averages(*of) for of in zip(newest, exact, used, strict=True)] if on_a_grid else newest
         versions.append([weights for weights, _ in pairs])
         moments.append([moment for _, moment in pairs])
+        averages.append(newest)
         losses.append(loss_sum / batches.tokens(step))
         skips.append(skipped)
         clips.append(0.0 if skipped else clip)
@@ -210,7 +276,7 @@ def reference(
         for step in range(config.final_step + 1)
         if config.validates(step)
     }
-    return Reference(versions, moments, digests, gradients, losses, skips, clips, validations)
+    return Reference(versions, moments, averages, digests, gradients, losses, skips, clips, validations)
 
 
 def _in_segments(config: RunConfig, visits: list[Visit], tokens: int, labels: int) -> float:

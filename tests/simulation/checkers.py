@@ -33,7 +33,7 @@ from protocol.run.course import course_of
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 from tests.simulation.absence import Absence
-from tests.simulation.arithmetic import add, reference, shards, sum_up
+from tests.simulation.arithmetic import State, add, grid_of, reference, shards, sum_up
 from tests.simulation.copied import Copied
 from tests.simulation.leaks import Leaks
 from tests.simulation.promises import Promises
@@ -260,13 +260,9 @@ class Checker(Watcher):
                 part = world.shared.get(parts[stage, shard])
                 if part is None:
                     continue  # the weather has taken it
-                weights, moments, previous = part
-                right = self.reference
-                name = f"checkpoint {record.step}, shard {stage}/{shard}"
-                expect(weights == shards(right.versions[record.step][stage])[shard], "T-I12", f"{name}: parameters")
-                expect(moments == shards(right.moments[record.step][stage])[shard], "T-I12", f"{name}: moments")
-                before = shards(right.versions[runs_on][stage])[shard] if runs_on < record.step else ()
-                expect(previous == before, "T-I12", f"{name}: parameters of version {runs_on}")
+                right = self.reference.state(record.step, runs_on, stage, shard)
+                for what, found, wanted in zip(State._fields, part, right, strict=True):
+                    expect(found == wanted, "T-I12", f"checkpoint {record.step}, shard {stage}/{shard}: {what}")
 
     def _is_overruled(self, plan: Plan) -> bool:
         """Whether a coordinator with an old database has issued what the servers know better: nobody follows it."""
@@ -451,8 +447,14 @@ class Checker(Watcher):
         served = tuple(0 for _ in right)
         if message.base >= 0:
             served = shards(self.reference.versions[message.base][stage])[shard]
-        for tensor in message.tensors:
+        *changes, grid = (
+            message.tensors if self._config.wire.gradients == "gi" else (*message.tensors, message.tensors[0])
+        )
+        for tensor in changes:
             served = add(served, host.store[tensor.key][1])
+        averages = self.reference.averages[message.version][stage]
+        fits = not averages or host.store[grid.key] == grid_of(shards(averages)[shard])
+        expect(fits, "T-I6", f"version {message.version} is served with another grid")
         expect(served == right, "T-I6", f"version {message.version} is served with other parameters")
 
     def _all_know(self, world: World, step: int) -> None:

@@ -14,6 +14,9 @@ from protocol.base.ids import NodeId
 from protocol.base.machine import Input, Machine
 from tests.simulation.lanes import Lanes
 
+LATENCY_TIMES = (0.3, 2.0)
+"""Between these lies what a link takes, in times that the world's links take when it is opened."""
+
 
 @dataclass
 class Way:

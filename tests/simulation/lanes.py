@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from node.machine import jobs
 from protocol.base.forms import byte_bounds
@@ -15,13 +15,19 @@ from protocol.run.segments import segment_ranges
 from tests.simulation.arithmetic import (
     PRIME,
     SHARD_ELEMENTS,
+    State,
     Vector,
     Visit,
     add,
     backward,
     digest,
+    first_averages,
     forward,
+    from_grid,
+    grid_of,
+    next_averages,
     norm,
+    on_grid,
     recut,
     route_end,
     sample,
@@ -44,6 +50,16 @@ NEED_DEVICE = (
 
 class FileLostError(Exception):
     """Something that a job needs is gone, or has no room: the lane reports that it cannot."""
+
+
+class Held(NamedTuple):
+    """A version of a shard."""
+
+    weights: Vector
+    moments: Vector
+    """Empty where nobody goes on from it."""
+    averages: Vector
+    """What makes the grid of the steps that run on it; empty where sums are on no grid."""
 
 
 class SharedFolder(dict[str, Any]):
@@ -95,6 +111,8 @@ class Lanes:
     flops_per_s: float = 1e9
     """What a benchmark finds."""
     versions: dict[int, Vector] = field(default_factory=dict)
+    grids: dict[int, Vector] = field(default_factory=dict)
+    """By version."""
     bases: dict[int, Vector] = field(default_factory=dict)
     """Versions that a server may send the difference to."""
     graphs: dict[TaskId, tuple[Vector, int]] = field(default_factory=dict)
@@ -103,11 +121,12 @@ class Lanes:
     sums: dict[int, Vector] = field(default_factory=dict)
     owed: dict[TaskId, Vector] = field(default_factory=dict)
     """What backwards have left for later."""
-    shard: dict[int, tuple[Vector, Vector]] = field(default_factory=dict)
-    before: dict[int, tuple[Vector, Vector]] = field(default_factory=dict)
+    shard: dict[int, Held] = field(default_factory=dict)
+    before: dict[int, Held] = field(default_factory=dict)
     """The same shard's versions under the ledgers that the present ones go on from."""
     folds: dict[int, Vector] = field(default_factory=dict)
-    totals: dict[int, Vector] = field(default_factory=dict)
+    totals: dict[int, tuple[Vector, Vector]] = field(default_factory=dict)
+    """The gradient of a step, and the sum that it was made of."""
     inputs: dict[int, Any] = field(default_factory=dict)
     added: dict[TaskId, None] = field(default_factory=dict)
     """Backwards whose weight gradients have been in a sum since the device was set up."""
@@ -128,12 +147,13 @@ class Lanes:
                 self.device = job
                 self.added = {}
                 self.versions, self.graphs, self.visits, self.sums, self.bases = {}, {}, {}, {}, {}
-                self.owed = {}
+                self.owed, self.grids = {}, {}
                 return 1 << 20
             case jobs.LoadParameters():
                 self._load_parameters(job)
             case jobs.DropParameters():
                 self.versions.pop(job.version, None)
+                self.grids.pop(job.version, None)
             case jobs.Forward() | jobs.Backward() | jobs.SegmentEnd() if self._in_segments:
                 return self._segment(job)
             case jobs.Forward():
@@ -170,17 +190,17 @@ class Lanes:
                 return route_end(weights, x, self.inputs[job.labels.key], self._chunk(job.task))[0]
             case jobs.TakeGradient():
                 total = self.sums.pop(job.accumulator, (0,) * (len(job.shards) * SHARD_ELEMENTS))
-                cuts = range(0, len(total), SHARD_ELEMENTS)
-                return tuple(
-                    self._shard(key, total[i : i + SHARD_ELEMENTS]) for key, i in zip(job.shards, cuts, strict=True)
-                )
+                return tuple(self._part(key, part) for key, part in zip(job.shards, shards(total), strict=True))
             case jobs.Compare():
                 ours, theirs = ([self.inputs[ref.key] for ref in refs] for refs in (job.computed, job.claimed))
                 return 0.0 if ours == theirs else 1.4
             case jobs.TakeResidual():
                 return ()
             case jobs.TakeWeights():
-                return (self._shard(job.weights, self.versions[job.version]),)
+                own = self._shard(job.weights, self.versions[job.version])
+                if job.grid is None:
+                    return (own,)
+                return own, self._keep(job.grid, self.grids[job.version], (ANNOUNCED_ELEMENTS,), "int32", 64)
             case jobs.DropGraphs():
                 for task in job.tasks:
                     self.graphs.pop(task, None)
@@ -267,71 +287,79 @@ class Lanes:
                     file = next((part[2] for part in parts if part[:2] == (stage, shard)), "")
                     if file not in self.shared:
                         raise FileLostError(f"checkpoint {job.checkpoint_step}/{stage}/{shard} is not there")
-                    weights, moments, previous = self.shared[file]
-                    self.shard[job.checkpoint_step - 1] = previous, ()
-                else:
-                    whole = start_vector(seed, stage, count * SHARD_ELEMENTS)
-                    weights = whole[shard * SHARD_ELEMENTS : (shard + 1) * SHARD_ELEMENTS]
-                    moments = tuple(0 for _ in weights)
-                self.shard[max(0, job.checkpoint_step)] = weights, moments
-                return digest(weights, moments)
+                    return self._hold(job.checkpoint_step, self.shared[file])
+                whole = start_vector(seed, stage, count * SHARD_ELEMENTS)
+                weights = whole[shard * SHARD_ELEMENTS : (shard + 1) * SHARD_ELEMENTS]
+                averages = first_averages(SHARD_ELEMENTS) if self._sums_on_grid else ()
+                return self._hold(0, State(weights, (0,) * SHARD_ELEMENTS, (), averages, ()))
             case jobs.CopyState():
-                if (copied := self._whole(self.shard, job.version)) is None:
+                if (state := self._whole(self.shard, job.version)) is None:
                     return None
+                copied = tuple(state) if self._sums_on_grid else state[:3]
                 ref = self._keep(job.key, copied[job.piece], (ANNOUNCED_ELEMENTS,), "int32", 4 * ANNOUNCED_ELEMENTS)
                 return ref, len(copied), copy_digest(copied, job.version)
             case jobs.LoadSnapshot():
-                weights, moments, previous = self.files[job.file]
-                self.shard[job.version] = weights, moments
-                if previous:
-                    self.shard[job.version - 1] = previous, ()
-                return digest(weights, moments)
+                return self._hold(job.version, self.files[job.file])
             case jobs.AddUp():
                 assert (job.part.form, job.base.form) == ("d4", "q8"), "what came up is no difference"
                 whole = (self.inputs[job.base.key] + self.inputs[job.part.key]) % PRIME
                 return self._keep(job.sum, whole, job.base.shape, "q8", byte_bounds(job.base.shape, "q8")[0])
             case jobs.Measure():
-                return float(sum(value * value for value in self.inputs[job.part.key]))
+                part = self.inputs[job.part.key]
+                if job.part.form != "gi":
+                    return float(sum(value * value for value in part))
+                assert job.version in self.shard, f"a part is measured by version {job.version}, which is not here"
+                return float("inf") if max(part) >= PRIME else 1.0
             case jobs.Fold():
                 total = self.folds.get(job.step, tuple(0 for _ in range(SHARD_ELEMENTS)))
                 self.folds[job.step] = add(total, self.inputs[job.part.key])
             case jobs.Reduce():
-                total = self.totals[job.step] = self.folds.pop(job.step, tuple(0 for _ in range(SHARD_ELEMENTS)))
-                return norm(total)
+                gradient = total = self.folds.pop(job.step, (0,) * SHARD_ELEMENTS)
+                if self._sums_on_grid:
+                    gradient = from_grid(total, self._grid_of(self.place.config.version_of(job.step)))
+                self.totals[job.step] = gradient, total
+                return norm(gradient)
             case jobs.Apply():
                 assert job.step in self.shard, f"version {job.step} was dropped before step {job.step} was applied"
-                weights, moments = self.shard[job.step]
+                weights, moments, averages = self.shard[job.step]
                 assert moments, f"the moments of version {job.step} were dropped before step {job.step} was applied"
-                total = self.totals.pop(job.step)
+                gradient, total = self.totals.pop(job.step)
                 if not job.skipped:
-                    weights, moments = update(weights, moments, total, job.scale * job.clip_factor)
-                self.shard[job.step + 1] = weights, moments
+                    weights, moments = update(weights, moments, gradient, job.scale * job.clip_factor)
+                    if self._sums_on_grid:
+                        used = self._grid_of(self.place.config.version_of(job.step))
+                        averages = next_averages(averages, total, used)
+                self.shard[job.step + 1] = Held(weights, moments, averages)
                 return digest(weights, moments)
             case jobs.ServeParameters():
                 weights = self.shard[job.version][0]
                 if job.base is not None:
                     before = self.shard[job.base][0]
                     weights = tuple((new - old) % PRIME for new, old in zip(weights, before, strict=True))
-                return (self._served(job.key, weights, job.base),)
+                served = self._served(job.key, weights, job.base)
+                assert (job.grid is not None) == self._sums_on_grid, "a version is served without what sums need"
+                if job.grid is None:
+                    return (served,)
+                blocks = ANNOUNCED_ELEMENTS // 256
+                return served, self._keep(job.grid, self._grid_of(job.version), (blocks,), "gi", blocks)
             case jobs.DropVersions():
                 kept = {v: state for v, state in self.shard.items() if v >= job.version}
-                self.shard = {v: (w, m if v >= job.closed else ()) for v, (w, m) in kept.items()}
+                self.shard = {v: held if v >= job.closed else held._replace(moments=()) for v, held in kept.items()}
             case jobs.WriteSnapshot():
                 assert self.shard[job.version][1], f"version {job.version} had no moments any more for its snapshot"
-                previous, _ = self.shard.get(job.version - 1, ((), ()))
-                self.files[f"snapshot-{job.version}"] = (*self.shard[job.version], previous)
+                self.files[f"snapshot-{job.version}"] = self._state(job.version, job.version - 1 in self.shard)
                 return f"snapshot-{job.version}"
             case jobs.WriteCheckpoint():
                 assert self.shard[job.version][1], f"version {job.version} had no moments any more for a checkpoint"
-                state = digest(*self.shard[job.version])
+                weights, moments, _ = self.shard[job.version]
+                made = digest(weights, moments)
                 self.shared.write_count += 1
                 salt = f"-{self.shared.write_count}" if self.shared.salted else ""
-                name = f"{job.step}/{stage}/{shard}/{state.hex()[:8]}{salt}"
+                name = f"{job.step}/{stage}/{shard}/{made.hex()[:8]}{salt}"
                 delayed = self.place.config.version_of(job.version) < job.version
-                previous = self.shard[job.version - 1][0] if delayed else ()
                 if name not in self.shared:
-                    self.shared.put(name, (*self.shard[job.version], previous))
-                return name, 8 * SHARD_ELEMENTS, state
+                    self.shared.put(name, self._state(job.version, delayed))
+                return name, 8 * SHARD_ELEMENTS, made
             case jobs.WriteEvidence():
                 name = f"evidence-{job.order.contribution.node}-{job.order.contribution.number}"
                 self.files[name] = job, [self.inputs[ref.key] for ref in job.tensors]
@@ -344,40 +372,55 @@ class Lanes:
                 raise AssertionError(f"no lane knows {job}")
         return None
 
-    def _whole(self, shard: dict[int, tuple[Vector, Vector]], version: int) -> tuple[Vector, ...] | None:
+    @property
+    def _sums_on_grid(self) -> bool:
+        config = self.place.config if self.place is not None else None
+        config = self.device.config if config is None and self.device is not None else config
+        return config is not None and config.wire.gradients == "gi"
+
+    def _grid_of(self, version: int) -> Vector:
+        averages = self.shard[version].averages
+        assert len(averages) == SHARD_ELEMENTS, f"version {version} is here without the averages of its grid"
+        return grid_of(averages)
+
+    def _hold(self, version: int, state: State) -> bytes:
+        if state.previous:
+            self.shard[version - 1] = Held(state.previous, (), state.previous_averages)
+        self.shard[version] = Held(state.weights, state.moments, state.averages)
+        return digest(state.weights, state.moments)
+
+    def _state(self, version: int, with_previous: bool, shard: dict[int, Held] | None = None) -> State:
+        held = self.shard if shard is None else shard
+        before = held[version - 1] if with_previous else Held((), (), ())
+        weights, moments, averages = held[version]
+        return State(weights, moments, before.weights, averages, before.averages)
+
+    def _whole(self, shard: dict[int, Held], version: int) -> State | None:
         """What a run could go on with: weights, moments, and the weights that the next step runs on."""
         assert self.place is not None
         runs_on = self.place.config.version_of(version)
-        if version not in shard or not shard[version][1] or runs_on not in shard:
+        if version not in shard or not shard[version].moments or runs_on not in shard:
             return None
-        return (*shard[version], shard[runs_on][0] if runs_on < version else ())
+        return self._state(version, runs_on < version, shard)
 
     def _take_version(self, job: jobs.StartShard) -> bytes:
         version, before, self.before = job.checkpoint_step, self.before, {}
         state = self._whole(before, version)
         if job.copy:
-            state = tuple(self.inputs[ref.key] for ref in job.copy)
-            if copy_digest(state, version) != job.digest:
+            copied = tuple(self.inputs[ref.key] for ref in job.copy)
+            state = State(*copied, *((),) * (5 - len(copied)))
+            if copy_digest(copied, version) != job.digest:
                 raise FileLostError(f"the state of version {version} does not have the digest that its shard made")
-        if state is None:
-            return b""
-        weights, moments, previous = state
-        if previous:
-            self.shard[version - 1] = previous, ()
-        self.shard[version] = weights, moments
-        return digest(weights, moments)
+        return b"" if state is None else self._hold(version, state)
 
     def _start_cut_anew(self, step: int, parts: Any, places: list[tuple[int, int]]) -> bytes:
         """Of a checkpoint with other stages or shards: every number may come from any of its parts."""
         assert self.place is not None
         if any(part[2] not in self.shared for part in parts):
             raise FileLostError(f"checkpoint {step} is not all there")
-        wholes = [sum((self.shared[part[2]][kind] for part in parts), ()) for kind in range(3)]
+        wholes: list[Vector] = [sum((self.shared[part[2]][kind] for part in parts), ()) for kind in range(5)]
         at = places.index((self.place.stage, self.place.shard))
-        weights, moments, previous = (shards(recut(whole, len(places)))[at] if whole else () for whole in wholes)
-        self.shard[step - 1] = previous, ()
-        self.shard[step] = weights, moments
-        return digest(weights, moments)
+        return self._hold(step, State(*(shards(recut(whole, len(places)))[at] if whole else () for whole in wholes)))
 
     def _load_parameters(self, job: jobs.LoadParameters) -> None:
         """As `node.compute.fixed_parameters`: each shard is whole, or changes of a version that was loaded before."""
@@ -395,6 +438,9 @@ class Lanes:
             assert reached == job.version, f"changes lead to {reached}, not {job.version}"
             parts, found = parts[length:], found + part
         self.versions[job.version] = self.bases[job.version] = found
+        grid: Vector = sum((self.inputs[ref.key] for ref in job.grids), ())
+        if grid:
+            self.grids[job.version] = grid
         self.bases = {version: whole for version, whole in self.bases.items() if version >= job.keep_from}
 
     def _chunk(self, task: TaskId) -> int:
@@ -408,8 +454,11 @@ class Lanes:
             self._add(job.accumulator, task, dw)
 
     def _add(self, accumulator: int | None, task: TaskId, dw: Vector) -> None:
+        assert self.device is not None
         if accumulator is not None:
             self.added[task] = None
+            if self._sums_on_grid:
+                dw = on_grid(dw, self.grids[self.device.config.version_of(task.step)], task)
             self.sums[accumulator] = add(self.sums[accumulator], dw) if accumulator in self.sums else dw
 
     def _expect_shape(self, ref: TensorRef, segment: int | None = None) -> None:
@@ -453,6 +502,12 @@ class Lanes:
     def _shard(self, key: int, value: Vector) -> TensorRef:
         """A few whole numbers that pass for a shard of the size that they say."""
         return self._keep(key, value, (ANNOUNCED_ELEMENTS,), "fp32", 4 * ANNOUNCED_ELEMENTS)
+
+    def _part(self, key: int, value: Vector) -> TensorRef:
+        """The same of a sum."""
+        if not self._sums_on_grid:
+            return self._shard(key, value)
+        return self._keep(key, value, (ANNOUNCED_ELEMENTS,), "gi", 5 * ANNOUNCED_ELEMENTS // 8)
 
     def _served(self, key: int, value: Vector, base: int | None) -> TensorRef:
         """(base, numbers) that pass for parameters, whole or as what changed."""

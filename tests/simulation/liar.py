@@ -30,6 +30,8 @@ from protocol.messages import (
     Verdict,
 )
 from protocol.run.run import RunConfig
+from tests.simulation.arithmetic import PRIME
+from tests.simulation.lanes import ANNOUNCED_ELEMENTS
 from tests.simulation.world import Host
 
 LIE_SHARE = 0.15
@@ -61,9 +63,10 @@ class Liar:
                 whether that was false.
             conspire: what one liar has made up, others confirm, and so does it in its next life.
         """
+        self._all = names is None
         names = (*(lie.__name__[1:] for lie in LIES), "absurd") if names is None else names
         self._names = names
-        self._lies = tuple(lie for lie in LIES if lie.__name__[1:] in names)
+        self._lies = tuple(lie for lie in (*LIES, *GRID_LIES) if lie.__name__[1:] in names)
         self._bends = tuple(bend for name, bend in BENDS.items() if name in names)
         self._inner = inner
         self._host = host
@@ -71,6 +74,8 @@ class Liar:
         self._number = 0
         self._results: deque[tuple[NodeId, Output | InputGradient, Any]] = deque(maxlen=64)
         """Results of real leases as they were sent, with their values."""
+        self._parts: deque[tuple[Contribute, Any]] = deque(maxlen=16)
+        """Parts of its contributions as they were sent, with their values, where sums are on a grid."""
         self._huge: dict[ContributionId, bool] = {}
         self._spoilt, self._conspire = spoilt, conspire
         self._false: dict[ContributionId | TaskId, bool] = {}
@@ -80,6 +85,9 @@ class Liar:
 
     def handle(self, fact: Input, now: float) -> Sequence[Effect]:
         effects = list(self._inner.handle(fact, now))
+        for each in effects:
+            if isinstance(each, Send) and isinstance(each.message, Contribute) and each.message.tensors[0].form == "gi":
+                self._parts.append((each.message, self._host.store[each.message.tensors[0].key]))
         for bend in self._bends:
             effects = [bend(self, effect) for effect in effects]
         if OLD_RESULTS in self._names:
@@ -121,6 +129,9 @@ class Liar:
         if not self._huge[message.contribution]:
             return effect
         value = self._host.store[message.tensors[0].key]
+        if message.tensors[0].form == "gi":  # whole numbers are measured where the grid is, by how large they are
+            self._host.store[message.tensors[0].key] = tuple(number + 2 * PRIME + 1 for number in value)
+            return effect
         self._host.store[message.tensors[0].key] = tuple(number + 1 for number in value)
         return Send(effect.peer, msgspec.structs.replace(message, square_norm=float("inf")))
 
@@ -186,9 +197,13 @@ class Liar:
         if inner.config is None or inner.plan is None or inner.stage < 0 or inner.volunteer is None:
             return []
         servers = [server.node for server in inner.plan.stages[inner.stage].servers]
-        lie = self._rng.choice(self._lies)
+        on_grid = inner.config.wire.gradients == "gi"
+        lie = self._rng.choice(self._lies + GRID_LIES * (self._all and on_grid))
         message = lie(self, inner.config)
-        effects: list[Effect] = [Send(self._rng.choice(servers), message)]
+        to = self._rng.choice(servers)
+        if on_grid and isinstance(message, Contribute) and message.shard < len(servers):
+            to = servers[message.shard]
+        effects: list[Effect] = [Send(to, message)]
         keys = tuple(ref.key for ref in getattr(message, "tensors", ()))
         return [*effects, DropTensors(keys)] if keys else effects
 
@@ -198,6 +213,11 @@ class Liar:
         key = next(self._host.keys)
         self._host.store[key] = value
         return (TensorRef(key, shape, form, 64),)
+
+    def part(self, config: RunConfig) -> tuple[TensorRef, ...]:
+        """Of a contribution: on the grid of the size that a shard has, else of none."""
+        on_grid = config.wire.gradients == "gi"
+        return self.tensor((ANNOUNCED_ELEMENTS if on_grid else 3,), config.wire.gradients, (0, 0, 0))
 
     @property
     def generation(self) -> int:
@@ -237,7 +257,7 @@ class Liar:
             losses=(),
             tickets=(self.forged,),
             shard=0,
-            tensors=self.tensor((3,), value=(0, 0, 0)),
+            tensors=self.part(config),
         )
         return msgspec.structs.replace(honest, **changes)
 
@@ -397,6 +417,24 @@ def _deciders_word(liar: Liar, config: RunConfig) -> Message:
     return StepClosed(ledger_generation=liar.generation, step=config.steps)
 
 
+def _no_lease(liar: Liar, config: RunConfig) -> Message:
+    """Nobody asks for the ticket of a task that leaves no gradient."""
+    task = liar.task("F")
+    return liar.contribution(
+        config, step=task.step, version=config.version_of(task.step), tasks=(task,), tickets=(),
+        shard=liar._rng.randrange(2),
+    )  # fmt: skip
+
+
+def _said_again(liar: Liar, config: RunConfig) -> Message:
+    """A part of its own once more, perhaps of a step that was closed meanwhile, or of a ledger that is gone."""
+    if not liar._parts:
+        return _no_lease(liar, config)
+    message, value = liar._rng.choice(liar._parts)
+    (ref,) = message.tensors
+    return msgspec.structs.replace(message, tensors=liar.tensor(ref.shape, ref.form, value))
+
+
 LIES: tuple[Callable[[Liar, RunConfig], Message], ...] = (
     _foreign_stage, _stolen_output, _wrong_shape, _wrong_form, _no_tensor, _huge_microbatch, _far_step,
     _closed_step, _sliced, _input_of_nothing, _foreign_name, _wrong_shard, _wrong_elements, _two_tensors,
@@ -404,6 +442,9 @@ LIES: tuple[Callable[[Liar, RunConfig], Message], ...] = (
     _tasks_of_another_stage, _huge_contribution_step, _only_half, _a_task_twice, _old_generation, _coming_generation,
     _greedy, _foreign_lease, _any_version, _servers_word, _ledgers_word, _deciders_word,
 )  # fmt: skip
+
+GRID_LIES = (_no_lease, _said_again)
+"""Those of a liar that knows all, where sums are on a grid."""
 
 BENDS: dict[str, Callable[[Liar, Effect], Effect]] = {
     "absurd": Liar._absurd,

@@ -119,6 +119,8 @@ class Shape:
     split: bool = False
     order: str = field(default="backward", repr=False)
     """Not in what is shown, since other things are drawn by that."""
+    gradients: str = field(default="fp32", repr=False)
+    """Form of sums; out of `repr`, from which other things are drawn."""
     buddy: str = field(default="never", repr=False)
     """Out of `repr`, from which other things are drawn."""
 
@@ -200,7 +202,7 @@ class Shape:
             wire=WireSection(
                 activations_up="fp32" if self.backs else "d4",
                 activations_down="fp32" if self.backs else "q8",
-                gradients="fp32",
+                gradients=self.gradients,  # type: ignore[arg-type]
                 parameters="p12",
             ),
             checkpoint=CheckpointSection(

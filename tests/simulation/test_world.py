@@ -19,10 +19,12 @@ from protocol.base.ids import NodeId
 from protocol.run.course import PLANNED
 from tests.node.setting import make_plan
 from tests.seeds import slow_then_long
+from tests.simulation.checkers import Checker
 from tests.simulation.lanes import Lanes, SharedFolder
 from tests.simulation.run_seed import run_seed
 from tests.simulation.scene import Scene
-from tests.simulation.swarm import Shape
+from tests.simulation.swarm import Shape, Swarm
+from tests.simulation.weather import Weather
 from tests.simulation.world import Host, Watcher, World
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +60,13 @@ def test_planned_layouts_compute_what_one_process_computes(seed: int) -> None:
     run_seed(seed, scene=Scene(run={"cut": PLANNED}))
 
 
+@pytest.mark.parametrize("seed", slow_then_long(range(3001, 3041), 16))
+def test_sums_on_the_grid_are_those_of_one_process(seed: int) -> None:
+    """What runs do by default: each part is measured by its version's grid, which is served, copied and written with
+    the version, under every weather and any course."""
+    run_seed(seed, scene=Scene(run={"gradients": "gi"}))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [seed for seed in ONCE_FAILED if seed > SOME])
 def test_no_bug_comes_back(seed: int) -> None:
@@ -85,6 +94,20 @@ def test_a_seed_is_the_same_in_every_process() -> None:
     processes = [start("41-43", hash_seed) for hash_seed in ("1", "2")]
     first, second = [finish(process) for process in processes]
     assert first == second and len(first) == 3
+
+
+def test_when_all_is_calm_no_link_is_slow_since_it_was_opened_in_a_latency_spike() -> None:
+    """Each of the forty hops of a step would take up to a second, to the end of the run (seed 140060)."""
+    shape = Shape()
+    swarm = Swarm(1, shape, Checker(shape.config(1), [shape.shards] * shape.stages))
+    world, weather = swarm.world, Weather(swarm, ("latency_spike",), mean_gap_s=1e9, until_s=4.0, disk_losses_max=0)
+    usual_s, world.latency_s = world.latency_s, 0.5
+    world.run(4.0)
+    assert max(link.latency_s for link in world.links.values()) > 0.5
+    weather.calm()
+    assert world.latency_s == usual_s
+    assert max(link.latency_s for link in world.links.values()) <= 2 * usual_s
+    run_seed(140060)
 
 
 def test_an_input_of_a_large_world_costs_no_more_than_one_of_a_small_one() -> None:

@@ -15,6 +15,7 @@ from coordinator.live.records import PlanRow, StepRow
 from protocol.base.machine import AddressesChanged, Effect, Ordered, Received, Send, Told
 from protocol.messages import Committed, PlanChanged, StepOpened
 from protocol.run.changes import make_change
+from tests.simulation.host import LATENCY_TIMES
 from tests.simulation.swarm import COORDINATOR, PLAN, Swarm
 from tests.simulation.weather_of_disks import Disks
 from tests.simulation.world import Host
@@ -136,6 +137,8 @@ class Weather(Disks):
                 self._start_soon(host, 0.1)
         for link in list(world.links.values()):
             link.slow_s.clear()
+            # One that was opened in a spike keeps its latency: with most of them, each step would take half a minute.
+            link.latency_s = min(link.latency_s, max(LATENCY_TIMES) * world.latency_s)
             if link.silent:
                 world.cut(link)
         self._ends_pauses = "orders" in self._kinds

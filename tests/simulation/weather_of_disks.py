@@ -260,7 +260,7 @@ class Disks:
         self._world.crash(host)
         host.harmed, host.emptied = True, False
         for name in snapshots_of(host):
-            weights, *others = host.files[name]
-            host.files[name] = (weights[0] + 1, *weights[1:]), *others
+            state = host.files[name]
+            host.files[name] = state._replace(weights=(state.weights[0] + 1, *state.weights[1:]))
         self._start_soon(host, rng.uniform(0.1, 2.0))
         return True

@@ -48,8 +48,8 @@ from protocol.base.machine import (
 from protocol.kinds import MAY_SEND, MESSAGES
 from protocol.link.fields import sentences
 from protocol.messages import Message
+from tests.simulation.host import LATENCY_TIMES, Link, Way
 from tests.simulation.host import Host as Host
-from tests.simulation.host import Link, Way
 from tests.simulation.lanes import FileLostError, Lanes, SharedFolder
 
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Union[MESSAGES])  # noqa: UP007
@@ -413,7 +413,7 @@ class World:
             link = Link(
                 min(host.node, peer),
                 max(host.node, peer),
-                self.latency_s * self.rng.uniform(0.3, 2.0),
+                self.latency_s * self.rng.uniform(*LATENCY_TIMES),
                 self.bytes_per_s,
                 opened_at=self.now,
             )
