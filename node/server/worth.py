@@ -11,11 +11,11 @@ makes no step shorter, and each lease makes one longer. (Two stages of two membe
 three times as fast it cost 101 %.)
 
 Who gets nothing for that is measured anew now and then, with one lease, so seldom that it costs the others about a
-hundredth of their time: a home line that was busy may be free again. Who was in time until now is measured anew as soon
-as it has nothing left to bring: a link that changed its way, or a computer that was asleep for some seconds, made a few
-answers late, and says nothing about the next ones. (An address that changed cost its volunteer a minute's work.) And
-who comes new to others that are known begins with one lease, and with more only where that would be in time if it took
-ten times what is usual.
+hundredth of their time: a home line that was busy may be free again. Who was in time until now, and needs much more at
+once, is measured anew as soon as it has nothing left to bring: a link that changed its way, or a computer that was
+asleep for some seconds, made a few answers late, and says nothing about the next ones. (An address that changed cost
+its volunteer a minute's work.) And who comes new to others that are known begins with one lease, and with more only
+where that would be in time if it took ten times what is usual.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ UNKNOWN_TIMES = 10.0
 TRIAL_TIMES = 100.0
 """Times what it needs for a lease and its sum, between two trials of a worker that gets nothing else. (A trial cost up
 to twice that, so a fiftieth at most: 1.1 % in the case above.)"""
+SUDDEN_TIMES = 3.0
+"""Whoever needs so many times what it did when it was last in time is tried at once. One answer in four weighs in what
+it needs, so that one took nine times as long: that is a wait, and no busier line. (Members that were about as fast as
+the limit, on 200 drawn home lines, were tried over and over without it, and a step took 124 s, not 80; by 2, 92.)"""
 STUCK_TIMES = 4.0
 """Who has held a lease for so many times what it takes is not counted on."""
 KNOWN_FOR_TIMES = 0.1
@@ -84,8 +88,9 @@ class Worth:
         """Who was given nothing since it would be late -> steps that were closed since then."""
         self._try_at: dict[NodeId, float] = {}
         """When it is given something all the same."""
-        self._was_in_time: dict[NodeId, None] = {}
-        """Who did not take long, beside others that were counted on, since it was tried last."""
+        self._was_in_time: dict[NodeId, tuple[float, float]] = {}
+        """Who did not take long, beside others that were counted on, since it was tried last: what it took for a lease
+        and for its sum, the newest of these."""
         self._on_trial: dict[NodeId, None] = {}
         """Who is given the next lease for no other reason."""
         self._told: dict[NodeId, None] = {}
@@ -106,7 +111,7 @@ class Worth:
         each_s = self._conduct.typical_s(node, "each")
         if each_s and not self._is_slow(node):
             if len(self._paces) > (node in self._paces):
-                self._was_in_time[node] = None
+                self._was_in_time[node] = each_s, self._conduct.typical_s(node, "sum")
             return True
         own = self._paces.get(node, _Pace(0.0, 0))
         leases_per_s, held = self._leases_per_s - own.leases_per_s, self._held - own.held
@@ -117,7 +122,7 @@ class Worth:
         if leases_per_s <= 0.0 or needs_s * leases_per_s <= self._tables.free_count + held:
             return True
         self._passed_over.setdefault(node, 0)
-        known_at = float("-inf") if node in self._was_in_time else self._conduct.result_at(node)
+        known_at = float("-inf") if self._is_suddenly_slow(node) else self._conduct.result_at(node)
         known_at = max(known_at, self._conduct.tried_at(node))
         self._try_at[node] = known_at + TRIAL_TIMES * self._needs_s(node)
         if now < self._try_at[node] or self._tables.holds(node):
@@ -165,6 +170,13 @@ class Worth:
         sum_s = 0.0 if self._sums_known else self._conduct.typical_s(node, "sum")
         slow = self._needs_s(node) - sum_s > SLOW_TIMES * self._usual_s
         return slow and self._answers_s(node) - sum_s > SLOW_TIMES * self._usual_answer_s
+
+    def _is_suddenly_slow(self, node: NodeId) -> bool:
+        """Whether it took much less not long ago. A line is found out to be slow by its first sum: another one, to try
+        it, would cost as much again."""
+        each_s, sum_s = self._was_in_time.get(node, (0.0, 0.0))
+        known = each_s > 0.0 and (sum_s > 0.0 or not self._conduct.typical_s(node, "sum"))
+        return known and self._needs_s(node) > SUDDEN_TIMES * (each_s + sum_s)
 
     def _is_old(self, age_s: float) -> bool:
         """Whether what was counted so long ago is counted again."""
