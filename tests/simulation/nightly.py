@@ -13,6 +13,7 @@ the count begins again, and goes on with new seeds.
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import os
 import sys
@@ -46,13 +47,31 @@ class Counts(msgspec.Struct):
     """Which."""
 
 
+def files_of_a_seed() -> list[Path]:
+    """All that a seed can run: `run_seed`, what it imports, and so on."""
+    found: dict[Path, None] = {}
+    names = ["tests.simulation.run_seed"]
+    while names:
+        stem = ROOT.joinpath(*names.pop().split("."))
+        file = next((each for each in (stem.with_suffix(".py"), stem / "__init__.py") if each.is_file()), None)
+        if file is None or file in found:
+            continue
+        found[file] = None
+        names += [".".join(parent.parts) for parent in file.parent.relative_to(ROOT).parents if parent.parts]
+        names.append(".".join(file.parent.relative_to(ROOT).parts))
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            if isinstance(node, ast.Import):
+                names += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return sorted(found)
+
+
 def code_now() -> str:
-    """A digest of all that a seed runs."""
+    """A digest of all that a seed can run."""
     digest = hashlib.sha256()
-    for folder in ("coordinator", "node", "protocol", "tests/simulation"):
-        for file in sorted((ROOT / folder).rglob("*.py")):
-            if not file.name.startswith("test_") and file != Path(__file__):
-                digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
+    for file in files_of_a_seed():
+        digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:16]
 
 
