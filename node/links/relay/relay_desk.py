@@ -1,10 +1,16 @@
 """What a server that relays decides: who may, who meets whom, how fast, how much. A machine without any socket.
 
 A leg is one connection of a proven member of the run. Two legs with the same meeting number make a session.
+
+A member costs whoever has an invite nothing, a network does: where all places are taken, the network that has most of
+them gives one to a newcomer of another network. Legs that are of no network (this computer's own, and those of servers,
+which came by an invite that is handed to few) are counted for none.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from protocol.base.ids import NodeId
@@ -12,8 +18,10 @@ from protocol.base.ids import NodeId
 REFUSED_FOR = ("full", "busy", "quota", "alone", "taken", "ending")
 """Reasons of `Refuse`, as in protocol.link.relay.REFUSALS."""
 
-
 WAIT_S = 5.0
+LATELY_S = 60.0
+"""What a session moved in this minute and in the one before says whether it is in use: an honest link is asked for
+signs of life every few seconds, and one that was given a task moves megabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +74,32 @@ RelayOrder = Refuse | Splice | Cut
 class _Waiting:
     leg: int
     node: NodeId
+    networks: frozenset[str]
     until: float
+
+
+@dataclass(slots=True)
+class _Session:
+    meeting: bytes
+    nodes: tuple[NodeId, NodeId]
+    networks: frozenset[str]
+    """Of both legs."""
+    minute: int = 0
+    moved_bytes: int = 0
+    """In this minute."""
+    before_bytes: int = 0
+    """In the minute before."""
+
+    def count(self, byte_count: int, now: float) -> None:
+        minute = int(now // LATELY_S)
+        if minute != self.minute:
+            self.before_bytes = self.moved_bytes if minute == self.minute + 1 else 0
+            self.minute, self.moved_bytes = minute, 0
+        self.moved_bytes += byte_count
+
+    def lately_bytes(self, now: float) -> int:
+        self.count(0, now)
+        return self.before_bytes + self.moved_bytes
 
 
 class RelayDesk:
@@ -75,7 +108,7 @@ class RelayDesk:
     def __init__(self, limits: RelayLimits, now: float) -> None:
         self.limits = limits
         self._waiting: dict[bytes, _Waiting] = {}
-        self._sessions: dict[int, tuple[bytes, NodeId, NodeId]] = {}
+        self._sessions: dict[int, _Session] = {}
         self._tokens = limits.burst_bytes
         self._tokens_at = now
         self._ending = False
@@ -88,36 +121,77 @@ class RelayDesk:
 
     @property
     def has_room(self) -> bool:
-        """Whether another session would be taken."""
+        """Whether another session would be taken, and nobody cut for it."""
         spent = self.moved_bytes >= self.limits.total_bytes
         return not self._ending and not spent and self.session_count < self.limits.sessions_max
 
-    def arrive(self, leg: int, node: NodeId, meeting: bytes, now: float) -> list[RelayOrder]:
-        """A leg of a proven member."""
-        reason = self._refusal(node, meeting)
+    def arrive(self, leg: int, node: NodeId, meeting: bytes, now: float, network: str = "") -> list[RelayOrder]:
+        """A leg of a proven member. `network`: the one that it is counted for; empty for none."""
+        other = self._waiting.get(meeting)
+        networks = frozenset((network,)) - {""}
+        if other is not None:
+            networks |= other.networks
+        reason = self._refusal(node, meeting, networks)
         if reason:
             return [Refuse(leg, reason)]
-        other = self._waiting.pop(meeting, None)
         if other is None:
-            self._waiting[meeting] = _Waiting(leg, node, now + self.limits.wait_s)
-            return []
-        self._sessions[other.leg] = (meeting, other.node, node)
-        return [Splice(other.leg, (other.leg, leg))]
+            made = self._make_way(networks)
+            self._waiting[meeting] = _Waiting(leg, node, networks, now + self.limits.wait_s)
+            return made
+        del self._waiting[meeting]
+        made = self._cut_one(networks, now)
+        self._sessions[other.leg] = _Session(meeting, (other.node, node), networks, int(now // LATELY_S))
+        return [*made, Splice(other.leg, (other.leg, leg))]
 
-    def _refusal(self, node: NodeId, meeting: bytes) -> str:
+    def _refusal(self, node: NodeId, meeting: bytes, networks: frozenset[str]) -> str:
         limits = self.limits
         if self._ending:
             return "ending"
         if self.moved_bytes >= limits.total_bytes:
             return "quota"
         other = self._waiting.get(meeting)
-        if any(taken == meeting for taken, _, _ in self._sessions.values()) or (other and other.node == node):
+        if any(session.meeting == meeting for session in self._sessions.values()) or (other and other.node == node):
             return "taken"
-        if self.session_count >= limits.sessions_max or (other is None and len(self._waiting) >= limits.waiting_max):
+        if self._are_full and not self._crowd_of_sessions(networks):
             return "full"
-        own = sum(node in (a, b) for _, a, b in self._sessions.values())
+        if other is None and self._nobody_may_wait and not self._crowd_of_waiting(networks):
+            return "full"
+        own = sum(node in session.nodes for session in self._sessions.values())
         own += sum(waiting.node == node for waiting in self._waiting.values())
         return "busy" if own >= limits.node_sessions_max else ""
+
+    @property
+    def _are_full(self) -> bool:
+        return self.session_count >= self.limits.sessions_max
+
+    @property
+    def _nobody_may_wait(self) -> bool:
+        return len(self._waiting) >= self.limits.waiting_max
+
+    def _crowd_of_sessions(self, newcomer: frozenset[str]) -> str:
+        return crowd((session.networks for session in self._sessions.values()), newcomer)
+
+    def _crowd_of_waiting(self, newcomer: frozenset[str]) -> str:
+        return crowd((waiting.networks for waiting in self._waiting.values()), newcomer)
+
+    def _cut_one(self, newcomer: frozenset[str], now: float) -> list[RelayOrder]:
+        """Where there is no place: of the network that has most of them, the session that was used least lately."""
+        if not self._are_full:
+            return []
+        network = self._crowd_of_sessions(newcomer)
+        theirs = [number for number, session in self._sessions.items() if network in session.networks]
+        least = min(theirs, key=lambda number: self._sessions[number].lately_bytes(now))
+        del self._sessions[least]
+        return [Cut(least, "full")]
+
+    def _make_way(self, newcomer: frozenset[str]) -> list[RelayOrder]:
+        """The same for those that wait: the one that has waited longest is the least likely to be met."""
+        if not self._nobody_may_wait:
+            return []
+        network = self._crowd_of_waiting(newcomer)
+        meeting, oldest = next(pair for pair in self._waiting.items() if network in pair[1].networks)
+        del self._waiting[meeting]
+        return [Refuse(oldest.leg, "full")]
 
     def left(self, leg: int) -> None:
         """A leg that waited is gone, or the session of that number is over."""
@@ -126,9 +200,11 @@ class RelayDesk:
             if waiting.leg == leg:
                 del self._waiting[meeting]
 
-    def move(self, byte_count: int, now: float) -> float:
-        """Bytes of some session came in; how long to wait before they may go out, in seconds."""
+    def move(self, session: int, byte_count: int, now: float) -> float:
+        """Bytes of a session came in; how long to wait before they may go out, in seconds."""
         limits = self.limits
+        if session in self._sessions:  # it may have been cut a moment ago
+            self._sessions[session].count(byte_count, now)
         self.moved_bytes += byte_count
         self._tokens = min(limits.burst_bytes, self._tokens + (now - self._tokens_at) * limits.bytes_per_s)
         self._tokens_at = now
@@ -161,9 +237,23 @@ class RelayDesk:
         """Raises if an invariant is broken."""
         limits = self.limits
         assert len(self._sessions) <= limits.sessions_max and len(self._waiting) <= limits.waiting_max
-        meetings = [*self._waiting, *(meeting for meeting, _, _ in self._sessions.values())]
+        meetings = [*self._waiting, *(session.meeting for session in self._sessions.values())]
         assert len(set(meetings)) == len(meetings), "a meeting of three"
-        assert all(a != b for _, a, b in self._sessions.values()), "a node meets itself"
-        nodes = [node for _, a, b in self._sessions.values() for node in (a, b)]
+        nodes = [node for session in self._sessions.values() for node in session.nodes]
+        assert all(len(set(session.nodes)) == 2 for session in self._sessions.values()), "a node meets itself"
         nodes += [waiting.node for waiting in self._waiting.values()]
         assert all(nodes.count(node) <= limits.node_sessions_max for node in nodes), "a node has more than its share"
+
+
+def crowd(places: Iterable[frozenset[str]], newcomer: frozenset[str]) -> str:
+    """The network that has most of these places, when it may be asked to give one to a newcomer of other networks.
+
+    Empty: nobody need give way. It must still have as many as the newcomer's afterwards; else two networks would cut
+    each other's sessions for ever.
+    """
+    counts = Counter(network for networks in places for network in networks)
+    if not counts:
+        return ""
+    network, most = counts.most_common(1)[0]
+    own = max((counts[network] for network in newcomer), default=0)
+    return network if own + 1 < most else ""

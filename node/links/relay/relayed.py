@@ -21,7 +21,9 @@ from protocol.base.ids import NodeId
 from protocol.base.limits import HANDSHAKE_S, SEND_STALL_S
 from protocol.drive import tcp
 from protocol.drive.limits import QuotaUsedUpError
-from protocol.drive.transport import Transport
+from protocol.drive.transport import OPERATED, Transport
+from protocol.link.networks import network_of
+from protocol.link.reach import host_of
 from protocol.link.relay import MAGIC, REFUSALS, leg_prologue, preamble, refusal_of, split_preamble
 from protocol.trust.handshake import ENTROPY_BYTES, NO_COOKIE, Admit, CookieDemanded, Initiator, Responder
 from protocol.trust.identity import Identity
@@ -202,14 +204,19 @@ class RelayServer:
             return None
         except (trio.BrokenResourceError, trio.ClosedResourceError, _EndedError):
             return None
-        return partial(self.carry, stream, session.peer, meeting)
+        # As with links: servers came by an invite that is handed to few, and often share a network.
+        network = "" if session.role in OPERATED else network_of(host_of(address))
+        return partial(self.carry, stream, session.peer, meeting, network)
 
-    async def carry(self, stream: trio.abc.Stream, node: NodeId, meeting: bytes) -> None:
-        """A proven leg until its end: it waits for its other one, then its bytes are carried. Closes the stream."""
+    async def carry(self, stream: trio.abc.Stream, node: NodeId, meeting: bytes, network: str) -> None:
+        """A proven leg until its end: it waits for its other one, then its bytes are carried. Closes the stream.
+
+        `network`: the one that it is counted for, or nothing.
+        """
         leg = _Leg(next(self._numbers), stream, node)
         self._legs[leg.number] = leg
         try:
-            self._perform(self.desk.arrive(leg.number, node, meeting, trio.current_time()))
+            self._perform(self.desk.arrive(leg.number, node, meeting, trio.current_time(), network))
             spliced = self._pairs.pop(leg.number, None)
             if spliced is not None:
                 await self._session(spliced, leg)
@@ -276,15 +283,17 @@ class RelayServer:
             with trio.CancelScope() as scope:
                 self._sessions[first.number] = scope
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._pump, first.stream, second.stream, scope)
-                    nursery.start_soon(self._pump, second.stream, first.stream, scope)
+                    nursery.start_soon(self._pump, first.number, first.stream, second.stream, scope)
+                    nursery.start_soon(self._pump, first.number, second.stream, first.stream, scope)
         finally:
             del self._sessions[first.number]
             self.desk.left(first.number)
             first.over.set()
             self._show()
 
-    async def _pump(self, source: trio.abc.Stream, sink: trio.abc.Stream, scope: trio.CancelScope) -> None:
+    async def _pump(
+        self, session: int, source: trio.abc.Stream, sink: trio.abc.Stream, scope: trio.CancelScope
+    ) -> None:
         data: bytes | bytearray = bytes((0,))
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
             with trio.fail_after(SEND_STALL_S):
@@ -294,7 +303,7 @@ class RelayServer:
                     data = await source.receive_some(CHUNK_BYTES)
                 if not data:
                     break
-                wait_s = self.desk.move(len(data), trio.current_time())
+                wait_s = self.desk.move(session, len(data), trio.current_time())
                 self._count("barnraise_server_relay_bytes_total", len(data), {})
                 self._perform(self.desk.spent())
                 await trio.sleep(wait_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import trio
 
 from node.links.relay.relay_desk import RelayLimits
-from node.links.relay.relayed import UNSENT_BYTES, Proof, RelayRefusedError, open_leg
+from node.links.relay.relayed import UNSENT_BYTES, Proof, RelayRefusedError, RelayServer, open_leg
 from protocol.base.errors import DialError
 from protocol.drive.limits import Limits, Metered, Quota
 from protocol.link.relay import link_prologue, preamble
@@ -99,6 +100,54 @@ async def test_who_comes_alone_or_too_often_hears_why() -> None:
         with pytest.raises(RelayRefusedError, match="full"):
             await open_leg((x.address,), x.identity.node, MEETING, proof_of(a), a.transport)
         assert counter.values["refused_total", "full"] == 1
+
+
+class _Elsewhere:
+    """A relay whose callers seem to come from these hosts, in the order in which they call."""
+
+    def __init__(self, server: RelayServer, hosts: list[str]) -> None:
+        self._server = server
+        self._hosts = hosts
+        self.expects = server.expects
+
+    async def prove(
+        self, stream: trio.abc.Stream, first: bytes, address: str, cookies: tuple[bytes, ...]
+    ) -> Callable[[], Awaitable[None]] | None:
+        return await self._server.prove(stream, first, self._hosts.pop(0) + ":5000", cookies)
+
+
+@pytest.mark.parametrize("role", ["volunteer", "server"])
+async def test_volunteers_of_one_network_give_a_session_to_another_network(role: str) -> None:
+    """By the address that each leg comes from; servers share a network as they like, so a third pair finds no place."""
+    async with relayed_stations("server", role, role, limits=RelayLimits(sessions_max=2)) as ((x, a, b), server, _):
+        hosts = ["203.0.113.1", "203.0.113.2", "203.0.113.3", "203.0.113.4", "198.51.100.1", "2001:db8::1"]
+        x.transport.guests = _Elsewhere(server, hosts)
+        pairs: list[list[trio.abc.Stream]] = []
+        refused: list[str] = []
+
+        async def open_one(station: Station, meeting: bytes) -> None:
+            ask = partial(open_leg, (x.address,), x.identity.node, meeting, proof_of(station, role))
+            try:
+                pairs[-1].append(await ask(station.transport))
+            except RelayRefusedError as error:
+                refused.append(error.reason)
+
+        for number in range(3):
+            pairs.append([])
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(open_one, a, bytes([number]) * 16)
+                nursery.start_soon(open_one, b, bytes([number]) * 16)
+        if role == "server":
+            assert refused == ["full", "full"] and server.desk.session_count == 2
+        else:
+            assert refused == [] and server.desk.session_count == 2
+            with trio.fail_after(5):
+                assert [await stream.receive_some(1) for stream in pairs[0]] == [b"", b""]
+            await pairs[2][0].send_all(b"hello")
+            with trio.fail_after(5):
+                assert await pairs[2][1].receive_some(5) == b"hello"
+        for stream in (stream for pair in pairs for stream in pair):
+            await trio.aclose_forcefully(stream)
 
 
 async def test_strangers_and_impostors_get_nothing() -> None:
