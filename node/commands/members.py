@@ -184,7 +184,7 @@ def auditor_options(command: Any) -> Any:
     default=1000.0,
     show_default=True,
     metavar="GB",
-    help="Gigabytes that it carries for them until it is started again.",
+    help="Gigabytes that it carries for them at once; what is used of them grows back evenly within 30 days.",
 )
 def server(
     link: str | None,
@@ -225,7 +225,7 @@ def server(
     from protocol.drive.limits import LineLimits
 
     place = None if checkpoints is None else open_place(checkpoints, "--checkpoints")
-    relay = RelayLimits(bytes_per_s=relay_limit * 1e6 / 8, total_bytes=relay_quota * 1e9)
+    relay = RelayLimits(bytes_per_s=relay_limit * 1e6 / 8, quota_bytes=relay_quota * 1e9)
     sys.exit(
         run_node(
             NodeOptions(

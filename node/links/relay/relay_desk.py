@@ -22,6 +22,12 @@ WAIT_S = 5.0
 LATELY_S = 60.0
 """What a session moved in this minute and in the one before says whether it is in use: an honest link is asked for
 signs of life every few seconds, and one that was given a task moves megabytes."""
+QUOTA_S = 30 * 86400.0
+"""A month: lines are sold by it. 1 TB grows back at 386 kB/s, 33 GB a day, so a server that has given all of it away
+relays on, and no month costs more than two quotas (the one that was full, and what grew), no year more than 13.2."""
+QUOTA_AGAIN = 1 / 30
+"""Share of a quota that must have grown back before a used-up one takes legs again, a day's: else each session would
+be cut as soon as it was there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +45,9 @@ class RelayLimits:
     bytes_per_s: float = 25e6
     """Of all sessions together, both directions: its own work must not starve. 200 Mbit/s."""
     burst_bytes: float = 1e6
-    total_bytes: float = 1e12
-    """Since the process started; then it relays no more."""
+    quota_bytes: float = 1e12
+    """What may be carried at once; what is used of it grows back evenly, all of it in QUOTA_S. A process begins with
+    all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +116,11 @@ class RelayDesk:
         self.limits = limits
         self._waiting: dict[bytes, _Waiting] = {}
         self._sessions: dict[int, _Session] = {}
-        self._tokens = limits.burst_bytes
-        self._tokens_at = now
+        self._burst_left = limits.burst_bytes
+        self._quota_left = limits.quota_bytes
+        self._as_of = now
+        """When both were what they are."""
+        self._used_up = limits.quota_bytes <= 0
         self._ending = False
         self.moved_bytes = 0
         """Since the start, both directions."""
@@ -119,14 +129,9 @@ class RelayDesk:
     def session_count(self) -> int:
         return len(self._sessions)
 
-    @property
-    def has_room(self) -> bool:
-        """Whether another session would be taken, and nobody cut for it."""
-        spent = self.moved_bytes >= self.limits.total_bytes
-        return not self._ending and not spent and self.session_count < self.limits.sessions_max
-
     def arrive(self, leg: int, node: NodeId, meeting: bytes, now: float, network: str = "") -> list[RelayOrder]:
         """A leg of a proven member. `network`: the one that it is counted for; empty for none."""
+        self._grow(now)
         other = self._waiting.get(meeting)
         networks = frozenset((network,)) - {""}
         if other is not None:
@@ -147,7 +152,7 @@ class RelayDesk:
         limits = self.limits
         if self._ending:
             return "ending"
-        if self.moved_bytes >= limits.total_bytes:
+        if self._used_up:
             return "quota"
         other = self._waiting.get(meeting)
         if any(session.meeting == meeting for session in self._sessions.values()) or (other and other.node == node):
@@ -206,16 +211,23 @@ class RelayDesk:
         if session in self._sessions:  # it may have been cut a moment ago
             self._sessions[session].count(byte_count, now)
         self.moved_bytes += byte_count
-        self._tokens = min(limits.burst_bytes, self._tokens + (now - self._tokens_at) * limits.bytes_per_s)
-        self._tokens_at = now
-        self._tokens -= byte_count
-        return max(0.0, -self._tokens / limits.bytes_per_s)
+        self._grow(now)
+        self._burst_left -= byte_count
+        self._quota_left -= byte_count
+        self._used_up |= self._quota_left <= 0
+        return max(0.0, -self._burst_left / limits.bytes_per_s)
 
     def spent(self) -> list[RelayOrder]:
-        """Cuts every session once the total is used up; ask after `move`."""
-        if self.moved_bytes < self.limits.total_bytes:
-            return []
-        return [Cut(session, "quota") for session in self._sessions]
+        """Cuts every session once the quota is used up; ask after `move`."""
+        return [Cut(session, "quota") for session in self._sessions] if self._used_up else []
+
+    def _grow(self, now: float) -> None:
+        limits, passed_s = self.limits, now - self._as_of
+        self._as_of = now
+        self._burst_left = min(limits.burst_bytes, self._burst_left + passed_s * limits.bytes_per_s)
+        self._quota_left = min(limits.quota_bytes, self._quota_left + passed_s * limits.quota_bytes / QUOTA_S)
+        if self._quota_left > 0 and self._quota_left >= limits.quota_bytes * QUOTA_AGAIN:
+            self._used_up = False
 
     def end(self) -> list[RelayOrder]:
         """The server ends: nobody may come any more."""

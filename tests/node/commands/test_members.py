@@ -219,7 +219,7 @@ def test_what_a_server_carries_for_others_is_its_owners_choice(tmp_path: Path, m
         CliRunner().invoke(server, [link(), "--state", str(tmp_path), *options], catch_exceptions=False)
     usual, chosen, none = (options.ways.relay for options in started)
     assert usual == RelayLimits() and none is None
-    assert chosen == RelayLimits(bytes_per_s=1e6, total_bytes=2.5e9)
+    assert chosen == RelayLimits(bytes_per_s=1e6, quota_bytes=2.5e9)
 
 
 @pytest.mark.usefixtures("folders")

@@ -11,6 +11,7 @@ from protocol.link.relay import REFUSALS
 
 A, B, C, D = NodeId("a"), NodeId("b"), NodeId("c"), NodeId("d")
 MEETING, OTHER = b"m" * 16, b"o" * 16
+DAY_S = 86400.0
 
 
 def test_two_members_with_one_meeting_number_are_spliced() -> None:
@@ -36,27 +37,57 @@ def test_who_waits_in_vain_is_told_so() -> None:
 def test_each_bound_has_its_name() -> None:
     """Sessions, one node's share, what waits, the total, the end."""
     desk = RelayDesk(RelayLimits(sessions_max=1, node_sessions_max=1, waiting_max=1), 0.0)
-    assert desk.has_room and desk.arrive(1, A, MEETING, 0.0) == []
+    assert desk.arrive(1, A, MEETING, 0.0) == []
     assert desk.arrive(2, A, OTHER, 0.0) == [Refuse(2, "full")]  # nobody else may wait
     desk.arrive(3, B, MEETING, 0.0)
-    assert desk.arrive(4, C, OTHER, 0.0) == [Refuse(4, "full")] and not desk.has_room
+    assert desk.arrive(4, C, OTHER, 0.0) == [Refuse(4, "full")]
     shared = RelayDesk(RelayLimits(node_sessions_max=1), 0.0)
     shared.arrive(1, A, MEETING, 0.0)
     assert shared.arrive(2, A, OTHER, 0.0) == [Refuse(2, "busy")]
     assert shared.end() == [Refuse(1, "ending")]
-    assert shared.arrive(3, B, OTHER, 0.0) == [Refuse(3, "ending")] and not shared.has_room
+    assert shared.arrive(3, B, OTHER, 0.0) == [Refuse(3, "ending")]
 
 
-def test_the_total_ends_every_session_and_takes_no_other() -> None:
+def test_a_quota_that_is_used_up_ends_every_session_and_takes_no_other() -> None:
     """What the owner gave away is used up: by name, at once."""
-    desk = RelayDesk(RelayLimits(total_bytes=100), 0.0)
+    desk = RelayDesk(RelayLimits(quota_bytes=100), 0.0)
     desk.arrive(1, A, MEETING, 0.0)
     desk.arrive(2, B, MEETING, 0.0)
     desk.move(1, 99, 0.0)
     assert desk.spent() == []
     desk.move(1, 1, 0.0)
     assert desk.spent() == [Cut(1, "quota")]
-    assert desk.arrive(3, C, OTHER, 0.0) == [Refuse(3, "quota")] and not desk.has_room
+    assert desk.arrive(3, C, OTHER, 0.0) == [Refuse(3, "quota")]
+    nothing = RelayDesk(RelayLimits(quota_bytes=0), 0.0)
+    assert nothing.arrive(1, A, MEETING, 1e9) == [Refuse(1, "quota")]
+
+
+def test_a_quota_grows_back_and_legs_are_taken_again_without_a_restart() -> None:
+    """A day's share first, so that no session is cut as soon as it is there; in a month all of it, and never more."""
+    desk = RelayDesk(RelayLimits(quota_bytes=30e9), 0.0)
+    desk.move(1, 30 * 10**9, 0.0)
+    assert desk.arrive(1, A, MEETING, 0.9 * DAY_S) == [Refuse(1, "quota")]
+    assert desk.arrive(2, A, MEETING, 1.01 * DAY_S) == []
+    assert desk.arrive(3, B, MEETING, 1.01 * DAY_S) == [Splice(2, (2, 3))]
+    desk.move(2, 10**9, 1.01 * DAY_S)
+    assert desk.spent() == []
+    desk.move(2, 10**9, 1.01 * DAY_S)
+    assert desk.spent() == [Cut(2, "quota")]
+    desk.left(2)
+    desk.move(2, 29 * 10**9, 100 * DAY_S)
+    assert desk.spent() == [] and desk.arrive(4, A, MEETING, 100 * DAY_S) == []
+    desk.move(2, 10**9, 100 * DAY_S)
+    assert desk.arrive(5, C, OTHER, 100 * DAY_S) == [Refuse(5, "quota")]
+
+
+def test_a_volunteer_that_is_relayed_for_months_uses_up_no_server() -> None:
+    """As many bytes as come back, a minute's at a time, for a year: nothing is ever refused or cut."""
+    desk = RelayDesk(RelayLimits(), 0.0)
+    desk.arrive(1, A, MEETING, 0.0)
+    desk.arrive(2, B, MEETING, 0.0)
+    for hour in range(365 * 24):
+        desk.move(1, int(3600 * 386e3), 3600.0 * hour)
+        assert desk.spent() == []
 
 
 def test_bytes_wait_so_that_the_rate_holds() -> None:
