@@ -6,6 +6,7 @@ LinkUp(coordinator) ─▶ Join ─▶ Welcome (membership, run) ─▶ PlanChan
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -101,7 +102,6 @@ class NodeMachine:
         self._bans = Revocation(self._out, trust, serves=facts.role == "server")
         self._membership = b""
         self._roles = Roles(node, facts, coordinator, self._out, self._links, self._bans)
-        self._addresses = facts.addresses
         self._readable = ReadableCheckpoints(self._out, facts.checkpoints)
         self._survey = SurveyDesk(node, self._out)
         self._resumption = Resumption(facts.kept, facts.records)
@@ -192,7 +192,7 @@ class NodeMachine:
                 self._readable.add(fact.steps)
                 self._say_news()
             case AddressesChanged():
-                self._addresses = fact.addresses
+                self._facts = replace(self._facts, addresses=fact.addresses, local_addresses=fact.local_addresses)
                 self._say_news()
             case DeviceLost():
                 self._device_lost(fact, now)
@@ -303,7 +303,7 @@ class NodeMachine:
         """What this node would say of itself now."""
         held, speed = self._roles.held(self._readable.steps), self._survey.tokens_per_s(self.config)
         copies = self._roles.copies_named()
-        return join_message(self._facts, self._addresses, held, self._readable.steps, speed, copies)
+        return join_message(self._facts, held, self._readable.steps, speed, copies)
 
     def _say_news(self) -> None:
         """What this node says of itself has changed: the coordinator hears it now, or when it is back."""

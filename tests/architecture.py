@@ -65,6 +65,7 @@ DRIVERS = {
     "node/links/relay/relayed.py": "the relay's driver",
     "node/links/router/port_mapping.py": "talks to the home router",
     "node/links/router/routers.py": "talks to the home router",
+    "node/links/whereabouts.py": "looks at the addresses of this computer",
     "node/measure/measuring.py": "measures open links",
     "node/measure/netcheck.py": "asks running daemons",
     "node/platform/*": "what differs from system to system",

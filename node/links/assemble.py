@@ -14,7 +14,8 @@ from node.links.punch.helper_frames import SERVERS_MAX, StunServer, TurnServer
 from node.links.punch.punched import IceServers, Puncher, PunchOptions
 from node.links.relay.relay_desk import RelayLimits
 from node.links.relay.relayed import Proof, RelayServer
-from node.links.router.port_mapping import keep_mapping, with_forwarded
+from node.links.router.port_mapping import keep_mapping
+from node.links.whereabouts import OwnPlaces, Whereabouts
 from node.platform.pairs import CAN_PASS_SOCKETS
 from protocol.base.ids import NodeId
 from protocol.drive.transport import Transport
@@ -36,16 +37,6 @@ class WayOptions:
     """The home router may be asked to forward the port that we listen at."""
 
 
-@dataclass(frozen=True)
-class Forward:
-    """What the home router is asked for."""
-
-    port: int
-    """Where we listen by TCP."""
-    announce: Callable[[tuple[str, ...]], None]
-    """Told all addresses at which anybody can dial us, whenever they have changed."""
-
-
 def assemble(
     nursery: trio.Nursery,
     *,
@@ -59,11 +50,11 @@ def assemble(
     record: Callable[..., None],
     rejected: Callable[[str, str, str], None],
     count_relayed: Callable[[str, float, dict[str, str]], None],
-    forward: Forward | None = None,
+    places: OwnPlaces | None = None,
 ) -> Connector:
     """The connector of a node, running below `nursery`; see `Connector` and `RelayServer` for the callbacks.
 
-    `forward` counts only where the owner allows it.
+    `places`: None where this node is not dialled, so that there is nothing to follow.
     """
     if role == "volunteer":
         Neighbourhood(transport, link.coordinator, lan=options.lan)
@@ -91,15 +82,16 @@ def assemble(
     nursery.start_soon(connector.run)
     if role == "server" and options.relay is not None:
         transport.guests = RelayServer(proof, options.relay, rejected=rejected, count=count_relayed)
-    if forward is not None and options.map_port:
-        own = surroundings.addresses
+    if places is not None:
+        whereabouts = Whereabouts(connector, places)
+        nursery.start_soon(whereabouts.watch)
+        if options.map_port:
 
-        def on_change(outside: tuple[str, int] | None) -> None:
-            record("barnraise_node_port_forwarded", float(outside is not None))
-            connector.set_addresses(with_forwarded(own, outside))
-            forward.announce(surroundings.addresses)
+            def on_change(outside: tuple[str, int] | None) -> None:
+                record("barnraise_node_port_forwarded", float(outside is not None))
+                whereabouts.forwarded(outside)
 
-        nursery.start_soon(keep_mapping, "tcp", forward.port, on_change)
+            nursery.start_soon(keep_mapping, "tcp", places.forwarded_port, on_change)
     return connector
 
 

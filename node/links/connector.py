@@ -90,7 +90,7 @@ class Connector:
         self._rates: dict[NodeId, float] = {}
         self._log = structlog.get_logger("links")
         transport.on_moved, transport.on_path_failed = self.on_moved, self.on_path_failed
-        self.set_addresses(surroundings.addresses)
+        self.set_addresses(surroundings.addresses, surroundings.local_addresses)
 
     # ---- doors for the driver ------------------------------------------------------------------------------------
 
@@ -102,9 +102,9 @@ class Connector:
         else:
             self._perform(self.ladder.want(peer, addresses, trio.current_time()))
 
-    def set_addresses(self, addresses: tuple[str, ...]) -> None:
-        """From now on anybody can dial us here, and nowhere else: peers hear of it in notes."""
-        self.here.addresses = addresses
+    def set_addresses(self, addresses: tuple[str, ...], local_addresses: tuple[str, ...]) -> None:
+        """From now on anybody can dial us here, our own network there, and nowhere else: peers hear of it in notes."""
+        self.here.addresses, self.here.local_addresses = addresses, local_addresses
         self.ladder.set_abilities(can_punch=self._puncher is not None, reachable=bool(addresses))
         self._changed.set()
 

@@ -47,7 +47,6 @@ class NodeFacts:
 
 def join_message(
     facts: NodeFacts,
-    addresses: tuple[str, ...],
     held: tuple[int, int, int, int],
     checkpoints: tuple[int, ...],
     tokens_per_s: float,
@@ -59,7 +58,7 @@ def join_message(
     stage, shard, version, generation = held
     return Join(
         role=cast(JoinRole, facts.role),
-        addresses=addresses,
+        addresses=facts.addresses,
         local_addresses=facts.local_addresses,
         build=facts.build,
         tokens_per_s=tokens_per_s or facts.tokens_per_s,

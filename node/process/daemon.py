@@ -25,10 +25,11 @@ from node.compute.devices.choice import DeviceChoice
 from node.compute.places import Place
 from node.core import NodeMachine
 from node.data.allowed import Allowed
-from node.links.assemble import Forward, WayOptions, assemble
+from node.links.assemble import WayOptions, assemble
 from node.links.callee import Surroundings
 from node.links.relay.relayed import Proof
 from node.links.router.port_mapping import forwardable_port
+from node.links.whereabouts import OwnPlaces
 from node.machine.facts import NodeFacts
 from node.machine.records import Record
 from node.measure.meter import Figures
@@ -356,7 +357,11 @@ class _Node:
                 record=self._metrics.record,
                 rejected=driver.on_rejected,
                 count_relayed=driver.on_relay,
-                forward=Forward(mapped_port, lambda now: self._pump.put(AddressesChanged(now))),
+                places=OwnPlaces(
+                    look=lambda: self._split(state.addresses()),
+                    announce=lambda everybody, local: self._pump.put(AddressesChanged(everybody, local)),
+                    forwarded_port=mapped_port,
+                ),
             )
             sealer = Sealer(state.identity, state.credential, link.coordinator_key)
             if self._role != "volunteer":

@@ -55,6 +55,9 @@ class NodeState:
         """The plan that this node went by last."""
         self._vocabulary = 0 if self.kept is None else self.kept.vocabulary
         self.crashes = Crashes(journal)
+        self._sockets: tuple[tuple[str, int], ...] = ()
+        """(host, port) of the sockets that listen; a host may stand for all of this computer's."""
+        self._announce: tuple[str, ...] = ()
 
     def credential(self) -> bytes:
         """What to show now: the membership once there is one, before that the link's invite."""
@@ -163,7 +166,12 @@ class NodeState:
             if asked == 0:
                 self.journal.set_meta(key, str(port).encode())
         sockets = [(host, port) for (host, _), port in zip(wanted, ports, strict=True)]
-        return listeners, reachable_addresses(sockets, announce)
+        self._sockets, self._announce = tuple(sockets), announce
+        return listeners, self.addresses()
+
+    def addresses(self) -> tuple[str, ...]:
+        """Where others can dial this node as it is now, best first: this computer's addresses come and go."""
+        return reachable_addresses(self._sockets, self._announce) if self._sockets else ()
 
 
 def only_run(place: Place) -> Place:

@@ -116,9 +116,12 @@ class DeviceLost:
 
 @dataclass(frozen=True, slots=True)
 class AddressesChanged:
-    """From now on anybody can dial this node here, and nowhere else."""
+    """From now on this node can be dialled here, and nowhere else."""
 
     addresses: tuple[str, ...]
+    """By anybody."""
+    local_addresses: tuple[str, ...] = ()
+    """By its own network alone."""
 
 
 @dataclass(frozen=True, slots=True)

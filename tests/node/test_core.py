@@ -201,6 +201,8 @@ def test_new_addresses_are_told_at_once_and_once() -> None:
     assert desk.sent(Join) == []
     desk.feed(LinkUp(COORDINATOR, "coordinator"))
     assert [join.addresses for join in desk.sent(Join)] == [()]
+    desk.feed(AddressesChanged((), ("192.168.1.6:7",)))
+    assert [join.local_addresses for join in desk.sent(Join)] == [("192.168.1.6:7",)]
 
 
 def test_a_server_that_went_on_says_so_before_it_answers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -244,3 +245,23 @@ def test_a_node_says_once_where_its_state_is(tmp_path: Path, monkeypatch: pytest
     with structlog.testing.capture_logs() as logs:
         assert run_node(NodeOptions(link=link, state=Path("s1"))) == 0
     assert [line["folder"] for line in logs if line["event"] == "state"] == [str(tmp_path / "s1")]
+
+
+async def test_a_state_folders_sockets_are_found_at_the_addresses_of_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that stand for all interfaces: what others are told follows the computer, not the time of its start."""
+    hosts = ["198.51.100.5"]
+    monkeypatch.setattr(
+        "psutil.net_if_addrs", lambda: {"eth0": [SimpleNamespace(family=socket.AF_INET, address=hosts[0])]}
+    )
+    _, state, journal = volunteer_in(tmp_path)
+    assert state.addresses() == ()
+    listeners, first = await state.listen((("0.0.0.0", 0),), ())
+    port = listeners[0].socket.getsockname()[1]
+    assert first == state.addresses() == (f"198.51.100.5:{port}",)
+    hosts[0] = "198.51.100.6"
+    assert state.addresses() == (f"198.51.100.6:{port}",)
+    for listener in listeners:
+        await listener.aclose()
+    journal.close()
