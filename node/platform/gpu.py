@@ -8,6 +8,12 @@ from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
+import psutil
+
+from node.owner.governor import cut_name
+from node.platform.games import DESKTOP
+from node.platform.neighbours import is_neighbours
+
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
@@ -70,19 +76,31 @@ def _ask(nvml: Any, question: Callable[[], Any]) -> Any:
 
 
 def foreign_pids(own: list[int]) -> list[int]:
-    """Processes that compute or draw in earnest on a GPU and are not ours.
+    """Processes that compute or draw in earnest on a GPU and are neither ours nor those of another daemon here.
 
-    A desktop draws with little memory; what has taken more than 500 MB for itself is a game or a renderer.
+    All cards count: a game on one of them needs the processor and the memory, too. A desktop draws with little memory;
+    what has taken more than 500 MB for itself is a game or a renderer, but for some programs that everybody has open.
     """
     nvml, devices = _driver()
+    left_out = set(own)
     found: dict[int, None] = {}
     for device in devices:
-        for ask in (nvml.nvmlDeviceGetGraphicsRunningProcesses, nvml.nvmlDeviceGetComputeRunningProcesses):
-            try:
-                processes = ask(device)
-            except nvml.NVMLError:
-                continue
-            for process in processes:
-                if process.pid not in own and (process.usedGpuMemory or 0) > 500e6:
-                    found[process.pid] = None
-    return list(found)
+        drawing, computing = (
+            [process.pid for process in _ask(nvml, partial(ask, device)) or () if _is_large(process)]
+            for ask in (nvml.nvmlDeviceGetGraphicsRunningProcesses, nvml.nvmlDeviceGetComputeRunningProcesses)
+        )
+        # The driver names a browser that decodes a film among both: what draws as a desktop does is not asked again.
+        left_out.update(pid for pid in drawing if pid not in left_out and _name_of(pid) in DESKTOP)
+        found |= dict.fromkeys(pid for pid in (*drawing, *computing) if pid not in left_out)
+    return [pid for pid in found if not is_neighbours(pid)]
+
+
+def _is_large(process: Any) -> bool:
+    return (process.usedGpuMemory or 0) > 500e6
+
+
+def _name_of(pid: int) -> str:
+    try:
+        return cut_name(psutil.Process(pid).name())
+    except (psutil.Error, OSError):
+        return ""

@@ -1,0 +1,40 @@
+"""Other daemons of Barnraise on this computer: with two cards each has its own, and none is the other's game."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psutil
+
+from node.platform.places import CONTROL_FILE, noted_folders
+
+WORDS = ("barnraise", "protocol.cli")
+"""One of them stands in the command line of every daemon."""
+
+
+def is_neighbours(pid: int) -> bool:
+    """Whether the process is a daemon of Barnraise here, or was started by one."""
+    daemons = {found for folder in noted_folders() if (found := _noted_pid(folder)) is not None}
+    try:
+        line = [psutil.Process(pid)]
+        line += line[0].parents()
+    except (psutil.Error, OSError):
+        return False
+    return any(process.pid in daemons and _is_daemon(process) for process in line)
+
+
+def _noted_pid(folder: Path) -> int | None:
+    try:
+        return int(json.loads((folder / CONTROL_FILE).read_text())["pid"])
+    except (OSError, ValueError, KeyError, TypeError):  # it has ended, or begins at this moment
+        return None
+
+
+def _is_daemon(process: psutil.Process) -> bool:
+    """The note of a daemon that could not clean up stays, and a game may have been given its number since."""
+    try:
+        words = " ".join(process.cmdline()).lower()
+    except (psutil.Error, OSError):
+        return False
+    return any(word in words for word in WORDS)
