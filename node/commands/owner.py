@@ -171,8 +171,9 @@ def limits(context: click.Context, state: Path | None) -> None:
     """Show or change what may be used of this computer, when, and how fast. Holds for every run on it.
 
     Without a command it lists every limit and what it means. The list @games of `while-not` stands for any program that
-    lies in a game store's folder (Steam, Heroic, Epic, GOG), uses the GPU beside the run (where NVIDIA's driver tells)
-    or, on Windows, fills the screen.
+    lies in a game store's folder (Steam, Heroic, Epic, GOG, Xbox, Riot, EA, Ubisoft, Blizzard), uses the GPU beside the
+    run (where NVIDIA's driver tells) or, on Windows, fills the screen; the stores themselves, moving wallpapers and
+    what draws the desktop are none, and -NAME leaves out another, as in: while-not @games,-wallpaper64
     """
     if context.invoked_subcommand is None:
         click.echo(describe_limits(limits_of(state), {key.name: key.meaning for key in KEYS}, columns()))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from node.owner.limits import GAMES, OwnerLimits
+from node.owner.limits import GAMES, NOT_A_GAME, OwnerLimits
 from node.owner.units import show_duration, show_size
 
 ORDER = (
@@ -207,7 +207,10 @@ class Governor:
         running = {cut_name(name): name for name in now.programs}
         found = [f"{name} is running" for name in wanted if cut_name(name) in running]
         if GAMES in wanted:
-            found += [f"{name} is running, which counts as a game" for name in now.games]
+            spared = {cut_name(name.removeprefix(NOT_A_GAME)) for name in wanted if name.startswith(NOT_A_GAME)}
+            found += [
+                f"{name} is running, which counts as a game" for name in now.games if cut_name(name) not in spared
+            ]
         if found:
             self._program, self._program_seen_s = found[0], moment.now_s
         elif self._program and not wanted:

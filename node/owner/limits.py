@@ -22,7 +22,11 @@ from protocol.base.printable import is_printable
 GAMES = "@games"
 """The list of programs that lie where game stores put games, use the GPU beside us, or fill the screen (on a desktop:
 nearly always games)."""
-GAMES_MEAN = "@games: any that lies in a game store's folder, uses the GPU or, on Windows, fills the screen"
+NOT_A_GAME = "-"
+"""Before a name: this program is none of @games, whatever it does."""
+GAMES_MEAN = (
+    "@games: any that lies in a game store's folder, uses the GPU or, on Windows, fills the screen; -NAME: is none"
+)
 PROGRAM_LISTS = (GAMES,)
 PROGRAMS_MAX = 64
 NAME_MAX = 40
@@ -66,7 +70,7 @@ class OwnerLimits:
         if self.idle_s is not None:
             parts.append("only when you are not using the computer")
         if self.while_not:
-            parts.append(f"not while {' or '.join(_spoken(name) for name in self.while_not)} runs")
+            parts.append(f"not while {_spoken(self.while_not)} runs")
         if self.other_cpu_ratio is not None:
             parts.append(f"not while others use over {100 * self.other_cpu_ratio:g} % of the processor")
         if self.on_battery:
@@ -95,8 +99,10 @@ class OwnerLimits:
         return ", ".join(parts)
 
 
-def _spoken(name: str) -> str:
-    return "a game" if name == GAMES else name
+def _spoken(names: tuple[str, ...]) -> str:
+    spared = [name.removeprefix(NOT_A_GAME) for name in names if name.startswith(NOT_A_GAME)]
+    game = f"a game (but for {', '.join(spared)})" if spared else "a game"
+    return " or ".join(game if name == GAMES else name for name in names if not name.startswith(NOT_A_GAME))
 
 
 def _programs(key: str, text: str) -> tuple[str, ...]:
@@ -112,7 +118,19 @@ def _programs(key: str, text: str) -> tuple[str, ...]:
             raise BadInputError(f"{key}: there is no list of programs {name!r} ({hint})")
         if not name or any(letter in name for letter in '/\\"') or not name.isprintable():
             raise BadInputError(f"{key}: {name!r} is no program's name; write names with commas, or off")
+        if name.startswith(NOT_A_GAME):
+            _check_spared(key, name, names)
     return names
+
+
+def _check_spared(key: str, name: str, names: tuple[str, ...]) -> None:
+    if GAMES not in names:
+        raise BadInputError(f"{key}: {name!r} leaves a program out of {GAMES}, which is not in this list")
+    spared = name.removeprefix(NOT_A_GAME)
+    if not spared or spared in names:
+        raise BadInputError(
+            f"{key}: {name!r} leaves {'a program that the list also names' if spared else 'nothing'} out"
+        )
 
 
 def _public_name(key: str, text: str) -> str:
@@ -170,7 +188,7 @@ KEYS = (
     Key("idle", "idle_s", units.duration_or_off, units.show_duration,
         "Work only when keyboard and mouse were not used for this long; off: always.", "3 min"),
     Key("while-not", "while_not", _programs, lambda names: ",".join(names) or units.OFF,
-        f"Pause while one of these programs runs; {GAMES_MEAN}.", "@games,steam"),
+        f"Pause while one of these programs runs; {GAMES_MEAN}.", "@games,steam,-wallpaper64"),
     Key("other-cpu", "other_cpu_ratio", units.ratio_or_off, units.show_ratio,
         "Pause while other programs keep more than this share of the processor busy.", "25 %"),
     Key("hours", "hours", units.hours, _hours,

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from node.owner.governor import cut_name
-from node.platform.games import DESKTOP
+from node.platform.games import DESKTOP, LAUNCHERS
 from node.platform.neighbours import is_neighbours
 
 
@@ -90,7 +90,7 @@ def foreign_pids(own: list[int]) -> list[int]:
             for ask in (nvml.nvmlDeviceGetGraphicsRunningProcesses, nvml.nvmlDeviceGetComputeRunningProcesses)
         )
         # The driver names a browser that decodes a film among both: what draws as a desktop does is not asked again.
-        left_out.update(pid for pid in drawing if pid not in left_out and _name_of(pid) in DESKTOP)
+        left_out.update(pid for pid in drawing if pid not in left_out and _name_of(pid) in DESKTOP | LAUNCHERS)
         found |= dict.fromkeys(pid for pid in (*drawing, *computing) if pid not in left_out)
     return [pid for pid in found if not is_neighbours(pid)]
 

@@ -20,6 +20,7 @@ import psutil
 
 from node.owner.governor import Moment, Readings, cut_name
 from node.platform import gpu
+from node.platform.games import is_game
 from protocol.base.errors import BadInputError
 
 FAKE_VARIABLE = "BARNRAISE_SENSORS"
@@ -27,8 +28,6 @@ YOUNG_S = 3.0
 """A process may change its name so soon after it began (a shell that becomes the game)."""
 SLOW_S = 5.0
 """Disk use, battery and network are asked this often; programs, idle time and heat at every look."""
-GAME_FOLDERS = ("/steamapps/common/", "\\steamapps\\common\\", "/heroic/", "\\epic games\\", "\\gog galaxy\\games\\")
-"""Programs that run from below these are games, whatever they are called."""
 
 
 class Desktop(Protocol):
@@ -167,8 +166,7 @@ class SystemSensors:
                 name, path = process.name(), _path_of(process)
             except (psutil.Error, OSError):
                 continue
-            game = any(folder in path.lower() for folder in GAME_FOLDERS)
-            self._names[pid] = (cut_name(name), game, now_s if known is None else known[2])
+            self._names[pid] = (cut_name(name), is_game(path, name), now_s if known is None else known[2])
 
     def _read_slow(self, own: list[int], now_s: float) -> Readings:
         battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None

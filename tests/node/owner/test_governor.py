@@ -139,6 +139,13 @@ def test_programs_are_known_by_name_on_every_system() -> None:
     assert clock.look(10, games=("cyberpunk",)).works, "the list of games was not asked for"
 
 
+def test_a_program_that_the_owner_says_is_no_game_holds_nothing_back() -> None:
+    """By its name alone: another game does, also beside it."""
+    clock = Clock(while_not="@games,-Wallpaper64.exe,-averyverylongprogramname")
+    assert clock.look(games=("wallpaper64", "averyverylongpr")).works
+    assert clock.look(games=("wallpaper64", "doom")).sentence == "doom is running, which counts as a game"
+
+
 def test_other_programs_count_only_when_they_are_busy_for_a_while() -> None:
     """A compiler of a second is no reason; one that goes on is; then it must be clearly less."""
     clock = Clock(other_cpu="25 %")

@@ -73,6 +73,9 @@ WRONG = [
     ("other-hours", "noon", "other-hours: 'noon' is no time"),
     ("while-not", "@gamez", "while-not: there is no list of programs '@gamez' (did you mean @games?)"),
     ("while-not", "a,,b", "while-not: '' is no program's name"),
+    ("while-not", "-doom", "while-not: '-doom' leaves a program out of @games, which is not in this list"),
+    ("while-not", "@games,-", "while-not: '-' leaves nothing out"),
+    ("while-not", "@games,doom,-doom", "while-not: '-doom' leaves a program that the list also names out"),
     ("while-not", "/usr/bin/steam", "while-not: '/usr/bin/steam' is no program's name"),
     ("name", "x" * 41, "name: at most 40 letters"),
     ("upp", "5 Mbit/s", "limits: there is no 'upp' (did you mean up?)"),
@@ -194,3 +197,9 @@ def test_a_size_is_written_as_it_can_be_read_again(text: str) -> None:
     byte_count = size("quota", text)
     assert byte_count is not None
     assert size("quota", show_size(byte_count)) == pytest.approx(byte_count, abs=0.5)
+
+
+def test_what_is_left_out_of_the_games_is_said_before_the_yes() -> None:
+    """As what it is, and not as one more program for which it stops."""
+    limits = with_value(OwnerLimits(), "while-not", "@games,steam,-wallpaper64,-obs64")
+    assert "not while a game (but for wallpaper64, obs64) or steam runs" in limits.describe()

@@ -133,13 +133,14 @@ def test_a_desktop_is_no_game_however_much_it_draws(monkeypatch: pytest.MonkeyPa
     driver(
         monkeypatch,
         {
-            "draws": [holds(10), holds(11), holds(12, 900), holds(13), holds(14, 200), holds(15, None)],
+            "draws": [holds(9), holds(10), holds(11), holds(12, 900), holds(13), holds(14, 200), holds(15, None)],
             "computes": [holds(12, 900), holds(16), holds(17)],
         },
         {"draws": None, "computes": None},
     )
     processes(
-        monkeypatch, p10=(0, "/usr/bin/gnome-shell"), p11=(0, "/usr/lib/xorg/Xorg"), p12=(0, "/usr/bin/chrome"),
+        monkeypatch, p9=(0, "/opt/steam/steamwebhelper"),
+        p10=(0, "/usr/bin/gnome-shell"), p11=(0, "/usr/lib/xorg/Xorg"), p12=(0, "/usr/bin/chrome"),
         p13=(0, "/home/me/cyberpunk"), p14=(0, "kate"), p15=(0, "doom"), p16=(0, "blender"), p17=(0, "xorg"),
     )  # fmt: skip
     assert gpu.foreign_pids([]) == [13, 16, 17]
