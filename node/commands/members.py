@@ -53,6 +53,7 @@ NOBODY_TO_ASK = (
     "in a terminal once, or with --ask-on-page; the yes is kept"
 )
 ASKING = "asking the run, and measuring this computer"
+ASKING_ONLY = "asking the run"
 AWAY = "the run's coordinator cannot be asked now; trying again"
 QUESTION = "waiting for your yes, where it was started"
 RETRY_S = 30.0
@@ -303,9 +304,10 @@ def join(
 ) -> None:
     """Lend this computer to the run behind LINK.
 
-    Measures the machine, says what the run is and what it costs you, and asks; the yes is kept for this run. It works
-    only when the computer is not in use (`barnraise limits` says when, and how fast). Ctrl-C finishes what is being
-    computed and leaves; a second Ctrl-C leaves at once. Nothing that is received is ever run as code.
+    Measures the machine, says what the run is and what it costs you, and asks; the yes is kept for this run: a start
+    without a terminal begins by it, and measures nothing anew. It works only when the computer is not in use
+    (`barnraise limits` says when, and how fast). Ctrl-C finishes what is being computed and leaves; a second Ctrl-C
+    leaves at once. Nothing that is received is ever run as code.
 
     LINK may also be a file that holds it, or `-` for standard input; without it BARNRAISE_LINK is read, or you are
     asked.
@@ -341,9 +343,10 @@ def join(
                 from node.process.daemon import NodeOptions, run_node
 
             ways = WayOptions(punch=not no_punch, lan=lan, map_port=map_port)
-            offer, token, port = None, "", 0
+            offer, tokens_per_s, token, port = None, 0.0, "", 0
             if not (yes and no_benchmark):
                 from node.visit.enquiry import enquire
+                from node.visit.kept_speed import keep_speed, kept_speed
 
                 def tell(sentence: str) -> None:
                     """What is waited for, here and to whoever asks in another terminal."""
@@ -351,9 +354,18 @@ def join(
                     starting.says = sentence.removesuffix(" …").partition(" Waiting (")[0].rstrip(".")
 
                 line = line_limits(chosen)
-                ask = partial(enquire, parsed, folder, threads, not no_benchmark, line, ways, device, tell)
-                starts_by_itself = agreed is not None and not yes and not is_terminal()
-                offer = asked_patiently(ask, starting) if starts_by_itself else asked(ask, starting)
+                if agreed is not None and not yes and not is_terminal():
+                    # The system has started it, beside a game, on battery or in a pause: until the keeper has looked,
+                    # neither the device nor the line may be touched, and nothing there is a reason to give up.
+                    ask = partial(enquire, parsed, folder, threads, False, line, ways, None, tell)
+                    offer = asked_patiently(ask, starting)
+                    tokens_per_s = kept_speed(folder, offer.terms_hashes, device, threads)
+                else:
+                    starting.says = ASKING
+                    offer = enquire(parsed, folder, threads, not no_benchmark, line, ways, device, tell)
+                    tokens_per_s = offer.tokens_per_s
+                    if tokens_per_s:
+                        keep_speed(folder, offer.terms_hashes[0], device, threads, tokens_per_s)
                 starting.run = offer.run
                 say(printable(offer.text, keep="\n"))
                 if offer.finished:
@@ -382,7 +394,7 @@ def join(
                     ways=ways,
                     threads=threads,
                     device=device,
-                    tokens_per_s=offer.tokens_per_s if offer is not None else 0.0,
+                    tokens_per_s=tokens_per_s,
                     measured=offer.measured if offer is not None else (),
                     stage=offer.stage if offer is not None else -1,
                     starting=starting,
@@ -396,21 +408,16 @@ def join(
     sys.exit(code)
 
 
-def asked(ask: Callable[[], Offer], starting: Starting) -> Offer:
-    """What the run offers. Raises `BadInputError` when nobody answers."""
-    starting.says = ASKING
-    return ask()
-
-
 def asked_patiently(ask: Callable[[], Offer], starting: Starting) -> Offer:
-    """The same for one that the system has started: the network may come later, and a coordinator may be away. Said
-    once for each reason."""
+    """What the run offers to one that the system has started: the network may come later, and a coordinator may be
+    away. Said once for each reason."""
     from node.visit.survey import NobodyAnswersError
 
     said = ""
     while True:
+        starting.says = ASKING_ONLY
         try:
-            return asked(ask, starting)
+            return ask()
         except NobodyAnswersError as error:
             if str(error) != said:
                 said = str(error)

@@ -75,7 +75,8 @@ def enquire(
 ) -> Offer:
     """Visits the run and measures the device that `choice` names and the line (seconds).
 
-    `tell` says what is waited for. Raises `BadInputError` when nobody answers, or there is no such device.
+    Without a `choice` no device is looked at: a driver is loaded for that, which takes of the device's memory. `tell`
+    says what is waited for. Raises `BadInputError` when nobody answers, or there is no such device.
     """
     journal = open_journal(folder)
     try:
@@ -88,8 +89,8 @@ def enquire(
             f"The run {found.welcome.config.name} is finished: there is nothing left to do.", 0.0, finished=True
         )
     config, vocabulary = found.welcome.config, found.welcome.vocabulary or GUESSED_VOCABULARY
-    device = ask_device(Question(config, vocabulary, threads, str(choice or DeviceChoice()), measure))
-    tokens_per_s = device.tokens_per_s
+    device = None if choice is None else ask_device(Question(config, vocabulary, threads, str(choice), measure))
+    tokens_per_s = 0.0 if device is None else device.tokens_per_s
     text = describe(config, vocabulary, threads, tokens_per_s, found.servers, line, device)
     return Offer(
         text,
@@ -150,7 +151,9 @@ def describe(
         ]
     memory_gb = parameters / config.stages.count * (device_parameter_bytes(config) + host_parameter_bytes(config)) / 1e9
     lends = f"device: {threads} processor thread{'' if threads == 1 else 's'}"
-    if device is not None and device.is_accelerator:
+    if device is None:
+        lends = "device: not looked at"
+    elif device.is_accelerator:
         lends = f"device: {device.label}"
     if device is not None and device.power_limit_w:
         lends += f", up to {device.power_limit_w:.0f} W while it works"

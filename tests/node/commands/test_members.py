@@ -30,6 +30,7 @@ from node.process.page_gate import Place, keep_place
 from node.visit.enquiry import Offer
 from node.visit.survey import NobodyAnswersError
 from protocol.base.errors import BadInputError
+from protocol.run.run import RunConfig
 from protocol.trust.identity import Identity
 from protocol.trust.membership import Invite, JoinLink, JoinRole, sign_statement
 
@@ -319,6 +320,62 @@ def test_one_that_the_system_started_waits_for_the_network(monkeypatch: pytest.M
     assert done.stderr.splitlines() == [f"{reason}. Trying again every 0 s." for reason in ("away", "down")]
     answers[:] = ["away"]
     assert complaint(join, link("volunteer"), "--yes") == "away"
+
+
+@pytest.mark.usefixtures("folders")
+def test_one_that_the_system_started_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each logon card and line were measured, in a pause, beside a game, on battery, before anybody had looked at
+    the limits. It tells the run what its owner saw measured, if it is about the same device, threads and terms."""
+    started, measured = starts(monkeypatch), []
+
+    def enquire(*arguments: Any) -> Offer:
+        _, _, _, measure, _, _, choice, _ = arguments
+        measured.append(measure)
+        assert measure is (choice is not None), "a driver that is loaded takes memory of the device, too"
+        return Offer("The run: tiny", 100.0 if measure else 0.0, run="tiny", terms_hashes=(terms, "older"))
+
+    terms, one = "c1", link("volunteer")
+    monkeypatch.setattr("node.visit.enquiry.enquire", enquire)
+    keep_consent(settings_folder(), JoinLink.parse(one).run_id.hex(), Consent("tiny", 1e9, "older"))
+
+    def joins(*options: str) -> float:
+        assert CliRunner().invoke(join, [one, *options], catch_exceptions=False).exit_code == 0
+        return started[-1].tokens_per_s
+
+    assert joins() == 0.0 and measured == [False], "nothing is known of it"
+    assert joins("--yes") == 100.0 and measured == [False, True], "who says so now is there to see it"
+    assert joins() == 100.0 and measured == [False, True, False]
+    assert joins("--threads", "2") == joins("--device", "cuda:1") == 0.0
+    terms = "c2"
+    assert joins() == 0.0
+    (state_folder(None, JoinLink.parse(one)) / "speed.json").write_text("{")
+    assert joins() == 0.0
+    assert measured.count(True) == 1
+
+
+@pytest.mark.usefixtures("folders")
+def test_a_device_that_cannot_be_measured_ends_no_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card whose memory a game had taken was a wrong word, exit code 2, after which systemd starts nothing again."""
+    started = starts(monkeypatch)
+
+    async def survey(*_: Any) -> Any:
+        return SimpleNamespace(
+            finished=False,
+            servers=[],
+            measured=(),
+            welcome=SimpleNamespace(config=RunConfig(name="tiny"), vocabulary=0),
+        )
+
+    def full(_: object) -> None:
+        raise BadInputError("the device could not be measured: out of memory")
+
+    monkeypatch.setattr("node.visit.enquiry._survey", survey)
+    monkeypatch.setattr("node.visit.enquiry.ask_device", full)
+    consent = Consent("tiny", 1e9, RunConfig(name="tiny").terms_hashes()[0].hex())
+    keep_consent(settings_folder(), JoinLink.parse(link("volunteer")).run_id.hex(), consent)
+    done = CliRunner().invoke(join, [link("volunteer")], catch_exceptions=False)
+    assert len(started) == 1 and "device: not looked at" in done.output
+    assert complaint(join, link("volunteer"), "--yes") == "the device could not be measured: out of memory"
 
 
 @pytest.mark.usefixtures("folders")
