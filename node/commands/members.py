@@ -65,9 +65,10 @@ ANYWHERE = (("*", 0),)
 """Listen on every interface, at a port that the system chooses."""
 
 
-def state_folder(given: Path | None, link: JoinLink) -> Path:
-    """Where a node keeps its state unless told otherwise: one folder for each run and role."""
-    return given or user_state_path("barnraise") / link.run_id.hex() / link.role
+def state_folder(given: Path | None, link: JoinLink, name: str = "") -> Path:
+    """Where a node keeps its state unless told otherwise: one folder for each run and role, and for each service with a
+    name: two that run at once never share one."""
+    return given or user_state_path("barnraise") / link.run_id.hex() / (f"{link.role}-{name}" if name else link.role)
 
 
 def _state_option(role: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -101,14 +102,22 @@ _ANNOUNCE = click.option(
     "--announce", multiple=True, metavar="HOST:PORT", help="An address to tell others instead; may be repeated."
 )
 
-_THREADS = click.option(
+threads_option = click.option(
     "--threads",
     type=WholeNumber(1, 256),
     default=1,
     show_default=True,
     help="Processor threads that it computes with.",
 )
-_DEVICE = click.option("--device", type=DeviceType(), default="auto", show_default=True, help=DEVICE_HELP)
+device_option = click.option("--device", type=DeviceType(), default="auto", show_default=True, help=DEVICE_HELP)
+
+
+limit_option = click.option(
+    "--limit",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A limit for this one alone, as in 'hours=sat,sun 00:00-24:00'; see `barnraise limits`. May be repeated.",
+)
 
 
 def _line_options(command: Any) -> Any:
@@ -126,7 +135,16 @@ def _line_options(command: Any) -> Any:
 def auditor_options(command: Any) -> Any:
     """What a machine that only audits has of the server's options."""
     stage = click.option("--stage", type=int, default=-1, metavar="N", help="The stage to audit. [default: any]")
-    for option in (_DEVICE, _THREADS, stage, _LAN, _NO_PUNCH, _line_options, _METRICS, _state_option("auditor")):
+    for option in (
+        device_option,
+        threads_option,
+        stage,
+        _LAN,
+        _NO_PUNCH,
+        _line_options,
+        _METRICS,
+        _state_option("auditor"),
+    ):
         command = option(command)
     return command
 
@@ -151,8 +169,8 @@ def auditor_options(command: Any) -> Any:
 @_LAN
 @_MAP_PORT
 @click.option("--stage", type=int, default=-1, metavar="N", help="The stage this server would like to hold.")
-@_THREADS
-@_DEVICE
+@threads_option
+@device_option
 @click.option(
     "--checkpoints",
     type=PlaceArgument(),
@@ -264,14 +282,9 @@ def server(
 @_NO_PUNCH
 @_LAN
 @_MAP_PORT
-@_THREADS
-@_DEVICE
-@click.option(
-    "--limit",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="A limit for this start alone, as in 'hours=sat,sun 00:00-24:00'; see `barnraise limits`. May be repeated.",
-)
+@threads_option
+@device_option
+@limit_option
 @click.option(
     "--while-not", metavar="PROGRAMS", help=f"Pause while one of these runs: names with commas; {GAMES_MEAN}."
 )
@@ -519,11 +532,11 @@ def change_limits() -> None:
 
 def chosen_limits(
     limit: tuple[str, ...],
-    while_not: str | None,
-    always: bool,
-    up: float | None,
-    down: float | None,
-    quota: float | None,
+    while_not: str | None = None,
+    always: bool = False,
+    up: float | None = None,
+    down: float | None = None,
+    quota: float | None = None,
 ) -> dict[str, str]:
     """What the command line says of limits, by name. Raises `BadInputError`."""
     given = dict(ALWAYS) if always else {}

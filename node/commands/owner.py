@@ -300,7 +300,7 @@ def thanks(file: Path | None, state: Path | None) -> None:
 def _thanked_folders(state: Path | None) -> list[Path]:
     if state is not None:
         return [state]
-    kept = sorted(path.parent for path in user_state_path("barnraise").glob(f"*/volunteer/{FILE}"))
+    kept = sorted(path.parent for path in user_state_path("barnraise").glob(f"*/volunteer*/{FILE}"))
     return list(dict.fromkeys([*noted_folders(), *kept]))
 
 

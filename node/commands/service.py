@@ -18,8 +18,9 @@ from typing import Any
 import click
 
 from node.commands.link_argument import link_argument, parse_link
-from node.commands.members import state_folder
+from node.commands.members import chosen_limits, device_option, limit_option, state_folder, threads_option
 from node.commands.say import say, shown_path
+from node.compute.devices.choice import DeviceChoice
 from node.owner.consent import read_consents
 from node.owner.limits import read_limits, shown
 from node.owner.words import headline
@@ -27,7 +28,7 @@ from node.platform.local_socket import NotRunningError, NotWellError, ask
 from node.platform.places import limits_file, noted_folders, settings_folder
 from node.platform.sensors import sensors_here
 from node.platform.service import Service
-from node.visit.device_facts import DeviceFacts, Question, ask_device
+from node.visit.device_facts import DeviceFacts, Question, ask_device, check_device
 from protocol.base.errors import BadInputError
 from protocol.run.run import RunConfig
 
@@ -36,7 +37,8 @@ FIRST_WORDS_S = 15.0
 """A busy computer takes some seconds to load Python and trio."""
 DISK_BYTES_MIN = 2e9
 LINKS = "links"
-"""Where the service's join link lies, in the settings folder."""
+"""Where the services' join links lie, in the settings folder: by run, and the service's name behind a hyphen."""
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 LOG_LINES = 2000
 LINES_BYTES_MAX = 4 << 20
 _SECRET = re.compile(
@@ -51,29 +53,61 @@ def service() -> None:
     """Start with the session of this computer's owner, and end with it."""
 
 
+def _checked_name(context: click.Context, option: click.Parameter, given: str) -> str:
+    if given and not _NAME.fullmatch(given):
+        raise BadInputError(f"--name: {given!r} cannot be; it takes up to 32 small letters, digits and hyphens")
+    return given
+
+
+_NAMED = click.option(
+    "--name",
+    default="",
+    callback=_checked_name,
+    metavar="NAME",
+    help="Of a further service, as for a second card: each has its own options, state folder and log.",
+)
+
+
 @service.command()
 @link_argument
-@click.option("--state", type=click.Path(path_type=Path, file_okay=False), help="As for `barnraise join`.")
-def install(link: str | None, state: Path | None) -> None:
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="As for `barnraise join`; without it a service with a name has a folder of its own.",
+)
+@device_option
+@threads_option
+@limit_option
+@_NAMED
+def install(
+    link: str | None, state: Path | None, device: DeviceChoice, threads: int, limit: tuple[str, ...], name: str
+) -> None:
     """Lend this computer to the run behind LINK whenever its owner is logged in.
 
-    You must have said yes to the run before, in a terminal: barnraise join LINK.
+    You must have said yes to the run before, in a terminal: barnraise join LINK. Installed once more, with another link
+    or other options, it starts anew with these.
     """
     parsed = parse_link(link, "volunteer")
     run_id = parsed.run_id.hex()
+    chosen_limits(limit)
     if run_id not in read_consents(settings_folder()):
         raise BadInputError("service: you have not said yes to this run yet; start `barnraise join` in a terminal once")
-    file = settings_folder() / LINKS / run_id
+    if device.kind not in ("auto", "cpu", "small"):
+        check_device(device)
+    file = settings_folder() / LINKS / (f"{run_id}-{name}" if name else run_id)
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "w") as out:
         out.write(str(parsed) + "\n")
-    home = state_folder(state, parsed)
+    home = state_folder(state, parsed, name)
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     command = [sys.executable, "-m", "protocol.cli", "join", str(file), "--state", str(home.absolute())]
-    here = Service()
+    command += ["--device", str(device), "--threads", str(threads)]
+    command += [word for text in limit for word in ("--limit", text)]
+    here = Service(name=name)
     left_out = here.install(command, [home.absolute(), settings_folder().absolute()])
-    say(f"Installed: {here.file}\nIts log: {here.log}\nTo undo: barnraise service remove")
+    undo = f"barnraise service remove{f' --name {name}' if name else ''}"
+    say(f"Installed: {here.file}\nIts log: {here.log}\nTo undo: {undo}")
     if left_out:
         say(
             f"It works without {', '.join(left_out)}: this system does not let a user's services have namespaces of "
@@ -93,19 +127,23 @@ def first_words(home: Path) -> str:
 
 
 @service.command()
-def remove() -> None:
+@_NAMED
+def remove(name: str) -> None:
     """Stop it and start it no more. Your yes is kept; `barnraise consent` shows it."""
     try:
-        Service().remove()
+        Service(name=name).remove()
     finally:  # also where the system does not answer: the service's file is gone, and nothing reads the secret any more
-        shutil.rmtree(settings_folder() / LINKS, ignore_errors=True)
+        for link in (settings_folder() / LINKS).glob("*"):
+            if link.name.partition("-")[2] == name:  # before it stands the run's id, which has no hyphen
+                link.unlink(missing_ok=True)
     click.echo("Removed.")
 
 
 @service.command("status")
-def service_status() -> None:
+@_NAMED
+def service_status(name: str) -> None:
     """What the system says of it."""
-    click.echo(Service().status())
+    click.echo(Service(name=name).status())
 
 
 @click.command()

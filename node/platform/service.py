@@ -90,11 +90,11 @@ def _quoted(word: str) -> str:
     return '"' + word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$") + '"'
 
 
-def launch_agent(command: Sequence[str], log: Path) -> bytes:
+def launch_agent(command: Sequence[str], log: Path, label: str = NAME) -> bytes:
     """The property list of macOS. Unverified: nobody has run this on a Mac yet."""
     return plistlib.dumps(
         {
-            "Label": NAME,
+            "Label": label,
             "ProgramArguments": list(command),
             "RunAtLoad": True,
             "KeepAlive": {"SuccessfulExit": False},
@@ -131,34 +131,40 @@ def scheduled_task(command: Sequence[str], log: Path) -> str:
 
 @dataclass(frozen=True)
 class Service:
-    """How this system does it. `platform`: as `sys.platform` says."""
+    """How this system does it. `platform`: as `sys.platform` says; `name`: of a further one beside the first."""
 
     platform: str = sys.platform
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        """How the system calls it."""
+        return f"{NAME}-{self.name}" if self.name else NAME
 
     @property
     def file(self) -> Path:
         """Where the description lies."""
         if self.platform == "win32":
-            return settings_folder() / f"{NAME}.xml"
+            return settings_folder() / f"{self.label}.xml"
         if self.platform == "darwin":
-            return Path.home() / "Library" / "LaunchAgents" / f"{NAME}.plist"
-        return user_config_path("systemd") / "user" / f"{NAME}.service"
+            return Path.home() / "Library" / "LaunchAgents" / f"{self.label}.plist"
+        return user_config_path("systemd") / "user" / f"{self.label}.service"
 
     @property
     def log(self) -> str:
         """Where its words go, for people."""
-        return str(self._log_file) if self.platform in ("win32", "darwin") else f"journalctl --user -u {NAME}"
+        return str(self._log_file) if self.platform in ("win32", "darwin") else f"journalctl --user -u {self.label}"
 
     @property
     def _log_file(self) -> Path:
-        return user_log_path(NAME) / "barnraise.log"
+        return user_log_path(NAME) / f"{self.label}.log"
 
     def text(self, command: Sequence[str], writable: Sequence[Path], without: Sequence[str] = ()) -> bytes:
         """What `install` writes."""
         if self.platform == "win32":
             return scheduled_task(command, self._log_file).encode("utf-16")
         if self.platform == "darwin":
-            return launch_agent(command, self._log_file)
+            return launch_agent(command, self._log_file, self.label)
         return systemd_unit(command, writable, without).encode()
 
     def orders(self, what: str) -> list[list[str]]:
@@ -167,22 +173,26 @@ class Service:
         if self.platform == "win32":
             return {
                 "install": [
-                    ["schtasks", "/Create", "/TN", NAME, "/XML", file, "/F"],
-                    ["schtasks", "/Run", "/TN", NAME],
+                    ["schtasks", "/Create", "/TN", self.label, "/XML", file, "/F"],
+                    ["schtasks", "/Run", "/TN", self.label],
                 ],
-                "remove": [["schtasks", "/End", "/TN", NAME], ["schtasks", "/Delete", "/TN", NAME, "/F"]],
-                "status": [["schtasks", "/Query", "/TN", NAME]],
+                "remove": [["schtasks", "/End", "/TN", self.label], ["schtasks", "/Delete", "/TN", self.label, "/F"]],
+                "status": [["schtasks", "/Query", "/TN", self.label]],
             }[what]
         if self.platform == "darwin":
             domain = f"gui/{os.getuid()}"
             return {
                 "install": [["launchctl", "bootstrap", domain, file]],
-                "remove": [["launchctl", "bootout", f"{domain}/{NAME}"]],
-                "status": [["launchctl", "print", f"{domain}/{NAME}"]],
+                "remove": [["launchctl", "bootout", f"{domain}/{self.label}"]],
+                "status": [["launchctl", "print", f"{domain}/{self.label}"]],
             }[what]
-        unit = f"{NAME}.service"
+        unit = f"{self.label}.service"
         return {
-            "install": [["systemctl", "--user", "daemon-reload"], ["systemctl", "--user", "enable", "--now", unit]],
+            "install": [  # one that runs already must start anew: `enable --now` would leave it as it was
+                ["systemctl", "--user", "daemon-reload"],
+                ["systemctl", "--user", "enable", unit],
+                ["systemctl", "--user", "restart", unit],
+            ],
             "remove": [["systemctl", "--user", "disable", "--now", unit]],
             "status": [["systemctl", "--user", "--no-pager", "status", unit]],
         }[what]
@@ -215,7 +225,7 @@ class Service:
         """Whether systemd could not even begin it as hardened as it is."""
         if self.platform in ("win32", "darwin"):
             return False
-        show = ["systemctl", "--user", "show", "--property=ExecMainStatus", "--value", f"{NAME}.service"]
+        show = ["systemctl", "--user", "show", "--property=ExecMainStatus", "--value", f"{self.label}.service"]
         try:
             done = subprocess.run(show, capture_output=True, text=True, timeout=20, check=False)  # noqa: S603
         except (OSError, subprocess.SubprocessError):

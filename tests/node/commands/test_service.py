@@ -72,12 +72,74 @@ def test_it_is_installed_only_after_a_yes_and_hides_the_link(home: Path) -> None
     assert file.read_text().strip() == LINK and file.stat().st_mode & 0o777 == 0o600
     assert (home / "asked").read_text().splitlines() == [
         "--user daemon-reload",
-        "--user enable --now barnraise.service",
+        "--user enable barnraise.service",
+        "--user restart barnraise.service",
     ]
     assert CliRunner().invoke(service, ["remove"]).exit_code == 0
     assert not unit.exists() and not file.exists(), "the secret that only it read lay there for ever"
     assert str(CliRunner().invoke(service, ["remove"]).exception) == "service: none is installed"
     assert "no service is installed" in CliRunner().invoke(service, ["status"]).output
+
+
+def test_it_keeps_to_the_options_of_its_install(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever lent the second card, two threads and the nights computed on whatever was found, at all times. One that
+    runs starts anew with other options, and what cannot be is named at once: at logon nobody reads it."""
+    agree(home)
+    monkeypatch.setattr(service_module, "check_device", lambda _: None)
+    unit = home / "config" / "systemd" / "user" / "barnraise.service"
+    options = [
+        "--device",
+        "cuda:1",
+        "--threads",
+        "2",
+        "--limit",
+        "hours=22:00-07:00 overnight",
+        "--limit",
+        "up=5 Mbit/s",
+    ]
+    assert CliRunner().invoke(service, ["install", LINK, *options], catch_exceptions=False).exit_code == 0
+    (line,) = [line for line in unit.read_text().splitlines() if line.startswith("ExecStart=")]
+    assert line.endswith(" " + " ".join(f'"{word}"' for word in options))
+    assert (home / "asked").read_text().splitlines()[-1] == "--user restart barnraise.service"
+
+    def none(_: object) -> None:
+        raise BadInputError("--device cuda:1: there is none")
+
+    monkeypatch.setattr(service_module, "check_device", none)
+    for wrong, sentence in (
+        (["--device", "cuda:1"], "--device cuda:1: there is none"),
+        (["--device", "toaster"], "--device toaster: not one of"),
+        (["--threads", "0"], "--threads: '0' cannot be"),
+        (["--limit", "up"], "--limit: 'up' is not NAME=VALUE"),
+        (["--name", "../x"], "--name: '../x' cannot be"),
+    ):
+        refused = CliRunner().invoke(service, ["install", LINK, *wrong])
+        assert isinstance(refused.exception, BadInputError) and str(refused.exception).startswith(sentence)
+    assert line in unit.read_text()
+
+
+def test_each_card_may_have_a_service_of_its_own(home: Path) -> None:
+    """One for all was overwritten by the next. Each has its unit, link, state folder and log, and goes alone."""
+    agree(home)
+    units, links = home / "config" / "systemd" / "user", home / "settings" / "links"
+    for name in ("", "b", "a-b"):
+        named = ["--name", name] if name else []
+        done = CliRunner().invoke(service, ["install", LINK, *named], catch_exceptions=False)
+        assert f"barnraise service remove{' --name ' if name else ''}{name}\n" in done.output
+    folders = [
+        home / "state" / "barnraise" / RUN_ID / folder for folder in ("volunteer", "volunteer-a-b", "volunteer-b")
+    ]
+    assert sorted(path.name for path in units.iterdir()) == [
+        "barnraise-a-b.service", "barnraise-b.service", "barnraise.service",
+    ]  # fmt: skip
+    assert sorted((home / "state" / "barnraise" / RUN_ID).iterdir()) == folders
+    assert str(folders[1]) in (units / "barnraise-a-b.service").read_text()
+    assert CliRunner().invoke(service, ["remove", "--name", "b"], catch_exceptions=False).exit_code == 0
+    assert sorted(path.name for path in links.iterdir()) == [RUN_ID, f"{RUN_ID}-a-b"]
+    assert (home / "asked").read_text().splitlines()[-1] == "--user disable --now barnraise-b.service"
+    assert "no service is installed" in CliRunner().invoke(service, ["status", "--name", "b"]).output
+    assert CliRunner().invoke(service, ["remove"], catch_exceptions=False).exit_code == 0
+    assert [path.name for path in links.iterdir()] == [f"{RUN_ID}-a-b"]
 
 
 def test_a_system_that_refuses_is_quoted(home: Path) -> None:
