@@ -19,12 +19,14 @@ import click
 
 from node.commands.link_argument import link_argument, parse_link
 from node.commands.members import chosen_limits, device_option, limit_option, state_folder, threads_option
+from node.commands.owner import last_words
 from node.commands.say import say, shown_path
 from node.compute.devices.choice import DeviceChoice
 from node.owner.consent import read_consents
 from node.owner.limits import read_limits, shown
 from node.owner.words import headline
 from node.platform.local_socket import NotRunningError, NotWellError, ask
+from node.platform.neighbours import folders_of
 from node.platform.places import limits_file, noted_folders, settings_folder
 from node.platform.sensors import sensors_here
 from node.platform.service import Service
@@ -101,11 +103,11 @@ def install(
         out.write(str(parsed) + "\n")
     home = state_folder(state, parsed, name)
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    command = [sys.executable, "-m", "protocol.cli", "join", str(file), "--state", str(home.absolute())]
-    command += ["--device", str(device), "--threads", str(threads)]
-    command += [word for text in limit for word in ("--limit", text)]
+    words = ["join", str(file), "--state", str(home.absolute()), "--device", str(device), "--threads", str(threads)]
+    words += [word for text in limit for word in ("--limit", text)]
     here = Service(name=name)
-    left_out = here.install(command, [home.absolute(), settings_folder().absolute()])
+    leave_in_peace(here)
+    left_out = here.install(words, [home.absolute(), settings_folder().absolute()])
     undo = f"barnraise service remove{f' --name {name}' if name else ''}"
     say(f"Installed: {here.file}\nIts log: {here.log}\nTo undo: {undo}")
     if left_out:
@@ -130,13 +132,30 @@ def first_words(home: Path) -> str:
 @_NAMED
 def remove(name: str) -> None:
     """Stop it and start it no more. Your yes is kept; `barnraise consent` shows it."""
+    here = Service(name=name)
+    leave_in_peace(here)
     try:
-        Service(name=name).remove()
+        here.remove()
     finally:  # also where the system does not answer: the service's file is gone, and nothing reads the secret any more
-        for link in (settings_folder() / LINKS).glob("*"):
-            if link.name.partition("-")[2] == name:  # before it stands the run's id, which has no hyphen
-                link.unlink(missing_ok=True)
+        for link in links_of(name):
+            link.unlink(missing_ok=True)
     click.echo("Removed.")
+
+
+def links_of(name: str) -> list[Path]:
+    """The files of a service's links."""
+    links = (settings_folder() / LINKS).glob("*")
+    return [link for link in links if link.name.partition("-")[2] == name]  # before it the run's id, without a hyphen
+
+
+def leave_in_peace(here: Service) -> None:
+    """Where the system would end a service's daemon with all that it has begun, it is told to leave, and waited for."""
+    for link in links_of(here.name) if here.ends_at_once else ():
+        for folder in folders_of(str(link)):
+            with contextlib.suppress(NotRunningError, NotWellError):  # then the system ends it as it is
+                answer = ask(folder, {"verb": "leave"})
+                if "error" not in answer:
+                    say(last_words(folder, answer))
 
 
 @service.command("status")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -22,6 +23,17 @@ def is_neighbours(pid: int) -> bool:
     except (psutil.Error, OSError):
         return False
     return any(process.pid in daemons and _is_daemon(process) for process in line)
+
+
+def folders_of(word: str) -> list[Path]:
+    """State folders of the daemons here whose command line has this word: the file of a service's link, say."""
+    found = []
+    for folder in noted_folders():
+        pid = _noted_pid(folder)
+        with suppress(psutil.Error, OSError):
+            if pid is not None and word in psutil.Process(pid).cmdline():
+                found.append(folder)
+    return found
 
 
 def _noted_pid(folder: Path) -> int | None:

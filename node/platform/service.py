@@ -108,9 +108,13 @@ def launch_agent(command: Sequence[str], log: Path, label: str = NAME) -> bytes:
     )
 
 
-def scheduled_task(command: Sequence[str], log: Path) -> str:
-    """The task of Windows, at logon, with the owner's own rights. Unverified: nobody has run this on Windows yet."""
-    line = subprocess.list2cmdline(list(command)) + f' >> "{log}" 2>&1'
+def scheduled_task(command: Sequence[str]) -> str:
+    """The task of Windows, at logon, with the owner's own rights. Unverified: nobody has run this on Windows yet.
+
+    The program itself and no shell: `cmd /c` takes the first and the last quote of a line away, so that a path with a
+    space was two words, and its window stays open.
+    """
+    program, arguments = command[0], subprocess.list2cmdline(list(command[1:]))
     return f"""<?xml version="1.0" encoding="UTF-16"?>
 <Task version="1.2" xmlns="http://schemas.microsoft.com/windows/2004/02/mit/task">
   <Triggers><LogonTrigger><Enabled>true</Enabled></LogonTrigger></Triggers>
@@ -124,7 +128,9 @@ def scheduled_task(command: Sequence[str], log: Path) -> str:
     <Priority>7</Priority>
     <RestartOnFailure><Interval>PT1M</Interval><Count>10</Count></RestartOnFailure>
   </Settings>
-  <Actions Context="owner"><Exec><Command>cmd.exe</Command><Arguments>/c {escape(line)}</Arguments></Exec></Actions>
+  <Actions Context="owner">
+    <Exec><Command>{escape(program)}</Command><Arguments>{escape(arguments)}</Arguments></Exec>
+  </Actions>
 </Task>
 """
 
@@ -159,10 +165,24 @@ class Service:
     def _log_file(self) -> Path:
         return user_log_path(NAME) / f"{self.label}.log"
 
-    def text(self, command: Sequence[str], writable: Sequence[Path], without: Sequence[str] = ()) -> bytes:
+    @property
+    def ends_at_once(self) -> bool:
+        """Whether the system ends it without a word to it: it has to be told to leave before."""
+        return self.platform == "win32"
+
+    def command(self, words: Sequence[str]) -> list[str]:
+        """What the system starts for these words of `barnraise`."""
+        if self.platform != "win32":
+            return [sys.executable, "-m", "protocol.cli", *words]
+        quiet = Path(sys.executable).with_name("pythonw.exe")  # has no console, so nobody sees a window
+        program = str(quiet) if quiet.is_file() else sys.executable
+        return [program, "-m", "node.platform.logged", str(self._log_file), *words]
+
+    def text(self, words: Sequence[str], writable: Sequence[Path], without: Sequence[str] = ()) -> bytes:
         """What `install` writes."""
+        command = self.command(words)
         if self.platform == "win32":
-            return scheduled_task(command, self._log_file).encode("utf-16")
+            return scheduled_task(command).encode("utf-16")
         if self.platform == "darwin":
             return launch_agent(command, self._log_file, self.label)
         return systemd_unit(command, writable, without).encode()
@@ -197,12 +217,12 @@ class Service:
             "status": [["systemctl", "--user", "--no-pager", "status", unit]],
         }[what]
 
-    def install(self, command: Sequence[str], writable: Sequence[Path]) -> tuple[str, ...]:
-        """Writes it and has the system start it; returns the lines that had to be left out. Raises `BadInputError` with
-        what the system said."""
+    def install(self, words: Sequence[str], writable: Sequence[Path]) -> tuple[str, ...]:
+        """Writes it and has the system start it with these words of `barnraise`; returns the lines that had to be left
+        out. Raises `BadInputError` with what the system said."""
         without: tuple[str, ...] = ()
         for more in (*NAMESPACED, None):
-            self._write(self.text(command, writable, without))
+            self._write(self.text(words, writable, without))
             try:
                 self._tell("install")
             except BadInputError:
@@ -259,7 +279,7 @@ class Service:
                 done = subprocess.run(order, capture_output=True, text=True, timeout=START_S + 30, check=False)  # noqa: S603
             except (OSError, subprocess.SubprocessError) as error:
                 raise BadInputError(f"service: `{' '.join(order)}` does not work here: {error}") from None
-            if done.returncode:
+            if done.returncode and "/End" not in order:  # which finds none to end after it has left in peace
                 lines = (done.stderr or done.stdout).strip().splitlines()
                 said = " ".join(line for line in lines if not line.startswith("Created symlink"))  # what went well
                 raise BadInputError(f"service: `{' '.join(order)}` says: {said or done.returncode}")

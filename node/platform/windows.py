@@ -1,4 +1,5 @@
-"""Windows: idle time, the full screen, by user32 and shell32. Unverified: nobody has run this on Windows yet."""
+"""Windows: idle time, the full screen, by user32 and shell32, and where errors go. Unverified: nobody has run this on
+Windows yet."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any
 
 _D3D_FULL_SCREEN = 3
 _BUSY = 2
+_STANDARD_ERROR = -12
 
 
 class _LastInput(ctypes.Structure):
@@ -17,6 +19,14 @@ class _LastInput(ctypes.Structure):
 def _libraries() -> Any:
     assert sys.platform == "win32"
     return getattr(ctypes, "windll")  # noqa: B009 - exists there only
+
+
+def hand_on_errors() -> None:
+    """What children of a process without a console write to their standard error goes where its own goes."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        _libraries().kernel32.SetStdHandle(_STANDARD_ERROR, msvcrt.get_osfhandle(2))
 
 
 class WindowsDesktop:

@@ -10,7 +10,9 @@ import socket
 import subprocess
 import sys
 import zipfile
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -20,9 +22,11 @@ from node.commands import service as service_module
 from node.commands.say import shown_path
 from node.commands.service import bugreport, doctor, scrubbed, service
 from node.owner.consent import Consent, keep_consent
+from node.platform.logged import LOG_BYTES_MAX
 from node.platform.notify import notify
 from node.platform.sensors import SystemSensors
 from node.platform.service import Service, launch_agent, scheduled_task, systemd_unit
+from node.process.starting import NOTHING_BEGUN, Starting
 from protocol.base.errors import BadInputError
 from protocol.trust.membership import JoinLink
 from tests.node.commands.test_members import link
@@ -213,11 +217,77 @@ def test_the_other_systems_texts_can_be_read(tmp_path: Path) -> None:
     command = ["/opt/py thon", "join", "a&b<c"]
     agent = plistlib.loads(launch_agent(command, tmp_path / "log"))
     assert agent["ProgramArguments"] == command and agent["RunAtLoad"] is True
-    root = ElementTree.fromstring(scheduled_task(command, tmp_path / "log").split("?>", 1)[1])
-    arguments = [node.text or "" for node in root.iter() if node.tag.endswith("Arguments")]
-    assert len(arguments) == 1 and '"/opt/py thon" join a&b<c' in arguments[0]
+    root = ElementTree.fromstring(scheduled_task(command).split("?>", 1)[1])
+    parts = {node.tag.rpartition("}")[2]: node.text for node in root.iter()}
+    assert (parts["Command"], parts["Arguments"]) == ("/opt/py thon", "join a&b<c")
     for system in ("win32", "darwin", "linux"):
         assert all(Service(system).orders(what) for what in ("install", "remove", "status"))
+
+
+def test_windows_starts_it_with_blanks_in_all_its_paths_and_no_window(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a line for cmd, which takes away the first quote and the last: with a blank in the program's path nothing
+    started, and without one a console stood open."""
+    scripts = home / "Program Files" / "Python"
+    scripts.mkdir(parents=True)
+    monkeypatch.setattr("sys.executable", str(scripts / "python.exe"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / "a b"))
+    here = Service("win32", "second")
+    log = home / "a b" / "barnraise" / "log" / "barnraise-second.log"
+    words = ["join", r"C:\my links\x", "--limit", "up=5 Mbit/s"]
+    assert here.command(words)[0] == str(scripts / "python.exe"), "some Pythons come without the other"
+    (scripts / "pythonw.exe").touch()
+    root = ElementTree.fromstring(here.text(words, []).decode("utf-16").split("?>", 1)[1])
+    parts = {node.tag.rpartition("}")[2]: node.text or "" for node in root.iter()}
+    assert parts["Command"] == str(scripts / "pythonw.exe")
+    assert parts["Arguments"] == f'-m node.platform.logged "{log}" join "C:\\my links\\x" --limit "up=5 Mbit/s"'
+
+
+def test_a_daemon_without_a_console_writes_a_log(tmp_path: Path) -> None:
+    """All that it says, its errors too, behind what stands there; one that has grown too long makes room."""
+    log = tmp_path / "my logs" / "x.log"
+    log.parent.mkdir()
+    log.write_text("before\n")
+    command = [sys.executable, "-m", "node.platform.logged", str(log)]
+    done = subprocess.run([*command, "--version"], capture_output=True, timeout=60)
+    wrong = subprocess.run([*command, "join", "nothing"], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, wrong.returncode, wrong.stderr) == (0, b"", 2, b"")
+    lines = log.read_text().splitlines()
+    assert lines[0] == "before" and lines[1].startswith("barnraise, version") and "join link:" in lines[2]
+    with log.open("a") as file:
+        file.truncate(LOG_BYTES_MAX + 1)
+    subprocess.run([*command, "--version"], capture_output=True, timeout=60)
+    assert len(log.read_text().splitlines()) == 1 and log.with_suffix(".old").stat().st_size > LOG_BYTES_MAX
+
+
+@pytest.mark.parametrize("order", ["remove", "install"])
+def test_windows_ends_it_only_after_it_has_left(home: Path, monkeypatch: pytest.MonkeyPatch, order: str) -> None:
+    """Its scheduler ends a process with all that it has begun. Another one of this owner goes on, and a task that has
+    ended by itself is removed all the same."""
+    folder, file = home / "state" / "barnraise" / RUN_ID / "volunteer", home / "settings" / "links" / RUN_ID
+    monkeypatch.setattr(service_module, "Service", partial(Service, "win32"))
+    agree(home)
+    tool = home / "bin" / "schtasks"
+    tool.write_text(f'#!/bin/sh\n[ -e {folder}/control.json ] && echo early >> {home}/asked\necho $1 >> {home}/asked\n'
+                    f'[ "$1" != /End ]\n')  # fmt: skip
+    tool.chmod(0o755)
+    assert CliRunner().invoke(service, ["install", LINK], catch_exceptions=False).exit_code == 0
+    (home / "asked").unlink()
+    lines = [["pythonw", "join", "other"], ["pythonw", "-m", "node.platform.logged", "log", "join", str(file)]]
+    monkeypatch.setattr("psutil.Process", lambda _: SimpleNamespace(cmdline=lambda: lines[0]))
+    with Starting(folder, home / "settings" / "limits.toml", RUN_ID, lambda: starting.close()) as starting:
+        if order == "remove":
+            assert CliRunner().invoke(service, ["install", LINK, "--name", "b"], catch_exceptions=False).exit_code == 0
+            CliRunner().invoke(service, ["remove", "--name", "b"], catch_exceptions=False)
+            (home / "asked").unlink()
+        assert not starting.left, "it belongs to another service"
+        lines[0] = lines[1]
+        arguments = [order, LINK] if order == "install" else [order]
+        done = CliRunner().invoke(service, arguments, catch_exceptions=False)
+        assert done.exit_code == 0 and starting.left and NOTHING_BEGUN in " ".join(done.output.split())
+    asked = (home / "asked").read_text().split()
+    assert asked == (["/End", "/Delete"] if order == "remove" else ["/Create", "/Run"])
 
 
 def test_the_manager_hears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
