@@ -56,9 +56,7 @@ def test_rates_in_words() -> None:
 def test_a_newer_build_of_the_run_is_told() -> None:
     """By its numbers, not its letters; an older or equal one, or what is no release, is nothing to tell."""
     said = update_words("barnraise-0.10.0", "barnraise-0.9.1")
-    assert (
-        said.startswith("the run's coordinator has Barnraise 0.10.0, this computer 0.9.1: ") and "pip install" in said
-    )
+    assert said.startswith("the run's coordinator has Barnraise 0.10.0, this computer 0.9.1: ")
     for theirs in (
         "barnraise-0.9.1",
         "barnraise-0.9",
@@ -69,6 +67,13 @@ def test_a_newer_build_of_the_run_is_told() -> None:
         "barnraise-9999999",
     ):
         assert update_words(theirs, "barnraise-0.9.1") == ""
+
+
+def test_no_strangers_word_has_a_package_fetched_by_its_name() -> None:
+    """Every volunteer of a run was told to fetch whatever a public index has under our name, as soon as its coordinator
+    said a high number."""
+    said = update_words("barnraise-999.0", "barnraise-0.9.1")
+    assert "999.0" in said and "pip" not in said and "where you got this one" in said
 
 
 def lent(**values: Any) -> dict[str, Any]:
