@@ -58,11 +58,24 @@ class DevicePerformer(Performer):
         self._cap_bytes = cap_bytes
         self._choice = DeviceChoice("cpu") if choice is None else choice
         self._device: Device | None = None
+        self._is_warm = False
         self._worker: StageWorker | None = None
         self._config = RunConfig()
         self._place: jobs.SetUpDevice | None = None
         self._fixed: FixedParameters | None = None
         """With `parameters = "p12"`."""
+        self.is_lost = False
+        """The device does nothing more for this process: only another process can use it again."""
+
+    def _reason(self, error: Exception) -> str:
+        """With the words by which a volunteer knows that memory ran out, whichever library has said so."""
+        reason = super()._reason(error)
+        if self._device is None:
+            return reason
+        self.is_lost = self.is_lost or self._device.is_lost(error)
+        if self._device.is_out_of_memory(error) and "out of memory" not in reason.lower():
+            return f"out of memory: {reason}"
+        return reason
 
     def _methods(self) -> dict[type, tuple[str, Callable[[Any, Buffers], Any]]]:
         return {
@@ -97,7 +110,10 @@ class DevicePerformer(Performer):
             self._worker.close()  # its memory goes before the next one's comes
             self._worker = None
         if self._device is None:
-            self._device = warmed_up(open_device(self._choice, self._cap_bytes), job.config)
+            self._device = open_device(self._choice, self._cap_bytes)
+        if not self._is_warm:
+            warmed_up(self._device, job.config)
+            self._is_warm = True
         self._place = job
         self._worker = StageWorker(
             job.config, job.vocabulary, *chunks[0], self._threads, self._device, further=chunks[1:],

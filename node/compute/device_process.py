@@ -3,8 +3,9 @@
     daemon ── DeviceLane ══ standard input: jobs with their bytes ══▶ this process: DevicePerformer on the device
                          ◀═ standard output: outcomes with theirs ══
 
-It has no key, no socket and no file of the node. It ends when its input closes, and on Linux with its parent. Frames
-are those of `node.process.device_frames`.
+It has no key, no socket and no file of the node. It ends when its input closes, and on Linux with its parent; and when
+the device does nothing more for it, as after a driver's reset: the next process finds it well again. Frames are those
+of `node.process.device_frames`.
 
     python -m node.compute.device_process THREADS LOW|NORMAL DEVICE [CAP_BYTES]
 """
@@ -27,7 +28,7 @@ with loading():
     from node.compute.devices.choice import DeviceChoice
     from node.compute.devices.device import open_device
 from node.platform.priority import end_with_parent, stand_back
-from node.process.device_frames import Hello, SetShare, read_job, write_frame, write_outcome
+from node.process.device_frames import DEVICE_IS_LOST, Hello, SetShare, read_job, write_frame, write_outcome
 
 SWITCH_S = 5e-4
 """Threads take turns in Python ten times as often as usual: the one that reads the next job needs a moment of each."""
@@ -82,6 +83,10 @@ def work(performer: DevicePerformer, incoming: BinaryIO, outgoing: BinaryIO) -> 
         job, buffers = item
         outcome: Any = performer.perform(job, buffers)
         outcomes.put(outcome)
+        if performer.is_lost:
+            outcomes.put(None)
+            writer.join()
+            os._exit(DEVICE_IS_LOST)  # without torch's farewell to a device that answers nothing
         if share < 1.0:
             time.sleep(min(REST_MAX_S, outcome.seconds * (1.0 - share) / share))
     outcomes.put(None)

@@ -37,8 +37,12 @@ class Performer:
             kind, method = self._methods()[type(job)]
             fact: Computed | ComputeFailed = Computed(job, method(job, buffers))
         except Exception as error:  # whatever it is, the machine must know that the job will not end
-            fact, self._made = ComputeFailed(job, str(error) or type(error).__name__), []
+            fact, self._made = ComputeFailed(job, self._reason(error)), []
         return Outcome(fact, self._made, kind, time.monotonic() - start, self._codec_s)
+
+    def _reason(self, error: Exception) -> str:
+        """What the machine reads of a job that failed."""
+        return str(error) or type(error).__name__
 
     def _methods(self) -> dict[type, tuple[str, Callable[[Any, Buffers], Any]]]:
         raise NotImplementedError

@@ -19,6 +19,8 @@ from protocol.base.ids import TensorRef
 
 _LENGTHS = struct.Struct(">IQ")
 _WRITE_BYTES = 1 << 20
+DEVICE_IS_LOST = 3
+"""The exit status of a device's process whose device does nothing more for it."""
 JOB_TYPES: Mapping[str, type] = {kind.__name__: kind for kind in jobs.DEVICE_JOBS}
 RESULTS: Mapping[str, Any] = {
     "SetUpDevice": int,

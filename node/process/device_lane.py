@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from node.process.device_frames import Hello, SetShare, read_job, read_outcome, write_frame, write_job
+from node.process.device_frames import DEVICE_IS_LOST, Hello, SetShare, read_job, read_outcome, write_frame, write_job
 from node.process.device_start import DeviceOptions, DeviceStart
 from node.process.store import Buffer
 
@@ -152,4 +152,6 @@ def ended_with(code: int) -> str:
     """An exit status in words."""
     if code == -9:
         return "the device's process was killed (out of memory?)"
+    if code == DEVICE_IS_LOST:
+        return "the device's driver failed; what it said stands with the job before"
     return f"the device's process ended with status {code}"

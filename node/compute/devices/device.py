@@ -16,10 +16,15 @@ import torch
 from torch import Tensor
 
 from node.compute.devices.choice import DeviceChoice
-from protocol.base.errors import BadInputError
+from protocol.base.errors import BadInputError, ProtocolError
 
 RESERVE_SHARE = 0.1
 """Of free memory that is left alone: allocators need room between blocks, and the owner's screen lives there too."""
+NO_MEMORY = ("out of memory", "status_alloc_failed", "allocation_failed", "out_of_device_memory", "out_of_host_memory")
+"""What an error says, in small letters, for want of memory: torch's own words, and the codes of libraries that take
+memory beside torch (cuBLAS, cuDNN, Level Zero)."""
+BROKEN = ("CUDA error", "HIP error")
+"""How torch begins to say what the driver has found."""
 
 
 class Device:
@@ -102,8 +107,25 @@ class Device:
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-            isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
+            isinstance(error, RuntimeError) and any(words in str(error).lower() for words in NO_MEMORY)
         )
+
+    def is_lost(self, error: BaseException) -> bool:
+        """Whether nothing can be computed there any more by this process, after a job that has failed with `error`.
+
+        An illegal access, a failed launch or a driver that was reset stays with an accelerator's context: each later
+        call in the same process fails as well, until the process ends. What is wrong with a job's data, or is only a
+        lack of memory, does no such harm.
+        """
+        if not self.is_accelerator or isinstance(error, (ValueError, ProtocolError)):
+            return False
+        if not self.is_out_of_memory(error) and any(words in str(error) for words in BROKEN):
+            return True
+        try:
+            self.synchronize()
+        except RuntimeError as left:
+            return not self.is_out_of_memory(left)
+        return False
 
     # ---- tensors -----------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import queue
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -20,14 +21,16 @@ from node.compute.device_process import REST_MAX_S
 from node.compute.devices.choice import DeviceChoice
 from node.compute.forms import p12
 from node.compute.lane import Outcome
+from node.compute.worker import StageWorker
 from node.machine.jobs import Forward, LoadParameters, SetUpDevice, TakeGradient
 from node.platform.pipes import PIPE_BYTES
 from node.process.device_frames import JOB_TYPES, RESULTS, read_outcome, write_outcome
 from node.process.device_lane import DeviceLane
 from node.process.device_start import DeviceOptions, DeviceStart
 from node.process.store import Buffer
+from node.volunteer.room import is_out_of_memory
 from protocol.base.ids import NodeId, TaskId, TensorRef
-from protocol.base.machine import Computed
+from protocol.base.machine import Computed, ComputeFailed
 from protocol.run.course import Chunk, Course
 from protocol.run.plan import Plan, ServerPlan, StagePlan
 from tests.node.compute.small import VOCABULARY, small_run
@@ -159,6 +162,45 @@ def test_an_error_of_the_job_is_an_answer(lane: DeviceLane, listener: Listener) 
     assert listener.answer()[1].reason == "no stage was set up"
     lane.submit(*jobs[0])
     assert listener.answer()[1].reason is None
+
+
+def test_a_device_that_its_driver_gave_up_gets_another_process(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a failed launch every call of that process fails: it answers, and ends; a fresh one works. (It lived on,
+    and failed each job for ever.)"""
+    monkeypatch.setattr(DeviceStart, "module", "tests.node.process.failing_device")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))  # tests are no installed package
+    jobs, _ = forward()
+    lane = DeviceLane(DeviceOptions(1, DeviceChoice.parse("small:64")), listener.deliver, listener.lost.put)
+    try:
+        for job in jobs[:2]:
+            lane.submit(*job)
+            assert listener.answer()[1].reason is None
+        lane.submit(*jobs[2])
+        assert listener.answer()[1].reason == "CUDA error: unspecified launch failure"
+        assert listener.lost.get(timeout=PATIENCE_S).startswith("the device's driver failed")
+        lane.start_again()
+        lane.submit(*jobs[0])
+        assert listener.answer()[1].reason is None
+    finally:
+        lane.kill()
+
+
+def test_want_of_memory_reads_the_same_whoever_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A volunteer drops its graphs by the words "out of memory", which a library beside torch does not say."""
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+    jobs, _ = forward()
+    performer = DevicePerformer(1, DeviceChoice.parse("small:64"))
+    for job in jobs[:2]:
+        performer.perform(*job)
+    monkeypatch.setattr(StageWorker, "forward", fails)
+    fact = performer.perform(*jobs[2]).fact
+    assert isinstance(fact, ComputeFailed) and is_out_of_memory(fact.reason) and "CUBLAS" in fact.reason
+    assert not performer.is_lost
 
 
 def test_killing_it_is_over_at_once_and_quiet(lane: DeviceLane, listener: Listener) -> None:

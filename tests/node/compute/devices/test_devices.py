@@ -7,7 +7,7 @@ import torch
 
 from node.compute.devices.choice import DeviceChoice
 from node.compute.devices.device import Device, SmallDevice, find_device, open_device, why_no_accelerator
-from protocol.base.errors import BadInputError
+from protocol.base.errors import BadInputError, RemoteProtocolError
 
 HAS_ACCELERATOR = torch.accelerator.is_available()
 
@@ -57,6 +57,46 @@ def test_a_small_device_is_full_where_it_says() -> None:
     assert device.free_bytes() == 0
     device.release(1 << 20)
     assert device.free_bytes() == 1 << 20 and device.peak_bytes() == 1 << 20
+
+
+class AnswersNothing(SmallDevice):
+    """Its driver has something to say each time that it is asked."""
+
+    def __init__(self, says: str) -> None:
+        super().__init__(1 << 20)
+        self._says = says
+
+    def synchronize(self) -> None:
+        raise RuntimeError(self._says)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "CUDA out of memory. Tried to allocate 20.00 MiB",
+        "CUDA error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    ],
+)
+def test_want_of_memory_is_known_in_every_librarys_words(words: str) -> None:
+    """Of torch, and of what takes memory beside it; the device is well after it."""
+    device, error = SmallDevice(1 << 20), RuntimeError(words)
+    assert device.is_out_of_memory(error) and not device.is_lost(error)
+
+
+def test_a_device_is_lost_where_its_driver_says_so_at_once_or_when_it_is_asked() -> None:
+    """An error that stays with the context; not one of a job's data, and never on a processor."""
+    launch, other = RuntimeError("CUDA error: unspecified launch failure"), RuntimeError("no stage was set up")
+    well = SmallDevice(1 << 20)
+    assert well.is_lost(launch) and not well.is_lost(other)
+    assert AnswersNothing("the device is gone").is_lost(other)
+    assert AnswersNothing("an illegal memory access").is_lost(torch.OutOfMemoryError("out of memory"))
+    assert not AnswersNothing("out of memory").is_lost(other), "what a kernel needs to be loaded is memory too"
+    for about_data in (BadInputError("a wrong word"), ValueError("not finite"), RemoteProtocolError("form", "short")):
+        assert not AnswersNothing("never asked").is_lost(about_data)
+    assert not Device(torch.device("cpu")).is_lost(launch)
 
 
 def test_a_small_device_fails_where_it_is_told_to() -> None:
