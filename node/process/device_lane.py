@@ -45,6 +45,8 @@ class DeviceLane:
         self._share = 1.0
         self._over = False
         """It was told to end: nobody wants to hear of it."""
+        self._ending = threading.Lock()
+        """Whoever ends the lane ends the process that it has then: none may begin beside that."""
         self._start()
 
     def _start(self) -> None:
@@ -58,9 +60,13 @@ class DeviceLane:
         self._reader = threading.Thread(target=self._read, args=here, name="device-outcomes", daemon=True)
         self._reader.start()
 
-    def start_again(self) -> None:
-        """After `lost`: a fresh process that knows nothing."""
-        self._start()
+    def start_again(self) -> bool:
+        """After `lost`: a fresh process that knows nothing. False: the lane was told to end meanwhile, and nothing may
+        have the device any more."""
+        with self._ending:
+            if not self._over:
+                self._start()
+            return not self._over
 
     @property
     def pid(self) -> int:
@@ -86,7 +92,8 @@ class DeviceLane:
         """Ends it now, whatever it does; returns after how many seconds it was gone, or None: the system still has to
         take it down. What it had to do is forgotten."""
         began_s = time.monotonic()
-        self._over = True
+        with self._ending:
+            self._over = True
         self._process.kill()
         try:
             self._process.wait(DIE_S)
@@ -99,9 +106,10 @@ class DeviceLane:
 
     def close(self) -> None:
         """Waits (a while) until the job that runs has ended."""
-        if self._over:
-            return
-        self._over = True
+        with self._ending:
+            if self._over:
+                return
+            self._over = True
         self._queue.put(None)
         try:
             self._process.wait(CLOSE_S)

@@ -184,9 +184,9 @@ class Driver:
 
         def go_on() -> None:
             assert self.device is not None
-            self.activity.device_lost()
-            self.device.start_again()
-            self.pump.put(DeviceLost(reason))
+            if self.device.start_again():
+                self.activity.device_lost()
+                self.pump.put(DeviceLost(reason))
 
         with contextlib.suppress(trio.RunFinishedError):
             self._token.run_sync_soon(go_on)

@@ -242,9 +242,26 @@ def test_a_process_that_dies_fails_its_jobs_and_can_be_started_again(lane: Devic
         (job, "the device's process was killed (out of memory?)") for job, _ in jobs[1:]
     ]
     assert listener.lost.get(timeout=PATIENCE_S) == "the device's process was killed (out of memory?)"
-    lane.start_again()
+    assert lane.start_again()
     lane.submit(*jobs[0])
     assert listener.answer()[1].reason is None
+
+
+@pytest.mark.parametrize("end", ["kill", "close"])
+def test_a_process_that_dies_before_it_is_ended_gets_none_after_it(
+    lane: DeviceLane, listener: Listener, end: str
+) -> None:
+    """A pause comes before the driver has heard of the loss: no other process may have the device then. (One did,
+    through the pause and after it: whoever closes a lane that was killed ends nothing.)"""
+    lane.submit(SET_UP, {})
+    listener.answer()
+    psutil.Process(lane.pid).kill()
+    listener.lost.get(timeout=PATIENCE_S)
+    before = psutil.Process().children()
+    lane.kill() if end == "kill" else lane.close()
+    assert not lane.start_again()
+    lane.close()
+    assert set(psutil.Process().children()) <= set(before) and not psutil.pid_exists(lane.pid)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from node.process.metrics import NodeMetrics
 from node.process.store import TensorStore
 from protocol.base.forms import BLOCK_FORMS, NOT_FINITE
 from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef
-from protocol.base.machine import Compute, Computed, DropTensors, HangUp, LinkDown, LinkUp, Received, Send
+from protocol.base.machine import Compute, Computed, DeviceLost, DropTensors, HangUp, LinkDown, LinkUp, Received, Send
 from protocol.messages import (
     Activation,
     Contribute,
@@ -126,6 +126,26 @@ def contribution(values: list[float], form: str = "fp32") -> tuple[Contribute, b
         tensors=(TensorRef(0, (len(values),), form, len(data)),),  # type: ignore[arg-type]
     )
     return message, data
+
+
+class FakeDeviceLane:
+    """Begins anew unless it was told to end."""
+
+    def __init__(self, over: bool) -> None:
+        self._over = over
+
+    def start_again(self) -> bool:
+        return not self._over
+
+
+@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.trio
+async def test_the_machine_hears_of_a_lost_device_unless_a_pause_has_ended_it(driver: Driver, paused: bool) -> None:
+    """A pause that came first has handed everything back: there is no fresh device to go on with."""
+    driver.device = FakeDeviceLane(over=paused)  # type: ignore[assignment]
+    driver._device_lost("it was unplugged")
+    await trio.testing.wait_all_tasks_blocked()
+    assert driver.pump.facts == ([] if paused else [DeviceLost("it was unplugged")])  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("form", ["fp64", "fp32", "bf16"])
