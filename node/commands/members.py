@@ -367,15 +367,16 @@ def join(
                     starting.says = sentence.removesuffix(" …").partition(" Waiting (")[0].rstrip(".")
 
                 line = line_limits(chosen)
+                cap = chosen.gpu_memory_bytes
                 if agreed is not None and not yes and not is_terminal():
                     # The system has started it, beside a game, on battery or in a pause: until the keeper has looked,
                     # neither the device nor the line may be touched, and nothing there is a reason to give up.
-                    ask = partial(enquire, parsed, folder, threads, False, line, ways, None, tell)
+                    ask = partial(enquire, parsed, folder, threads, False, line, ways, None, cap, tell)
                     offer = asked_patiently(ask, starting)
                     tokens_per_s = kept_speed(folder, offer.terms_hashes, device, threads)
                 else:
                     starting.says = ASKING
-                    offer = enquire(parsed, folder, threads, not no_benchmark, line, ways, device, tell)
+                    offer = enquire(parsed, folder, threads, not no_benchmark, line, ways, device, cap, tell)
                     tokens_per_s = offer.tokens_per_s
                     if tokens_per_s:
                         keep_speed(folder, offer.terms_hashes[0], device, threads, tokens_per_s)

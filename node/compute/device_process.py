@@ -26,7 +26,7 @@ from protocol.base.loading import keep_what_is_loaded, loading
 with loading():
     from node.compute.device_performer import DevicePerformer
     from node.compute.devices.choice import DeviceChoice
-    from node.compute.devices.device import open_device
+    from node.compute.devices.device import open_device, passed_over
 from node.platform.priority import end_with_parent, stand_back
 from node.process.device_frames import DEVICE_IS_LOST, Hello, SetShare, read_job, write_frame, write_outcome
 
@@ -54,7 +54,9 @@ def main(arguments: list[str]) -> None:
     performer = DevicePerformer(threads, choice, cap_bytes)
     device = open_device(choice)
     keep_what_is_loaded()
-    write_frame(outgoing, Hello(os.getpid(), device.label, device.is_accelerator, device.gpu))
+    passed = passed_over() if choice.kind == "auto" else ""
+    label = f"{device.label} ({passed})" if passed else device.label
+    write_frame(outgoing, Hello(os.getpid(), label, device.is_accelerator, device.gpu))
     work(performer, incoming, outgoing)
 
 

@@ -74,13 +74,16 @@ class StageMemory:
     def fixed_bytes(self, light: bool = False) -> int:
         """What lies there whatever the number of kept graphs (`light`: that hold inputs only), when most does: with a
         task's own graph, which nobody has kept where it is computed again, or ends in a loss."""
+        return VERSIONS * self.parameter_bytes + self.sum_bytes + self.working_bytes(light)
+
+    def working_bytes(self, light: bool = False) -> int:
+        """Of that what a task takes for itself, beside weights and sums."""
         graph = 0
         if self.makes_room:
             graph = self.light_graph_bytes if light else self.graph_bytes
         going = max(graph + self.head_gradient_bytes, self.gradient_bytes)
         # The scores are gone before the halves' gradients come.
-        working = self.boundary_bytes + max(going + self.half_bytes, graph + self.loss_bytes)
-        return VERSIONS * self.parameter_bytes + self.sum_bytes + working
+        return self.boundary_bytes + max(going + self.half_bytes, graph + self.loss_bytes)
 
     def graphs(self, usable_bytes: int, light: bool = False) -> int:
         """How many kept graphs fit beside everything else; below 0 when not even that fits."""
@@ -89,6 +92,11 @@ class StageMemory:
         if left < 0:
             return -1
         return left // max(1, each)
+
+    def best_graphs(self, usable_bytes: int, wanted: int) -> tuple[int, bool]:
+        """How many graphs fit, and whether they hold inputs only: where there is no room for `wanted` whole ones."""
+        found = self.graphs(usable_bytes)
+        return (found, False) if found >= wanted else (self.graphs(usable_bytes, light=True), True)
 
 
 def stage_memory(layout: StageLayout, fused_norm: bool = False) -> StageMemory:

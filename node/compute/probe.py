@@ -6,6 +6,8 @@ The figure is for placing nodes and for the person at the screen; nothing depend
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -16,7 +18,9 @@ from node.compute.devices.choice import DeviceChoice
 from node.compute.devices.device import Device, open_device
 from node.compute.forms import grid
 from node.compute.layout import StageLayout
+from node.compute.memory import stage_memory
 from node.compute.model import StageModel
+from node.compute.worker import GRAPHS_WANTED
 from protocol.run.model_spec import ModelSpec, blocks_of
 from protocol.run.run import RunConfig
 
@@ -56,22 +60,31 @@ def probe(
     will work (the processor without one).
 
     The best of all repetitions counts: others only ever make a machine look slower than it is. Where a microbatch would
-    take longer than `whole_s_max`, by one of a few tokens, those count.
+    take longer than `whole_s_max`, or has no room on the device, one of a few tokens counts. Graphs are kept as a stage
+    will keep them there. Raises what torch raises where not even a few tokens have room.
     """
     torch.set_num_threads(threads)
     device = open_device(DeviceChoice("cpu")) if device is None else device
     blocks = (first_block, first_block + 2 if end_block is None else end_block)
     layout = StageLayout(config, vocabulary, *blocks)
-    few = replace(
-        config,
-        model=replace(config.model, context=min(FEW_TOKENS, config.model.context)),
-        batch=replace(config.batch, samples=1, segments=1),
+    ways = _ways(layout, device)
+    # What is measured is a backward at once, of whole samples.
+    plain = replace(
+        config, batch=replace(config.batch, segments=1), compute=replace(config.compute, split_backward=False)
     )
-    params = layout.initial(0).to(device=device.torch_device, dtype=StageModel(layout).dtype)
+    few = replace(
+        plain,
+        model=replace(config.model, context=min(FEW_TOKENS, config.model.context)),
+        batch=replace(plain.batch, samples=1),
+    )
     microbatch_tokens = config.batch.samples * config.model.context
-    best_s = _best_s(StageLayout(few, vocabulary, *blocks), params, device, 0.0) * microbatch_tokens / few.model.context
-    if best_s <= whole_s_max:
-        best_s = _best_s(layout, params, device, budget_s)
+    with _claimed(device, stage_memory(layout).parameter_bytes):
+        params = layout.initial(0).to(device=device.torch_device, dtype=StageModel(layout).dtype)
+        few_s = _best_s(StageLayout(few, vocabulary, *blocks), params, device, 0.0, light=False not in ways)
+        best_s = few_s * microbatch_tokens / few.model.context
+        if best_s <= whole_s_max:
+            whole = StageLayout(plain, vocabulary, *blocks)
+            best_s = _first_with_room(whole, params, device, budget_s, ways) or best_s
     return Probe(
         tokens_per_s=microbatch_tokens / best_s,
         flops_per_s=microbatch_tokens * flops_per_token(layout) / best_s,
@@ -80,9 +93,52 @@ def probe(
     )
 
 
-def _best_s(layout: StageLayout, params: torch.Tensor, device: Device, budget_s: float) -> float:
-    """The least that a microbatch of the layout's configuration takes, of two at least. `params`: on the device."""
+def _ways(layout: StageLayout, device: Device) -> tuple[bool, ...]:
+    """Whether graphs of a stage hold inputs only there, as `StageWorker` will decide by what is free; then what may
+    have room where that has none. Empty: not one graph fits."""
+    memory, usable_bytes = stage_memory(layout, device.fuses_norms), device.usable_bytes()
+    if not device.is_accelerator:
+        usable_bytes = max(0, usable_bytes - memory.host_bytes)
+    fit, light = memory.best_graphs(usable_bytes, GRAPHS_WANTED)
+    if fit < 1:
+        return ()
+    return (True,) if light else (False, True)
+
+
+def _first_with_room(
+    layout: StageLayout, params: torch.Tensor, device: Device, budget_s: float, ways: Sequence[bool]
+) -> float | None:
+    """`_best_s` of the first of `ways` that the device has room for; None: of none."""
+    for light in ways:
+        try:
+            return _best_s(layout, params, device, budget_s, light)
+        except (RuntimeError, MemoryError) as error:
+            if not device.is_out_of_memory(error):
+                raise
+        device.tidy()  # after the error has gone, and with it all that its frames held
+    return None
+
+
+@contextmanager
+def _claimed(device: Device, byte_count: int) -> Iterator[None]:
+    device.claim(byte_count)
+    try:
+        yield
+    finally:
+        device.release(byte_count)
+
+
+def _best_s(layout: StageLayout, params: torch.Tensor, device: Device, budget_s: float, light: bool = False) -> float:
+    """The least that a microbatch of the layout's configuration takes, of two at least, with a graph that is `light` or
+    whole. `params`: on the device."""
+    memory = stage_memory(layout, device.fuses_norms)
+    with _claimed(device, memory.working_bytes(light) + 4 * layout.parameter_count):
+        return _measured_s(layout, params, device, budget_s, light)
+
+
+def _measured_s(layout: StageLayout, params: torch.Tensor, device: Device, budget_s: float, light: bool) -> float:
     config, where, model = layout.config, device.torch_device, StageModel(layout)
+    model.keeps_inputs_only = light
     gradient = torch.zeros_like(params, dtype=torch.float32)
     shape = (config.batch.samples, config.model.context)
     tokens = torch.zeros(shape, dtype=torch.int64, device=where)

@@ -104,14 +104,12 @@ class StageWorker:
         usable_bytes = self._device.usable_bytes()
         if not self._device.is_accelerator:
             usable_bytes = max(0, usable_bytes - self.memory.host_bytes)
-        found = self.memory.graphs(usable_bytes)
-        light = found < wanted
+        found, light = self.memory.best_graphs(usable_bytes, wanted)
         if light:
             # Torch's checkpointing loads its compiler in the first forward: not while the clock of a lease runs.
             import_module("torch._dynamo")
             for model in self._models:
                 model.keeps_inputs_only = True
-            found = self.memory.graphs(usable_bytes, light=True)
         if found < 1:
             needed_bytes = self.memory.fixed_bytes(light) + (1 + self.memory.runs) * self.memory.light_graph_bytes
             raise torch.OutOfMemoryError(

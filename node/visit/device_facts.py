@@ -13,6 +13,7 @@ from protocol.run.run import RunConfig
 
 ANSWER_S = 120.0
 """Loading torch on a slow disk takes half a minute."""
+PROBE = "node.compute.probe_process"
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -23,6 +24,8 @@ class Question(msgspec.Struct, frozen=True):
     threads: int
     device: str
     measure: bool
+    cap_bytes: float | None = None
+    """The most of the device's memory that the owner lends."""
 
 
 class DeviceFacts(msgspec.Struct, frozen=True):
@@ -41,7 +44,7 @@ class DeviceFacts(msgspec.Struct, frozen=True):
 
 def ask_device(question: Question) -> DeviceFacts:
     """Asks a process that ends before this returns. Raises `BadInputError` when the device cannot be used."""
-    command = [sys.executable, "-P", "-m", "node.compute.probe_process"]
+    command = [sys.executable, "-P", "-m", PROBE]
     asked = msgspec.msgpack.encode(question)
     try:
         done = subprocess.run(command, input=asked, stdout=subprocess.PIPE, timeout=ANSWER_S, check=True)  # noqa: S603
@@ -50,6 +53,11 @@ def ask_device(question: Question) -> DeviceFacts:
         raise BadInputError(
             f"the device could not be measured within {ANSWER_S:.0f} s: this computer is very busy, or the device's "
             "driver hangs; try again later (`--yes --no-benchmark` joins without)"
+        ) from error
+    except subprocess.CalledProcessError as error:
+        raise BadInputError(
+            f"the device could not be measured: the process that tried ended with status {error.returncode}; "
+            "--no-benchmark joins without"
         ) from error
     except (subprocess.SubprocessError, msgspec.MsgspecError) as error:
         raise BadInputError(f"the device could not be measured: {error}; --no-benchmark joins without") from error

@@ -71,9 +71,11 @@ def enquire(
     line: LineLimits,
     ways: WayOptions | None = None,
     choice: DeviceChoice | None = None,
+    cap_bytes: float | None = None,
     tell: Callable[[str], None] = click.echo,
 ) -> Offer:
-    """Visits the run and measures the device that `choice` names and the line (seconds).
+    """Visits the run and measures the device that `choice` names, up to the owner's cap of its memory, and the line
+    (seconds).
 
     Without a `choice` no device is looked at: a driver is loaded for that, which takes of the device's memory. `tell`
     says what is waited for. Raises `BadInputError` when nobody answers, or there is no such device.
@@ -89,7 +91,8 @@ def enquire(
             f"The run {found.welcome.config.name} is finished: there is nothing left to do.", 0.0, finished=True
         )
     config, vocabulary = found.welcome.config, found.welcome.vocabulary or GUESSED_VOCABULARY
-    device = None if choice is None else ask_device(Question(config, vocabulary, threads, str(choice), measure))
+    asking = None if choice is None else Question(config, vocabulary, threads, str(choice), measure, cap_bytes)
+    device = None if asking is None else ask_device(asking)
     tokens_per_s = 0.0 if device is None else device.tokens_per_s
     text = describe(config, vocabulary, threads, tokens_per_s, found.servers, line, device)
     return Offer(

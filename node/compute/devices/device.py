@@ -15,16 +15,12 @@ import psutil
 import torch
 from torch import Tensor
 
+from node.compute.devices import works
 from node.compute.devices.choice import DeviceChoice
 from protocol.base.errors import BadInputError, ProtocolError
 
 RESERVE_SHARE = 0.1
 """Of free memory that is left alone: allocators need room between blocks, and the owner's screen lives there too."""
-NO_MEMORY = ("out of memory", "status_alloc_failed", "allocation_failed", "out_of_device_memory", "out_of_host_memory")
-"""What an error says, in small letters, for want of memory: torch's own words, and the codes of libraries that take
-memory beside torch (cuBLAS, cuDNN, Level Zero)."""
-BROKEN = ("CUDA error", "HIP error")
-"""How torch begins to say what the driver has found."""
 
 
 class Device:
@@ -106,9 +102,7 @@ class Device:
         """Gives cached blocks back to the system, after something large has gone."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-            isinstance(error, RuntimeError) and any(words in str(error).lower() for words in NO_MEMORY)
-        )
+        return works.is_out_of_memory(error)
 
     def is_lost(self, error: BaseException) -> bool:
         """Whether nothing can be computed there any more by this process, after a job that has failed with `error`.
@@ -119,7 +113,7 @@ class Device:
         """
         if not self.is_accelerator or isinstance(error, (ValueError, ProtocolError)):
             return False
-        if not self.is_out_of_memory(error) and any(words in str(error) for words in BROKEN):
+        if works.is_of_the_driver(error):
             return True
         try:
             self.synchronize()
@@ -275,7 +269,8 @@ def _repeats_itself() -> None:
 
 
 def find_device(choice: DeviceChoice) -> torch.device:
-    """What torch calls the device that the owner chose, without opening it: that would take memory there.
+    """What torch calls the device that the owner chose. `auto` is the first accelerator that works, which is tried (it
+    takes some memory there); another one is not opened.
 
     Raises `BadInputError` with what there is instead.
     """
@@ -283,7 +278,7 @@ def find_device(choice: DeviceChoice) -> torch.device:
         return torch.device("cpu")
     found = torch.accelerator.current_accelerator(check_available=True)
     if choice.kind == "auto":
-        return _numbered(found.type, 0) if found is not None else torch.device("cpu")
+        return next((where for where in _accelerators() if not works.why_not(where)), torch.device("cpu"))
     if found is None or found.type != choice.kind:
         there = "no accelerator that this torch can use" if found is None else f"only {found.type}"
         raise BadInputError(f"--device {choice}: there is {there} here ({_torch_build()}); use auto or cpu")
@@ -305,10 +300,31 @@ def _numbered(kind: str, index: int) -> torch.device:
     return torch.device(kind) if kind == "mps" else torch.device(kind, index)
 
 
+def _accelerators() -> list[torch.device]:
+    """All that torch can see, in their order."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is None:
+        return []
+    count = 1 if found.type == "mps" else torch.accelerator.device_count()
+    return [_numbered(found.type, index) for index in range(count)]
+
+
+def passed_over() -> str:
+    """The accelerators that `auto` has tried in vain before it took what it takes, and why; nothing where there are
+    none."""
+    told = []
+    for where in _accelerators():
+        if not (why := works.why_not(where)):
+            break
+        told.append(f"{where} is here and does not work: {why}")
+    return "; ".join(told)
+
+
 def why_no_accelerator() -> str:
-    """For an owner whose GPU is not used: what torch was built for, and what is there. Nothing where one is used."""
+    """For an owner whose GPU is not used: what torch was built for, and what is there, or what it says when it is
+    tried. Nothing where the first one is used."""
     if torch.accelerator.current_accelerator(check_available=True) is not None:
-        return ""
+        return passed_over()
     return f"no accelerator is used: {_torch_build()}" + (
         "; an NVIDIA card is here: install a torch with CUDA (pytorch.org says how)" if _has_nvidia() else ""
     )

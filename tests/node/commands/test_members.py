@@ -301,6 +301,21 @@ def test_what_a_join_waits_for_is_told_in_another_terminal_too(monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("folders")
+def test_the_device_is_measured_within_the_owners_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the card has beyond `gpu-memory` says nothing about the work that it will do."""
+    starts(monkeypatch)
+    caps = []
+
+    def enquire(*arguments: Any) -> Offer:
+        caps.append(arguments[-2])
+        return Offer("The run: tiny", 100.0, run="tiny", terms_hashes=("c1",))
+
+    monkeypatch.setattr("node.visit.enquiry.enquire", enquire)
+    CliRunner().invoke(join, [link("volunteer"), "--yes", "--limit", "gpu-memory=6GB"], catch_exceptions=False)
+    assert caps == [6e9]
+
+
+@pytest.mark.usefixtures("folders")
 def test_one_that_the_system_started_waits_for_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """At logon there may be none yet: with a kept yes and nobody to tell, it asks again until the run answers, and says
     each reason once. In a terminal, and with --yes, who started it is told at once."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
+from node.compute.devices import works
 from node.compute.devices.choice import DeviceChoice
 from node.compute.devices.device import Device, SmallDevice, find_device, open_device, why_no_accelerator
 from protocol.base.errors import BadInputError, RemoteProtocolError
@@ -43,6 +46,49 @@ def test_a_device_that_is_not_there_is_named_with_what_is(text: str) -> None:
     """Rather than computing on something else in silence."""
     with pytest.raises(BadInputError, match=f"--device {text}.*there is no accelerator.*torch .* is built for"):
         find_device(DeviceChoice.parse(text))
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """Two cards are here; what each says when it is tried stands in this table, and nothing where it works."""
+    says: dict[str, str] = {}
+
+    def compute(where: torch.device) -> None:
+        if where.type != "cpu" and (words := says.get(str(where))):
+            raise RuntimeError(words)
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setattr(works, "compute_a_little", compute)
+    works.why_not.cache_clear()
+    yield says
+    works.why_not.cache_clear()
+
+
+NO_KERNELS = "CUDA error: no kernel image is available for execution on the device\nCUDA kernel errors might be late."
+
+
+def test_auto_is_the_first_card_that_works(cards: dict[str, str]) -> None:
+    """One that this torch has no kernels for was taken, and no job could be done on it."""
+    assert find_device(DeviceChoice()) == torch.device("cuda:0") and not why_no_accelerator()
+    works.why_not.cache_clear()
+    cards["cuda:0"] = NO_KERNELS
+    assert find_device(DeviceChoice()) == torch.device("cuda:1")
+    assert find_device(DeviceChoice("cuda")) == torch.device("cuda:0"), "who names a card gets that one"
+    assert why_no_accelerator() == f"cuda:0 is here and does not work: {NO_KERNELS.splitlines()[0]}"
+
+
+def test_auto_is_the_processor_where_no_card_works_and_says_why(cards: dict[str, str]) -> None:
+    """Each by its own words."""
+    cards.update({"cuda:0": NO_KERNELS, "cuda:1": "CUDA error: initialization error"})
+    assert open_device(DeviceChoice()).name == "cpu"
+    assert why_no_accelerator().count("does not work") == 2 and "initialization error" in why_no_accelerator()
+
+
+def test_a_card_that_others_have_filled_works(cards: dict[str, str]) -> None:
+    """A game ends: the card is taken, and its work waits for room."""
+    cards["cuda:0"] = "CUDA error: out of memory"
+    assert find_device(DeviceChoice()) == torch.device("cuda:0") and not why_no_accelerator()
 
 
 def test_a_small_device_is_full_where_it_says() -> None:
