@@ -114,6 +114,7 @@ class DevicePerformer(Performer):
         if not self._is_warm:
             warmed_up(self._device, job.config)
             self._is_warm = True
+        self._device.keep_within()
         self._place = job
         self._worker = StageWorker(
             job.config, job.vocabulary, *chunks[0], self._threads, self._device, further=chunks[1:],

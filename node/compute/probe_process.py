@@ -25,6 +25,7 @@ def answer(question: Question) -> DeviceFacts:
         device = open_device(choice, None if question.cap_bytes is None else int(question.cap_bytes))
         if why := why_not(device.torch_device):
             raise BadInputError(f"--device {choice}: {device.label} does not work: {why}; use auto or cpu")
+        device.keep_within()
         speed = _speed(question, device) if question.measure else 0.0
     except BadInputError as error:
         return DeviceFacts("", False, "", 0.0, problem=str(error))

@@ -98,6 +98,10 @@ class Device:
         self._claimed -= byte_count
         assert self._claimed >= 0, "more released than claimed"
 
+    def keep_within(self) -> None:
+        """From now on this process takes no more there than the owner's cap, and than it can have now; what it would
+        take beyond fails for want of memory. Said at each set-up: what is planned is counted then."""
+
     def tidy(self) -> None:
         """Gives cached blocks back to the system, after something large has gone."""
 
@@ -188,6 +192,17 @@ class Accelerator(Device):
     def forget_peak(self) -> None:
         if self.torch_device.type != "mps":
             self._module.reset_peak_memory_stats(self.torch_device)
+
+    def keep_within(self) -> None:
+        # Of CUDA's devices: a driver on Windows does not refuse what is beyond the card's memory, it takes the
+        # system's, at a tenth of the speed and at the cost of everything else on the owner's screen.
+        if self.torch_device.type != "cuda":
+            return
+        free, _total = self._module.mem_get_info(self.torch_device)
+        most = int(free) + self._cached_bytes()
+        if self.cap_bytes is not None:
+            most = min(most, self.cap_bytes)
+        self._module.set_per_process_memory_fraction(min(1.0, most / self.total_bytes()), self.torch_device)
 
     def tidy(self) -> None:
         self._module.empty_cache()

@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from node.compute.device_performer import DevicePerformer
+from node.compute.devices import device as device_module
 from node.compute.devices import works
 from node.compute.devices.choice import DeviceChoice
-from node.compute.devices.device import Device, SmallDevice, find_device, open_device, why_no_accelerator
+from node.compute.devices.device import (
+    Accelerator,
+    Device,
+    SmallDevice,
+    find_device,
+    open_device,
+    why_no_accelerator,
+)
+from node.machine.jobs import SetUpDevice
 from protocol.base.errors import BadInputError, RemoteProtocolError
+from protocol.base.ids import NodeId
+from protocol.base.machine import Computed
+from protocol.run.course import Chunk, Course
+from protocol.run.plan import Plan, ServerPlan, StagePlan
+from tests.node.compute.small import VOCABULARY, small_run
 
 HAS_ACCELERATOR = torch.accelerator.is_available()
+CONFIG = small_run()
+STAGE = StagePlan(servers=(ServerPlan(node=NodeId("front"), role="both", addresses=()),))
+COURSE = Course((Chunk(0, CONFIG.block_count, 0),), ((0,),))
+SET_UP = SetUpDevice(CONFIG, VOCABULARY, Plan(1, 1, -1, (STAGE,), course=COURSE), 0)
 
 
 @pytest.mark.parametrize(
@@ -167,6 +187,56 @@ def test_an_owners_cap_bounds_what_is_free() -> None:
     assert small.free_bytes() == 1 << 9
     with pytest.raises(torch.OutOfMemoryError, match="512 of 1,024 bytes are taken"):
         small.claim(1 << 10)
+
+
+class FakeCuda:
+    """Of torch's module of a kind of device what is asked about memory; a card of 1,000 bytes, 600 of them others'."""
+
+    def __init__(self) -> None:
+        self.fractions: list[float] = []
+
+    def mem_get_info(self, where: torch.device) -> tuple[int, int]:
+        return 300, 1000
+
+    def memory_reserved(self, where: torch.device) -> int:
+        return 100
+
+    def get_device_properties(self, where: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(total_memory=1000)
+
+    def set_per_process_memory_fraction(self, fraction: float, where: torch.device) -> None:
+        self.fractions.append(fraction)
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    made = FakeCuda()
+    monkeypatch.setattr(torch, "get_device_module", lambda where: made)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
+    monkeypatch.setattr(device_module, "_repeats_itself", lambda: None)
+    return made
+
+
+@pytest.mark.parametrize(("cap_bytes", "fraction"), [(None, 0.4), (250, 0.25), (900, 0.4), (0, 0.0)])
+def test_an_accelerator_takes_no_more_than_was_planned_with(
+    fake_cuda: FakeCuda, cap_bytes: int | None, fraction: float
+) -> None:
+    """Of the owner's cap and of what it can have at its set-up. (Both were counted with, and nothing held them: torch's
+    cache grew beyond the cap, and on Windows the driver went on in the system's memory.)"""
+    device = Accelerator(torch.device("cuda", 0), cap_bytes)
+    assert fake_cuda.fractions == [], "what it can have is known when it is set up"
+    device.keep_within()
+    assert fake_cuda.fractions == [fraction]
+
+
+def test_each_set_up_bounds_the_device_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What others have taken or left meanwhile counts."""
+    said = []
+    monkeypatch.setattr(SmallDevice, "keep_within", lambda self: said.append(self.free_bytes()))
+    performer = DevicePerformer(1, DeviceChoice.parse("small:64"))
+    for _ in range(2):
+        assert isinstance(performer.perform(SET_UP, {}).fact, Computed)
+    assert said == [64 << 20] * 2, "the stage before has gone by then"
 
 
 def test_tensors_come_to_a_device() -> None:
