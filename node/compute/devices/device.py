@@ -276,9 +276,17 @@ def _repeats_itself() -> None:
     reference on the same kind of device, must get its very gradient. Without it the backward of fused attention adds up
     in the order in which its blocks end. For the whole process, before it uses the device.
 
-    (cuBLAS: "Results reproducibility"; torch: "Reproducibility".)
+    Whatever changes bits is set outright, also to what it is by default: a variable of somebody's environment, or a
+    library's wish, must not make one member round otherwise than all others. So products of fp32 never go by TF32
+    (10 bits of 23), and a product in bf16 that is cut in parts has these added up in fp32. That costs a little time,
+    and its bits are others than those of torch by itself: equal cards agree because every member says it.
+
+    (cuBLAS: "Results reproducibility"; torch: "Reproducibility", "TensorFloat-32", "Reduced precision reduction".)
     """
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 

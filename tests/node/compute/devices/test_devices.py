@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -227,6 +228,31 @@ def test_an_accelerator_takes_no_more_than_was_planned_with(
     assert fake_cuda.fractions == [], "what it can have is known when it is set up"
     device.keep_within()
     assert fake_cuda.fractions == [fraction]
+
+
+@pytest.fixture
+def _numerics() -> Iterator[None]:
+    """Torch's settings as they were."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = (matmul.allow_tf32, cudnn.allow_tf32, matmul.allow_bf16_reduced_precision_reduction)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    yield
+    matmul.allow_tf32, cudnn.allow_tf32, matmul.allow_bf16_reduced_precision_reduction = before
+    torch.use_deterministic_algorithms(deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("_numerics")
+def test_no_wish_of_somebody_elses_changes_how_a_card_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the environment or a library has said before does not count: all members round alike."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    matmul.allow_tf32 = cudnn.allow_tf32 = matmul.allow_bf16_reduced_precision_reduction = True
+    device_module._repeats_itself()
+    assert not matmul.allow_tf32 and not cudnn.allow_tf32 and not matmul.allow_bf16_reduced_precision_reduction
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8" and torch.are_deterministic_algorithms_enabled()
 
 
 def test_each_set_up_bounds_the_device_anew(monkeypatch: pytest.MonkeyPatch) -> None:
