@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from node.compute.attention import attend
 from protocol.run.run import ModelSection
 
 
@@ -39,20 +40,12 @@ def norm(x: Tensor, gain_D: Tensor, eps: float) -> Tensor:
     return functional.rms_norm(x, gain_D.shape, gain_D, eps)
 
 
-def has_grouped_kernel(x: Tensor) -> bool:
-    """Whether fused attention there takes fewer key than query heads: the processor's does, flash on a GPU does, which
-    wants half precision; what GPUs have for fp32 does not."""
-    return x.device.type == "cpu" or (x.device.type == "cuda" and x.dtype in (torch.bfloat16, torch.float16))
-
-
 def attention_half(
     x_BTD: Tensor, gain_D: Tensor, qkv_ND: Tensor, out_DD: Tensor, rotary: tuple[Tensor, Tensor], model: ModelSection
 ) -> Tensor:
     """Residual plus causal grouped-query attention; `qkv_ND` holds the rows of query, key and value, N = D + 2KE."""
     query, key, value = _query_key_value(x_BTD, gain_D, qkv_ND, rotary, model)
-    key, value, is_grouped = _as_kernels_take(x_BTD, key, value, model)
-    mixed_BHTE = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=is_grouped)
-    return _with_residual(x_BTD, mixed_BHTE, out_DD)
+    return _with_residual(x_BTD, attend(query, key, value), out_DD)
 
 
 def attention_segment(
@@ -76,11 +69,7 @@ def attention_segment(
         from torch.nn.attention.bias import causal_lower_right  # it brings torch's compiler along: three seconds
 
         mask = causal_lower_right(query.shape[2], key.shape[2])
-    keys, values, is_grouped = _as_kernels_take(x_BTD, key, value, model)
-    mixed_BHTE = functional.scaled_dot_product_attention(
-        query, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=is_grouped
-    )
-    return _with_residual(x_BTD, mixed_BHTE, out_DD), key, value
+    return _with_residual(x_BTD, attend(query, key, value, mask), out_DD), key, value
 
 
 def _query_key_value(
@@ -94,16 +83,6 @@ def _query_key_value(
         part.transpose(1, 2) for part in torch.split(heads_BTNE, [model.heads, model.kv_heads, model.kv_heads], dim=2)
     )
     return rotate(query, rotary), rotate(key, rotary), value
-
-
-def _as_kernels_take(x_BTD: Tensor, key: Tensor, value: Tensor, model: ModelSection) -> tuple[Tensor, Tensor, bool]:
-    """Keys and values for fused attention, and whether they have fewer heads than queries."""
-    groups = model.heads // model.kv_heads
-    if groups > 1 and not has_grouped_kernel(x_BTD):
-        # Without a fused kernel for groups torch falls back to one that holds all T x T scores; copies of key and value
-        # are smaller than those from T = 2 E on.
-        return key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1), False
-    return key, value, groups > 1
 
 
 def _with_residual(x_BTD: Tensor, mixed_BHTE: Tensor, out_DD: Tensor) -> Tensor:

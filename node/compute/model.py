@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from node.compute.attention import Kind, attention_kind
 from node.compute.blocks import attention_half, feed_forward_half, norm, rotary_table
 from node.compute.layout import StageLayout
 from node.compute.pulled import gradients_of
@@ -94,6 +95,10 @@ class StageModel:
         self._embedding: int | None = None
         self._head: tuple[int, int] | None = None
         self._place_leaves()
+
+    def attention_on(self, device: torch.device) -> Kind:
+        """The form of attention that is computed there."""
+        return attention_kind(device, self.dtype, self._model.hidden // self._model.heads)
 
     def forward(self, params: Tensor, x: Tensor) -> tuple[Tensor, StageContext]:
         """Hidden states [samples, context, hidden] after the stage's blocks, and the graph for `backward`.

@@ -18,7 +18,7 @@ from node.compute.devices.choice import DeviceChoice
 from node.compute.devices.device import Device, open_device
 from node.compute.forms import grid
 from node.compute.layout import StageLayout
-from node.compute.memory import stage_memory
+from node.compute.memory import StageMemory, stage_memory
 from node.compute.model import StageModel
 from node.compute.worker import GRAPHS_WANTED
 from protocol.run.model_spec import ModelSpec, blocks_of
@@ -78,7 +78,7 @@ def probe(
         batch=replace(plain.batch, samples=1),
     )
     microbatch_tokens = config.batch.samples * config.model.context
-    with _claimed(device, stage_memory(layout).parameter_bytes):
+    with _claimed(device, _memory(layout, device).parameter_bytes):
         params = layout.initial(0).to(device=device.torch_device, dtype=StageModel(layout).dtype)
         few_s = _best_s(StageLayout(few, vocabulary, *blocks), params, device, 0.0, light=False not in ways)
         best_s = few_s * microbatch_tokens / few.model.context
@@ -93,10 +93,14 @@ def probe(
     )
 
 
+def _memory(layout: StageLayout, device: Device) -> StageMemory:
+    return stage_memory(layout, device.fuses_norms, StageModel(layout).attention_on(device.torch_device))
+
+
 def _ways(layout: StageLayout, device: Device) -> tuple[bool, ...]:
     """Whether graphs of a stage hold inputs only there, as `StageWorker` will decide by what is free; then what may
     have room where that has none. Empty: not one graph fits."""
-    memory, usable_bytes = stage_memory(layout, device.fuses_norms), device.usable_bytes()
+    memory, usable_bytes = _memory(layout, device), device.usable_bytes()
     if not device.is_accelerator:
         usable_bytes = max(0, usable_bytes - memory.host_bytes)
     fit, light = memory.best_graphs(usable_bytes, GRAPHS_WANTED)
@@ -131,7 +135,7 @@ def _claimed(device: Device, byte_count: int) -> Iterator[None]:
 def _best_s(layout: StageLayout, params: torch.Tensor, device: Device, budget_s: float, light: bool = False) -> float:
     """The least that a microbatch of the layout's configuration takes, of two at least, with a graph that is `light` or
     whole. `params`: on the device."""
-    memory = stage_memory(layout, device.fuses_norms)
+    memory = _memory(layout, device)
     with _claimed(device, memory.working_bytes(light) + 4 * layout.parameter_count):
         return _measured_s(layout, params, device, budget_s, light)
 

@@ -88,7 +88,8 @@ class StageWorker:
         """The rounding that they are for, and they."""
         self._claims: dict[Hashable, int] = {}
         """What each kept graph takes of the device."""
-        self.memory = stage_memory(self.layout, self._device.fuses_norms)
+        attention = self._models[0].attention_on(self._device.torch_device)
+        self.memory = stage_memory(self.layout, self._device.fuses_norms, attention)
         self.graphs_max = self._find_room(max(GRAPHS_WANTED, graphs_wanted))
         """How many graphs fit beside everything else, as counted before the first."""
         self._task_gradient = torch.zeros(
