@@ -344,7 +344,7 @@ def test_one_that_the_system_started_measures_nothing(monkeypatch: pytest.Monkey
     started, measured = starts(monkeypatch), []
 
     def enquire(*arguments: Any) -> Offer:
-        _, _, _, measure, _, _, choice, _ = arguments
+        _, _, _, measure, _, _, choice, *_ = arguments
         measured.append(measure)
         assert measure is (choice is not None), "a driver that is loaded takes memory of the device, too"
         return Offer("The run: tiny", 100.0 if measure else 0.0, run="tiny", terms_hashes=(terms, "older"))
