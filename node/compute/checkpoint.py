@@ -507,16 +507,24 @@ def step_of(name: str) -> int:
 
 
 def _delete_older(folder: Place, newest: Manifest) -> None:
-    """Keeps complete ones as `protocol.run.keeping` says; what never got its manifest goes with the older ones."""
+    """Keeps complete ones as `protocol.run.keeping` says; what never got its manifest goes with the older ones.
+
+    A manifest that is there and could not be read says nothing of its checkpoint: a disk or a store may be away for a
+    minute, and another build may know more fields. It stays, and is not counted; the next write looks again.
+    """
     this = step_folder(folder, newest.step)
     older = [home for home in _homes(folder) if home.name < this.name]
-    complete = [newest.step]
+    complete, unread = [newest.step], set[str]()
     for home in older:
-        with contextlib.suppress(CheckpointError):
+        try:
             complete.append(read_manifest(home).step)
+        except NoManifestError:
+            pass
+        except CheckpointError:
+            unread.add(home.name)
     kept = kept_steps(complete, newest.config)
     for home in older:
-        if step_of(home.name) in kept:
+        if step_of(home.name) in kept or home.name in unread:
             continue
         # Without its manifest what is left of a half-deleted checkpoint is none.
         on(home).remove([MANIFEST])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -146,6 +147,36 @@ def test_older_ones_go_only_beyond_keep(tmp_path: Path) -> None:
     write(tmp_path, 300)
     assert checkpoint.scan_checkpoints(tmp_path)[0] == (300, 200)
     assert sorted(home.name for home in tmp_path.iterdir()) == [f"step-{n:08d}" for n in (200, 300, 500)]
+
+
+def test_what_could_not_be_read_once_is_not_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One error while the manifest of 200 is read: it stays whole, and costs no other its place. The next look counts
+    it, and retention goes on."""
+    for step in (100, 200):
+        write(tmp_path, step)
+    read = places.Folder.read
+
+    def away(self: places.Folder, name: str, bytes_max: int) -> bytes:
+        if self.path.name == "step-00000200":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(self, name, bytes_max)
+
+    monkeypatch.setattr(places.Folder, "read", away)
+    write(tmp_path, 300)
+    monkeypatch.setattr(places.Folder, "read", read)
+    assert checkpoint.scan_checkpoints(tmp_path)[0] == (300, 200, 100)
+    write(tmp_path, 400)
+    assert checkpoint.scan_checkpoints(tmp_path)[0] == (400, 300)
+
+
+def test_a_manifest_with_a_field_of_another_build_is_not_deleted(tmp_path: Path) -> None:
+    """Nor one that this build cannot make sense of: whose it is, an operator may find out."""
+    home = write(tmp_path, 100)
+    path = home / "manifest.json"
+    path.write_text(path.read_text().replace('"step": 100', '"step": 100, "later": 1'))
+    for step in (200, 300, 400):
+        write(tmp_path, step)
+    assert path.exists() and checkpoint.scan_checkpoints(tmp_path)[0] == (400, 300)
 
 
 def damage_bit(home: Path) -> None:
