@@ -422,7 +422,7 @@ def scan_checkpoints(folder: Place, check: Check = verify_checkpoint) -> tuple[t
         try:
             manifest = read_manifest(home)
             check(home, manifest)
-        except CheckpointError as error:
+        except (CheckpointError, OSError) as error:
             bad.append(str(error))
         else:
             complete.append(manifest.step)

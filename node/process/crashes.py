@@ -7,7 +7,7 @@ if not even that helps the process stays down, with a sentence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -69,15 +69,15 @@ class Crashes:
             self._journal.set_meta("crash", b"")
 
     @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Notes how the body ends, if it crashes."""
+    def counted(self, is_ordinary: Callable[[BaseException], bool] = lambda error: False) -> Iterator[None]:
+        """Notes how the body ends, if it crashes; what `is_ordinary` knows is no crash."""
         try:
             yield
         except BaseException as error:
             first = error
             while isinstance(first, BaseExceptionGroup):
                 first = first.exceptions[0]
-            if not isinstance(first, _ORDINARY):
+            if not isinstance(first, _ORDINARY) and not is_ordinary(first):
                 self.note(f"{type(first).__name__}: {first}")
             raise
 

@@ -195,7 +195,7 @@ async def _run(options: NodeOptions) -> str:
             try:
                 if options.link.role == "server":
                     state.crashes.check(options.state)
-                    with state.crashes.counted():
+                    with state.crashes.counted(state.is_of_checkpoints):
                         ended = await live(lambda: make().run(), limits, metrics)
                     state.crashes.ended(ended)
                     return ended

@@ -27,6 +27,7 @@ from protocol.drive.addresses import reachable_addresses
 from protocol.drive.keyfile import load_or_create_identity
 from protocol.drive.tcp import open_all_listeners
 from protocol.messages import PlanChanged, Welcome
+from protocol.run.places import is_url
 from protocol.run.run import RunConfig
 from protocol.trust.identity import Identity
 from protocol.trust.membership import MEMBERSHIP_S, JoinLink, Membership, Trust, check_not_over, open_credential
@@ -134,6 +135,18 @@ class NodeState:
             return self._found(run_folder(soon(place_of(self.folder, self.config)), self.config))
         except StoreError as error:  # which may be back before anybody asks
             return (), (str(error),)
+        except OSError as error:  # a mount that is stale, away or closed to this user: as a store that is away
+            return (), (f"the folder of checkpoints cannot be looked at: {error}",)
+
+    def is_of_checkpoints(self, error: BaseException) -> bool:
+        """Whether the system said it of where the run keeps its checkpoints: such a place comes back by itself, and
+        says nothing of what this server has of its shard."""
+        if isinstance(error, StoreError):
+            return True
+        if not isinstance(error, OSError) or not isinstance(error.filename, str) or self.config is None:
+            return False
+        folder = self.config.checkpoint.folder
+        return not is_url(folder) and Path(error.filename).is_relative_to(self.folder / folder)
 
     def _found(self, folder: Place) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Nobody reads all of a store at each start: there those count whose parts are there, and each server reads its
