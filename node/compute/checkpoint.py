@@ -9,7 +9,9 @@ last: it exists exactly if its manifest verifies. Files appear whole or not at a
 The bytes of a part follow from its state alone, and its name from its bytes: a shard that writes the same state again
 finds the file there and leaves it alone, and one whose state differs writes beside it. So nothing that a manifest
 names is ever written again, and a manifest is replaced only when what it names does not verify any more. It is put
-only where none is: of two servers that write it at once one succeeds, and the other goes by what it finds.
+only where none is: of two servers that write it at once one succeeds, and the other goes by what it finds. Where each
+server keeps its own parts and has no manifest, there is one part of a shard at most: what it wrote last, of a way that
+was not undone.
 
 A shard's state is `params`, `m`, `v` of the version and, where the run's delay needs it, `previous`: the weights of the
 version before, on which the next step runs. With `gradients = "gi"` also `averages` (and `previous_averages`), from
@@ -51,6 +53,8 @@ _NOT_SHARED = "checkpoint.folder must be a folder that every server shares"
 CHECKPOINTS_MAX = 16
 """Checkpoints that a node tells the coordinator of, newest first."""
 _MANIFEST_BYTES_MAX = 16 * 2**20
+_LOOSE = (".safetensors", ".seal", ".tmp")
+"""How names of parts end, of what belongs to them, and of what killed writers left."""
 
 
 P = TypeVar("P", Path, StorePlace, Path | StorePlace)
@@ -117,9 +121,13 @@ def write_part(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, An
 
 
 def write_checkpoint_part(
-    home: Path, stage: int, shard: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any]
+    home: Path, stage: int, shard: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any], alone: bool = False
 ) -> PartEntry:
     """Writes a part of the checkpoint in `home` under a name of its own; one that is there already is not touched.
+
+    Args:
+        alone: in a folder of this server's own, where mostly no manifest says which part counts: what this shard wrote
+            of the step before, when the run had come to it otherwise, goes. No clock has to tell them apart.
 
     Raises:
         OSError: the folder is full, or cannot be written to; nothing of this part is left there.
@@ -129,6 +137,9 @@ def write_checkpoint_part(
     try:
         byte_count, digest = file_digest(temporary)
         path = home / part_name(stage, shard, digest)
+        if alone:  # before the new one is there: killed in between, this server has no part of the step
+            others = [other for other in _parts_of(home, stage, shard) if other != path]
+            on(home).remove([other.name + end for other in others for end in (".seal", "")])
         if not path.exists() or file_digest(path) != (byte_count, digest):
             publish(temporary, path)
         if fresh:
@@ -240,7 +251,8 @@ def part_name(stage: int, shard: int, digest: bytes) -> str:
 
 
 def find_part(home: Path, stage: int, shard: int) -> Path:
-    """The file of a shard in a checkpoint: what the manifest names; without one here, the newest that this shard wrote.
+    """The file of a shard in a checkpoint: what the manifest names; without one here, what this shard wrote (the
+    newest, where an older build has left several).
 
     Raises:
         CheckpointError: there is none.
@@ -249,11 +261,15 @@ def find_part(home: Path, stage: int, shard: int) -> Path:
         for part in read_manifest(home).parts:
             if (part.stage, part.shard) == (stage, shard):
                 return home / part.file
-    written = home.glob(f"stage-{stage}-shard-{shard}-????????????????.safetensors")
-    newest = max(written, key=lambda path: path.stat().st_mtime_ns, default=None)
+    newest = max(_parts_of(home, stage, shard), key=lambda path: path.stat().st_mtime_ns, default=None)
     if newest is None:
         raise CheckpointError(f"{home}: no part of stage {stage} shard {shard}")
     return newest
+
+
+def _parts_of(home: Path, stage: int, shard: int) -> list[Path]:
+    """All that a shard has ever written there."""
+    return list(home.glob(f"stage-{stage}-shard-{shard}-????????????????.safetensors"))
 
 
 def own_parts(folder: Place, steps: Iterable[int], place: SetUpServer | None) -> tuple[int, ...]:
@@ -279,7 +295,8 @@ def write_manifest(
     back, the shards write the state that they began from once more, and no restart may depend on that going well.
     Every part, and the manifest itself, is read back first: nothing old goes before the new one is known good. Where
     the servers share no folder (`shared` false) only the parts that lie here can be read back; the checkpoint is
-    complete once somebody has brought the others. `sign` is called with the place and the manifest as it will be, just
+    complete once somebody has brought the others. There a manifest of other parts is replaced: who wrote these has
+    no others any more (`write_checkpoint_part`). `sign` is called with the place and the manifest as it will be, just
     before it is there. Returns what the manifest is called.
 
     Raises:
@@ -323,7 +340,8 @@ def _content(files: Files) -> bytes | None:
 
 
 def _standing(home: Place, manifest: Manifest, shared: bool) -> Manifest | None:
-    """The manifest in `home`, if it is of this run and this cut, and verifies."""
+    """The manifest in `home`, if it is of this run and this cut, and verifies; of parts that lie elsewhere, too, if it
+    names the same."""
     try:
         found = read_manifest(home)
         present = {} if shared else on(home).sizes()
@@ -332,6 +350,7 @@ def _standing(home: Place, manifest: Manifest, shared: bool) -> Manifest | None:
         return None
     names = ("step", "version", "data_hash", "vocabulary", "partition")
     same = all(getattr(found, name) == getattr(manifest, name) for name in names)
+    same = same and (shared or found.parts == manifest.parts)
     return found if same and _is_of(found, manifest.config) else None
 
 
@@ -357,10 +376,7 @@ def _delete_unnamed(home: Place, manifest: Manifest) -> None:
     """Parts that no manifest names, and what killed writers left: the checkpoint is complete without them."""
     named = {MANIFEST, seal_name(manifest), f"{MANIFEST}.seal", *(part.file for part in manifest.parts)}
     named |= {f"{part.file}.seal" for part in manifest.parts}
-    loose = [
-        name for name in on(home).sizes() if name not in named and name.endswith((".safetensors", ".seal", ".tmp"))
-    ]
-    on(home).remove(loose)
+    on(home).remove([name for name in on(home).sizes() if name not in named and name.endswith(_LOOSE)])
 
 
 def read_manifest(home: Place) -> Manifest:
@@ -531,10 +547,16 @@ def _delete_older(folder: Place, newest: Manifest) -> None:
         on(home).remove_all()
 
 
-def undo_after(folder: Place, step: int) -> None:
+def undo_after(folder: Place, step: int, shared: bool = True) -> None:
     """The run has gone back to `step` (-1: to its beginning), and what it does now comes out otherwise: later
-    checkpoints are none any more. Every server says so before it begins, so none of the new ones can be there yet."""
+    checkpoints are none any more. Every server says so before it begins, so none of the new ones can be there yet.
+
+    In a folder that the servers do not share, later parts go as well: without a manifest each counts as long as it is
+    there.
+    """
     for home in _homes(folder):
         if home.name > step_folder(folder, max(step, 0)).name or step < 0:
             with contextlib.suppress(FileNotFoundError):  # another server of the run has done it
                 on(home).rename(MANIFEST, UNDONE)
+            if not shared:
+                on(home).remove([name for name in on(home).sizes() if name.endswith(_LOOSE)])

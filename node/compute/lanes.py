@@ -147,7 +147,7 @@ class ServerPerformer(Performer):
     def _start_shard(self, job: jobs.StartShard, buffers: Buffers) -> bytes:
         _place, shard = self._here
         if job.undone:
-            checkpoint.undo_after(self._checkpoints, job.checkpoint_step)
+            checkpoint.undo_after(self._checkpoints, job.checkpoint_step, self._shared)
         if job.continues >= 0:
             return self._take_version(job, buffers)
         if job.checkpoint_step >= 0:
@@ -273,7 +273,9 @@ class ServerPerformer(Performer):
         place, shard = self._here
         home = checkpoint.step_folder(self._outgoing, job.step)
         state = shard.snapshot(job.version)
-        part = checkpoint.write_checkpoint_part(home, place.stage, place.shard, state, self._about(job.version))
+        part = checkpoint.write_checkpoint_part(
+            home, place.stage, place.shard, state, self._about(job.version), alone=not self._shared
+        )
         if self._sealer is not None:
             seals.seal_part(home, part, place.config.config_hash().hex(), job.step, self._sealer)
         if place.config.checkpoint.is_url:

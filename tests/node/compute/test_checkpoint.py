@@ -328,6 +328,55 @@ def test_what_was_undone_is_no_checkpoint_and_its_step_makes_another(tmp_path: P
     assert checkpoint.scan_checkpoints(tmp_path)[0] == ()
 
 
+def own_part(folder: Path, value: float) -> Path:
+    """What a server that keeps its own parts writes of step 100."""
+    home = checkpoint.step_folder(folder, 100)
+    state = {"params": torch.full((3,), value)}
+    written = checkpoint.write_checkpoint_part(home, 1, 0, state, about(100), alone=True)
+    return home / written.file
+
+
+def test_a_server_that_keeps_its_own_parts_begins_from_what_it_wrote_last(tmp_path: Path) -> None:
+    """The run comes to a step one way, another, and the first again, whose bytes are the same; or the clock is set
+    back between two ways. Other shards, which somebody may have brought, keep theirs."""
+    other = checkpoint.write_checkpoint_part(checkpoint.step_folder(tmp_path, 100), 1, 1, {"m": torch.ones(1)}, {})
+    first = own_part(tmp_path, 1.0)
+    (first.parent / (first.name + ".seal")).write_bytes(b"who wrote it")
+    ahead = first.stat().st_mtime + 3600
+    os.utime(first, (ahead, ahead))
+    second = own_part(tmp_path, 2.0)
+    assert checkpoint.find_part(first.parent, 1, 0) == second != first
+    assert sorted(path.name for path in first.parent.iterdir()) == [second.name, other.file]
+    os.utime(second, (ahead, ahead))
+    assert own_part(tmp_path, 1.0) == checkpoint.find_part(first.parent, 1, 0) == first
+
+
+def test_parts_of_ones_own_that_were_undone_are_none(tmp_path: Path) -> None:
+    """A folder that is not shared, and a way back: what the run will come to otherwise is not there meanwhile, and what
+    lies before it stays."""
+    home = own_part(tmp_path, 1.0).parent
+    before = checkpoint.step_folder(tmp_path, 50)
+    part = checkpoint.write_checkpoint_part(before, 1, 0, {"params": torch.zeros(3)}, about(50), alone=True)
+    checkpoint.undo_after(tmp_path, 50, shared=False)
+    checkpoint.undo_after(tmp_path, 50, shared=False)
+    with pytest.raises(CheckpointError, match="no part of stage 1 shard 0"):
+        checkpoint.find_part(home, 1, 0)
+    assert checkpoint.find_part(before, 1, 0) == before / part.file
+    own_part(tmp_path, 2.0)
+
+
+def test_where_parts_lie_elsewhere_a_manifest_of_other_parts_is_made_anew(tmp_path: Path) -> None:
+    """Nobody can see what has become of the parts of others; what all have just written counts."""
+    for value in (1.0, 2.0, 2.0):
+        mine = own_part(tmp_path, value)
+        byte_count, digest = places.file_digest(mine)
+        elsewhere = PartEntry(0, 0, f"stage-0-shard-0-{value}.safetensors", 7, bytes(32))
+        parts = (elsewhere, PartEntry(1, 0, mine.name, byte_count, digest))
+        checkpoint.write_manifest(tmp_path, manifest(100, parts), shared=False)
+        assert checkpoint.read_manifest(mine.parent).parts == parts
+        assert checkpoint.find_part(mine.parent, 1, 0) == mine
+
+
 def test_a_look_writes_where_checkpoints_lie_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -371,6 +371,36 @@ def test_a_server_that_keeps_its_own_parts_finds_those_that_are_there(tmp_path: 
     assert bench.do(decider, look) == bench.do(other, look) == ()
 
 
+def test_a_server_that_keeps_its_own_parts_begins_from_no_other_history(tmp_path: Path) -> None:
+    """Step 1 comes out one way, and otherwise after going back; a run that goes back twice has none of it meanwhile."""
+    bench = Bench(small_run(0, "mine"), tmp_path)
+    bench.start()
+    server, look = bench.servers[1][1], jobs.FindCheckpoints(bench.config, (1,))
+    digests = []
+    for skipped in (False, True, False):
+        bench.fetch(0)
+        digest = bench.step(0)[1][1][1] if not skipped else skip(bench, server)
+        bench.do(server, jobs.WriteCheckpoint(1, 1))
+        assert bench.do(server, look) == (1,)
+        assert bench.do(server, jobs.StartShard(1)) == digest
+        digests.append(digest)
+        for stage in bench.servers:
+            for each in stage:
+                bench.do(each, jobs.StartShard(-1, undone=True))
+        assert bench.do(server, look) == ()
+    assert digests[0] == digests[2] != digests[1]
+
+
+def skip(bench: Bench, server: ServerPerformer) -> bytes:
+    """Version 1 of one shard by a step that is skipped."""
+    size = bench.do(server, jobs.ServeParameters(0, bench.fresh()))[0].shape[0]
+    bad = bench.store.add(torch.full((size,), math.inf).numpy().tobytes(), (size,), "fp32")
+    bench.do(server, jobs.Fold(0, bad))
+    bench.do(server, jobs.Reduce(0, 1))
+    digest: bytes = bench.do(server, jobs.Apply(0, 0.0, True))
+    return digest
+
+
 def test_servers_with_another_cut_go_on_from_a_checkpoint(tmp_path: Path) -> None:
     """Two stages of two servers wrote it; one stage of three serves the same weights, of both versions that the next
     step needs, on the same grid. A checkpoint of another coordinator's servers is refused here, too."""
@@ -440,11 +470,7 @@ def test_a_skipped_step_can_be_kept_on_disk(tmp_path: Path) -> None:
     bench = Bench(config, tmp_path)
     bench.start()
     server = bench.servers[1][1]
-    size = bench.do(server, jobs.ServeParameters(0, bench.fresh()))[0].shape[0]
-    bad = bench.store.add(torch.full((size,), math.inf).numpy().tobytes(), (size,), "fp32")
-    bench.do(server, jobs.Fold(0, bad))
-    bench.do(server, jobs.Reduce(0, 1))
-    digest = bench.do(server, jobs.Apply(0, 0.0, True))
+    digest = skip(bench, server)
     file = bench.do(server, jobs.WriteSnapshot(1))
     assert bench.do(server, jobs.WriteCheckpoint(1, 1))[1] > 0
     resumed = Bench(config, tmp_path)
