@@ -101,8 +101,8 @@ class NodeMachine:
         self._links = Links(self._out, ping_s=2.0, silent_s=6.0, asks=facts.asks)
         self._bans = Revocation(self._out, trust, serves=facts.role == "server")
         self._membership = b""
-        self._roles = Roles(node, facts, coordinator, self._out, self._links, self._bans)
         self._readable = ReadableCheckpoints(self._out, facts.checkpoints)
+        self._roles = Roles(node, facts, coordinator, self._out, self._links, self._bans, self._readable)
         self._survey = SurveyDesk(node, self._out)
         self._resumption = Resumption(facts.kept, facts.records)
         self._joined: Join | None = None

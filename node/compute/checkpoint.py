@@ -24,7 +24,7 @@ import contextlib
 import hashlib
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -55,6 +55,9 @@ CHECKPOINTS_MAX = 16
 _MANIFEST_BYTES_MAX = 16 * 2**20
 _LOOSE = (".safetensors", ".seal", ".tmp")
 """How names of parts end, of what belongs to them, and of what killed writers left."""
+_OPEN_MIN = 2
+"""Newest parts that are kept until it is known what became of their checkpoints: a fellow may still be writing its own
+of the one before."""
 
 
 P = TypeVar("P", Path, StorePlace, Path | StorePlace)
@@ -507,14 +510,22 @@ def check_run(manifest: Manifest, config: RunConfig) -> None:
         raise BadInputError(f"checkpoint {manifest.step} is of another configuration of run {manifest.run!r}")
 
 
-def delete_older_parts(folder: Path, step: int, config: RunConfig) -> None:
-    """For a folder that is not shared: of the checkpoints up to `step`, keeps this server's parts of those that stay
-    (`protocol.run.keeping`)."""
-    homes = [home for home in _homes(folder) if home.name <= step_folder(folder, step).name]
-    kept = kept_steps([step_of(home.name) for home in homes], config)
-    for home in homes:
-        if step_of(home.name) not in kept:
-            shutil.rmtree(home, ignore_errors=True)
+def delete_older_parts(folder: Path, step: int, config: RunConfig, complete: Collection[int] = ()) -> None:
+    """For a folder that is not shared: of the checkpoints up to `step`, keeps this server's parts of those that stay.
+
+    Of those that it was told are `complete` these are what `protocol.run.keeping` says: a part alone is no checkpoint,
+    and while a fellow cannot write its own, newer parts must not push out the last that all have. Of what came behind
+    those only the newest may still become one. What is older was perhaps told to an earlier process: it is kept by the
+    same rule. So what lies here is at most twice what the rule keeps, and `checkpoint.keep` (or two) parts more.
+    """
+    steps = [each for each in steps_in(folder) if each <= step]
+    told = [each for each in steps if each in complete]
+    newest = max(told, default=step)
+    kept = kept_steps(told, config) | kept_steps([each for each in steps if each <= newest], config)
+    kept |= frozenset([each for each in steps if each > newest][-max(config.checkpoint.keep, _OPEN_MIN) :])
+    for each in steps:
+        if each not in kept:
+            shutil.rmtree(step_folder(folder, each), ignore_errors=True)
 
 
 def step_of(name: str) -> int:

@@ -281,7 +281,7 @@ class ServerPerformer(Performer):
         if place.config.checkpoint.is_url:
             forget_outgoing(self._outgoing)
         elif not self._shared:
-            checkpoint.delete_older_parts(self._outgoing, job.step, place.config)
+            checkpoint.delete_older_parts(self._outgoing, job.step, place.config, job.complete)
         return part.file, part.byte_count, part.digest
 
     def _write_manifest(self, job: jobs.WriteManifest, _: Buffers) -> str:

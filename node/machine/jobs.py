@@ -399,6 +399,9 @@ class WriteCheckpoint:
 
     step: int
     version: int
+    complete: tuple[int, ...] = ()
+    """Where every server keeps its own parts: steps of checkpoints that this one was told are complete. By these it is
+    decided which older parts go."""
 
 
 @dataclass(frozen=True, slots=True)

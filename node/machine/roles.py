@@ -13,6 +13,7 @@ from node.machine.drain import DRAIN_S
 from node.machine.facts import NodeFacts
 from node.machine.jobs import DEVICE_JOBS, FILE_JOBS, STORE_JOBS, SUM_JOBS, PrepareData, WriteEvidence
 from node.machine.outbox import Outbox
+from node.machine.readable import ReadableCheckpoints
 from node.machine.records import AuditStanding, StateLost
 from node.machine.revocation import Revocation
 from node.machine.wanted import Links
@@ -43,11 +44,18 @@ class Roles:
 
     Args:
         coordinator: the one live peer that is none of the roles'.
-        out, links, bans: the host's; roles only read the links and the bans.
+        out, links, bans, readable: the host's; roles only read the links, the bans and the checkpoints.
     """
 
     def __init__(
-        self, node: NodeId, facts: NodeFacts, coordinator: NodeId, out: Outbox, links: Links, bans: Revocation
+        self,
+        node: NodeId,
+        facts: NodeFacts,
+        coordinator: NodeId,
+        out: Outbox,
+        links: Links,
+        bans: Revocation,
+        readable: ReadableCheckpoints,
     ) -> None:
         self.node = node
         self._facts = facts
@@ -57,6 +65,7 @@ class Roles:
         self._out = out
         self._links = links
         self._bans = bans
+        self._readable = readable
         self.credentials: dict[NodeId, str] = {}
         """The roles that the live peers' credentials say."""
         self.config: RunConfig | None = None
@@ -205,6 +214,7 @@ class Roles:
         self.server = ServerMachine(
             self.node, self.config, self.vocabulary, self.plan, self._out, records, self._coordinator,
             self._facts.secret, self._facts.incarnation, self.copies, self._facts.memory_bytes,
+            self._readable,
         )  # fmt: skip
         self.server.ban(self._bans.banned)
         self.server.take_over(unreported, standing)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from node.machine.outbox import Outbox
+from node.machine.readable import ReadableCheckpoints
 from node.machine.slow_line import transfer_s, upload_s
 from node.server.tickets import TicketOffice
 from protocol.base.ids import NodeId, TaskId
@@ -56,6 +57,8 @@ class StageContext:
     """Servers of the stage that are linked here and have a device, as they say at once."""
     memory_bytes: int = 0
     """Free on this computer when the process began; 0: not known."""
+    readable: ReadableCheckpoints | None = None
+    """Checkpoints that this server was told of, also under earlier ledgers."""
     alerts: dict[str, str] = field(default_factory=dict)
     """What is wrong on this server while training goes on, as a sentence, by what it is about."""
     written: RunConfig = field(init=False)

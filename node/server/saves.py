@@ -67,7 +67,20 @@ class Saves:
         if version == plan.restore_step >= 0 and plan.continues < 0:
             return  # the checkpoint that these ledgers began from, perhaps in another cut, which fellows still read
         if version in (config.steps, plan.save) or (every and version % every == 0):
-            self._out.compute(WriteCheckpoint(version, version))
+            self._write(version)
+
+    def _write(self, version: int) -> None:
+        self._out.compute(WriteCheckpoint(version, version, self._complete()))
+
+    def _complete(self) -> tuple[int, ...]:
+        """What `WriteCheckpoint` wants to know: what all could begin from stays until there is another such one."""
+        context, plan = self._context, self._context.plan
+        if context.config.checkpoint.shared:
+            return ()  # the manifests say it
+        told = set() if context.readable is None else set(context.readable.steps)
+        if plan.restore_step >= 0 and plan.continues < 0:
+            told.add(plan.restore_step)
+        return tuple(sorted(told))
 
     # ---- results -------------------------------------------------------------------------------------------------
 
@@ -170,5 +183,7 @@ class Saves:
         self._try_again_at = None
         failed, self._failed = self._failed, {}
         for job in failed.values():
-            if isinstance(job, WriteManifest) or job.version == version:
+            if isinstance(job, WriteManifest):
                 self._out.compute(job)
+            elif job.version == version:
+                self._write(version)

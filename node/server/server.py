@@ -34,6 +34,7 @@ from node.machine.jobs import (
     WriteSnapshot,
 )
 from node.machine.outbox import Outbox
+from node.machine.readable import ReadableCheckpoints
 from node.machine.records import (
     AuditStanding,
     CheckpointWritten,
@@ -74,6 +75,7 @@ class ServerMachine:
         incarnation: drawn for this start of the process.
         copies: what this server holds of other servers' shards, also of earlier ledgers.
         memory_bytes: free on this computer when the process began; 0: not known.
+        readable: checkpoints that this server was told of, also under earlier ledgers.
     """
 
     def __init__(
@@ -89,13 +91,14 @@ class ServerMachine:
         incarnation: int = 0,
         copies: Copies | None = None,
         memory_bytes: int = 0,
+        readable: ReadableCheckpoints | None = None,
     ) -> None:
         stage, shard = plan.stage_of(node), plan.shard_of(node)
         assert stage is not None and shard is not None, "a server machine without a place in the plan"
         tickets = TicketOffice(plan.ledger_generation, (incarnation % 2**30) << 32)
         self.context = StageContext(
             node=node, config=config, plan=plan, stage=stage, shard=shard, out=out, tickets=tickets,
-            memory_bytes=memory_bytes,
+            memory_bytes=memory_bytes, readable=readable,
         )  # fmt: skip
         self._secret = secret
         self._out = out

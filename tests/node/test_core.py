@@ -462,6 +462,21 @@ def test_a_full_checkpoint_folder_is_an_alert_and_training_goes_on() -> None:
     assert desk.sent(NodeReport)[0].alert == ""
 
 
+def test_a_server_that_is_told_of_checkpoints_says_so_when_it_writes_its_part() -> None:
+    """Where every server keeps its own parts: by that the lane knows which ones it may delete."""
+    desk = Desk("b1")
+    desk.feed(LinkUp(COORDINATOR, "coordinator"))
+    config = make_config(every_steps=1)
+    desk.hear(Welcome(membership=b"m", config=config, config_hash=config.config_hash(), vocabulary=259))
+    desk.plan(make_plan(), stage=1)
+    (set_up,) = desk.jobs(SetUpServer)
+    desk.feed(LinkUp(NodeId("f0"), "server"))
+    desk.hear(CheckpointDone(ledger_generation=1, step=12), NodeId("f0"))
+    desk.feed(Computed(set_up, 3))
+    desk.feed(Computed(StartShard(-1), b"digest"))
+    assert [job.complete for job in desk.jobs(WriteCheckpoint)] == [(12,)]
+
+
 @pytest.mark.parametrize("job", [WriteCheckpoint(0, 0), WriteSnapshot(0), WriteManifest(0, (), 0)], ids=str)
 def test_a_full_disk_ends_nobody_who_has_given_its_state_up_meanwhile(job: Any) -> None:
     """Seed 105218: the lane still wrote what its shard had ordered before it lost its state."""

@@ -266,6 +266,38 @@ def test_parts_of_ones_own_are_kept_too(tmp_path: Path) -> None:
     assert sorted(home.name for home in tmp_path.iterdir()) == ["step-00000200", "step-00000300"]
 
 
+def steps_kept(folder: Path, written: range, complete: tuple[int, ...], config: RunConfig = CONFIG) -> list[int]:
+    """Which parts of its own a server has after it has written these, having been told of `complete`."""
+    for step in written:
+        checkpoint.write_part(checkpoint.step_folder(folder, step) / "part.safetensors", {"m": torch.zeros(1)}, {})
+        checkpoint.delete_older_parts(folder, step, config, complete)
+    return checkpoint.steps_in(folder)
+
+
+def test_parts_of_ones_own_push_out_no_checkpoint_that_is_complete(tmp_path: Path) -> None:
+    """A fellow's disk is full for many intervals: no newer checkpoint is complete, and the last ones that are stay.
+    What is written meanwhile fills no disk, and goes when there is a newer one that all have."""
+    assert steps_kept(tmp_path, range(1, 4), ()) == [2, 3]
+    assert steps_kept(tmp_path, range(4, 10), (1, 2, 3)) == [2, 3, 8, 9]
+    assert steps_kept(tmp_path, range(10, 40), (2, 3)) == [2, 3, 38, 39]
+    assert steps_kept(tmp_path, range(40, 41), (2, 3, 39)) == [3, 38, 39, 40]
+    assert steps_kept(tmp_path, range(41, 42), (2, 3, 39, 40)) == [39, 40, 41]
+
+
+def test_the_one_before_may_still_become_complete(tmp_path: Path) -> None:
+    """A fellow is slow: its part of the step before is not written yet, when this server has its own of the next."""
+    assert steps_kept(tmp_path, range(1, 5), (1,), ONE) == [1, 3, 4]
+
+
+def test_what_an_earlier_process_was_told_of_stays_by_the_same_rule(tmp_path: Path) -> None:
+    """With audits old ones are kept ever farther apart; a server that has started anew was told of the newest only."""
+    audited = msgspec.structs.replace(CONFIG, audit=AuditSection(rate=0.1))
+    every = tuple(range(1, 40))
+    kept = [steps_kept(tmp_path / name, range(1, 40), told, audited) for name, told in (("a", every), ("b", ()))]
+    assert kept[0] == kept[1] and len(kept[0]) > 4
+    assert set(kept[0]) - {1} <= set(steps_kept(tmp_path / "b", range(40, 41), (39,), audited))
+
+
 def test_another_run_or_version_is_refused_with_a_sentence(tmp_path: Path) -> None:
     """A restart may not change the configuration. (Another cut is read: `test_cut_anew.py`.)"""
     found = checkpoint.read_manifest(write(tmp_path, 100))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from node.machine.jobs import WriteCheckpoint, WriteManifest, WriteSnapshot
+from node.machine.readable import ReadableCheckpoints
 from node.server.saves import TRY_AGAIN_S, Saves
-from tests.node.setting import Effects, make_context
+from tests.node.setting import Effects, make_config, make_context, make_plan
 
 
 @pytest.mark.parametrize(
@@ -42,3 +44,26 @@ def test_an_alert_ends_with_the_next_success() -> None:
     saves.failed(WriteCheckpoint(4, 4), "No space left on device", 10.0)
     saves.part_written(WriteCheckpoint(8, 8), "file", 1, b"d")
     assert not context.alerts
+
+
+def test_a_part_of_ones_own_says_which_checkpoints_are_complete() -> None:
+    """By that older parts go: what this server was told of, also meanwhile and under earlier ledgers, and what its
+    ledgers began from. Where all share a folder the manifests say it."""
+    for folder, complete in (("checkpoints", ((4, 8), (4, 8, 12))), ("/shared", ((), ()))):
+        config, plan = make_config(every_steps=1, folder=folder, steps=40), make_plan(restore_step=8)
+        context = make_context("f0", config, plan)
+        context.readable = ReadableCheckpoints(context.out, (4,))
+        saves = Saves(context)
+        saves.checkpoint_if_due(16)
+        context.readable.add((12,))
+        saves.failed(WriteCheckpoint(16, 16, complete[0]), "No space left on device", 10.0)
+        saves.wake(10.0 + TRY_AGAIN_S, 16)
+        assert Effects(context.out).jobs(WriteCheckpoint) == [WriteCheckpoint(16, 16, each) for each in complete]
+
+
+def test_ledgers_that_began_in_memory_began_from_no_checkpoint() -> None:
+    """They go on from a version that no disk may have."""
+    plan = msgspec.structs.replace(make_plan(restore_step=8), continues=0)
+    context = make_context("f0", make_config(every_steps=1, steps=40), plan)
+    Saves(context).checkpoint_if_due(16)
+    assert Effects(context.out).jobs(WriteCheckpoint) == [WriteCheckpoint(16, 16)]
