@@ -9,6 +9,7 @@ these bytes is the server's word, since links are not signed message by message.
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,18 @@ from protocol.trust.seals import SEAL_BYTES_MAX, Sealed, Sealer, open_seal
 
 FOLDER = "evidence"
 FILES_MAX = 64
-"""In one server's state folder, of at most a gigabyte each: whoever lies again and again is banned after the first."""
+"""In one state folder: whoever lies again and again is banned after the first."""
+FOLDER_BYTES_MAX = 8 * 2**30
+"""Of all files there, each of which has a gigabyte at most: liars with many names must not fill a server's disk."""
+LEFT_FREE_BYTES = 5 * 10**9
+LEFT_FREE_SHARE = 0.1
+"""Of the disk; the larger of both is left to the journal, without which a server can promise nothing and ends."""
+_WORDS_BYTES = 1 << 20
+"""What a file has beside its tensors, with some to spare."""
+
+
+class NoRoomError(Exception):
+    """The file is not written; a sentence for the operator says why."""
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,10 +74,18 @@ def write(
     buffers: Mapping[int, Buffer],
     sealer: Sealer | None,
 ) -> str:
-    """Writes the file and its seal; returns its name, or nothing where there are too many already."""
+    """Writes the file and its seal; returns its name.
+
+    Where there is no room the newest is refused, and the oldest stays: each file that the log has named lies there
+    until the operator takes it away, and nobody pushes out the evidence against itself by lying under other names.
+
+    Raises:
+        NoRoomError: there are too many already, or too little of the disk would be left.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    if len(list(folder.glob("*.safetensors"))) >= FILES_MAX:
-        return ""
+    for torn in folder.glob("*.tmp"):  # of a killed writer: this process alone writes here, one file at a time
+        torn.unlink(missing_ok=True)
+    _check_room(folder, sum(ref.byte_count for ref in job.tensors) + _WORDS_BYTES)
     made = job.order.contribution
     path = folder / f"{made.node[:12]}-{made.incarnation}-{made.number}.safetensors"
     about = About(
@@ -85,6 +105,23 @@ def write(
     if sealer is not None:
         path.with_name(path.name + ".seal").write_bytes(sealer.seal(_statement(path)))
     return path.name
+
+
+def _check_room(folder: Path, byte_count: int) -> None:
+    """Raises `NoRoomError`."""
+    sizes = [path.stat().st_size for path in folder.glob("*.safetensors")]
+    after = sum(sizes) + byte_count
+    disk = shutil.disk_usage(folder)
+    left_bytes = max(LEFT_FREE_BYTES, LEFT_FREE_SHARE * disk.total)
+    why = ""
+    if len(sizes) >= FILES_MAX:
+        why = f"there are {len(sizes)} files"
+    elif after > FOLDER_BYTES_MAX:
+        why = f"with it there would be {after / 1e9:.1f} GB, and {FOLDER_BYTES_MAX / 1e9:.1f} are kept"
+    elif disk.free - byte_count < left_bytes:
+        why = f"the disk has {disk.free / 1e9:.1f} GB free, of which {left_bytes / 1e9:.1f} are left for the journal"
+    if why:
+        raise NoRoomError(f"{folder}: {why}; move what lies there elsewhere, or make room")
 
 
 def read(path: Path) -> Evidence:

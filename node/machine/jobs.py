@@ -417,7 +417,8 @@ class WriteManifest:
 
 @dataclass(frozen=True, slots=True)
 class WriteEvidence:
-    """Write all that an audit compared to the disk, signed. Result: the file's name; empty: there are too many."""
+    """Write all that an audit compared to the disk, signed. Result: the file's name. It fails where there
+    are too many, or the disk has too little room."""
 
     order: Audit
     differences: tuple[Difference, ...]

@@ -19,7 +19,7 @@ from node.machine.revocation import Revocation
 from node.machine.wanted import Links
 from node.server.buddy import Copies
 from node.server.recovery import held, newest_start, still_closed
-from node.server.server import ServerMachine, say_evidence
+from node.server.server import ServerMachine, say_evidence, say_no_evidence
 from node.volunteer.only_audits import AuditingMachine
 from node.volunteer.volunteer import VolunteerMachine
 from protocol.base.ids import NodeId, TensorRef
@@ -318,7 +318,7 @@ class Roles:
             self.volunteer.failed(job, reason, now)
             return True
         if self.server is None and isinstance(job, WriteEvidence):
-            self._out.log("warning", "evidence cannot be written", reason=reason)
+            say_no_evidence(self._out, job, reason)
             return True
         if self.server is None and isinstance(job, (*STORE_JOBS, *SUM_JOBS, *FILE_JOBS)):
             return True  # its place is another server's now, or it has given its state up

@@ -352,6 +352,7 @@ class ServerMachine:
                 if self.shard.saves.manifest_written(job):
                     self.decider.manifest_written(job, result)
             case WriteEvidence():
+                self.context.alerts.pop("evidence", None)
                 say_evidence(self._out, job, result)
             case _:
                 pass
@@ -381,7 +382,8 @@ class ServerMachine:
                 self._roles.buddy.useless(reason)
             return True
         if isinstance(job, WriteEvidence):
-            self._out.log("warning", "evidence cannot be written", reason=reason)
+            self.context.alerts["evidence"] = f"evidence of a lie was not kept: {reason}"
+            say_no_evidence(self._out, job, reason)
             return True
         if not isinstance(job, FILE_JOBS):
             return False
@@ -497,8 +499,12 @@ class ServerMachine:
 
 def say_evidence(out: Outbox, job: WriteEvidence, name: str) -> None:
     """Tells the operator where what an audit found lies."""
-    found = name or "none: there are too many"
-    out.log("warning", "evidence", file=found, contribution=str(job.order.contribution))
+    out.log("warning", "evidence", file=name, contribution=str(job.order.contribution))
+
+
+def say_no_evidence(out: Outbox, job: WriteEvidence, reason: str) -> None:
+    """The same where it could not be kept; who lied is banned all the same."""
+    out.log("warning", "evidence cannot be written", contribution=str(job.order.contribution), reason=reason)
 
 
 def _gb(count: int) -> float:

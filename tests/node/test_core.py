@@ -18,6 +18,7 @@ from node.machine.jobs import (
     SetUpServer,
     StartShard,
     WriteCheckpoint,
+    WriteEvidence,
     WriteManifest,
     WriteSnapshot,
 )
@@ -44,6 +45,7 @@ from protocol.base.machine import (
     Send,
 )
 from protocol.messages import (
+    Audit,
     Bye,
     CheckpointDone,
     DataReady,
@@ -459,6 +461,26 @@ def test_a_full_checkpoint_folder_is_an_alert_and_training_goes_on() -> None:
     assert desk.jobs(WriteCheckpoint) == [job]
     desk.feed(Computed(job, ("file", 8, b"d")), now=18.0)
     desk.effects = list(desk.machine.wake(20.0))
+    assert desk.sent(NodeReport)[0].alert == ""
+
+
+def test_evidence_that_cannot_be_kept_is_an_alert_until_some_can() -> None:
+    """The run goes on, and who lied is banned all the same; the operator hears why there is no file."""
+    desk = Desk("b1")
+    desk.join()
+    desk.plan(make_plan(), stage=1)
+    desk.feed(Computed(desk.jobs(SetUpServer)[0], 3))
+    order = Audit(
+        ledger_generation=1, contribution=contribution(1), step=0, version=0, tasks=(), losses=(),
+        auditor=NodeId("b1"), attempt=0,
+    )  # fmt: skip
+    job = WriteEvidence(order, (), (), ())
+    desk.feed(ComputeFailed(job, "evidence: there are 64 files"), now=1.0)
+    assert not desk.of(Exit) and [effect.event for effect in desk.of(Log)] == ["evidence cannot be written"]
+    desk.effects = list(desk.machine.wake(2.0))
+    assert desk.sent(NodeReport)[0].alert == "evidence of a lie was not kept: evidence: there are 64 files"
+    desk.feed(Computed(job, "file"), now=3.0)
+    desk.effects = list(desk.machine.wake(4.0))
     assert desk.sent(NodeReport)[0].alert == ""
 
 

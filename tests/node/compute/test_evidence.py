@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
 
 from node.commands.audit import audit
+from node.compute import evidence
 from node.compute.evidence import FOLDER
 from node.machine import jobs
 from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef
+from protocol.base.machine import Computed, ComputeFailed
 from protocol.messages import Audit
 from protocol.run.audits import AUDIT_SLICE, Difference
 from tests.node.compute.test_lanes import Bench, small_run
@@ -56,8 +59,13 @@ def written(folder: Path, claimed_of: int, gradients: str = "gi") -> tuple[Path,
     )
     found = Difference(claim="gradient", node=LIAR, task=TASKS[0], value=max(value, 0.5))
     job = jobs.WriteEvidence(order, (found,), tuple(named), tuple(named.values()))
-    name = bench.do(bench.servers[1][0], job)
-    return folder / "10" / FOLDER / name, value
+    before = set((folder / "10").rglob("*"))
+    fact = bench.servers[1][0].perform(job, {ref.key: bench.store.get(ref.key) for ref in job.tensors}).fact
+    if isinstance(fact, ComputeFailed):
+        assert set((folder / "10").rglob("*")) - before <= {folder / "10" / FOLDER}, "nothing is left of it"
+        raise evidence.NoRoomError(fact.reason)
+    assert isinstance(fact, Computed)
+    return folder / "10" / FOLDER / fact.result, value
 
 
 def verify(path: Path, *words: str) -> Result:
@@ -94,3 +102,41 @@ def test_a_changed_file_is_no_evidence(tmp_path: Path) -> None:
     path.write_bytes(b"nothing")
     done = verify(path)
     assert done.exit_code == 2 and "no evidence of an audit" in done.output
+
+
+def full(monkeypatch: pytest.MonkeyPatch, total: int, free: int) -> None:
+    """A disk of this size."""
+    usage = SimpleNamespace(total=total, used=total - free, free=free)
+    monkeypatch.setattr("node.compute.evidence.shutil.disk_usage", lambda folder: usage)
+
+
+@pytest.mark.parametrize(("total", "free", "left"), [(20, 5, "5.0"), (500, 49, "50.0")])
+def test_evidence_leaves_the_journal_its_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: int, free: int, left: str
+) -> None:
+    """The larger of 5 GB and a tenth of the disk: a server whose journal cannot be written ends."""
+    full(monkeypatch, total * 10**9, free * 10**9)
+    with pytest.raises(evidence.NoRoomError, match=rf"has {free}\.0 GB free, of which {left} are left for the journal"):
+        written(tmp_path, claimed_of=1)
+    full(monkeypatch, total * 10**9, (free + 2) * 10**9)
+    assert written(tmp_path, claimed_of=1)[0].exists()
+
+
+def test_liars_with_many_names_fill_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many files and so many bytes, of which the oldest stay: each that was named is there until it is taken away,
+    and what a killed writer left does not count."""
+    folder = tmp_path / "10" / FOLDER
+    folder.mkdir(parents=True)
+    (folder / "x.safetensors.0011223344556677.tmp").write_bytes(bytes(2000))
+    oldest = folder / "oldest.safetensors"
+    oldest.write_bytes(bytes(1000))
+    monkeypatch.setattr(evidence, "FOLDER_BYTES_MAX", 1 << 20)
+    with pytest.raises(evidence.NoRoomError, match=r"with it there would be .* GB, and 0\.0 are kept; move what lies"):
+        written(tmp_path, claimed_of=1)
+    monkeypatch.setattr(evidence, "FOLDER_BYTES_MAX", 1 << 30)
+    monkeypatch.setattr(evidence, "FILES_MAX", 1)
+    with pytest.raises(evidence.NoRoomError, match="there are 1 files"):
+        written(tmp_path, claimed_of=1)
+    assert [path.name for path in folder.iterdir()] == [oldest.name]
+    oldest.unlink()
+    assert written(tmp_path, claimed_of=1)[0].exists()
