@@ -26,6 +26,8 @@ def _fresh(byte_count: int) -> memoryview:
     """Memory that is neither zeroed at once (a long hold of the loop) nor grown and copied (1.4 s/GB)."""
     if byte_count < LARGE_BYTES:
         return np.empty(byte_count, np.uint8).data
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows, where such memory is the process's own anyway
+        return memoryview(mmap.mmap(-1, byte_count))
     return memoryview(mmap.mmap(-1, byte_count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 

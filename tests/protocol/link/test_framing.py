@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import random
 import tracemalloc
 from collections.abc import Iterable
@@ -415,3 +416,22 @@ def test_a_large_tensor_takes_memory_as_its_chunks_come() -> None:
     for _ in range(came // RECORD_BYTES_MAX):
         forger.say(Frame.CHUNK, chunk)
     assert process.memory_info().rss - resident < came + _MIB
+
+
+def test_a_large_tensor_arrives_where_memory_has_no_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows gives memory by its length alone; asking it for a private piece ended the process."""
+    taken: list[int] = []
+    memory = mmap.mmap
+
+    def by_length(file_number: int, length: int) -> mmap.mmap:
+        taken.append(length)
+        return memory(file_number, length)
+
+    monkeypatch.delattr(mmap, "MAP_PRIVATE")
+    monkeypatch.delattr(mmap, "MAP_ANONYMOUS")
+    monkeypatch.setattr(mmap, "mmap", by_length)
+    sender, receiver = framing_pair()
+    data = random.Random(5).randbytes(5 * _MIB)
+    sender.send(_activation(5 * _MIB), [data])
+    (arrived,) = [event for _, event in _run(sender, receiver) if isinstance(event, MessageArrived)]
+    assert [bytes(buffer) for buffer in arrived.buffers] == [data] and taken == [5 * _MIB]
