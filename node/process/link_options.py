@@ -5,6 +5,7 @@
 | `incoming_bytes` | the process | half of what is free at the start, less what the tensor store holds at the moment |
 | `window_bytes` | each link | two of the largest tensors: a contribution's part and an activation under way at once |
 | `tensor_bytes_max` | each tensor | a microbatch's hidden states, or a server's part of a stage's vector |
+| `send_queue_bytes` | each link | QUEUED_LARGEST of the largest tensors, waiting to leave |
 
 At 8 B in 16 stages of two servers a part has 0.25 G values: 1.0 GB at most in the packed forms, 0.16 GB as they are
 late in training. Before, a link could hold the whole model in fp64 twice: 128 GB.
@@ -13,7 +14,7 @@ late in training. Before, a link could hold the whole model in fp64 twice: 128 G
 from __future__ import annotations
 
 from protocol.base.forms import GRID_BLOCK, byte_bounds
-from protocol.base.limits import TENSOR_BYTES_MAX, WINDOW_BYTES
+from protocol.base.limits import SEND_QUEUE_BYTES, TENSOR_BYTES_MAX, WINDOW_BYTES
 from protocol.drive.transport import LinkOptions
 from protocol.run.model_spec import ModelSpec, blocks_of
 from protocol.run.plan import Plan
@@ -24,6 +25,11 @@ VOCABULARY_GUESS = 262_144
 MEMORY_SHARE = 0.5
 """Of what is free when the process starts. A stage's weights and moments, and the device's, need the rest; a run that
 does not fit was refused (`node.machine.welcome`)."""
+
+QUEUED_LARGEST = 4
+"""Of the largest tensors one peer may have waiting: two whole versions of a part (who joins while a step ends is sent
+both), an activation, and one for all that is smaller. They lie in the store once, whoever they wait for. A part of 1 G
+values (8 B in 8 stages of one server) takes 1.17 GiB in packed form, so that two were beyond any fixed gibibyte."""
 
 
 def incoming_bytes(available_bytes: int) -> int:
@@ -44,7 +50,11 @@ def link_options(config: RunConfig, vocabulary: int = 0, plan: Plan | None = Non
     forms: list[tuple[tuple[int, ...], str]] = [(hidden, wire.activations_up), (hidden, wire.activations_down)]
     forms += [((values,), wire.gradients), ((values,), wire.parameters)]
     largest = max(TENSOR_BYTES_MAX, *(byte_bounds(shape, form)[1] for shape, form in forms))
-    return LinkOptions(tensor_bytes_max=largest, window_bytes=max(WINDOW_BYTES, 2 * largest))
+    return LinkOptions(
+        tensor_bytes_max=largest,
+        window_bytes=max(WINDOW_BYTES, 2 * largest),
+        send_queue_bytes=max(SEND_QUEUE_BYTES, QUEUED_LARGEST * largest),
+    )
 
 
 def _largest_part(config: RunConfig, vocabulary: int, plan: Plan | None) -> int:

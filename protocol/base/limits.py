@@ -174,7 +174,8 @@ AHEAD_S = 0.015
 AHEAD_BYTES_MIN = 16 << 10
 """… but not below this: the kernel has to have something to send while we are asleep."""
 SEND_QUEUE_BYTES = 1 << 30
-"""Messages and tensors that wait for one peer; above it the peer is too slow and its link is closed."""
+"""Messages and tensors that wait for one peer; above it the peer is too slow and its link is closed. A run with large
+parts sets a larger bound (`LinkOptions.send_queue_bytes`)."""
 PROGRESS_BYTES = 16 << 10
 """A peer in the middle of a frame or a tensor must bring at least this much …"""
 PROGRESS_S = 10.0

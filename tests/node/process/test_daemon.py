@@ -26,13 +26,13 @@ from node.process.state import NodeState, only_run
 from node.process.store import StoreFullError, TensorStore
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
-from protocol.base.limits import TENSOR_BYTES_MAX
+from protocol.base.limits import SEND_QUEUE_BYTES, TENSOR_BYTES_MAX
 from protocol.base.machine import CheckpointsFound
 from protocol.drive.limits import Limits
 from protocol.messages import Welcome
 from protocol.run.course import line
 from protocol.run.plan import Plan, ServerPlan, StagePlan
-from protocol.run.run import CheckpointSection, ModelSection, RunConfig
+from protocol.run.run import CheckpointSection, ModelSection, RunConfig, WireSection
 from protocol.trust.identity import Identity
 from protocol.trust.membership import Invite, JoinLink, Trust, sign_statement
 
@@ -214,6 +214,24 @@ def test_links_take_the_largest_tensor_of_the_run() -> None:
     stages = link_options(config, 128_256, Plan(1, 1, -1, (servers,) * 16, line(66, 16)))
     assert 4 * parameters / 32 < stages.tensor_bytes_max < 2.5 * 4 * parameters / 32  # one stage has the embedding
     assert stages.window_bytes == 2 * stages.tensor_bytes_max
+
+
+@pytest.mark.parametrize("parameters", ["p12", "bf16", "fp32"])
+@pytest.mark.parametrize(("stage_count", "servers"), [(16, 2), (8, 2), (8, 1), (4, 2)])
+def test_two_whole_versions_and_an_activation_may_wait_for_one_peer(
+    parameters: Literal["p12", "bf16", "fp32"], stage_count: int, servers: int
+) -> None:
+    """Of 8 B in 8 stages of one server two versions are 2.33 GiB in packed form: a fixed gibibyte cut off everybody who
+    joined, as too slow, before a byte had left."""
+    model = ModelSection(layers=32, hidden=4096, heads=32, kv_heads=8, feed_forward=14336, context=4096)
+    config = RunConfig(model=model, wire=WireSection(parameters=parameters))
+    some = StagePlan(tuple(ServerPlan(NodeId(str(number)), "both", ()) for number in range(servers)))
+    plan = Plan(1, 1, -1, (some,) * stage_count, line(66, stage_count))
+    values = 8_030_000_000 // (stage_count * servers)
+    bits = {"p12": 10, "bf16": 16, "fp32": 32}[parameters]
+    activation = 4 * config.batch.samples * model.context * model.hidden
+    assert link_options(config, 128_256, plan).send_queue_bytes > 2 * values * bits // 8 + activation
+    assert link_options(RunConfig(), 4096).send_queue_bytes == SEND_QUEUE_BYTES
 
 
 def test_what_is_loaded_is_not_looked_at_again_by_the_garbage_collector() -> None:
