@@ -107,7 +107,7 @@ def _open_to_all(original: Any) -> Any:
 
 
 def _sizes_as_they_are_told(original: Any) -> Any:
-    return lambda tensors, most: sum(tensor.byte_count for tensor in tensors)
+    return lambda tensors, most, elements: sum(tensor.byte_count for tensor in tensors)
 
 
 def _nobody_else_may_read(original: Any) -> Any:

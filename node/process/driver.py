@@ -15,12 +15,9 @@ from functools import partial
 from typing import Any
 
 import msgspec
-import numpy as np
 import structlog
 import trio
 
-from node.compute.forms.heads import square_norm_most
-from node.compute.forms.packed import all_within, first, is_whole
 from node.compute.lane import Lane, Outcome, input_refs
 from node.links.connector import Connector
 from node.machine.jobs import (
@@ -44,9 +41,9 @@ from node.process.device_lane import DeviceLane
 from node.process.device_start import DeviceOptions
 from node.process.journal import JournalWriter, tensors_of
 from node.process.metrics import NodeMetrics
+from node.process.screening import Screening
 from node.process.store import Buffer, StoreError, StoreFullError, TensorStore
 from protocol.base.errors import RemoteProtocolError
-from protocol.base.forms import BLOCK_FORMS, GRID_SUM_MOST, NOT_FINITE, small_is_whole
 from protocol.base.ids import NodeId, TensorRef
 from protocol.base.limits import REPORT_COUNTERS
 from protocol.base.machine import (
@@ -73,14 +70,10 @@ from protocol.drive.process import write_log
 from protocol.drive.pump import Pump
 from protocol.drive.transport import PATHS, Link, Transport
 from protocol.messages import (
-    Contribute,
     FetchSpans,
-    InputGradient,
     LinkReport,
     Message,
     NodeReport,
-    Output,
-    Parameters,
     PlanChanged,
     Renewed,
     Welcome,
@@ -98,8 +91,6 @@ OPERATIONS = {
     "Apply": "optimizer",
 }
 """Jobs that are pipeline operations, by the name that the metrics give them."""
-_PIECE = 1 << 20
-"""Values that are looked at together: 8 MB in fp64."""
 VISIT_S = 60.0
 """How long a volunteer may hold a link without a word about work: it looks at the run, and measures (see `on_up`)."""
 
@@ -136,6 +127,7 @@ class Driver:
         )
         self._lanes: dict[str, Lane | DeviceLane] = {}
         self.activity = Activity()
+        self._screening = Screening()
         self.device: DeviceLane | None = None
         """A volunteer's; a server that computes does it in a thread."""
         self._totals: dict[str, float] = {}
@@ -368,23 +360,14 @@ class Driver:
         if self._visitors.get(link.peer) is link:
             del self._visitors[link.peer]
             self._tell_up(link)
-        if link.role == "volunteer" and not all_whole(message, buffers):
-            self._refuse(link, "decode", f"{type(message).__name__} holds a tensor that nobody can decode")
+        seen = await self._screening.look(link.role, message, buffers, self.step_tasks)
+        if self._links.get(link.peer) is not link:
+            return  # the link went down meanwhile
+        if seen.refusal is not None:
+            self._refuse(link, *seen.refusal)
             return
-        if link.role == "volunteer" and not fits_the_sum(message, buffers, self.step_tasks):
-            self._refuse(link, "size", "Contribute holds a value beyond what its tasks may add to a step's sum")
-            return
-        if isinstance(message, Parameters) and not all_finite(message, buffers):
-            self._refuse(link, "not_finite", f"{type(message).__name__} holds values that are not finite")
-            return
-        if link.role == "volunteer" and isinstance(message, Contribute):
-            # A run that diverges is no misdeed, nor are activations that overflow in it: what comes of them is in the
-            # gradients and losses. The ledger looks at their size, and has what is absurd done again.
-            message = msgspec.structs.replace(message, square_norm=square_norm(message.tensors, buffers))
-        size = 0.0
-        if link.role == "volunteer" and isinstance(message, Output | InputGradient):
-            count = sum(math.prod(ref.shape) for ref in message.tensors)
-            size = math.sqrt(square_norm(message.tensors, buffers) / max(1, count))
+        if seen.square_norm is not None:
+            message = msgspec.structs.replace(message, square_norm=seen.square_norm)
         if buffers:
             refs: tuple[TensorRef, ...] = message.tensors  # type: ignore[attr-defined]
             stored = tuple(
@@ -399,7 +382,7 @@ class Driver:
                     return  # it has ended meanwhile, and perhaps another one is here: what it said is said again
             if self.connector.on_message(message):
                 return
-        self.pump.put(Received(link.peer, message, size))
+        self.pump.put(Received(link.peer, message, seen.size))
 
     def _renew(self, link: Link, membership: bytes) -> None:
         """The peer shows a newer membership of its own, with the role that it had."""
@@ -513,69 +496,3 @@ class Driver:
 async def _fail(error: Exception) -> None:
     """Ends the process with an error from where no caller could catch it."""
     raise error
-
-
-def square_norm(tensors: Sequence[TensorRef], buffers: Sequence[Buffer]) -> float:
-    """The sum of squares over what a volunteer sent, or a little more; infinite if a value is not finite."""
-    total = 0.0
-    for ref, buffer in zip(tensors, buffers, strict=True):
-        if ref.form == "bf16":
-            values = (np.frombuffer(buffer, dtype=np.uint16).astype(np.uint32) << 16).view(np.float32)
-        elif ref.form in ("fp32", "fp64"):
-            values = np.frombuffer(buffer, dtype=np.float32 if ref.form == "fp32" else np.float64)
-        elif ref.form in BLOCK_FORMS:
-            total += square_norm_most(buffer, ref.form, ref.shape)
-            continue
-        elif ref.form == "gi" and first(buffer, math.prod(ref.shape)) == NOT_FINITE:
-            return math.inf
-        else:
-            return 0.0  # whole numbers: only who has the grid knows what they stand for (`node.machine.jobs.Measure`)
-        with np.errstate(over="ignore", invalid="ignore"):
-            for start in range(0, len(values), _PIECE):
-                piece = values[start : start + _PIECE].astype(np.float64)
-                total += float(np.dot(piece, piece))
-    return total if math.isfinite(total) else math.inf
-
-
-def fits_the_sum(message: Message, buffers: Sequence[Buffer], step_tasks: int) -> bool:
-    """Whether the integers of a contribution's part are what its backwards, of `step_tasks` in the step, can add up to:
-    then no sum of such parts wraps, whatever else is in it. A part that stands for NaN is no sum, and fits."""
-    if not isinstance(message, Contribute):
-        return True
-    tasks = sum(task.op == "B" for task in message.tasks)
-    for ref, buffer in zip(message.tensors, buffers, strict=True):
-        count = math.prod(ref.shape)
-        if ref.form != "gi" or first(buffer, count) == NOT_FINITE:
-            continue
-        if not all_within(buffer, count, min(tasks, step_tasks) * (GRID_SUM_MOST // step_tasks)):
-            return False
-    return True
-
-
-def all_finite(message: Message, buffers: Sequence[Buffer]) -> bool:
-    """Whether no tensor of floats is NaN or infinite."""
-    refs: tuple[TensorRef, ...] = getattr(message, "tensors", ())
-    for ref, buffer in zip(refs, buffers, strict=True):
-        if ref.form in ("fp32", "fp64"):
-            # A sum is finite unless a value is not (or values are absurd): one pass, no copy.
-            values = np.frombuffer(buffer, dtype=np.float32 if ref.form == "fp32" else np.float64)
-            with np.errstate(over="ignore", invalid="ignore"):
-                total = values.sum(dtype=np.float64)
-            if not np.isfinite(total):
-                return False
-        elif ref.form == "bf16":
-            bits = np.frombuffer(buffer, dtype=np.uint16)
-            if bool(((bits & 0x7F80) == 0x7F80).any()):
-                return False
-    return True
-
-
-def all_whole(message: Message, buffers: Sequence[Buffer]) -> bool:
-    """Whether every tensor in a small form can be decoded: a lane that cannot do its arithmetic stops its server."""
-    refs: tuple[TensorRef, ...] = getattr(message, "tensors", ())
-    for ref, buffer in zip(refs, buffers, strict=True):
-        if ref.form == "gi" and not is_whole(buffer, math.prod(ref.shape)):
-            return False
-        if ref.form in BLOCK_FORMS and not small_is_whole(buffer, ref.form, ref.shape):
-            return False
-    return True

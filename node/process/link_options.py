@@ -5,6 +5,7 @@
 | `incoming_bytes` | the process | half of what is free at the start, less what the tensor store holds at the moment |
 | `window_bytes` | each link | two of the largest tensors: a contribution's part and an activation under way at once |
 | `tensor_bytes_max` | each tensor | a microbatch's hidden states, or a server's part of a stage's vector |
+| `elements_max` | each tensor | its values, the same two: packed integers that are zero take next to no bytes |
 | `send_queue_bytes` | each link | QUEUED_LARGEST of the largest tensors, waiting to leave |
 
 At 8 B in 16 stages of two servers a part has 0.25 G values: 1.0 GB at most in the packed forms, 0.16 GB as they are
@@ -13,8 +14,10 @@ late in training. Before, a link could hold the whole model in fp64 twice: 128 G
 
 from __future__ import annotations
 
+import math
+
 from protocol.base.forms import GRID_BLOCK, byte_bounds
-from protocol.base.limits import SEND_QUEUE_BYTES, TENSOR_BYTES_MAX, WINDOW_BYTES
+from protocol.base.limits import ELEMENTS_MAX, SEND_QUEUE_BYTES, TENSOR_BYTES_MAX, WINDOW_BYTES
 from protocol.drive.transport import LinkOptions
 from protocol.run.model_spec import ModelSpec, blocks_of
 from protocol.run.plan import Plan
@@ -53,6 +56,7 @@ def link_options(config: RunConfig, vocabulary: int = 0, plan: Plan | None = Non
     return LinkOptions(
         tensor_bytes_max=largest,
         window_bytes=max(WINDOW_BYTES, 2 * largest),
+        elements_max=max(ELEMENTS_MAX, *(math.prod(shape) for shape, _ in forms)),
         send_queue_bytes=max(SEND_QUEUE_BYTES, QUEUED_LARGEST * largest),
     )
 

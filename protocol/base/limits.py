@@ -95,6 +95,11 @@ BUDGET_BYTES = 2 << 30
 the memory that is free when it starts."""
 TENSOR_BYTES_MAX = 64 << 20
 """One tensor, unless the run says otherwise."""
+ELEMENTS_MAX = 64 << 20
+"""Values of one tensor, unless the run says otherwise: as many as fill TENSOR_BYTES_MAX with a byte each. Bytes alone
+do not bound them: 64 packed integers that are all zero take 5 bits, so 64 MiB may claim to be 6.9 G values."""
+MESSAGE_PARTS_MAX = 4
+"""All tensors of a message hold so many times that at most: parameters come as three changes and a grid."""
 
 # ---- messages -----------------------------------------------------------------------------------------------------
 

@@ -37,15 +37,13 @@ from protocol.base.limits import (
     READ_BYTES,
     REKEY_S,
     ROUND_TRIP_S,
-    SEND_QUEUE_BYTES,
     SEND_STALL_S,
     SILENT_S,
-    TENSOR_BYTES_MAX,
     UNSENT_BYTES,
-    WINDOW_BYTES,
     WRITE_BYTES,
 )
 from protocol.drive.limits import Limits, Metered, QuotaUsedUpError
+from protocol.drive.link_options import LinkOptions
 from protocol.link.budget import Account
 from protocol.link.frames import NO_LINK, TOKEN_BYTES, Hello
 from protocol.link.framing import Buffer, Event, Framing, MessageArrived, PeerClosed, PongArrived
@@ -74,18 +72,6 @@ class LinkEvents(Protocol):
 
     def on_bytes(self, direction: str, kind: str, byte_count: int, message_count: int) -> None:
         """Payload moved: `direction` rx or tx, `kind` as in the metric barnraise_transport_bytes_total."""
-
-
-@dataclass(frozen=True, slots=True)
-class LinkOptions:
-    """Bounds that the run decides."""
-
-    tensor_bytes_max: int = TENSOR_BYTES_MAX
-    """The largest tensor that can honestly occur."""
-    window_bytes: int = WINDOW_BYTES
-    """Tensor bytes of one peer under way or undigested; at least the largest message."""
-    send_queue_bytes: int = SEND_QUEUE_BYTES
-    """Messages and tensors that wait for one peer; above it the link is closed."""
 
 
 MENDABLE = frozenset({"quic", "channel", "relay"})

@@ -21,7 +21,8 @@ from protocol.drive.descriptors import links_max
 from protocol.drive.door import Door
 from protocol.drive.half_open import HalfOpenPlaces, Place
 from protocol.drive.limits import Limits, Metered, QuotaUsedUpError
-from protocol.drive.link import PATHS, Carrier, Link, LinkEvents, LinkOptions, name_link
+from protocol.drive.link import PATHS, Carrier, Link, LinkEvents, name_link
+from protocol.drive.link_options import LinkOptions
 from protocol.link.budget import Budget
 from protocol.link.codec import PROTOCOL_MINOR, encode
 from protocol.link.faults import Faults
@@ -497,7 +498,7 @@ class Transport:
             role=self._role,
             path=records,
             token=ours.token,
-            limits=FramingLimits(self.options.tensor_bytes_max, self.options.window_bytes),
+            limits=FramingLimits(self.options.tensor_bytes_max, self.options.window_bytes, self.options.elements_max),
             count=self.events.on_bytes,
             account=account,
         )

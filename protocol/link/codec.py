@@ -8,6 +8,7 @@ no doubled key, no left-out field, no longer form of a number.
 
 from __future__ import annotations
 
+import math
 import operator
 from functools import reduce
 from typing import Any
@@ -17,10 +18,7 @@ import msgspec
 from protocol.base.errors import LocalProtocolError, RemoteProtocolError
 from protocol.base.forms import byte_bounds
 from protocol.base.ids import TensorRef
-from protocol.base.limits import (
-    MESSAGE_BYTES_MAX,
-    TEXT_MAX,
-)
+from protocol.base.limits import ELEMENTS_MAX, MESSAGE_BYTES_MAX, MESSAGE_PARTS_MAX, TEXT_MAX
 from protocol.base.printable import is_printable, printable
 from protocol.kinds import MAY_SEND, MESSAGES, OF
 from protocol.link.fields import check_fields, sentences
@@ -78,9 +76,9 @@ def check_allowed(kind: type[Message], sender_role: str, receiver_role: str) -> 
         raise RemoteProtocolError("role", f"{kind.__name__} from a {sender_role} to a {receiver_role}")
 
 
-def check_tensors(tensors: tuple[TensorRef, ...], tensor_bytes_max: int) -> int:
+def check_tensors(tensors: tuple[TensorRef, ...], tensor_bytes_max: int, elements_max: int = ELEMENTS_MAX) -> int:
     """Bytes of all tensors of a message on the wire. Raises `RemoteProtocolError` ("shape" or "size")."""
-    total = 0
+    total = elements = 0
     for index, tensor in enumerate(tensors):
         if tensor.key != index:
             raise RemoteProtocolError("shape", f"tensor {index} has the key {tensor.key}")
@@ -92,6 +90,10 @@ def check_tensors(tensors: tuple[TensorRef, ...], tensor_bytes_max: int) -> int:
             raise RemoteProtocolError(
                 "size", f"a tensor of {byte_count} bytes; this run's largest has {tensor_bytes_max}"
             )
+        count = math.prod(tensor.shape)
+        elements += count
+        if count > elements_max or elements > MESSAGE_PARTS_MAX * elements_max:
+            raise RemoteProtocolError("size", f"tensors of {elements} values; this run's largest has {elements_max}")
         total += byte_count
     return total
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from protocol.base.errors import RemoteProtocolError
-from protocol.base.limits import RECORD_BYTES_MAX, TENSOR_BYTES_MAX, WINDOW_BYTES
+from protocol.base.limits import ELEMENTS_MAX, RECORD_BYTES_MAX, TENSOR_BYTES_MAX, WINDOW_BYTES
 from protocol.messages import Message
 
 Buffer = bytes | bytearray | memoryview
@@ -97,6 +97,8 @@ class FramingLimits:
     """The largest tensor that can honestly occur."""
     window_bytes: int = WINDOW_BYTES
     """Tensor bytes of one peer under way or undigested; at least the largest message."""
+    elements_max: int = ELEMENTS_MAX
+    """Values of the largest tensor that can honestly occur; its bytes do not bound them in every form."""
 
 
 @dataclass(frozen=True, slots=True)

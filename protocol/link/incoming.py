@@ -132,7 +132,7 @@ class Incoming:
         tensors = tensors_of(message)
         if not tensors:
             raise RemoteProtocolError("decode", f"BULK {type(message).__name__} without tensors")
-        byte_count = check_tensors(tensors, self._limits.tensor_bytes_max)
+        byte_count = check_tensors(tensors, self._limits.tensor_bytes_max, self._limits.elements_max)
         if self._held_bytes + byte_count > self._limits.window_bytes:
             raise RemoteProtocolError("size", f"{byte_count} tensor bytes beyond the window")
         self._account.reserve(byte_count)

@@ -88,7 +88,8 @@ class Outgoing:
             return
         try:
             check_allowed(type(message), self._role, self._peer_role)
-            byte_count = check_tensors(tensors_of(message), self._limits.tensor_bytes_max)
+            limits = self._limits
+            byte_count = check_tensors(tensors_of(message), limits.tensor_bytes_max, limits.elements_max)
         except RemoteProtocolError as error:
             raise LocalProtocolError(f"{type(message).__name__} cannot be sent: {error}") from error
         encoded = encode(message)

@@ -7,6 +7,8 @@ place. Width code 31 stands for 32 bits, whatever needs more than 30.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -15,7 +17,11 @@ from protocol.base.forms import BLOCK, width_bytes
 
 Ints = npt.NDArray[np.int32]
 _CHUNK = 1 << 15
-"""Blocks worked on at a time: their bytes of one lane, 2 MiB, stay in a core's cache."""
+"""Blocks worked on at a time: their bytes of one lane, 2 MiB, stay in a core's cache. A multiple of 8, so that widths
+of 5 bits begin at a whole byte. What only looks at a vector takes no memory by its length: where it comes from outside,
+a byte may stand for 102 integers."""
+_BITS_OF = np.array([*range(31), 32])
+"""[32] bits that values of each width code take."""
 
 
 def pack(values: Ints) -> bytearray:
@@ -31,27 +37,30 @@ def pack(values: Ints) -> bytearray:
 
 
 def is_whole(buffer: bytes | bytearray | memoryview, count: int) -> bool:
-    """Whether `unpack` would take the bytes, without unpacking them."""
+    """Whether `unpack` would take the bytes, and no block is wider than its integers need, without unpacking them.
+
+    `pack` makes no wider ones, and a sender could have them unpacked one by one (`all_within`) for nothing.
+    """
     data = np.frombuffer(buffer, dtype=np.uint8)
     block_count = -(-count // BLOCK)
     offset = width_bytes(block_count)
     if data.size < offset:
         return False
-    return data.size == offset + 8 * int(_bits(_unpack_widths(data[:offset], block_count)).sum())
+    alike = _alike(data, block_count)
+    if data.size != offset + 8 * int((alike * _BITS_OF).sum()):
+        return False
+    return all(_needs_its_width(planes, code) for code, planes in _by_width(data, block_count, alike))
 
 
 def first(buffer: bytes | bytearray | memoryview, count: int) -> int:
     """The first integer of a packed vector that `is_whole`, without unpacking the others."""
     data = np.frombuffer(buffer, dtype=np.uint8)
-    block_count = -(-count // BLOCK)
-    offset = width_bytes(block_count)
-    widths = _unpack_widths(data[:offset], block_count)
-    if not count or not widths[0]:
+    code = int(_unpack_widths(data[:1], 1)[0]) if count else 0
+    if not code:
         return 0
-    bits, alike = int(_bits(widths[0])), int(np.count_nonzero(widths == widths[0]))
-    offset += 8 * int(_bits(widths[widths < widths[0]]).sum())
-    planes = data[offset : offset + 8 * bits * alike].reshape(bits, alike, 8)
-    return int(_from_planes(planes[:, :1], bits)[0, 0])
+    block_count = -(-count // BLOCK)
+    planes = dict(_by_width(data, block_count, _alike(data, block_count)))[code]
+    return int(_from_planes(planes[:, :1], len(planes))[0, 0])
 
 
 def widest(buffer: bytes | bytearray | memoryview, count: int) -> npt.NDArray[np.int64]:
@@ -66,18 +75,14 @@ def all_within(buffer: bytes | bytearray | memoryview, count: int, bound: int) -
 
     Only blocks that are wide enough to hold a larger one are unpacked: of an honest vector none.
     """
-    bits = widest(buffer, count)
-    suspects = bits > bound.bit_length()  # so many bits, with the sign's, hold up to 2^(bits - 1)
-    if not suspects.any():
-        return True
     data = np.frombuffer(buffer, dtype=np.uint8)
-    offset = width_bytes(bits.size)
-    for width in np.unique(bits):
-        rows = int(np.count_nonzero(bits == width))
-        planes = data[offset : offset + 8 * int(width) * rows].reshape(int(width), rows, 8)
-        offset += planes.size
-        for begin in range(0, rows, _CHUNK) if width > bound.bit_length() else ():
-            values = _from_planes(planes[:, begin : begin + _CHUNK], int(width)).astype(np.int64)
+    block_count = -(-count // BLOCK)
+    for _, planes in _by_width(data, block_count, _alike(data, block_count)):
+        bits, rows = planes.shape[:2]
+        if bits <= bound.bit_length():  # so many bits, with the sign's, hold up to 2^(bits - 1)
+            continue
+        for begin in range(0, rows, _CHUNK):
+            values = _from_planes(planes[:, begin : begin + _CHUNK], bits).astype(np.int64)
             if bool((np.abs(values) > bound).any()):
                 return False
     return True
@@ -125,7 +130,8 @@ def _widths(blocks: Ints) -> npt.NDArray[np.uint8]:
 
 def _bits(codes: npt.NDArray[np.uint8] | np.uint8) -> npt.NDArray[np.int64]:
     """Bits that values of these width codes take."""
-    return np.where(codes == 31, 32, codes).astype(np.int64)
+    bits: npt.NDArray[np.int64] = _BITS_OF[codes]
+    return bits
 
 
 def _pack_widths(widths: npt.NDArray[np.uint8]) -> bytes:
@@ -136,6 +142,44 @@ def _unpack_widths(data: npt.NDArray[np.uint8], block_count: int) -> npt.NDArray
     bits = np.unpackbits(data, count=5 * block_count, bitorder="little").reshape(-1, 5)
     widths: npt.NDArray[np.uint8] = np.packbits(bits, axis=1, bitorder="little").reshape(-1)
     return widths
+
+
+def _alike(data: npt.NDArray[np.uint8], block_count: int) -> npt.NDArray[np.int64]:
+    """[32] how many blocks have each width code."""
+    counts = np.zeros(32, dtype=np.int64)
+    for begin in range(0, block_count, _CHUNK):
+        end = min(begin + _CHUNK, block_count)
+        codes = _unpack_widths(data[5 * begin // 8 : width_bytes(end)], end - begin)
+        counts += np.bincount(codes, minlength=32)
+    return counts
+
+
+def _by_width(
+    data: npt.NDArray[np.uint8], block_count: int, alike: npt.NDArray[np.int64]
+) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
+    """Each width code that occurs, but for zeros, with its blocks' bits [bits, blocks, 8], in their order."""
+    offset = width_bytes(block_count)
+    for code in range(1, 32):
+        bits, rows = int(_BITS_OF[code]), int(alike[code])
+        if rows:
+            yield code, data[offset : offset + 8 * bits * rows].reshape(bits, rows, 8)
+            offset += 8 * bits * rows
+
+
+def _needs_its_width(planes: npt.NDArray[np.uint8], code: int) -> bool:
+    """Whether each block [bits, blocks, 8] holds an integer that a smaller code would not."""
+    words = planes.view(np.uint64)[:, :, 0]  # [bits, blocks], one bit of each of its 64 integers
+    for begin in range(0, words.shape[1], _CHUNK):
+        piece = words[:, begin : begin + _CHUNK]
+        if code == 1:
+            narrower = piece[0] == 0
+        elif code < 31:
+            narrower = piece[-1] == piece[-2]  # the sign alone once more
+        else:  # of 32 bits: those that 30 hold
+            narrower = (piece[-1] == piece[-2]) & (piece[-1] == piece[-3])
+        if bool(narrower.any()):
+            return False
+    return True
 
 
 def _planes(blocks: Ints, rows: npt.NDArray[np.int64], code: int) -> list[bytes]:

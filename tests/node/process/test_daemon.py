@@ -214,6 +214,7 @@ def test_links_take_the_largest_tensor_of_the_run() -> None:
     stages = link_options(config, 128_256, Plan(1, 1, -1, (servers,) * 16, line(66, 16)))
     assert 4 * parameters / 32 < stages.tensor_bytes_max < 2.5 * 4 * parameters / 32  # one stage has the embedding
     assert stages.window_bytes == 2 * stages.tensor_bytes_max
+    assert parameters / 32 < stages.elements_max < 2.5 * parameters / 32
 
 
 @pytest.mark.parametrize("parameters", ["p12", "bf16", "fp32"])

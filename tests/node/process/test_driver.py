@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from node.compute.lane import Lane, Outcome
 from node.compute.wire import encode
 from node.machine.jobs import DropGraphs, Forward
 from node.measure.meter import piece
-from node.process.driver import Driver, all_finite
+from node.process import screening
+from node.process.driver import Driver
 from node.process.metrics import NodeMetrics
+from node.process.screening import all_finite
 from node.process.store import TensorStore
 from protocol.base.forms import BLOCK_FORMS, NOT_FINITE
 from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef
@@ -424,3 +427,46 @@ async def test_the_machine_hears_how_large_a_volunteers_activation_is(driver: Dr
         await driver.on_message(link, message, (data,))  # type: ignore[arg-type]
         size = driver.pump.facts[-1].size  # type: ignore[attr-defined]
         assert 0.95 * least <= size <= 3.0 * least, (role, least)
+
+
+@pytest.mark.trio
+async def test_a_large_contribution_is_looked_at_beside_the_loop(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one member's packed integers are looked at, others' messages pass; what of it is then no longer wanted,
+    since its link has gone, reaches nobody. A small one is looked at in place."""
+    go, threads = threading.Event(), []
+
+    def whole(buffer: Any, count: int) -> bool:
+        threads.append(threading.current_thread())
+        if threads[-1] is not threading.main_thread():
+            assert go.wait(20)
+        return packed.is_whole(buffer, count)
+
+    monkeypatch.setattr(screening, "is_whole", whole)
+    links = {name: FakeLink("volunteer", NodeId(name * 52)) for name in "abc"}
+    for link in links.values():
+        driver.on_up(link)  # type: ignore[arg-type]
+
+    async def bring(name: str, count: int) -> None:
+        data = packed.pack(np.full(count, 3, dtype=np.int32))
+        message, _ = contribution([0.0])
+        ref = TensorRef(0, (count,), "gi", len(data))
+        message = msgspec.structs.replace(message, tasks=(BACKWARD,), tensors=(ref,))
+        await driver.on_message(links[name], message, (data,))  # type: ignore[arg-type]
+
+    def came() -> list[str]:
+        return [fact.peer[0] for fact in driver.pump.facts if isinstance(fact, Received)]  # type: ignore[attr-defined]
+
+    async with trio.open_nursery() as bringing:
+        bringing.start_soon(bring, "a", 2 << 20)
+        bringing.start_soon(bring, "b", 2 << 20)
+        with trio.fail_after(20):
+            while len(threads) < 2:
+                await trio.sleep(0.001)
+        await bring("c", 100)
+        assert came() == ["c"] and threads[2] is threading.main_thread()
+        driver.on_down(links["b"], "gone")  # type: ignore[arg-type]
+        go.set()
+    assert came() == ["c", "a"] and len(driver._store) == 2
+    assert not any(link.closed for link in links.values())

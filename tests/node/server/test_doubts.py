@@ -10,7 +10,7 @@ import pytest
 
 from node.machine.jobs import Measure
 from node.machine.records import ContributionAccepted, ContributionStored
-from node.process.driver import square_norm
+from node.process.screening import square_norm
 from node.server.buddy import BuddyRole, Copies
 from node.server.conduct import Conduct
 from node.server.doubts import GRADIENT_FIRST_MAX, REPEATS_MAX, Doubts

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.base.errors import LocalProtocolError, RemoteProtocolError
+from protocol.base.forms import byte_bounds
 from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef
 from protocol.base.limits import (
     CONTRIBUTIONS_MAX,
@@ -202,6 +203,21 @@ def test_tensor_references() -> None:
         with pytest.raises(RemoteProtocolError) as caught:
             check_tensors((bad,), 24)
         assert caught.value.reason == reason
+
+
+def test_packed_integers_are_bounded_by_their_number_too() -> None:
+    """Zeros take 5 bits for 64 of them: within the bytes of a small tensor a message would claim to hold 102 times as
+    many values, in one tensor or in many, and who looks at them would pay for each."""
+
+    def zeros(number: int, count: int) -> TensorRef:
+        return TensorRef(number, (count,), "gi", byte_bounds((count,), "gi")[0])
+
+    bytes_max, most = 1 << 20, 1 << 20
+    assert check_tensors(tuple(zeros(number, most) for number in range(4)), bytes_max, most) > 0
+    for bad in ((zeros(0, most + 1),), tuple(zeros(number, most) for number in range(5)), (zeros(0, 100 * most),)):
+        assert all(tensor.byte_count <= bytes_max for tensor in bad)
+        with pytest.raises(RemoteProtocolError, match="size"):
+            check_tensors(bad, bytes_max, most)
 
 
 def test_traffic_kinds() -> None:

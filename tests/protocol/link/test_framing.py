@@ -285,12 +285,13 @@ def test_forbidden_kinds_are_refused_before_their_bytes() -> None:
 
 def test_tensors_are_checked_at_their_header() -> None:
     """Wrong shapes, counts, keys, sizes and windows are refused before a byte of the tensor was sent."""
-    limits = FramingLimits(1000, 1500)
+    limits = FramingLimits(1000, 1500, elements_max=1000)
     for tensors, reason in (
         ((TensorRef(0, (251,), "fp32", 1004),), "size"),
         ((TensorRef(0, (250,), "fp32", 999),), "shape"),
         ((TensorRef(1, (250,), "fp32", 1000),), "shape"),
         ((TensorRef(0, (200,), "fp32", 800), TensorRef(1, (200,), "fp32", 800)), "size"),
+        ((TensorRef(0, (64 * 800,), "gi", 500),), "size"),
         ((), "decode"),
     ):
         message = msgspec.structs.replace(_activation(4), tensors=tensors)
