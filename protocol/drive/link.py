@@ -151,6 +151,8 @@ class Link:
         """Known to its two ends only."""
         self.account: Account | None = None
         """What it holds of the process's memory."""
+        self.options = owner.options
+        """What it was opened under."""
         self.epoch = 0
         """Paths left so far."""
         self.attempts = trio.Lock()

@@ -19,3 +19,11 @@ class LinkOptions:
     """Messages and tensors that wait for one peer; above it the link is closed."""
     elements_max: int = ELEMENTS_MAX
     """Values of the largest tensor that can honestly occur."""
+
+    def allows(self, other: LinkOptions) -> bool:
+        """Whether a link that was opened under these carries whatever `other` lets pass."""
+        return (
+            self.tensor_bytes_max >= other.tensor_bytes_max
+            and self.window_bytes >= other.window_bytes
+            and self.elements_max >= other.elements_max
+        )

@@ -6,9 +6,9 @@ Every way gives one ordered reliable stream (`trio.abc.Stream`); over it run the
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import trio
@@ -19,6 +19,7 @@ from protocol.base.limits import BUDGET_BYTES, CLOSE_S, HANDSHAKE_S, LINKS_PREFI
 from protocol.drive import tcp
 from protocol.drive.descriptors import links_max
 from protocol.drive.door import Door
+from protocol.drive.first_words import StreamEndedError, closing_unless_kept, first_frame, receive
 from protocol.drive.half_open import HalfOpenPlaces, Place
 from protocol.drive.limits import Limits, Metered, QuotaUsedUpError
 from protocol.drive.link import PATHS, Carrier, Link, LinkEvents, name_link
@@ -29,7 +30,7 @@ from protocol.link.faults import Faults
 from protocol.link.frames import NO_LINK, TOKEN_BYTES, Frame, FramingLimits, Hello, OutFrame
 from protocol.link.framing import Framing
 from protocol.link.networks import network_of
-from protocol.link.paths import Path, take_hello
+from protocol.link.paths import Path
 from protocol.link.reach import host_of
 from protocol.messages import Refused
 from protocol.trust.handshake import (
@@ -102,13 +103,13 @@ class Transport:
         limits: Limits | None = None,
     ) -> None:
         """`nursery` runs dialled links; `role` is ours; `credential()` is what we show now; `options` may be replaced
-        later and then hold for new links; `limits` are the owner's, for every way of the process together.
+        later; `limits` are the owner's, for every way of the process together.
 
         `admit(public_key, credential)` gives the peer's role or raises `RemoteProtocolError`
         (`protocol.trust.membership.Trust.admit` with the time filled in).
         """
         self.events = events
-        self.options = options or LinkOptions()
+        self._options = options or LinkOptions()
         self.limits = limits or Limits()
         self._nursery = nursery
         self._identity = identity
@@ -133,6 +134,23 @@ class Transport:
         self._door = Door(self._faults)
         self._links_max = links_max()
         self._jar = CookieJar(os.urandom(32))
+
+    @property
+    def options(self) -> LinkOptions:
+        """Bounds of links. Those that were opened under a smaller one than is set here end, and come again: what the
+        peer may have under way was said to it when they began. Links with the coordinator carry no tensors, and stay.
+        """
+        return self._options
+
+    @options.setter
+    def options(self, options: LinkOptions) -> None:
+        self._options = options
+        for link in self.links:
+            self._end_if_narrow(link)
+
+    def _end_if_narrow(self, link: Link) -> None:
+        if "coordinator" not in (link.role, self._role) and not link.options.allows(self._options):
+            link.close("the run's tensors have grown: the link begins again")
 
     @property
     def links(self) -> tuple[Link, ...]:
@@ -230,7 +248,7 @@ class Transport:
             if isinstance(outcome, bytes):
                 raise DialError("the peer is too busy")
             return outcome
-        async with _closing_unless_kept(stream) as kept:
+        async with closing_unless_kept(stream) as kept:
             with self._named_failures(address):
                 session, trailing = await self._greet(way, peer=peer)
                 link = await self._open_as_responder(way, session, trailing)
@@ -283,12 +301,12 @@ class Transport:
             prologue=way.prologue,
             cookie=cookie,
         )
-        async with _closing_unless_kept(way.stream) as kept:
+        async with closing_unless_kept(way.stream) as kept:
             with self._named_failures(way.address), trio.fail_after(HANDSHAKE_S):
                 await way.stream.send_all(handshake.data_to_send())
                 session = None
                 while session is None:
-                    session = handshake.receive(await _receive(way.stream))
+                    session = handshake.receive(await receive(way.stream))
                 if isinstance(session, CookieDemanded):
                     return session.cookie
                 link = await self._open_as_initiator(way, session, handshake.data_to_send(), switch)
@@ -310,7 +328,7 @@ class Transport:
                     return await self._offer(way, session, records, m3, old, token)
         ours = self._hello(token)
         await way.stream.send_all(m3 + records.hello(ours))
-        theirs, rest = await _first_frame(way.stream, records, b"")
+        theirs, rest = await first_frame(way.stream, records, b"")
         if theirs.resume != NO_LINK:
             raise RemoteProtocolError("unexpected", "the peer resumes a link that was not named")
         if theirs.minor < PROTOCOL_MINOR:  # a newer one says itself what to do
@@ -322,7 +340,7 @@ class Transport:
         try:
             offer = old.offer(token)
             await way.stream.send_all(m3 + records.hello(offer))
-            theirs, rest = await _first_frame(way.stream, records, b"")
+            theirs, rest = await first_frame(way.stream, records, b"")
             if theirs.resume == NO_LINK:
                 return await self._open(way, session, records, offer, theirs, rest, dialled=True)
             if theirs.resume != old.link_id:
@@ -346,7 +364,7 @@ class Transport:
             raise DialError("no answer in time") from None
         except QuotaUsedUpError as error:
             raise DialError(str(error)) from None
-        except (trio.BrokenResourceError, trio.ClosedResourceError, _StreamEndedError):
+        except (trio.BrokenResourceError, trio.ClosedResourceError, StreamEndedError):
             raise DialError(CLOSED_IN_HANDSHAKE) from None
 
     # ---- as the responder ------------------------------------------------------------------------------------------
@@ -382,7 +400,7 @@ class Transport:
             cookies = self._jar.cookies(host, now) if self._half_open.crowded else ()
             try:
                 with trio.fail_after(HANDSHAKE_S):
-                    first = await _receive(way.stream)
+                    first = await receive(way.stream)
                     if self.guests is not None and self.guests.expects(first):
                         guest = await self.guests.prove(way.stream, first, address, cookies)
                     else:
@@ -394,7 +412,7 @@ class Transport:
                 reason, detail = error.reason, error.detail
             except trio.TooSlowError:
                 reason, detail = "timeout", "the handshake was not over in time"
-            except (trio.BrokenResourceError, trio.ClosedResourceError, _StreamEndedError, _CookieSentError):
+            except (trio.BrokenResourceError, trio.ClosedResourceError, StreamEndedError, _CookieSentError):
                 reason = ""
         if reason:
             self.events.on_rejected(address, reason, detail)
@@ -432,7 +450,7 @@ class Transport:
         session = None
         with trio.fail_after(HANDSHAKE_S):
             while session is None:
-                session, first = handshake.receive(first or await _receive(way.stream)), b""
+                session, first = handshake.receive(first or await receive(way.stream)), b""
                 answer = handshake.data_to_send()
                 if answer:
                     await way.stream.send_all(answer)
@@ -448,7 +466,7 @@ class Transport:
         """Read the caller's HELLO, and answer: its link goes on here, or there is a new one. None: neither."""
         records = Path(session, os.urandom(STREAM_HEADER_BYTES))
         with trio.fail_after(HANDSHAKE_S):
-            theirs, rest = await _first_frame(way.stream, records, trailing)
+            theirs, rest = await first_frame(way.stream, records, trailing)
             if theirs.minor != PROTOCOL_MINOR:
                 if self._role == "coordinator":
                     await self._refuse_version(way, records, theirs)
@@ -493,12 +511,13 @@ class Transport:
         if not dialled:
             self._check_room(way, session)
         account = self.budget.open(stranger=session.role in ("volunteer", "auditor"))
+        options = replace(self._options, window_bytes=ours.window_bytes)
         framing = Framing(
             session,
             role=self._role,
             path=records,
             token=ours.token,
-            limits=FramingLimits(self.options.tensor_bytes_max, self.options.window_bytes, self.options.elements_max),
+            limits=FramingLimits(options.tensor_bytes_max, options.window_bytes, options.elements_max),
             count=self.events.on_bytes,
             account=account,
         )
@@ -511,9 +530,11 @@ class Transport:
             raise
         tokens = (ours.token, theirs.token) if dialled else (theirs.token, ours.token)
         link = Link(self, session, framing, way.carrier(dialled), name_link(*tokens))
+        link.options = options
         link.account, account.give_way = account, link.give_way
         if self._register(link):
             self._nursery.start_soon(link.run, first)
+            self._end_if_narrow(link)  # they may have grown since our HELLO
             return link
         account.close()
         survivor = self.link_to(link.peer)
@@ -562,38 +583,3 @@ def other_version(theirs: int, ours: int) -> str:
         f"the other side speaks version {VERSION}.{theirs} of the protocol and this computer {VERSION}.{ours}: install"
         f" the newest Barnraise on {update}"
     )
-
-
-class _StreamEndedError(Exception):
-    """The peer closed the connection in the middle of the handshake."""
-
-
-async def _receive(stream: trio.abc.Stream) -> bytes:
-    data = await stream.receive_some(4096)
-    if not data:
-        raise _StreamEndedError
-    return bytes(data)
-
-
-async def _first_frame(
-    stream: trio.abc.Stream, records: Path, trailing: bytes
-) -> tuple[Hello, Iterator[tuple[int, bytes]]]:
-    """The peer's HELLO, and the frames that came with it: take them all before the next read."""
-    data = trailing
-    while True:
-        frames = records.feed(data)
-        for kind, plain in frames:
-            return take_hello(kind, plain), frames
-        data = await _receive(stream)
-
-
-@asynccontextmanager
-async def _closing_unless_kept(stream: trio.abc.Stream) -> AsyncIterator[list[trio.abc.Stream]]:
-    """Closes the stream at the end, also while being cancelled, unless it was put into the list."""
-    kept: list[trio.abc.Stream] = []
-    try:
-        yield kept
-    finally:
-        if not kept:
-            with trio.CancelScope(shield=True):
-                await trio.aclose_forcefully(stream)

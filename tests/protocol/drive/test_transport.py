@@ -9,6 +9,8 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import psutil
@@ -209,6 +211,50 @@ async def test_a_slow_peer_is_let_go() -> None:
             link.send(activation(_MIB), [bytes(_MIB)])
         await two.events.until(lambda events: events.down)
         assert "too slow" in two.events.down[0][1]
+
+
+async def test_links_begin_again_when_the_tensors_of_the_run_have_grown() -> None:
+    """A link keeps the bounds that it was opened under: a larger tensor could not leave by it, and would have ended the
+    process of a server that goes on with larger parts. Links that carry it already, or no tensors, stay."""
+    options = LinkOptions(tensor_bytes_max=_MIB, window_bytes=2 * _MIB)
+    async with stations("server", "server", "coordinator", options=options) as (one, two, coordinator):
+        with_coordinator = await two.transport.dial([coordinator.address], coordinator.identity.node)
+        old = await two.transport.dial([one.address], one.identity.node)
+        for station in (one, two, coordinator):
+            bounds = station.transport.options
+            station.transport.options = replace(
+                bounds, tensor_bytes_max=4 * bounds.tensor_bytes_max, window_bytes=4 * bounds.window_bytes
+            )
+        data = random.Random(3).randbytes(2 * _MIB)
+        old.send(activation(2 * _MIB), [data])
+        await two.events.until(_downs(1))
+        await one.events.until(_downs(1))
+        link = await two.transport.dial([one.address], one.identity.node)
+        link.send(activation(2 * _MIB), [data])
+        await one.events.until(_messages(1))
+        assert [bytes(buffer) for buffer in one.events.messages[0][2]] == [data] and old is not link
+        for station in (one, two):
+            station.transport.options = options
+        assert not link.closing and not with_coordinator.closing and not coordinator.events.down
+        assert not one.events.rejected and not two.events.rejected
+
+
+async def test_bounds_that_grow_while_a_link_opens_hold_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said its old window already, so it is not kept."""
+    options = LinkOptions(tensor_bytes_max=_MIB, window_bytes=2 * _MIB)
+    larger = LinkOptions(tensor_bytes_max=4 * _MIB, window_bytes=8 * _MIB)
+    async with stations("server", "server", options=options) as (one, two):
+        plain = transport_module.Transport._hello
+
+        def then_grow(self: transport_module.Transport, token: bytes) -> Hello:
+            hello = plain(self, token)
+            two.transport.options = larger
+            return hello
+
+        monkeypatch.setattr(two.transport, "_hello", partial(then_grow, two.transport))
+        link = await two.transport.dial([one.address], one.identity.node)
+        await two.events.until(_downs(1))
+        assert link.closing and link.options.window_bytes == 2 * _MIB
 
 
 async def test_dialling_goes_through_the_addresses() -> None:
