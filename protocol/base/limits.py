@@ -195,6 +195,10 @@ CONNECT_CANDIDATES_MAX = 16
 """Addresses tried for one peer: ADDRESSES_MAX of both families; a name may stand for any number."""
 KEEP_ALIVE_S = 1.0
 """Nothing said for so long: a PING. Two packets a second and link, 150 bytes with all headers."""
+QUESTIONS_PER_S = 64.0
+"""PINGs that a peer may ask on a link, 64 times what an honest one does: reading and answering one takes 6 us …"""
+QUESTIONS_BURST = 1024.0
+"""… and so many at once: what an honest one asks in a quarter of an hour in which we did not read."""
 ROUND_TRIP_S = 5.0
 """A busy link measures its round trip so often."""
 SILENT_S = 3.5

@@ -11,8 +11,8 @@ A frame is one record; the record's kind says what it holds (integers big endian
     CREDIT  byte count (8) that the receiver is done with
     END     nothing; the record is the stream's final one
     PING    number (8): the peer answers with the same number at once
-    PONG    number (8)
-    ACK     numbered frames received (8)
+    PONG    number (8); only as an answer, one to a question
+    ACK     numbered frames received (8); always more than the last one, and the HELLO, said
 
 Control messages leave before anything that waits, in their order. Up to OPEN_BULK_MAX messages with tensors are
 under way at once; whole shards take turns with everything else, chunk by chunk, so an activation overtakes a
@@ -33,7 +33,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from protocol.base.errors import RemoteProtocolError
-from protocol.base.limits import ACK_BYTES, ACK_FRAMES, KEPT_BYTES_MAX, KEPT_FRAMES_MAX
+from protocol.base.limits import (
+    ACK_BYTES,
+    ACK_FRAMES,
+    KEPT_BYTES_MAX,
+    KEPT_FRAMES_MAX,
+    QUESTIONS_BURST,
+    QUESTIONS_PER_S,
+)
 from protocol.link.budget import Account
 from protocol.link.codec import PROTOCOL_MINOR
 from protocol.link.frames import (
@@ -128,6 +135,11 @@ class Framing:
         self._kept_bytes = 0
         self._confirmed = 0
         """Frames that the peer has said it received."""
+        self._asked = 0
+        """Our questions on the present path that may still be answered."""
+        self._may_ask = QUESTIONS_BURST
+        """Questions that the peer may ask at once, by `_may_ask_at`."""
+        self._may_ask_at = 0.0
         # What was received.
         self._received = 0
         self._acknowledged = 0
@@ -178,6 +190,7 @@ class Framing:
         self.check_resume(hello)
         self._path = path
         self._urgent.clear()
+        self._asked = 0
         if say is not None:
             self._urgent.append(path.hello(say))
         self._confirmed = max(self._confirmed, hello.received)
@@ -217,6 +230,7 @@ class Framing:
         if self._ended:
             return
         self._urgent.append(self._path.seal(OutFrame(Frame.PING, number.to_bytes(COUNT_BYTES, "big"))))
+        self._asked += 1
         self._say_received()
 
     def rekey(self) -> None:
@@ -345,19 +359,33 @@ class Framing:
             raise RemoteProtocolError("size", f"frame {kind} of {len(plain)} bytes")
         number = int.from_bytes(plain, "big")
         if kind == Frame.PONG:
+            if not self._asked:
+                raise RemoteProtocolError("unexpected", "an answer to no question")
+            self._asked -= 1
             return PongArrived(number)
         if kind == Frame.ACK:
-            if not self._confirmed <= number <= self._kept_first + len(self._kept):
-                raise RemoteProtocolError("size", f"{number} frames confirmed that were not sent")
-            # What came on the path before, after its HELLO here, comes again all the same: frames are counted.
-            self._confirmed = number
-            self._forget(min(number, self._path.next_out))
-        elif (
-            len(self._urgent) < ACK_FRAMES and not self._ended
-        ):  # more questions at once than an honest peer has need no answer
+            self._take_ack(number)
+        else:
+            self._take_question(plain)
+        return None
+
+    def _take_ack(self, number: int) -> None:
+        if number > self._kept_first + len(self._kept):
+            raise RemoteProtocolError("size", f"{number} frames confirmed that were not sent")
+        if number <= self._confirmed:  # so there are no more of them than frames of ours
+            raise RemoteProtocolError("unexpected", f"{number} frames confirmed, after {self._confirmed}")
+        # What came on the path before, after its HELLO here, comes again all the same: frames are counted.
+        self._confirmed = number
+        self._forget(min(number, self._path.next_out))
+
+    def _take_question(self, plain: bytes) -> None:
+        gained = QUESTIONS_PER_S * max(0.0, self._in.now - self._may_ask_at)
+        self._may_ask, self._may_ask_at = min(QUESTIONS_BURST, self._may_ask + gained) - 1.0, self._in.now
+        if self._may_ask < 0.0:
+            raise RemoteProtocolError("unexpected", f"more than {QUESTIONS_PER_S:.0f} questions a second")
+        if len(self._urgent) < ACK_FRAMES and not self._ended:  # an honest peer needs no answer to more at once
             self._urgent.append(self._path.seal(OutFrame(Frame.PONG, plain)))
             self._say_received()
-        return None
 
     def _take_numbered(self, kind: int, plain: bytes) -> Event | None:
         path = self._path

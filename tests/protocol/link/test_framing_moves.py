@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from protocol.base.errors import RemoteProtocolError
 from protocol.base.ids import TaskId, TensorRef
-from protocol.base.limits import KEPT_BYTES_MAX, RECORD_BYTES_MAX
+from protocol.base.limits import KEPT_BYTES_MAX, QUESTIONS_BURST, RECORD_BYTES_MAX
 from protocol.link.frames import Frame, Hello, OutFrame
 from protocol.link.framing import Event, Framing, FramingLimits, MessageArrived, PeerClosed
 from protocol.link.paths import Path, take_hello
@@ -212,6 +212,8 @@ def test_a_peer_that_claims_to_have_what_was_not_sent(received: int) -> None:
         (Frame.ACK, b"", "size"),
         (Frame.PING, bytes(9), "size"),
         (Frame.PONG, b"", "size"),
+        (Frame.PONG, bytes(8), "unexpected"),
+        (Frame.ACK, bytes(8), "unexpected"),
         (Frame.HELLO, Hello(1, 1, b"t" * 16).encode(), "decode"),
     ],
 )
@@ -245,11 +247,38 @@ def test_many_questions_get_few_answers() -> None:
     """A peer that only asks does not make us collect answers without end."""
     pair = Pair()
     pair.settle()
-    for number in range(10_000):
+    for number in range(1000):
         pair.ends[0].framing.ping(number)
     pair.write(0, 10 * MIB)
     pair.ends[1].take(len(pair.ends[1].coming))
     assert len(pair.ends[1].framing._urgent) < 100
+
+
+def test_small_frames_without_end_are_a_fault() -> None:
+    """Each costs the loop as much as a small message does and brings nothing: a thousand answers to one question,
+    acknowledgements that do not rise, questions beyond what a peer may ask."""
+    for kind, fine in ((Frame.PONG, 1), (Frame.ACK, 1), (Frame.PING, int(QUESTIONS_BURST))):
+        pair = Pair()
+        pair.settle()
+        victim = pair.ends[0].framing
+        victim.send(Ping(number=1))
+        victim.ping(7)
+        pair.write(0, MIB)
+        frames = [pair.ends[1].framing._path.seal(OutFrame(kind, (1).to_bytes(8, "big"))) for _ in range(2000)]
+        victim.receive(b"".join(frames[:fine]))
+        with pytest.raises(RemoteProtocolError, match="unexpected"):
+            victim.receive(b"".join(frames[fine:]))
+
+
+def test_a_peer_may_ask_again_with_time() -> None:
+    """Who has asked all that it may, and then asks once a second as peers do, is answered for good."""
+    pair = Pair()
+    pair.settle()
+    asking, asked = (end.framing for end in pair.ends)
+    for number in range(int(QUESTIONS_BURST) + 500):
+        asked.tell_time(max(0.0, number - QUESTIONS_BURST + 1.0))
+        asking.ping(number)
+        pair.settle()
 
 
 def test_after_the_final_record_nothing_is_answered() -> None:
