@@ -45,9 +45,9 @@ WRITE_BYTES = 256 << 10
 WATCH_S = 2.0
 """The helper is asked whether it is well this often."""
 START_S = 20.0
-"""For a process to start and import what it needs; a busy small computer takes a few seconds."""
+"""For a process to start and import what it needs, until its first word; a busy small computer takes a few seconds."""
 HUNG_S = 10.0
-"""One that says nothing for so long is killed: its timers would be useless by then anyway."""
+"""One that has spoken and then says nothing for so long is killed: its timers would be useless by then anyway."""
 END_S = 1.0
 """From closing its socket pair until it is killed."""
 
@@ -215,6 +215,7 @@ class _Process:
         self._outbox: deque[bytes] = deque()
         self._wake = trio.Event()
         self._heard_at = trio.current_time()
+        self._has_spoken = False
         self._census_came = trio.Event()
         self._sockets: socket.socket
 
@@ -305,7 +306,7 @@ class _Process:
         reader = FrameReader(daemon=True)
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             while data := await stream.receive_some(READ_BYTES):
-                self._heard_at = trio.current_time()
+                self._heard_at, self._has_spoken = trio.current_time(), True
                 for number, frame in reader.receive(data):
                     self._take(number, frame)
 
@@ -313,7 +314,7 @@ class _Process:
         while True:
             self.post(order_frame(0, AskCensus(False)))
             await trio.sleep(WATCH_S)
-            if trio.current_time() - self._heard_at > HUNG_S:
+            if trio.current_time() - self._heard_at > (HUNG_S if self._has_spoken else START_S):
                 self._log.warning("punching helper hangs and is killed", pid=process.pid)
                 process.kill()
 
