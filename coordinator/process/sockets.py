@@ -6,8 +6,6 @@ import errno
 from functools import partial
 from typing import Any
 
-import hypercorn
-import hypercorn.trio
 import trio
 
 from coordinator.process.page import READ_S
@@ -15,6 +13,7 @@ from protocol.base.errors import BadInputError
 from protocol.drive.addresses import ANY_HOST, host_port
 from protocol.drive.process import listening_socket
 from protocol.drive.tcp import open_all_listeners
+from protocol.drive.web import serve_app
 
 DEFAULT_LISTEN = (("*", 8469),)
 """What the command line's default stands for."""
@@ -39,17 +38,11 @@ async def serve(nursery: trio.Nursery, app: Any, option: str, host: str, *ports:
 
     Raises `BadInputError` that names the option.
     """
-    settings = hypercorn.Config()
     host = "0.0.0.0" if host == ANY_HOST else host  # noqa: S104 - the operator's wish
-    settings.errorlog = None
-    settings.include_server_header = False
-    settings.read_timeout = int(READ_S)
-    settings.graceful_timeout = 1.0
     try:
         await trio.socket.getaddrinfo(host, ports[0])  # an unknown name holds up nobody else
-        settings.bind = [f"fd://{listening_socket(host, ports).detach()}"]
-        bound = await nursery.start(partial(hypercorn.trio.serve, app, settings))
+        listening = listening_socket(host, ports)
     except OSError as error:
         raise BadInputError(f"{option}: {host_port(host, ports[0])}: {error.strerror or error}") from error
-    url: str = bound[0]
+    url: str = await nursery.start(partial(serve_app, app, listening, read_s=READ_S))
     return url

@@ -17,8 +17,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import hypercorn
-import hypercorn.trio
 import msgspec
 import trio
 from starlette.requests import Request
@@ -26,6 +24,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from protocol.base.errors import BadInputError
 from protocol.drive.process import listening_socket
+from protocol.drive.web import serve_app
 
 PORT = 8468
 """The same place at each start where it is free: below the ports of a coordinator (8469 to 8471) and those at which
@@ -126,14 +125,9 @@ async def serve(nursery: trio.Nursery, app: Any, token: str, *ports: int) -> str
 
     `ports`: the first of them that is free is taken, before the usual one; 0: none.
     """
-    settings = hypercorn.Config()
-    settings.bind = [f"fd://{listening_socket('127.0.0.1', (*filter(None, ports), PORT, 0)).detach()}"]
-    settings.errorlog = None
-    settings.include_server_header = False
-    settings.read_timeout = None
-    settings.graceful_timeout = 0.2
-    bound = await nursery.start(partial(hypercorn.trio.serve, app, settings))
-    return f"{bound[0]}/enter/{token}"
+    listening = listening_socket("127.0.0.1", (*filter(None, ports), PORT, 0))
+    url: str = await nursery.start(partial(serve_app, app, listening, read_s=None))
+    return f"{url}/enter/{token}"
 
 
 class Place(msgspec.Struct, frozen=True):
