@@ -37,13 +37,11 @@ class Bans:
         outbox: Outbox,
         sign: Callable[[Revocations], bytes],
         expel: Callable[[NodeId, str, float], None],
-        wall_offset_s: float,
     ) -> None:
         """
         Args:
             sign: the coordinator's signature of a list.
             expel: ends what a banned node has here: its link and its place.
-            wall_offset_s: seconds since 1970 minus the machine's `now`.
         """
         self._run_id = run_id
         self._admission = admission
@@ -51,7 +49,6 @@ class Bans:
         self._outbox = outbox
         self._sign = sign
         self._expel = expel
-        self._wall_offset_s = wall_offset_s
         self._told: dict[NodeId, int] = {}
         """The newest list that each linked node was sent."""
 
@@ -127,7 +124,7 @@ class Bans:
                 self._ban(node, voiding.reason, now)
 
     def _ban(self, node: NodeId, reason: str, now: float, is_kin: bool = False) -> None:
-        record = self._admission.ban(node, reason, now + self._wall_offset_s, is_kin)
+        record = self._admission.ban(node, reason, self._outbox.wall_s(now), is_kin)
         if record is None:
             return
         self._outbox.persist(record, lambda now: self._durable(record.number, now))
@@ -153,5 +150,5 @@ class Bans:
             self.tell(member, now)
 
     def _list(self, number: int, now: float) -> Revoked:
-        nodes = self._admission.banned_since(now + self._wall_offset_s - LISTED_S)[:ITEMS_MAX]
+        nodes = self._admission.banned_since(self._outbox.wall_s(now) - LISTED_S)[:ITEMS_MAX]
         return Revoked(number=number, nodes=nodes, signature=self._sign(Revocations(self._run_id, number, nodes)))

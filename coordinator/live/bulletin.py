@@ -79,7 +79,6 @@ class Bulletin:
         curve: LossCurve,
         outbox: Outbox,
         sign: Callable[[Thanks], bytes],
-        wall_offset_s: float,
     ) -> None:
         self._run_id = run_id
         self.build = ""
@@ -88,7 +87,6 @@ class Bulletin:
         self._giving = giving
         self._outbox = outbox
         self._sign = sign
-        self._wall_offset_s = wall_offset_s
         self.curve = curve
         self.sample, self.sample_step = "", -1
 
@@ -135,6 +133,6 @@ class Bulletin:
                 tokens=credit.tokens,
                 working_s=int(credit.working_s),
                 since_unix_s=int(credit.since_s),
-                until_unix_s=int(now + self._wall_offset_s),
+                until_unix_s=int(self._outbox.wall_s(now)),
             )
         )

@@ -28,10 +28,11 @@ from coordinator.live.giving import Giving
 from coordinator.live.history import History
 from coordinator.live.join_rates import JoinRates
 from coordinator.live.measured_links import NetworkBook
+from coordinator.live.memberships import Memberships
 from coordinator.live.naming import Naming
 from coordinator.live.orders import Adopt, ChangeRun, DrainNode, FetchTrace, NameNode, Order, PauseRun, RollBack
 from coordinator.live.outbox import Outbox
-from coordinator.live.records import DataRow, MemberRow, StepRow, StoredState
+from coordinator.live.records import DataRow, StepRow, StoredState
 from coordinator.live.reported import Reported
 from coordinator.live.roster import MEMBERS_MAX, LeaveReason, Member, Roster, sweep_s
 from coordinator.live.seating import Placement
@@ -40,7 +41,18 @@ from coordinator.live.status import build_status, run_state
 from coordinator.live.throughput import benchmarked_flops_per_s
 from coordinator.live.tracing import Tracing
 from protocol.base.ids import NodeId
-from protocol.base.machine import Effect, Input, LinkDown, LinkUp, Ordered, Persisted, PlanReady, Received, Told
+from protocol.base.machine import (
+    Effect,
+    Input,
+    LinkDown,
+    LinkUp,
+    Ordered,
+    Persisted,
+    PlanReady,
+    Received,
+    Told,
+    WallClockMoved,
+)
 from protocol.link.reach import host_of
 from protocol.messages import (
     Blamed,
@@ -64,7 +76,7 @@ from protocol.messages import (
 )
 from protocol.run.run import RunConfig
 from protocol.schedule.profile import NetworkFile
-from protocol.trust.membership import MEMBERSHIP_S, Invite, JoinRole, Membership, Revocations
+from protocol.trust.membership import Invite, JoinRole, Membership, Revocations
 from protocol.trust.thanks import Thanks
 
 
@@ -107,10 +119,8 @@ class CoordinatorMachine:
         self.placement.on_adopted, self.placement.on_laid_out = self._welcome_all, self._laid_out
         self.crew = Crew(config, self.roster, self.placement, self.outbox, self.network, self.flops_per_s)
         self.auditors = Auditors(config, self.roster, self.placement, self.outbox)
-        self.signalling = Signalling(self.roster, self.outbox, helpers or Helpers(), wall_offset_s)
-        self._bans = Bans(
-            run_id, self.admission, self.roster, self.outbox, sign_revocations, self._expel_banned, wall_offset_s
-        )
+        self.signalling = Signalling(self.roster, self.outbox, helpers or Helpers())
+        self._bans = Bans(run_id, self.admission, self.roster, self.outbox, sign_revocations, self._expel_banned)
         self.history.on_going_back, self.placement.on_void = self.admission.go_back, self._bans.void
         self.tracing = Tracing(self.outbox)
         self.naming = Naming(stored.names, self.outbox)
@@ -118,13 +128,11 @@ class CoordinatorMachine:
         self._task_tokens = config.batch.samples * config.model.context
         self.giving = Giving({credit.node: credit for credit in stored.credits}, self._task_tokens)
         curve = LossCurve(stored.curve)
-        self.bulletin = Bulletin(run_id, config.name, self.giving, curve, self.outbox, sign_thanks, wall_offset_s)
+        self.bulletin = Bulletin(run_id, config.name, self.giving, curve, self.outbox, sign_thanks)
         self.data = stored.data
         self.reported = Reported(self.config, self.outbox)
-        self.wall_offset_s = wall_offset_s
-        self._sign_membership = sign_membership
+        self._memberships = Memberships(run_id, self.roster, self.outbox, sign_membership, stored.next_serial)
         self._read_invite = read_invite
-        self._next_serial = stored.next_serial
         self._data_on_its_way: DataRow | None = None
         self._next_sweep: float | None = None
         self._end_told = self.finished
@@ -162,6 +170,8 @@ class CoordinatorMachine:
                 self._told(fact.what, now)
             case Ordered():
                 self._ordered(fact.order, now)
+            case WallClockMoved():
+                self._memberships.clock_moved(fact.wall_offset_s, now)
             case PlanReady():
                 self.placement.planned(fact.number, fact.proposal, fact.sentence, now)
             case _:
@@ -432,25 +442,7 @@ class CoordinatorMachine:
         return None
 
     def _give_membership(self, member: Member, now: float) -> None:
-        """A new serial, durable first so that it is never reused; then the membership, and the welcome with it."""
-        serial, self._next_serial = self._next_serial, self._next_serial + 1
-        member.renew_at = now + MEMBERSHIP_S / 2
-        membership = Membership(
-            node=member.peer,
-            role=member.role,
-            run_id=self.run_id,
-            generation=self.placement.generation,
-            serial=serial,
-            not_after=int(now + self.wall_offset_s + MEMBERSHIP_S),
-        )
-
-        def durable(now: float) -> None:
-            if self.roster.is_current(member):
-                member.membership = self._sign_membership(membership)
-                self._welcome(member, now)
-
-        row = MemberRow(node=member.peer, public_key=member.public_key, role=member.role, serial=serial)
-        self.outbox.persist(row, durable)
+        self._memberships.give(member, self.placement.generation, self._welcome, now)
 
     def _welcome(self, member: Member, now: float) -> None:
         """Says welcome, for the first time or with news; who computes only waits for the vocabulary."""
@@ -567,7 +559,7 @@ class CoordinatorMachine:
             self._expel(member, "unexpected", fault, now)
             return
         shares = self.giving.known(report.shares, (known.peer for known in self.roster.all()))
-        row = self.history.take(member.peer, report, now + self.wall_offset_s, shares)
+        row = self.history.take(member.peer, report, self.outbox.wall_s(now), shares)
         if row is not None:
             worked_s = self.giving.worked_s(row.duration_s, row.wall_s)
             row = msgspec.structs.replace(row, worked_s=worked_s, task_tokens=self._task_tokens)

@@ -1,4 +1,7 @@
-"""What the parts of the coordinator's machine order: effects in order, and what to do once a record is durable."""
+"""What the parts of the coordinator's machine order: effects in order, and what to do once a record is durable.
+
+It also tells them the wall clock, which may be set at any time: no part keeps a reckoning of its own.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,10 @@ class Outbox:
     """One list of effects, shared by the parts, taken by the machine at the end of each input."""
 
     def __init__(self, wall_offset_s: float) -> None:
+        """`wall_offset_s`: seconds since 1970 minus the machine's `now`."""
         self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
         """What was logged, oldest first, with the time of the wall clock."""
-        self._wall_offset_s = wall_offset_s
+        self.wall_offset_s = wall_offset_s
         self._effects: list[Effect] = []
         self._records = 0
         self._then: dict[int, Callable[[float], None] | None] = {}
@@ -34,6 +38,10 @@ class Outbox:
     def begin(self, now: float) -> None:
         """A new input: events that follow carry its time."""
         self._now = now
+
+    def wall_s(self, now: float) -> float:
+        """Seconds since 1970 at a time of the machine's."""
+        return now + self.wall_offset_s
 
     def take(self) -> list[Effect]:
         """The effects since the last call."""
@@ -78,7 +86,7 @@ class Outbox:
         self._effects.append(Log(level, event, fields))
         if event in EVERYDAY_EVENTS:
             return
-        wall_s = round(self._now + self._wall_offset_s, 3)
+        wall_s = round(self.wall_s(self._now), 3)
         self.events.append({"wall_s": wall_s, "level": level, "event": event, **fields})
 
     def start_planning(self, number: int, problem: Problem) -> None:

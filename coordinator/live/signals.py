@@ -43,11 +43,10 @@ def turn_credentials(secret: bytes, node: NodeId, not_after: int) -> tuple[str, 
 class Signalling:
     """The part of the coordinator that helps nodes to reach each other."""
 
-    def __init__(self, roster: Roster, outbox: Outbox, helpers: Helpers, wall_offset_s: float) -> None:
+    def __init__(self, roster: Roster, outbox: Outbox, helpers: Helpers) -> None:
         self._roster = roster
         self._outbox = outbox
         self._helpers = helpers
-        self._wall_offset_s = wall_offset_s
 
     def carry(self, sender: Member, signal: Signal, now: float) -> None:
         """Hands a signal on under its sender's name; an empty one comes back when that cannot be."""
@@ -68,7 +67,7 @@ class Signalling:
         username = password = ""
         valid_s = 0.0
         if helpers.turn:
-            not_after = int(now + self._wall_offset_s + TURN_S)
+            not_after = int(self._outbox.wall_s(now) + TURN_S)
             username, password = turn_credentials(helpers.turn_secret, member.peer, not_after)
             valid_s = TURN_S
             member.help_again_at = now + TURN_S / 2

@@ -246,9 +246,10 @@ def _quiet_max_s(machine: CoordinatorMachine) -> float:
 
 
 def step_interval_s(machine: CoordinatorMachine) -> float:
-    """From the end of one step to the next, the mean of the newest ten; 0 before the second."""
+    """From the end of one step to the next, the mean of the newest ten; 0 before the second, or if the wall clock was
+    set back meanwhile."""
     rows = list(machine.history.tail)[-10:]
-    return (rows[-1].wall_s - rows[0].wall_s) / (len(rows) - 1) if len(rows) > 1 else 0.0
+    return max(0.0, (rows[-1].wall_s - rows[0].wall_s) / (len(rows) - 1)) if len(rows) > 1 else 0.0
 
 
 def tokens_per_s(machine: CoordinatorMachine, now: float) -> float:
@@ -257,7 +258,7 @@ def tokens_per_s(machine: CoordinatorMachine, now: float) -> float:
     Nothing when the newest is so long ago that the run stands still.
     """
     rows = list(machine.history.tail)[-10:]
-    if rows and now + machine.wall_offset_s - rows[-1].wall_s > _quiet_max_s(machine):
+    if rows and machine.outbox.wall_s(now) - rows[-1].wall_s > _quiet_max_s(machine):
         return 0.0
     duration_s = sum(row.duration_s for row in rows)
     if len(rows) > 1 and rows[-1].wall_s > rows[0].wall_s:

@@ -41,7 +41,7 @@ def overview(machine: CoordinatorMachine, now: float) -> dict[str, Any]:
     left = placement.running.steps - 1 - history.newest_step
     servers, volunteers = machine.roster.servers(), machine.roster.volunteers()
     return {
-        "wall_s": round(now + machine.wall_offset_s, 3),
+        "wall_s": round(machine.outbox.wall_s(now), 3),
         "run": {
             "name": config.name,
             "state": state,

@@ -68,6 +68,7 @@ from protocol.base.machine import (
     Send,
     ShareTensor,
     StartPlanning,
+    WallClockMoved,
 )
 from protocol.drive.addresses import host_port, is_loopback, reachable_addresses
 from protocol.drive.keyfile import load_or_create_identity
@@ -103,6 +104,8 @@ LINK_FILE = "{role}.link"
 DEFAULT_HTTP = ("127.0.0.1", 8470)
 REFRESH_S = 1.0
 """Between two settings of the gauges; Prometheus asks every 15 s or so."""
+CLOCK_MOVED_S = 1.0
+"""A difference that no reading of two clocks one after the other makes, and that no lifetime minds."""
 COLLECT_AFTER = 20_000
 """Several times the objects of an answer about a thousand members; as much garbage may lie about, some megabytes."""
 STEP_LINES_S = 5.0
@@ -278,8 +281,11 @@ class Daemon:
         metrics: Metrics,
         helpers: Helpers,
         addresses: Sequence[str],
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`addresses`: where others reach this coordinator, for the links of new invites."""
+        """`addresses`: where others reach this coordinator, for the links of new invites. `wall_clock`: in seconds
+        since 1970; it may be set at any time."""
+        self._wall_clock = wall_clock
         self._nursery = nursery
         self._identity = identity
         self._addresses = tuple(addresses)
@@ -296,7 +302,7 @@ class Daemon:
         self._unwritten: list[tuple[int, Record | Event]] = []
         """Records and events in their order; an event has the number -1 and is acknowledged to nobody."""
         self._to_write = trio.Event()
-        wall_offset_s = time.time() - trio.current_time()
+        self._wall_offset_s = wall_clock() - trio.current_time()
         trust = Trust(store.run_id, identity.public_key, issuer=True)
 
         def read_invite(credential: bytes) -> Invite | None:
@@ -313,8 +319,8 @@ class Daemon:
             return sign_thanks(thanks, identity)
 
         self.machine = CoordinatorMachine(
-            config, store.run_id, store.generation, store.load(), sign, sign_list, sign_given, wall_offset_s,
-            read_invite, helpers,
+            config, store.run_id, store.generation, store.load(), sign, sign_list, sign_given,
+            self._wall_offset_s, read_invite, helpers,
         )  # fmt: skip
         self.machine.bulletin.build = f"barnraise-{version('barnraise')}"
         self.pump = Pump(self.machine, self)
@@ -325,7 +331,7 @@ class Daemon:
             role="coordinator",
             run_id=store.run_id,
             credential=lambda: b"",
-            admit=lambda public_key, credential: trust.admit(public_key, credential, time.time()),
+            admit=lambda public_key, credential: trust.admit(public_key, credential, wall_clock()),
             events=self,
         )
         first_values(metrics, self.machine)
@@ -353,7 +359,7 @@ class Daemon:
         write_log(self._logger, effect)
         self.timeline.said(effect)
         if effect.event not in EVERYDAY_EVENTS:
-            event = Event(round(time.time(), 3), effect.level, effect.event, effect.fields)
+            event = Event(round(self._wall_clock(), 3), effect.level, effect.event, effect.fields)
             self._unwritten.append((-1, event))
             self._to_write.set()
 
@@ -430,8 +436,17 @@ class Daemon:
 
     # ---- what others ask for -----------------------------------------------------------------------------------
 
+    def look_at_clock(self) -> None:
+        """Tells the machine when the wall clock was set, or stood still with this computer: a membership that is dated
+        by what it was at the start has run out before anybody gets it."""
+        offset_s = self._wall_clock() - trio.current_time()
+        if abs(offset_s - self._wall_offset_s) > CLOCK_MOVED_S:
+            self._wall_offset_s = offset_s
+            self.pump.put(WallClockMoved(offset_s))
+
     async def refresh_gauges(self) -> None:
         while True:
+            self.look_at_clock()
             refresh(self._metrics, self.machine, trio.current_time())
             self.discovery.look()
             paths = [link.path for link in self.transport.links]
@@ -507,7 +522,7 @@ class Daemon:
     async def void(self, node: NodeId, reason: str, lineage: bool, from_start: bool) -> dict[str, Any]:
         _check_begun(self.machine)
         nodes = self.lineage(node) if lineage else (node,)
-        order = voiding_of(self.machine, nodes, reason, from_start, time.time())
+        order = voiding_of(self.machine, nodes, reason, from_start, self._wall_clock())
         lost_steps = await go_back(self.machine, self.pump, order)
         first = 0 if order.voiding is None else order.voiding.first_step
         return {"voided": nodes, "first_step": first, "step": order.step, "lost_steps": lost_steps}
@@ -515,7 +530,7 @@ class Daemon:
     async def voided(self) -> bytes:
         rows = tuple(await self._in_thread("read", self._store.voided))
         run, run_id = self.machine.config.name, self.machine.run_id.hex()
-        done = VoidList(run=run, run_id=run_id, written_unix_s=int(time.time()), rows=rows)
+        done = VoidList(run=run, run_id=run_id, written_unix_s=int(self._wall_clock()), rows=rows)
         return sign_voided(done, self._identity)
 
     async def trace(self, seconds: float) -> dict[str, Any]:
@@ -527,14 +542,16 @@ class Daemon:
     def credit(self) -> bytes:
         machine = self.machine
         servers = machine.placement.plan.server_nodes() if machine.placement.plan is not None else ()
-        ledger = credit_ledger(machine.config, machine.run_id, machine.giving, machine.admission, servers, time.time())
+        ledger = credit_ledger(
+            machine.config, machine.run_id, machine.giving, machine.admission, servers, self._wall_clock()
+        )
         return sign_credit(ledger, self._identity)
 
     async def invites(self) -> Sequence[StoredInvite]:
         return await self._in_thread("read", self._store.invites)
 
     async def invite(self, role: JoinRole, uses: int, days: float) -> tuple[StoredInvite, JoinLink]:
-        invite = new_invite(self._store.run_id, self._identity, role, uses, time.time(), days * 86400)
+        invite = new_invite(self._store.run_id, self._identity, role, uses, self._wall_clock(), days * 86400)
         await self._in_thread("write", partial(self._store.add_invite, invite))
         return invite, JoinLink(self._addresses, invite.signed)
 

@@ -78,12 +78,12 @@ class Timeline:
         now = trio.current_time()
         _, own = self.ring.newest(self.ring.since(asked_at - seconds), OWN_MAX)
         nodes.append(Traced("the coordinator", "coordinator", -1, 0.0, self.ring.names, own, 0))
-        closed = [(row.step, row.wall_s - machine.wall_offset_s, row.duration_s) for row in machine.history.tail]
+        closed = [(row.step, row.wall_s - machine.outbox.wall_offset_s, row.duration_s) for row in machine.history.tail]
         prediction = await self._predict(nodes, now)
         told = {
             "run": machine.config.name,
             "now_s": now,
-            "wall_offset_s": machine.wall_offset_s,
+            "wall_offset_s": machine.outbox.wall_offset_s,
             "steps": [step for step in closed if asked_at - seconds <= step[1] <= asked_at],
             "stages": machine.placement.running.stages.count,
             "nodes": [_told(node) for node in nodes],
@@ -92,7 +92,7 @@ class Timeline:
         }
         # The picture takes a tenth of a second of 200,000 spans.
         self.picture = await trio.to_thread.run_sync(lambda: trace_svg(read_trace(told)).encode())
-        self.pictured_wall_s = round(now + machine.wall_offset_s, 3)
+        self.pictured_wall_s = round(machine.outbox.wall_s(now), 3)
         return told
 
     async def _predict(self, nodes: Sequence[Traced], now: float) -> Prediction:

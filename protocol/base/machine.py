@@ -100,6 +100,14 @@ class Ordered:
 
 
 @dataclass(frozen=True, slots=True)
+class WallClockMoved:
+    """The wall clock runs no longer beside the machine's: it was set, or the computer slept, which `now` leaves out."""
+
+    wall_offset_s: float
+    """Seconds since 1970 minus the machine's `now`, from here on."""
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointsFound:
     """A server that did not know the run has now looked where the run keeps its checkpoints."""
 
@@ -143,6 +151,7 @@ Input = (
     | Persisted
     | Told
     | Ordered
+    | WallClockMoved
     | CheckpointsFound
     | AddressesChanged
     | DeviceLost

@@ -7,6 +7,7 @@ from typing import Any
 
 from coordinator.live.core import CoordinatorMachine
 from coordinator.live.records import Record, StoredState
+from coordinator.live.signals import Helpers
 from protocol.base.ids import NodeId
 from protocol.base.machine import (
     Count,
@@ -51,6 +52,7 @@ class Desk:
         generation: int = 1,
         invites: dict[bytes, Invite] | None = None,
         durable: bool = True,
+        helpers: Helpers | None = None,
     ) -> None:
         self.machine = CoordinatorMachine(
             config,
@@ -62,6 +64,7 @@ class Desk:
             sign_thanks=lambda thanks: b"%d tasks" % thanks.tasks,
             wall_offset_s=1e9,
             read_invite=(invites or {}).get,
+            helpers=helpers,
         )
         self.now = 100.0
         self.durable = durable
