@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import click
 
 from coordinator.commands.status import ANSWER_S, DEFAULT_URL, answer_to, fetch
 from protocol.base.errors import BadInputError
+from protocol.drive.addresses import is_loopback
 
 ANSWER_BYTES_MAX = 64 << 20
 """200,000 spans of 32 bytes as base64, measured and predicted, are 17 MB."""
@@ -33,19 +35,30 @@ def base_of(url: str) -> str:
 
 
 def token_of(base: str, links: Path | None) -> str:
-    """The admin token, from the file that the coordinator wrote for its owner. Raises `BadInputError`."""
+    """The admin token, from the file that the coordinator wrote for its owner. Raises `BadInputError`.
+
+    Whoever answers at an address may name any file of this computer. Its token goes to the coordinator that wrote it
+    alone: to this computer, and to the very address that stands in the file.
+    """
     status = fetch(f"{base}/api/status")  # also says what is wrong with the address
+    named = None
     if links is None:
         named = status.get("links_file")
-        if not named:
+        if not named or not is_loopback(urllib.parse.urlsplit(base).hostname or ""):
             raise BadInputError(f"{base}: this coordinator is not on this computer; name its links.json with --links")
-        links = Path(named)
+        links = Path(str(named))
     try:
-        token = str(json.loads(links.read_text())["admin_token"])
+        papers = json.loads(links.read_text())
+        token, home = str(papers["admin_token"]), papers["http"] if named is not None else base
     except OSError as error:
         raise BadInputError(f"{links}: {error.strerror or error}; the coordinator's owner can read it") from error
     except (ValueError, KeyError, TypeError) as error:
         raise BadInputError(f"{links}: not a coordinator's links.json") from error
+    if home != base:
+        raise BadInputError(
+            f"{base}: what answers there names {links}, which is of the coordinator at {home}: ask that with --url, or"
+            " name the file with --links"
+        )
     return token
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.server
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from click.testing import CliRunner
 
 from coordinator.commands import asking, orders
 from protocol.base.errors import BadInputError
+from protocol.cli import main
 
 IDS = [letter * 51 + end for letter, end in (("a", "a"), ("a", "b"), ("b", "b"))]
 
@@ -19,7 +22,7 @@ IDS = [letter * 51 + end for letter, end in (("a", "a"), ("a", "b"), ("b", "b"))
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, Any]]:
     """A coordinator on this computer with three members; what was posted to it."""
     links = tmp_path / "links.json"
-    links.write_text(json.dumps({"admin_token": "t"}))
+    links.write_text(json.dumps({"admin_token": "t", "http": "http://127.0.0.1:1"}))
     status = {"members": [{"id": one} for one in IDS], "away": [], "links_file": str(links)}
     for module in (asking, orders):
         monkeypatch.setattr(module, "fetch", lambda url: status)
@@ -52,6 +55,56 @@ def test_the_token_comes_from_the_coordinators_own_file(asked: list[tuple[str, A
             asking.token_of("http://127.0.0.1:1", tmp_path / "other")
     with pytest.raises(BadInputError, match="No such file"):
         asking.token_of("http://127.0.0.1:1", tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("base", "sentence"),
+    [
+        ("http://127.0.0.1:2", "is of the coordinator at http://127.0.0.1:1"),
+        ("http://localhost:1", "is of the coordinator at http://127.0.0.1:1"),
+        ("http://127.0.0.1.example:1", "is of the coordinator at"),
+        ("http://train.example:1", "is not on this computer"),
+    ],
+)
+def test_a_token_is_not_shown_to_another_than_its_own_coordinator(
+    asked: list[tuple[str, Any]], base: str, sentence: str
+) -> None:
+    """Whoever answers at an address may name another coordinator's file as its own."""
+    with pytest.raises(BadInputError, match=sentence):
+        asking.token_of(base, None)
+
+
+def test_a_server_that_names_another_coordinators_file_gets_no_token(tmp_path: Path) -> None:
+    """It is asked for its status, answers with the path of a file that lies here, and that is all it hears."""
+    links = tmp_path / "links.json"
+    links.write_text(json.dumps({"admin_token": "secret", "http": "http://127.0.0.1:1"}))
+    heard: list[tuple[str, str]] = []
+
+    class Stranger(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            heard.append((self.path, str(self.headers)))
+            self.send_error(500)
+
+        def do_GET(self) -> None:
+            heard.append((self.path, str(self.headers)))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"links_file": str(links)}).encode())
+
+        def log_message(self, *args: Any) -> None:
+            """Silent."""
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Stranger) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            done = CliRunner().invoke(main, ["run", "pause", "--url", f"http://127.0.0.1:{server.server_port}"])
+        finally:
+            server.shutdown()
+            thread.join()
+    assert done.exit_code == 2 and "is of the coordinator at http://127.0.0.1:1" in done.output
+    assert [path for path, _ in heard] == ["/api/status"]
+    assert "secret" not in str(heard)
 
 
 def test_a_member_is_named_by_a_few_letters(asked: list[tuple[str, Any]]) -> None:
