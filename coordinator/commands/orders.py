@@ -54,7 +54,8 @@ def ban(node: str, reason: str, lineage: bool, url: str, links: Path | None) -> 
     """Ban NODE (an id, or its first letters as `barnraise status` shows them).
 
     Its links end everywhere within seconds, and what it is computing does not count. With a link that works more than
-    once it can come again under a new name: `--lineage` ends that too, for all who came by it.
+    once it can come again under a new name: `--lineage` ends that too, for all who came by it. Servers, which all come
+    by one link, are banned one by one.
     """
     base = base_of(url)
     order = {"node": _whole(base, node), "reason": reason, "lineage": lineage}

@@ -9,13 +9,14 @@ linked to one of those after two; nobody believes the member longer than its mem
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from coordinator.live.admission import Admission
 from coordinator.live.orders import Ban, CloseInvite, Unban
 from coordinator.live.outbox import Outbox
 from coordinator.live.records import Voiding
 from coordinator.live.roster import Member, Roster
+from coordinator.live.slots import SlotTable
 from protocol.base.ids import NodeId
 from protocol.base.limits import ITEMS_MAX
 from protocol.messages import Blamed, Revoked
@@ -24,6 +25,24 @@ from protocol.trust.membership import LISTED_S, Revocations
 HOUSEHOLD_MAX = 4
 """Uses of an invite up to which all who came by it are taken for one person's computers. A link that a whole laboratory
 joins by proves nothing about the others."""
+
+
+def why_no_lineage(nodes: Sequence[NodeId], roster: Roster, table: SlotTable) -> str:
+    """Why nobody's whole lineage is banned, as a sentence, or nothing: all servers come by one link, so that to ban who
+    came by it takes every place of the run at once, and their parts of the model with them."""
+
+    def is_server(node: NodeId) -> bool:
+        member = roster.get(node)
+        return table.slot_of(node) is not None or (member is not None and member.role == "server")
+
+    count = sum(map(is_server, nodes))
+    if not count:
+        return ""
+    came = "a server" if count == 1 else f"{count} servers"
+    return (
+        f"{came} came by its link, and to ban a whole lineage would take their places: leave out --lineage, and close"
+        " the link with `run uninvite`"
+    )
 
 
 class Bans:

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from coordinator.live.orders import Adopt, Ban, CloseInvite, Order, Unban
+from coordinator.live.orders import Adopt, CloseInvite, Order, Unban
 from coordinator.live.tracing import SECONDS_MAX
 from coordinator.process.store import StoredInvite
 from protocol.base.errors import BadInputError
@@ -38,6 +38,11 @@ class AdminApi(Protocol):
     """What the daemon lends to these routes. Called on trio's thread."""
 
     def order(self, order: Order) -> None: ...
+
+    async def ban(self, node: NodeId, reason: str, lineage: bool) -> tuple[NodeId, ...]:
+        """Orders that nobody believes a node any more, or who came by the same invite; returns whom. Raises
+        `BadInputError`."""
+        ...
 
     async def change(self, key: str, value: str) -> RunChange:
         """Orders a change of the run; returns when its plan is durable. Raises `BadInputError`."""
@@ -75,8 +80,6 @@ class AdminApi(Protocol):
     async def trace(self, seconds: float) -> dict[str, Any]:
         """What everybody did in the last seconds, and what was predicted. Raises `BadInputError`."""
         ...
-
-    def lineage(self, node: NodeId) -> tuple[NodeId, ...]: ...
 
     def credit(self) -> bytes:
         """The ledger of credit, signed (`protocol.trust.credit`)."""
@@ -206,9 +209,11 @@ def admin_routes(api: AdminApi, admin_token: str, refused: Callable[[], None]) -
         return route
 
     async def ban(order: _Ban) -> Response:
-        node, reason = NodeId(order.node), " ".join(order.reason.split()) or "by the operator"
-        nodes = api.lineage(node) if order.lineage else (node,)
-        api.order(Ban(node, reason, order.lineage))
+        reason = " ".join(order.reason.split()) or "by the operator"
+        try:
+            nodes = await api.ban(NodeId(order.node), reason, order.lineage)
+        except BadInputError as error:
+            return answer({"error": str(error)}, 400)
         return answer({"banned": nodes})
 
     async def drain(order: _Drain) -> Response:

@@ -24,10 +24,11 @@ import click
 import structlog
 import trio
 
+from coordinator.live.bans import why_no_lineage
 from coordinator.live.core import CoordinatorMachine
 from coordinator.live.crediting import credit_ledger
 from coordinator.live.draining import why_no_drain
-from coordinator.live.orders import DrainNode, NameNode, Order
+from coordinator.live.orders import Ban, DrainNode, NameNode, Order
 from coordinator.live.outbox import EVERYDAY_EVENTS
 from coordinator.live.records import Record, StepRow
 from coordinator.live.signals import Helpers
@@ -492,6 +493,14 @@ class Daemon:
     def order(self, order: Order) -> None:
         self.pump.put(Ordered(order))
 
+    async def ban(self, node: NodeId, reason: str, lineage: bool) -> tuple[NodeId, ...]:
+        machine = self.machine
+        nodes = machine.admission.lineage(node) if lineage else (node,)
+        if lineage and (no := why_no_lineage(nodes, machine.roster, machine.placement.table)):
+            raise BadInputError(f"{node[:8]}: {no}")
+        self.order(Ban(node, reason, lineage))
+        return nodes
+
     async def change(self, key: str, value: str) -> RunChange:
         _check_begun(self.machine)
         return await change_run(self.machine, self.pump, key, value)
@@ -521,7 +530,7 @@ class Daemon:
 
     async def void(self, node: NodeId, reason: str, lineage: bool, from_start: bool) -> dict[str, Any]:
         _check_begun(self.machine)
-        nodes = self.lineage(node) if lineage else (node,)
+        nodes = self.machine.admission.lineage(node) if lineage else (node,)
         order = voiding_of(self.machine, nodes, reason, from_start, self._wall_clock())
         lost_steps = await go_back(self.machine, self.pump, order)
         first = 0 if order.voiding is None else order.voiding.first_step
@@ -535,9 +544,6 @@ class Daemon:
 
     async def trace(self, seconds: float) -> dict[str, Any]:
         return await self.timeline.trace(seconds)
-
-    def lineage(self, node: NodeId) -> tuple[NodeId, ...]:
-        return self.machine.admission.lineage(node)
 
     def credit(self) -> bytes:
         machine = self.machine

@@ -37,7 +37,7 @@ from protocol.messages import (
 )
 from protocol.trust.membership import JoinLink, Membership, open_credential
 from tests.coordinator.live.desk import DATA, step_report
-from tests.coordinator.live.fake_node import PATIENCE_S, Coordinator, nodes
+from tests.coordinator.live.fake_node import PATIENCE_S, Coordinator, FakeNode, nodes
 
 RUN = 'name = "small"\nsteps = 5\n[stages]\ncount = 1\n'
 """One stage, a front and a back server, five steps."""
@@ -276,6 +276,35 @@ def test_the_operator_bans_by_the_api(coordinator: Coordinator) -> None:
             node.heard.clear()
             await node.join()
             assert (await node.hears(Refused)).reason == "banned: sent garbage"
+
+    trio.run(run)
+
+
+def test_a_servers_lineage_is_not_banned(coordinator: Coordinator) -> None:
+    """All servers come by one link: the run would lose every place at once. Nobody is banned, and a sentence
+    says why; a volunteer's lineage still is."""
+
+    async def run() -> None:
+        async with nodes(coordinator, "server", "server", "volunteer") as (one, other, volunteer):
+            await one.join()
+            await other.join()
+            plan = (await one.hears(PlanChanged)).plan
+            (one if plan.decider == one.node else other).say(DATA)
+            await volunteer.join()
+            await volunteer.hears(Welcome)
+            token = {"Authorization": f"Bearer {coordinator.links['admin_token']}"}
+
+            def ban(node: FakeNode) -> tuple[int, dict[str, object]]:
+                return coordinator.post("/api/ban", {"node": node.node, "lineage": True}, **token)
+
+            code, said = ban(one)
+            assert code == 400
+            assert str(said["error"]).startswith(
+                f"{one.node[:8]}: 2 servers came by its link, and to ban a whole lineage"
+            )
+            assert len(coordinator.get("/api/status")["members"]) == 3
+            assert ban(volunteer) == (200, {"banned": [volunteer.node]})
+            assert (await volunteer.hears(Refused)).reason == "banned: by the operator"
 
     trio.run(run)
 
