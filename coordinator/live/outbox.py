@@ -73,6 +73,16 @@ class Outbox:
         self._then[self._records] = then
         self._records += 1
 
+    @property
+    def written_count(self) -> int:
+        """Records ordered so far."""
+        return self._records
+
+    @property
+    def durable_count(self) -> int:
+        """How many of them, from the first on, survive a crash."""
+        return next(iter(self._then), self._records)
+
     def persisted(self, record_number: int, now: float) -> None:
         """The driver says that a record is durable."""
         then = self._then.pop(record_number)

@@ -37,7 +37,9 @@ HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 class AdminApi(Protocol):
     """What the daemon lends to these routes. Called on trio's thread."""
 
-    def order(self, order: Order) -> None: ...
+    async def order(self, order: Order) -> None:
+        """Orders something; returns when it survives a crash. Raises `BadInputError`."""
+        ...
 
     async def ban(self, node: NodeId, reason: str, lineage: bool) -> tuple[NodeId, ...]:
         """Orders that nobody believes a node any more, or who came by the same invite; returns whom. Raises
@@ -61,8 +63,8 @@ class AdminApi(Protocol):
         """Orders that a member ends what it has and goes. Returns why not, or nothing."""
         ...
 
-    def name(self, node: NodeId, name: str) -> str:
-        """Orders that a node is called so; returns the name as it will stand. Raises `BadInputError`."""
+    async def name(self, node: NodeId, name: str) -> str:
+        """Orders that a node is called so; returns the name as it stands. Raises `BadInputError`."""
         ...
 
     async def roll_back(self, step: int) -> int:
@@ -204,16 +206,16 @@ def admin_routes(api: AdminApi, admin_token: str, refused: Callable[[], None]) -
                 return answer({"error": str(error)}, 400)
             if isinstance(order, _Ban | _Unban | _Drain | _Name) and not is_node_id(order.node):
                 return answer({"error": "node is no node id"}, 400)
-            return await do(order)
+            try:
+                return await do(order)
+            except BadInputError as error:
+                return answer({"error": str(error)}, 400)
 
         return route
 
     async def ban(order: _Ban) -> Response:
         reason = " ".join(order.reason.split()) or "by the operator"
-        try:
-            nodes = await api.ban(NodeId(order.node), reason, order.lineage)
-        except BadInputError as error:
-            return answer({"error": str(error)}, 400)
+        nodes = await api.ban(NodeId(order.node), reason, order.lineage)
         return answer({"banned": nodes})
 
     async def drain(order: _Drain) -> Response:
@@ -223,14 +225,11 @@ def admin_routes(api: AdminApi, admin_token: str, refused: Callable[[], None]) -
         return answer({"drained": order.node})
 
     async def name(order: _Name) -> Response:
-        try:
-            taken = api.name(NodeId(order.node), order.name)
-        except BadInputError as error:
-            return answer({"error": str(error)}, 400)
+        taken = await api.name(NodeId(order.node), order.name)
         return answer({"node": order.node, "name": taken})
 
     async def unban(order: _Unban) -> Response:
-        api.order(Unban(NodeId(order.node)))
+        await api.order(Unban(NodeId(order.node)))
         return answer({"unbanned": order.node})
 
     async def credit(request: Request) -> Response:
@@ -249,57 +248,39 @@ def admin_routes(api: AdminApi, admin_token: str, refused: Callable[[], None]) -
         found = [one for one in await api.invites() if base32(one.nonce) == order.invite]
         if not found:
             return answer({"error": "there is no such invite"}, 404)
-        api.order(CloseInvite(found[0].nonce))
+        await api.order(CloseInvite(found[0].nonce))
         return answer({"closed": order.invite})
 
     async def set_key(order: _Set) -> Response:
-        try:
-            change = await api.change(order.key, order.value)
-        except BadInputError as error:
-            return answer({"error": str(error)}, 400)
+        change = await api.change(order.key, order.value)
         return answer({"key": change.key, "value": change.value})
 
     async def replan(order: _Replan) -> Response:
-        try:
-            change, reason = await api.replan(order.settings)
-        except BadInputError as error:
-            return answer({"error": str(error)}, 400)
+        change, reason = await api.replan(order.settings)
         return answer({"key": change.key, "value": change.value, "reason": reason})
 
     async def pause(order: _Pause) -> Response:
-        try:
-            await api.pause(order.paused)
-        except BadInputError as error:
-            return answer({"error": str(error)}, 400)
+        await api.pause(order.paused)
         return answer({"paused": order.paused})
 
     async def roll_back(order: _RollBack) -> Response:
-        try:
-            lost_steps = await api.roll_back(order.step)
-        except BadInputError as error:
-            return answer({"error": str(error)}, 400)
+        lost_steps = await api.roll_back(order.step)
         return answer({"step": order.step, "lost_steps": lost_steps})
 
     async def void(order: _Void) -> Response:
         reason = " ".join(order.reason.split()) or "by the operator: what it gave is void"
-        try:
-            done = await api.void(NodeId(order.node), reason, order.lineage, order.from_start)
-        except BadInputError as error:
-            return answer({"error": str(error)}, 400)
+        done = await api.void(NodeId(order.node), reason, order.lineage, order.from_start)
         return answer(done)
 
     async def voided(request: Request) -> Response:
         return guard.refusal(request) or Response(await api.voided(), 200, HEADERS, "application/json")
 
     async def adopt(order: _Adopt) -> Response:
-        api.order(Adopt())
+        await api.order(Adopt())
         return answer({"adopting": True})
 
     async def trace(order: _Trace) -> Response:
-        try:
-            found = await api.trace(order.seconds)
-        except BadInputError as error:
-            return answer({"error": str(error)}, 400)
+        found = await api.trace(order.seconds)
         return answer(found)
 
     return [

@@ -38,7 +38,15 @@ from coordinator.process.discovery import Discovery
 from coordinator.process.http import build_app, build_public_app
 from coordinator.process.invites import join_links, new_invite
 from coordinator.process.metrics import coordinator_families, first_values, refresh
-from coordinator.process.ordering import change_run, go_back, pause_run, replan_run, roll_back, voiding_of
+from coordinator.process.ordering import (
+    change_run,
+    go_back,
+    order_durably,
+    pause_run,
+    replan_run,
+    roll_back,
+    voiding_of,
+)
 from coordinator.process.papers import LINKS, announce, write_private
 from coordinator.process.planner import ask_planner
 from coordinator.process.sockets import listen, serve
@@ -490,15 +498,15 @@ class Daemon:
             self._segments = (history.rollback_count, newest), await self._in_thread("read", self._store.segments)
         return self._segments[1]
 
-    def order(self, order: Order) -> None:
-        self.pump.put(Ordered(order))
+    async def order(self, order: Order) -> None:
+        await order_durably(self.machine, self.pump, order)
 
     async def ban(self, node: NodeId, reason: str, lineage: bool) -> tuple[NodeId, ...]:
         machine = self.machine
         nodes = machine.admission.lineage(node) if lineage else (node,)
         if lineage and (no := why_no_lineage(nodes, machine.roster, machine.placement.table)):
             raise BadInputError(f"{node[:8]}: {no}")
-        self.order(Ban(node, reason, lineage))
+        await self.order(Ban(node, reason, lineage))
         return nodes
 
     async def change(self, key: str, value: str) -> RunChange:
@@ -516,12 +524,12 @@ class Daemon:
     def drain(self, node: NodeId, reason: str) -> str:
         no = why_no_drain(self.machine.roster, self.machine.placement.table, node)
         if not no:
-            self.order(DrainNode(node, reason))
+            self.pump.put(Ordered(DrainNode(node, reason)))
         return no
 
-    def name(self, node: NodeId, name: str) -> str:
+    async def name(self, node: NodeId, name: str) -> str:
         name = self.machine.naming.checked(node, name)
-        self.order(NameNode(node, name))
+        await self.order(NameNode(node, name))
         return name
 
     async def roll_back(self, step: int) -> int:

@@ -6,7 +6,7 @@ import trio
 
 from coordinator.live.core import CoordinatorMachine
 from coordinator.live.first_plan import problem_now, why_planned
-from coordinator.live.orders import ChangeRun, PauseRun, RollBack
+from coordinator.live.orders import ChangeRun, Order, PauseRun, RollBack
 from coordinator.live.plan_builder import Guidance
 from coordinator.live.records import Voiding
 from coordinator.live.replanning import why_no_layout
@@ -114,6 +114,18 @@ async def _planned(machine: CoordinatorMachine, wanted: RunConfig) -> tuple[RunC
 async def pause_run(machine: CoordinatorMachine, pump: Pump, paused: bool) -> None:
     """Orders that no step is opened, or that they are again; returns when that is durable. Raises `BadInputError`."""
     await _durable(machine, pump, PauseRun(paused))
+
+
+async def order_durably(machine: CoordinatorMachine, pump: Pump, order: Order) -> None:
+    """Orders what no plan has to tell; returns when all that it changes survives a crash. Raises `BadInputError`."""
+    pump.put(Ordered(order))
+    with trio.move_on_after(ORDER_S):
+        await pump.handled()
+        count = machine.outbox.written_count
+        while machine.outbox.durable_count < count:
+            await trio.sleep(LOOK_S)
+        return
+    raise BadInputError(f"the order is not on the coordinator's disk within {ORDER_S:.0f} s; it may be done later")
 
 
 async def _durable(machine: CoordinatorMachine, pump: Pump, order: ChangeRun | PauseRun) -> None:

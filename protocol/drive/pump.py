@@ -76,6 +76,9 @@ class Pump:
         self._inbox: deque[Input] = deque()
         self._filled = trio.Event()
         self._room = trio.Event()
+        self._turn = trio.Event()
+        self._taken = 0
+        """Facts that the machine has had, with their effects performed."""
         self._token = trio.lowlevel.current_trio_token()
         self._exit: str | None = None
         self._perform: dict[type[Effect], Callable[..., None]] = {
@@ -103,6 +106,12 @@ class Pump:
         while len(self._inbox) >= INBOX_MAX:
             await self._room.wait()
 
+    async def handled(self) -> None:
+        """Wait until the machine has had all that is in the inbox now."""
+        last = self._taken + len(self._inbox)
+        while self._taken < last:
+            await self._turn.wait()
+
     async def run(self) -> str:
         """Start the machine and feed it until it says `Exit`; returns the reason. What is in the inbox then is left."""
         self._do(self._machine.start(self._clock()))
@@ -113,6 +122,8 @@ class Pump:
             if len(self._inbox) < INBOX_MAX:
                 self._room.set()
                 self._room = trio.Event()
+            self._turn.set()
+            self._turn = trio.Event()
             await trio.lowlevel.checkpoint()
             if self._exit is None and not self._inbox:
                 await self._sleep()
@@ -126,6 +137,7 @@ class Pump:
             self._do(self._machine.wake(now))
         elif self._inbox:
             self._do(self._machine.handle(self._inbox.popleft(), now))
+            self._taken += 1
         else:
             return False
         return True

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import os
 import re
 import resource
@@ -12,6 +14,7 @@ import socket
 import stat
 import subprocess
 import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -278,6 +281,27 @@ def test_the_operator_bans_by_the_api(coordinator: Coordinator) -> None:
             assert (await node.hears(Refused)).reason == "banned: sent garbage"
 
     trio.run(run)
+
+
+@pytest.mark.parametrize("order", ["ban", "unban", "uninvite"])
+def test_no_order_is_said_to_be_done_that_the_disk_did_not_take(coordinator: Coordinator, order: str) -> None:
+    """The coordinator ends, and comes back without it: whoever ordered it must not have been told that it is done."""
+    token = {"Authorization": f"Bearer {coordinator.links['admin_token']}"}
+    node = {"node": "a" * 52}
+    assert order != "unban" or coordinator.post("/api/ban", node, **token)[0] == 200
+    invite = {"invite": coordinator.get("/api/invites", **token)["invites"][0]["invite"]}
+    resource.prlimit(coordinator.process.pid, resource.RLIMIT_FSIZE, (8192, 8192))
+    with contextlib.suppress(OSError, http.client.HTTPException):  # no answer at all is none that it is done
+        answer = urllib.request.Request(
+            f"{coordinator.links['http']}/api/{order}",
+            json.dumps(invite if order == "uninvite" else node).encode(),
+            token,
+        )
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(answer, timeout=PATIENCE_S) as done:
+            raise AssertionError(f"{done.status}: {done.read()!r}")
+    assert coordinator.process.wait(PATIENCE_S) == 1
+    assert coordinator.process.stdout is not None
+    coordinator.process.stdout.close()
 
 
 def test_a_servers_lineage_is_not_banned(coordinator: Coordinator) -> None:
