@@ -8,7 +8,9 @@ from pathlib import Path
 import click
 import msgspec
 
+from coordinator.commands.written import write_file
 from protocol.base.errors import BadInputError
+from protocol.drive.folders import check_writable
 from protocol.drive.place_argument import PlaceArgument
 from protocol.run.config_file import change_run, load_run, run_example
 from protocol.run.run import RunConfig
@@ -49,6 +51,8 @@ def branch(
     old = load_run(run_toml)
     new = branched(old, settings)
     folder = (new_toml.parent / new.name if model is None else model).absolute()
+    check_writable("NEW.toml", new_toml, new_toml.parent)  # before some minutes are spent on the weights
+    check_writable("--model", folder, folder.parent)
     if new_toml.exists():
         raise BadInputError(f"NEW.toml: {new_toml} is there already, and is not written over")
     if folder.exists():
@@ -57,7 +61,7 @@ def branch(
     new.validate()
     export = next(point for point in entry_points(group=EXPORT_GROUP) if point.name == "export").load()
     ctx.invoke(export, out=folder, checkpoints=checkpoints, step=step, link=None)
-    new_toml.write_text(run_example(values=new), encoding="utf-8")
+    write_file("NEW.toml", new_toml, run_example(values=new), makes_folder=True)
     click.echo(f"{new_toml}: the run {new.name}, which begins with these weights")
     click.echo(f"servers of stage 0 must be lent the folder: barnraise server --data {folder} LINK")
     if new.seed == old.seed and new.data == old.data:

@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 
 from coordinator.commands.status import DEFAULT_URL
-from coordinator.monitoring.files import check_url, monitoring_files
+from coordinator.monitoring.files import monitoring_files
 from protocol.base.errors import BadInputError
+from protocol.drive.addresses import is_web_address
 
 
 @click.group()
@@ -35,7 +36,7 @@ def write(folder: Path, coordinators: tuple[str, ...], here: tuple[Path, ...]) -
     """
     urls = coordinators or (() if here else (DEFAULT_URL,))
     for url in urls:
-        if not check_url(url):
+        if not is_web_address(url):
             raise BadInputError(f"{url}: not an address of a coordinator's status API (http://HOST:PORT)")
     files = monitoring_files(urls, [str(place.absolute()) for place in here])
     try:

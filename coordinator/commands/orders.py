@@ -15,6 +15,7 @@ from coordinator.commands.check import check, example
 from coordinator.commands.status import DEFAULT_URL, fetch
 from coordinator.commands.trace import trace
 from coordinator.commands.void import void_command, voided
+from coordinator.commands.written import write_file
 from protocol.base.errors import BadInputError
 from protocol.base.printable import printable
 from protocol.run.changes import AT_BOUNDARY, AT_DECISION, RunChange, in_words
@@ -301,7 +302,7 @@ def credit(out: Path | None, checked: Path | None, url: str, links: Path | None)
     )
     ledger, coordinator = open_credit(data)
     if out is not None:
-        out.write_bytes(json.dumps(json.loads(data), indent=1).encode() + b"\n")
+        write_file("--out", out, json.dumps(json.loads(data), indent=1) + "\n")
     click.echo(f"{'member':9} {'tasks':>9} {'audited':>9} {'credited':>9} {'tokens':>14}")
     for row in ledger.rows:
         line = f"{row.node[:8]:9} {row.tasks:9} {row.audited:9} {row.credited:9} {row.tokens:14} {row.why}"

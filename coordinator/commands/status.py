@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import shutil
 import sys
@@ -19,9 +20,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from coordinator.commands.written import write_file
 from protocol.base.errors import BadInputError
 from protocol.base.printable import all_printable, wrapped
-from protocol.drive.addresses import is_loopback
+from protocol.drive.addresses import is_loopback, is_web_address
 
 NOT_RUNNING = 3
 """Exit code: neither a coordinator nor a lent computer runs here."""
@@ -86,10 +88,7 @@ def status(
         return
     if network is not None:
         found = fetch(f"{base}/api/network")
-        try:
-            network.write_text(json.dumps(found, indent=1) + "\n")
-        except OSError as error:
-            raise BadInputError(f"--network: {network} cannot be written: {error.strerror}") from error
+        write_file("--network", network, json.dumps(found, indent=1) + "\n")
         click.echo(f"{network}: {len(found['machines'])} machines, {len(found['links'])} measured directions")
         return
     here = status_of_lent_computers() if base == DEFAULT_URL and not (links or as_json) else None
@@ -183,7 +182,7 @@ def answer_to(request: urllib.request.Request, patience_s: float, bytes_max: int
             except (ValueError, KeyError, TypeError):
                 reason = f"the answer is {error.code}"
         raise BadInputError(f"{url}: {reason}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         why = getattr(error, "reason", error)
         raise BadInputError(f"{url}: nobody answers there: {getattr(why, 'strerror', None) or why}") from error
     return text
@@ -191,7 +190,7 @@ def answer_to(request: urllib.request.Request, patience_s: float, bytes_max: int
 
 def fetch(url: str) -> dict[str, Any]:
     """The JSON object at `url`. Raises `BadInputError` with what went wrong."""
-    if not url.startswith(("http://", "https://")):
+    if not is_web_address(url):
         raise BadInputError(f"{url}: not an address of a coordinator's status API (http://HOST:PORT)")
     text = answer_to(urllib.request.Request(url), ANSWER_S, ANSWER_BYTES_MAX)  # noqa: S310 - the scheme was just looked at
     try:

@@ -14,6 +14,7 @@ from typing import Any
 import click
 import numpy as np
 
+from coordinator.commands.written import write_file
 from coordinator.planning.names import short
 from coordinator.planning.partition.costs import BlockCost
 from coordinator.planning.partition.model_costs import CostRules, block_costs
@@ -23,6 +24,7 @@ from coordinator.planning.tune.case import Case, Choice, Node, Workload
 from coordinator.planning.tune.hand_over import NOT_FOLLOWED, run_of
 from coordinator.planning.tune.tuner import Outcome, Space, Tuned, tune
 from protocol.base.errors import BadInputError
+from protocol.drive.folders import check_writable
 from protocol.run.config_file import load_run, run_example
 from protocol.run.model_spec import ModelSpec
 from protocol.run.run import RunConfig
@@ -62,8 +64,10 @@ def plan_tune(
     are tried as there are machines and blocks for, and half as many, down to two. The run's step is cut into
     microbatches anew: of the run file's size, and of 1, 2, 4, … samples as long as every node gets one.
     """
-    if new_toml is not None and new_toml.exists():
-        raise BadInputError(f"--write: {new_toml} is there already, and is not written over")
+    if new_toml is not None:
+        check_writable("--write", new_toml, new_toml.parent)
+        if new_toml.exists():
+            raise BadInputError(f"--write: {new_toml} is there already, and is not written over")
     config, network = load_run(run_file), load_network(network_file)
     order = line_order(network)
     work = workload(config)
@@ -91,7 +95,7 @@ def plan_tune(
         )
     if new_toml is not None:
         run, sentences = handed_over(config, found, lambda choice: Case(choice, work, line, ways).edges)
-        new_toml.write_text(run_example(values=run), encoding="utf-8")
+        write_file("--write", new_toml, run_example(values=run), makes_folder=True)
         for sentence in (f"{new_toml}: {sentences[0]}", *sentences[1:]):
             click.echo(textwrap.fill(sentence, WIDTH, subsequent_indent="  "), err=as_json)
 

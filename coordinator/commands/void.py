@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from coordinator.commands.asking import ask, asking, base_of, post
+from coordinator.commands.written import write_file
 from protocol.base.printable import printable
 from protocol.trust.voided import open_voided
 
@@ -59,7 +60,7 @@ def voided(out: Path | None, checked: Path | None, url: str, links: Path | None)
     )
     found, coordinator = open_voided(data)
     if out is not None:
-        out.write_bytes(json.dumps(json.loads(data), indent=1).encode() + b"\n")
+        write_file("--out", out, json.dumps(json.loads(data), indent=1) + "\n")
     for row in found.rows:
         where = f"step {row.restore_step}" if row.restore_step >= 0 else "the beginning"
         names = ", ".join(node[:8] for node in row.nodes)

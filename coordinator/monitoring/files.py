@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from urllib.parse import urlsplit
 
 from coordinator.monitoring.console import console
 from coordinator.monitoring.dashboards import dashboards
@@ -179,9 +178,3 @@ providers:
     type: file
     options: {path: /var/lib/grafana/dashboards}
 """
-
-
-def check_url(url: str) -> bool:
-    """Whether `url` can be a coordinator's."""
-    parts = urlsplit(url)
-    return parts.scheme in ("http", "https") and bool(parts.hostname)

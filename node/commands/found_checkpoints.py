@@ -39,10 +39,14 @@ def places_of_one_run(given: Sequence[Path | str], argument: str = "CHECKPOINTS"
             except OSError as error:
                 raise BadInputError(f"{argument}: {error}") from error
             continue
-        if not place.is_dir():
-            raise BadInputError(f"{argument}: {place} is no folder")
-        for layout in _LAYOUTS:
-            found.update(dict.fromkeys(sorted(home.parent.absolute() for home in place.glob(layout))))
+        try:
+            if not place.is_dir():
+                raise BadInputError(f"{argument}: {place} is no folder")
+            os.scandir(place).close()  # a search finds nothing in a folder that may not be read, and says nothing
+            for layout in _LAYOUTS:
+                found.update(dict.fromkeys(sorted(home.parent.absolute() for home in place.glob(layout))))
+        except OSError as error:
+            raise BadInputError(f"{argument}: {error.filename or place} cannot be read: {error.strerror}") from error
     if not found:
         raise BadInputError(f"{argument}: there is no checkpoint in {', '.join(map(str, given))}")
     runs = sorted({place.name: str(place) for place in reversed(found)}.values())

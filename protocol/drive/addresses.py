@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 import click
 import psutil
@@ -53,6 +54,15 @@ class MetricsPlace(HostPort):
 def host_port(host: str, port: int) -> str:
     """HOST:PORT, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_web_address(url: str) -> bool:
+    """Whether `url` can be a coordinator's: http://HOST:PORT, perhaps with a path."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a bracket without its other, a port that is no number
+        return False
 
 
 def is_loopback(host: str) -> bool:

@@ -15,8 +15,9 @@ def check_writable(option: str, given: Path, folder: Path) -> None:
 
     Raises `BadInputError`, naming the option and its path as it was given.
     """
-    missing = list(itertools.takewhile(lambda each: not each.exists(), (folder, *folder.parents)))
+    missing: list[Path] = []
     try:
+        missing += itertools.takewhile(lambda each: not each.exists(), (folder, *folder.parents))
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):

@@ -19,7 +19,11 @@ class PlaceArgument(click.ParamType["Path | str"]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path | str:
         if isinstance(value, Path) or not is_url(str(value)):
             path = Path(value)
-            if path.exists() and not path.is_dir():
+            try:
+                is_file = path.exists() and not path.is_dir()
+            except OSError as error:
+                self.fail(f"{path}: {error.strerror}", param, ctx)
+            if is_file:
                 self.fail(f"{path} is a file", param, ctx)
             return path
         try:

@@ -1,0 +1,17 @@
+"""What a command writes for its caller: a file that cannot be written is said in a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from protocol.base.errors import BadInputError
+
+
+def write_file(option: str, path: Path, text: str, *, makes_folder: bool = False) -> None:
+    """Raises `BadInputError` that names the option. `makes_folder`: the one that it lies in need not be there."""
+    try:
+        if makes_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadInputError(f"{option}: {path} cannot be written: {error.strerror}") from error
