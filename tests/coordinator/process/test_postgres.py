@@ -26,7 +26,7 @@ from coordinator.process.store import Event, Store, StoredInvite
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
 from protocol.messages import Share
-from tests.coordinator.process.test_store import CONFIG, plan_row, step_row
+from tests.coordinator.process.test_store import CONFIG, plan_row, step_row, write_for_weeks
 from tests.integration.postgres import Cluster, postgres, why_not
 
 KEY = b"k" * 32
@@ -94,6 +94,15 @@ def test_it_holds_what_a_file_holds(tmp_path: Path, url: str) -> None:
     assert again[1].load() == again[0].load() and again[1].generation == again[0].generation
     assert again[1].run_id == stores[1].run_id
     for store in again:
+        store.close()
+
+
+def test_it_forgets_what_a_file_forgets(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old events and memberships, while the coordinator runs."""
+    stores = [Store(tmp_path / "file", CONFIG), opened(tmp_path, url)]
+    of_file, shared = (write_for_weeks(store, monkeypatch) for store in stores)
+    assert shared == of_file
+    for store in stores:
         store.close()
 
 

@@ -28,6 +28,7 @@ from coordinator.live.records import (
     StepRow,
     StoredState,
 )
+from coordinator.process import store as store_module
 from coordinator.process.database import DATABASE, StateBrokenError, StateLockedError
 from coordinator.process.schema import MIGRATIONS
 from coordinator.process.store import Event, Store, StoredInvite
@@ -384,6 +385,31 @@ def test_validations_are_kept_and_thrown_away_with_their_steps(tmp_path: Path) -
     assert [(one.version, one.loss) for one in store.load().validations] == [(0, 5.5), (2, 5.0)]
     assert [row.validations[0].loss for row in store.load().thrown] == [math.inf]
     assert [row.validations[0].version for row in store.steps_from(0, 10)] == [0, 2]
+    store.close()
+
+
+def write_for_weeks(store: Store, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int]]:
+    """The events and serials that are left, when a few are kept and looked at now and then, without a new start."""
+    for name, count in (("EVENTS_MAX", 20), ("MEMBERS_MAX", 30), ("TRIM_AFTER", 10)):
+        monkeypatch.setattr(store_module, name, count)
+    for serial in range(100):
+        member = MemberRow(node=NodeId("a"), public_key=b"k", role="volunteer", serial=serial)
+        store.write([Event(wall_s=float(serial), level="info", event="e", fields={}), member])
+    events = store._db.execute("SELECT wall_s FROM events ORDER BY number").fetchall()
+    members = store._db.execute("SELECT serial FROM members ORDER BY serial").fetchall()
+    return [int(event) for (event,) in events], [int(serial) for (serial,) in members]
+
+
+def test_old_events_and_memberships_go_while_the_coordinator_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is not started anew for a year does not fill its disk; the newest stay, and no serial is used again."""
+    store = Store(tmp_path, CONFIG)
+    events, serials = write_for_weeks(store, monkeypatch)
+    assert events[-20:] == list(range(80, 100)) and len(events) <= 20 + 10
+    assert serials[-30:] == list(range(70, 100)) and len(serials) <= 30 + 10
+    store = reopened(store)
+    assert store.load().next_serial == 100
     store.close()
 
 
