@@ -20,6 +20,7 @@ from protocol.base.errors import DialError, RemoteProtocolError
 from protocol.base.ids import NodeId
 from protocol.base.limits import HANDSHAKE_S, SEND_STALL_S
 from protocol.drive import tcp
+from protocol.drive.first_words import StreamEndedError, receive
 from protocol.drive.limits import QuotaUsedUpError
 from protocol.drive.transport import OPERATED, Transport
 from protocol.link.networks import network_of
@@ -106,7 +107,7 @@ async def _ask(stream: trio.abc.Stream, relay: NodeId, meeting: bytes, proof: Pr
             await stream.send_all(preamble(meeting) + handshake.data_to_send())
             session = None
             while session is None:
-                session = handshake.receive(await _receive(stream))
+                session = handshake.receive(await receive(stream))
             if isinstance(session, CookieDemanded):
                 return session.cookie
             await stream.send_all(handshake.data_to_send())
@@ -122,7 +123,7 @@ async def _ask(stream: trio.abc.Stream, relay: NodeId, meeting: bytes, proof: Pr
         raise DialError("the relay gave no answer in time") from None
     except QuotaUsedUpError as error:
         raise DialError(str(error)) from None
-    except (trio.BrokenResourceError, trio.ClosedResourceError, _EndedError):
+    except (trio.BrokenResourceError, trio.ClosedResourceError, StreamEndedError):
         raise DialError("the relay closed the connection (does it know us?)") from None
     if reason:
         raise RelayRefusedError(reason)
@@ -177,7 +178,7 @@ class RelayServer:
         """
         try:
             while (split := split_preamble(first)) is None:
-                first += await _receive(stream)
+                first += await receive(stream)
             meeting, data = split
             proof = self._proof
             handshake = Responder(
@@ -196,13 +197,13 @@ class RelayServer:
                     await stream.send_all(answer)
                 if handshake.cookie_sent:
                     return None
-                session = handshake.receive(await _receive(stream))
+                session = handshake.receive(await receive(stream))
             if handshake.trailing:
                 raise RemoteProtocolError("unexpected", "bytes before the relay said go")
         except RemoteProtocolError as error:
             self._rejected(address, error.reason, error.detail)
             return None
-        except (trio.BrokenResourceError, trio.ClosedResourceError, _EndedError):
+        except (trio.BrokenResourceError, trio.ClosedResourceError, StreamEndedError):
             return None
         # As with links: servers came by an invite that is handed to few, and often share a network.
         network = "" if session.role in OPERATED else network_of(host_of(address))
@@ -315,17 +316,6 @@ class RelayServer:
 
     def _show(self) -> None:
         self._count("barnraise_server_relay_sessions", self.desk.session_count, {})
-
-
-class _EndedError(Exception):
-    """The other side closed the connection in the middle."""
-
-
-async def _receive(stream: trio.abc.Stream) -> bytes:
-    data = await stream.receive_some(4096)
-    if not data:
-        raise _EndedError
-    return bytes(data)
 
 
 async def _close(stream: trio.abc.Stream) -> None:
