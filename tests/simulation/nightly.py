@@ -18,9 +18,9 @@ import hashlib
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Generator
 from concurrent.futures import ProcessPoolExecutor
-from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -112,9 +112,14 @@ def _outcomes(first: int, jobs: int) -> Generator[tuple[int, str]]:
             yield first, outcome(first)
             first += 1
     with ProcessPoolExecutor(jobs) as pool:
-        seeds = iter(range(first, sys.maxsize))
-        while some := list(islice(seeds, jobs * TOGETHER)):
-            yield from zip(some, pool.map(outcome, some), strict=True)
+        under_way = deque((seed, pool.submit(outcome, seed)) for seed in range(first, first + jobs * TOGETHER))
+        try:
+            for seed in range(first + jobs * TOGETHER, sys.maxsize):
+                oldest, future = under_way.popleft()
+                yield oldest, future.result()
+                under_way.append((seed, pool.submit(outcome, seed)))
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _write(path: Path, counts: Counts) -> None:
