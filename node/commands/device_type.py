@@ -18,3 +18,14 @@ class DeviceType(click.ParamType[DeviceChoice]):
         if isinstance(value, DeviceChoice):
             return value
         return DeviceChoice.parse(value)
+
+
+class DevicesType(click.ParamType[tuple[DeviceChoice, ...]]):
+    """Words of `DeviceChoice.parse_all`."""
+
+    name = "devices"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[DeviceChoice, ...]:
+        if isinstance(value, tuple):
+            return value
+        return DeviceChoice.parse_all(value)

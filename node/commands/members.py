@@ -17,11 +17,11 @@ import click
 from platformdirs import user_state_path
 
 from node.commands.amounts import RATE_MBIT_MIN, Amount, WholeNumber, plain
-from node.commands.device_type import DeviceType
+from node.commands.device_type import DevicesType, DeviceType
 from node.commands.link_argument import link_argument, parse_link
 from node.commands.say import columns, say
 from node.compute.devices.choice import HELP as DEVICE_HELP
-from node.compute.devices.choice import DeviceChoice
+from node.compute.devices.choice import SEVERAL_HELP, DeviceChoice
 from node.owner.consent import Consent, keep_consent, read_consents
 from node.owner.limits import (
     GAMES_MEAN,
@@ -110,6 +110,9 @@ threads_option = click.option(
     help="Processor threads that it computes with.",
 )
 device_option = click.option("--device", type=DeviceType(), default="auto", show_default=True, help=DEVICE_HELP)
+devices_option = click.option(
+    "--device", "devices", type=DevicesType(), default="auto", show_default=True, help=SEVERAL_HELP
+)
 
 
 limit_option = click.option(
@@ -283,7 +286,7 @@ def server(
 @_LAN
 @_MAP_PORT
 @threads_option
-@device_option
+@devices_option
 @limit_option
 @click.option(
     "--while-not", metavar="PROGRAMS", help=f"Pause while one of these runs: names with commas; {GAMES_MEAN}."
@@ -306,7 +309,7 @@ def join(
     lan: bool,
     map_port: bool,
     threads: int,
-    device: DeviceChoice,
+    devices: tuple[DeviceChoice, ...],
     limit: tuple[str, ...],
     while_not: str | None,
     always: bool,
@@ -340,26 +343,28 @@ def join(
             if not (yes and no_benchmark) and is_terminal():  # torch alone takes ten seconds to load on a busy computer
                 click.echo("Asking the run, and measuring this computer and its line: up to a minute …", err=True)
             if yes and no_benchmark:
-                if device.kind not in ("auto", "cpu", "small"):
-                    from node.visit.device_facts import check_device
+                for device in devices:
+                    if device.kind not in ("auto", "cpu", "small"):
+                        from node.visit.device_facts import check_device
 
-                    check_device(device)
+                        check_device(device)
                 if kept_pause(folder) is None:  # nothing is asked first: it will work as soon as it has joined
                     from node.process.device_start import DeviceOptions, DeviceStart
 
-                    own = DeviceOptions(threads, device, chosen.low_priority, chosen.gpu_memory_bytes)
                     ends.callback(DeviceStart.forget_ahead)
-                    DeviceStart.load_ahead(own)
+                    for device in devices:
+                        own = DeviceOptions(threads, device, chosen.low_priority, chosen.gpu_memory_bytes)
+                        DeviceStart.load_ahead(own)
                     starting.loads_device = True
             with loading():
                 from node.links.assemble import WayOptions
                 from node.process.daemon import NodeOptions, run_node
 
             ways = WayOptions(punch=not no_punch, lan=lan, map_port=map_port)
-            offer, tokens_per_s, token, port = None, 0.0, "", 0
+            offer, speeds, token, port = None, (0.0,) * len(devices), "", 0
             if not (yes and no_benchmark):
                 from node.visit.enquiry import enquire
-                from node.visit.kept_speed import keep_speed, kept_speed
+                from node.visit.kept_speed import keep_speeds, kept_speeds
 
                 def tell(sentence: str) -> None:
                     """What is waited for, here and to whoever asks in another terminal."""
@@ -371,15 +376,15 @@ def join(
                 if agreed is not None and not yes and not is_terminal():
                     # The system has started it, beside a game, on battery or in a pause: until the keeper has looked,
                     # neither the device nor the line may be touched, and nothing there is a reason to give up.
-                    ask = partial(enquire, parsed, folder, threads, False, line, ways, None, cap, tell)
+                    ask = partial(enquire, parsed, folder, threads, False, line, ways, (), cap, tell)
                     offer = asked_patiently(ask, starting)
-                    tokens_per_s = kept_speed(folder, offer.terms_hashes, device, threads)
+                    speeds = kept_speeds(folder, offer.terms_hashes, devices, threads)
                 else:
                     starting.says = ASKING
-                    offer = enquire(parsed, folder, threads, not no_benchmark, line, ways, device, cap, tell)
-                    tokens_per_s = offer.tokens_per_s
-                    if tokens_per_s:
-                        keep_speed(folder, offer.terms_hashes[0], device, threads, tokens_per_s)
+                    offer = enquire(parsed, folder, threads, not no_benchmark, line, ways, devices, cap, tell)
+                    if any(offer.speeds):
+                        speeds = offer.speeds
+                        keep_speeds(folder, offer.terms_hashes[0], devices, threads, speeds)
                 starting.run = offer.run
                 say(printable(offer.text, keep="\n"))
                 if offer.finished:
@@ -407,8 +412,9 @@ def join(
                     page_port=port,
                     ways=ways,
                     threads=threads,
-                    device=device,
-                    tokens_per_s=tokens_per_s,
+                    device=devices[0],
+                    tokens_per_s=speeds[0],
+                    further=tuple(zip(devices[1:], speeds[1:], strict=True)),
                     measured=offer.measured if offer is not None else (),
                     stage=offer.stage if offer is not None else -1,
                     starting=starting,

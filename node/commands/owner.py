@@ -23,8 +23,8 @@ from node.commands.say import columns, say, shown_path
 from node.machine.drain import DRAIN_S, LAST_NEWS_S
 from node.owner.consent import read_consents, withdraw_consent
 from node.owner.limits import KEYS, OwnerLimits, key_named, read_limits, shown, with_value, write_limits
-from node.owner.tally import signed_in_words
-from node.owner.thanks import FILE, SignedThanks, given, read_thanks
+from node.owner.tally import Given, signed_in_words
+from node.owner.thanks import FILE, SignedThanks, given, read_thanks, thanks_files
 from node.owner.units import duration
 from node.owner.words import describe, describe_limits, headline
 from node.platform.local_socket import NotRunningError, NotWellError, ask
@@ -147,11 +147,11 @@ def last_words(folder: Path, answer: dict[str, Any]) -> str:
         return str(answer["thanks"])
     signed = "The run has not signed any of it yet: it signs what is in closed steps, and says so at the next visit."
     with contextlib.suppress(BadInputError):
-        thanks = read_thanks(folder / FILE)
-        signed = (
-            f"Signed by the run, for ever: {signed_in_words(given(thanks.thanks))}: `barnraise thanks` shows and "
-            "checks it."
-        )
+        if found := [given(read_thanks(file).thanks) for file in thanks_files(folder)]:
+            signed = (
+                f"Signed by the run, for ever: {signed_in_words(sum(found, Given()))}: `barnraise thanks` shows and "
+                "checks it."
+            )
     return f"{answer['thanks']}\n{signed}"
 
 
@@ -287,8 +287,8 @@ def thanks(file: Path | None, state: Path | None) -> None:
 
     FILE: signed thanks of anybody; without it, those that lie in the state folders of this computer.
     """
-    files = [file] if file is not None else [folder / FILE for folder in _thanked_folders(state)]
-    files = [path for path in files if path.is_file()]
+    kept = [path for folder in _thanked_folders(state) for path in thanks_files(folder)]
+    files = kept if file is None else [file]
     if not files:
         raise BadInputError(
             "thanks: none were signed for this computer yet; a run signs what its ledgers accepted, and says so every "

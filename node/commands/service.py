@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from node.commands.link_argument import link_argument, parse_link
-from node.commands.members import chosen_limits, device_option, limit_option, state_folder, threads_option
+from node.commands.members import chosen_limits, devices_option, limit_option, state_folder, threads_option
 from node.commands.owner import last_words
 from node.commands.say import say, shown_path
 from node.compute.devices.choice import DeviceChoice
@@ -66,7 +66,7 @@ _NAMED = click.option(
     default="",
     callback=_checked_name,
     metavar="NAME",
-    help="Of a further service, as for a second card: each has its own options, state folder and log.",
+    help="Of a further service, as for a second run: each has its own options, state folder and log.",
 )
 
 
@@ -77,12 +77,17 @@ _NAMED = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     help="As for `barnraise join`; without it a service with a name has a folder of its own.",
 )
-@device_option
+@devices_option
 @threads_option
 @limit_option
 @_NAMED
 def install(
-    link: str | None, state: Path | None, device: DeviceChoice, threads: int, limit: tuple[str, ...], name: str
+    link: str | None,
+    state: Path | None,
+    devices: tuple[DeviceChoice, ...],
+    threads: int,
+    limit: tuple[str, ...],
+    name: str,
 ) -> None:
     """Lend this computer to the run behind LINK whenever its owner is logged in.
 
@@ -94,8 +99,9 @@ def install(
     chosen_limits(limit)
     if run_id not in read_consents(settings_folder()):
         raise BadInputError("service: you have not said yes to this run yet; start `barnraise join` in a terminal once")
-    if device.kind not in ("auto", "cpu", "small"):
-        check_device(device)
+    for device in devices:
+        if device.kind not in ("auto", "cpu", "small"):
+            check_device(device)
     file = settings_folder() / LINKS / (f"{run_id}-{name}" if name else run_id)
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -103,7 +109,8 @@ def install(
         out.write(str(parsed) + "\n")
     home = state_folder(state, parsed, name)
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    words = ["join", str(file), "--state", str(home.absolute()), "--device", str(device), "--threads", str(threads)]
+    chosen = ",".join(map(str, devices))
+    words = ["join", str(file), "--state", str(home.absolute()), "--device", chosen, "--threads", str(threads)]
     words += [word for text in limit for word in ("--limit", text)]
     here = Service(name=name)
     leave_in_peace(here)
@@ -203,7 +210,7 @@ def examine() -> list[tuple[str, bool, str]]:
     except BadInputError as error:
         rows.append(("device", False, str(error)))
     sensors = sensors_here(settings, lambda: [os.getpid()])
-    sensors.device_is(facts.is_accelerator if facts else False, facts.gpu if facts else "")
+    sensors.device_is(facts.is_accelerator if facts else False, (facts.gpu,) if facts and facts.gpu else ())
     rows += [(f"  {name}", True, says) for name, says in sensors.describe().items()]
     year_ok = 2025 <= time.gmtime().tm_year <= 2100
     rows.append(("clock", year_ok, time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())))

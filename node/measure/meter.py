@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from protocol.base.ids import NodeId, TensorRef
@@ -52,6 +52,14 @@ class Figures:
     """Moved both ways for it."""
     complete: bool
     """False when the time was over first, or the other side would not go on."""
+
+    def shared_by(self, count: int) -> Figures:
+        """What each of `count` members has of it that send and receive at the same time."""
+        return replace(
+            self,
+            received_bytes_per_s=self.received_bytes_per_s / count,
+            sent_bytes_per_s=self.sent_bytes_per_s / count,
+        )
 
 
 @dataclass(frozen=True, slots=True)

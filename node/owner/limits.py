@@ -198,7 +198,7 @@ KEYS = (
     Key("cpu", "cpu_ratio", units.ratio, units.show_ratio,
         "Share of the time in which the lent processor threads work.", "50 %"),
     Key("gpu", "gpu_ratio", units.ratio, units.show_ratio, "Share of the time in which the GPU works.", "80 %"),
-    Key("gpu-memory", "gpu_memory_bytes", units.size, units.show_size, "The most GPU memory to use.", "6 GB"),
+    Key("gpu-memory", "gpu_memory_bytes", units.size, units.show_size, "The most memory of a GPU to use.", "6 GB"),
     Key("memory", "memory_bytes", units.size, units.show_size, "The most memory to use; above it, pause.", "4 GB"),
     Key("disk", "disk_bytes", units.size, units.show_size, "The most disk to use; above it, pause.", "10 GB"),
     Key("temperature", "temperature_c", units.temperature, _celsius,

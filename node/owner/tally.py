@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,19 +37,21 @@ class Tally:
     ever: Given = Given()
     days: dict[str, Given] = field(default_factory=dict)
     visit: Given = Given()
-    _seen: Given = Given()
-    """Of the present life of the node, whose counters begin at 0."""
+    _seen: dict[int, Given] = field(default_factory=dict)
+    """Of each device's present life in the run, whose counters begin at 0."""
 
     def begin_life(self) -> None:
-        self._seen = Given()
+        self._seen = {}
 
-    def count(self, totals: dict[str, float], working_s: float, day: str) -> None:
-        """`totals`: tokens and accepted tasks of the present life; `working_s` since the last call."""
-        now = Given(totals.get("tokens", 0.0), totals.get("accepted", 0.0))
-        if now.tokens < self._seen.tokens or now.tasks < self._seen.tasks:
-            self._seen = Given()  # the role began anew
-        more = Given(now.tokens - self._seen.tokens, now.tasks - self._seen.tasks, working_s)
-        self._seen = now
+    def count(self, totals: Sequence[Mapping[str, float]], working_s: float, day: str) -> None:
+        """`totals`: tokens and accepted tasks of the present life, for each device; `working_s` since the last call."""
+        more = Given(working_s=working_s)
+        for place, total in enumerate(totals):
+            now, seen = Given(total.get("tokens", 0.0), total.get("accepted", 0.0)), self._seen.get(place, Given())
+            if now.tokens < seen.tokens or now.tasks < seen.tasks:
+                seen = Given()  # the role began anew
+            more += Given(now.tokens - seen.tokens, now.tasks - seen.tasks)
+            self._seen[place] = now
         self.visit, self.ever = self.visit + more, self.ever + more
         if more != Given():
             self.days[day] = self.days.get(day, Given()) + more

@@ -7,12 +7,14 @@ kept is shown. The file can be checked by anybody, on any computer: `barnraise t
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from node.owner.tally import Given
+from node.platform.places import device_folders
 from protocol.base.errors import BadInputError, RemoteProtocolError
 from protocol.base.ids import NodeId
 from protocol.trust.identity import node_id
@@ -122,3 +124,44 @@ class ThanksBook:
         draft.write_bytes(msgspec.json.encode(_Kept(self._key, self._signed)))
         os.replace(draft, self._path)
         self._saved = self._signed
+
+
+class ThanksShelf:
+    """The books of all devices of this computer, each a member of the run with a key of its own."""
+
+    def __init__(self, books: Sequence[ThanksBook] = ()) -> None:
+        self._books = tuple(books)
+
+    def take(self, signed: Sequence[bytes | None]) -> None:
+        """What came with each one's news, in the order of the books; None: it has heard nothing yet."""
+        for book, one in zip(self._books, signed, strict=False):
+            if one is not None:
+                book.take(one)
+
+    @property
+    def complaint(self) -> str:
+        return next((book.complaint for book in self._books if book.complaint), "")
+
+    @property
+    def visit(self) -> Given | None:
+        return _sum([book.visit for book in self._books])
+
+    @property
+    def ever(self) -> Given | None:
+        return _sum([book.ever for book in self._books])
+
+    def save(self) -> None:
+        """Raises `OSError`, as a book does."""
+        for book in self._books:
+            book.save()
+
+
+def _sum(amounts: Sequence[Given | None]) -> Given | None:
+    """Of those that are known; None where none is."""
+    known = [amount for amount in amounts if amount is not None]
+    return sum(known, Given()) if known else None
+
+
+def thanks_files(state: Path) -> list[Path]:
+    """Those of a state folder's devices."""
+    return [folder / FILE for folder in device_folders(state) if (folder / FILE).is_file()]

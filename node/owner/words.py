@@ -36,7 +36,7 @@ def headline(status: dict[str, Any]) -> str:
     if status["state"] == "leaving":
         return f"{text}  {status['sentence']}"
     if status["state"] == "working":
-        text += f"  on part {status['stage'] + 1} of {status['stages']} of the model" if status["stage"] >= 0 else ""
+        text += f"  on {parts_in_words(status)} of the model" if status["stage"] >= 0 else ""
     elif status["sentence"]:
         text += f"  {status['sentence'].removeprefix('waiting ')}"
     if status["state"] == "finishing":
@@ -71,6 +71,8 @@ def describe(status: dict[str, Any]) -> str:
     if device["share"] < 1:
         parts.append(f"{100 * device['share']:.0f} % of the time")
     lines += _wrap("device  " + ", ".join(parts))
+    for card in status.get("cards", []):
+        lines += _wrap(f"card    {printable(card['device'])}: {card_in_words(card, status['stages'])}")
     ways = ", ".join(f"{count} {WAYS.get(way, way)}" for way, count in line["paths"].items()) or "none"
     now = f"{8e-6 * line['bytes_per_s']:.1f} Mbit/s now, " if line["paths"] else ""  # the mean of before fades slowly
     moved = f"{now}{line['moved_bytes'] / 1e9:.2f} GB this visit, both ways together"
@@ -85,6 +87,24 @@ def describe(status: dict[str, Any]) -> str:
     if status["news"] is not None:
         lines += describe_news(status["news"])
     return "\n".join(lines)
+
+
+def parts_in_words(status: dict[str, Any]) -> str:
+    """The stages on which a computer works, counted from one."""
+    stages = {status["stage"], *(card["stage"] for card in status.get("cards", []) if not card["ended"])}
+    held = [str(stage + 1) for stage in sorted(stages) if stage >= 0]
+    words = f"parts {', '.join(held[:-1])} and {held[-1]}" if len(held) > 1 else f"part {held[0]}"
+    return f"{words} of {status['stages']}"
+
+
+def card_in_words(card: dict[str, Any], stages: int) -> str:
+    """What one of several devices does."""
+    if card["ended"]:
+        return f"takes no part: {printable(card['ended'])}"
+    if card["stage"] < 0:
+        return f"waiting for {card['waiting_for'] or 'a place in the run'}"
+    waits = f", waiting for {card['waiting_for']}" if card["waiting_for"] and not card["busy"] else ""
+    return f"part {card['stage'] + 1} of {stages}{waits}"
 
 
 def limits_in_words(up_bytes_per_s: float | None, down_bytes_per_s: float | None) -> str:

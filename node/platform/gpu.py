@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
@@ -51,6 +51,16 @@ def read(gpu: str) -> GpuReading | None:
         return None
     heat = _ask(nvml, lambda: float(nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU)))
     return GpuReading(heat, _ask(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(device) / 1000.0))
+
+
+def read_worst(gpus: Sequence[str]) -> GpuReading | None:
+    """Of several, the heat of the hottest and the power of the one that draws most: limits are for each card."""
+    found = [reading for gpu in gpus if (reading := read(gpu)) is not None]
+    if not found:
+        return None
+    heats = [reading.temperature_c for reading in found if reading.temperature_c is not None]
+    powers = [reading.power_w for reading in found if reading.power_w is not None]
+    return GpuReading(max(heats, default=None), max(powers, default=None))
 
 
 def power_limit_w(gpu: str) -> float | None:

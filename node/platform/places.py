@@ -10,6 +10,8 @@ from platformdirs import user_config_path
 
 CONFIG_VARIABLE = "BARNRAISE_CONFIG"
 CONTROL_FILE = "control.json"
+FURTHER = "device-"
+"""How the folders of further devices are called, before their numbers."""
 
 
 def settings_folder() -> Path:
@@ -36,3 +38,15 @@ def noted_folders() -> list[Path]:
     """State folders of daemons that run here, or ran and could not clean up."""
     place = settings_folder() / "running"
     return sorted(Path(note.read_text()) for note in place.glob("*")) if place.is_dir() else []
+
+
+def device_folder(state: Path, place: int) -> Path:
+    """The state folder of the device at `place` among those that an owner chose: each is a member of the run. The first
+    one's is `state` itself, where all that belongs to the computer lies, too."""
+    return state if place == 0 else state / f"{FURTHER}{place + 1}"
+
+
+def device_folders(state: Path) -> list[Path]:
+    """Of all devices that have worked with this state folder."""
+    further = [path for path in state.glob(f"{FURTHER}*") if path.name.removeprefix(FURTHER).isdigit()]
+    return [state, *sorted(further, key=lambda path: int(path.name.removeprefix(FURTHER)))]

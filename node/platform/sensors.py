@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -49,9 +49,9 @@ class Sensors(Protocol):
     gpu: bool
     """Whether the device that works is a GPU."""
 
-    def device_is(self, accelerator: bool, gpu: str) -> None:
-        """What computes, as the device's process has found: whose heat and power count. `gpu`: how NVIDIA's driver
-        calls it, or nothing."""
+    def device_is(self, accelerator: bool, gpus: Sequence[str]) -> None:
+        """What computes, as the devices' processes have found: whose heat and power count. `gpus`: how NVIDIA's driver
+        calls them, as far as they are of its kind."""
 
     def read(self) -> Readings:
         """All of them now; takes some milliseconds, so in a thread."""
@@ -105,7 +105,7 @@ class SystemSensors:
 
     def __init__(self, state: Path, own_pids: Callable[[], list[int]]) -> None:
         self.gpu = False
-        self._gpu_name = ""
+        self._gpus: tuple[str, ...] = ()
         self._state = state
         self._own_pids = own_pids
         self._desktop = desktop_here()
@@ -120,8 +120,8 @@ class SystemSensors:
     def moment(self) -> Moment:
         return moment_at(clock_s(), time.time())
 
-    def device_is(self, accelerator: bool, gpu: str) -> None:
-        self.gpu, self._gpu_name = accelerator, gpu
+    def device_is(self, accelerator: bool, gpus: Sequence[str]) -> None:
+        self.gpu, self._gpus = accelerator, tuple(gpus)
 
     def read(self) -> Readings:
         now_s = clock_s()
@@ -134,7 +134,7 @@ class SystemSensors:
         filling = self._desktop.full_screen()
         if filling in self._names and filling not in own:
             games.append(self._names[filling][0])
-        heat = gpu.read(self._gpu_name)
+        heat = gpu.read_worst(self._gpus)
         games += [self._names[pid][0] for pid in gpu.foreign_pids(own) if pid in self._names]
         return Readings(
             idle_s=self._desktop.idle_s(),
@@ -283,7 +283,7 @@ class FileSensors:
             raise BadInputError(f"{FAKE_VARIABLE}={self._path}: {error}") from None
         return values
 
-    def device_is(self, accelerator: bool, gpu: str) -> None:
+    def device_is(self, accelerator: bool, gpus: Sequence[str]) -> None:
         """The file says what heat there is, and of what."""
         self.gpu = bool(self._values().get("gpu", accelerator))
 

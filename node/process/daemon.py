@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from itertools import count
@@ -34,6 +35,8 @@ from node.machine.facts import NodeFacts
 from node.machine.records import Record
 from node.measure.meter import Figures
 from node.owner.limits import OwnerLimits
+from node.platform.places import device_folder
+from node.process.cards import Cards
 from node.process.device_start import DeviceOptions
 from node.process.driver import Driver
 from node.process.journal import Journal, JournalError, JournalWriter
@@ -65,6 +68,7 @@ from protocol.trust.membership import JoinLink, Trust
 from protocol.trust.seals import Sealer
 
 BUILD = f"barnraise-{version('barnraise')}"
+PORT_MAX = 65535
 CLOSE_LINKS_S = 2.0
 """How long a node that ends waits for its last words to leave."""
 SELDOM = {NO_WORK: 300.0, LITTLE_WORK: 300.0, AS_BEFORE: 300.0, "no way to a peer": 60.0}
@@ -104,6 +108,8 @@ class NodeOptions:
     """Where `/metrics` answers, or `OFF`; None: on loopback, at a port that is found in the state folder."""
     threads: int = 1
     device: DeviceChoice = field(default_factory=DeviceChoice)
+    further: tuple[tuple[DeviceChoice, float], ...] = ()
+    """A volunteer's further devices, each with its speed as `tokens_per_s`: members of the run beside the first one."""
     stage: int = -1
     computes: bool = True
     tokens_per_s: float = 0.0
@@ -125,6 +131,30 @@ class NodeOptions:
     ways: WayOptions = field(default_factory=WayOptions)
     starting: Starting | None = None
     """What hears a volunteer's owner until its keeper does."""
+
+    def by_device(self) -> list[NodeOptions]:
+        """Those of each device's member. All have one line; the further ones take what is left of addresses: a port
+        that was named is the first one's, and so are the addresses that were announced."""
+        count = 1 + len(self.further)
+        measured = tuple((server, path, figures.shared_by(count)) for server, path, figures in self.measured)
+        first = replace(self, further=(), measured=measured)
+        each = [first]
+        for place, (device, tokens_per_s) in enumerate(self.further, 1):
+            metrics = self.metrics
+            if metrics is not None and metrics[1] != 0:  # else none at all, or wherever there is room
+                metrics = (metrics[0], min(metrics[1] + place, PORT_MAX))
+            each.append(
+                replace(
+                    first,
+                    state=device_folder(self.state, place),
+                    device=device,
+                    tokens_per_s=tokens_per_s,
+                    listen=tuple(where for where in self.listen if where[1] == 0),
+                    announce=(),
+                    metrics=metrics,
+                )
+            )
+        return each
 
 
 def run_node(options: NodeOptions) -> int:
@@ -172,75 +202,83 @@ def _stopped(error: BaseException) -> int:
     return 1
 
 
-async def _run(options: NodeOptions) -> str:
-    """One life of the process. The state folder is locked from the first to the last moment."""
-    metrics = NodeMetrics(options.link.role)
-    set_up_logging(metrics, role=options.link.role, seldom=SELDOM, detail=DETAIL)
+@dataclass(frozen=True)
+class _Member:
+    """What stays of one device's membership from life to life."""
+
+    options: NodeOptions
+    state: NodeState
+    metrics: NodeMetrics
+    scrape: Scrape | None = None
+
+
+def _open_member(options: NodeOptions, metrics: NodeMetrics, ends: ExitStack) -> _Member:
+    """Locks and reads the state folder, until `ends`."""
     if options.link.role == "server":
         journal = Journal(options.state, partial(metrics.record, "barnraise_server_journal_sync_duration_seconds"))
     else:
         journal = Journal(options.state)
-    try:
-        state = NodeState(options.state, options.link, journal)
-        structlog.get_logger("node").info("state", folder=str(options.state.absolute()))
+    ends.callback(journal.close)
+    state = NodeState(options.state, options.link, journal)
+    log = structlog.get_logger("node")
+    log.info("state", folder=str(options.state.absolute()))
+    scrape = open_metrics(metrics, options.state, options.metrics, NODE_PORTS, {"role": options.link.role})
+    if scrape is not None:
+        ends.callback(scrape.close)
+        log.info("metrics", address=scrape.url)
+    return _Member(options, state, metrics, scrape)
+
+
+async def _run(options: NodeOptions) -> str:
+    """One life of the process. The state folder is locked from the first to the last moment."""
+    role = options.link.role
+    metrics = NodeMetrics(role)
+    set_up_logging(metrics, role=role, seldom=SELDOM, detail=DETAIL)
+    with ExitStack() as ends:
+        first, *further = options.by_device()
+        members = [_open_member(first, metrics, ends)]
+        members += [_open_member(each, NodeMetrics(role), ends) for each in further]
         limits = options.limits.open(options.state)
-        try:
-            scrape = open_metrics(metrics, options.state, options.metrics, NODE_PORTS, {"role": options.link.role})
-            if scrape is not None:
-                structlog.get_logger("node").info("metrics", address=scrape.url)
+        ends.callback(limits.close)
+        state = members[0].state
 
-            def make(owner: OwnerLimits | None = None) -> _Node:
-                return _Node(options, state, metrics, limits, scrape, owner)
+        def make(owner: OwnerLimits | None = None) -> list[_Node]:
+            return [_Node(member, limits, owner, len(members)) for member in members]
 
-            try:
-                if options.link.role == "server":
-                    state.crashes.check(options.state)
-                    with state.crashes.counted(state.is_of_checkpoints):
-                        ended = await live(lambda: make().run(), limits, metrics)
-                    state.crashes.ended(ended)
-                    return ended
-                if options.link.role == "auditor":
-                    return await live(lambda: make().run(), limits, metrics)
-                return await lend(
-                    make,
-                    state=options.state,
-                    link=options.link,
-                    node=state.identity.node,
-                    run_name=lambda: "" if state.config is None else state.config.name,
-                    overrides=dict(options.overrides),
-                    metrics=metrics,
-                    line=limits,
-                    page=options.page_token if options.page else None,
-                    page_port=options.page_port,
-                    starting=options.starting,
-                )
-            finally:
-                if scrape is not None:
-                    scrape.close()
-        finally:
-            limits.close()
-    finally:
-        journal.close()
+        if role == "server":
+            state.crashes.check(options.state)
+            with state.crashes.counted(state.is_of_checkpoints):
+                ended = await live(lambda: make()[0].run(), limits, metrics)
+            state.crashes.ended(ended)
+            return ended
+        if role == "auditor":
+            return await live(lambda: make()[0].run(), limits, metrics)
+        return await lend(
+            lambda owner: Cards(make(owner), [str(member.options.device) for member in members]),
+            state=options.state,
+            link=options.link,
+            nodes=[member.state.identity.node for member in members],
+            run_name=lambda: "" if state.config is None else state.config.name,
+            overrides=dict(options.overrides),
+            metrics=[member.metrics for member in members],
+            line=limits,
+            page=options.page_token if options.page else None,
+            page_port=options.page_port,
+            starting=options.starting,
+        )
 
 
 class _Node:
     """Everything of one life, put together."""
 
-    def __init__(
-        self,
-        options: NodeOptions,
-        state: NodeState,
-        metrics: NodeMetrics,
-        limits: Limits,
-        scrape: Scrape | None = None,
-        owner: OwnerLimits | None = None,
-    ) -> None:
-        self._options = options
+    def __init__(self, member: _Member, limits: Limits, owner: OwnerLimits | None = None, members: int = 1) -> None:
+        """`members`: how many of this process share the computer's memory."""
+        self._options = options = member.options
         self._owner = owner or OwnerLimits()
-        self._scrape = scrape
+        self._scrape = member.scrape
         self._limits = limits
-        self._state = state
-        self._metrics = metrics
+        self._state = member.state
+        self._metrics = member.metrics
         self._role = options.link.role
         self._log = structlog.get_logger("node")
         self._keys = count(1)
@@ -250,7 +288,7 @@ class _Node:
         self._machine: NodeMachine | None = None
         self._told_early: list[Told] = []
         self._share = 1.0
-        self._free_bytes = psutil.virtual_memory().available
+        self._free_bytes = psutil.virtual_memory().available // members
         self._store = TensorStore(self._keys, incoming_bytes(self._free_bytes))
 
     # ---- what the owner's keeper may do --------------------------------------------------------------------------

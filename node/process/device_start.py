@@ -32,12 +32,12 @@ class DeviceOptions:
 
 
 class DeviceStart:
-    """Starts processes; one of them may wait for its lane."""
+    """Starts processes; some of them may wait for their lanes."""
 
     module: ClassVar[str] = "node.compute.device_process"
     """What is started; tests start one that lies."""
-    ahead: ClassVar[tuple[list[str], subprocess.Popen[bytes]] | None] = None
-    """The process that waits, and what it was started with."""
+    ahead: ClassVar[list[tuple[list[str], subprocess.Popen[bytes]]]] = []
+    """Processes that wait, and what they were started with."""
 
     @classmethod
     def open(cls, arguments: list[str]) -> subprocess.Popen[bytes]:
@@ -51,23 +51,25 @@ class DeviceStart:
 
     @classmethod
     def load_ahead(cls, options: DeviceOptions) -> None:
-        """Starts the process of the lane that will be made next. It ends with this one, whatever comes of that."""
-        cls.forget_ahead()
-        cls.ahead = options.arguments(), cls.open(options.arguments())
+        """Starts the process of a lane that will be made soon. It ends with this one, whatever comes of that."""
+        cls.ahead.append((options.arguments(), cls.open(options.arguments())))
 
     @classmethod
     def forget_ahead(cls) -> None:
-        """Ends it: its lane is not to be made yet, and nothing may run here meanwhile."""
-        if cls.ahead is not None:
-            (_, process), cls.ahead = cls.ahead, None
+        """Ends all that wait: their lanes are not to be made yet, and nothing may run here meanwhile."""
+        waiting, cls.ahead = cls.ahead, []
+        for _, process in waiting:
             process.kill()
+        for _, process in waiting:
             process.communicate()
 
     @classmethod
     def take(cls, arguments: list[str]) -> subprocess.Popen[bytes]:
-        """The one that waits, if it was started with these words and lives; else a new one, and none waits any more."""
-        if cls.ahead is not None and cls.ahead[0] == arguments and cls.ahead[1].poll() is None:
-            (_, process), cls.ahead = cls.ahead, None
-            return process
+        """One that waits, if it was started with these words and lives; else a new one, and none waits any more: what
+        was foreseen has not come."""
+        for waiting in cls.ahead:
+            if waiting[0] == arguments and waiting[1].poll() is None:
+                cls.ahead.remove(waiting)
+                return waiting[1]
         cls.forget_ahead()
         return cls.open(arguments)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
@@ -26,7 +27,7 @@ import trio
 from node.owner.governor import Decision, Governor, Moment, Readings, until_words
 from node.owner.limits import OwnerLimits, read_limits, shown, with_values, write_limits
 from node.owner.tally import Tally, as_dict, in_words, part_in_words
-from node.owner.thanks import ThanksBook
+from node.owner.thanks import ThanksShelf
 from node.owner.update import update_words
 from node.owner.words import FINISHED, LEAVING
 from node.platform.notify import notify
@@ -60,7 +61,7 @@ EVERY_DAY = frozenset({"user", "program", "user_active", "battery", "metered", "
 
 
 class Life(Protocol):
-    """What the keeper may do to the node while it lives."""
+    """What the keeper may do to the node while it lives, with all the devices that it works on."""
 
     def tell(self, fact: Told) -> None: ...
 
@@ -68,7 +69,9 @@ class Life(Protocol):
 
     def set_share(self, share: float) -> None: ...
 
-    def facts(self) -> dict[str, Any]: ...
+    def facts(self) -> dict[str, Any]:
+        """For screens, as far as they are known: stage, stages, waiting_for, busy, totals (of each device), paths,
+        devices (their `Hello`s), coordinator, news, thanks (as signed, of each device), cards (their lines)."""
 
     async def run(self) -> str: ...
 
@@ -79,7 +82,8 @@ class Keeper:
     Args:
         settings: the owner's file of limits, read again whenever it changes.
         overrides: limits of the command line, for this process alone.
-        thanks: what the coordinator signs; None: nobody is there to sign (the page is looked at without a run).
+        metrics: of each device's member of the run.
+        thanks: what the coordinator signs for each.
         not_yet: called when the first life may not begin at once.
     """
 
@@ -91,14 +95,14 @@ class Keeper:
         overrides: dict[str, str],
         sensors: Sensors,
         line: Limits,
-        metrics: NodeMetrics,
+        metrics: Sequence[NodeMetrics],
         run_name: Callable[[], str],
-        thanks: ThanksBook | None = None,
+        thanks: ThanksShelf | None = None,
         not_yet: Callable[[], None] = lambda: None,
     ) -> None:
-        self._thanks = thanks
+        self._thanks = thanks or ThanksShelf()
         self._not_yet = not_yet
-        self._device: Hello | None = None
+        self._devices: list[Hello] = []
         self.news: News | None = None
         """What the run's coordinator told last."""
         self._news_at: Moment | None = None
@@ -335,11 +339,10 @@ class Keeper:
         self._keep_thanks()
 
     def _keep_thanks(self) -> None:
-        if self._thanks is not None:
-            try:
-                self._thanks.save()
-            except OSError as error:
-                self._log.warning("cannot be kept", file="thanks.json", reason=error.strerror)
+        try:
+            self._thanks.save()
+        except OSError as error:
+            self._log.warning("cannot be kept", file="thanks.json", reason=error.strerror)
 
     # ---- what is shown -------------------------------------------------------------------------------------------
 
@@ -350,11 +353,11 @@ class Keeper:
         facts = self._life.facts() if self._life is not None else {}
         if self._life is None or facts.get("coordinator"):
             self._coordinator_at_s = moment.now_s
-        self._take_news(facts.get("news"))
-        self._take_device(facts.get("device"))
+        self._take_news(facts.get("news"), facts.get("thanks", ()))
+        self._take_devices([device for device in facts.get("devices", ()) if device is not None])
         given = self.tally.visit
         working = self.decision.works and bool(facts.get("busy"))  # waiting for work is not work
-        self.tally.count(facts.get("totals", {}), passed_s if working else 0.0, self._day())
+        self.tally.count(facts.get("totals", ()), passed_s if working else 0.0, self._day())
         if self.tally.visit.tokens > given.tokens:
             self._worked_at_s = moment.now_s
         moved = self._line.moved_bytes
@@ -366,7 +369,7 @@ class Keeper:
             self._saved_s = moment.now_s
             self.save()
 
-    def _take_news(self, news: News | None) -> None:
+    def _take_news(self, news: News | None, thanks: Sequence[bytes | None]) -> None:
         if news is None or news is self.news:
             return
         self.news, self._news_at = news, self._moment
@@ -374,19 +377,19 @@ class Keeper:
         if update and update != self.update:
             self._log.info("update", detail=update)
         self.update = update
-        if self._thanks is not None:
-            before = self._thanks.complaint
-            self._thanks.take(news.thanks)
-            self._keep_thanks()
-            if self._thanks.complaint and self._thanks.complaint != before:
-                self._log.warning("thanks refused", detail=self._thanks.complaint)
+        before = self._thanks.complaint
+        self._thanks.take(thanks)
+        self._keep_thanks()
+        if self._thanks.complaint and self._thanks.complaint != before:
+            self._log.warning("thanks refused", detail=self._thanks.complaint)
 
-    def _take_device(self, device: Hello | None) -> None:
-        """The device says what it is: its own heat and power count, also while it is paused."""
-        if device is None or device == self._device:
+    def _take_devices(self, devices: list[Hello]) -> None:
+        """Devices say what they are: their own heat and power count, also while they are paused."""
+        if not devices or devices == self._devices:
             return
-        self._device = device
-        self._sensors.device_is(device.is_accelerator, device.gpu)
+        self._devices = devices
+        accelerator = any(device.is_accelerator for device in devices)
+        self._sensors.device_is(accelerator, tuple(device.gpu for device in devices if device.gpu))
         self._governor.gpu = self._sensors.gpu
 
     def news_as_of(self) -> str:
@@ -427,11 +430,13 @@ class Keeper:
         reason, _ = self.why()
         if reason != self._reason_shown:
             if self._reason_shown:
-                self._metrics.resumed(self._reason_shown)
+                for metrics in self._metrics:
+                    metrics.resumed(self._reason_shown)
             self._reason_shown = reason
-        if reason:
-            self._metrics.held_back(reason, passed_s, paused=not self.decision.works)
-        self._metrics.show_device(self.readings.temperature_c, self.limits.temperature_c, self.readings.power_w)
+        for metrics in self._metrics:
+            if reason:
+                metrics.held_back(reason, passed_s, paused=not self.decision.works)
+            metrics.show_device(self.readings.temperature_c, self.limits.temperature_c, self.readings.power_w)
 
     def status(self) -> dict[str, Any]:
         """Everything that a screen may show."""
@@ -455,8 +460,9 @@ class Keeper:
             "complaint": self.complaint,
             "stage": facts.get("stage", -1),
             "stages": facts.get("stages", 0),
+            "cards": facts.get("cards", []),
             "device": {
-                "name": "not started yet" if self._device is None else self._device.label,
+                "name": labels_in_words([device.label for device in self._devices]) or "not started yet",
                 "free": self._life is None,
                 "temperature_c": now.temperature_c,
                 "temperature_limit_c": limits.temperature_c,
@@ -479,8 +485,8 @@ class Keeper:
             "today": as_dict(self.tally.today(self._day())),
             "ever": as_dict(self.tally.ever),
             "signed": {
-                "visit": None if self._thanks is None or self._thanks.visit is None else as_dict(self._thanks.visit),
-                "ever": None if self._thanks is None or self._thanks.ever is None else as_dict(self._thanks.ever),
+                "visit": None if self._thanks.visit is None else as_dict(self._thanks.visit),
+                "ever": None if self._thanks.ever is None else as_dict(self._thanks.ever),
             },
             "news": None if self.news is None else shown_news(self.news, self.news_as_of()),
             "thanks": self.thanks(),
@@ -500,6 +506,12 @@ class Keeper:
         if self.news is not None and self.news.hour_ratio > 0:
             text += f" {part_in_words(self.news.hour_ratio, self.news.step, self.news.step_tasks, self.news_as_of())}"
         return text
+
+
+def labels_in_words(labels: Sequence[str]) -> str:
+    """Devices' names in one line; how many where several are called the same."""
+    counted = Counter(labels)
+    return " and ".join(label if count == 1 else f"{count} times {label}" for label, count in counted.items())
 
 
 def shown_news(news: News, as_of: str) -> dict[str, Any]:

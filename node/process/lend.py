@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -12,10 +12,10 @@ import trio
 
 from node.owner.consent import withdraw_consent
 from node.owner.limits import OwnerLimits
-from node.owner.thanks import ThanksBook
+from node.owner.thanks import ThanksBook, ThanksShelf
 from node.platform.local_socket import open_door, tell_more
 from node.platform.notify import notify
-from node.platform.places import limits_file, settings_folder
+from node.platform.places import device_folder, limits_file, settings_folder
 from node.platform.priority import stand_back
 from node.platform.sensors import sensors_here
 from node.process.control import serve_orders
@@ -34,10 +34,10 @@ async def lend(
     *,
     state: Path,
     link: JoinLink,
-    node: NodeId,
+    nodes: Sequence[NodeId],
     run_name: Callable[[], str],
     overrides: dict[str, str],
-    metrics: NodeMetrics,
+    metrics: Sequence[NodeMetrics],
     line: Limits,
     page: str | None = "",
     page_port: int = 0,
@@ -46,7 +46,8 @@ async def lend(
     """Until the run is finished or the owner has enough; returns why it ended.
 
     Args:
-        make: a new life of the node.
+        make: a new life of the node, with all its devices.
+        nodes: what the run calls it, by device; `metrics`: theirs.
         overrides: limits of the command line, by name.
         page: the token of its owner's page, or nothing for the one of the visit before; None: no page.
         page_port: where that page was, and its browser waits; 0: where it was at the visit before.
@@ -55,6 +56,10 @@ async def lend(
     if starting is not None:
         starting.hand_over()
     run_id = link.run_id.hex()
+    folders = [device_folder(state, place) for place in range(len(nodes))]
+    books = [
+        ThanksBook(folder, link.coordinator_key, link.run_id, node) for folder, node in zip(folders, nodes, strict=True)
+    ]
     keeper = Keeper(
         state=state,
         settings=limits_file(),
@@ -63,7 +68,7 @@ async def lend(
         line=line,
         metrics=metrics,
         run_name=run_name,
-        thanks=ThanksBook(state, link.coordinator_key, link.run_id, node),
+        thanks=ThanksShelf(books),
         not_yet=DeviceStart.forget_ahead,
     )
     if keeper.limits.low_priority:

@@ -39,6 +39,8 @@ GUESSED_VOCABULARY = 257
 PROCESSES_GB = 0.4
 """What its two processes hold beside that: Python, torch and the links. Measured while they worked for a run of 0.2 M
 parameters on a processor: 0.09 and 0.31 GB resident."""
+DEVICE_PROCESS_GB = 0.31
+"""Of that, what each device's process holds."""
 EXAMPLE_TOKENS_PER_S = 1000.0
 DISK_GB = 0.1
 """A volunteer keeps its identity, its membership and logs; no weights."""
@@ -49,8 +51,8 @@ class Offer:
     """What the person is asked about, and what was found out for it."""
 
     text: str
-    tokens_per_s: float
-    """0 when it was not measured."""
+    speeds: tuple[float, ...] = ()
+    """Tokens a second of each device that was asked for; 0 when it was not measured."""
     measured: tuple[tuple[NodeId, str, Figures], ...] = ()
     """(server, path, figures) of the links."""
     stage: int = -1
@@ -70,14 +72,14 @@ def enquire(
     measure: bool,
     line: LineLimits,
     ways: WayOptions | None = None,
-    choice: DeviceChoice | None = None,
+    choices: Sequence[DeviceChoice] = (),
     cap_bytes: float | None = None,
     tell: Callable[[str], None] = click.echo,
 ) -> Offer:
-    """Visits the run and measures the device that `choice` names, up to the owner's cap of its memory, and the line
+    """Visits the run and measures the devices that `choices` name, up to the owner's cap of their memory, and the line
     (seconds).
 
-    Without a `choice` no device is looked at: a driver is loaded for that, which takes of the device's memory. `tell`
+    Without a choice no device is looked at: a driver is loaded for that, which takes of the device's memory. `tell`
     says what is waited for. Raises `BadInputError` when nobody answers, or there is no such device.
     """
     journal = open_journal(folder)
@@ -87,17 +89,15 @@ def enquire(
     finally:
         journal.close()
     if found.finished:
-        return Offer(
-            f"The run {found.welcome.config.name} is finished: there is nothing left to do.", 0.0, finished=True
-        )
+        return Offer(f"The run {found.welcome.config.name} is finished: there is nothing left to do.", finished=True)
     config, vocabulary = found.welcome.config, found.welcome.vocabulary or GUESSED_VOCABULARY
-    asking = None if choice is None else Question(config, vocabulary, threads, str(choice), measure, cap_bytes)
-    device = None if asking is None else ask_device(asking)
-    tokens_per_s = 0.0 if device is None else device.tokens_per_s
-    text = describe(config, vocabulary, threads, tokens_per_s, found.servers, line, device)
+    # One after the other: side by side they would share the processor and the bus, and look slower than they are.
+    devices = [ask_device(Question(config, vocabulary, threads, str(choice), measure, cap_bytes)) for choice in choices]
+    speeds = tuple(device.tokens_per_s for device in devices)
+    text = describe(config, vocabulary, threads, sum(speeds), found.servers, line, devices)
     return Offer(
         text,
-        tokens_per_s,
+        speeds,
         found.measured,
         best_stage(found.servers),
         run=config.name,
@@ -118,22 +118,23 @@ def describe(
     tokens_per_s: float,
     servers: Sequence[Reached] = (),
     line: LineLimits | None = None,
-    device: DeviceFacts | None = None,
+    devices: Sequence[DeviceFacts] = (),
 ) -> str:
     """The lines that the person reads. All figures are measured, or follow from the run's own numbers."""
     parameters = StageLayout.whole(config, vocabulary).parameter_count
     free_gib = psutil.virtual_memory().available / 2**30
     lines = [
         "This machine",
-        f"  processor  {psutil.cpu_count()} threads, {threads} lent",
+        f"  processor  {psutil.cpu_count()} threads, {threads * max(1, len(devices))} lent",
         f"  memory     {free_gib:.1f} GB free",
     ]
-    if device is not None:
+    for device in devices:
         lines.append(f"  computes on {device.label}")
         if not device.is_accelerator and device.why_no_accelerator:
             lines.append(f"             ({device.why_no_accelerator})")
     if tokens_per_s:
-        lines.append(f"  speed      {tokens_per_s:,.0f} tokens/s on one stage of this run")
+        each = f", together, each {' and '.join(f'{d.tokens_per_s:,.0f}' for d in devices)}" if len(devices) > 1 else ""
+        lines.append(f"  speed      {tokens_per_s:,.0f} tokens/s on one stage of this run{each}")
     if servers:
         lines.append(f"  line       {describe_line(servers)}")
     lines += [
@@ -152,22 +153,24 @@ def describe(
             "What it moves",
             f"  not measured; at {EXAMPLE_TOKENS_PER_S:,.0f} tokens/s it is {up:.1f} GB an hour up and {down:.1f} down",
         ]
+    members = max(1, len(devices))
     memory_gb = parameters / config.stages.count * (device_parameter_bytes(config) + host_parameter_bytes(config)) / 1e9
-    lends = f"device: {threads} processor thread{'' if threads == 1 else 's'}"
-    if device is None:
-        lends = "device: not looked at"
-    elif device.is_accelerator:
-        lends = f"device: {device.label}"
-    if device is not None and device.power_limit_w:
-        lends += f", up to {device.power_limit_w:.0f} W while it works"
-    elif device is not None and not device.is_accelerator:
-        lends += ", watts not known"
+    memory_gb = members * (DEVICE_PROCESS_GB + memory_gb) + PROCESSES_GB - DEVICE_PROCESS_GB
+    lends = " and ".join(_lent(device, threads) for device in devices) or "not looked at"
     lines += [
-        f"  memory {PROCESSES_GB + memory_gb:.1f} GB while it works, disk under {DISK_GB:g} GB, {lends}",
+        f"  memory {memory_gb:.1f} GB while it works, disk under {members * DISK_GB:g} GB, device: {lends}",
         "To stop: Ctrl-C (finishes what is being computed), `barnraise pause` or `finish` from another terminal, "
         "or a click on its page.",
     ]
     return "\n".join(lines)
+
+
+def _lent(device: DeviceFacts, threads: int) -> str:
+    """What is used of the computer by it, and how much power that may take."""
+    if not device.is_accelerator:
+        lent = f"{threads} processor thread{'' if threads == 1 else 's'}"
+        return f"{lent}, watts not known" if not device.power_limit_w else lent
+    return device.label + (f", up to {device.power_limit_w:.0f} W while it works" if device.power_limit_w else "")
 
 
 def show_count(count: int) -> str:

@@ -17,26 +17,34 @@ from node.process.pauses import write_whole
 FILE = "speed.json"
 
 
-class KeptSpeed(msgspec.Struct, frozen=True):
+class KeptSpeeds(msgspec.Struct, frozen=True):
     """One measurement, and what it holds for."""
 
     terms_hash: str
     """Of the run's terms, hex: another model has another speed."""
-    device: str
+    devices: tuple[str, ...]
     threads: int
-    tokens_per_s: float
+    tokens_per_s: tuple[float, ...]
+    """Of each device."""
 
 
-def keep_speed(state: Path, terms_hash: str, choice: DeviceChoice, threads: int, tokens_per_s: float) -> None:
-    """In the state folder; a disk that is full costs the figure, and nothing else."""
-    write_whole(state, FILE, msgspec.json.encode(KeptSpeed(terms_hash, str(choice), threads, tokens_per_s)))
+def keep_speeds(
+    state: Path, terms_hash: str, choices: Sequence[DeviceChoice], threads: int, tokens_per_s: Sequence[float]
+) -> None:
+    """In the state folder; a disk that is full costs the figures, and nothing else."""
+    kept = KeptSpeeds(terms_hash, tuple(map(str, choices)), threads, tuple(tokens_per_s))
+    write_whole(state, FILE, msgspec.json.encode(kept))
 
 
-def kept_speed(state: Path, terms_hashes: Sequence[str], choice: DeviceChoice, threads: int) -> float:
-    """Tokens a second; 0 where none were measured for these very terms, device and threads."""
+def kept_speeds(
+    state: Path, terms_hashes: Sequence[str], choices: Sequence[DeviceChoice], threads: int
+) -> tuple[float, ...]:
+    """Tokens a second of each device; 0 where none were measured for these very terms, devices and threads."""
+    devices = tuple(map(str, choices))
+    nothing = (0.0,) * len(devices)
     try:
-        kept = msgspec.json.decode((state / FILE).read_bytes(), type=KeptSpeed)
+        kept = msgspec.json.decode((state / FILE).read_bytes(), type=KeptSpeeds)
     except (OSError, msgspec.MsgspecError):
-        return 0.0
-    same = kept.terms_hash in terms_hashes and (kept.device, kept.threads) == (str(choice), threads)
-    return kept.tokens_per_s if same else 0.0
+        return nothing
+    same = kept.terms_hash in terms_hashes and (kept.devices, kept.threads) == (devices, threads)
+    return kept.tokens_per_s if same and len(kept.tokens_per_s) == len(devices) else nothing

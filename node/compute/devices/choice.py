@@ -14,6 +14,11 @@ HELP = (
     "What computes: auto (the first accelerator that works, else the processor), cpu, cuda, cuda:1, xpu or mps. For"
     " trying things, small:MB is a processor that runs out of memory at so many megabytes."
 )
+SEVERAL_HELP = (
+    f"{HELP} Several with commas, as in cuda:0,1: each is a member of the run of its own, and all have one owner."
+)
+DEVICES_MAX = 16
+"""More cards than any computer holds are a mistyped list."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,24 @@ class DeviceChoice:
         if not number.isdigit() or kind in ("auto", "cpu", "mps") or len(number) > 7:
             raise BadInputError(f"--device {text}: {word} takes {_after_colon(kind)} after it")
         return cls(kind, memory_bytes=int(number) << 20) if kind == "small" else cls(kind, int(number))
+
+    @classmethod
+    def parse_all(cls, text: str) -> tuple[DeviceChoice, ...]:
+        """One, or several with commas; a number alone is one more of the kind before it. Raises `BadInputError`."""
+        pieces = [piece.strip() for piece in text.split(",")]
+        if len(pieces) == 1:
+            return (cls.parse(text),)
+        found: list[DeviceChoice] = []
+        for piece in pieces:
+            found.append(cls.parse(f"{found[-1].kind}:{piece}" if found and piece.isdigit() else piece))
+        for choice in found:
+            if choice.kind in ("auto", "cpu", "mps"):
+                raise BadInputError(f"--device {text}: {choice.kind} can only stand alone")
+            if choice.kind != "small" and found.count(choice) > 1:
+                raise BadInputError(f"--device {text}: {choice} is there twice")
+        if len(found) > DEVICES_MAX:
+            raise BadInputError(f"--device {text}: at most {DEVICES_MAX} devices")
+        return tuple(found)
 
     def __str__(self) -> str:
         if self.kind == "small":

@@ -66,11 +66,34 @@ function renderNews(status) {
     : "nothing yet: that comes with the first checkpoint of a trained model, where servers share them");
 }
 
+// What one of several devices does, as `barnraise status` says it.
+function cardOf(card, stages) {
+  if (card.ended) return `${card.device}: takes no part: ${card.ended}`;
+  if (card.stage < 0) return `${card.device}: waiting for ${card.waiting_for || "a place in the run"}`;
+  const waits = card.waiting_for && !card.busy ? `, waiting for ${card.waiting_for}` : "";
+  return `${card.device}: part ${card.stage + 1} of ${stages}${waits}`;
+}
+
+function renderCards(cards, stages) {
+  at("cards").hidden = at("cards-title").hidden = cards.length === 0;
+  const lines = cards.map((card) => cardOf(card, stages));
+  const shown = [...at("cards").children].map((line) => line.textContent);
+  if (shown.join("\n") === lines.join("\n")) return;
+  at("cards").replaceChildren(...lines.map((text) => Object.assign(document.createElement("div"), { textContent: text })));
+}
+
+function partsOf(status) {
+  const held = status.cards.filter((card) => !card.ended && card.stage >= 0).map((card) => card.stage);
+  const parts = [...new Set([status.stage, ...held])].sort((one, other) => one - other).map((stage) => stage + 1);
+  const last = parts.pop();
+  return `${parts.length ? `parts ${parts.join(", ")} and` : "part"} ${last} of ${status.stages}`;
+}
+
 function render(status) {
   show("run", status.run || "Barnraise");
   const held = status.state !== "working";
   at("state").classList.toggle("held", held);
-  const stage = status.stage >= 0 ? ` on part ${status.stage + 1} of ${status.stages} of the model` : "";
+  const stage = status.stage >= 0 ? ` on ${partsOf(status)} of the model` : "";
   const free = status.state === "paused" && status.device.free ? " Nothing runs; the device's memory is free." : "";
   last = status;
   at("present").hidden = false;
@@ -92,6 +115,7 @@ function render(status) {
   const whose = device.free ? "for this program itself" : "in use for it";
   const memory = device.memory_bytes ? `, ${(device.memory_bytes / 1e9).toFixed(1)} GB of memory ${whose}` : "";
   show("device", device.name + memory + share);
+  renderCards(status.cards, status.stages);
   const limit = device.temperature_limit_c === null ? "" : ` of ${device.temperature_limit_c} °C`;
   const power = device.power_w === null ? "" : `, ${Math.round(device.power_w)} W`;
   show("temperature", (device.temperature_c === null ? "no sensor" : `${Math.round(device.temperature_c)} °C${limit}`) + power);

@@ -238,7 +238,7 @@ def test_nobody_lends_a_computer_without_a_yes(tmp_path: Path, monkeypatch: pyte
 def asked(monkeypatch: pytest.MonkeyPatch, typed: str, *arguments: str, config: str = "c1") -> tuple[bool, str]:
     """(was it started, what was shown) by a join in a terminal where this is typed."""
     started = starts(monkeypatch)
-    offer = Offer("The run: tiny", 100.0, run="tiny", terms_hashes=(config, "older"))
+    offer = Offer("The run: tiny", (100.0,), run="tiny", terms_hashes=(config, "older"))
     monkeypatch.setattr("node.visit.enquiry.enquire", lambda *_: offer)
     monkeypatch.setattr("node.commands.members.is_terminal", lambda: True)
     result = CliRunner().invoke(join, (link("volunteer"), *arguments), input=typed)
@@ -292,7 +292,7 @@ def test_what_a_join_waits_for_is_told_in_another_terminal_too(monkeypatch: pyte
     def enquire(*arguments: Any) -> Offer:
         arguments[-1]("The run has not begun: its servers are not all there. Waiting (Ctrl-C leaves) …")
         heard.append(ask(state_folder(None, JoinLink.parse(one)), {"verb": "status"})["sentence"])
-        return Offer("The run: tiny", 100.0, run="tiny", terms_hashes=("c1",))
+        return Offer("The run: tiny", (100.0,), run="tiny", terms_hashes=("c1",))
 
     one = link("volunteer")
     monkeypatch.setattr("node.visit.enquiry.enquire", enquire)
@@ -308,7 +308,7 @@ def test_the_device_is_measured_within_the_owners_cap(monkeypatch: pytest.Monkey
 
     def enquire(*arguments: Any) -> Offer:
         caps.append(arguments[-2])
-        return Offer("The run: tiny", 100.0, run="tiny", terms_hashes=("c1",))
+        return Offer("The run: tiny", (100.0,), run="tiny", terms_hashes=("c1",))
 
     monkeypatch.setattr("node.visit.enquiry.enquire", enquire)
     CliRunner().invoke(join, [link("volunteer"), "--yes", "--limit", "gpu-memory=6GB"], catch_exceptions=False)
@@ -324,7 +324,7 @@ def test_one_that_the_system_started_waits_for_the_network(monkeypatch: pytest.M
     def enquire(*_: object) -> Offer:
         if answer := answers.pop(0):
             raise NobodyAnswersError(answer)
-        return Offer("The run: tiny", 100.0, run="tiny", terms_hashes=("c1",))
+        return Offer("The run: tiny", (100.0,), run="tiny", terms_hashes=("c1",))
 
     monkeypatch.setattr("node.visit.enquiry.enquire", enquire)
     monkeypatch.setattr("node.commands.members.RETRY_S", 0.0)
@@ -344,10 +344,10 @@ def test_one_that_the_system_started_measures_nothing(monkeypatch: pytest.Monkey
     started, measured = starts(monkeypatch), []
 
     def enquire(*arguments: Any) -> Offer:
-        _, _, _, measure, _, _, choice, *_ = arguments
+        _, _, _, measure, _, _, choices, *_ = arguments
         measured.append(measure)
-        assert measure is (choice is not None), "a driver that is loaded takes memory of the device, too"
-        return Offer("The run: tiny", 100.0 if measure else 0.0, run="tiny", terms_hashes=(terms, "older"))
+        assert measure is bool(choices), "a driver that is loaded takes memory of the device, too"
+        return Offer("The run: tiny", (100.0,) if measure else (), run="tiny", terms_hashes=(terms, "older"))
 
     terms, one = "c1", link("volunteer")
     monkeypatch.setattr("node.visit.enquiry.enquire", enquire)
@@ -466,7 +466,7 @@ def test_the_question_on_the_page_names_the_limits_of_the_command_line(
         return Answer(yes=False, token="", port=0)
 
     monkeypatch.setattr("node.process.consent_page.ask_on_page", ask_on_page)
-    offer = Offer("The run: tiny", 0.0, run="tiny")
+    offer = Offer("The run: tiny", run="tiny")
     keep_place(tmp_path, "http://127.0.0.1:4711/enter/token")
     assert agrees_on_page(offer, {"up": "4 Mbit/s", "while-not": "doom"}, tmp_path, said) == (False, "", 0)  # type: ignore[arg-type]
     agrees_on_page(offer, {}, tmp_path, said)  # type: ignore[arg-type]

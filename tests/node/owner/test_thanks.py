@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from node.commands.owner import last_words
 from node.commands.owner import thanks as thanks_command
 from node.owner.tally import Given, as_dict, in_words, part_in_words, signed_in_words
-from node.owner.thanks import FILE, ThanksBook, read_thanks
+from node.owner.thanks import FILE, ThanksBook, ThanksShelf, read_thanks, thanks_files
+from node.platform.places import device_folder
 from protocol.base.errors import BadInputError, RemoteProtocolError
 from protocol.trust.identity import Identity
 from protocol.trust.membership import CREDENTIAL_LABEL
@@ -47,6 +48,27 @@ def test_what_is_signed_is_kept_and_shown(tmp_path: Path) -> None:
     shown = CliRunner().invoke(thanks_command, ["--state", str(tmp_path)]).output
     assert "Ada has given the run tiny" in shown and "25 tasks accepted" in shown
     assert f"coordinator {COORDINATOR.node[:16]}" in shown and "The signature holds." in shown
+
+
+def test_thanks_of_several_devices_are_one_sum(tmp_path: Path) -> None:
+    """Each is signed for a key of its own, and lies in that one's folder; a device that has heard nothing adds none."""
+    folders = [device_folder(tmp_path, place) for place in range(3)]
+    for folder in folders:
+        folder.mkdir(exist_ok=True)
+    keys = (ME, OTHER, ME)
+    shelf = ThanksShelf(
+        [ThanksBook(folder, COORDINATOR.public_key, RUN, key.node) for folder, key in zip(folders, keys, strict=True)]
+    )
+    assert shelf.ever is None and shelf.visit is None
+    shelf.take([signed(10), None, None])
+    shelf.take([signed(25), signed(5, node=OTHER), None])
+    shelf.take([signed(25), signed(8, node=OTHER), signed(99, node=OTHER)])
+    assert shelf.ever is not None and shelf.visit is not None
+    assert (shelf.ever.tasks, shelf.visit.tasks) == (33, 15 + 3) and "somebody else" in shelf.complaint
+    shelf.save()
+    assert thanks_files(tmp_path) == [folders[0] / FILE, folders[1] / FILE]
+    shown = CliRunner().invoke(thanks_command, ["--state", str(tmp_path)]).output
+    assert "25 tasks accepted" in shown and "8 tasks accepted" in shown
 
 
 def test_a_first_visit_counts_from_nothing(tmp_path: Path) -> None:

@@ -109,6 +109,27 @@ def test_what_is_not_so_now_is_not_said_as_if_it_were() -> None:
     assert "line    0.50 GB this visit, both ways together; no limits; links: none" in paused and "now" not in paused
 
 
+def test_each_of_several_cards_has_a_line() -> None:
+    """Which works on which part, which waits, and which takes no part and why: by the device that the owner named."""
+    waits = {"device": "cuda:2", "stage": -1, "waiting_for": "", "busy": False, "ended": ""}
+    slow = {"device": "cuda:3", "stage": 1, "waiting_for": "work", "busy": False, "ended": ""}
+    gone = {"device": "cuda:4", "stage": 0, "waiting_for": "", "busy": False, "ended": "refused: banned"}
+    cards = [
+        {"device": "cuda:0, a card", "stage": 1, "waiting_for": "", "busy": True, "ended": ""},
+        {"device": "cuda:1, a card", "stage": 3, "waiting_for": "work", "busy": True, "ended": ""},
+    ]
+    lines = describe(lent(cards=[*cards, waits, slow, gone])).splitlines()
+    assert lines[0] == "tiny  WORKING  on parts 2 and 4 of 4 of the model"
+    assert [line for line in lines if line.startswith("card")] == [
+        "card    cuda:0, a card: part 2 of 4",
+        "card    cuda:1, a card: part 4 of 4",
+        "card    cuda:2: waiting for a place in the run",
+        "card    cuda:3: part 2 of 4, waiting for work",
+        "card    cuda:4: takes no part: refused: banned",
+    ]
+    assert describe(lent()).splitlines()[0] == "tiny  WORKING  on part 2 of 4 of the model"
+
+
 def test_numbers_of_the_run_have_their_time_when_nobody_tells_new_ones() -> None:
     """Steps, loss and part stood for hours of a pause as if they were of now."""
     news = {

@@ -51,12 +51,14 @@ def test_the_gpu_that_computes_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert gpu.read("GPU-bb") == gpu.GpuReading(60.0, None) and gpu.power_limit_w("GPU-bb") is None
     assert gpu.read("") is gpu.read("GPU-cc") is None
     sensors = SystemSensors(tmp_path, list)
-    sensors.device_is(True, "GPU-bb")
+    sensors.device_is(True, ("GPU-bb",))
     now = sensors.read()
     assert sensors.gpu and (now.temperature_c, now.power_w) == (60.0, None)
-    sensors.device_is(True, "")
+    sensors.device_is(True, ("GPU-aa", "GPU-bb", "GPU-cc"))
+    assert (sensors.read().temperature_c, sensors.read().power_w) == (90.0, 400.0), "of several the worst"
+    sensors.device_is(True, ())
     assert sensors.read().temperature_c is None, "a GPU of another maker is not as hot as the processor"
-    sensors.device_is(False, "")
+    sensors.device_is(False, ())
     assert not sensors.gpu and sensors.read().power_w is None
 
 

@@ -140,7 +140,9 @@ async def test_a_server_that_learns_its_run_names_the_checkpoints_there(
     link = link_of_a("server")
     journal = Journal(tmp_path / "state")
     options = NodeOptions(link=link, state=tmp_path / "state", allowed=Allowed(checkpoints=(tmp_path,)))
-    node = daemon._Node(options, NodeState(options.state, link, journal), NodeMetrics("server"), Limits())
+    node = daemon._Node(
+        daemon._Member(options, NodeState(options.state, link, journal), NodeMetrics("server")), Limits()
+    )
     pump: Any = FakePump()
     node._pump = pump
     node._driver = Driver(TensorStore(), NodeMetrics("server"), "server", on_welcome=node._on_welcome)
@@ -160,7 +162,7 @@ def volunteer_in(folder: Path) -> tuple[daemon._Node, NodeState, Journal]:
     journal = Journal(folder)
     options = NodeOptions(link=link, state=folder)
     state = NodeState(options.state, link, journal)
-    return daemon._Node(options, state, NodeMetrics("volunteer"), Limits()), state, journal
+    return daemon._Node(daemon._Member(options, state, NodeMetrics("volunteer")), Limits()), state, journal
 
 
 async def test_a_disk_that_hangs_holds_up_what_the_coordinator_says_and_nothing_else(tmp_path: Path) -> None:

@@ -100,8 +100,7 @@ def test_a_process_that_was_loaded_ahead_is_the_lanes_own(listener: Listener) ->
     options = DeviceOptions(1, DeviceChoice("cpu"))
     for after, same in (("nothing", True), ("other words", False), ("its end", False), ("a change of mind", False)):
         DeviceStart.load_ahead(DeviceOptions(2, DeviceChoice("cpu")) if after == "other words" else options)
-        assert DeviceStart.ahead is not None
-        ahead = DeviceStart.ahead[1]
+        ((_, ahead),) = DeviceStart.ahead
         if after == "its end":
             ahead.kill()
             ahead.wait()
@@ -109,7 +108,7 @@ def test_a_process_that_was_loaded_ahead_is_the_lanes_own(listener: Listener) ->
             DeviceStart.forget_ahead()
         lane = DeviceLane(options, listener.deliver, listener.lost.put)
         try:
-            assert (lane.pid == ahead.pid) == same and DeviceStart.ahead is None
+            assert (lane.pid == ahead.pid) == same and not DeviceStart.ahead
             assert same or ahead.returncode is not None
             if same:
                 lane.submit(SET_UP, {})

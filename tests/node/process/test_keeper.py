@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ class Sensors:
     def moment(self) -> Moment:
         return Moment(trio.current_time(), 1.8e9, 0)
 
-    def device_is(self, accelerator: bool, gpu: str) -> None: ...
+    def device_is(self, accelerator: bool, gpus: Sequence[str]) -> None: ...
 
     def describe(self) -> dict[str, str]:
         return {}
@@ -82,7 +82,7 @@ def keeper_of(
         overrides=overrides or {},
         sensors=sensors or Sensors(),
         line=line,
-        metrics=NodeMetrics("volunteer"),
+        metrics=[NodeMetrics("volunteer")],
         run_name=lambda: "lent",
         not_yet=not_yet,
     )
@@ -309,7 +309,7 @@ class OrphanedLife(WaitingLife):
     tokens = 0.0
 
     def facts(self) -> dict[str, Any]:
-        return {"stage": 0, "busy": self.busy, "coordinator": False, "totals": {"tokens": self.tokens}}
+        return {"stage": 0, "busy": self.busy, "coordinator": False, "totals": [{"tokens": self.tokens}]}
 
 
 async def test_who_works_without_the_coordinator_does_not_wait_for_it(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import socket
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ class Sensors:
     def moment(self) -> Any:
         return moment_at(clock_s(), 1.8e9)
 
-    def device_is(self, accelerator: bool, gpu: str) -> None: ...
+    def device_is(self, accelerator: bool, gpus: Sequence[str]) -> None: ...
 
     def describe(self) -> dict[str, str]:
         return {}
@@ -73,6 +73,7 @@ class Life:
     def __init__(self) -> None:
         self.over = trio.Event()
         self.reason = ""
+        self.cards: list[dict[str, Any]] = []
         self.lingers = False
         """It takes its time to finish what was begun."""
 
@@ -88,8 +89,9 @@ class Life:
 
     def facts(self) -> dict[str, Any]:
         return {
-            "stage": 1, "stages": 4, "waiting_for": "", "busy": True, "totals": {"tokens": 2048.0, "accepted": 8.0},
-            "paths": {"tcp": 2}, "device": Hello(1, "a processor"), "coordinator": True, "news": NEWS,
+            "stage": 1, "stages": 4, "waiting_for": "", "busy": True, "totals": [{"tokens": 2048.0, "accepted": 8.0}],
+            "paths": {"tcp": 2}, "devices": [Hello(1, "a processor")], "coordinator": True, "news": NEWS,
+            "cards": self.cards,
         }  # fmt: skip
 
     async def run(self) -> str:
@@ -118,7 +120,7 @@ class Lent:
             overrides={},
             sensors=self.sensors,
             line=Limits(),
-            metrics=NodeMetrics("volunteer"),
+            metrics=[NodeMetrics("volunteer")],
             run_name=lambda: HOSTILE,
         )
         self._token = trio.lowlevel.current_trio_token()
@@ -300,6 +302,16 @@ def test_the_page_in_a_browser(lent: Lent, browser: Any) -> None:
     assert text(browser, "tested") == "2.31 after 4,200 steps"
     assert text(browser, "part") == "1.2 % of the last hour's work; step 4,210 holds 318 of your tasks"
     assert text(browser, "device") == "a processor, 0.4 GB of memory in use for it"
+    assert not browser.find_element(By.ID, "cards").is_displayed(), "there is one device"
+    card = {"device": f"cuda:0 {HOSTILE}", "stage": 1, "waiting_for": "", "busy": True, "ended": ""}
+    lent.life.cards = [card, {**card, "device": "cuda:1", "stage": 3, "waiting_for": "work", "busy": False}]
+    wait(browser, "the cards", lambda: text(browser, "state") == "Working on parts 2 and 4 of 4 of the model")
+    assert [line.text for line in browser.find_elements(By.CSS_SELECTOR, "#cards div")] == [
+        f"cuda:0 {HOSTILE}: part 2 of 4",
+        "cuda:1: part 4 of 4, waiting for work",
+    ]
+    lent.life.cards = []
+    wait(browser, "one device", lambda: text(browser, "state") == "Working on part 2 of 4 of the model")
     assert text(browser, "update").startswith("Update: the run's coordinator has Barnraise 99.0.1, this computer 0.")
     lent.sensors.readings = Readings(games=("cyberpunk",), own_memory_bytes=4e8)
     wait(

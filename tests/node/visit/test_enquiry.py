@@ -12,7 +12,7 @@ import pytest
 from node.compute.layout import StageLayout
 from node.measure.meter import Figures
 from node.visit.costs import describe_costs
-from node.visit.device_facts import Question, ask_device
+from node.visit.device_facts import DeviceFacts, Question, ask_device
 from node.visit.enquiry import describe, gigabytes_per_hour
 from node.visit.survey import Reached, answer_ping, best_stage
 from protocol.base.errors import BadInputError
@@ -111,6 +111,19 @@ def test_the_memory_of_the_processes_themselves_is_told() -> None:
     assert "  memory 0.4 GB while it works" in describe(small, 259, 1, 0.0)
     assert "  memory 0.5 GB while it works" in describe(CONFIG, 259, 1, 0.0), "6.7 M parameters take 0.09 more"
     assert "in 2 stages, 20,000 steps of" in describe(small, 259, 1, 0.0)
+
+
+def test_several_devices_are_told_one_by_one_and_together() -> None:
+    """The owner lends both: what they draw, hold and move counts twice."""
+    one = DeviceFacts("an old card", True, "", 300.0, power_limit_w=150.0)
+    two = DeviceFacts("a new card", True, "", 700.0, power_limit_w=350.0)
+    text = describe(CONFIG, 259, 2, 1000.0, devices=[one, two])
+    assert "4 lent" in text and "computes on an old card\n  computes on a new card" in text
+    assert "speed      1,000 tokens/s on one stage of this run, together, each 300 and 700" in text
+    assert "device: an old card, up to 150 W while it works and a new card, up to 350 W while it works" in text
+    assert "memory 0.9 GB while it works, disk under 0.2 GB" in text
+    alone = describe(CONFIG, 259, 2, 300.0, devices=[one])
+    assert "together" not in alone and "memory 0.5 GB while it works, disk under 0.1 GB, device: an old card" in alone
 
 
 def reached(stage: int, mbit: float, path: str = "tcp") -> Reached:

@@ -53,6 +53,29 @@ def test_other_words_are_refused_by_name(text: str) -> None:
         DeviceChoice.parse(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("cuda:0,1", "cuda:0 cuda:1"), ("cuda, xpu:1,2", "cuda:0 xpu:1 xpu:2"), ("small:64,64", "small:64 small:64"),
+        ("auto", "auto"),
+    ],
+)  # fmt: skip
+def test_several_devices_with_commas(text: str, found: str) -> None:
+    """A number alone is one more of the kind before it. What is shown can be written again, as a service does."""
+    choices = DeviceChoice.parse_all(text)
+    assert " ".join(map(str, choices)) == found
+    assert DeviceChoice.parse_all(",".join(map(str, choices))) == choices
+
+
+@pytest.mark.parametrize(
+    "text", ["cuda:0,0", "cuda,cuda:0", "cuda:0,", "0,1", "auto,cpu", "cpu,cpu", "mps,1", "small:8" + ",8" * 16]
+)
+def test_lists_of_devices_that_cannot_be_are_refused_by_name(text: str) -> None:
+    """One card twice, what can only be there once, nothing behind a comma, more than a computer holds."""
+    with pytest.raises(BadInputError, match="--device "):
+        DeviceChoice.parse_all(text)
+
+
 def test_auto_is_the_processor_where_there_is_nothing_better_and_says_why() -> None:
     """An owner with a GPU that torch cannot use learns it from the first screen."""
     device = open_device(DeviceChoice())
