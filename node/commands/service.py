@@ -258,7 +258,9 @@ def bugreport(out: Path, logs: tuple[Path, ...]) -> None:
     for number, folder in enumerate(noted_folders()):
         try:
             parts[f"status-{number}.json"] = json.dumps(ask(folder, {"verb": "status"}), indent=1)
-        except (NotRunningError, NotWellError) as error:
+        except NotRunningError:
+            continue  # it has ended, or is a server, which says nothing of itself here
+        except NotWellError as error:
             parts[f"status-{number}.json"] = json.dumps({"error": str(error)})
     for path in logs:
         with path.open("rb") as file:

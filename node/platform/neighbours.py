@@ -1,14 +1,13 @@
-"""Other daemons of Barnraise on this computer: with two cards each has its own, and none is the other's game."""
+"""Other daemons of Barnraise on this computer, each with a card: none is the other's game."""
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-from node.platform.places import CONTROL_FILE, noted_folders
+from node.platform.places import noted_folders, noted_pid
 
 WORDS = ("barnraise", "protocol.cli")
 """One of them stands in the command line of every daemon."""
@@ -16,7 +15,7 @@ WORDS = ("barnraise", "protocol.cli")
 
 def is_neighbours(pid: int) -> bool:
     """Whether the process is a daemon of Barnraise here, or was started by one."""
-    daemons = {found for folder in noted_folders() if (found := _noted_pid(folder)) is not None}
+    daemons = {found for folder in noted_folders() if (found := noted_pid(folder)) is not None}
     try:
         line = [psutil.Process(pid)]
         line += line[0].parents()
@@ -29,18 +28,11 @@ def folders_of(word: str) -> list[Path]:
     """State folders of the daemons here whose command line has this word: the file of a service's link, say."""
     found = []
     for folder in noted_folders():
-        pid = _noted_pid(folder)
+        pid = noted_pid(folder)
         with suppress(psutil.Error, OSError):
             if pid is not None and word in psutil.Process(pid).cmdline():
                 found.append(folder)
     return found
-
-
-def _noted_pid(folder: Path) -> int | None:
-    try:
-        return int(json.loads((folder / CONTROL_FILE).read_text())["pid"])
-    except (OSError, ValueError, KeyError, TypeError):  # it has ended, or begins at this moment
-        return None
 
 
 def _is_daemon(process: psutil.Process) -> bool:

@@ -35,7 +35,7 @@ from node.machine.facts import NodeFacts
 from node.machine.records import Record
 from node.measure.meter import Figures
 from node.owner.limits import OwnerLimits
-from node.platform.places import device_folder
+from node.platform.places import device_folder, note_process
 from node.process.cards import Cards
 from node.process.device_start import DeviceOptions
 from node.process.driver import Driver
@@ -245,6 +245,8 @@ async def _run(options: NodeOptions) -> str:
         def make(owner: OwnerLimits | None = None) -> list[_Node]:
             return [_Node(member, limits, owner, len(members)) for member in members]
 
+        if role != "volunteer":
+            ends.callback(note_process(options.state))
         if role == "server":
             state.crashes.check(options.state)
             with state.crashes.counted(state.is_of_checkpoints):

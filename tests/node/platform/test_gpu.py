@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import psutil
 import pytest
 
 from node.platform import gpu
-from node.platform.places import note_running
+from node.platform.places import note_process, note_running, noted_folders
 from node.platform.sensors import SystemSensors
 
 
@@ -115,17 +116,45 @@ def test_two_daemons_with_a_card_each_are_no_games_to_each_other(
     assert gpu.foreign_pids([200, 201]) == []
 
 
+def test_a_server_beside_a_lent_card_is_no_game(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A server computes on a card of its own while its stage is empty, and has no door for an owner by which it was
+    known: the lent card beside it paused for "python is running, which counts as a game", for as long as it ran."""
+    monkeypatch.setenv("BARNRAISE_CONFIG", str(tmp_path / "settings"))
+    driver(monkeypatch, {"draws": [], "computes": [holds(os.getpid())]})
+    processes(monkeypatch, **{f"p{os.getpid()}": (0, "python -m protocol.cli server a")})
+    (tmp_path / "server").mkdir()
+    assert gpu.foreign_pids([]) == [os.getpid()]
+    forget = note_process(tmp_path / "server")
+    assert gpu.foreign_pids([]) == []
+    forget()
+    assert gpu.foreign_pids([]) == [os.getpid()] and noted_folders() == []
+    assert not list((tmp_path / "server").iterdir())
+
+
 def test_a_note_that_stayed_behind_hides_no_game(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """After a power loss the note lies there still, and its number is another program's; one that is damaged or whose
     daemon has gone hides nobody either."""
     monkeypatch.setenv("BARNRAISE_CONFIG", str(tmp_path / "settings"))
     driver(monkeypatch, {"draws": [holds(200)], "computes": [holds(300)]})
     processes(monkeypatch, p1=(0, "init"), p200=(1, "/games/doom"), p300=(1, "blender"))
+    monkeypatch.setattr("psutil.pid_exists", lambda pid: pid != 4711)
     noted(tmp_path / "old", 200)
     noted(tmp_path / "gone", 4711)
     noted(tmp_path / "damaged", 300)
     (tmp_path / "damaged" / "control.json").write_text("{")
     assert gpu.foreign_pids([]) == [200, 300]
+
+
+def test_notes_of_those_that_were_killed_do_not_heap_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each look at a GPU's processes read all of them, hundreds after a month of power cuts, and of trials whose
+    folders were long gone."""
+    monkeypatch.setenv("BARNRAISE_CONFIG", str(tmp_path / "settings"))
+    monkeypatch.setattr("psutil.pid_exists", lambda pid: pid < 200)
+    for name, pid in (("killed", 200), ("runs", 100), ("removed", 101)):
+        noted(tmp_path / name, pid)
+    (tmp_path / "removed" / "control.json").unlink()
+    noted(tmp_path / "new", 102)
+    assert noted_folders() == [tmp_path / "new", tmp_path / "runs"]
 
 
 def test_a_desktop_is_no_game_however_much_it_draws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
