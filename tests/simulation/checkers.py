@@ -10,9 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from coordinator.live.core import CoordinatorMachine
-from coordinator.live.gray import AGAIN_S
 from coordinator.live.records import Banned, HistoryEnded, PlanRow, StepRow
-from coordinator.live.slots import COPIED_SHARE
 from node.machine.jobs import SetUpDevice
 from node.machine.records import (
     CheckpointWritten,
@@ -35,19 +33,17 @@ from protocol.run.run import RunConfig
 from tests.simulation.absence import Absence
 from tests.simulation.arithmetic import State, add, grid_of, reference, shards, sum_up
 from tests.simulation.copied import Copied
+from tests.simulation.given_up import COORDINATOR, SURELY_LINKED_S, GivenUp
 from tests.simulation.leaks import Leaks
 from tests.simulation.promises import Promises
 from tests.simulation.told import Told
 from tests.simulation.violation import expect
 from tests.simulation.world import Host, Watcher, World
 
-COORDINATOR = NodeId("coordinator")
 SEEN_GONE_S = 6.5
 """A link's silence: everybody knows by then who is gone."""
 BANS = "bans"
 """The file in which a host keeps the newest list that it has heard of."""
-SURELY_LINKED_S = 12.0
-"""A server that runs for so long, on links that are as old, has been in its fellows' reports several times."""
 
 
 class Checker(Watcher):
@@ -65,6 +61,7 @@ class Checker(Watcher):
         self.promises = Promises()
         self.copied = Copied(config.checkpoint.buddy == "always" and sum(shard_counts) > 1)
         self.leaks = Leaks(config, max(shard_counts))
+        self.given_up = GivenUp(config)
         self._absence = Absence(config, COORDINATOR, self._has_begun)
         self._place: dict[NodeId, ShardStarted] = {}
         self._committed: dict[tuple[int, int, int], int] = {}
@@ -139,7 +136,7 @@ class Checker(Watcher):
             case PlanRow():
                 self._on_new_ledgers(world, record)
                 self._on_going_back(world, record)
-                self._on_replaced(world, record.plan)
+                self.given_up.replaced(world, self._plans[-1].server_nodes() if self._plans else (), record.plan)
                 self._on_plan(world, record)
                 self._moved_at.append(world.now)
             case StepRow():
@@ -305,23 +302,6 @@ class Checker(Watcher):
         if not self._plans or record.plan.ledger_generation != self._plans[-1].ledger_generation:
             self._readable = None  # an operator's order between the question and the answers changes neither
 
-    def _on_replaced(self, world: World, plan: Plan) -> None:
-        """Nobody loses a place who is well and whom the others reach, whatever became of the coordinator's link."""
-        before = self._plans[-1].server_nodes() if self._plans else ()
-        for host in [world.hosts[node] for node in before if node not in plan.server_nodes()]:
-            if host.machine is None or host.paused or world.now - host.started_at < SURELY_LINKED_S:
-                continue
-            fellows = [world.hosts[node] for node in before if node != host.node]
-            share = COPIED_SHARE if self._config.checkpoint.buddy == "always" else 1.0
-            hangs = world.hung_s(host) >= 0.9 * share * self._config.limits.server_gone_s
-            came = [world.hosts[node] for node in plan.server_nodes() if node not in before]
-            able = all(_goes_on(world, new) for new in came)
-            if hangs and (2 * sum(_goes_on(world, each) for each in fellows) >= len(before) - 1 or able):
-                continue
-            steady = all(world.steady(host.node, node) for node in before if node != host.node)
-            told = all(world.steady(node, COORDINATOR) for node in before if node != host.node)
-            expect(not (steady and told), "L1", f"{host.node} is given up, though its fellows reach it")
-
     def _on_written_again(self, world: World) -> None:
         """What verifies stays readable, whoever writes what."""
         complete = dict.fromkeys(world.shared.whole())
@@ -377,6 +357,7 @@ class Checker(Watcher):
 
     def stepped(self, world: World, host: Host, effects: list[Effect]) -> None:
         for effect in effects:
+            self.given_up.said(world, host, effect)
             if isinstance(effect, Exit):
                 needless = effect.reason.startswith("failed: Write")
                 expect(not needless, "L1", f"{host.node} ends over a file that training does not need: {effect.reason}")
@@ -587,8 +568,3 @@ class Checker(Watcher):
             tasks += [TaskId(step, microbatch, place, "B") for place, owner in enumerate(owners) if owner == stage]
             tasks += [TaskId(step, microbatch, len(owners), "L")] * (owners[-1] == stage)
         return sorted(tasks)
-
-
-def _goes_on(world: World, host: Host) -> bool:
-    """Whether its server lane has done what it is given for as long as a coordinator waits for the hanging one then."""
-    return "server" not in host.hung and world.now - host.hung_until.get("server", -9.0) > AGAIN_S

@@ -14,7 +14,7 @@ from coordinator.live.records import PlanRow
 from node.machine.jobs import SetUpDevice
 from node.machine.records import ShardStarted, SnapshotWritten, StepDone
 from protocol.base.ids import NodeId, TaskId
-from protocol.base.machine import Exit, Send
+from protocol.base.machine import Exit, Log, Send
 from protocol.messages import CopyKept, Ping, ShardCopy
 from protocol.run.plan import Plan, ServerPlan, StagePlan
 from tests.node.setting import make_plan
@@ -207,6 +207,35 @@ def test_who_hangs_is_given_up_soon_after_its_fellows_go_on(since_s: float) -> N
     placed = StagePlan((front, ServerPlan(NodeId("s9"), "back", ("s9:1",))))
     plan = msgspec.structs.replace(court.plan, generation=2, stages=(placed,))
     if since_s > AGAIN_S:
+        court.adopt(plan)
+    else:
+        with pytest.raises(ViolationError, match="L1: b0 is given up, though its fellows reach it"):
+            court.adopt(plan)
+
+
+@pytest.mark.parametrize("case", ["as it was", "an older coordinator", "they hung as soon", "it hung for a moment"])
+def test_who_is_given_up_with_reason_may_be_well_when_the_plan_comes(case: str) -> None:
+    """Seed 125367: a disk hung, its fellows showed that theirs did not, and then all hung for what they share. The
+    coordinator gave it up, and had its plan when all had told what they can read, by when that disk went on."""
+    court = Court()
+    world, holder, coordinator = court.world, court.host("b0"), court.host(COORDINATOR)
+    for a, b in combinations(sorted(world.hosts), 2):
+        world.links[a, b] = Link(a, b, 0.02, 1e7)
+    gone_s = court.config.limits.server_gone_s
+    world.now = 60.0
+    began = world.now - (0.5 if case == "it hung for a moment" else 2.0) * gone_s
+    holder.hung, holder.held_up = {"disk": began}, {"disk": deque()}
+    for node in ("f0", "s9"):
+        court.host(node).hung["server"] = began if case == "they hung as soon" else world.now - 1.0
+    given_up = Log("warning", "server given up", {"node": "b0", "slot": "", "stalled_s": gone_s})
+    court.checker.stepped(world, coordinator, [given_up])
+    world.now += 6.0
+    holder.hung, holder.held_up, holder.hung_before = {}, {}, (began, world.now - 5.5)
+    coordinator.life += case == "an older coordinator"
+    front, _ = court.plan.stages[0].servers
+    placed = StagePlan((front, ServerPlan(NodeId("s9"), "back", ("s9:1",))))
+    plan = msgspec.structs.replace(court.plan, generation=2, stages=(placed,))
+    if case == "as it was":
         court.adopt(plan)
     else:
         with pytest.raises(ViolationError, match="L1: b0 is given up, though its fellows reach it"):
