@@ -23,8 +23,8 @@ from node.commands.say import columns, say, shown_path
 from node.machine.drain import DRAIN_S, LAST_NEWS_S
 from node.owner.consent import read_consents, withdraw_consent
 from node.owner.limits import KEYS, OwnerLimits, key_named, read_limits, shown, with_value, write_limits
-from node.owner.tally import Given, signed_in_words
-from node.owner.thanks import FILE, SignedThanks, given, read_thanks, thanks_files
+from node.owner.tally import signed_in_words
+from node.owner.thanks import SignedThanks, given, given_by, read_thanks, thanks_files
 from node.owner.units import duration
 from node.owner.words import describe, describe_limits, headline
 from node.platform.local_socket import NotRunningError, NotWellError, ask
@@ -146,12 +146,10 @@ def last_words(folder: Path, answer: dict[str, Any]) -> str:
     if not answer["begun"] or not answer["ever"]["tasks"]:
         return str(answer["thanks"])
     signed = "The run has not signed any of it yet: it signs what is in closed steps, and says so at the next visit."
-    with contextlib.suppress(BadInputError):
-        if found := [given(read_thanks(file).thanks) for file in thanks_files(folder)]:
-            signed = (
-                f"Signed by the run, for ever: {signed_in_words(sum(found, Given()))}: `barnraise thanks` shows and "
-                "checks it."
-            )
+    files = thanks_files(folder)
+    if (found := given_by(files)) is not None:
+        words = signed_in_words(found, len(files) > 1)
+        signed = f"Signed by the run, for ever: {words}: `barnraise thanks` shows and checks it."
     return f"{answer['thanks']}\n{signed}"
 
 
@@ -300,7 +298,7 @@ def thanks(file: Path | None, state: Path | None) -> None:
 def _thanked_folders(state: Path | None) -> list[Path]:
     if state is not None:
         return [state]
-    kept = sorted(path.parent for path in user_state_path("barnraise").glob(f"*/volunteer*/{FILE}"))
+    kept = sorted(path for path in user_state_path("barnraise").glob("*/volunteer*") if thanks_files(path))
     return list(dict.fromkeys([*noted_folders(), *kept]))
 
 

@@ -53,8 +53,11 @@ class Readings:
     on_battery: bool | None = None
     metered: bool | None = None
     temperature_c: float | None = None
-    """Of the device that works."""
+    """Of the device that works; of several, the hottest."""
     power_w: float | None = None
+    """Of several devices, that of the one which draws most: limits are for each."""
+    each_device: tuple[tuple[float | None, float | None], ...] = ()
+    """(temperature, power) of each of several devices; nothing where there is one."""
     memory_free_bytes: float | None = None
     own_memory_bytes: float | None = None
     disk_free_bytes: float | None = None

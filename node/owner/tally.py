@@ -83,10 +83,10 @@ def in_words(given: Given) -> str:
     return f"{_amount(given)}, {_time(given)} of work"
 
 
-def signed_in_words(given: Given) -> str:
+def signed_in_words(given: Given, at_least: bool = False) -> str:
     """The same by the run's own count, which knows nothing of the time in which this computer had work: its time is how
-    long the steps took that hold at least one of its tasks."""
-    return f"{_amount(given)}, in steps of the run that took {_time(given)}"
+    long the steps took that hold at least one of its tasks. `at_least`: those of its device with most of them."""
+    return f"{_amount(given)}, in steps of the run that took {'at least ' if at_least else ''}{_time(given)}"
 
 
 def _amount(given: Given) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -156,10 +157,22 @@ class ThanksShelf:
             book.save()
 
 
+def given_by(files: Sequence[Path]) -> Given | None:
+    """What these thanks say together; what cannot be used is left out. None where nothing can."""
+    found: list[Given | None] = []
+    for file in files:
+        with suppress(BadInputError):
+            found.append(given(read_thanks(file).thanks))
+    return _sum(found)
+
+
 def _sum(amounts: Sequence[Given | None]) -> Given | None:
-    """Of those that are known; None where none is."""
+    """Of those that are known; None where none is. Time is the length of the run's steps, which hold tasks of several
+    devices at once: that of the device with most is what all have taken at least."""
     known = [amount for amount in amounts if amount is not None]
-    return sum(known, Given()) if known else None
+    if not known:
+        return None
+    return replace(sum(known, Given()), working_s=max(amount.working_s for amount in known))
 
 
 def thanks_files(state: Path) -> list[Path]:

@@ -83,7 +83,8 @@ def describe(status: dict[str, Any]) -> str:
     lines += _wrap(f"today   {in_words(Given(**status['today']))}")
     lines += _wrap(f"in all  {in_words(Given(**status['ever']))}")
     if status["signed"]["ever"] is not None:
-        lines += _wrap(f"signed  {signed_in_words(Given(**status['signed']['ever']))}: `barnraise thanks`")
+        signed = signed_in_words(Given(**status["signed"]["ever"]), bool(status.get("cards")))
+        lines += _wrap(f"signed  {signed}: `barnraise thanks`")
     if status["news"] is not None:
         lines += describe_news(status["news"])
     return "\n".join(lines)

@@ -53,9 +53,8 @@ def read(gpu: str) -> GpuReading | None:
     return GpuReading(heat, _ask(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(device) / 1000.0))
 
 
-def read_worst(gpus: Sequence[str]) -> GpuReading | None:
-    """Of several, the heat of the hottest and the power of the one that draws most: limits are for each card."""
-    found = [reading for gpu in gpus if (reading := read(gpu)) is not None]
+def worst(found: Sequence[GpuReading]) -> GpuReading | None:
+    """The heat of the hottest and the power of the one that draws most, which may be two; None where there is none."""
     if not found:
         return None
     heats = [reading.temperature_c for reading in found if reading.temperature_c is not None]

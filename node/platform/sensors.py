@@ -51,7 +51,7 @@ class Sensors(Protocol):
 
     def device_is(self, accelerator: bool, gpus: Sequence[str]) -> None:
         """What computes, as the devices' processes have found: whose heat and power count. `gpus`: how NVIDIA's driver
-        calls them, as far as they are of its kind."""
+        calls each of them; empty: it is none of that driver's."""
 
     def read(self) -> Readings:
         """All of them now; takes some milliseconds, so in a thread."""
@@ -134,7 +134,8 @@ class SystemSensors:
         filling = self._desktop.full_screen()
         if filling in self._names and filling not in own:
             games.append(self._names[filling][0])
-        heat = gpu.read_worst(self._gpus)
+        each = [gpu.read(name) for name in self._gpus]
+        heat = gpu.worst([reading for reading in each if reading is not None])
         games += [self._names[pid][0] for pid in gpu.foreign_pids(own) if pid in self._names]
         return Readings(
             idle_s=self._desktop.idle_s(),
@@ -145,6 +146,11 @@ class SystemSensors:
             metered=self._slow.metered,
             temperature_c=heat.temperature_c if heat is not None else None if self.gpu else _processor_c(),
             power_w=heat.power_w if heat is not None else None,
+            each_device=tuple(
+                (None, None) if reading is None else (reading.temperature_c, reading.power_w) for reading in each
+            )
+            if len(each) > 1
+            else (),
             memory_free_bytes=float(psutil.virtual_memory().available),
             own_memory_bytes=_resident_bytes(own),
             disk_free_bytes=self._slow.disk_free_bytes,

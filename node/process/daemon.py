@@ -39,6 +39,7 @@ from node.platform.places import device_folder, note_process
 from node.process.cards import Cards
 from node.process.device_start import DeviceOptions
 from node.process.driver import Driver
+from node.process.ends import GOOD_ENDS, end_in_words
 from node.process.journal import Journal, JournalError, JournalWriter
 from node.process.lend import lend
 from node.process.link_options import incoming_bytes, link_options
@@ -75,23 +76,6 @@ SELDOM = {NO_WORK: 300.0, LITTLE_WORK: 300.0, AS_BEFORE: 300.0, "no way to a pee
 """Seconds between two lines of an event on a terminal; where nobody looks, each is written."""
 DETAIL = {"no way to a peer": "ways"}
 """What a terminal has no room for: every way with its reason takes six lines, for every peer."""
-GOOD_ENDS = ("finished", "drained", "stopped", "left", "drain time is over")
-"""Reasons of `Exit` that are no failure."""
-LENT_ENDS = {
-    "finished": "the run has done all its steps: nothing is left to do",
-    "drained": "what was begun is finished; nothing of it runs here now, and the same command comes back",
-    "stopped": "at once; others compute what was not finished, and the same command comes back",
-    "left": "as you asked: what was begun is finished, and your yes is taken back; the next start asks again",
-    "drain time is over": "what was begun took too long to finish: others compute it; the same command comes back",
-}
-"""What the end of a lent computer's program means to its owner."""
-SERVED_ENDS = {
-    "finished": "the run has done all its steps",
-    "drained": "what was begun is finished, and its place is free",
-    "stopped": "as it was told; the same command goes on from what lies in its state folder",
-    "left": "it has given its place back",
-    "drain time is over": "what was begun took too long to finish",
-}
 
 
 @dataclass(frozen=True)
@@ -133,8 +117,8 @@ class NodeOptions:
     """What hears a volunteer's owner until its keeper does."""
 
     def by_device(self) -> list[NodeOptions]:
-        """Those of each device's member. All have one line; the further ones take what is left of addresses: a port
-        that was named is the first one's, and so are the addresses that were announced."""
+        """Those of each device's member. All have one line; a port that was named is the first one's, and so are the
+        addresses that were announced: the others listen at any port of the same interfaces."""
         count = 1 + len(self.further)
         measured = tuple((server, path, figures.shared_by(count)) for server, path, figures in self.measured)
         first = replace(self, further=(), measured=measured)
@@ -149,7 +133,7 @@ class NodeOptions:
                     state=device_folder(self.state, place),
                     device=device,
                     tokens_per_s=tokens_per_s,
-                    listen=tuple(where for where in self.listen if where[1] == 0),
+                    listen=tuple(dict.fromkeys((host, 0) for host, _ in self.listen)),
                     announce=(),
                     metrics=metrics,
                 )
@@ -176,21 +160,17 @@ def run_node(options: NodeOptions) -> int:
     except (JournalError, StoreFullError) as error:
         return _stopped(error)
     except BaseExceptionGroup as group:
-        named = group.subgroup((JournalError, StoreFullError))
+        named = group.subgroup((JournalError, StoreFullError, BadInputError))
         if named is None:
             raise
         first: BaseException = named
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
+        if isinstance(first, BadInputError):  # one sentence, and an exit status with which nobody tries again
+            raise first from None
         return _stopped(first)
     log.info("ended", reason=reason, detail=end_in_words(reason, options.link.role))
     return 0 if reason in GOOD_ENDS else 1
-
-
-def end_in_words(reason: str, role: str) -> str:
-    """What people read behind the word that programs read."""
-    known = LENT_ENDS if role == "volunteer" else SERVED_ENDS
-    return known.get(reason, "it cannot go on here; the sentence before says why, if it is not this one")
 
 
 def _stopped(error: BaseException) -> int:
@@ -229,6 +209,18 @@ def _open_member(options: NodeOptions, metrics: NodeMetrics, ends: ExitStack) ->
     return _Member(options, state, metrics, scrape)
 
 
+def _open_further(options: NodeOptions, ends: ExitStack) -> _Member | None:
+    """Of a further device. Where the link has run out, one that is no member yet cannot become one: it is left out, and
+    those that are go on."""
+    try:
+        return _open_member(options, NodeMetrics(options.link.role), ends)
+    except BadInputError as error:
+        if time.time() < options.link.statement.not_after:
+            raise
+        structlog.get_logger("node").warning("one device is left out", device=str(options.device), detail=str(error))
+        return None
+
+
 async def _run(options: NodeOptions) -> str:
     """One life of the process. The state folder is locked from the first to the last moment."""
     role = options.link.role
@@ -237,30 +229,31 @@ async def _run(options: NodeOptions) -> str:
     with ExitStack() as ends:
         first, *further = options.by_device()
         members = [_open_member(first, metrics, ends)]
-        members += [_open_member(each, NodeMetrics(role), ends) for each in further]
+        members += [member for each in further if (member := _open_further(each, ends)) is not None]
         limits = options.limits.open(options.state)
         ends.callback(limits.close)
         state = members[0].state
 
-        def make(owner: OwnerLimits | None = None) -> list[_Node]:
-            return [_Node(member, limits, owner, len(members)) for member in members]
+        def make(owner: OwnerLimits | None = None, place: int = 0) -> _Node:
+            return _Node(members[place], limits, owner, len(members))
 
         if role != "volunteer":
             ends.callback(note_process(options.state))
         if role == "server":
             state.crashes.check(options.state)
             with state.crashes.counted(state.is_of_checkpoints):
-                ended = await live(lambda: make()[0].run(), limits, metrics)
+                ended = await live(lambda: make().run(), limits, metrics)
             state.crashes.ended(ended)
             return ended
         if role == "auditor":
-            return await live(lambda: make()[0].run(), limits, metrics)
+            return await live(lambda: make().run(), limits, metrics)
+        names = [str(member.options.device) for member in members]
         return await lend(
-            lambda owner: Cards(make(owner), [str(member.options.device) for member in members]),
+            lambda owner: Cards(partial(make, owner), names, lambda: state.membership is not None),
             state=options.state,
             link=options.link,
             nodes=[member.state.identity.node for member in members],
-            run_name=lambda: "" if state.config is None else state.config.name,
+            run_name=lambda: next((one.state.config.name for one in members if one.state.config is not None), ""),
             overrides=dict(options.overrides),
             metrics=[member.metrics for member in members],
             line=limits,
@@ -347,6 +340,7 @@ class _Node:
         try:
             return await self._run(listeners, addresses)
         finally:
+            self._metrics.offline()
             for listener in listeners:
                 await listener.aclose()
 

@@ -102,7 +102,8 @@ class Keeper:
     ) -> None:
         self._thanks = thanks or ThanksShelf()
         self._not_yet = not_yet
-        self._devices: list[Hello] = []
+        self._devices: dict[int, Hello] = {}
+        """What each has said it is, by its place; also of one whose process does not run now."""
         self.news: News | None = None
         """What the run's coordinator told last."""
         self._news_at: Moment | None = None
@@ -354,7 +355,7 @@ class Keeper:
         if self._life is None or facts.get("coordinator"):
             self._coordinator_at_s = moment.now_s
         self._take_news(facts.get("news"), facts.get("thanks", ()))
-        self._take_devices([device for device in facts.get("devices", ()) if device is not None])
+        self._take_devices(facts.get("devices", ()))
         given = self.tally.visit
         working = self.decision.works and bool(facts.get("busy"))  # waiting for work is not work
         self.tally.count(facts.get("totals", ()), passed_s if working else 0.0, self._day())
@@ -383,13 +384,15 @@ class Keeper:
         if self._thanks.complaint and self._thanks.complaint != before:
             self._log.warning("thanks refused", detail=self._thanks.complaint)
 
-    def _take_devices(self, devices: list[Hello]) -> None:
+    def _take_devices(self, said: Sequence[Hello | None]) -> None:
         """Devices say what they are: their own heat and power count, also while they are paused."""
-        if not devices or devices == self._devices:
+        devices = {**self._devices, **{place: device for place, device in enumerate(said) if device is not None}}
+        if devices == self._devices:
             return
         self._devices = devices
-        accelerator = any(device.is_accelerator for device in devices)
-        self._sensors.device_is(accelerator, tuple(device.gpu for device in devices if device.gpu))
+        places = range(max(devices) + 1)
+        gpus = tuple(devices[place].gpu if place in devices else "" for place in places)
+        self._sensors.device_is(any(device.is_accelerator for device in devices.values()), gpus)
         self._governor.gpu = self._sensors.gpu
 
     def news_as_of(self) -> str:
@@ -433,10 +436,14 @@ class Keeper:
                 for metrics in self._metrics:
                     metrics.resumed(self._reason_shown)
             self._reason_shown = reason
-        for metrics in self._metrics:
+        now = self.readings
+        for place, metrics in enumerate(self._metrics):
             if reason:
                 metrics.held_back(reason, passed_s, paused=not self.decision.works)
-            metrics.show_device(self.readings.temperature_c, self.limits.temperature_c, self.readings.power_w)
+            heat_c, power_w = now.temperature_c, now.power_w
+            if place < len(now.each_device):
+                heat_c, power_w = now.each_device[place]
+            metrics.show_device(heat_c, self.limits.temperature_c, power_w)
 
     def status(self) -> dict[str, Any]:
         """Everything that a screen may show."""
@@ -462,7 +469,8 @@ class Keeper:
             "stages": facts.get("stages", 0),
             "cards": facts.get("cards", []),
             "device": {
-                "name": labels_in_words([device.label for device in self._devices]) or "not started yet",
+                "name": labels_in_words([device.label for _, device in sorted(self._devices.items())])
+                or "not started yet",
                 "free": self._life is None,
                 "temperature_c": now.temperature_c,
                 "temperature_limit_c": limits.temperature_c,

@@ -195,6 +195,13 @@ class NodeMetrics(Metrics):
         for queue in ("leases", "unsent_tasks"):
             self.ask("barnraise_node_queue_items", partial(_held, machine, queue), queue=queue)
 
+    def offline(self) -> None:
+        """A life has ended: until the next one nothing is held, and nobody is linked. (`suspended` says of a pause.)"""
+        for name in NODE_STATES:
+            self.record("barnraise_node_state", name == "offline", barnraise_node_state=name)
+        for queue in QUEUES:
+            self.ask("barnraise_node_queue_items", lambda: 0.0, queue=queue)
+
     def spend(self, phase: str, seconds: float) -> None:
         """Wall time of a phase."""
         self._claimed_s += seconds

@@ -7,6 +7,7 @@ that the system starts at logon says to the run what was measured then.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -22,29 +23,29 @@ class KeptSpeeds(msgspec.Struct, frozen=True):
 
     terms_hash: str
     """Of the run's terms, hex: another model has another speed."""
-    devices: tuple[str, ...]
     threads: int
-    tokens_per_s: tuple[float, ...]
-    """Of each device."""
+    speeds: dict[str, float] = {}
+    """Tokens a second, by device."""
+    device: str = ""
+    tokens_per_s: float = 0.0
+    """The same as builds wrote it that knew one device."""
 
 
 def keep_speeds(
     state: Path, terms_hash: str, choices: Sequence[DeviceChoice], threads: int, tokens_per_s: Sequence[float]
 ) -> None:
     """In the state folder; a disk that is full costs the figures, and nothing else."""
-    kept = KeptSpeeds(terms_hash, tuple(map(str, choices)), threads, tuple(tokens_per_s))
-    write_whole(state, FILE, msgspec.json.encode(kept))
+    speeds = {str(choice): speed for choice, speed in zip(choices, tokens_per_s, strict=True)}
+    write_whole(state, FILE, msgspec.json.encode(KeptSpeeds(terms_hash, threads, speeds)))
 
 
 def kept_speeds(
     state: Path, terms_hashes: Sequence[str], choices: Sequence[DeviceChoice], threads: int
 ) -> tuple[float, ...]:
-    """Tokens a second of each device; 0 where none were measured for these very terms, devices and threads."""
-    devices = tuple(map(str, choices))
-    nothing = (0.0,) * len(devices)
-    try:
+    """Tokens a second of each device; 0 where it was not measured for these very terms and threads."""
+    speeds: dict[str, float] = {}
+    with suppress(OSError, msgspec.MsgspecError):
         kept = msgspec.json.decode((state / FILE).read_bytes(), type=KeptSpeeds)
-    except (OSError, msgspec.MsgspecError):
-        return nothing
-    same = kept.terms_hash in terms_hashes and (kept.devices, kept.threads) == (devices, threads)
-    return kept.tokens_per_s if same and len(kept.tokens_per_s) == len(devices) else nothing
+        if kept.terms_hash in terms_hashes and kept.threads == threads:
+            speeds = {kept.device: kept.tokens_per_s, **kept.speeds}
+    return tuple(speeds.get(str(choice), 0.0) for choice in choices)

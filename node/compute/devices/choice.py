@@ -17,8 +17,9 @@ HELP = (
 SEVERAL_HELP = (
     f"{HELP} Several with commas, as in cuda:0,1: each is a member of the run of its own, and all have one owner."
 )
-DEVICES_MAX = 16
-"""More cards than any computer holds are a mistyped list."""
+DEVICES_MAX = 8
+"""Servers and coordinator open as many links to one network (`protocol.base.limits.LINKS_PREFIX_MAX`): a ninth would
+dial for ever."""
 
 
 @dataclass(frozen=True)

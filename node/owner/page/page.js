@@ -28,7 +28,9 @@ function amountOf(amount) { return `${plural(amount.tasks, "task")} accepted, ${
 function given(amount) { return `${amountOf(amount)}, ${timeOf(amount)} of work`; }
 
 // The run knows nothing of the time in which this computer had work, only how long its own steps took.
-function signedGift(amount) { return `${amountOf(amount)}, in steps of the run that took ${timeOf(amount)}`; }
+function signedGift(amount, atLeast) {
+  return `${amountOf(amount)}, in steps of the run that took ${atLeast ? "at least " : ""}${timeOf(amount)}`;
+}
 
 // The loss so far, as a line. Every number is one; nothing of it becomes markup.
 function renderCurve(points, asOf) {
@@ -49,7 +51,7 @@ function renderNews(status) {
   const news = status.news, signed = status.signed.ever;
   at("news").hidden = news === null;
   at("signed-title").hidden = at("signed").hidden = signed === null;
-  if (signed !== null) show("signed", signedGift(signed));
+  if (signed !== null) show("signed", signedGift(signed, status.cards.length > 0));
   if (news === null) return;
   const asOf = news.as_of ? `, as of ${news.as_of}` : "";
   show("step", news.step < 0 ? "none known yet" : (news.step + 1).toLocaleString("en") + asOf);

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from node.commands.owner import last_words
 from node.commands.owner import thanks as thanks_command
 from node.owner.tally import Given, as_dict, in_words, part_in_words, signed_in_words
-from node.owner.thanks import FILE, ThanksBook, ThanksShelf, read_thanks, thanks_files
+from node.owner.thanks import FILE, ThanksBook, ThanksShelf, given_by, read_thanks, thanks_files
 from node.platform.places import device_folder
 from protocol.base.errors import BadInputError, RemoteProtocolError
 from protocol.trust.identity import Identity
@@ -65,10 +65,14 @@ def test_thanks_of_several_devices_are_one_sum(tmp_path: Path) -> None:
     shelf.take([signed(25), signed(8, node=OTHER), signed(99, node=OTHER)])
     assert shelf.ever is not None and shelf.visit is not None
     assert (shelf.ever.tasks, shelf.visit.tasks) == (33, 15 + 3) and "somebody else" in shelf.complaint
+    assert shelf.ever.working_s == 60 * 25, "both had tasks in the same steps, whose time was told twice"
     shelf.save()
     assert thanks_files(tmp_path) == [folders[0] / FILE, folders[1] / FILE]
     shown = CliRunner().invoke(thanks_command, ["--state", str(tmp_path)]).output
     assert "25 tasks accepted" in shown and "8 tasks accepted" in shown
+    (folders[0] / FILE).write_bytes(b"{")
+    found = given_by(thanks_files(tmp_path))
+    assert found is not None and found.tasks == 8, "one that is damaged takes nothing of the others along"
 
 
 def test_a_first_visit_counts_from_nothing(tmp_path: Path) -> None:

@@ -56,7 +56,9 @@ def test_the_gpu_that_computes_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path
     now = sensors.read()
     assert sensors.gpu and (now.temperature_c, now.power_w) == (60.0, None)
     sensors.device_is(True, ("GPU-aa", "GPU-bb", "GPU-cc"))
-    assert (sensors.read().temperature_c, sensors.read().power_w) == (90.0, 400.0), "of several the worst"
+    now = sensors.read()
+    assert (now.temperature_c, now.power_w) == (90.0, 400.0), "of several the worst"
+    assert now.each_device == ((90.0, 400.0), (60.0, None), (None, None))
     sensors.device_is(True, ())
     assert sensors.read().temperature_c is None, "a GPU of another maker is not as hot as the processor"
     sensors.device_is(False, ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from structlog.testing import capture_logs
 
 from node.compute.devices.choice import DeviceChoice
 from node.measure.meter import Figures
-from node.process.cards import Cards
+from node.process.cards import AGAIN_S, Cards
 from node.process.daemon import NodeOptions
 from node.process.device_frames import Hello
 from protocol.base.ids import NodeId
@@ -32,6 +33,8 @@ class Card:
         self.known = facts
         self.over = trio.Event()
         self.others_end: threading.Barrier | None = None
+        self.again: Card | None = None
+        """The life after this one."""
 
     def tell(self, fact: Told) -> None:
         self.seen.append(fact.what)
@@ -57,8 +60,17 @@ class Card:
         return self.ends
 
 
-def cards(*lives: Card) -> Cards:
-    return Cards(lives, [f"cuda:{place}" for place in range(len(lives))])
+def cards(*lives: Card, leads: Callable[[], bool] = lambda: True) -> Cards:
+    """With these lives at the first, and fresh ones after them."""
+    first = list(lives)
+
+    def make(place: int) -> Card:
+        if len(lives) - len(first) == place:
+            return first.pop(0)
+        fresh = lives[place].again = Card(**lives[place].known)
+        return fresh
+
+    return Cards(make, [f"cuda:{place}" for place in range(len(lives))], leads)
 
 
 def test_what_the_owner_says_is_said_to_all() -> None:
@@ -74,8 +86,11 @@ def test_what_the_owner_says_is_said_to_all() -> None:
 
 async def test_a_card_that_cannot_go_on_leaves_the_others_at_work() -> None:
     """It is named with its device and shown with its reason, and a pause later is a pause for the keeper, which begins
-    all of them anew."""
-    refused, works = Card("refused: this invite was for 1 node(s)", stage=-1), Card(stage=2, stages=4, busy=True)
+    all of them anew. Nothing of what it last said counts as present: its machine stands still with a stage, a link to
+    the coordinator and a lease."""
+    stale = News(step=100, hour_ratio=0.5)
+    refused = Card("refused: this invite was for 1 node(s)", stage=3, busy=True, coordinator=True, news=stale)
+    works = Card(stage=2, stages=4, waiting_for="work", news=News(step=60, hour_ratio=0.25), paths={"tcp": 1})
     both = cards(refused, works)
     found: list[str] = []
 
@@ -87,10 +102,71 @@ async def test_a_card_that_cannot_go_on_leaves_the_others_at_work() -> None:
             nursery.start_soon(live)
             await trio.testing.wait_all_tasks_blocked()
             assert not found and [card["ended"] for card in both.facts()["cards"]] == [refused.ends, ""]
-            assert both.facts()["stage"] == 2 and both.facts()["busy"]
+            facts = both.facts()
+            assert (facts["stage"], facts["busy"], facts["coordinator"], facts["waiting_for"]) == (
+                2,
+                False,
+                False,
+                "work",
+            )
+            assert (facts["news"].step, facts["news"].hour_ratio) == (60, 0.25)
+            both.end_device()
+            assert refused.seen == [] and works.seen == ["device ended"]
             both.tell(Told("suspend quota"))
     assert found == ["suspended: quota"]
-    assert [(line["event"], line["device"]) for line in said] == [("one device has ended", "cuda:0")]
+    assert [(line["event"], line["log_level"]) for line in said] == [("one device has ended", "warning")]
+
+
+async def test_a_card_that_failed_is_begun_again_beside_the_others(autojump_clock: trio.testing.MockClock) -> None:
+    """With one device the process ended, and the service's manager began it anew; beside another that works nobody did.
+    It works as much of the time then as the owner has said meanwhile."""
+    lost, works = Card("failed: the device was lost 4 times in ten minutes"), Card(busy=True)
+    both = cards(lost, works)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(both.run)
+        await trio.sleep(AGAIN_S - 1.0)
+        both.set_share(0.5)
+        assert lost.again is None and lost.seen == []
+        await trio.sleep(2.0)
+        assert lost.again is not None and lost.again.seen == [0.5] and not both.facts()["cards"][0]["ended"]
+        both.tell(Told("drain"))
+
+
+async def test_nothing_is_begun_again_when_all_have_ended_or_shall_end(autojump_clock: trio.testing.MockClock) -> None:
+    """The owner's word, and the end of the others, end the waiting for a card that failed."""
+    for word in ("drain", ""):
+        lost, works = Card("failed: no device"), Card("" if word else "refused: banned")
+        both = cards(lost, works)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(both.run)
+            await trio.sleep(1.0)
+            if word:
+                both.tell(Told(word))
+        assert trio.current_time() < AGAIN_S and lost.again is None
+
+
+async def test_the_end_of_the_run_is_told_to_all(autojump_clock: trio.testing.MockClock) -> None:
+    """A card whose link was down at that moment would have kept the process for ever."""
+    away = Card()
+    assert await cards(Card("finished"), away).run() in ("finished", "suspended: ")
+    assert away.seen == ["drain"]
+
+
+async def test_the_first_card_joins_before_the_others(autojump_clock: trio.testing.MockClock) -> None:
+    """An invite with one use is that one's: whoever lends it alone later comes by its membership. Where it is refused,
+    the others need not wait."""
+    member = False
+    one, two = Card(), Card("drained")
+    both = cards(one, two, leads=lambda: member)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(both.run)
+        await trio.sleep(60.0)
+        assert not both.facts() and both._reasons == ["", ""]
+        member = True
+        await trio.sleep(1.0)
+        assert both._reasons == ["", "drained"]
+        both.tell(Told("drain"))
+    assert await cards(Card("refused: banned"), Card("drained"), leads=lambda: False).run() == "drained"
 
 
 @pytest.mark.parametrize(
@@ -99,6 +175,7 @@ async def test_a_card_that_cannot_go_on_leaves_the_others_at_work() -> None:
         (("finished", "finished"), "finished"),
         (("refused: banned", "drained"), "drained"),
         (("drained", "refused: banned"), "drained"),
+        (("drain time is over", "refused: banned"), "drain time is over"),
         (("suspended: quota", "drained"), "suspended: quota"),
         (("refused: banned", "refused: banned"), "refused: banned"),
         (("stopped",), "stopped"),
@@ -167,7 +244,7 @@ def test_each_device_has_a_folder_and_ports_of_its_own_and_all_share_the_line() 
     assert (str(first.device), str(second.device)) == ("cuda:0", "cuda:1")
     assert (first.tokens_per_s, second.tokens_per_s) == (100.0, 50.0)
     assert first.listen == options.listen and first.announce == options.announce
-    assert second.listen == (("*", 0),) and second.announce == ()
+    assert second.listen == (("*", 0),) and second.announce == (), "`--map-port` finds a socket there, too"
     assert (first.metrics, second.metrics) == (("*", 9000), ("*", 9001))
     for each in (first, second):
         ((_, _, figures),) = each.measured

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -19,6 +21,7 @@ import node.process.state as state_folder
 from node.data.allowed import Allowed
 from node.process.daemon import NodeOptions, run_node
 from node.process.driver import Driver
+from node.process.ends import GOOD_ENDS, end_in_words
 from node.process.journal import Journal, JournalError
 from node.process.link_options import link_options
 from node.process.metrics import NodeMetrics
@@ -28,6 +31,7 @@ from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
 from protocol.base.limits import SEND_QUEUE_BYTES, TENSOR_BYTES_MAX
 from protocol.base.machine import CheckpointsFound
+from protocol.drive.addresses import OFF
 from protocol.drive.limits import Limits
 from protocol.messages import Welcome
 from protocol.run.course import line
@@ -37,11 +41,11 @@ from protocol.trust.identity import Identity
 from protocol.trust.membership import Invite, JoinLink, Trust, sign_statement
 
 
-def link_of_a(role: Literal["server", "volunteer"]) -> JoinLink:
+def link_of_a(role: Literal["server", "volunteer"], not_after: int = 2**40) -> JoinLink:
     """Nobody answers behind it."""
     coordinator = Identity(bytes(range(32)))
     key = coordinator.public_key
-    invite = Invite(issuer=key, run_id=bytes(16), role=role, uses=1, not_after=2**40, nonce=bytes(16))
+    invite = Invite(issuer=key, run_id=bytes(16), role=role, uses=1, not_after=not_after, nonce=bytes(16))
     return JoinLink(("127.0.0.1:9",), sign_statement(invite, coordinator))
 
 
@@ -80,6 +84,31 @@ def test_a_disk_or_memory_that_gives_out_ends_it_with_a_named_reason(
     assert [(line["event"], line["reason"], line["detail"]) for line in logs] == [("stopped", reason, str(error))]
 
 
+def test_what_cannot_be_used_is_one_sentence_also_from_deep_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--map-port` without a socket, found by a life below the keeper's tasks, ended with a traceback and status 1: the
+    service's manager began it again for ever, where status 2 says that somebody has to look."""
+    with pytest.raises(BadInputError, match="--map-port: no socket"):
+        ending(monkeypatch, BadInputError("--map-port: no socket here listens"))
+
+
+def test_a_further_device_that_can_be_no_member_any_more_is_left_out(tmp_path: Path) -> None:
+    """The link has run out. Those that are members need none, and all were refused for the sake of one that was not;
+    while the link holds, whatever is wrong is said."""
+    options = replace(OPTIONS, state=tmp_path / "state", link=link_of_a("volunteer", 1_000_000_000), metrics=OFF)
+    with ExitStack() as ends, structlog.testing.capture_logs() as logs:
+        assert daemon._open_further(options, ends) is None
+    (line,) = [line for line in logs if line["log_level"] == "warning"]
+    assert line["event"] == "one device is left out" and "ran out" in line["detail"]
+    journal = Journal(options.state)
+    journal.set_meta("membership", b"anything")
+    journal.close()
+    with ExitStack() as ends:
+        assert daemon._open_further(options, ends) is not None
+    (tmp_path / "file").write_text("")
+    with ExitStack() as ends, pytest.raises(BadInputError, match="cannot be used as state folder"):
+        daemon._open_further(replace(OPTIONS, state=tmp_path / "file", metrics=OFF), ends)
+
+
 def test_our_own_mistakes_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     """What has no name ends with its traceback."""
     with pytest.raises(ExceptionGroup):
@@ -96,8 +125,8 @@ def test_the_exit_code_follows_from_the_reason(monkeypatch: pytest.MonkeyPatch, 
 
 def test_the_end_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last line was `reason=drained` alone: what that means for whoever lends or serves stands behind it."""
-    for reason in daemon.GOOD_ENDS:
-        lent, served = (daemon.end_in_words(reason, role) for role in ("volunteer", "server"))
+    for reason in GOOD_ENDS:
+        lent, served = (end_in_words(reason, role) for role in ("volunteer", "server"))
         assert " " in lent and " " in served and reason not in (lent, served)
     (said,) = ending(monkeypatch, "drained")[1]
     assert (said["event"], said["reason"]) == ("ended", "drained") and said["detail"].startswith("what was begun is ")

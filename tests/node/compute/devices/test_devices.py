@@ -68,7 +68,7 @@ def test_several_devices_with_commas(text: str, found: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["cuda:0,0", "cuda,cuda:0", "cuda:0,", "0,1", "auto,cpu", "cpu,cpu", "mps,1", "small:8" + ",8" * 16]
+    "text", ["cuda:0,0", "cuda,cuda:0", "cuda:0,", "0,1", "auto,cpu", "cpu,cpu", "mps,1", "small:8" + ",8" * 8]
 )
 def test_lists_of_devices_that_cannot_be_are_refused_by_name(text: str) -> None:
     """One card twice, what can only be there once, nothing behind a comma, more than a computer holds."""
