@@ -105,3 +105,11 @@ def test_a_service_may_do_little(unit: Path, tmp_path: Path) -> None:
     away = ("CapabilityBoundingSet", "ProtectSystem", "PrivateUsers", "SystemCallFilter", "RestrictAddressFamilies")
     open_door.write_text("".join(line for line in unit.read_text().splitlines(True) if not line.startswith(away)))
     assert exposure(open_door) > EXPOSURE_MOST
+
+
+def test_a_join_link_gets_into_no_journal_and_no_process_list() -> None:
+    """What the coordinator's service prints are links; the container's example gives one in a file."""
+    unit = (DEPLOY / "systemd" / "barnraise-coordinator.service").read_text().splitlines()
+    assert "StandardOutput=null" in unit and "StandardError=journal" in unit
+    commands = [line for line in (DEPLOY / "Containerfile").read_text().splitlines() if "docker run" in line]
+    assert commands and not any(re.search(r"BARNRAISE_LINK=|barnraise://", line) for line in commands)
