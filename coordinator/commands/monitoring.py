@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -46,11 +47,13 @@ def write(folder: Path, coordinators: tuple[str, ...], here: tuple[Path, ...]) -
             path.write_text(text)
     except OSError as error:
         raise BadInputError(f"{error.filename or folder}: cannot be written: {error.strerror}") from error
+    config, consoles = (shlex.quote(str(folder / name)) for name in ("prometheus.yml", "consoles"))
     click.echo(
         f"{folder}: {len(files)} files\n"
-        f"  check      promtool check config {folder / 'prometheus.yml'}\n"
-        f"  start      prometheus --config.file={folder / 'prometheus.yml'}"
-        f" --web.console.templates={folder / 'consoles'}\n"
+        f"  check      promtool check config {config}\n"
+        # Prometheus by itself answers everybody, on all addresses.
+        f"  start      prometheus --config.file={config} --web.console.templates={consoles}"
+        " --web.listen-address=127.0.0.1:9090\n"
         "  look       http://127.0.0.1:9090/consoles/barnraise.html\n"
         f"  Grafana    import {folder / 'dashboards'}/*.json, or docker compose up -d in {folder}\n"
         f"  an alert?  {folder / 'RUNBOOK.md'}"

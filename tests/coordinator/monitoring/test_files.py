@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from collections import Counter
@@ -51,6 +52,16 @@ def test_the_command_writes_files_that_prometheus_takes(tmp_path: Path) -> None:
     here = CliRunner().invoke(main, ["monitoring", "write", str(tmp_path), "--here", str(tmp_path / "state")])
     assert here.exit_code == 0 and str(tmp_path / "state" / "metrics.json") in (tmp_path / "prometheus.yml").read_text()
     promtool("check", "config", str(tmp_path / "prometheus.yml"))
+
+
+def test_the_lines_that_are_printed_can_be_copied_and_open_nothing(tmp_path: Path) -> None:
+    """A path with a space is one word; and Prometheus, which answers everybody unless told, keeps to loopback."""
+    folder = tmp_path / "my run"
+    done = CliRunner().invoke(main, ["monitoring", "write", str(folder)])
+    lines = [shlex.split(line) for line in done.output.splitlines() if re.match("  (check|start) ", line)]
+    assert lines[0] == ["check", "promtool", "check", "config", f"{folder}/prometheus.yml"]
+    assert f"--config.file={folder}/prometheus.yml" in lines[1]
+    assert "--web.listen-address=127.0.0.1:9090" in lines[1]
 
 
 def test_what_cannot_be_a_coordinator_or_a_folder_is_said_in_a_sentence(tmp_path: Path) -> None:
