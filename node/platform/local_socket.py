@@ -25,6 +25,9 @@ from node.platform.places import CONTROL_FILE, note_running
 PATH_BYTES_MAX = 100
 LINE_BYTES_MAX = 1 << 20
 ANSWER_S = 10.0
+SOCKET = "control.sock"
+TEMPORARY = "barnraise-"
+"""How the folder of a socket begins that cannot lie in the state folder."""
 HAS_UNIX = hasattr(socket, "AF_UNIX") and os.name == "posix"
 
 
@@ -52,15 +55,19 @@ class Door:
             if path is not None:
                 with suppress(OSError):
                     path.unlink()
+        if self._socket is not None:
+            _take_away(self._socket)
 
 
 async def open_door(folder: Path, unix: bool = HAS_UNIX, **more: Any) -> Door:
     """Listens, and writes `control.json` with `more` in it. The state folder is locked, so what lies there is old."""
-    token, path = "", None
+    token, path, older = "", None, None
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        older = Path(str(json.loads((folder / CONTROL_FILE).read_text())["address"]).removeprefix("unix:"))
     if unix:
-        path = folder / "control.sock"
+        path = folder / SOCKET
         if len(os.fsencode(path.absolute())) > PATH_BYTES_MAX:
-            path = Path(tempfile.mkdtemp(prefix="barnraise-")) / "control.sock"
+            path = Path(tempfile.mkdtemp(prefix=TEMPORARY)) / SOCKET
         with suppress(FileNotFoundError):
             path.unlink()
         raw = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
@@ -77,7 +84,18 @@ async def open_door(folder: Path, unix: bool = HAS_UNIX, **more: Any) -> Door:
         address, token = f"127.0.0.1:{listener.socket.getsockname()[1]}", secrets.token_urlsafe(32)
     file = folder / CONTROL_FILE
     _write_private(file, json.dumps({"address": address, "token": token, "pid": os.getpid(), **more}))
+    if older is not None and older != path:  # of one that was killed, or of one that hands over to this one
+        _take_away(older)
     return Door(listener, token, file, path, note_running(folder))
+
+
+def _take_away(path: Path) -> None:
+    """The folder that was made for this socket, and it; nothing where it lies in a state folder."""
+    folder = path.parent
+    if path.name == SOCKET and folder.name.startswith(TEMPORARY) and folder.parent == Path(tempfile.gettempdir()):
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+            folder.rmdir()  # one that holds anything else stays
 
 
 def tell_more(folder: Path, **more: Any) -> None:

@@ -55,6 +55,48 @@ async def test_a_long_folder_gets_a_short_socket(tmp_path: Path) -> None:
     assert len(os.fsencode(address)) < 110
     await door.listener.aclose()
     door.close()
+    assert not Path(address.removeprefix("unix:")).parent.exists()
+
+
+async def test_the_folder_of_a_short_socket_goes_after_a_crash_too(tmp_path: Path) -> None:
+    """When the next one begins from the same state folder; `/tmp` would fill with them."""
+    folder = tmp_path / ("x" * 120)
+    folder.mkdir()
+    killed = await open_door(folder, unix=True)
+    left = Path(json.loads((folder / "control.json").read_text())["address"].removeprefix("unix:"))
+    await killed.listener.aclose()
+    assert left.exists()
+    door = await open_door(folder, unix=True)
+    await door.listener.aclose()
+    assert not left.parent.exists()
+    door.close()
+
+
+async def test_a_door_that_is_opened_again_by_another_name_of_its_folder_stays_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a crash, with a relative path or by a link: the older socket and the new one are one file."""
+    (tmp_path / "state").mkdir()
+    (tmp_path / "alias").symlink_to(tmp_path / "state")
+    monkeypatch.chdir(tmp_path)
+    for folder in (tmp_path / "state", Path("state"), tmp_path / "alias"):
+        door = await open_door(folder, unix=True)
+        assert (tmp_path / "state" / "control.sock").exists()
+        await door.listener.aclose()
+
+
+@pytest.mark.parametrize("address", ["unix:/tmp/precious", "unix:", "7", "127.0.0.1:1"])
+async def test_what_a_file_says_of_an_older_socket_takes_nothing_else_away(tmp_path: Path, address: str) -> None:
+    """A state folder may have been copied from elsewhere, or be damaged."""
+    precious = tmp_path / "precious" / "control.sock"
+    precious.parent.mkdir()
+    (precious.parent / "file").touch()
+    papers = {"address": address.replace("/tmp/precious", str(precious.parent / "file")), "token": "", "pid": 1}
+    (tmp_path / "control.json").write_text(json.dumps(papers))
+    door = await open_door(tmp_path, unix=True)
+    await door.listener.aclose()
+    door.close()
+    assert (precious.parent / "file").exists()
 
 
 def test_a_daemon_that_is_gone_or_hangs_is_told_apart(tmp_path: Path) -> None:
