@@ -147,7 +147,8 @@ def _run_alerts(limits: Thresholds) -> tuple[Alert, ...]:
             "The run goes on, at less than half of the speed of an hour ago.",
             "Swarm dashboard: have volunteers left? Row *Pipeline*: one stage with a long queue slows all others."
             " `barnraise status`, the table of links: one slow line in a stage of two.",
-            "Nothing, if the swarm has shrunk: it re-plans by itself. Else look at the slowest stage's members.",
+            "Nothing, if the swarm has shrunk: volunteers are moved to where most is missing. Else look at the slowest"
+            " stage's members.",
         ),
         Alert(
             "BarnraiseWorkRepeated",
@@ -160,7 +161,7 @@ def _run_alerts(limits: Thresholds) -> tuple[Alert, ...]:
             " are slower than their leases.",
             "Swarm dashboard: leaves by reason. Node dashboard of a volunteer: results by outcome, *late* above all.",
             "Leases that run out while members live: raise `limits.lease_s`. A member that never delivers:"
-            " `POST /api/ban`.",
+            " `barnraise run ban NODE`.",
         ),
         Alert(
             "BarnraiseCheckpointOld",
