@@ -7,10 +7,12 @@ by pure functions; `Service` writes them and tells the system's own tool.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import plistlib
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,8 @@ START_S = 300
 """Until it says that it is ready: on a busy computer torch alone takes a minute to load."""
 STOP_S = 90
 """Draining takes a minute at most; then it is killed."""
+LOOK_S = 0.5
+"""How often it is looked whether macOS has let go of one."""
 NAMESPACED = (("ProtectKernelTunables", "ProtectControlGroups"), ("ProtectSystem", "ReadWritePaths", "PrivateTmp"))
 """Lines of the unit for which systemd needs namespaces of its own. Where the system does not give them to a user (user
 namespaces are off, or it is a container) a service with such a line does not start, so these are left out, the first
@@ -108,17 +112,19 @@ def launch_agent(command: Sequence[str], log: Path, label: str = NAME) -> bytes:
     )
 
 
-def scheduled_task(command: Sequence[str]) -> str:
+def scheduled_task(command: Sequence[str], owner: str = "") -> str:
     """The task of Windows, at logon, with the owner's own rights. Unverified: nobody has run this on Windows yet.
 
     The program itself and no shell: `cmd /c` takes the first and the last quote of a line away, so that a path with a
-    space was two words, and its window stays open.
+    space was two words, and its window stays open. `owner`, as COMPUTER\\NAME: without it the task would be for whoever
+    logs on, which only an administrator may ask for.
     """
+    whose = f"<UserId>{escape(owner)}</UserId>" if owner else ""
     program, arguments = command[0], subprocess.list2cmdline(list(command[1:]))
     return f"""<?xml version="1.0" encoding="UTF-16"?>
 <Task version="1.2" xmlns="http://schemas.microsoft.com/windows/2004/02/mit/task">
-  <Triggers><LogonTrigger><Enabled>true</Enabled></LogonTrigger></Triggers>
-  <Principals><Principal id="owner"><LogonType>InteractiveToken</LogonType><RunLevel>LeastPrivilege</RunLevel>
+  <Triggers><LogonTrigger><Enabled>true</Enabled>{whose}</LogonTrigger></Triggers>
+  <Principals><Principal id="owner">{whose}<LogonType>InteractiveToken</LogonType><RunLevel>LeastPrivilege</RunLevel>
   </Principal></Principals>
   <Settings>
     <MultipleInstancesPolicy>IgnoreNew</MultipleInstancesPolicy>
@@ -182,7 +188,8 @@ class Service:
         """What `install` writes."""
         command = self.command(words)
         if self.platform == "win32":
-            return scheduled_task(command).encode("utf-16")
+            whose = "\\".join(filter(None, (os.environ.get("USERDOMAIN"), os.environ.get("USERNAME"))))
+            return scheduled_task(command, whose).encode("utf-16")
         if self.platform == "darwin":
             return launch_agent(command, self._log_file, self.label)
         return systemd_unit(command, writable, without).encode()
@@ -223,6 +230,8 @@ class Service:
         without: tuple[str, ...] = ()
         for more in (*NAMESPACED, None):
             self._write(self.text(words, writable, without))
+            if self.platform == "darwin":
+                self._unload()
             try:
                 self._tell("install")
             except BadInputError:
@@ -232,6 +241,18 @@ class Service:
             else:
                 break
         return without
+
+    def _unload(self) -> None:
+        """On macOS: one that is loaded already is refused, so it goes first, which takes as long as it has work to end;
+        the order itself comes back at once. Unverified like the rest."""
+        remove, status = self.orders("remove")[0], self.orders("status")[0]
+        deadline = time.monotonic() + STOP_S
+        with contextlib.suppress(OSError, subprocess.SubprocessError):  # `install` says what does not work here
+            subprocess.run(remove, capture_output=True, timeout=START_S, check=False)  # noqa: S603
+            while not subprocess.run(status, capture_output=True, timeout=20, check=False).returncode:  # noqa: S603
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(LOOK_S)
 
     def _write(self, text: bytes) -> None:
         try:

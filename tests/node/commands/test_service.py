@@ -244,6 +244,41 @@ def test_windows_starts_it_with_blanks_in_all_its_paths_and_no_window(
     assert parts["Arguments"] == f'-m node.platform.logged "{log}" join "C:\\my links\\x" --limit "up=5 Mbit/s"'
 
 
+def test_windows_starts_it_for_its_owner_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task for whoever logs on takes an administrator to make, and would lend the computer in others' names."""
+    monkeypatch.setenv("USERDOMAIN", "HOME-PC")
+    monkeypatch.setenv("USERNAME", "Ann & Bo")
+    text = Service("win32").text(["join", "x"], []).decode("utf-16")
+    root = ElementTree.fromstring(text.split("?>", 1)[1])
+    assert [node.text for node in root.iter() if node.tag.endswith("}UserId")] == ["HOME-PC\\Ann & Bo"] * 2
+
+
+def test_macos_takes_it_again_after_it_has_let_go_of_the_one_before(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """launchd refuses what it has already, and ends one only after its order to do so has come back."""
+    monkeypatch.setattr(service_module, "Service", partial(Service, "darwin"))
+    monkeypatch.setattr("node.platform.service.LOOK_S", 0.01)
+    monkeypatch.setenv("HOME", str(home))
+    agree(home)
+    tool = home / "bin" / "launchctl"
+    tool.write_text(f"""#!/bin/sh
+cd {home}; echo $1 >> asked
+case $1 in
+    bootstrap) [ ! -e loaded ] && touch loaded ;;
+    bootout) [ -e loaded ] && echo > ending ;;
+    print) if [ "$(cat ending 2>/dev/null | wc -l)" -ge 3 ]; then rm -f ending loaded; fi
+           [ ! -e ending ] || echo >> ending
+           [ -e loaded ] ;;
+esac
+""")
+    tool.chmod(0o755)
+    for _ in ("first", "second"):
+        assert CliRunner().invoke(service, ["install", LINK], catch_exceptions=False).exit_code == 0
+    asked = (home / "asked").read_text().split()
+    assert asked == ["bootout", "print", "bootstrap", "bootout", "print", "print", "print", "bootstrap"]
+
+
 def test_a_daemon_without_a_console_writes_a_log(tmp_path: Path) -> None:
     """All that it says, its errors too, behind what stands there; one that has grown too long makes room."""
     log = tmp_path / "my logs" / "x.log"
