@@ -14,7 +14,7 @@ POST /api/pause                  {"paused": BOOL}: no step is opened, or they ar
 POST /api/rollback               {"step": N}: the run goes back to a checkpoint
 POST /api/void                   {"node": ID, "reason": TEXT, "lineage": BOOL, "from_start": BOOL}: its sums are undone
 POST /api/adopt                  {}: what servers know is taken over, though some are missing
-POST /api/drain                  {"node": ID, "reason": TEXT}: a server leaves its place to a spare
+POST /api/drain                  {"node": ID, "reason": TEXT}: it goes in peace; not a server with a place
 POST /api/name                   {"node": ID, "name": TEXT}: what people call it
 POST /api/ban                    {"node": ID, "reason": TEXT, "lineage": BOOL}
 POST /api/unban                  {"node": ID}
