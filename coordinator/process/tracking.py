@@ -175,5 +175,7 @@ class _Child:
 
 
 def _environment() -> dict[str, str]:
-    """Nothing is sent anywhere: what leaves this computer, its owner sends."""
-    return {**os.environ, "WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    """Nothing is sent anywhere: what leaves this computer, its owner sends. And others' libraries are told nothing of
+    ours: the database's address may hold its password."""
+    theirs = {name: value for name, value in os.environ.items() if not name.startswith("BARNRAISE_")}
+    return {**theirs, "WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}

@@ -170,6 +170,15 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         parse_target("wandb:/tmp/x")
 
 
+def test_a_tracker_hears_no_secret_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its library is somebody else's, and may write its surroundings down."""
+    monkeypatch.setenv("BARNRAISE_STORE", "postgresql://me:pa55word@host/runs")
+    monkeypatch.setenv("LANG", "C.UTF-8")
+    environment = tracking._environment()
+    assert "pa55word" not in str(environment) and environment["LANG"] == "C.UTF-8"
+    assert environment["WANDB_MODE"] == "offline"
+
+
 @pytest.mark.slow
 @pytest.mark.trio
 async def test_a_run_is_followed_over_kills_and_going_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
