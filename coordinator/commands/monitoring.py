@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import shlex
 from pathlib import Path
 
@@ -11,6 +12,18 @@ from coordinator.commands.status import DEFAULT_URL
 from coordinator.monitoring.files import monitoring_files
 from protocol.base.errors import BadInputError
 from protocol.drive.addresses import is_web_address
+
+
+def folders_of(place: Path) -> list[str]:
+    """The folders that a name with `*` in it stands for. Prometheus itself takes a `*` in a file's name alone. Raises
+    `BadInputError` where there is none."""
+    whole = str(place.absolute())
+    if "*" not in whole:
+        return [whole]
+    found = sorted(name for name in glob.glob(whole) if Path(name).is_dir())
+    if not found:
+        raise BadInputError(f"--here: there is no folder {whole}")
+    return found
 
 
 @click.group()
@@ -26,8 +39,9 @@ def monitoring() -> None:
     multiple=True,
     type=click.Path(path_type=Path, file_okay=False),
     metavar="STATE",
-    help="A daemon's state folder on this machine, to be scraped too; may be repeated, and hold * for a name. For "
-    "owners of lent computers, whose coordinator is elsewhere.",
+    help="A daemon's state folder on this machine, to be scraped too; may be repeated, and hold * for any name that "
+    "is there now. For owners of lent computers, whose coordinator is elsewhere; the Prometheus of the compose file "
+    "sees no such folder.",
 )
 def write(folder: Path, coordinators: tuple[str, ...], here: tuple[Path, ...]) -> None:
     """Write prometheus.yml, rules, dashboards, a console, a runbook and a compose file into DIR.
@@ -39,7 +53,7 @@ def write(folder: Path, coordinators: tuple[str, ...], here: tuple[Path, ...]) -
     for url in urls:
         if not is_web_address(url):
             raise BadInputError(f"{url}: not an address of a coordinator's status API (http://HOST:PORT)")
-    files = monitoring_files(urls, [str(place.absolute()) for place in here])
+    files = monitoring_files(urls, [found for place in here for found in folders_of(place)])
     try:
         for name, text in files.items():
             path = folder / name
