@@ -13,6 +13,7 @@ import pytest
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PATIENCE_S = 60.0
+DEBIAN_ONLY = pytest.mark.skipif(sys.platform != "linux", reason="a script for Debian, in a bash of this century")
 
 
 def program(path: Path, script: str) -> None:
@@ -97,6 +98,7 @@ DEBIAN = (
 )
 
 
+@DEBIAN_ONLY
 def test_a_system_without_one_of_the_packages_gets_the_others(tmp_path: Path) -> None:
     """Ubuntu's chromium is a snap; apt installs nothing at all when one name is unknown to it."""
     tree = machine(tmp_path, has=DEBIAN.replace("chromium-driver", "").replace("chromium", ""))
@@ -107,6 +109,7 @@ def test_a_system_without_one_of_the_packages_gets_the_others(tmp_path: Path) ->
     assert "this system has no chromium chromium-driver" in done.stderr
 
 
+@DEBIAN_ONLY
 def test_services_that_came_along_are_ended_and_those_that_were_there_are_not(tmp_path: Path) -> None:
     """Debian starts what it installs: Prometheus and a TURN server would listen on all addresses."""
     tree = machine(tmp_path / "new", has=DEBIAN)
@@ -118,6 +121,7 @@ def test_services_that_came_along_are_ended_and_those_that_were_there_are_not(tm
     assert not [line for line in tree.heard() if line.startswith("systemctl")]
 
 
+@DEBIAN_ONLY
 def test_the_look_at_namespaces_leaves_none(tmp_path: Path) -> None:
     """And none that was left by another look stands in its way."""
     names = set()
