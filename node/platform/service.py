@@ -1,8 +1,10 @@
 """A lent computer that starts with its owner's session: a systemd user unit, a LaunchAgent, or a scheduled task.
 
 Never a system service: in session 0 Windows sees neither the owner's idle time nor the GPU, and nobody else's account
-should lend a computer. The join link lies in a file of mode 0600 and is not part of the command. The texts are made
-by pure functions; `Service` writes them and tells the system's own tool.
+should lend a computer. The join link lies in a file of mode 0600 and is not part of the command. The texts are made by
+functions that change nothing; `Service` writes them and tells the system's own tool. Where the owner's settings lie
+stands in them, since a session's manager does not know what the owner's shell has set: the limits that a terminal shows
+must be those that the service keeps to.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from xml.sax.saxutils import escape
 
 from platformdirs import user_config_path, user_log_path
 
-from node.platform.places import settings_folder
+from node.platform.places import CONFIG_VARIABLE, settings_folder
 from protocol.base.errors import BadInputError
 
 NAME = "barnraise"
@@ -51,7 +53,7 @@ def systemd_unit(command: Sequence[str], writable: Sequence[Path], without: Sequ
 
 
 def _unit(command: Sequence[str], writable: Sequence[Path]) -> str:
-    paths = " ".join('"' + str(path).replace("%", "%%") + '"' for path in writable)
+    paths = " ".join(_word(str(path)) for path in writable)
     return f"""[Unit]
 Description=Barnraise: lends this computer to a training run, within its owner's limits
 Documentation=man:systemd.service(5)
@@ -61,7 +63,8 @@ StartLimitBurst=10
 [Service]
 Type=notify
 NotifyAccess=main
-ExecStart={" ".join(_quoted(word) for word in command)}
+Environment={_word(f"{CONFIG_VARIABLE}={settings_folder().absolute()}")}
+ExecStart={" ".join(_word(word).replace("$", "$$") for word in command)}
 WatchdogSec={WATCHDOG_S}
 Restart=on-failure
 RestartSec=30
@@ -90,8 +93,9 @@ WantedBy=default.target
 """
 
 
-def _quoted(word: str) -> str:
-    return '"' + word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$") + '"'
+def _word(word: str) -> str:
+    """As one word of a line; a command's own have their dollars doubled, too."""
+    return '"' + word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%") + '"'
 
 
 def launch_agent(command: Sequence[str], log: Path, label: str = NAME) -> bytes:
@@ -100,6 +104,7 @@ def launch_agent(command: Sequence[str], log: Path, label: str = NAME) -> bytes:
         {
             "Label": label,
             "ProgramArguments": list(command),
+            "EnvironmentVariables": {CONFIG_VARIABLE: str(settings_folder().absolute())},
             "RunAtLoad": True,
             "KeepAlive": {"SuccessfulExit": False},
             "ProcessType": "Background",

@@ -202,7 +202,7 @@ def test_a_system_without_namespaces_gets_a_unit_without_the_lines_that_need_the
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
 def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     """Its own checker finds nothing to say, with blanks, quotes and percent signs in the paths too."""
-    odd = tmp_path / "a b%c"
+    odd = tmp_path / 'a b%c"d\\e'
     odd.mkdir()
     unit = tmp_path / "barnraise.service"
     unit.write_text(systemd_unit([sys.executable, "-m", "protocol.cli", "join", str(odd / "li$nk")], [odd]))
@@ -210,6 +210,21 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     runtime = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=runtime)
     assert done.returncode == 0 and not done.stderr.strip(), done.stderr
+
+
+def test_a_service_keeps_to_the_limits_that_the_owners_terminal_shows(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session's manager has not the variables of a shell, by which the settings may lie elsewhere."""
+    folder = home / "my $ettings%"
+    monkeypatch.setenv("BARNRAISE_CONFIG", str(folder))
+    lines = Service("linux").text(["join", "x"], []).decode().splitlines()
+    assert f'Environment="BARNRAISE_CONFIG={folder}%"' in lines, "a percent sign is doubled, a dollar is not"
+    agent = plistlib.loads(Service("darwin").text(["join", "x"], []))
+    assert agent["EnvironmentVariables"] == {"BARNRAISE_CONFIG": str(folder)}
+    monkeypatch.delenv("BARNRAISE_CONFIG")
+    lines = Service("linux").text(["join", "x"], []).decode().splitlines()
+    assert f'Environment="BARNRAISE_CONFIG={home / "config" / "barnraise"}"' in lines
 
 
 def test_the_other_systems_texts_can_be_read(tmp_path: Path) -> None:
