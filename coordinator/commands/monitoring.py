@@ -15,15 +15,14 @@ from protocol.drive.addresses import is_web_address
 
 
 def folders_of(place: Path) -> list[str]:
-    """The folders that a name with `*` in it stands for. Prometheus itself takes a `*` in a file's name alone. Raises
-    `BadInputError` where there is none."""
+    """The folders that a name with `*` in it stands for, and those of further cards in them. Prometheus itself takes a
+    `*` in a file's name alone. Raises `BadInputError` where there is none."""
     whole = str(place.absolute())
-    if "*" not in whole:
-        return [whole]
-    found = sorted(name for name in glob.glob(whole) if Path(name).is_dir())
+    found = [whole] if "*" not in whole else sorted(name for name in glob.glob(whole) if Path(name).is_dir())
     if not found:
         raise BadInputError(f"--here: there is no folder {whole}")
-    return found
+    further = [sorted(glob.glob(f"{glob.escape(name)}/device-*")) for name in found]
+    return [folder for name, cards in zip(found, further, strict=True) for folder in (name, *cards)]
 
 
 @click.group()

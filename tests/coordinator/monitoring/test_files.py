@@ -58,12 +58,14 @@ def test_a_star_stands_for_the_folders_that_are_there(tmp_path: Path) -> None:
     """Prometheus takes none in a folder's name, and ended with an error before it had begun."""
     for name in ("one", "two"):
         (tmp_path / "state" / name / "volunteer").mkdir(parents=True)
+    (tmp_path / "state" / "two" / "volunteer" / "device-2").mkdir()
     places = str(tmp_path / "state" / "*" / "volunteer")
     done = CliRunner().invoke(main, ["monitoring", "write", str(tmp_path), "--here", places])
     assert done.exit_code == 0, done.output
     text = (tmp_path / "prometheus.yml").read_text()
     assert "*" not in text
     assert all(str(tmp_path / "state" / name / "volunteer" / "metrics.json") in text for name in ("one", "two"))
+    assert str(tmp_path / "state" / "two" / "volunteer" / "device-2" / "metrics.json") in text, "its second card's"
     none = CliRunner().invoke(main, ["monitoring", "write", str(tmp_path), "--here", str(tmp_path / "no*")])
     assert none.exit_code == 2 and none.output == f"--here: there is no folder {tmp_path}/no*\n"
     promtool("check", "config", str(tmp_path / "prometheus.yml"))
