@@ -499,13 +499,13 @@ def agrees_on_page(offer: Offer, given: Mapping[str, str], folder: Path, startin
     from node.process.consent_page import ask_on_page
     from node.process.page_gate import kept_place
 
-    def tell(address: str) -> None:
+    def tell(address: str, once: str) -> None:
         starting.says = f"waiting for your yes on {address}"
         click.echo(f"Say yes or no here:\n  {address}")  # whole on a line of its own: people copy it
         screens = ("DISPLAY", "WAYLAND_DISPLAY")
         if sys.platform in ("win32", "darwin") or any(os.environ.get(name) for name in screens):
             with suppress(OSError, webbrowser.Error):  # without a screen it would be a browser in this terminal
-                webbrowser.open(address)
+                webbrowser.open(once)  # anybody here can read a command line
 
     text = offer.text
     if given:

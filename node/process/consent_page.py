@@ -36,13 +36,16 @@ class Answer:
     port: int
 
 
-def ask_on_page(run: str, text: str, settings: Path, tell: Callable[[str], None], kept: Place | None = None) -> Answer:
-    """Asks, and waits until it is answered. `tell` is given the address; `kept`: where the page was the last time."""
+def ask_on_page(
+    run: str, text: str, settings: Path, tell: Callable[[str, str], None], kept: Place | None = None
+) -> Answer:
+    """Asks, and waits until it is answered. `tell` is given the address, and one that opens the page once, for a
+    browser's command line; `kept`: where the page was the last time."""
     return trio.run(_ask, run, text, settings, tell, kept or Place())
 
 
-async def _ask(run: str, text: str, settings: Path, tell: Callable[[str], None], kept: Place) -> Answer:
-    token = kept.token or new_token()
+async def _ask(run: str, text: str, settings: Path, tell: Callable[[str, str], None], kept: Place) -> Answer:
+    token, once = kept.token or new_token(), new_token()
     answered = trio.Event()
     answers: list[bool] = []
 
@@ -51,18 +54,17 @@ async def _ask(run: str, text: str, settings: Path, tell: Callable[[str], None],
         answered.set()
 
     async with trio.open_nursery() as nursery:
-        page = build_consent_page(run, text, settings, token, answer)
+        page = build_consent_page(run, text, settings, Gate(token, NAMES, once), answer)
         address = await serve(nursery, page, token, kept.port, kept.second)
-        tell(address)
+        tell(address, f"{address.removesuffix(token)}{once}")
         await answered.wait()
         await trio.sleep(LAST_WORDS_S)
         nursery.cancel_scope.cancel()
     return Answer(answers[0], token, int(address.split("/")[2].rpartition(":")[2]))
 
 
-def build_consent_page(run: str, text: str, settings: Path, token: str, answer: Callable[[bool], None]) -> Starlette:
+def build_consent_page(run: str, text: str, settings: Path, gate: Gate, answer: Callable[[bool], None]) -> Starlette:
     """The application. `text`: what the owner is asked about; `answer` is called with the first yes or no."""
-    gate = Gate(token, NAMES)
     said: list[bool] = []
 
     def now() -> dict[str, Any]:

@@ -58,10 +58,17 @@ def new_token() -> str:
 
 
 class Gate:
-    """Answers for one token. `names`: the files that a page consists of; the first is its `/`."""
+    """Answers for one token.
 
-    def __init__(self, token: str, names: tuple[str, ...]) -> None:
+    Args:
+        names: the files that a page consists of; the first is its `/`.
+        once: another token, which opens it once: whoever starts a browser shows the address to all users of the
+            computer, in the list of its processes, and a moment later it is of no use to them.
+    """
+
+    def __init__(self, token: str, names: tuple[str, ...], once: str = "") -> None:
         self._token = token
+        self._once = once
         self._index = names[0]
         self._texts = {name: files("node.owner.page").joinpath(name).read_text(encoding="utf-8") for name in names}
 
@@ -82,11 +89,16 @@ class Gate:
         return hmac.compare_digest(token.encode(), self._token.encode())
 
     async def enter(self, request: Request) -> Response:
-        """The owner's address: the token becomes a cookie, and leaves the address bar."""
-        if not self._opens(str(request.path_params["token"])):
-            return PlainTextResponse(OPEN_THE_ADDRESS, 403, HEADERS)
-        response = RedirectResponse("/", 303, HEADERS)
+        """The owner's address: the token becomes a cookie, and leaves the address bar. A browser that has it already,
+        and loads the address of before once more, is let in by that."""
+        given = str(request.path_params["token"])
         _, port = request.scope.get("server") or ("", 0)
+        is_first = bool(self._once) and hmac.compare_digest(given.encode(), self._once.encode())
+        if not (is_first or self._opens(given) or self._opens(request.cookies.get(f"{COOKIE}-{port}", ""))):
+            return PlainTextResponse(OPEN_THE_ADDRESS, 403, HEADERS)
+        if is_first:
+            self._once = ""
+        response = RedirectResponse("/", 303, HEADERS)
         response.set_cookie(f"{COOKIE}-{port}", self._token, COOKIE_S, httponly=True, samesite="strict")
         return response
 

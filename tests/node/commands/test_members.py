@@ -455,13 +455,15 @@ def test_the_question_on_the_page_names_the_limits_of_the_command_line(
 ) -> None:
     """Below it stand those of all starts, "up off" for one; that 4 Mbit/s hold this time was said in the terminal
     alone. It is where the page was at the last visit, and whoever asks elsewhere hears where."""
-    asked = []
-
+    asked: list[str] = []
+    opened: list[str] = []
     said, kept = SimpleNamespace(says=""), Place("token", 4711)
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setattr("webbrowser.open", opened.append)
 
-    def ask_on_page(run: str, text: str, settings: Path, tell: Callable[[str], None], place: Place) -> Answer:
+    def ask_on_page(run: str, text: str, settings: Path, tell: Callable[[str, str], None], place: Place) -> Answer:
         asked.append(text)
-        tell("http://127.0.0.1:4711/enter/token")
+        tell("http://127.0.0.1:4711/enter/token", "http://127.0.0.1:4711/enter/once")
         assert place == kept and said.says == "waiting for your yes on http://127.0.0.1:4711/enter/token"
         return Answer(yes=False, token="", port=0)
 
@@ -474,3 +476,4 @@ def test_the_question_on_the_page_names_the_limits_of_the_command_line(
         "The run: tiny\nFor this start, whatever stands below: up 4 Mbit/s, while-not doom",
         "The run: tiny",
     ]
+    assert opened == ["http://127.0.0.1:4711/enter/once"] * 2, "anybody here can read a command line"

@@ -424,8 +424,8 @@ class Asked:
     def _ask(self, text: str) -> None:
         self.answers.append(ask_on_page(HOSTILE, text, self.settings, self._tell, self.kept))
 
-    def _tell(self, address: str) -> None:
-        self.address = address
+    def _tell(self, address: str, once: str) -> None:
+        self.address, self.once = address, once
         self._ready.set()
 
     def order(self, verb: str, **more: Any) -> int:
@@ -491,6 +491,17 @@ def asked(tmp_path: Path) -> Iterator[Asked]:
     asked = Asked(tmp_path)
     yield asked
     asked.close()
+
+
+def test_the_address_on_a_browsers_command_line_opens_the_page_once(asked: Asked) -> None:
+    """Every user of the computer could read the owner's address there, and had the page for good with it. The browser
+    that was first may load it again, say when its session is restored."""
+    assert asked.once.rpartition("/")[0] == asked.address.rpartition("/")[0] and asked.once != asked.address
+    code, _, headers = fetch(asked.once)
+    cookie = headers["set-cookie"].partition(";")[0]
+    assert code == 303 and cookie == cookie_of(asked.address)
+    assert fetch(asked.once)[0] == 403, "somebody else comes with it later"
+    assert fetch(asked.once, cookie=cookie)[0] == 303
 
 
 def test_the_question_is_the_owners_alone(asked: Asked) -> None:
