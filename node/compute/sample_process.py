@@ -12,10 +12,10 @@ import torch
 
 from node.compute.checkpoint import CheckpointError, read_checkpoint, read_manifest, step_folder
 from node.compute.export import join_shards
+from node.compute.export_checkpoint import tokenizer_of
 from node.compute.layout import StageLayout
 from node.compute.model import DTYPES, StageModel
 from node.compute.places import Place, open_place
-from node.data.dataset import Dataset
 from node.platform.priority import stand_back
 from protocol.base.errors import BadInputError
 
@@ -47,7 +47,7 @@ def write(folder: Place, step: int) -> str:
         layout = StageLayout(config, manifest.vocabulary, first, end, list(zip(more[::2], more[1::2], strict=True)))
         weights |= layout.views(join_shards([shards[stage, shard]["params"] for shard in range(count)]))
     flat = torch.cat([weights[part.name].flatten() for part in whole.slices]).to(DTYPES[config.compute.dtype])
-    tokenizer, model = Dataset(config).tokenizer, StageModel(whole)
+    tokenizer, model = tokenizer_of(manifest), StageModel(whole)
     tokens = [int(token) for token in tokenizer.encode(PROMPT)][: config.model.context - 1]
     dice = torch.Generator().manual_seed(step)
     while len(tokens) < min(TOKENS, config.model.context):

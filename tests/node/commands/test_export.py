@@ -15,8 +15,10 @@ from node.compute import checkpoint
 from node.compute.checkpoint import Manifest
 from node.compute.layout import StageLayout
 from node.compute.seals import seal_manifest
+from node.data.dataset import Dataset, tokenize
 from node.data.tokenizer import make_tokenizer
 from protocol.base.errors import BadInputError
+from protocol.run.run import DataSection, RunConfig
 from protocol.trust.membership import Invite, JoinLink, sign_statement
 from tests.node.compute.small import small_run
 from tests.node.compute.test_seals import COORDINATOR, SERVERS, sealer
@@ -29,29 +31,34 @@ LAYOUT = StageLayout.whole(CONFIG, VOCABULARY)
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
     """Checkpoints 2 and 4 of a run of one stage in two shards, in one folder."""
-    folder = checkpoint.run_folder(tmp_path / "shared", CONFIG)
+    return written(tmp_path / "shared", CONFIG, LAYOUT)
+
+
+def written(place: Path, config: RunConfig, layout: StageLayout, data_hash: str = "d") -> Path:
+    """The same of any run, in `place`."""
+    folder = checkpoint.run_folder(place, config)
     for step in (2, 4):
         parts = []
-        about = {"config_hash": CONFIG.config_hash().hex(), "version": step}
-        for shard, params in enumerate(torch.chunk(LAYOUT.initial(step), 2)):
+        about = {"config_hash": config.config_hash().hex(), "version": step}
+        for shard, params in enumerate(torch.chunk(layout.initial(step), 2)):
             zeros = torch.zeros_like(params)
             state = {"params": params.clone(), "m": zeros, "v": zeros.clone()}
             home = checkpoint.step_folder(folder, step)
             parts.append(checkpoint.write_checkpoint_part(home, 0, shard, state, about))
         manifest = Manifest(
-            run=CONFIG.name,
-            config_hash=CONFIG.config_hash().hex(),
-            config=CONFIG,
+            run=config.name,
+            config_hash=config.config_hash().hex(),
+            config=config,
             step=step,
             version=step,
             data_cursor=0,
-            data_hash="d",
-            vocabulary=VOCABULARY,
-            partition=((0, LAYOUT.chunks[0][1], 2),),
+            data_hash=data_hash,
+            vocabulary=layout.vocabulary,
+            partition=((0, layout.chunks[0][1], 2),),
             parts=tuple(parts),
         )
         checkpoint.write_manifest(folder, manifest, True)
-    return tmp_path / "shared"
+    return place
 
 
 def scattered(shared: Path, home: Path) -> list[Path]:
@@ -142,6 +149,33 @@ def test_what_is_missing_is_named(shared: Path, tmp_path: Path) -> None:
     other.mkdir(parents=True)
     assert "several runs" in str(run(tmp_path / "out", folders[0], tmp_path / "other").exception)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_gets_the_tokenizer_that_it_has_learned_or_none(tmp_path: Path) -> None:
+    """A byte-pair encoding is trained on the run's text: where that has grown, the same key names another tokenizer,
+    and the export says so instead of writing it beside the weights. Bytes are bytes, whatever lies where the text
+    was."""
+    text = tmp_path / "text.txt"
+    text.write_text("the barn was raised by all of them together\n" * 50)
+    config = small_run(data=DataSection(source=str(text), tokenizer="bpe:300"))
+    data = Dataset(config)
+    layout = StageLayout.whole(config, data.vocabulary)
+    place = written(tmp_path / "of-text", config, layout, data.describe().data_hash)
+    assert run(tmp_path / "same", place).exit_code == 0
+    assert (tmp_path / "same" / "tokenizer.json").read_text() == data.tokenizer.to_json()
+
+    text.write_text("zebras quickly jumped over every lazy fox in sight of us\n" * 50)
+    tokenize.cache_clear()  # another process would export
+    other = run(tmp_path / "other", place)
+    assert isinstance(other.exception, BadInputError), other.output
+    assert str(other.exception).startswith(f"data.source: {text} is not here what the run was trained on")
+    assert not (tmp_path / "other").exists()
+
+    text.unlink()
+    tokenize.cache_clear()
+    bytes_run = small_run(data=DataSection(source=str(text), tokenizer="bytes"))
+    place = written(tmp_path / "of-bytes", bytes_run, StageLayout.whole(bytes_run, VOCABULARY))
+    assert run(tmp_path / "bytes", place).exit_code == 0
 
 
 def test_who_signed_is_said_and_who_knows_the_run_takes_nothing_else(shared: Path, tmp_path: Path) -> None:
