@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
-from coordinator.commands.branch import branched
+from coordinator.commands.branch import branched, with_weights
 from protocol.base.errors import BadInputError
 from protocol.cli import main
 from protocol.run.run import RunConfig
@@ -51,3 +53,34 @@ def test_nothing_is_written_over_and_a_wrong_folder_is_named(tmp_path: Path) -> 
         done = CliRunner().invoke(main, [*words, "--set", "name=new"])
         assert done.exit_code == 2 and says.split()[-1] in done.output, done.output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["RUN.toml", "there.toml"]
+
+
+def of_data(**changes: str) -> RunConfig:
+    return msgspec.structs.replace(OLD, data=msgspec.structs.replace(OLD.data, **changes))
+
+
+@pytest.mark.parametrize(
+    ("setting", "taken_along"),
+    [("data.source=/other", True), ("data.text_field=body", True), ("seed=2", False)],
+)
+def test_a_tokenizer_that_was_trained_on_the_old_text_is_kept_for_another(
+    setting: str, taken_along: bool, tmp_path: Path
+) -> None:
+    """`bpe:300` of another text is another tokenizer: the weights would get numbers that mean other letters."""
+    old = of_data(source="/text", tokenizer="bpe:300")
+    new = with_weights(old, branched(old, ("name=new", setting)), tmp_path / "model")
+    assert new.model.start_from == str(tmp_path / "model")
+    assert new.data.tokenizer == (str(tmp_path / "model" / "tokenizer.json") if taken_along else "bpe:300")
+
+
+def test_data_that_was_prepared_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    """Where both folders are here; what is not here, its servers will read."""
+    for name, words in (("old", {"a": 1}), ("same", {"a": 1}), ("other", {"a": 2})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(words))
+    old = of_data(source=str(tmp_path / "old"), tokenizer="prepared")
+    for name in ("same", "absent"):
+        source = str(tmp_path / name)
+        assert with_weights(old, branched(old, ("name=new", f"data.source={source}")), tmp_path).data.source == source
+    with pytest.raises(BadInputError, match=r"other was prepared with another tokenizer than .*old; prepare it again"):
+        with_weights(old, branched(old, ("name=new", f"data.source={tmp_path / 'other'}")), tmp_path)
