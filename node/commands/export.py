@@ -54,6 +54,8 @@ def export(out: Path, checkpoints: tuple[Path | str, ...], step: int | None, lin
             export_checkpoint(folder, step, out)
         except CheckpointError as error:
             raise BadInputError(f"CHECKPOINTS: {str(error).replace(scratch, '…')}") from error
+        except OSError as error:
+            raise BadInputError(f"OUT: {out} cannot be written: {error.strerror or error}") from error
     if vouched.manifest is None:
         click.echo(vouched.sentence(None), err=True)
     else:

@@ -107,5 +107,8 @@ def together(folders: Sequence[Path], scratch: Path) -> Path:
                 try:
                     os.link(file, target)
                 except OSError:  # another file system
-                    shutil.copyfile(file, target)
+                    try:
+                        shutil.copyfile(file, target)
+                    except OSError as error:
+                        raise BadInputError(f"CHECKPOINTS: {file} cannot be copied: {error.strerror}") from error
     return scratch

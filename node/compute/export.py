@@ -6,6 +6,7 @@ such a folder (`model.start_from`): names, shapes and sizes must be exactly the 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -43,7 +44,11 @@ def join_shards(parts: Sequence[Tensor]) -> Tensor:
 def export_model(folder: Path, stages: Sequence[tuple[StageLayout, Tensor]], tokenizer: TextTokenizer) -> None:
     """Writes the model whose stages have these layouts and flat vectors.
 
-    Files are written beside their names and then renamed, `config.json` last: a folder with one is complete.
+    Files are written beside their names and then renamed, `config.json` last: a folder with one is complete, and one
+    that holds another model loses its own before the first file of that is replaced.
+
+    Raises:
+        OSError: the folder is full, or cannot be written to; nothing half-written is left there.
     """
     blocks = sorted(chunk for layout, _ in stages for chunk in layout.chunks)
     config = stages[0][0].config
@@ -52,13 +57,16 @@ def export_model(folder: Path, stages: Sequence[tuple[StageLayout, Tensor]], tok
         raise ValueError(f"stages of blocks {blocks} are not the model's {config.block_count}")
     weights = {name: view.numpy() for layout, flat in stages for name, view in layout.views(flat).items()}
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"{_WEIGHTS}.partial"
-    partial.unlink(missing_ok=True)
-    partial.touch()
-    mode = stat.S_IMODE(partial.stat().st_mode)  # what the umask leaves; safetensors makes files for the owner alone
-    save_file(weights, partial, metadata={"format": "pt"})
-    partial.chmod(mode)
-    _settle(partial, folder / _WEIGHTS)
+    with _partial(folder / _WEIGHTS) as partial:
+        partial.unlink(missing_ok=True)
+        partial.touch()
+        mode = stat.S_IMODE(partial.stat().st_mode)  # what the umask leaves; safetensors makes files for the owner only
+        try:
+            save_file(weights, partial, metadata={"format": "pt"})
+        except SafetensorError as error:  # it wraps the system's errors
+            raise OSError(f"{folder / _WEIGHTS}: {error}") from error
+        partial.chmod(mode)
+        (folder / "config.json").unlink(missing_ok=True)
     _write_text(folder / "tokenizer.json", tokenizer.to_json())
     _write_json(folder / "tokenizer_config.json", _tokenizer_config(config, tokenizer))
     _write_json(folder / "config.json", _model_config(config, stages[0][0].vocabulary, tokenizer.end_mark))
@@ -106,15 +114,21 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _write_text(path: Path, text: str) -> None:
+    with _partial(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _partial(path: Path) -> Iterator[Path]:
+    """Where to write what is then given its name, when all of it is on the disk."""
     partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    _settle(partial, path)
-
-
-def _settle(partial: Path, path: Path) -> None:
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        yield partial
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 # ---- in -------------------------------------------------------------------------------------------------------

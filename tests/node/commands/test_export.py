@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import resource
 import shutil
 from pathlib import Path
 
@@ -176,6 +179,32 @@ def test_a_model_gets_the_tokenizer_that_it_has_learned_or_none(tmp_path: Path) 
     bytes_run = small_run(data=DataSection(source=str(text), tokenizer="bytes"))
     place = written(tmp_path / "of-bytes", bytes_run, StageLayout.whole(bytes_run, VOCABULARY))
     assert run(tmp_path / "bytes", place).exit_code == 0
+
+
+def test_a_full_disk_is_said_in_a_sentence(shared: Path, tmp_path: Path) -> None:
+    """Where the weights were to be written, and in words of the system's."""
+    (tmp_path / "out" / "tokenizer.json").mkdir(parents=True)  # as good as a full disk: no file can be written there
+    assert str(run(tmp_path / "out", shared).exception) == f"OUT: {tmp_path / 'out'} cannot be written: Is a directory"
+
+
+def test_parts_that_can_be_neither_linked_nor_copied_are_named(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On another file system they are copied, and there may be no room for them."""
+
+    def across(_: Path, target: Path) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(target))
+
+    folders = scattered(shared, tmp_path)
+    monkeypatch.setattr("os.link", across)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        result = run(tmp_path / "out", *folders)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert isinstance(result.exception, BadInputError) and "cannot be copied: File too large" in str(result.exception)
+    assert [path.name for path in tmp_path.glob(".barnraise-export-*")] == []
 
 
 def test_who_signed_is_said_and_who_knows_the_run_takes_nothing_else(shared: Path, tmp_path: Path) -> None:

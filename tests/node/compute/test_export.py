@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -66,6 +67,32 @@ def test_transformers_computes_the_same_loss(tied: bool, tmp_path: Path, monkeyp
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert tokenizer(text)["input_ids"] == TOKENIZER.encode(text).tolist()
     assert tokenizer.eos_token_id == TOKENIZER.end_mark
+
+
+def test_a_folder_that_is_full_is_said_and_left_as_it_was(folder: Path) -> None:
+    """No half of a large file stays to fill it for good, and the model that was there is there still."""
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    layout = StageLayout.whole(CONFIG, VOCABULARY)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"model\.safetensors: .*File too large"):
+            export_model(folder, [(layout, layout.initial(8))], TOKENIZER)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_an_export_over_another_model_is_never_taken_for_either(folder: Path) -> None:
+    """One that ends between its files leaves new weights beside an old tokenizer, and no `config.json`."""
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").mkdir()  # cannot be replaced by a file
+    layout = StageLayout.whole(CONFIG, VOCABULARY)
+    with pytest.raises(OSError, match="tokenizer"):
+        export_model(folder, [(layout, layout.initial(8))], TOKENIZER)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+    ]  # fmt: skip
 
 
 def test_stages_give_the_file_of_the_whole(folder: Path, tmp_path: Path) -> None:
