@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -53,6 +54,8 @@ _NOT_SHARED = "checkpoint.folder must be a folder that every server shares"
 CHECKPOINTS_MAX = 16
 """Checkpoints that a node tells the coordinator of, newest first."""
 _MANIFEST_BYTES_MAX = 16 * 2**20
+_FILE = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
+"""What a manifest may call a part: a file of its own folder, with a name that every system takes."""
 _LOOSE = (".safetensors", ".seal", ".tmp")
 """How names of parts end, of what belongs to them, and of what killed writers left."""
 _OPEN_MIN = 2
@@ -398,7 +401,7 @@ def read_manifest(home: Place) -> Manifest:
     if manifest.sum != _sum_of(content):
         raise CheckpointError(f"{path} is damaged: its sum does not fit")
     for part in manifest.parts:
-        if Path(part.file).name != part.file:
+        if not _FILE.fullmatch(part.file):
             raise CheckpointError(f"{path}: {part.file!r} is not the name of a file in its folder")
     return manifest
 

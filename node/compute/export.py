@@ -41,6 +41,14 @@ def join_shards(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(parts))
 
 
+def check_whole(layouts: Sequence[StageLayout]) -> None:
+    """Raises `ValueError` unless the stages together are the model, each block once."""
+    blocks = sorted(chunk for layout in layouts for chunk in layout.chunks)
+    edges = [0, *(end for _, end in blocks)]
+    if not layouts or blocks != list(itertools.pairwise(edges)) or edges[-1] != layouts[0].config.block_count:
+        raise ValueError(f"stages of blocks {blocks} are not the model's")
+
+
 def export_model(folder: Path, stages: Sequence[tuple[StageLayout, Tensor]], tokenizer: TextTokenizer) -> None:
     """Writes the model whose stages have these layouts and flat vectors.
 
@@ -50,11 +58,8 @@ def export_model(folder: Path, stages: Sequence[tuple[StageLayout, Tensor]], tok
     Raises:
         OSError: the folder is full, or cannot be written to; nothing half-written is left there.
     """
-    blocks = sorted(chunk for layout, _ in stages for chunk in layout.chunks)
+    check_whole([layout for layout, _ in stages])
     config = stages[0][0].config
-    edges = [0, *(end for _, end in blocks)]
-    if blocks != list(itertools.pairwise(edges)) or edges[-1] != config.block_count:
-        raise ValueError(f"stages of blocks {blocks} are not the model's {config.block_count}")
     weights = {name: view.numpy() for layout, flat in stages for name, view in layout.views(flat).items()}
     folder.mkdir(parents=True, exist_ok=True)
     with _partial(folder / _WEIGHTS) as partial:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from node.compute.checkpoint import Manifest, read_checkpoint, read_manifest, step_folder
+import torch
+from torch import Tensor
+
+from node.compute.checkpoint import CheckpointError, Manifest, read_checkpoint, read_manifest, step_folder
 from node.compute.cut_anew import layouts_of
-from node.compute.export import export_model, join_shards
+from node.compute.export import check_whole, export_model, join_shards
+from node.compute.layout import StageLayout
 from node.compute.places import Place
 from node.compute.seals import Vouched, verify
 from node.data.dataset import Dataset
@@ -43,19 +48,42 @@ def tokenizer_of(manifest: Manifest) -> TextTokenizer:
     return data.tokenizer
 
 
+def stages_of(
+    manifest: Manifest, shards: Mapping[tuple[int, int], Mapping[str, Tensor]]
+) -> list[tuple[StageLayout, Tensor]]:
+    """The layout and the weights of each stage.
+
+    Raises:
+        CheckpointError: they are not the model that the manifest speaks of. Anybody can write a manifest whose sum is
+            right, so what it says is no more to be believed than what lies beside it.
+    """
+    wrong = f"checkpoint {manifest.step} is none that its run can have written"
+    try:
+        manifest.config.validate()
+        layouts = layouts_of(manifest)
+        check_whole(layouts)
+    except ValueError as error:
+        raise CheckpointError(f"{wrong}: {error}") from error
+    stages = []
+    for stage, layout in enumerate(layouts):
+        count = manifest.partition[stage][2]
+        parts = [shards.get((stage, shard), {}).get("params") for shard in range(min(count, len(shards) + 1))]
+        found = [part for part in parts if part is not None and part.dim() == 1 and part.dtype == torch.float32]
+        if not found or len(found) != count or sum(map(len, found)) != layout.parameter_count:
+            raise CheckpointError(f"{wrong}: the weights of stage {stage} are not the {layout.parameter_count} it has")
+        stages.append((layout, join_shards(found)))
+    return stages
+
+
 def export_checkpoint(folder: Place, step: int, out: Path) -> None:
     """Writes the model of a checkpoint to `out`.
 
     Args:
         folder: the run's folder of checkpoints (`checkpoint.run_folder`).
     Raises:
-        CheckpointError: the checkpoint is not complete.
+        CheckpointError: the checkpoint is not complete, or is none that a run can have written.
         BadInputError: as `tokenizer_of`; said before the weights are read, which takes minutes.
     """
     tokenizer = tokenizer_of(read_manifest(step_folder(folder, step)))
     manifest, shards = read_checkpoint(folder, step)
-    stages = []
-    for stage, layout in enumerate(layouts_of(manifest)):
-        count = manifest.partition[stage][2]
-        stages.append((layout, join_shards([shards[stage, shard]["params"] for shard in range(count)])))
-    export_model(out, stages, tokenizer)
+    export_model(out, stages_of(manifest, shards), tokenizer)

@@ -11,8 +11,7 @@ import sys
 import torch
 
 from node.compute.checkpoint import CheckpointError, read_checkpoint, read_manifest, step_folder
-from node.compute.export import join_shards
-from node.compute.export_checkpoint import tokenizer_of
+from node.compute.export_checkpoint import stages_of, tokenizer_of
 from node.compute.layout import StageLayout
 from node.compute.model import DTYPES, StageModel
 from node.compute.places import Place, open_place
@@ -43,9 +42,8 @@ def write(folder: Place, step: int) -> str:
         raise BadInputError(f"a model of {whole.parameter_count:,} parameters is too large to write beside the work")
     manifest, shards = read_checkpoint(folder, step)
     weights: dict[str, torch.Tensor] = {}
-    for stage, (first, end, count, *more) in enumerate(manifest.partition):
-        layout = StageLayout(config, manifest.vocabulary, first, end, list(zip(more[::2], more[1::2], strict=True)))
-        weights |= layout.views(join_shards([shards[stage, shard]["params"] for shard in range(count)]))
+    for layout, params in stages_of(manifest, shards):
+        weights |= layout.views(params)
     flat = torch.cat([weights[part.name].flatten() for part in whole.slices]).to(DTYPES[config.compute.dtype])
     tokenizer, model = tokenizer_of(manifest), StageModel(whole)
     tokens = [int(token) for token in tokenizer.encode(PROMPT)][: config.model.context - 1]

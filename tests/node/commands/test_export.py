@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import resource
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 from safetensors.torch import load_file
 
 from node.commands.export import export
@@ -205,6 +210,44 @@ def test_parts_that_can_be_neither_linked_nor_copied_are_named(
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert isinstance(result.exception, BadInputError) and "cannot be copied: File too large" in str(result.exception)
     assert [path.name for path in tmp_path.glob(".barnraise-export-*")] == []
+
+
+def _named(manifest: Manifest, name: str) -> dict[str, Any]:
+    return {"parts": (dataclasses.replace(manifest.parts[0], file=name), *manifest.parts[1:])}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda m: {"parts": m.parts[:1]}, "the weights of stage 0 are not"),
+        (lambda m: {"partition": ((0, 4, 2),)}, "are not the model's"),
+        (lambda m: {"partition": ((0,),)}, "has a partition that cannot be"),
+        (lambda m: {"partition": ((0, 8, 0),)}, "the weights of stage 0 are not"),
+        (lambda m: {"partition": ((0, 8, 1 << 62),)}, "the weights of stage 0 are not"),
+        (lambda m: {"vocabulary": 1 << 62}, "the weights of stage 0 are not"),
+        (
+            lambda m: {"config": replace(m.config, model=replace(m.config.model, heads=0))},
+            "is none that its run can have written: model.heads",
+        ),
+        (lambda m: _named(m, ".."), "is not the name of a file in its folder"),
+        (lambda m: _named(m, "a/b"), "is not the name of a file in its folder"),
+        (lambda m: _named(m, "x" * 300), "is not the name of a file in its folder"),
+        (lambda m: _named(m, "x\0"), "is not the name of a file in its folder"),
+    ],
+)
+def test_a_manifest_that_somebody_has_made_up_is_refused_in_words(
+    change: Callable[[Manifest], dict[str, Any]], says: str, shared: Path, tmp_path: Path
+) -> None:
+    """Its sum is right: anybody can write one, and hand it on as a run's checkpoint."""
+    home = next(shared.glob("*/step-00000004"))
+    found = checkpoint.read_manifest(home)
+    found = replace(found, **change(found), sum="")
+    found = replace(found, sum=found.expected_sum())
+    (home / checkpoint.MANIFEST).write_bytes(msgspec.json.encode(found))
+    result = run(tmp_path / "out", shared, "--step", "4")
+    assert isinstance(result.exception, BadInputError), result.exception
+    assert str(result.exception).startswith("CHECKPOINTS: ") and says in str(result.exception)
+    assert not (tmp_path / "out").exists()
 
 
 def test_who_signed_is_said_and_who_knows_the_run_takes_nothing_else(shared: Path, tmp_path: Path) -> None:
