@@ -13,7 +13,8 @@ from protocol.base.errors import BadInputError
 if TYPE_CHECKING:
     from node.compute.places import Place
 
-_LAYOUTS = tuple("*/" * depth + "step-????????" for depth in range(5))
+_STEP = "step-" + "[0-9]" * 8
+_LAYOUTS = tuple("*/" * depth + _STEP for depth in range(5))
 """Where steps lie below a run's own folder, a folder of checkpoints (one down), a server's state folder (two), a folder
 of such (three), and what a user has by default, which has a level for the run's id (four)."""
 
@@ -100,7 +101,7 @@ def on_this_computer(found: Sequence[Place], step: int | None, scratch: Path) ->
 def together(folders: Sequence[Path], scratch: Path) -> Path:
     """One folder with the files of all; what is there twice under one name is the same, or does not verify later."""
     for folder in folders:
-        for file in sorted(folder.glob("step-????????/*")):
+        for file in sorted(folder.glob(f"{_STEP}/*")):
             target = scratch / file.parent.name / file.name
             target.parent.mkdir(exist_ok=True)
             if not target.exists() and not file.is_symlink() and file.is_file():

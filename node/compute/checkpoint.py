@@ -27,7 +27,6 @@ import secrets
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -54,6 +53,7 @@ _NOT_SHARED = "checkpoint.folder must be a folder that every server shares"
 CHECKPOINTS_MAX = 16
 """Checkpoints that a node tells the coordinator of, newest first."""
 _MANIFEST_BYTES_MAX = 16 * 2**20
+_HOME = re.compile(r"step-[0-9]{8}")
 _FILE = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
 """What a manifest may call a part: a file of its own folder, with a name that every system takes."""
 _LOOSE = (".safetensors", ".seal", ".tmp")
@@ -247,8 +247,8 @@ def steps_in(folder: Place) -> list[int]:
 
 
 def _homes(folder: Place) -> list[Any]:
-    """The places of a run's checkpoints, whole or not, oldest first."""
-    return [folder / name for name in on(folder).below() if fnmatch(name, "step-????????")]
+    """The places of a run's checkpoints, whole or not, oldest first. What else lies there is somebody's own."""
+    return [folder / name for name in on(folder).below() if _HOME.fullmatch(name)]
 
 
 def part_name(stage: int, shard: int, digest: bytes) -> str:

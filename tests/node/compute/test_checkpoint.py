@@ -149,6 +149,22 @@ def test_older_ones_go_only_beyond_keep(tmp_path: Path) -> None:
     assert sorted(home.name for home in tmp_path.iterdir()) == [f"step-{n:08d}" for n in (200, 300, 500)]
 
 
+def test_what_somebody_lays_beside_checkpoints_is_left_alone(tmp_path: Path) -> None:
+    """A copy that an operator keeps under a name of his own is no step, whatever letters it has: it stays as it is, and
+    no server ends over it."""
+    kept = [tmp_path / name for name in ("step-0000000a", "step-keep-old", "step-١٢٣٤٥٦٧٨")]
+    for each in kept:
+        shutil.copytree(write(tmp_path, 100), each)
+    before = [contents(each) for each in kept]
+    for step in (200, 300, 400):
+        write(tmp_path, step)
+    assert checkpoint.steps_in(tmp_path) == [300, 400] and checkpoint.present_checkpoints(tmp_path) == (400, 300)
+    checkpoint.undo_after(tmp_path, 300, shared=False)
+    checkpoint.delete_older_parts(tmp_path, 400, ONE)
+    checkpoint.undo_after(tmp_path, -1)
+    assert [contents(each) for each in kept] == before and checkpoint.present_checkpoints(tmp_path) == ()
+
+
 def test_what_could_not_be_read_once_is_not_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One error while the manifest of 200 is read: it stays whole, and costs no other its place. The next look counts
     it, and retention goes on."""
