@@ -9,7 +9,11 @@ from coordinator.tracking.trackers import About, Row
 
 
 class TensorboardTracker:
-    """`FOLDER/RUN/events.out.tfevents.…`: a new file for each start, which voids what others have from there on."""
+    """`FOLDER/RUN/events.out.tfevents.…`: a new file for each start, which voids what others have from there on.
+
+    It does so with the first row that comes. A run that is over gets none, and the validation of its last version
+    stands behind all its steps: a coordinator that is started once more would take that away for good.
+    """
 
     def __init__(self, about: About) -> None:
         # The library is an extra: the coordinator without it never comes here.
@@ -19,11 +23,12 @@ class TensorboardTracker:
 
         self._event, self._summary = Event, Summary
         self._writer = EventFileWriter(str(Path(about.folder) / about.run))
-        if about.first:
-            began = Event(step=about.first, session_log=SessionLog(status=SessionLog.START))
-            self._writer.add_event(began)
+        self._began: Event | None = Event(step=about.first, session_log=SessionLog(status=SessionLog.START))
 
     def log(self, rows: Sequence[Row]) -> None:
+        if self._began is not None:
+            self._writer.add_event(self._began)
+            self._began = None
         for row in rows:
             self._add(row.step, row.wall_s, {f"train/{name}": value for name, value in row.scalars.items()})
             for version, scalars in row.validations:

@@ -87,16 +87,40 @@ def test_a_csv_file_names_the_validation(tmp_path: Path) -> None:
     assert float(line["validation_perplexity"]) == pytest.approx(math.e**2)
 
 
-def test_tensorboard_reads_its_events(tmp_path: Path) -> None:
-    library("tensorboard")
+def tensorboard_shows(folder: Path, tag: str) -> list[tuple[int, float]]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    write("tensorboard", tmp_path)
-    read = EventAccumulator(str(tmp_path / "tracked"))
+    read = EventAccumulator(str(folder / "tracked"))
     read.Reload()
-    losses = {(event.step, round(event.value, 4)) for event in read.Scalars("train/loss")}
-    assert {(0, 5.0), (1, 4.875), (2, 1.5), (3, 1.5)} == losses
-    assert [(event.step, event.value) for event in read.Scalars("validation/loss")] == [(1, 2.0)]
+    return [(event.step, round(event.value, 4)) for event in read.Scalars(tag)]
+
+
+def test_tensorboard_reads_its_events(tmp_path: Path) -> None:
+    library("tensorboard")
+    write("tensorboard", tmp_path)
+    assert tensorboard_shows(tmp_path, "train/loss") == [(0, 5.0), (1, 4.875), (2, 1.5), (3, 1.5)]
+    assert tensorboard_shows(tmp_path, "validation/loss") == [(1, 2.0)]
+
+
+def test_tensorboard_forgets_all_of_a_run_that_goes_back_to_its_beginning(tmp_path: Path) -> None:
+    """Step 0 voids what was there as any other does: no curve runs twice over the same steps."""
+    library("tensorboard")
+    write("tensorboard", tmp_path)
+    again = open_tracker("tensorboard", about(tmp_path))
+    again.log([row_for_trackers(row(step, 3, 1.25), BATCHES) for step in (0, 1)])
+    again.close()
+    assert tensorboard_shows(tmp_path, "train/loss") == [(0, 1.25), (1, 1.25)]
+
+
+def test_tensorboard_keeps_the_last_validation_of_a_run_that_is_over(tmp_path: Path) -> None:
+    """It is of the version behind the last step, where a tracker that is opened once more would begin."""
+    library("tensorboard")
+    tracker = open_tracker("tensorboard", about(tmp_path))
+    last = ValidationLoss(version=2, loss=2.0, tokens=64)
+    tracker.log([row_for_trackers(each, BATCHES) for each in (row(0), row(1, 1, 1.0, last))])
+    tracker.close()
+    open_tracker("tensorboard", about(tmp_path, first=2)).close()
+    assert tensorboard_shows(tmp_path, "validation/loss") == [(2, 2.0)]
 
 
 def test_wandb_reads_its_offline_runs(tmp_path: Path) -> None:
