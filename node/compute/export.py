@@ -21,6 +21,7 @@ from safetensors.numpy import save_file
 from torch import Tensor
 
 from node.compute.layout import StageLayout
+from node.data.files import at_home
 from node.data.tokenizer import TextTokenizer
 from protocol.base.errors import BadInputError
 from protocol.run.run import RunConfig
@@ -148,7 +149,7 @@ def initial_weights(layout: StageLayout) -> Tensor:
     config = layout.config
     if not config.model.start_from:
         return layout.initial(config.seed)
-    return read_model(Path(config.model.start_from).expanduser(), layout)
+    return read_model(at_home("model.start_from", config.model.start_from), layout)
 
 
 def read_model(folder: Path, layout: StageLayout) -> Tensor:

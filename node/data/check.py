@@ -108,11 +108,11 @@ def _start_from(config: RunConfig) -> list[str]:
 
 def _is_here(path: str) -> bool:
     """Whether a path, or of a pattern the part before its first star, is on this computer."""
-    parts = Path(path).expanduser().parts
-    fixed = next((number for number, part in enumerate(parts) if any(letter in part for letter in "*?[")), len(parts))
     try:
-        return bool(path) and Path(*parts[:fixed]).exists()
-    except (OSError, ValueError):
+        parts = Path(path).expanduser().parts
+        fixed = (number for number, part in enumerate(parts) if any(letter in part for letter in "*?["))
+        return bool(path) and Path(*parts[: next(fixed, len(parts))]).exists()
+    except (OSError, RuntimeError, ValueError):  # somebody's unknown home, above all
         return False
 
 

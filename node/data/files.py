@@ -30,18 +30,30 @@ _ROWS_AT_ONCE = 64
 _BUFFER_BYTES = 1 << 20
 
 
+def at_home(field: str, path: str) -> Path:
+    """The path, with `~` or `~USER` at its beginning put in full. Raises `BadInputError` where nobody has that name."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise BadInputError(f"{field}: {path!r} begins with the home of somebody who has none here") from error
+
+
 def find_files(source: str) -> list[Path]:
     """A file, every file of a known kind below a folder, or what a pattern matches; sorted by path.
 
     Raises `BadInputError`.
     """
-    path = Path(source).expanduser()
-    if path.is_file():
-        found = [path]
-    elif path.is_dir():
-        found = sorted(each for each in path.rglob("*") if each.is_file() and kind_of(each))
-    else:
-        found = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if os.path.isfile(name))
+    path = at_home("data.source", source)
+    try:
+        if path.is_file():
+            found = [path]
+        elif path.is_dir():
+            found = sorted(each for each in path.rglob("*") if each.is_file() and kind_of(each))
+        else:
+            found = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if os.path.isfile(name))
+    except (OSError, ValueError) as error:  # not ours to look into, too long for a name, or with a NUL in it
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise BadInputError(f"data.source: {source!r} cannot be looked at: {reason}") from error
     if not found:
         raise BadInputError(f"data.source: no {_KINDS} file at {source!r}")
     for each in found:

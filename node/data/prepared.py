@@ -113,6 +113,10 @@ def prepare(
         BadInputError: a source, the tokenizer or the folder cannot be used; a sentence.
     """
     _check_names(sources)
+    if out.name in ("", ".."):
+        raise BadInputError(
+            f"--out: {out} has no name of its own, under which half of it could wait; name a new folder"
+        )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadInputError(f"--out: {out} is there already; name a new folder")
     sections = [(name, DataSection(source=source, text_field=text_field)) for name, source in sources]
@@ -285,7 +289,7 @@ class PreparedFolder:
             about = msgspec.json.decode(content, type=Prepared)
         except OSError as error:
             raise BadInputError(f"data.source: {folder / INDEX} cannot be read: {error.strerror}") from error
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BadInputError(f"data.source: {folder / INDEX} is not what `data prepare` writes: {error}") from error
         tokenizer = read_tokenizer(folder / TOKENIZER)
         if tokenizer.vocabulary != about.vocabulary:

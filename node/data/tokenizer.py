@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from node.data.files import at_home
 from node.data.goes_on import begins_silence
 from node.data.pieces import Piece
 from protocol.base.errors import BadInputError
@@ -126,7 +127,7 @@ def make_tokenizer(choice: str, documents: Iterable[str]) -> TextTokenizer:
                 f"data.tokenizer: {choice!r} needs a size from 258 to {_MOST_VOCABULARY}, as in bpe:2048"
             )
         return _train_bpe(int(size), documents)
-    return read_tokenizer(Path(choice).expanduser())
+    return read_tokenizer(at_home("data.tokenizer", choice))
 
 
 def _bytes_tokenizer() -> TextTokenizer:

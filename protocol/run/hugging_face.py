@@ -51,7 +51,7 @@ def model_from(path: Path) -> ModelSection:
     except (msgspec.ValidationError, BadInputError) as error:
         raise BadInputError(f"--from: {file}: {error}") from error
     head = found.get("head_dim") or model.hidden // model.heads
-    if head * model.heads != model.hidden:
+    if head != model.hidden // model.heads:
         raise BadInputError(f"--from: {file}: heads of width {head}, where hidden / heads is needed")
     return model
 

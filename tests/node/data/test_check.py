@@ -36,6 +36,12 @@ def test_what_is_not_here_is_said_and_no_mistake(tmp_path: Path) -> None:
     assert "not on this computer" in check_data(run(source=str(tmp_path / "no"), tokenizer="prepared"))[0][0]
 
 
+def test_a_home_of_nobody_is_not_here() -> None:
+    """A name that was mistyped is no reason for the coordinator to end without a sentence."""
+    notes, _ = check_data(run(source="~nobody-here/a.txt", tokenizer="~nobody-here/b", start_from="~nobody-here/c"))
+    assert [note.partition(":")[0] for note in notes] == ["data.source", "data.tokenizer", "model.start_from"]
+
+
 def test_what_is_here_is_looked_at(tmp_path: Path) -> None:
     """Text by its beginning, a prepared folder as a whole, weights by their folder."""
     (tmp_path / "a.txt").write_text("words " * 100)

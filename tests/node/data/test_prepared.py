@@ -206,6 +206,10 @@ def test_damage_is_found(texts: Path) -> None:
     tokens.unlink()
     with pytest.raises(BadInputError, match="cannot be read"):
         Dataset(run(texts / "out"))
+    index = texts / "out" / "data.json"
+    index.write_bytes(index.read_bytes().replace(b'"n"', b'"\xff"'))
+    with pytest.raises(BadInputError, match="is not what `data prepare` writes"):
+        Dataset(run(texts / "out"))
     row = FileRow([(texts / "numbers.txt", 10**6)], 2, 1 << 16)
     with pytest.raises(BadInputError, match="is damaged"):
         row.cut(10**6 - 10, 10**6)
@@ -245,6 +249,9 @@ def test_the_command_prepares_shows_and_says_what_to_write(texts: Path) -> None:
         (["prepare", "B!=a.txt", "--out", "out"], "SOURCE: 'B!' is no name"),
         (["prepare", "empty.txt", "--out", "out"], "SOURCE: empty.txt holds no text"),
         (["prepare", "a.txt", "--tokenizer", "bpe:3", "--out", "out"], "data.tokenizer: "),
+        (["prepare", "a.txt", "--out", "."], "--out: . has no name of its own"),
+        (["prepare", "a.txt", "--out", "out/.."], "--out: out/.. has no name of its own"),
+        (["prepare", "~nobody-here/a.txt", "--out", "out"], "data.source: '~nobody-here/a.txt' begins with the home"),
         (["show", "nothing"], "FOLDER: there is no data.json"),
     ],
 )

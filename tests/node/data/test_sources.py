@@ -70,7 +70,9 @@ def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes, field: s
     assert str(caught.value).startswith(f"{field}: ")
 
 
-@pytest.mark.parametrize("source", ["", "no/such/file.txt", "*.nothing", "builtin:nothing"])
+@pytest.mark.parametrize(
+    "source", ["", "no/such/file.txt", "*.nothing", "builtin:nothing", "~nobody-here/x", "x" * 300, "x\0"]
+)
 def test_bad_sources_are_named(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A source that leads nowhere is refused; so is the empty one, which would be the working folder."""
     monkeypatch.chdir(tmp_path)

@@ -82,7 +82,7 @@ def test_a_file_gives_the_tokenizer_that_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "choice", ["bpe:", "bpe:-4", "bpe:257", "bpe:99999999", "bpe:2k", "nothing/here.json", "words"]
+    "choice", ["bpe:", "bpe:-4", "bpe:257", "bpe:99999999", "bpe:2k", "nothing/here.json", "words", "~nobody-here/x"]
 )
 def test_choices_that_mean_nothing_are_refused(choice: str) -> None:
     """The sentence names the field."""

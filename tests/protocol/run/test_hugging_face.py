@@ -47,6 +47,7 @@ def test_a_llama_is_taken_over(tmp_path: Path) -> None:
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rotary positions are scaled \\('llama3'\\)"),
         ({"rope_scaling": {"type": "linear"}}, "scaled \\('linear'\\)"),
         ({"head_dim": 128}, "heads of width 128"),
+        ({"head_dim": {"a": 1}}, "heads of width {'a': 1}"),
         ({"hidden_size": None}, "Expected `int`"),
         ({"hidden_size": 2047}, "model.hidden"),
         ({"num_key_value_heads": 7}, "model.kv_heads"),
