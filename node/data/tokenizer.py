@@ -5,6 +5,7 @@ All three are `tokenizers.Tokenizer` objects in the end, so that an exported mod
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -63,7 +64,8 @@ class TextTokenizer:
         """Token numbers of one document, without any mark."""
         if self._is_bytes:
             return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
-        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+        with _said():
+            return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
     def encode_pieces(self, pieces: Iterable[Piece]) -> Iterator[tuple[npt.NDArray[np.int32], list[int]]]:
         """Documents in one row, each followed by the end mark, some of it at a time.
@@ -86,7 +88,8 @@ class TextTokenizer:
         if self._is_bytes:
             rows = [self.encode(piece.text) for piece in batch]
         else:
-            encoded = self._tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
+            with _said():
+                encoded = self._tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
             rows = [np.array(each.ids, dtype=np.int32) for each in encoded]
         end = np.array([] if self.end_mark is None else [self.end_mark], dtype=np.int32)
         parts: list[npt.NDArray[np.int32]] = []
@@ -108,6 +111,15 @@ class TextTokenizer:
     def to_json(self) -> str:
         """The content of a tokenizer.json; equal tokenizers give equal text."""
         return str(self._tokenizer.to_str())
+
+
+@contextlib.contextmanager
+def _said() -> Iterator[None]:
+    """A foreign tokenizer may have no token for a text, and none that stands for such: a `BadInputError`."""
+    try:
+        yield
+    except Exception as error:  # the library raises bare Exception
+        raise BadInputError(f"data.tokenizer: it cannot tokenize the text: {error}") from error
 
 
 def make_tokenizer(choice: str, documents: Iterable[str]) -> TextTokenizer:
@@ -204,4 +216,7 @@ def read_tokenizer(path: Path) -> TextTokenizer:
     if not 1 < tokenizer.get_vocab_size() <= _MOST_VOCABULARY:
         raise BadInputError(f"data.tokenizer: {path} has {tokenizer.get_vocab_size()} tokens")
     marks = (tokenizer.token_to_id(mark) for mark in _KNOWN_END_MARKS)
-    return TextTokenizer(tokenizer, next((mark for mark in marks if mark is not None), None))
+    found = TextTokenizer(tokenizer, next((mark for mark in marks if mark is not None), None))
+    if found.vocabulary > _MOST_VOCABULARY:  # one number suffices, and the model has a row for every one below it
+        raise BadInputError(f"data.tokenizer: {path} has a token with the number {found.vocabulary - 1}")
+    return found

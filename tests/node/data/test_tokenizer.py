@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -88,6 +89,30 @@ def test_choices_that_mean_nothing_are_refused(choice: str) -> None:
     """The sentence names the field."""
     with pytest.raises(BadInputError, match=r"^data\.tokenizer: "):
         make_tokenizer(choice, TEXTS)
+
+
+def test_a_number_beyond_all_bounds_is_refused(tmp_path: Path) -> None:
+    """The model has a row for every number below the highest: one mistyped would make it as large as no computer."""
+    content = json.loads(make_tokenizer("bpe:300", TEXTS).to_json())
+    token = next(reversed(content["model"]["vocab"]))
+    content["model"]["vocab"][token] = 4_000_000_000
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(BadInputError, match=r"^data\.tokenizer: .*a token with the number 4000000000$"):
+        make_tokenizer(str(path), [])
+
+
+def test_text_that_a_tokenizer_has_no_token_for_is_said(tmp_path: Path) -> None:
+    """Some have a mark for what they do not know, and name one that is not there."""
+    path = tmp_path / "tokenizer.json"
+    model = {"type": "WordLevel", "vocab": {"barn": 0, "raise": 1}, "unk_token": "[UNK]"}
+    path.write_text(json.dumps({"version": "1.0", "model": model}), encoding="utf-8")
+    tokenizer = make_tokenizer(str(path), [])
+    assert tokenizer.encode("barn").tolist() == [0]
+    with pytest.raises(BadInputError, match=r"^data\.tokenizer: it cannot tokenize the text: "):
+        tokenizer.encode("house")
+    with pytest.raises(BadInputError, match=r"^data\.tokenizer: it cannot tokenize the text: "):
+        row_of(tokenizer, ["house"])
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", "not json", '{"model": {"type": "Nope"}}', "[" * 100_000])
