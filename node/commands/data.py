@@ -71,8 +71,8 @@ def show(folder: Path, check: bool, document: int | None, part: str) -> None:
         names = [each.name for each in about.parts]
         if part and part not in names:
             raise BadInputError(f"--part: there is no part {part}; the folder has {', '.join(names)}")
-        tokens = found.document(names.index(part) if part else 0, document)
-        text = found.tokenizer.decode(tokens[: _SHOWN_CHARACTERS * 4])
+        tokens = found.document(names.index(part) if part else 0, document, _SHOWN_CHARACTERS * 4)
+        text = found.tokenizer.decode(tokens)
         click.echo(text[:_SHOWN_CHARACTERS] + (" …" if len(text) > _SHOWN_CHARACTERS else ""))
         return
     for each in about.parts:

@@ -10,6 +10,7 @@ The names of the files follow from the numbers in `data.json`; it holds no path,
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -269,6 +270,53 @@ def is_prepared(source: str) -> bool:
         return False
 
 
+_Stamp = tuple[int, int, int]
+"""What changes when a file is written or replaced: its number in the file system, its size and its time."""
+
+
+def _stamp(found: os.stat_result) -> _Stamp:
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _read_index(folder: Path) -> tuple[Prepared, _Stamp]:
+    """Raises `BadInputError`."""
+    try:
+        with (folder / INDEX).open("rb") as file:
+            stamp, content = _stamp(os.fstat(file.fileno())), file.read(_INDEX_BYTES_MAX)
+        return msgspec.json.decode(content, type=Prepared), stamp
+    except OSError as error:
+        raise BadInputError(f"data.source: {folder / INDEX} cannot be read: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadInputError(f"data.source: {folder / INDEX} is not what `data prepare` writes: {error}") from error
+
+
+class _Same:
+    """A folder is what it was when it was opened.
+
+    Its files are opened anew for every cut, and a run takes weeks: whoever prepares the text again under the same name
+    meanwhile would have the rest of the run, or of an epoch, drawn from another one. The hash is compared when a run
+    begins to read, so a restart would notice; this does so before.
+    """
+
+    def __init__(self, folder: Path, data_hash: str, stamp: _Stamp) -> None:
+        self._folder = folder
+        self._data_hash = data_hash
+        self._stamp = stamp
+
+    def look(self) -> None:
+        """Raises `BadInputError`. One look at the file's entry, unless that has changed."""
+        with contextlib.suppress(OSError):  # gone: `_read_index` says it
+            if _stamp((self._folder / INDEX).stat()) == self._stamp:
+                return
+        about, stamp = _read_index(self._folder)
+        if about.data_hash != self._data_hash:
+            raise BadInputError(
+                f"data.source: {self._folder} holds other data than it did when this process began to read it: hash"
+                f" {about.data_hash[:16]}, not {self._data_hash[:16]}"
+            )
+        self._stamp = stamp
+
+
 @dataclass(frozen=True)
 class PreparedFolder:
     """A prepared folder that is whole as far as sizes tell."""
@@ -283,22 +331,16 @@ class PreparedFolder:
     def open(cls, source: str) -> PreparedFolder:
         """Raises `BadInputError`: the folder cannot be read, or is not what was written."""
         folder = Path(source).expanduser()
-        try:
-            with (folder / INDEX).open("rb") as file:
-                content = file.read(_INDEX_BYTES_MAX)
-            about = msgspec.json.decode(content, type=Prepared)
-        except OSError as error:
-            raise BadInputError(f"data.source: {folder / INDEX} cannot be read: {error.strerror}") from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise BadInputError(f"data.source: {folder / INDEX} is not what `data prepare` writes: {error}") from error
+        about, stamp = _read_index(folder)
         tokenizer = read_tokenizer(folder / TOKENIZER)
         if tokenizer.vocabulary != about.vocabulary:
             raise BadInputError(f"data.source: {folder / TOKENIZER} is not the tokenizer of {folder / INDEX}")
-        rows = tuple(cls._row(folder, number, about) for number in range(len(about.parts)))
+        same = _Same(folder, about.data_hash, stamp)
+        rows = tuple(cls._row(folder, number, about, same.look) for number in range(len(about.parts)))
         return cls(about, tokenizer, rows, folder)
 
     @staticmethod
-    def _row(folder: Path, number: int, about: Prepared) -> FileRow:
+    def _row(folder: Path, number: int, about: Prepared, still_there: Callable[[], None]) -> FileRow:
         part = about.parts[number]
         files = []
         for file, begin in enumerate(range(0, part.tokens, FILE_TOKENS)):
@@ -311,7 +353,7 @@ class PreparedFolder:
                 raise BadInputError(f"data.source: {path} cannot be read: {error.strerror}") from error
             if size < expected:
                 raise BadInputError(f"data.source: {path} has {size} bytes of {expected}: copy the folder again")
-        return FileRow(files, about.token_bytes, about.vocabulary)
+        return FileRow(files, about.token_bytes, about.vocabulary, still_there)
 
     def check(self) -> None:
         """Reads all of it. Raises `BadInputError`: it is not what was written."""
@@ -323,8 +365,9 @@ class PreparedFolder:
         if digest.hexdigest() != self.about.data_hash:
             raise BadInputError(f"data.source: {self.folder} is damaged: its hash is not that of {INDEX}")
 
-    def document(self, part: int, number: int) -> Tokens:
-        """The tokens of a document, its end mark included; `number` counts from 0 within the part."""
+    def document(self, part: int, number: int, most: int = _TOKENS_MAX) -> Tokens:
+        """The tokens of a document, its end mark included, or the first ones: a file of text is one document, and may
+        be larger than any memory. `number` counts from 0 within the part."""
         if not 0 <= number < self.about.parts[part].documents:
             raise BadInputError(f"--document: {self.about.parts[part].name} has {self.about.parts[part].documents}")
         try:
@@ -337,4 +380,5 @@ class PreparedFolder:
         begin, end = (0, places[0]) if number == 0 else places
         if not 0 <= begin <= end <= len(self.rows[part]):
             raise BadInputError(f"data.source: {self.folder} is damaged: document {number} ends before it begins")
+        end = min(end, begin + most)
         return self.rows[part].cut(begin, end) if begin < end else np.zeros(0, dtype=np.int32)

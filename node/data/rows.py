@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -50,12 +50,20 @@ class FileRow:
         files: each with the number of its tokens, at least 1.
         width: bytes a token, 2 or 4.
         vocabulary: every token must be below it.
+        still_there: called before a cut is read; raises `BadInputError` where the files are others by now.
     """
 
-    def __init__(self, files: Sequence[tuple[Path, int]], width: int, vocabulary: int) -> None:
+    def __init__(
+        self,
+        files: Sequence[tuple[Path, int]],
+        width: int,
+        vocabulary: int,
+        still_there: Callable[[], None] = lambda: None,
+    ) -> None:
         self._files = [path for path, _ in files]
         self._width = width
         self._vocabulary = vocabulary
+        self._still_there = still_there
         self._edges = [0, *itertools.accumulate(count for _, count in files)]
 
     def __len__(self) -> int:
@@ -63,6 +71,7 @@ class FileRow:
 
     def cut(self, begin: int, end: int) -> Tokens:
         """Raises `BadInputError` where the files are not what was written."""
+        self._still_there()
         parts: list[Tokens] = []
         number = bisect.bisect_right(self._edges, begin) - 1
         while begin < end:
@@ -75,13 +84,22 @@ class FileRow:
         try:
             with path.open("rb", buffering=0) as file:
                 file.seek(first * self._width)
-                content = file.read(count * self._width)
+                content = _read_all(file, count * self._width)
         except OSError as error:
             raise BadInputError(f"data.source: {path} cannot be read: {error.strerror}") from error
         tokens = np.frombuffer(content, dtype=f"<u{self._width}") if len(content) == count * self._width else None
         if tokens is None or int(tokens.max()) >= self._vocabulary:
             raise BadInputError(f"data.source: {path} is damaged; `barnraise data show --check` says where")
         return tokens.astype(np.int32)
+
+
+def _read_all(file: IO[bytes], size: int) -> bytes:
+    """So many bytes, or those up to the end: file systems of networks may hand out fewer at a time."""
+    pieces, left = [], size
+    while left and (piece := file.read(left)):
+        pieces.append(piece)
+        left -= len(piece)
+    return b"".join(pieces)
 
 
 class JoinedRow:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +19,7 @@ from node.data.allowed import Allowed, named_paths
 from node.data.dataset import Dataset
 from node.data.mixture import Turns, shares
 from node.data.prepared import PreparedFolder, prepare
-from node.data.rows import FileRow
+from node.data.rows import FileRow, Tokens
 from protocol.base.errors import BadInputError
 from protocol.cli import main
 from protocol.run.mixture import MIXTURE_TURN as TURN
@@ -213,6 +216,60 @@ def test_damage_is_found(texts: Path) -> None:
     row = FileRow([(texts / "numbers.txt", 10**6)], 2, 1 << 16)
     with pytest.raises(BadInputError, match="is damaged"):
         row.cut(10**6 - 10, 10**6)
+
+
+def test_a_folder_that_is_prepared_again_under_a_run_ends_its_reading(texts: Path) -> None:
+    """Files are opened for every cut: what lies under the same name by then may be another text, and no sample of it
+    may be taken for one of the run's. The same data, copied again, is the same."""
+    out = texts / "out"
+    prepare([("n", str(texts / "numbers.txt"))], "text", "bytes", out)
+    data = Dataset(run(out))
+    before = data.batch(0, 0)
+    shutil.copytree(out, texts / "copy")
+    shutil.rmtree(out)
+    (texts / "copy").rename(out)
+    assert np.array_equal(data.batch(0, 0)[0], before[0])
+
+    shutil.rmtree(out)
+    prepare([("n", str(texts / "letters.jsonl"))], "text", "bytes", out)
+    with pytest.raises(BadInputError, match=r"^data\.source: .*holds other data than it did"):
+        data.batch(0, 0)
+    shutil.rmtree(out)
+    with pytest.raises(BadInputError, match=r"^data\.source: .*data\.json cannot be read: No such file"):
+        data.batch(0, 0)
+
+
+def test_of_a_large_document_only_its_beginning_is_read(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of text is one document: to show two thousand letters of a terabyte takes no terabyte."""
+    prepare([("n", str(texts / "numbers.txt"))], "text", "bytes", texts / "out")
+    cuts: list[int] = []
+    cut = FileRow.cut
+
+    def counted(row: FileRow, begin: int, end: int) -> Tokens:
+        cuts.append(end - begin)
+        return cut(row, begin, end)
+
+    monkeypatch.setattr(FileRow, "cut", counted)
+    monkeypatch.setattr("node.commands.data._SHOWN_CHARACTERS", 10)
+    shown = CliRunner().invoke(command, ["show", str(texts / "out"), "--document", "0"])
+    assert shown.output == "0000 0001  …\n" and cuts == [40]
+
+
+def test_a_read_that_brings_less_is_gone_on_with(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As file systems of networks may: what is missing is asked for, and not taken for damage."""
+    prepare([("n", str(texts / "numbers.txt"))], "text", "bytes", texts / "out")
+    whole = PreparedFolder.open(str(texts / "out")).rows[0].cut(0, 1000)
+    opened = Path.open
+
+    class Slow(io.FileIO):
+        def read(self, size: int | None = -1) -> bytes:
+            return super().read(min(size or 0, 7)) or b""
+
+    def slow(path: Path, mode: str = "r", buffering: int = -1, **more: Any) -> Any:
+        return Slow(path) if buffering == 0 else opened(path, mode, buffering, **more)
+
+    monkeypatch.setattr(Path, "open", slow)
+    assert np.array_equal(PreparedFolder.open(str(texts / "out")).rows[0].cut(0, 1000), whole)
 
 
 def test_half_a_folder_is_never_taken_for_a_whole_one(texts: Path) -> None:
