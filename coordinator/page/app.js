@@ -242,7 +242,16 @@ function listen() {
     members = JSON.parse(event.data);
     showMembers();
   });
+  // A browser asks again by itself when a stream ends, but gives it up for good at an answer that is none: from a
+  // coordinator with too many viewers, or from what stands before it while it starts again.
+  stream.addEventListener("error", () => {
+    if (stream.readyState === EventSource.CLOSED) setTimeout(comeAgain, 3000 + 7000 * Math.random());
+  });
   return stream;
+}
+
+function comeAgain() {
+  if (!document.hidden && stream.readyState === EventSource.CLOSED) stream = listen();
 }
 
 function order(event) {
@@ -267,7 +276,7 @@ let stream = listen();
 readCurve();
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) stream.close();
-  else if (stream.readyState === EventSource.CLOSED) stream = listen();
+  else comeAgain();
 });
 $("find").addEventListener("input", () => { first = 0; showMembers(); });
 $("before").addEventListener("click", () => { first -= ROWS; showMembers(); });

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from coordinator.process.page import FILES
 from tests.integration.browser import browser
 from tests.integration.swarm import RUN, Swarm
 
@@ -57,3 +62,50 @@ def test_what_a_member_says_is_never_markup(tmp_path: Path) -> None:
             page.ask("document.querySelectorAll('main img:not(#timeline), main script').length") == 0
             and page.complaints == []
         )
+
+
+def test_a_page_that_was_sent_away_comes_again(tmp_path: Path) -> None:
+    """By a coordinator with too many viewers, or by a proxy while it starts again: a browser gives a stream up for good
+    at an answer that is none, and the page would say for a week that there is no word."""
+    with sent_away_once() as url, browser(tmp_path) as page:
+        page.open(url)
+        page.until("document.querySelector('#page').textContent === 'nobody yet'")
+
+
+@contextmanager
+def sent_away_once() -> Iterator[str]:
+    """Something that answers as a coordinator does, with 503 to the first who wants the stream."""
+    folder = Path(__file__).parents[2] / "coordinator" / "page"
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            name = self.path.removeprefix("/page/")
+            if name == "events":
+                asked.append(name)
+                code, kind, body = 200, "text/event-stream", b"event: members\ndata: []\n\n"
+                if len(asked) == 1:
+                    code, body = 503, b"too many are looking; come again\n"
+            elif name == "curve":
+                code, kind, body = 200, "application/json", b'{"pieces": [], "validations": []}'
+            else:
+                content = folder / (name if name in FILES else "index.html")
+                code, kind, body = 200, FILES.get(name, "text/html"), content.read_bytes()
+            self.send_response(code)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
