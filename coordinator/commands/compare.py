@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from coordinator.commands.finite import FiniteRange
 from coordinator.commands.run import share, shortened
 from coordinator.planning.placement.run_plan import sizes_of, skipped_stages
 from coordinator.planning.placement.search import search_placement
@@ -51,7 +52,7 @@ class Compared:
 @click.option("--stages", type=click.IntRange(min=2), help="This many stages instead of the best number.")
 @click.option("--skip", "skip_text", default="0.25", show_default=True, help="Share of stages skipped: 0.25 or 1/3.")
 @click.option(
-    "--budget-s", type=click.FloatRange(min=0.0, min_open=True), default=8.0, show_default=True, help="Search time."
+    "--budget-s", type=FiniteRange(min=0.0, min_open=True), default=8.0, show_default=True, help="Search time."
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="For the searches.")
 def plan_compare(

@@ -12,6 +12,7 @@ import click
 from coordinator.commands.asking import ask, asking, base_of, post
 from coordinator.commands.branch import branch
 from coordinator.commands.check import check, example
+from coordinator.commands.finite import FiniteRange
 from coordinator.commands.status import DEFAULT_URL, fetch
 from coordinator.commands.trace import trace
 from coordinator.commands.void import void_command, voided
@@ -131,7 +132,7 @@ def unban(node: str, url: str, links: Path | None) -> None:
 @run.command()
 @click.option("--uses", type=click.IntRange(1, 100_000), default=1, show_default=True, help="Computers it lets in.")
 @click.option("--role", type=click.Choice(["volunteer", "server", "auditor"]), default="volunteer", show_default=True)
-@click.option("--days", type=click.FloatRange(0, 3660, min_open=True), default=7.0, show_default=True)
+@click.option("--days", type=FiniteRange(0, 3660, min_open=True), default=7.0, show_default=True)
 @asking
 def invite(uses: int, role: str, days: float, url: str, links: Path | None) -> None:
     """Print a new join link. It lets in one computer, which may come again with it; --uses makes it one for several.

@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from coordinator.commands.finite import FiniteRange
 from coordinator.planning.partition.planner import Partition, PartitionProblem, solve
 from coordinator.planning.partition.search import WORK_MAX
 from coordinator.planning.partition.slicer import Slices
@@ -26,7 +27,7 @@ WORK_WITHOUT_END = sys.maxsize
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @click.option(
     "--budget-s",
-    type=click.FloatRange(min=0.0, min_open=True),
+    type=FiniteRange(min=0.0, min_open=True),
     help="Search for at most so many seconds; without it the search is counted, repeatable, below a second.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="For the local search.")

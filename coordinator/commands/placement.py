@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from coordinator.commands.finite import FiniteRange
 from coordinator.planning.placement.problem import PlacementProblem
 from coordinator.planning.placement.search import PlacementAnswer, search_placement
 from coordinator.planning.problems import load_problem
@@ -26,7 +27,7 @@ WEAK_BOUND = 0.9
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @click.option(
     "--budget-s",
-    type=click.FloatRange(min=0.0, min_open=True),
+    type=FiniteRange(min=0.0, min_open=True),
     help="Search for at most so many seconds; without it the search is counted, repeatable, a few seconds long.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="For the local search.")

@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from coordinator.commands.finite import FiniteRange
 from coordinator.planning.problems import load_problem
 from coordinator.planning.routes.evaluate import operations
 from coordinator.planning.routes.model import RouteModel, RoutesProblem
@@ -23,7 +24,7 @@ from coordinator.planning.routes.search import RoutesAnswer, search_routes
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @click.option(
     "--budget-s",
-    type=click.FloatRange(min=0.0, min_open=True),
+    type=FiniteRange(min=0.0, min_open=True),
     help="Search for at most so many seconds; without it the search is counted, repeatable, a few seconds long.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="For the local search.")

@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from coordinator.commands.finite import FiniteRange
 from coordinator.commands.placement import listed
 from coordinator.planning.names import short
 from coordinator.planning.placement.map_svg import map_svg
@@ -39,7 +40,7 @@ SPARES_SHOWN = 6
 )
 @click.option("--svg", "svg_path", type=click.Path(path_type=Path), help="Draw map and Gantt: FILE and FILE-gantt.")
 @click.option(
-    "--budget-s", type=click.FloatRange(min=0.0, min_open=True), default=8.0, show_default=True, help="Search time."
+    "--budget-s", type=FiniteRange(min=0.0, min_open=True), default=8.0, show_default=True, help="Search time."
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="For the searches.")
 def plan_run_command(

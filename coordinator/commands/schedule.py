@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from coordinator.commands.finite import FiniteRange
 from coordinator.planning.order.pipeline_problem import PipelineProblem
 from coordinator.planning.order.search import Found, search
 from coordinator.planning.problems import load_problem
@@ -16,7 +17,7 @@ from coordinator.planning.problems import load_problem
 @click.command("schedule")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON object.")
-@click.option("--budget-s", type=click.FloatRange(min=0), default=2.0, show_default=True, help="Time to search.")
+@click.option("--budget-s", type=FiniteRange(min=0), default=2.0, show_default=True, help="Time to search.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the search's random choices.")
 def plan_schedule(file: Path, as_json: bool, budget_s: float, seed: int) -> None:
     """In what order should every stage run its forwards and backwards?"""

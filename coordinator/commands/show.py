@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import sys
@@ -23,6 +22,8 @@ from protocol.schedule.text import write
 
 #: A picture of more operations than this would show nothing and take long.
 OPERATIONS_MAX = 200_000
+#: Of an operation or a link, in units of one's own; so many of them still sum up to a number.
+COST_MAX = 1e12
 
 
 @click.command("show")
@@ -53,8 +54,8 @@ def show(
     The known names are listed when NAME is none of them.
     """
     for key, value in (("--forward", forward_s), ("--backward", backward_s), ("--link", link_s)):
-        if not 0 <= value < math.inf:
-            raise BadInputError(f"{key}: {value} is not a finite number of at least 0")
+        if not 0 <= value <= COST_MAX:
+            raise BadInputError(f"{key}: {value} is not between 0 and {COST_MAX:g}")
     if not 0 <= weight_share <= 1:
         raise BadInputError(f"--weight-share: {weight_share} is not between 0 and 1")
     if stages * microbatches > OPERATIONS_MAX:

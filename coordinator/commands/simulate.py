@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from coordinator.commands.finite import FiniteRange
 from coordinator.world.churn import load_churn, no_churn
 from coordinator.world.figures import figures_of
 from coordinator.world.members import members
@@ -26,7 +27,7 @@ GB = 1e9
 @click.command()
 @click.argument("run_toml", type=click.Path(path_type=Path), metavar="RUN.toml")
 @click.argument("network_json", type=click.Path(path_type=Path), metavar="NETWORK.json")
-@click.option("--hours", type=click.FloatRange(0.0, 24 * 31, min_open=True), default=1.0, show_default=True)
+@click.option("--hours", type=FiniteRange(0.0, 24 * 31, min_open=True), default=1.0, show_default=True)
 @click.option(
     "--churn", type=click.Path(path_type=Path), metavar="TRACE.csv",
     help="Who comes and goes: milliseconds,add|remove,name a line. Without it all come at the beginning and stay.",

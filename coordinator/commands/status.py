@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from coordinator.commands.finite import FiniteRange
 from coordinator.commands.written import write_file
 from protocol.base.errors import BadInputError
 from protocol.base.printable import all_printable, wrapped
@@ -55,7 +56,7 @@ opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 @click.option(
     "--watch",
     "every_s",
-    type=click.FloatRange(min=0.1, max=3600.0),
+    type=FiniteRange(min=0.1, max=3600.0),
     is_flag=False,
     flag_value=WATCH_S,
     metavar="[SECONDS]",

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coordinator.commands.asking import asking, base_of, post
+from coordinator.commands.finite import FiniteRange
 from coordinator.world.trace_picture import trace_svg
 from coordinator.world.traces import Side, Trace, chrome, link_rows, read_trace, stage_rows
 from protocol.base.errors import BadInputError
@@ -21,7 +22,7 @@ TRACE_S = 150.0
 @click.command()
 @click.argument("out", required=False, type=click.Path(path_type=Path), metavar="OUT.json")
 @click.option(
-    "--seconds", type=click.FloatRange(0.0, 3600.0, min_open=True), default=30.0, show_default=True,
+    "--seconds", type=FiniteRange(0.0, 3600.0, min_open=True), default=30.0, show_default=True,
     help="How far back; a node keeps its newest 16,384 spans.",
 )  # fmt: skip
 @click.option("--table", is_flag=True, help="Print predicted beside measured, a row per stage and per kind of way.")

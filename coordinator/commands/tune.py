@@ -14,6 +14,7 @@ from typing import Any
 import click
 import numpy as np
 
+from coordinator.commands.finite import FiniteRange
 from coordinator.commands.written import write_file
 from coordinator.planning.names import short
 from coordinator.planning.partition.costs import BlockCost
@@ -41,7 +42,7 @@ INDENT = " " * 12
 @click.argument("network_file", metavar="NETWORK.json", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON object.")
 @click.option("--all", "show_all", is_flag=True, help="List the choices that others beat as well, with each reason.")
-@click.option("--budget-s", type=click.FloatRange(min=0), default=20.0, show_default=True, help="Time to search.")
+@click.option("--budget-s", type=FiniteRange(min=0), default=20.0, show_default=True, help="Time to search.")
 @click.option("--nodes", type=str, default="", help="Numbers of nodes to try, like 4,8; by default see above.")
 @click.option("--segments", type=str, default="1,2,4", show_default=True, help="Numbers of segments to try.")
 @click.option(

@@ -137,6 +137,7 @@ def test_show_takes_a_file_of_ones_own(tmp_path: Path) -> None:
         (["1f1b", "--svg", "/nowhere/a.svg"], "/nowhere/a.svg: cannot be written: No such file or directory"),
         (["1f1b", "--stages", "0"], "stages: 0"),
         (["1f1b", "--forward", "nan"], "--forward: nan"),
+        (["1f1b", "--forward", "1e308"], "--forward: 1e+308 is not between 0 and 1e+12"),
         (["1f1b", "--link", "-1"], "--link: -1"),
         (["1f1b", "--weight-share", "2"], "--weight-share: 2"),
         (["1f1b", "--microbatches", "99999999"], "--microbatches"),
