@@ -27,6 +27,7 @@ from protocol.run.run import RunConfig
 
 Place = Path | StorePlace
 READ_BYTES = 1 << 20
+_FETCHED = ".barnraise-fetched-"
 
 
 class Files(Protocol):
@@ -118,7 +119,9 @@ def nearby(
     """A folder of this computer with those of these files that a place has: itself, or copies until the context ends.
 
     Args:
-        scratch: where there is room for them; made if need be.
+        scratch: where there is room for them; made if need be. It is this process's alone, which fetches one after the
+            other: what lies there was left by one that was killed, for want of memory while it loaded its shard, say,
+            and would be joined by as much at every start.
         progress: called with every piece that has come.
     """
     if isinstance(place, Path):
@@ -126,7 +129,9 @@ def nearby(
         return
     if scratch is not None:
         scratch.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".barnraise-fetched-", dir=scratch) as folder:
+        for left in scratch.glob(f"{_FETCHED}*"):
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_FETCHED, dir=scratch) as folder:
         files = StoreFiles(place, progress)
         for name in names:
             with contextlib.suppress(FileNotFoundError):

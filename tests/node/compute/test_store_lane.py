@@ -60,6 +60,10 @@ def test_servers_without_a_disk_go_on_from_the_store_to_the_bit(tmp_path: Path, 
     expected = bench.step(3)
 
     fresh = Bench(config, tmp_path, states=tmp_path / "fresh")
+    for number in range(2):  # killed while they loaded, twice
+        left = tmp_path / "fresh" / "00" / FETCHED / f".barnraise-fetched-{number}"
+        left.mkdir(parents=True)
+        (left / "part.safetensors").write_bytes(b"gigabytes")
     said: list[Outcome] = []
     fresh.servers[0][0].deliver = said.append
     fresh.start(checkpoint_step=3)
