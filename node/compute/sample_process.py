@@ -6,6 +6,7 @@ python -m node.compute.sample_process PLACE STEP > JSON: {"sample": "…"} or {"
 from __future__ import annotations
 
 import json
+import signal
 import sys
 
 import torch
@@ -58,6 +59,8 @@ def write(folder: Place, step: int) -> str:
 
 
 def main(arguments: list[str]) -> None:
+    # Whoever waits no longer ends this in mid work; a copy of a part, some gigabytes of a store's, would stay for good.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     stand_back()
     torch.set_num_threads(1)
     try:

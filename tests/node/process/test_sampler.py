@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +32,43 @@ def test_the_model_writes_the_same_for_the_same_checkpoint(shared: Path) -> None
     assert sample.startswith(PROMPT) and len(sample) > len(PROMPT) and write(folder, 4) == sample != write(folder, 2)
     sent = decode(encode(Wrote(step=4, sample=sample)))
     assert isinstance(sent, Wrote) and sent.sample.isprintable() and sent.sample.startswith(PROMPT.strip())
+
+
+SLOW_STORE = """
+import sys, time
+from node.compute.object_store import StoreFiles
+from node.compute.sample_process import main
+
+def fetch(files, name, to):
+    to.write_bytes(b"the beginning of a part")
+    print("fetching", flush=True)
+    time.sleep(600)
+
+StoreFiles.fetch = fetch
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_one_that_takes_too_long_leaves_no_copy_of_what_it_has_fetched(shared: Path, tmp_path: Path) -> None:
+    """A store may be too slow for it at every checkpoint of a month, and a part has gigabytes."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    place = f"file://{checkpoint.run_folder(shared, CONFIG)}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW_STORE, place, "4"],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(scratch)},
+    )
+    try:
+        assert process.stdout is not None and process.stdout.readline() == b"fetching\n"
+        assert list(scratch.iterdir())
+        process.terminate()  # as trio does, and kills after five seconds
+        process.wait(PATIENCE_S)
+    finally:
+        process.kill()
+        process.communicate()
+    assert not list(scratch.iterdir())
 
 
 @pytest.mark.slow
