@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from node.data.rows import FileRow, Tokens
 from node.data.sources import BUILTIN_GRAMMAR, read_pieces, training_texts
 from node.data.tokenizer import TextTokenizer, make_tokenizer, read_tokenizer
 from protocol.base.errors import BadInputError
+from protocol.drive.file_lock import OPEN_FLAGS, sync_folder, try_lock
 from protocol.run.mixture import PARTS_MAX, is_part_name
 from protocol.run.run import DataSection
 
@@ -36,6 +38,7 @@ FILE_TOKENS = 1 << 27
 """256 or 512 MiB: few files, each of which any file system and any copying program takes."""
 _INDEX_BYTES_MAX = 1 << 20
 _TOKENS_MAX = 1 << 48
+_OURS = re.compile(r"data\.json|tokenizer\.json|tokens-\d+-\d+\.bin|documents-\d+\.bin")
 _SHORT = 1 << 16
 """Vocabularies up to this size have tokens of 2 bytes."""
 _READ_TOKENS = 1 << 20
@@ -122,19 +125,46 @@ def prepare(
         raise BadInputError(f"--out: {out} is there already; name a new folder")
     sections = [(name, DataSection(source=source, text_field=text_field)) for name, source in sources]
     trained = make_tokenizer(tokenizer, (text for _, section in sections for text in training_texts(section)))
-    partial = out.with_name(f"{out.name}.partial")
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        found = _write(partial, sections, tokenizer, trained, progress)
-        if out.exists():
-            out.rmdir()
-        partial.rename(out)
+        with _partial(out) as partial:
+            found = _write(partial, sections, tokenizer, trained, progress)
+            sync_folder(partial)
+            if out.exists():
+                out.rmdir()
+            partial.rename(out)
+            sync_folder(out.parent)
     except OSError as error:
         raise BadInputError(f"--out: {error.filename or out} cannot be written: {error.strerror}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return found
+
+
+@contextlib.contextmanager
+def _partial(out: Path) -> Iterator[Path]:
+    """A new folder beside `out` for what is not whole yet, which goes when the context ends; no other process has it.
+
+    What one that was killed has left there goes, too, and nothing else: the name is no one's but by custom.
+    """
+    partial, lock = (out.with_name(f"{out.name}{end}") for end in (".partial", ".lock"))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(lock, OPEN_FLAGS, 0o600)
+    try:
+        if not try_lock(handle):
+            raise BadInputError(f"--out: another process prepares {out}")
+        try:
+            if partial.exists():
+                if any(_OURS.fullmatch(path.name) is None for path in partial.iterdir()):
+                    raise BadInputError(f"--out: {partial} is there and holds other files; move it away")
+                shutil.rmtree(partial)
+            partial.mkdir()
+            try:
+                yield partial
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+        finally:
+            with contextlib.suppress(OSError):  # a system may forbid it while the file is open
+                lock.unlink()
+    finally:
+        os.close(handle)
 
 
 def _check_names(sources: Sequence[tuple[str, str]]) -> None:

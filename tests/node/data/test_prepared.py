@@ -282,6 +282,37 @@ def test_half_a_folder_is_never_taken_for_a_whole_one(texts: Path) -> None:
         prepare([("n", str(texts / "numbers.txt"))], "text", "bytes", texts)
 
 
+def test_two_who_prepare_one_folder_do_not_mix(texts: Path) -> None:
+    """The second is refused while the first writes: it would take its files away from under it, and a folder with the
+    index of one and half the tokens of the other would get the name."""
+    numbers, letters = str(texts / "numbers.txt"), str(texts / "letters.jsonl")
+    refused: list[str] = []
+
+    def meanwhile(*_: object) -> None:
+        with pytest.raises(BadInputError) as caught:
+            prepare([("letters", letters)], "text", "bytes", texts / "out")
+        refused.append(str(caught.value))
+
+    prepare([("numbers", numbers)], "text", "bytes", texts / "out", meanwhile)
+    assert refused and set(refused) == {f"--out: another process prepares {texts / 'out'}"}
+    PreparedFolder.open(str(texts / "out")).check()
+    assert sorted(path.name for path in texts.iterdir()) == ["letters.jsonl", "numbers.txt", "out"]
+
+
+def test_what_was_killed_is_cleared_away_and_nothing_of_somebody_else(texts: Path) -> None:
+    """The folder beside it has a name that others may use."""
+    partial = texts / "out.partial"
+    partial.mkdir()
+    (partial / "tokens-00-00000.bin").write_bytes(b"half")
+    (partial / "thesis.txt").write_text("precious")
+    with pytest.raises(BadInputError, match=r"--out: .*out\.partial is there and holds other files"):
+        prepare([("n", str(texts / "numbers.txt"))], "text", "bytes", texts / "out")
+    assert (partial / "thesis.txt").read_text() == "precious" and not (texts / "out").exists()
+    (partial / "thesis.txt").unlink()
+    prepare([("n", str(texts / "numbers.txt"))], "text", "bytes", texts / "out")
+    assert (texts / "out").is_dir() and not partial.exists()
+
+
 def test_the_command_prepares_shows_and_says_what_to_write(texts: Path) -> None:
     """`data prepare` prints the lines for RUN.toml, `data show` the parts, a document, and whether all is whole."""
     invoke = CliRunner().invoke
