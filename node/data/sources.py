@@ -26,7 +26,11 @@ _SHORTEST_DOCSTRING = 120
 _NOT_PROSE = frozenset({"__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test", "_bundled"})
 """Folders of the standard library that hold no documentation of it, or code that is not part of it."""
 TRAINING_CHARACTERS = 64 << 20
-"""Most text from which a byte-pair encoding is trained; of several files each gives its share, from its beginning."""
+"""Text from which a byte-pair encoding is trained; of several files each gives its share, from its beginning, and at
+least a piece."""
+TRAINING_CHARACTERS_MAX = 256 << 20
+"""Where that comes to more, since there are more than a thousand files, the last of them give nothing. It is as much as
+a run reads by itself (`dataset.TEXT_CHARACTERS_MAX`), so no run's tokenizer depends on it."""
 
 
 def read_pieces(section: DataSection) -> Iterator[Piece]:
@@ -40,17 +44,21 @@ def read_pieces(section: DataSection) -> Iterator[Piece]:
 
 
 def training_texts(section: DataSection) -> Iterator[str]:
-    """What a tokenizer for the source is trained on: all of it up to `TRAINING_CHARACTERS`. Raises as `read_pieces`."""
+    """What a tokenizer for the source is trained on: all of it up to `TRAINING_CHARACTERS`, or somewhat more where that
+    is many files. Raises as `read_pieces`."""
     return _begin_of(_streams(section))  # opened here: a trainer takes the texts in a thread of its own
 
 
 def _begin_of(streams: list[Iterator[Piece]]) -> Iterator[str]:
-    share = TRAINING_CHARACTERS // len(streams)
+    share, left_of_all = TRAINING_CHARACTERS // len(streams), TRAINING_CHARACTERS_MAX
     for stream in streams:
         left = share
         for piece in stream:
             yield piece.text
             left -= len(piece.text)
+            left_of_all -= len(piece.text)
+            if left_of_all <= 0:
+                return
             if left <= 0:
                 break
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from node.data import sources
+from node.data.dataset import TEXT_CHARACTERS_MAX
 from node.data.pieces import normalise
-from node.data.sources import python_documents, read_pieces
+from node.data.sources import python_documents, read_pieces, training_texts
 from protocol.base.errors import BadInputError
 from protocol.run.run import DataSection
 
@@ -78,6 +80,22 @@ def test_bad_sources_are_named(source: str, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadInputError, match=r"^data\.source: "):
         read(source)
+
+
+def test_a_tokenizer_is_trained_on_so_much_however_many_files_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each gives a piece at least, and a hundred thousand books would come to gigabytes, a hundred times as much as
+    is meant. What a run reads by itself is always less."""
+    assert sources.TRAINING_CHARACTERS_MAX >= TEXT_CHARACTERS_MAX
+    for number in range(50):
+        (tmp_path / f"{number:02d}.txt").write_text("twenty letters there\n" * 5)
+    section = DataSection(source=str(tmp_path))
+    piece = len(next(read_pieces(section)).text)
+    monkeypatch.setattr(sources, "TRAINING_CHARACTERS", 1000)
+    assert len("".join(training_texts(section))) == 50 * piece
+    monkeypatch.setattr(sources, "TRAINING_CHARACTERS_MAX", 4000)
+    assert 4000 <= len("".join(training_texts(section))) < 4000 + piece
 
 
 def test_normalising_is_done_once() -> None:
