@@ -6,13 +6,15 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
+import msgspec
+
 from node.compute.object_store import EXTRA
 from node.data.dataset import TEXT_CHARACTERS_MAX, Dataset
 from node.data.files import file_pieces, find_files, kind_of
 from node.data.prepared import is_prepared
 from node.data.tokenizer import BYTES, PREPARED, make_tokenizer
 from protocol.base.errors import BadInputError
-from protocol.run.run import RunConfig
+from protocol.run.run import RunConfig, ValidationSection
 
 FILES_MAX = 1000
 """Files whose beginning is read: a second or so."""
@@ -29,11 +31,14 @@ def check_data(config: RunConfig) -> tuple[list[str], int]:
     """
     notes = _place_of_checkpoints(config)
     own = config.validation.source
-    if own and not own.startswith("builtin:") and not _is_here(own):
+    elsewhere = bool(own) and not own.startswith("builtin:") and not _is_here(own)
+    if elsewhere:
         notes.append(_absent("validation.source", own))
     source, choice = config.data.source, config.data.tokenizer
     if is_prepared(source):
-        found = Dataset(config).describe()
+        # What only servers have is theirs to look at: nothing is validated in this look.
+        seen = msgspec.structs.replace(config, validation=ValidationSection()) if elsewhere else config
+        found = Dataset(seen).describe()
         notes.append(f"data.source: {source} has {found.token_count:,} tokens")
         return [*notes, *_start_from(config)], found.vocabulary
     if choice == PREPARED or config.data.mixture:

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from node.data import check
 from node.data.check import check_data
 from node.data.prepared import prepare
 from node.visit.costs import describe_costs
 from protocol.base.errors import BadInputError
-from protocol.run.run import CheckpointSection, DataSection, ModelSection, RunConfig, StagesSection
+from protocol.run.run import CheckpointSection, DataSection, ModelSection, RunConfig, StagesSection, ValidationSection
 
 
 def run(start_from: str = "", **data: str) -> RunConfig:
@@ -34,6 +35,16 @@ def test_what_is_not_here_is_said_and_no_mistake(tmp_path: Path) -> None:
     assert [note.split(":")[0] for note in notes] == ["data.source", "data.tokenizer", "model.start_from"]
     assert all("not on this computer" in note for note in notes) and vocabulary == 0
     assert "not on this computer" in check_data(run(source=str(tmp_path / "no"), tokenizer="prepared"))[0][0]
+
+
+def test_a_prepared_folder_here_and_a_validation_elsewhere_are_no_mistake(tmp_path: Path) -> None:
+    """The coordinator may have the one and not the other; servers read both."""
+    (tmp_path / "a.txt").write_text("some words " * 50)
+    prepare([("a", str(tmp_path / "a.txt"))], "text", "bytes", tmp_path / "out")
+    validation = ValidationSection(every_steps=10, source=str(tmp_path / "no" / "b.txt"))
+    config = replace(run(source=str(tmp_path / "out"), tokenizer="prepared"), validation=validation)
+    notes, vocabulary = check_data(config)
+    assert [note.partition(":")[0] for note in notes] == ["validation.source", "data.source"] and vocabulary == 257
 
 
 def test_a_home_of_nobody_is_not_here() -> None:
