@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from pathlib import Path
@@ -86,7 +87,7 @@ def show(folder: Path, check: bool, document: int | None, part: str) -> None:
 def _named(source: str) -> tuple[str, str]:
     """(name, source): the name before the first `=`, or the path's own, made fit."""
     name, equals, rest = source.partition("=")
-    if equals and "/" not in name and not Path(source).exists():
+    if equals and "/" not in name and not os.path.exists(source):  # which is an answer for any text
         return name, rest
     stem = source.removeprefix("builtin:").rstrip("/").rsplit("/", 1)[-1].split(".")[0]
     return re.sub(r"[^a-z0-9_-]+", "-", stem.lower()).strip("-")[:NAME_MAX] or "text", source

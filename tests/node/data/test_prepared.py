@@ -340,6 +340,7 @@ def test_the_command_prepares_shows_and_says_what_to_write(texts: Path) -> None:
         (["prepare", "a.txt", "--out", "."], "--out: . has no name of its own"),
         (["prepare", "a.txt", "--out", "out/.."], "--out: out/.. has no name of its own"),
         (["prepare", "~nobody-here/a.txt", "--out", "out"], "data.source: '~nobody-here/a.txt' begins with the home"),
+        (["prepare", f"a={'x' * 300}", "--out", "out"], "data.source: 'xxx"),
         (["show", "nothing"], "FOLDER: there is no data.json"),
     ],
 )
