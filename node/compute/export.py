@@ -243,7 +243,9 @@ def _read_json(path: Path) -> dict[str, Any]:
         if path.stat().st_size > _MOST_JSON_BYTES:
             raise BadInputError(f"model.start_from: {path} is larger than {_MOST_JSON_BYTES} bytes")
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, RecursionError, ValueError) as error:  # no UTF-8, no JSON, a number of thousands of digits
+        if isinstance(error, BadInputError):
+            raise
         raise BadInputError(f"model.start_from: {path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise BadInputError(f"model.start_from: {path} is no JSON table")

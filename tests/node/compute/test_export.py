@@ -225,6 +225,7 @@ def test_other_arithmetic_is_refused(folder: Path, field: str, value: object, na
         ("config.json", b"{"),
         ("config.json", b"\xff"),
         ("config.json", b"[" * 100_000),
+        ("config.json", b'{"hidden_size": ' + b"9" * 5000 + b"}"),
     ],
 )
 def test_broken_files_are_refused(folder: Path, name: str, content: bytes) -> None:
