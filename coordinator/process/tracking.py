@@ -56,7 +56,7 @@ class Places:
         self._path = folder / PLACES
         try:
             self._known = msgspec.json.decode(self._path.read_bytes(), type=dict[str, Place])
-        except (OSError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             self._known = {}  # every tracker begins anew, which its files can bear
 
     def of(self, target: Target) -> Place:

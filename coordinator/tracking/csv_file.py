@@ -49,7 +49,8 @@ def _keep_before(path: Path, first: int) -> None:
             lines = file.readlines()
     except FileNotFoundError:
         return
-    kept = lines[:1] + [line for line in lines[1:] if line.endswith("\n") and _step_of(line) < first]
+    named = bool(lines) and lines[0].endswith("\n")  # else what comes behind half of the columns' names has none
+    kept = lines[:1] + [line for line in lines[1:] if line.endswith("\n") and _step_of(line) < first] if named else []
     if kept == lines:
         return
     new = path.with_suffix(".new")

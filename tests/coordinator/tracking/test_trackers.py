@@ -77,6 +77,25 @@ def test_a_csv_file_holds_each_step_once(tmp_path: Path) -> None:
     assert path.read_text().endswith("\n")
 
 
+@pytest.mark.parametrize("left", ["step,wall", "\0" * 64, ""], ids=["half", "zeros", "nothing"])
+def test_a_csv_file_of_which_a_power_cut_left_no_first_line_begins_anew(tmp_path: Path, left: str) -> None:
+    """Rows behind half of the columns' names would have no names."""
+    (tmp_path / "tracked.csv").write_text(left)
+    tracker = open_tracker("csv", about(tmp_path))
+    tracker.log([row_for_trackers(row(0), BATCHES)])
+    tracker.close()
+    with (tmp_path / "tracked.csv").open(newline="") as file:
+        assert [(line["step"], line["loss"]) for line in csv.DictReader(file)] == [("0", "5.0")]
+
+
+def test_what_a_power_cut_left_of_the_places_is_no_reason_not_to_start(tmp_path: Path) -> None:
+    """Whatever bytes they are: each tracker begins anew, which its files can bear."""
+    target = Target("csv", tmp_path)
+    for left in (b'{"csv:\xff": {"next": 5}}', b"\0" * 64, b"", b"[]"):
+        (tmp_path / "trackers.json").write_bytes(left)
+        assert Places(tmp_path).of(target) == Place()
+
+
 def test_a_csv_file_names_the_validation(tmp_path: Path) -> None:
     tracker = open_tracker("csv", about(tmp_path))
     tracker.log(rows_with_a_validation())
