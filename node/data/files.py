@@ -139,7 +139,9 @@ def _table_texts(path: Path, text_field: str) -> Iterator[str]:
                 batches = stack.enter_context(_arrow("pyarrow.ipc", path).open_stream(stream))
                 _check_column(path, batches.schema, text_field, arrow)
             for batch in batches:
-                for value in batch.column(batch.schema.get_field_index(text_field)):
+                column = batch.column(batch.schema.get_field_index(text_field))
+                column.validate(full=True)  # a text that lies outside of a damaged file would be this process's memory
+                for value in column:
                     text = value.as_py()
                     if text is not None:
                         yield text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import importlib
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,19 @@ def test_a_missing_column_is_named_with_those_that_are_there(tmp_path: Path, arr
     path.write_bytes(b"no table")
     with pytest.raises(BadInputError, match=r"^data\.source: "):
         texts(path)
+
+
+def test_a_text_that_lies_outside_of_a_damaged_table_is_not_read(tmp_path: Path, arrow: Any) -> None:
+    """Arrow takes a file's places as they are: what lies behind in memory would be text, or the process would end."""
+    path = tmp_path / "x.arrow"
+    write_table(arrow, path, {"text": ["aaaa", "bbbb"]})
+    content = path.read_bytes()
+    places = struct.pack("<3i", 0, 4, 8)
+    assert content.count(places) == 1
+    for wrong in ((0, 4, 12), (0, 4, -1), (0, 1 << 30, 8), (0, 12, 8)):
+        path.write_bytes(content.replace(places, struct.pack("<3i", *wrong)))
+        with pytest.raises(BadInputError, match=r"^data\.source: .*cannot be read as a table"):
+            texts(path)
 
 
 def test_tables_without_pyarrow_name_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
