@@ -114,12 +114,15 @@ class TextTokenizer:
 
 
 @contextlib.contextmanager
-def _said() -> Iterator[None]:
-    """A foreign tokenizer may have no token for a text, and none that stands for such: a `BadInputError`."""
+def _said(failed: str = "it cannot tokenize the text") -> Iterator[None]:
+    """What the library cannot do becomes a `BadInputError`: a foreign tokenizer may have no token for a text, and none
+    that stands for such. It raises bare Exception, and at some files what no `except Exception` catches: a panic."""
     try:
         yield
-    except Exception as error:  # the library raises bare Exception
-        raise BadInputError(f"data.tokenizer: it cannot tokenize the text: {error}") from error
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise BadInputError(f"data.tokenizer: {failed}: {error}") from error
 
 
 def make_tokenizer(choice: str, documents: Iterable[str]) -> TextTokenizer:
@@ -207,10 +210,8 @@ def read_tokenizer(path: Path) -> TextTokenizer:
         raise BadInputError(
             f"data.tokenizer: {path} cannot be read ({error}); use bytes, bpe:SIZE or a path"
         ) from error
-    try:
+    with _said(f"{path} is no tokenizer.json"):
         tokenizer = Tokenizer.from_str(text)
-    except Exception as error:  # the library raises bare Exception
-        raise BadInputError(f"data.tokenizer: {path} is no tokenizer.json: {error}") from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
     if not 1 < tokenizer.get_vocab_size() <= _MOST_VOCABULARY:

@@ -48,7 +48,7 @@ def model_from(path: Path) -> ModelSection:
     try:
         model = msgspec.convert(values, ModelSection)
         RunConfig(model=model).validate()
-    except (msgspec.ValidationError, BadInputError) as error:
+    except (msgspec.ValidationError, ValueError) as error:  # ours, or half a character where a number is due
         raise BadInputError(f"--from: {file}: {error}") from error
     head = found.get("head_dim") or model.hidden // model.heads
     if head != model.hidden // model.heads:

@@ -102,6 +102,16 @@ def test_a_number_beyond_all_bounds_is_refused(tmp_path: Path) -> None:
         make_tokenizer(str(path), [])
 
 
+def test_a_file_at_which_the_library_panics_is_refused_too(tmp_path: Path) -> None:
+    """What it raises then is no Exception: it would end the thread that reads a run's data."""
+    content = json.loads(make_tokenizer("bpe:300", TEXTS).to_json())
+    content["model"]["continuing_subword_prefix"] = "longer than some of its tokens"
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(BadInputError, match=r"^data\.tokenizer: .*is no tokenizer\.json: "):
+        make_tokenizer(str(path), [])
+
+
 def test_text_that_a_tokenizer_has_no_token_for_is_said(tmp_path: Path) -> None:
     """Some have a mark for what they do not know, and name one that is not there."""
     path = tmp_path / "tokenizer.json"

@@ -49,6 +49,7 @@ def test_a_llama_is_taken_over(tmp_path: Path) -> None:
         ({"head_dim": 128}, "heads of width 128"),
         ({"head_dim": {"a": 1}}, "heads of width {'a': 1}"),
         ({"hidden_size": None}, "Expected `int`"),
+        ({"max_position_embeddings": "\ud800"}, "surrogates not allowed"),
         ({"hidden_size": 2047}, "model.hidden"),
         ({"num_key_value_heads": 7}, "model.kv_heads"),
     ],
