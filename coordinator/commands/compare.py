@@ -49,7 +49,7 @@ class Compared:
 @click.command("compare")
 @click.argument("network_json", type=click.Path(path_type=Path))
 @click.option("--run", "run_toml", type=click.Path(path_type=Path), help="The model; the demo's without it.")
-@click.option("--stages", type=click.IntRange(min=2), help="This many stages instead of the best number.")
+@click.option("--stages", type=click.IntRange(min=2), help="This many stages. [default: the fewest that fit.]")
 @click.option("--skip", "skip_text", default="0.25", show_default=True, help="Share of stages skipped: 0.25 or 1/3.")
 @click.option(
     "--budget-s", type=FiniteRange(min=0.0, min_open=True), default=8.0, show_default=True, help="Search time."
