@@ -61,13 +61,15 @@ def write(folder: Path, coordinators: tuple[str, ...], here: tuple[Path, ...]) -
     except OSError as error:
         raise BadInputError(f"{error.filename or folder}: cannot be written: {error.strerror}") from error
     config, consoles = (shlex.quote(str(folder / name)) for name in ("prometheus.yml", "consoles"))
+    compose = f", or docker compose up -d in {folder}" if not here else ""
+    start = "start     " if not here else "as yourself"  # who else may look into a state folder?
     click.echo(
         f"{folder}: {len(files)} files\n"
         f"  check      promtool check config {config}\n"
         # Prometheus by itself answers everybody, on all addresses.
-        f"  start      prometheus --config.file={config} --web.console.templates={consoles}"
+        f"  {start} prometheus --config.file={config} --web.console.templates={consoles}"
         " --web.listen-address=127.0.0.1:9090\n"
         "  look       http://127.0.0.1:9090/consoles/barnraise.html\n"
-        f"  Grafana    import {folder / 'dashboards'}/*.json, or docker compose up -d in {folder}\n"
+        f"  Grafana    import {folder / 'dashboards'}/*.json{compose}\n"
         f"  an alert?  {folder / 'RUNBOOK.md'}"
     )

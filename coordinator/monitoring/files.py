@@ -129,6 +129,7 @@ def _time(seconds: float) -> str:
 
 COMPOSE = """\
 # Prometheus and Grafana beside a coordinator: docker compose up -d
+# What --here named they do not see: a state folder is its owner's alone, so start Prometheus as that user instead.
 # They use the host's network, since daemons answer on loopback unless told otherwise. Grafana: http://127.0.0.1:3000
 services:
   prometheus:

@@ -45,13 +45,15 @@ def test_the_command_writes_files_that_prometheus_takes(tmp_path: Path) -> None:
             main, ["monitoring", "write", str(tmp_path), "http://127.0.0.1:1", "https://b.example"]
         )
         assert done.exit_code == 0, done.output
-    assert "promtool check config" in done.output
+    assert "promtool check config" in done.output and "docker compose up" in done.output
     promtool("check", "config", str(tmp_path / "prometheus.yml"))
     text = (tmp_path / "prometheus.yml").read_text()
     assert '"http://127.0.0.1:1/api/sd"' in text and '"https://b.example/api/sd"' in text
     here = CliRunner().invoke(main, ["monitoring", "write", str(tmp_path), "--here", str(tmp_path / "state")])
     assert here.exit_code == 0 and str(tmp_path / "state" / "metrics.json") in (tmp_path / "prometheus.yml").read_text()
     promtool("check", "config", str(tmp_path / "prometheus.yml"))
+    # A container sees no state folder, and may not look into one: nobody is sent that way.
+    assert "docker compose" not in here.output and "as yourself prometheus --config.file=" in here.output
 
 
 def test_a_star_stands_for_the_folders_that_are_there(tmp_path: Path) -> None:
