@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from protocol.base.errors import BadInputError
+from protocol.base.printable import printable
 from protocol.run.mixture import NAME_MAX
 
 TOLD_EVERY_S = 5.0
@@ -74,11 +75,14 @@ def show(folder: Path, check: bool, document: int | None, part: str) -> None:
             raise BadInputError(f"--part: there is no part {part}; the folder has {', '.join(names)}")
         tokens = found.document(names.index(part) if part else 0, document, _SHOWN_CHARACTERS * 4)
         text = found.tokenizer.decode(tokens)
-        click.echo(text[:_SHOWN_CHARACTERS] + (" …" if len(text) > _SHOWN_CHARACTERS else ""))
+        # What was found on the web may hold orders to a terminal.
+        click.echo(printable(text[:_SHOWN_CHARACTERS], keep="\n") + (" …" if len(text) > _SHOWN_CHARACTERS else ""))
         return
     for each in about.parts:
-        click.echo(f"{each.name:20} {each.tokens:>18,} tokens {each.documents:>14,} documents")
-    click.echo(f"tokenizer {about.tokenizer}, {about.vocabulary:,} tokens\nhash {about.data_hash}")
+        click.echo(f"{printable(each.name):20} {each.tokens:>18,} tokens {each.documents:>14,} documents")
+    click.echo(
+        f"tokenizer {printable(about.tokenizer)}, {about.vocabulary:,} tokens\nhash {printable(about.data_hash)}"
+    )
     if check:
         found.check()
         click.echo("every token is what was written")

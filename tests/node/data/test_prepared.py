@@ -255,6 +255,20 @@ def test_of_a_large_document_only_its_beginning_is_read(texts: Path, monkeypatch
     assert shown.output == "0000 0001  …\n" and cuts == [40]
 
 
+def test_what_is_shown_gives_no_orders_to_the_terminal(texts: Path) -> None:
+    """Text from the web may, and a folder from elsewhere."""
+    (texts / "a.txt").write_text("before \x1b]0;title\x07 after\nnext line")
+    prepare([("a", str(texts / "a.txt"))], "text", "bytes", texts / "out")
+    index = texts / "out" / "data.json"
+    content = json.loads(index.read_text())
+    content["tokenizer"] = content["parts"][0]["name"] = "\x1b[2J"
+    index.write_text(json.dumps(content))
+    for more in ([], ["--document", "0"]):
+        shown = CliRunner().invoke(command, ["show", str(texts / "out"), *more])
+        assert shown.exit_code == 0 and "\x1b" not in shown.output and "\x07" not in shown.output
+    assert shown.output.startswith("before ") and " after\nnext line\n" in shown.output
+
+
 def test_a_read_that_brings_less_is_gone_on_with(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As file systems of networks may: what is missing is asked for, and not taken for damage."""
     prepare([("n", str(texts / "numbers.txt"))], "text", "bytes", texts / "out")
