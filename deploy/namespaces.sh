@@ -16,6 +16,11 @@ leave_nothing() {
     trap 'exit 143' HUP TERM
 }
 
+# claim PREFIX: the namespaces that are built now are those of $RUN. A watchdog of another bed, whose owner was killed,
+# would otherwise end them: their names are the same.
+claim() { echo "$RUN" >"/run/barnraise-${1}owner"; }
+is_claimed() { [ "$(cat "/run/barnraise-${1}owner" 2>/dev/null)" = "$RUN" ]; }
+
 # namespaces PREFIX: those that there are
 namespaces() { ip netns list 2>/dev/null | awk -v prefix="$1" 'index($1, prefix) == 1 {print $1}'; }
 

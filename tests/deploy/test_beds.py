@@ -111,6 +111,23 @@ def test_who_does_not_end_when_the_bed_goes_down_is_killed(bed: Bed) -> None:
     assert bed.namespaces() == []
 
 
+@pytest.mark.slow
+def test_the_watchdog_of_a_bed_that_was_forgotten_ends_no_other(bed: Bed, tmp_path: Path) -> None:
+    """Tests that were killed left one behind. Twenty minutes later it ended those of somebody else in mid-run."""
+    bed.environment["WAN_SECONDS"] = "2"
+    assert bed.run(bed.up, *(["2"] if bed.name == "natbed" else []))[0] == 0
+    watchdog = Path("/proc", (bed.folder / "watchdog.pid").read_text().strip())
+    other = Bed(bed.name, tmp_path / "other")
+    other.folder.parent.mkdir()
+    try:
+        assert other.run(other.up)[0] == 0
+        there = other.namespaces()
+        waits_for(lambda: not watchdog.exists())
+        assert there and other.namespaces() == there
+    finally:
+        other.run("down")
+
+
 @pytest.mark.parametrize("how", ["of another user", "a link", "open to all"])
 def test_a_folder_that_others_made_is_not_used(bed: Bed, tmp_path: Path, how: str) -> None:
     """Root runs a program and kills by numbers that lie there, and it is in /tmp unless told."""
