@@ -189,10 +189,13 @@ class Planner:
         length = len(route)
         ready = start_s
         starts = []
+        free: dict[int, float] = {}  # a node rests after its own forward, too, before it goes on with the microbatch
         for k, node in enumerate(steps.nodes):
             op = "F" if k < length else "L" if k == length else "B"
-            start = delays.earliest(node, op, ready + steps.link_s[k], steps.busy_s[k])
+            came = max(ready + steps.link_s[k], free.get(node, 0.0))
+            start = delays.earliest(node, op, came, steps.busy_s[k])
             starts.append(start)
+            free[node] = start + steps.busy_s[k]
             ready = start + steps.work_s[k]
         return Plan(route, tuple(starts), ready)
 

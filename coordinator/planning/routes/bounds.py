@@ -120,7 +120,8 @@ def _relaxation(
         chosen = np.flatnonzero(alone <= makespan_s)
         if not len(chosen):
             return False
-        window = makespan_s - heads_in - tails_out
+        # A node that is too far away to do anything in time does nothing; it does not make the time too short.
+        window = np.maximum(makespan_s - heads_in - tails_out, 0.0)
         rows = np.concatenate([load[:, chosen].toarray(), use[:, chosen].toarray()])
         limits = np.concatenate([window, memory])
         present = np.isfinite(limits)
@@ -136,7 +137,8 @@ def _relaxation(
 
     high = low
     while not feasible(high):
-        low, high = high, high * 1.3
+        # Where some route takes no time at all there is nothing to multiply: then on to the quickest that takes some.
+        low, high = high, high * 1.3 if high > 0 else float(min(alone[alone > 0], default=math.inf))
         if expired() or high > 1e12:
             return low
     while high - low > 1e-4 * high and not expired():
@@ -220,10 +222,13 @@ def _large_bound(model: RouteModel) -> float:
     best = max(float(alone[i]) * most[head] for i, head in enumerate(heads.tolist()))
     nearest = np.full(model.nodes, math.inf)
     for stage in range(1, model.stages):
+        if not model.visits[stage]:  # nobody has to go there, however far it is
+            continue
         there = members[stage]
         nearest[there] = link[np.ix_(heads, there)].min(axis=0) + link[np.ix_(there, heads)].min(axis=1)
         around = float(nearest[there].min()) if model.route_stages == 2 else 0.0
         fewest = min(model.sends)
-        share = model.visits[stage] * fewest / float((1 / work[there]).sum())
+        with np.errstate(divide="ignore"):  # a node that takes no time does all of them in none
+            share = model.visits[stage] * fewest / float((1 / work[there]).sum())
         best = max(best, share + around)
     return best
