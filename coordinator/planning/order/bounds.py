@@ -186,7 +186,8 @@ def _tick_s(chain: Chain) -> float:
     """
     values = [value for row in chain.durations_s for value in row] + chain.link_s
     thousandths = [round(value * 1000) for value in values]
-    if any(abs(t - value * 1000) > 1e-12 * max(1.0, t) for t, value in zip(thousandths, values, strict=True)):
+    # Nothing but 0 counts as 0: many times that are too short to be seen beside a thousandth add up to one.
+    if any(abs(t - value * 1000) > 1e-12 * t for t, value in zip(thousandths, values, strict=True)):
         return 0.0
     return gcd(*thousandths) / 1000
 

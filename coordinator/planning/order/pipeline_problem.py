@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from coordinator.planning.problems import Problem
 from protocol.base.errors import BadInputError
 
 #: More operations than this are refused: a planning file is a question, not a way to fill memory.
 OPERATIONS_MAX = 2_000_000
+#: The simulator's table of delays has a row and a column per stage.
+STAGES_MAX = 1_000
 
 
 class PipelineProblem(Problem, frozen=True, kw_only=True):
@@ -38,6 +42,8 @@ class PipelineProblem(Problem, frozen=True, kw_only=True):
         for key, value in (("stages", self.stages), ("microbatches", self.microbatches)):
             if value < 1:
                 raise BadInputError(f"{key}: {value} is not at least 1")
+        if self.stages > STAGES_MAX:
+            raise BadInputError(f"stages: {self.stages} is more than {STAGES_MAX}")
         if 3 * self.stages * self.microbatches > OPERATIONS_MAX:
             raise BadInputError(f"microbatches: more than {OPERATIONS_MAX} operations in one problem")
         per_stage = ("forward_s", "backward_input_s", "backward_weight_s", "activations_max")
@@ -46,6 +52,9 @@ class PipelineProblem(Problem, frozen=True, kw_only=True):
             values = getattr(self, key)
             if values is not None and len(values) != wanted:
                 raise BadInputError(f"{key}: {wanted} values wanted, got {len(values)}")
+        times = (*self.forward_s, *self.backward_input_s, *self.backward_weight_s, *self.link_s, *self.link_s)
+        if not math.isfinite(1000 * self.microbatches * sum(times)):
+            raise BadInputError("forward_s: with the other times and all microbatches more seconds than a number holds")
         for stage, cap in enumerate(self.activations_max or ()):
             if cap < 1:
                 raise BadInputError(f"activations_max[{stage}]: a cap of {cap} lets no microbatch start")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from time import monotonic
 
@@ -20,11 +20,14 @@ from coordinator.planning.order.pipeline_problem import PipelineProblem
 from coordinator.planning.simulator.graph import Costs, StageCosts, TaskGraph, build_graph, unordered
 from coordinator.planning.simulator.links import Network
 from coordinator.planning.simulator.pipeline import DeadlockError, Timeline, drive, replay
+from protocol.schedule.check import check_bound
 from protocol.schedule.ir import Flow, Hop
 from protocol.schedule.policies import First, Policy, Weights
 
 #: Above so many operations the costlier bounds and policies are left out.
 SMALL_OPERATIONS = 4_000
+#: On a link that takes longer than so many cycles nobody has that many microbatches; the quotient may be infinite.
+CYCLES_MAX = 1e9
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,8 @@ def latency_warmup(forward_s: Sequence[float], backward_s: Sequence[float], link
     cycle_s = max(f + b for f, b in zip(forward_s, backward_s, strict=True))
     warmup = [0]
     for seconds in reversed(link_s):
-        extra = math.ceil(2 * seconds / cycle_s - 1e-9) if cycle_s > 0 else 0
+        cycles = 2 * seconds / cycle_s if cycle_s > 0 else 0.0
+        extra = math.ceil(min(cycles, CYCLES_MAX) - 1e-9)
         warmup.append(warmup[-1] + 1 + extra)
     return warmup[::-1]
 
@@ -111,7 +115,11 @@ def search(problem: PipelineProblem, budget_s: float, seed: int, clock: Callable
         improved = improver.improve(best.orders, bound.value_s, random.Random(seed), time_left)
         if improved.makespan_s < best.makespan_s:
             best, words = replay(graph, improved.orders), f"{words}, improved by {improved.moves} moves"
-    return Found(best, bound, words, clock() - began_s, "bound" if reached() else "time")
+    stopped = "bound" if reached() else "time"
+    # Both are sums of the same times in another order: where the bound is reached it may be above by a rounding.
+    check_bound(best.makespan_s, bound.value_s)
+    bound = replace(bound, value_s=min(bound.value_s, best.makespan_s))
+    return Found(best, bound, words, clock() - began_s, stopped)
 
 
 def _policies(problem: PipelineProblem) -> Iterator[tuple[str, list[Policy]]]:

@@ -225,3 +225,10 @@ def test_bounds_are_near_the_optimum_of_three_hundred_problems() -> None:
 def test_bounds_are_near_the_optimum_of_fifteen_hundred_problems() -> None:
     """The same at five times the size."""
     assert compare_with_solver(seed=13, count=1500) >= 0.99
+
+
+def test_times_too_short_to_be_seen_are_not_rounded_up_to_a_tick() -> None:
+    """A link of a millisecond and forwards of a femtosecond: ten thousand of these are no further millisecond."""
+    problem = pipeline([9e-16, 9e-16], [9e-16, 9e-16], [1e-3], 10_000)
+    for effort in (0, 1):
+        assert pipeline_bound(problem, effort).value_s == pytest.approx(2e-3, rel=1e-6)

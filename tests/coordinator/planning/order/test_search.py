@@ -215,3 +215,20 @@ def test_numbers_that_are_not_are_refused(tmp_path: Path) -> None:
     file.write_text(PROBLEMS[0].read_text().replace("[10, 10, 10, 10]", "[NaN, 10, 10, 10]", 1))
     with pytest.raises(BadInputError, match=r"forward_s\[0\]"):
         load_problem(file, "schedule", PipelineProblem)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_bound_that_is_reached_is_not_printed_above_the_makespan(seed: int) -> None:
+    """Tenths and sevenths are rounded differently in sums of another order."""
+    problem = msgspec.structs.replace(random_pipeline(random.Random(seed)), microbatches=3)
+    for share in (10, 7, 3):
+        times = ("forward_s", "backward_input_s", "backward_weight_s", "link_s")
+        parts = {key: [value / share for value in getattr(problem, key)] for key in times}
+        found = search(msgspec.structs.replace(problem, **parts), 5.0, seed, frozen)
+        assert found.bound.value_s <= found.timeline.makespan_s, f"seed {seed}"
+
+
+def test_a_link_of_any_length_has_a_warm_up() -> None:
+    """Twice the link over the cycle is more than a number holds; nobody has so many microbatches anyway."""
+    warmup = latency_warmup([1e-200, 1e-200], [1e-200, 1e-200], [1e200])
+    assert warmup[0] > 10**6 and warmup[1] == 0
