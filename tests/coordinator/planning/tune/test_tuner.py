@@ -293,3 +293,13 @@ def test_the_commands_numbers_are_checked(tmp_path: Path, option: str, value: st
     run.write_text(RUN)
     result = CliRunner().invoke(plan, ["tune", str(run), str(network_file(tmp_path)), option, value])
     assert isinstance(result.exception, BadInputError) and option in str(result.exception)
+
+
+@pytest.mark.parametrize("share", [3, 7, 10])
+def test_a_bound_that_is_reached_is_not_above_the_makespan(share: int) -> None:
+    """On one node both are the sum of all work, added up in another order."""
+    work = Workload([BlockCost(1 / share, 2 / share), BlockCost(4 / share, 5 / share)], samples=12)
+    space = Space((1,), (1, 2, 3), placements=("one-to-one",), segments=(1,), slices=())
+    found = tune(work, [Node()], Network(), space, 60.0)
+    assert all(outcome.bound_s <= outcome.makespan_s for outcome in found.outcomes)
+    assert found.best.bound_s == pytest.approx(found.best.makespan_s)
