@@ -22,7 +22,7 @@ from coordinator.planning.routes.astar import Planner
 from coordinator.planning.routes.evaluate import Evaluator
 from coordinator.planning.routes.greedy import Rooms, greedy
 from coordinator.planning.routes.improve import anneal
-from coordinator.planning.routes.model import Route, RouteModel, swapped_orders
+from coordinator.planning.routes.model import Route, RouteModel, drawn_order
 from coordinator.planning.simulator.kernel import EventHeap
 from protocol.base.errors import BadInputError
 
@@ -113,7 +113,7 @@ def delay_blind(model: RouteModel, seed: int = 0) -> list[Route]:
             if not open_nodes:
                 raise BadInputError(f"memory: stage {stage} has no room left")
             nodes[stage] = max(open_nodes, key=lambda node: (rooms.memory[node], rng.random()))
-        order = rng.choice(list(swapped_orders(tuple(stages), model.swaps_max)))
+        order = drawn_order(tuple(stages), model.swaps_max, rng)
         route = (head, *(nodes[stage] for stage in order))
         rooms.take(route)
         routes.append(route)

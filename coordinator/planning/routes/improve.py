@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from coordinator.planning.routes.evaluate import Evaluator
-from coordinator.planning.routes.model import Route, RouteModel, swapped_orders
+from coordinator.planning.routes.model import Route, RouteModel, drawn_order
 
 HOT, COLD = 0.03, 0.0005
 """Temperatures as fractions of the first makespan."""
@@ -228,5 +228,5 @@ class _Moves:
         chosen = tuple(sorted(stage for stage in nodes if stage))
         order = chosen
         if self.model.swaps_max and rng.random() < swapped:
-            order = rng.choice(list(swapped_orders(chosen, self.model.swaps_max)))
+            order = drawn_order(chosen, self.model.swaps_max, rng)
         return (nodes[0], *(nodes[stage] for stage in order))

@@ -10,10 +10,11 @@ memory differ from node to node.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations, pairwise
+from itertools import islice
 
 from coordinator.planning.problems import Problem
 from protocol.base.errors import BadInputError
@@ -24,6 +25,8 @@ Route = tuple[int, ...]
 
 NODES_MAX = 20_000
 ROUTES_MAX = 100_000
+ORDERS_LISTED_MAX = 2_000
+"""Legal orders of a route's stages from which one is drawn by listing them; with many swaps there are billions."""
 
 
 class RoutesProblem(Problem, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,9 +54,12 @@ class RoutesProblem(Problem, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise BadInputError(f"link_s: must have {nodes} rows of {nodes} numbers")
         if not 1 <= len(self.heads) <= ROUTES_MAX:
             raise BadInputError(f"heads: {len(self.heads)} microbatches, must be 1 to {ROUTES_MAX}")
+        if (highest := max(self.stage_of_node)) >= NODES_MAX:  # before a list of so many stages is made
+            raise BadInputError(f"stage_of_node: {highest} is not below {NODES_MAX}")
         self.model().check()
 
     def model(self) -> RouteModel:
+        """The model; what is more than any route or any set of routes can use counts as just enough."""
         stages = max(self.stage_of_node) + 1
         return RouteModel(
             stage_of_node=self.stage_of_node,
@@ -63,8 +69,8 @@ class RoutesProblem(Problem, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             link_s=self.link_s,
             heads=self.heads,
             route_stages=self.route_stages,
-            swaps_max=self.swaps_max,
-            memory=self.memory,
+            swaps_max=min(self.swaps_max, stages),
+            memory=tuple(min(room, len(self.heads)) for room in self.memory),
             visits=(len(self.heads),) + (self.visits_per_stage,) * (stages - 1),
         )
 
@@ -179,11 +185,41 @@ def next_stages(
 def swapped_orders(chosen: tuple[int, ...], swaps_max: int) -> Iterator[tuple[int, ...]]:
     """The legal orders of an ascending set of stages: as it is, then with disjoint neighbours exchanged."""
     places = [i for i in range(len(chosen) - 1) if chosen[i + 1] == chosen[i] + 1]
-    for count in range(min(swaps_max, len(places)) + 1):
-        for picked in combinations(places, count):
-            if any(b - a < 2 for a, b in pairwise(picked)):
-                continue
-            order = list(chosen)
-            for place in picked:
-                order[place], order[place + 1] = order[place + 1], order[place]
-            yield tuple(order)
+    for count in range(min(swaps_max, (len(places) + 1) // 2) + 1):
+        for picked in _apart(places, count):
+            yield _exchanged(chosen, picked)
+
+
+def drawn_order(chosen: tuple[int, ...], swaps_max: int, rng: random.Random) -> tuple[int, ...]:
+    """One of `swapped_orders`: any of them alike, or where they are more than `ORDERS_LISTED_MAX`, some drawn."""
+    orders = list(islice(swapped_orders(chosen, swaps_max), ORDERS_LISTED_MAX + 1))
+    if len(orders) <= ORDERS_LISTED_MAX:
+        return rng.choice(orders)
+    places = [i for i in range(len(chosen) - 1) if chosen[i + 1] == chosen[i] + 1]
+    wanted = rng.randint(0, min(swaps_max, (len(places) + 1) // 2))
+    rng.shuffle(places)
+    picked: list[int] = []
+    for place in places:
+        if len(picked) < wanted and all(abs(place - other) > 1 for other in picked):
+            picked.append(place)
+    return _exchanged(chosen, picked)
+
+
+def _apart(places: Sequence[int], count: int) -> Iterator[tuple[int, ...]]:
+    """All choices of `count` of these ascending places no two of which are neighbours, in lexicographic order."""
+    if not count:
+        yield ()
+        return
+    for number, place in enumerate(places):
+        later = places[number + 1 :]
+        if later and later[0] == place + 1:
+            later = later[1:]
+        for rest in _apart(later, count - 1):
+            yield (place, *rest)
+
+
+def _exchanged(chosen: tuple[int, ...], places: Sequence[int]) -> tuple[int, ...]:
+    order = list(chosen)
+    for place in places:
+        order[place], order[place + 1] = order[place + 1], order[place]
+    return tuple(order)

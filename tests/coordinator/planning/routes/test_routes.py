@@ -26,9 +26,12 @@ from coordinator.planning.routes.baselines import (
 from coordinator.planning.routes.bounds import all_routes, jackson
 from coordinator.planning.routes.evaluate import Evaluator, Timed, operations, steps_of
 from coordinator.planning.routes.model import (
+    ORDERS_LISTED_MAX,
     RouteModel,
     RoutesProblem,
+    drawn_order,
     even_visits,
+    swapped_orders,
 )
 from coordinator.planning.routes.search import coarse_routes, search_routes
 from protocol.base.errors import BadInputError
@@ -307,3 +310,17 @@ def test_joint_search_keeps_sizes_and_never_gets_worse() -> None:
     assert [len(s) for s in joint.model.nodes_of_stage] == [len(s) for s in model.nodes_of_stage]
     assert violations(joint.model, joint.answer.routes) == []
     assert joint.answer.makespan_s <= search_routes(model, 0, 0.1).makespan_s
+
+
+def test_an_order_is_drawn_where_there_are_billions() -> None:
+    """All legal orders of seven stages can be drawn; of sixty stages each that is drawn is legal."""
+    rng = random.Random(1)
+    seven = tuple(range(1, 8))
+    every = list(swapped_orders(seven, 3))
+    assert set(every) == {drawn_order(seven, 3, rng) for _ in range(2_000)} and len(every) == len(set(every)) == 21
+    sixty = tuple(range(1, 61))
+    drawn = [drawn_order(sixty, 30, rng) for _ in range(50)]
+    assert len(set(drawn)) > 40 < ORDERS_LISTED_MAX
+    for order in drawn:
+        moved = [place for place, stage in enumerate(order, 1) if stage == place + 1]
+        assert sorted(order) == list(sixty) and all(order[place] == place for place in moved)
