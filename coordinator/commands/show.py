@@ -24,6 +24,8 @@ from protocol.schedule.text import write
 OPERATIONS_MAX = 200_000
 #: Of an operation or a link, in units of one's own; so many of them still sum up to a number.
 COST_MAX = 1e12
+#: Nor would rows of more nodes than this; links between any two of them are a table of their square.
+NODES_MAX = 512
 
 
 @click.command("show")
@@ -58,6 +60,11 @@ def show(
             raise BadInputError(f"{key}: {value} is not between 0 and {COST_MAX:g}")
     if not 0 <= weight_share <= 1:
         raise BadInputError(f"--weight-share: {weight_share} is not between 0 and 1")
+    for key, count in (("--stages", stages), ("--microbatches", microbatches)):
+        if count < 1:
+            raise BadInputError(f"{key}: {count} is not at least 1")
+    if stages > NODES_MAX:
+        raise BadInputError(f"--stages: {stages} is more than {NODES_MAX} nodes")
     if stages * microbatches > OPERATIONS_MAX:
         raise BadInputError(f"--microbatches: {stages} x {microbatches} is more than {OPERATIONS_MAX} operations")
     design = _from_file(Path(name), stages, microbatches) if name.endswith(".py") else None

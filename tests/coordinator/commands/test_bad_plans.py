@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -48,6 +49,18 @@ ROUTES = {
     "link_s": [[0, 1, 1], [1, 0, 1], [1, 1, 0]], "heads": [0, 0], "route_stages": 3, "swaps_max": 0,
     "memory": [4, 4, 4], "visits_per_stage": 2,
 }  # fmt: skip
+
+
+SCHEDULE: dict[str, Any] = {
+    "kind": "schedule", "stages": 2, "microbatches": 3, "forward_s": [1, 1], "backward_input_s": [1, 1],
+    "backward_weight_s": [1, 1], "link_s": [0], "split_backward": False, "activations_max": None,
+}  # fmt: skip
+
+
+def wide(stages: int) -> dict[str, Any]:
+    """Lists for so many stages."""
+    lists = {key: [1] * stages for key in ("forward_s", "backward_input_s", "backward_weight_s")}
+    return {"stages": stages, "microbatches": 1, **lists, "link_s": [0] * (stages - 1)}
 
 
 def said(*words: str) -> Result:
@@ -124,3 +137,52 @@ def test_routes_over_a_stage_without_nodes_are_one_sentence(tmp_path: Path) -> N
     done = said("plan", "routes", str(file))
     assert done.exit_code == 2
     assert done.output == "problem.json: stage_of_node: every stage from 0 to the highest needs a node\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "sentence"),
+    [
+        ("schedule", {"forward_s": [1, 1.7e308]}, "forward_s: with the other times and all microbatches more seconds"),
+        ("schedule", wide(20_000), "stages: 20000 is more than 1000"),
+        (
+            "routes",
+            {"stage_of_node": [0, 1, 10**12]},
+            "stage_of_node: 1000000000000 is not below 20000",
+        ),
+    ],
+)
+def test_a_problem_too_large_for_its_tables_is_one_sentence(
+    tmp_path: Path, kind: str, changes: dict[str, Any], sentence: str
+) -> None:
+    """Before memory is taken for as many stages as a number in a file names, or a time is infinite."""
+    file = tmp_path / "problem.json"
+    file.write_text(json.dumps({**(SCHEDULE if kind == "schedule" else ROUTES), **changes}))
+    done = said("plan", kind, str(file))
+    assert done.exit_code == 2 and done.output.startswith(f"problem.json: {sentence}"), done.output
+    assert len(done.output.splitlines()) == 1
+
+
+def test_memory_and_swaps_beyond_all_use_are_as_good_as_no_limit(tmp_path: Path) -> None:
+    """Whoever writes a one and 400 noughts means that there is room."""
+    file = tmp_path / "problem.json"
+    plain = {**ROUTES, "stage_of_node": [0, 1, 2]}
+    answers = []
+    for changes in ({}, {"memory": [4, 10**400, 4], "swaps_max": 0}):
+        file.write_text(json.dumps({**plain, **changes}))
+        done = said("plan", "routes", str(file), "--json", "--budget-s", "1")
+        assert done.exit_code == 0
+        answers.append(json.loads(done.output)["makespan_s"])
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--stages", "20000", "--microbatches", "1"], "--stages: 20000 is more than 512 nodes"),
+        (["--stages", "-3", "--microbatches", "-3"], "--stages: -3 is not at least 1"),
+    ],
+)
+def test_a_schedule_that_no_picture_shows_is_refused_by_its_option(words: list[str], sentence: str) -> None:
+    """A row for each of 20,000 nodes, and a table of the links between any two of them."""
+    done = said("schedule", "show", "1f1b", *words)
+    assert done.exit_code == 2 and done.output == f"{sentence}\n"
