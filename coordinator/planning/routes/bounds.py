@@ -43,6 +43,30 @@ def lower_bound(model: RouteModel, planner: Planner, expired: Callable[[], bool]
     return max(quick, _relaxation(model, classes, columns, quick, expired))
 
 
+def unplanned_bound(model: RouteModel, planner: Planner) -> float:
+    """A makespan that as many microbatches of the same heads cannot beat when none of them keeps to a planned route.
+
+    `lower_bound` is about routes that are repeated: a route's next microbatch waits for the one before. Whoever draws
+    each hop anew (SWARM's router) keeps no such order, and may end below it. What is left is a microbatch's way alone,
+    the work of its head, and what the nodes of a stage do together.
+    """
+    microbatches = sum(model.sends)
+    work = [f + b for f, b in zip(model.forward_s, model.backward_s, strict=True)]
+    stages = [[work[node] for node in model.nodes_of_stage[stage]] for stage in range(1, model.stages)]
+    heads = sorted(set(model.heads))
+    return max(
+        max(planner.shortest_s(head) for head in heads),
+        max(_head_bound(model, planner, head) for head in heads),
+        # Where each route is on every stage, each microbatch is on one node of it; one that works in no time does all.
+        max(
+            (microbatches / sum(1 / each for each in stage) for stage in stages if stage and min(stage) > 0),
+            default=0.0,
+        )
+        if model.route_stages == model.stages
+        else 0.0,
+    )
+
+
 def all_routes(model: RouteModel, head: int, limit: int) -> list[Route] | None:
     """Every legal route of `head`, or None when there are more than `limit`."""
     partial: list[tuple[Route, int, int, int]] = [((head,), 0, -1, model.swaps_max)]

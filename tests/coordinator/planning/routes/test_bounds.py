@@ -9,7 +9,8 @@ from itertools import product
 import pytest
 
 from coordinator.planning.routes.astar import Planner
-from coordinator.planning.routes.bounds import _large_bound, all_routes, lower_bound
+from coordinator.planning.routes.baselines import full_length, online_router
+from coordinator.planning.routes.bounds import _large_bound, all_routes, lower_bound, unplanned_bound
 from coordinator.planning.routes.evaluate import Evaluator, steps_of
 from coordinator.planning.routes.model import RouteModel, even_visits
 from coordinator.planning.routes.search import search_routes
@@ -122,6 +123,25 @@ def test_a_node_that_rests_does_not_begin_the_loss_meanwhile() -> None:
     assert plan is not None
     assert plan.starts == (0.0, 6.0, 7.0) and plan.end_s == 8.0 == Evaluator(model).ends([(0,)])[0]
     assert steps_of(model, (0,)).alone_s == 3.0
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_router_that_repeats_no_routes_has_a_bound_of_its_own(seed: int) -> None:
+    """Two microbatches of one planned route go one after the other; a router may send them at once."""
+    rng = random.Random(seed)
+    model = scattered(rng)
+    if model is None:
+        return
+    model = full_length(replace(model, repeats=tuple(rng.randint(1, 3) for _ in model.heads)))
+    bound_s = unplanned_bound(model, Planner(model))
+    assert all(bound_s <= online_router(model, draw) * (1 + 1e-9) for draw in range(5)), f"seed {seed}"
+
+
+def test_the_bound_of_planned_routes_is_none_for_a_router() -> None:
+    """Two microbatches on one route take twice its length; at once, on two nodes, less."""
+    model = replace(far_node(1.0), heads=(0,), repeats=(2,), visits=(1, 1), forward_s=(1.0, 20.0, 20.0))
+    quickest = min(online_router(model, draw) for draw in range(8))
+    assert unplanned_bound(model, Planner(model)) <= quickest < lower_bound(model, Planner(model))
 
 
 class NobodyElse:
