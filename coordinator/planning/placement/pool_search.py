@@ -34,6 +34,8 @@ STARTS_SHARE = 0.7
 FINALISTS = 3
 """Plans whose servers are exchanged until the time is over."""
 
+PROVED = "proved optimal"
+"""Why a search stopped that found a plan at its bound."""
 Roles = tuple[tuple[int, ...], tuple[int, ...]]
 """Front and back servers of a stage."""
 
@@ -134,7 +136,7 @@ def search_pools(
         raise BadInputError(_nothing_fits(pools))
     bound = min(pool_bound(pools, counts if stages is not None else range(1, most + 1), visit_shares), best.step_s)
     at_bound = best.step_s <= bound * (1 + 1e-6)
-    reason = "proved optimal" if at_bound else f"time budget of {budget_s:g} s" if expired else "no exchange helps"
+    reason = PROVED if at_bound else f"time budget of {budget_s:g} s" if expired else "no exchange helps"
     placed = {server for stage in best.stages for server in stage.servers}
     return PoolAnswer(
         best,

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from coordinator.planning.placement.advice import Advice, advised
 from coordinator.planning.placement.cost import Costs as PlacementCosts
 from coordinator.planning.placement.cost import Placement
-from coordinator.planning.placement.pool_search import PoolAnswer, Roles, search_pools
+from coordinator.planning.placement.pool_bound import pool_bound
+from coordinator.planning.placement.pool_search import PROVED, PoolAnswer, Roles, search_pools
 from coordinator.planning.placement.pools import PoolPlan, Pools, PoolSizes
 from coordinator.planning.placement.recipe import recipe_with
 from coordinator.planning.placement.run_sizes import passed_bytes, pool_sizes, vocabulary_of, wire_bytes
@@ -219,7 +220,15 @@ def _placed(
     if best is None:
         assert failure is not None
         raise failure
-    return best
+    if stages is not None:
+        return best
+    # Each answer's bound is about its own number of stages; what is printed as the plan's must hold for all of them.
+    answer, skipped = best
+    bound_s = min(pool_bound(pools, [count for count, _ in possible], _shares_of(skip)), answer.step_s)
+    stopped = answer.stopped
+    if stopped == PROVED and answer.step_s > bound_s * (1 + 1e-6):
+        stopped = f"proved optimal for {len(answer.plan.stages)} stages"
+    return replace(answer, lower_bound_s=bound_s, stopped=stopped), skipped
 
 
 def _clusters(pools: Pools, config: RunConfig, seed: int, closed: bool) -> Callable[[int], Sequence[Roles] | None]:

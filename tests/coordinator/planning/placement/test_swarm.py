@@ -23,6 +23,8 @@ from coordinator.commands.compare import compare
 from coordinator.commands.plan import plan
 from coordinator.commands.run import duration, share
 from coordinator.commands.tune import workload
+from coordinator.planning.placement.pool_bound import pool_bound
+from coordinator.planning.placement.pool_search import PoolAnswer, search_pools
 from coordinator.planning.placement.run_plan import plan_run, sizes_of, skipped_stages
 from coordinator.planning.placement.search import search_placement
 from coordinator.planning.placement.swarm import hops_of, member_model, world_of
@@ -258,3 +260,19 @@ def test_same_seed_same_plan() -> None:
     plans = [search_placement(world_of(network, sizes_of(SMALL)), 5, 0.1, clock=lambda: 0.0) for _ in range(2)]
     assert plans[0].placement.stages == plans[1].placement.stages
     assert np.isfinite(plans[0].batch_s)
+
+
+def test_the_bound_of_a_plan_that_skips_holds_for_other_numbers_of_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter can be skipped of four stages or of eight. Where nothing is found for four, eight are planned, and the
+    bound is still below what four could do."""
+
+    def search(*arguments: object, **options: object) -> PoolAnswer:
+        if options["stages"] == 4:
+            raise BadInputError("stages: nothing found")
+        return search_pools(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("coordinator.planning.placement.run_plan.search_pools", search)
+    found = plan_run(SMALL, swarm(20, 20, seed=1), skip=Fraction(1, 4), budget_s=0.3)
+    assert len(found.plan.stages) == 8
+    of_four = pool_bound(found.plan.pools, [4], lambda count: [1.0, *[(count - 2) / (count - 1)] * (count - 1)])
+    assert found.found.lower_bound_s <= of_four
