@@ -71,8 +71,15 @@ def show(
     design = design or known_design(name, stages, microbatches)
     weight_s = backward_s * weight_share
     costs = Costs.equal(design.stages, forward_s, backward_s - weight_s, weight_s, design.chunks)
-    timeline = design.timeline(costs, Network.uniform(design.nodes, link_s))
-    schedule = timeline.schedule(design.stages)
+    try:
+        timeline = design.timeline(costs, Network.uniform(design.nodes, link_s))
+        schedule = timeline.schedule(design.stages)
+    except BadInputError:
+        raise
+    except Exception as error:  # a rule or a priority of the file's own, asked at every choice
+        if not name.endswith(".py"):
+            raise
+        raise BadInputError(f"{Path(name).name}: {type(error).__name__}: {error}") from error
     check(schedule)
     title = f"{name}, {stages} nodes, {microbatches} microbatches"
     if as_text:

@@ -85,6 +85,7 @@ def test_a_run_that_cannot_be_is_one_sentence(tmp_path: Path, text: str, command
     [
         (f"{DOWN}, {UP}", ".in_flight(lambda node: 1 if node else 8)", "schedule: deadlock: 2B0 waits for "),
         ("(Hop(0, 0), Hop(1, 1), Hop(1, 1))", "", "schedule: flow 0: the route visits a stage twice"),
+        (DOWN, ".rule(lambda state, ready: 1 / 0)", "mine.py: ZeroDivisionError: division by zero"),
     ],
 )
 def test_a_static_order_that_cannot_be_is_one_sentence(tmp_path: Path, routes: str, room: str, sentence: str) -> None:
@@ -180,9 +181,10 @@ def test_memory_and_swaps_beyond_all_use_are_as_good_as_no_limit(tmp_path: Path)
     [
         (["--stages", "20000", "--microbatches", "1"], "--stages: 20000 is more than 512 nodes"),
         (["--stages", "-3", "--microbatches", "-3"], "--stages: -3 is not at least 1"),
+        (["--microbatches", "1"], "microbatches: Chimera sends one down and one up, so it needs at least 2, got 1"),
     ],
 )
 def test_a_schedule_that_no_picture_shows_is_refused_by_its_option(words: list[str], sentence: str) -> None:
     """A row for each of 20,000 nodes, and a table of the links between any two of them."""
-    done = said("schedule", "show", "1f1b", *words)
+    done = said("schedule", "show", "chimera", *words)
     assert done.exit_code == 2 and done.output == f"{sentence}\n"
