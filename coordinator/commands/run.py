@@ -14,6 +14,7 @@ from rich.table import Table
 
 from coordinator.commands.finite import FiniteRange
 from coordinator.commands.placement import listed
+from coordinator.commands.written import check_file, write_file
 from coordinator.planning.names import short
 from coordinator.planning.placement.map_svg import map_svg
 from coordinator.planning.placement.run_plan import RunPlan, VolunteerLoad, plan_run
@@ -54,6 +55,8 @@ def plan_run_command(
     seed: int,
 ) -> None:
     """Plan a run on a measured network: stages, blocks, members, memory, traffic, speed, time to finish, advice."""
+    if svg_path is not None:
+        check_file("--svg", svg_path)
     config = load_run(run_toml)
     network = load_network(network_json)
     plan = plan_run(
@@ -75,13 +78,9 @@ def plan_run_command(
     )
     if svg_path is not None:
         gantt = svg_path.with_name(f"{svg_path.stem}-gantt{svg_path.suffix or '.svg'}")
-        try:
-            svg_path.write_text(map_svg(plan))
-            gantt.write_text(
-                svg(plan.timeline, f"one step, {plan.simulated_microbatches} microbatches", row_name="stage", unit="s")
-            )
-        except OSError as error:
-            raise BadInputError(f"--svg: {error.filename or svg_path} cannot be written: {error.strerror}") from error
+        title = f"one step, {plan.simulated_microbatches} microbatches"
+        write_file("--svg", svg_path, map_svg(plan))
+        write_file("--svg", gantt, svg(plan.timeline, title, row_name="stage", unit="s"))
         Console().print(f"drawn     {svg_path}, {gantt}")
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coordinator.commands.finite import FiniteRange
+from coordinator.commands.written import check_file, write_file
 from coordinator.world.churn import load_churn, no_churn
 from coordinator.world.figures import figures_of
 from coordinator.world.members import members
@@ -39,6 +40,8 @@ def simulate(
     run_toml: Path, network_json: Path, hours: float, churn: Path | None, seed: int, as_json: bool, svg: Path | None
 ) -> None:
     """Run the production machines of RUN.toml on NETWORK.json in simulated time, and say what they made of it."""
+    if svg is not None:  # before hours are simulated for a picture that has no place
+        check_file("--svg", svg)
     config, network = load_run(run_toml), load_network(network_json)
     names = [machine.name for machine in network.machines[network.servers :]]
     trace = no_churn(names) if churn is None else load_churn(churn, names)
@@ -50,10 +53,7 @@ def simulate(
     took_s = time.perf_counter() - began
     figures = figures_of(swarm, seed)
     if svg is not None:
-        try:
-            svg.write_text(picture(swarm))
-        except OSError as error:
-            raise BadInputError(f"{svg}: cannot be written: {error.strerror}") from error
+        write_file("--svg", svg, picture(swarm))
     if as_json:
         click.echo(json.dumps(figures))
     else:

@@ -188,3 +188,19 @@ def test_a_schedule_that_no_picture_shows_is_refused_by_its_option(words: list[s
     """A row for each of 20,000 nodes, and a table of the links between any two of them."""
     done = said("schedule", "show", "chimera", *words)
     assert done.exit_code == 2 and done.output == f"{sentence}\n"
+
+
+@pytest.mark.parametrize("command", ["simulate", "plan run"])
+def test_a_picture_without_a_place_is_refused_before_the_work(tmp_path: Path, command: str) -> None:
+    """A folder, a file where a folder would have to be, no folder: said at once, not after hours of work."""
+    run = tmp_path / "RUN.toml"
+    run.write_text("")
+    places = {
+        tmp_path: "Is a directory",
+        run / "picture.svg": "Not a directory",
+        tmp_path / "missing" / "picture.svg": "No such file or directory",
+    }
+    for path, why in places.items():
+        # The network is not there either: that nobody has looked for it shows that nothing has begun.
+        done = said(*command.split(), str(run), str(tmp_path / "NETWORK.json"), "--svg", str(path))
+        assert done.exit_code == 2 and done.output == f"--svg: {path} cannot be written: {why}\n"
