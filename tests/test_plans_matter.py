@@ -56,6 +56,7 @@ RULES = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.point)
 def test_a_test_fails_when_its_rule_is_taken_away(rule: Rule, tmp_path: Path) -> None:
     """And passes with the rule in its place."""

@@ -286,6 +286,7 @@ NOT_RUN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_a_test_fails_when_its_rule_is_taken_away(rule: Rule, tmp_path: Path) -> None:
     """And passes with the rule in its place."""

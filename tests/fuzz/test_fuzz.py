@@ -22,6 +22,7 @@ def test_a_decoder_refuses_damage_as_it_promises(target: Target) -> None:
     assert fuzz(target, 0, 300) == []
 
 
+@pytest.mark.slow
 def test_a_decoder_that_lets_another_error_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fuzzer can fail: an index beyond the end, and a loop without one."""
 

@@ -95,6 +95,7 @@ def test_wrong_options(tmp_path: Path) -> None:
         assert done.stderr and "Traceback" not in done.stderr, (arguments, done.stderr)
 
 
+@pytest.mark.slow
 def test_help_and_the_coordinator_start_without_torch() -> None:
     """Torch alone takes seconds: nobody who only asks for help, or coordinates, shall wait for it."""
     for arguments in (("--help",), ("coordinator", "--help"), ("server", "--help"), ("plan", "--help")):
@@ -106,6 +107,7 @@ def test_help_and_the_coordinator_start_without_torch() -> None:
         assert done.returncode == 0, (arguments, done.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [

@@ -152,9 +152,11 @@ def cut_at(config: RunConfig, cuts: tuple[int, ...]) -> Course:
     return Course(chunks, (tuple(range(len(chunks))),))
 
 
-@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("delay", [pytest.param(0, marks=pytest.mark.slow), 1])
 @pytest.mark.parametrize(("form", "gradients"), [("fp32", "fp64"), ("bf16", "gi"), ("q8", "gi"), ("d4", "gi")])
-@pytest.mark.parametrize("cuts", [(4,), (3, 6), (1, 7)])
+@pytest.mark.parametrize(
+    "cuts", [pytest.param((4,), marks=pytest.mark.slow), (3, 6), pytest.param((1, 7), marks=pytest.mark.slow)]
+)
 def test_stages_and_shards_train_as_the_reference(cuts: tuple[int, ...], form: str, gradients: str, delay: int) -> None:
     """Two and three stages of two shards, with tasks regrouped and recomputed, end with the reference's exact bits,
     whatever the form in which activations, their gradients and sums of weight gradients travel."""
@@ -167,6 +169,7 @@ def test_stages_and_shards_train_as_the_reference(cuts: tuple[int, ...], form: s
     assert losses[-1] < losses[0] - 0.9 and not pipeline.skipped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "gradients"), [("fp32", "fp64"), ("fp32", "gi"), ("q8", "fp64"), ("q8", "gi"), ("d4", "gi")]
 )
@@ -211,6 +214,7 @@ def test_overflows_are_skipped_as_in_the_reference(
     assert torch.equal(pipeline.params(6), reference.params) and bool(torch.isfinite(reference.params).all())
 
 
+@pytest.mark.slow
 def test_bf16_is_a_class_of_its_own_with_exact_bits_too() -> None:
     """Stages computed in bf16, with graphs that keep inputs only, end with the exact bits of a bf16 reference; its
     losses stay within a fiftieth of fp32's."""
@@ -258,6 +262,7 @@ def test_reference_is_a_plain_torch_loop(delay: int) -> None:
     assert float((weight - reference.params).norm() / weight.norm()) < 1e-4
 
 
+@pytest.mark.slow
 def test_reference_repeats_itself_bit_for_bit() -> None:
     """Two runs agree in every bit, the first steps do not depend on how many follow, and each step is reported."""
     config = small_run(1)

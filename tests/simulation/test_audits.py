@@ -92,6 +92,7 @@ def judge(seed: int, lie: str) -> None:
     assert not ledgers.refused, ledgers.refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lie", FALSE)
 def test_who_computes_falsely_is_banned_and_the_run_goes_on(lie: str) -> None:
     """Half of its results are false by one, in the right shape; everybody else's audits pass."""
@@ -107,6 +108,7 @@ def test_honest_members_pass() -> None:
     assert found.keys() <= {"passed", "missed"} and found["passed"] >= 30
 
 
+@pytest.mark.slow
 def test_known_members_are_audited_at_the_rate() -> None:
     """Once a member's first contributions have passed, only some of the others are computed again."""
     known = everything = 0
@@ -124,6 +126,7 @@ def test_a_run_without_audits_has_none() -> None:
     assert not ledgers.rulings
 
 
+@pytest.mark.slow
 def test_what_was_found_in_time_is_never_summed_up() -> None:
     """A false contribution whose audit ends before its step must go on is refused; others do its tasks. That it ends so
     soon is luck, which a run in four has."""
@@ -176,6 +179,7 @@ def hunt() -> None:
             judge(seed, lie)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_rule_that_is_gone_is_missed(name: str) -> None:
     """Each of these changes lets a liar stay, or harms somebody honest."""

@@ -27,6 +27,7 @@ MOVED = Scene(
 WICKED = Scene(run={"buddy": "always"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scene", [LOST, EMPTIED], ids=["lost", "emptied"])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_lost_disk_costs_no_closed_step(seed: int, scene: Scene) -> None:
@@ -51,6 +52,7 @@ def test_copies_break_nothing_in_any_weather(seed: int) -> None:
     run_seed(seed, scene=WICKED)
 
 
+@pytest.mark.slow
 def test_reports_that_only_a_lost_decider_had_are_missing_and_nothing_else() -> None:
     """Its disk comes back in another computer after the place was given away: seed 26 once called that a violation."""
     run_seed(26, scene=WICKED)
@@ -61,6 +63,7 @@ def test_who_held_the_copy_is_gone_before_anybody_has_it_and_no_step_is_lost() -
     assert run_seed(20, scene=MOVED).lost_steps == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 3])
 def test_a_copy_that_its_holder_takes_along_costs_no_closed_step(seed: int) -> None:
     """Its process ends when the newcomer asks; who hung until then has the shard on its disk, and gets its place

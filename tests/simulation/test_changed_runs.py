@@ -24,6 +24,7 @@ from tests.simulation.swarm import Shape, Swarm
 KEY = "batch.microbatches"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3001, 3009))
 def test_a_run_that_is_changed_in_any_weather_ends_as_its_operator_asked(seed: int) -> None:
     """Pauses, another number of steps or microbatches, other checkpoints, computing servers, while processes die and
@@ -32,6 +33,7 @@ def test_a_run_that_is_changed_in_any_weather_ends_as_its_operator_asked(seed: i
     run_seed(seed, scene=Scene(always=("orders",), gap_s=(0.1, 0.5)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [3003, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (3010, 3020, 3030))])
 def test_a_run_whose_operator_gives_many_orders_ends_as_he_asked(first: int) -> None:
     """Among kills of everybody. Every change of the timing draws other orders; they are drawn as often as all faults
@@ -41,6 +43,7 @@ def test_a_run_whose_operator_gives_many_orders_ends_as_he_asked(first: int) -> 
     assert any(run_seed(seed, scene=scene).faults.get("orders", 0) >= 2 for seed in range(first, first + 7))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [40, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(41, 49))])
 def test_steps_get_more_microbatches_and_fewer_while_everybody_is_killed(seed: int) -> None:
     """Every version is that of one process that does the same, no sample is used twice or left out, and the steps

@@ -72,6 +72,7 @@ def alerts(hosts: list[Host]) -> list[str]:
     return [each for each in found if each]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LIES)
 def test_a_decision_that_does_not_follow_is_refused_by_every_stage(name: str) -> None:
     """Not one step ends by it, and the other stage's ledger tells its operator what is wrong."""
@@ -83,6 +84,7 @@ def test_a_decision_that_does_not_follow_is_refused_by_every_stage(name: str) ->
     assert said and all(re.match(r"stage 0's decision on step [34] is refused", each) and why in each for each in said)
 
 
+@pytest.mark.slow
 def test_a_seal_that_does_not_follow_is_refused_by_the_other_shards() -> None:
     """A stage's ledger may pass on nothing but what was decided, nor say another norm of a shard than it came to."""
     for name in ("clips harder", "skips"):

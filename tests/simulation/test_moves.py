@@ -40,6 +40,7 @@ def the_last_stage_loses_everybody(seed: int) -> Checker:
     return checker
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_who_is_moved_brings_its_sums_first(seed: int) -> None:
     """The checker looks at everybody who sets up a device for another stage: nothing that it summed up goes with it,
@@ -54,6 +55,7 @@ def test_a_move_that_drops_an_upload_is_noticed(monkeypatch: pytest.MonkeyPatch)
         list(map(the_last_stage_loses_everybody, (1, 2, 3)))
 
 
+@pytest.mark.slow
 def test_nobody_waits_to_bring_his_sums_to_a_server_that_has_lost_its_place() -> None:
     """Seed 118: another server has the disk of one that is gone for good, and its place; whoever was moved meanwhile
     had sums for the old one, and held the run up for a minute."""

@@ -35,12 +35,14 @@ def test_a_run_that_was_stopped_goes_on_and_names_what_failed(tmp_path: Path, mo
     assert go_on(path, 3, until_s=0.0).seeds == 6
 
 
+@pytest.mark.slow
 def test_several_processes_run_each_seed_once_and_in_order(tmp_path: Path) -> None:
     """Real ones, of a few seeds."""
     counts = go_on(tmp_path / "counts.json", 3, jobs=2)
     assert (counts.seeds, counts.in_a_row, counts.failed, counts.code) == (3, 3, [], code_now())
 
 
+@pytest.mark.slow
 def test_the_code_of_a_seed_is_all_that_it_loads() -> None:
     """Else a row would go on over a change that it has not seen. What no seed runs, as torch's side, may change."""
     look = (

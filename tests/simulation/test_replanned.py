@@ -30,6 +30,7 @@ def test_a_run_that_is_laid_out_anew_under_kills_computes_what_one_process_does(
     lay_out_twice(seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))])
 def test_a_run_that_a_planner_has_cut_is_laid_out_anew_in_the_same_way(seed: int) -> None:
     """Whoever starts knows how it was cut before from the first of the layouts."""

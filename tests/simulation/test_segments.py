@@ -17,6 +17,7 @@ def test_tenants_that_die_between_segments_lose_and_double_nothing(first: int) -
     assert any(run_seed(seed, scene=SEGMENTS).faults.get("volunteer_kill", 0) > 0 for seed in seeds)
 
 
+@pytest.mark.slow
 def test_a_forward_that_is_done_again_does_not_take_a_backwards_keys_and_values() -> None:
     """Both leases of one visit came to one volunteer, and the device had the one's segments dropped for the other."""
     run_seed(23, scene=Scene(run={"segments": 3, "split": True}))

@@ -8,6 +8,7 @@ from tests.simulation.run_seed import run_seed
 from tests.simulation.scene import Scene
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2001, 2009))
 def test_each_version_is_validated_once_in_any_weather(seed: int) -> None:
     """Volunteers and servers die in the middle of it: every loss is that of one process, the first and the last version

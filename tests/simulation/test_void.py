@@ -82,6 +82,7 @@ def judge(seed: int, since: int = 9) -> None:
         assert weights(swarm, each) == weights(clean, each), f"checkpoint {each}"
 
 
+@pytest.mark.slow
 def test_the_run_comes_to_the_weights_of_one_that_never_had_the_liar() -> None:
     """Also every checkpoint on the way, those that the poisoned run had left behind included; and it was poisoned."""
     seed = 3
@@ -91,6 +92,7 @@ def test_the_run_comes_to_the_weights_of_one_that_never_had_the_liar() -> None:
     judge(seed)
 
 
+@pytest.mark.slow
 def test_where_no_checkpoint_is_old_enough_nothing_happens_and_the_run_can_begin_anew() -> None:
     """A sentence says what can be done instead; a server's work is not voided, nor that of somebody unknown."""
     seed = 5
@@ -118,6 +120,7 @@ def test_whoever_was_there_when_the_run_went_back_came_at_that_step() -> None:
     assert all(admission.since(node) <= first[1] for node in others)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["later checkpoints are none", "it is banned first"])
 def test_a_rule_that_is_gone_is_missed(rule: str) -> None:
     """Without either of these something of the liar is left."""

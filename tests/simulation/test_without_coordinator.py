@@ -12,6 +12,7 @@ from tests.simulation.swarm import COORDINATOR, SERVER_GONE_S, Shape, Swarm
 SHAPE = Shape(stages=2, volunteers=4, microbatches=4, steps=12, snapshot_steps=2, checkpoint_every=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_run_ends_without_its_coordinator_though_everybody_restarts(seed: int) -> None:
     """The coordinator dies after two steps and stays away; every server and volunteer is killed once and comes back.
@@ -33,6 +34,7 @@ def test_a_run_ends_without_its_coordinator_though_everybody_restarts(seed: int)
     checker.finish(world)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_decider_that_only_the_coordinator_has_lost_keeps_its_place(seed: int) -> None:
     """No way between the two for three times `server_gone_s`, and a spare idle: training goes on under the same

@@ -89,6 +89,7 @@ def test_many_seeds_without_a_violation(seeds: int, again: int) -> None:
     assert third == first[:again]
 
 
+@pytest.mark.slow
 def test_a_seed_is_the_same_in_every_process() -> None:
     """D1: every input of every machine is the same in two fresh processes with different hash seeds."""
     processes = [start("41-43", hash_seed) for hash_seed in ("1", "2")]
@@ -96,6 +97,7 @@ def test_a_seed_is_the_same_in_every_process() -> None:
     assert first == second and len(first) == 3
 
 
+@pytest.mark.slow
 def test_when_all_is_calm_no_link_is_slow_since_it_was_opened_in_a_latency_spike() -> None:
     """Each of the forty hops of a step would take up to a second, to the end of the run (seed 140060)."""
     shape = Shape()

@@ -55,6 +55,7 @@ def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
         process.stop(signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_run_from_the_first_join_over_sigkill_to_the_end(coordinator: Coordinator) -> None:
     """Two servers and a volunteer join by the printed links; the coordinator is killed after step 2 and started again;
     the nodes come back with their memberships, the same ledgers go on, and the last step ends the run for all."""
@@ -112,6 +113,7 @@ def test_a_run_from_the_first_join_over_sigkill_to_the_end(coordinator: Coordina
     trio.run(run)
 
 
+@pytest.mark.slow
 def test_links_are_kept_for_scripts_and_stay_the_same(coordinator: Coordinator) -> None:
     """links.json is for the owner alone; both links parse, name the run, and survive a restart; so does the key. The
     status says where it lies and reads it for its owner; the API never tells what is in it."""
@@ -136,6 +138,7 @@ def test_links_are_kept_for_scripts_and_stay_the_same(coordinator: Coordinator) 
     assert coordinator.links["admin_token"] != before["admin_token"]
 
 
+@pytest.mark.slow
 def test_a_second_coordinator_on_the_same_folder_is_refused(coordinator: Coordinator) -> None:
     """Exit 1 and one sentence; the first does not notice."""
     second = Coordinator(coordinator.folder, RUN, free_port())
@@ -172,6 +175,7 @@ def test_bad_input_exits_with_2_and_one_line(coordinator: Coordinator) -> None:
     assert done.returncode == 2 and "steps was 5, is 6" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_that_no_server_has_joined_takes_its_edited_file(coordinator: Coordinator) -> None:
     """The log says what changed; the links stay, unless there are more places now than the servers' is good for."""
     before = coordinator.links
@@ -187,6 +191,7 @@ def test_a_run_that_no_server_has_joined_takes_its_edited_file(coordinator: Coor
     assert coordinator.links["server"] != before["server"] and coordinator.links["volunteer"] == before["volunteer"]
 
 
+@pytest.mark.slow
 def test_a_host_that_nobody_knows_is_named_with_its_option(tmp_path: Path) -> None:
     """Names are looked up by three libraries, each with its own way to fail: still one sentence and exit code 2."""
     for option in ("--http", "--metrics", "--listen"):
@@ -234,6 +239,7 @@ def test_bad_peers_are_closed_counted_and_disturb_nobody(coordinator: Coordinato
     assert ("unexpected", "2") in refused and len(refused) >= 2, refused
 
 
+@pytest.mark.slow
 def test_a_coordinator_whose_disk_fails_ends_and_says_which_file(coordinator: Coordinator) -> None:
     """It can promise nothing any more: no welcome, exit 1, one sentence; with the disk back it goes on."""
 
@@ -283,6 +289,7 @@ def test_the_operator_bans_by_the_api(coordinator: Coordinator) -> None:
     trio.run(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["ban", "unban", "uninvite"])
 def test_no_order_is_said_to_be_done_that_the_disk_did_not_take(coordinator: Coordinator, order: str) -> None:
     """The coordinator ends, and comes back without it: whoever ordered it must not have been told that it is done."""

@@ -41,6 +41,7 @@ def test_a_process_solves_a_problem_while_others_are_answered() -> None:
     assert len(turns) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collocated", ["never", "when_empty", "always"])
 def test_every_answer_can_be_handed_over(collocated: str) -> None:
     """Also where a server's line sets the pace: once that time was a number of numpy's, and the planner ended."""

@@ -78,6 +78,7 @@ def answer(folder: Path, *arguments: str, hours: float = 0.02) -> dict[str, Any]
     return found
 
 
+@pytest.mark.slow
 def test_steps_close_every_task_is_done_once_and_a_seed_replays(folder: Path) -> None:
     """Six volunteers for two stages: nobody leaves, so nothing is done twice, and no line carries more than it can."""
     found = answer(folder, hours=0.01)
@@ -109,6 +110,7 @@ def test_the_coordinator_hears_how_fast_lines_are(folder: Path) -> None:
     assert all("Ping" not in host.sent for host in hosts), "here the end of each link is told, so nobody asks"
 
 
+@pytest.mark.slow
 def test_a_trace_moves_volunteers_and_costs_steps(folder: Path) -> None:
     """Names that the network does not know are its volunteers in turn; who leaves takes what he computed with him."""
     rows = ["0,add,a", "0,add,b", "0,add,c", "0,add,d", "20000,remove,a", "30000,add,e", "40000,remove,b"]
@@ -121,6 +123,7 @@ def test_a_trace_moves_volunteers_and_costs_steps(folder: Path) -> None:
     assert "2 left" in words and "steps an hour" in words
 
 
+@pytest.mark.slow
 def test_members_that_leave_while_others_are_audited_stop_nobody(folder: Path) -> None:
     """Others take over what they had summed up, in second sums of the step; their first ones are held for an audit
     that takes longer than the step. (Before a step's patience with audits ran from the tail on, each waited for the

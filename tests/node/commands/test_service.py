@@ -374,6 +374,7 @@ def test_the_doctor_counts_only_our_own_folder(home: Path, monkeypatch: pytest.M
     assert asked == [home / "settings"]
 
 
+@pytest.mark.slow
 def test_a_report_holds_no_secret(home: Path) -> None:
     """The link, the identity's seed, tokens of page and socket, the owner's folder: none of them is in it."""
     agree(home)
@@ -416,6 +417,7 @@ def test_the_doctor_breaks_no_path_and_says_nothing_twice(home: Path, monkeypatc
     assert shown_path(home / "state") == "~/state" and shown_path(Path("/srv/x")) == "/srv/x"
 
 
+@pytest.mark.slow
 def test_the_doctor_names_what_is_wrong(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sensors, device and versions are listed; a limits file with a slip is named, with exit code 1."""
     done = CliRunner().invoke(doctor, ["--json"], catch_exceptions=False)

@@ -337,6 +337,7 @@ for number in range(10**6):
 """
 
 
+@pytest.mark.slow
 def test_kill_in_mid_write_leaves_the_old_or_the_new_file(tmp_path: Path) -> None:
     """A process killed while it replaces a file over and over: the file is one of the whole ones."""
     path = tmp_path / "part.safetensors"

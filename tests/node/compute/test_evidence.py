@@ -110,6 +110,7 @@ def full(monkeypatch: pytest.MonkeyPatch, total: int, free: int) -> None:
     monkeypatch.setattr("node.compute.evidence.shutil.disk_usage", lambda folder: usage)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("total", "free", "left"), [(20, 5, "5.0"), (500, 49, "50.0")])
 def test_evidence_leaves_the_journal_its_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: int, free: int, left: str
@@ -122,6 +123,7 @@ def test_evidence_leaves_the_journal_its_room(
     assert written(tmp_path, claimed_of=1)[0].exists()
 
 
+@pytest.mark.slow
 def test_liars_with_many_names_fill_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So many files and so many bytes, of which the oldest stay: each that was named is there until it is taken away,
     and what a killed writer left does not count."""

@@ -16,6 +16,7 @@ from node.compute.gpu_check import BILLION, TINY, check, main
 HAS_CUDA = torch.cuda.is_available()
 
 
+@pytest.mark.slow
 def test_the_check_rehearses_on_a_small_device(tmp_path: Path) -> None:
     """Every figure is there; a full device is survived; a device that is the processor gives its very results."""
     out = tmp_path / "found.json"

@@ -208,6 +208,7 @@ def test_two_stages_of_two_shards_are_one_process(tmp_path: Path, delay: int) ->
     assert float((found - flat).norm() / flat.norm()) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0, 1])
 def test_parameters_that_come_as_changes_make_the_run_of_whole_ones(tmp_path: Path, delay: int) -> None:
     """Losses and digests to the last bit, with either way from step to step; and other ones than fp32's."""
@@ -276,6 +277,7 @@ def test_tokens_that_no_vocabulary_has_fail_the_job_and_never_reach_the_device(t
         assert isinstance(outcome.fact, ComputeFailed) and "vocabulary" in outcome.fact.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("delay", "shared", "gradients"), [(0, True, "fp64"), (0, True, "gi"), (1, True, "gi"), (1, False, "fp64")]
 )
@@ -545,6 +547,7 @@ print(len(set(sys.modules) - before), "sympy" in sys.modules)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["whole", "split"])
 def test_a_device_that_is_set_up_has_loaded_what_a_backward_needs(how: str) -> None:
     """Torch loads five hundred modules, for half a second, where a backward is in two halves: while the clock of a

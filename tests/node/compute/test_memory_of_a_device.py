@@ -54,6 +54,7 @@ print((of_process("VmHWM") - before) / counted)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process had at most is read from /proc")
 @pytest.mark.parametrize(
     ("what", "words"),

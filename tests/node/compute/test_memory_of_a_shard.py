@@ -46,6 +46,7 @@ print((of_process("VmHWM") - before) / counted)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process had at most is read from /proc")
 def test_a_shard_takes_what_is_counted_and_no_more() -> None:
     """Sixteen million parameters through four steps, as a server's lane does them: within a tenth."""

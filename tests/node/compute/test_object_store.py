@@ -329,6 +329,7 @@ def all_that_fails(files: StoreFiles, scratch: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_a_store_that_hangs_is_an_error_in_time(silent: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whatever is asked of it, within its patience and not before somebody would have answered."""
     files = remote(monkeypatch, silent, Patience(0.2, 0.3, 0.3)).files
@@ -339,6 +340,7 @@ def test_a_store_that_hangs_is_an_error_in_time(silent: int, monkeypatch: pytest
         assert 0.2 < time.monotonic() - begun < 10, name
 
 
+@pytest.mark.slow
 def test_a_store_that_refuses_is_an_error_without_a_secret(
     refusing: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -46,6 +46,7 @@ def save(bench: Bench, config: RunConfig, folder: Path, step: int) -> Place:
     return checkpoint.step_folder(checkpoint.run_folder(open_place(config.checkpoint.folder), config), step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0, 1])
 def test_servers_without_a_disk_go_on_from_the_store_to_the_bit(tmp_path: Path, delay: int) -> None:
     """The next step gives the same digests; a long way says that it goes on; nothing is left on either disk."""

@@ -156,6 +156,7 @@ async def test_a_relay_that_dies_or_is_full_is_left_for_the_next() -> None:
         await talk(server, volunteer, 9)
 
 
+@pytest.mark.slow
 async def test_a_relayed_link_moves_to_the_punched_one_when_that_is_there() -> None:
     """A slow punch loses the race and takes over; the relay is free again."""
     async with switchboard("server", "server", "volunteer", relays=1) as (_, (relay, server, volunteer)):

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.architecture import POSIX_NAMES, POSIX_ONLY
 
 ROOT = Path(__file__).parents[3]
@@ -57,6 +59,7 @@ def run(*modules: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_join_needs_nothing_that_only_posix_has() -> None:
     """fcntl, pwd, termios, AF_UNIX, pass_fds, SIGHUP are hidden from our modules; everything imports all the same."""
     done = run(*JOIN_NEEDS)
@@ -64,6 +67,7 @@ def test_join_needs_nothing_that_only_posix_has() -> None:
     assert int(done.stdout) > 30
 
 
+@pytest.mark.slow
 def test_the_hiding_hides() -> None:
     """A module of ours that asks for fcntl is caught, or the test above says nothing."""
     done = run("protocol.drive.file_lock")

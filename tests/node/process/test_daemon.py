@@ -266,6 +266,7 @@ def test_two_whole_versions_and_an_activation_may_wait_for_one_peer(
     assert link_options(RunConfig(), 4096).send_queue_bytes == SEND_QUEUE_BYTES
 
 
+@pytest.mark.slow
 def test_what_is_loaded_is_not_looked_at_again_by_the_garbage_collector() -> None:
     """A full collection of a daemon then looks at what has come since, not at all modules; garbage still goes."""
     script = (

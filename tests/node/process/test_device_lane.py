@@ -95,6 +95,7 @@ def forward() -> tuple[list[tuple[Any, dict[int, Buffer]]], TensorRef]:
     return jobs, x
 
 
+@pytest.mark.slow
 def test_a_process_that_was_loaded_ahead_is_the_lanes_own(listener: Listener) -> None:
     """Where it was started with the same words, and lives; else a new one is, and nothing is left of the first."""
     options = DeviceOptions(1, DeviceChoice("cpu"))
@@ -117,6 +118,7 @@ def test_a_process_that_was_loaded_ahead_is_the_lanes_own(listener: Listener) ->
             lane.kill()
 
 
+@pytest.mark.slow
 def test_a_process_gives_the_bytes_that_a_thread_gives(lane: DeviceLane, listener: Listener) -> None:
     """Set up, load, forward, cut a sum: results and tensors are those of the performer in this process."""
     jobs, _ = forward()
@@ -137,6 +139,7 @@ def test_a_process_gives_the_bytes_that_a_thread_gives(lane: DeviceLane, listene
     assert lane.hello is not None and lane.hello.label and lane.waiting == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a pipe's size")
 def test_a_pipe_holds_a_whole_write(lane: DeviceLane) -> None:
     """Who reads a job beside a busy thread gets a turn for each piece: there are few."""
@@ -154,6 +157,7 @@ def test_a_pipe_holds_a_whole_write(lane: DeviceLane) -> None:
         assert pipe is not None and fcntl.fcntl(pipe.fileno(), fcntl.F_GETPIPE_SZ) >= PIPE_BYTES
 
 
+@pytest.mark.slow
 def test_an_error_of_the_job_is_an_answer(lane: DeviceLane, listener: Listener) -> None:
     """As in a thread: the job fails with its reason, and the process lives."""
     jobs, _ = forward()
@@ -163,6 +167,7 @@ def test_an_error_of_the_job_is_an_answer(lane: DeviceLane, listener: Listener) 
     assert listener.answer()[1].reason is None
 
 
+@pytest.mark.slow
 def test_a_device_that_its_driver_gave_up_gets_another_process(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +207,7 @@ def test_want_of_memory_reads_the_same_whoever_wants_it(monkeypatch: pytest.Monk
     assert not performer.is_lost
 
 
+@pytest.mark.slow
 def test_killing_it_is_over_at_once_and_quiet(lane: DeviceLane, listener: Listener) -> None:
     """The process is gone when `kill` returns, and nobody is told of a loss."""
     jobs, _ = forward()
@@ -227,6 +233,7 @@ def test_a_device_that_is_slow_to_die_ends_nobody_else(
     assert listener.lost.empty()
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_fails_its_jobs_and_can_be_started_again(lane: DeviceLane, listener: Listener) -> None:
     """The system kills it for lack of memory: every unanswered job fails in order, then the loss is told; a fresh one
     knows nothing and works."""
@@ -246,6 +253,7 @@ def test_a_process_that_dies_fails_its_jobs_and_can_be_started_again(lane: Devic
     assert listener.answer()[1].reason is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["kill", "close"])
 def test_a_process_that_dies_before_it_is_ended_gets_none_after_it(
     lane: DeviceLane, listener: Listener, end: str
@@ -281,6 +289,7 @@ def test_every_result_comes_back_as_it_was(job: str, result: Any) -> None:
     assert read is not None and read[0].result == result
 
 
+@pytest.mark.slow
 def test_a_process_whose_words_cannot_be_read_is_ended(
     lane: DeviceLane, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,6 +305,7 @@ def test_a_process_whose_words_cannot_be_read_is_ended(
     assert listener.answer()[1].reason is None
 
 
+@pytest.mark.slow
 def test_it_works_no_more_than_its_share_of_the_time(lane: DeviceLane, listener: Listener) -> None:
     """After each job it rests, so that 2 % are 2 %, by the device's own count of its work."""
     jobs, _ = forward()
@@ -312,6 +322,7 @@ def test_it_works_no_more_than_its_share_of_the_time(lane: DeviceLane, listener:
     assert time.monotonic() - began_s >= sum(min(REST_MAX_S, 49 * seconds) for seconds in worked_s[:3])
 
 
+@pytest.mark.slow
 def test_the_owners_cap_bounds_what_the_device_holds(listener: Listener) -> None:
     """`gpu-memory`, on a small device: fewer graphs fit below a cap; where the stage does not, it says so."""
     graphs = []
@@ -325,12 +336,14 @@ def test_the_owners_cap_bounds_what_the_device_holds(listener: Listener) -> None
     assert 0 < capped < free and "memory" in little, graphs
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="a terminal's Ctrl-C goes to process groups")
 def test_ctrl_c_in_the_terminal_does_not_reach_it(lane: DeviceLane) -> None:
     """Not even while it loads torch, before it can ignore anything: a traceback came into its owner's terminal."""
     assert os.getpgid(lane.pid) != os.getpgid(0)
 
 
+@pytest.mark.slow
 def test_it_stands_back_and_ends_with_its_daemon(lane: DeviceLane, listener: Listener) -> None:
     """Lowest priority; when its input closes it ends by itself."""
     lane.submit(SET_UP, {})

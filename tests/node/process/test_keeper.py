@@ -88,6 +88,7 @@ def keeper_of(
     )
 
 
+@pytest.mark.slow
 async def test_a_quota_that_refuses_a_write_ends_the_lives_until_it_is_raised(tmp_path: Path) -> None:
     """4 % are left, too little for a write: it pauses for the quota, says so, and does not begin anew with a device
     that nobody may speak to. (It did, again and again; the screens said that it worked.) A greater one goes on."""

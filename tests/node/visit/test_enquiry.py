@@ -164,6 +164,7 @@ def test_the_stage_with_the_best_line_is_wished_for() -> None:
     assert best_stage([]) == -1
 
 
+@pytest.mark.slow
 def test_the_benchmark_measures_a_stage() -> None:
     """A figure above nothing, also when a stage is less than a layer."""
     small = RunConfig(

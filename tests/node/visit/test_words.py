@@ -94,6 +94,7 @@ def test_a_network_without_udp_is_named_with_what_to_do() -> None:
     assert "allowing outgoing UDP would make the link direct" in said
 
 
+@pytest.mark.slow
 def test_a_device_that_is_not_there_is_named_before_anybody_is_asked(tmp_path: Path) -> None:
     """What there is, and what to choose instead; with exit code 2, as every wrong word."""
     link = JoinLink(("127.0.0.1:9",), sign_statement(invite(time.time() + 60), ISSUER))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -174,6 +175,7 @@ class Siege:
         assert self.alive == set(), "tensors that came or were made are kept for nobody"
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_a_volunteer_outlives_any_servers(data: st.DataObject) -> None:

@@ -13,6 +13,7 @@ from protocol.drive import metrics_http
 from protocol.drive.metrics_http import CALLERS_MAX, serve_metrics
 
 
+@pytest.mark.slow
 def test_silent_callers_hold_no_thread_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice as many as may be answered at once: those too many are closed at once, the others in time."""
     monkeypatch.setattr(metrics_http._Handler, "timeout", 0.5)

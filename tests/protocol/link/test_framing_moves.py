@@ -112,6 +112,7 @@ class Pair:
                 end.take(len(end.coming))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_random_moves_lose_and_double_nothing(data: st.DataObject) -> None:

@@ -66,6 +66,7 @@ def test_a_message_cut_or_changed_anywhere_raises_nothing() -> None:
         assert made is None or len(made[0]) <= stun.ANSWER_BYTES_MAX
 
 
+@pytest.mark.slow
 @pytest.mark.trio
 async def test_a_responder_beside_a_listener(nursery: trio.Nursery) -> None:
     """It says from where it is asked; asked for the other port, it answers from there."""

@@ -128,6 +128,7 @@ def test_more_effort_never_lowers_the_bound() -> None:
         assert values == sorted(values), problem
 
 
+@pytest.mark.slow
 @given(st.randoms(use_true_random=False))
 def test_no_schedule_beats_the_bound(rng: random.Random) -> None:
     """Whatever order a pipeline runs in, it ends no earlier than the bound."""
@@ -135,6 +136,7 @@ def test_no_schedule_beats_the_bound(rng: random.Random) -> None:
     assert pipeline_bound(problem).value_s <= greedy_makespan_s(problem, rng) * NEVER_ABOVE
 
 
+@pytest.mark.slow
 @given(st.randoms(use_true_random=False))
 def test_durations_that_share_no_tick_are_bounded_too(rng: random.Random) -> None:
     """Scaling every duration by 1/7 scales the bound, to the precision of the bisection."""
@@ -216,6 +218,7 @@ def compare_with_solver(seed: int, count: int) -> float:
     return sum(ratios) / count
 
 
+@pytest.mark.slow
 def test_bounds_are_near_the_optimum_of_three_hundred_problems() -> None:
     """Never above the optimum, and on average 0.99 of it or more."""
     assert compare_with_solver(seed=12, count=300) >= 0.99

@@ -24,6 +24,7 @@ def test_matching_uses_the_fewer_side_evenly() -> None:
     assert bottleneck(cost.T) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "file", "table_s", "_"), dtfm_cases.CASES)
 def test_dtfm_networks_at_most_the_genetic_search(name: str, file: str, table_s: float, _: int) -> None:
     """DT-FM's own networks, sizes and cost: the table's arrangement is recounted, and none can be better than ours."""

@@ -162,6 +162,7 @@ def test_command_prints_what_format_asks(tmp_path: Path) -> None:
         assert isinstance(result.exception, BadInputError) and says in str(result.exception)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**9))
 def test_random_worlds_are_placed_by_the_rules(seed: int) -> None:

@@ -175,6 +175,7 @@ def every_plan(pools: Pools) -> Iterator[PoolPlan]:
                 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_small_networks_are_planned_as_well_as_by_trying_everything(seed: int) -> None:
     """Four equal servers, four volunteers, five blocks: within five percent of the best plan, never below the bound."""
@@ -185,6 +186,7 @@ def test_small_networks_are_planned_as_well_as_by_trying_everything(seed: int) -
     assert found.step_s <= best_s * 1.05
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**9))
 def test_no_answer_is_worse_than_the_even_plan_and_none_is_below_the_bound(seed: int) -> None:
@@ -212,6 +214,7 @@ def test_no_answer_is_worse_than_the_even_plan_and_none_is_below_the_bound(seed:
     assert volunteers == list(range(pools.network.volunteers))  # nobody is benched for being slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_the_bound_holds_for_plans_of_any_shape(seed: int) -> None:
     """No random plan of a network beats its bound, for its own number of stages or for all of them."""

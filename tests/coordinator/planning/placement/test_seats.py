@@ -113,6 +113,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_no_answer_is_worse_than_the_even_plan_or_better_than_the_bound(shape: str) -> None:
     """For every shape of course; every server has one seat at most, and the cut is one that a run can name."""

@@ -101,6 +101,7 @@ def test_people_read_eight_characters_of_a_node_id_within_eighty_columns(
     assert max(map(len, printed.splitlines())) <= 80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_one_more_server_never_makes_the_plan_slower(seed: int) -> None:
     """The first two servers of a random network, then one more at a time: the batch never takes longer."""

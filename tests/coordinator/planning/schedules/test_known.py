@@ -149,6 +149,7 @@ def test_every_known_schedule_runs_and_is_valid(name: str, stages: int, microbat
     check(design.schedule(network=Network.uniform(stages, link_s)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4, 6, 8])
 def test_the_general_warm_up_of_seq1f1b_i_never_deadlocks(nodes: int) -> None:
     """Whenever segments and nodes divide each other and groups are full; Eq. 6 of the paper fails for k > P."""

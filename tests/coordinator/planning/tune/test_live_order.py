@@ -46,6 +46,7 @@ def with_latency(file: NetworkFile, seconds: float) -> NetworkFile:
     return msgspec.structs.replace(file, links=links)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_for_every_shape_there_is_an_order_that_nodes_follow(shape: str) -> None:
     """With volunteers and without; the answer is always the same, and as much is in flight as by the rule, or more."""

@@ -270,6 +270,7 @@ def test_without_options_only_what_the_blocks_allow_is_tried(tmp_path: Path) -> 
     assert {(6, 1), (6, 3), (3, 3), (3, 8)} <= sizes and (6, 8) not in sizes
 
 
+@pytest.mark.slow
 def test_the_listing_is_short_and_narrow_and_all_is_there_on_demand(tmp_path: Path) -> None:
     """Who is beaten in time and memory is counted, and listed with --all; nothing is wider than 100 columns."""
     run = tmp_path / "run.toml"

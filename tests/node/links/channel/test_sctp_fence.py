@@ -182,6 +182,7 @@ NAMES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS, ids=NAMES)
 def test_an_attack_ends_the_association_before_it_costs_much(attack: Callable[[], Any]) -> None:
     """Aborted, with less than 2 MiB held and less than 0.2 s of processor spent on what came (S6)."""

@@ -40,6 +40,7 @@ async def _receive(stream: trio.abc.Stream, byte_count: int) -> bytes:
     return bytes(got)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", BOTH)
 async def test_bytes_go_both_ways_at_once_unchanged(way: Way) -> None:
     data = Random(7).randbytes(3_000_000)
@@ -92,6 +93,7 @@ async def test_the_handshake_in_the_stream_proves_both(way: Way) -> None:
             await punched.stream.aclose()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("::1" not in own_addresses(loopback=True), reason="this computer has no IPv6 at all")
 @pytest.mark.parametrize("way", BOTH)
 async def test_a_pair_of_ipv6_addresses_does_as_well(way: Way) -> None:
@@ -208,6 +210,7 @@ class _ClosedLimits(_CountingLimits):
             await trio.sleep_forever()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", BOTH)
 async def test_every_datagram_counts_against_the_owners_limits(way: Way) -> None:
     """What one side counts as sent the other counts as received, checks and all, also after the end."""
@@ -230,6 +233,7 @@ async def test_every_datagram_counts_against_the_owners_limits(way: Way) -> None
         assert alices_limits.down_bytes > 1_000, "acknowledgements count too"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", BOTH)
 async def test_a_limit_slows_the_sender_down(way: Way) -> None:
     """No more is sent than the limit lets pass, but for what was on its way when it closed."""

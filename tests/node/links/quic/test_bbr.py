@@ -13,6 +13,7 @@ def _line(*, mbit_s: float = 20.0, rtt_s: float = 0.05, products: float = 2.0, l
     return Line(mbit_s=mbit_s, rtt_s=rtt_s, queue_bytes=int(products * mbit_s * 125_000 * rtt_s), loss=loss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [0.0, 0.01, 0.03])
 @pytest.mark.parametrize("products", [0.25, 2.0])
 def test_the_line_is_used_whatever_chance_takes(loss: float, products: float) -> None:
@@ -92,6 +93,7 @@ def test_a_sender_that_comes_late_keeps_the_line() -> None:
     assert flow.mbit_s(3.0, 8.0) >= 0.85 * 20.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("products", [2.0, 8.0])
 def test_a_cubic_flow_beside_it_keeps_a_fair_part(products: float) -> None:
     """A fifth of the line at least, where the queue holds what loss-based flows need: two products or more."""

@@ -75,6 +75,7 @@ async def test_a_relay_holds_little_for_a_slow_leg() -> None:
             assert leg.inner.getsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NOTSENT_LOWAT) == UNSENT_BYTES
 
 
+@pytest.mark.slow
 async def test_the_relay_dies_and_both_ends_know_at_once() -> None:
     """Its process gone, its sockets gone: no waiting for silence."""
     async with relayed_stations("server", "server", "volunteer") as ((x, a, b), server, _):
