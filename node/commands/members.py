@@ -344,7 +344,7 @@ def join(
                 click.echo("Asking the run, and measuring this computer and its line: up to a minute …", err=True)
             if yes and no_benchmark:
                 for device in devices:
-                    if device.kind not in ("auto", "cpu", "small"):
+                    if device.may_be_missing:
                         from node.visit.device_facts import check_device
 
                         check_device(device)

@@ -100,7 +100,7 @@ def install(
     if run_id not in read_consents(settings_folder()):
         raise BadInputError("service: you have not said yes to this run yet; start `barnraise join` in a terminal once")
     for device in devices:
-        if device.kind not in ("auto", "cpu", "small"):
+        if device.may_be_missing:
             check_device(device)
     file = settings_folder() / LINKS / (f"{run_id}-{name}" if name else run_id)
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

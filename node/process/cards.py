@@ -14,13 +14,14 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Sequence
 from threading import Thread
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import structlog
 import trio
 
 from node.process.ends import GOOD_ENDS, is_pause
+from node.process.keeper import Life
 from protocol.base.machine import Told
 from protocol.messages import News
 
@@ -33,32 +34,18 @@ AGAIN_MAX_S = 3600.0
 """… and each time twice as long after, up to this: a card that has fallen off its bus does not come back by itself."""
 
 
-class CardLife(Protocol):
-    """One device's membership, while it lives; see `node.process.daemon`."""
-
-    def tell(self, fact: Told) -> None: ...
-
-    def end_device(self) -> None: ...
-
-    def set_share(self, share: float) -> None: ...
-
-    def facts(self) -> dict[str, Any]: ...
-
-    async def run(self) -> str: ...
-
-
 class Cards:
     """The life of all of them, as the keeper knows one.
 
     Args:
-        make: a life of the device at a place.
+        make: a life of the device at a place, whose facts are of that one alone (`node.process.daemon`).
         names: of the devices, as the owner chose them.
         leads: whether the first one is a member already. The others follow it: of an invite with one use it takes that,
             and has it also when it is lent alone.
     """
 
     def __init__(
-        self, make: Callable[[int], CardLife], names: Sequence[str], leads: Callable[[], bool] = lambda: True
+        self, make: Callable[[int], Life], names: Sequence[str], leads: Callable[[], bool] = lambda: True
     ) -> None:
         self._make = make
         self._names = tuple(names)
@@ -101,7 +88,7 @@ class Cards:
         for life in self._living():
             life.set_share(share)
 
-    def _living(self) -> list[CardLife]:
+    def _living(self) -> list[Life]:
         return [life for life, reason in zip(self._lives, self._reasons, strict=True) if not reason]
 
     def _bound(self, place: int) -> dict[str, str]:

@@ -168,8 +168,7 @@ def describe(
 def _lent(device: DeviceFacts, threads: int) -> str:
     """What is used of the computer by it, and how much power that may take."""
     if not device.is_accelerator:
-        lent = f"{threads} processor thread{'' if threads == 1 else 's'}"
-        return f"{lent}, watts not known" if not device.power_limit_w else lent
+        return f"{threads} processor thread{'' if threads == 1 else 's'}, watts not known"
     return device.label + (f", up to {device.power_limit_w:.0f} W while it works" if device.power_limit_w else "")
 
 

@@ -61,6 +61,11 @@ class DeviceChoice:
             raise BadInputError(f"--device {text}: at most {DEVICES_MAX} devices")
         return tuple(found)
 
+    @property
+    def may_be_missing(self) -> bool:
+        """Whether this computer may lack it: the processor is always there, also as a small device or for `auto`."""
+        return self.kind not in ("auto", "cpu", "small")
+
     def __str__(self) -> str:
         if self.kind == "small":
             return f"small:{self.memory_bytes >> 20}"
