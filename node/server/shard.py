@@ -275,8 +275,7 @@ class ShardRole:
         return ""
 
     def stored(self, record: ContributionStored) -> None:
-        """The part is durable: only now the ledger hears of it. Where its step was committed meanwhile, without it,
-        nobody wants it."""
+        """The part is durable: only now the ledger hears of it, if its step was not committed without it meanwhile."""
         key = record.contribution, record.step
         if record.step < self.version:
             self._forget(key)
@@ -285,10 +284,10 @@ class ShardRole:
             self._announce(part)
 
     def measured(self, job: Measure, square_norm: float) -> None:
-        """The part's size is known: it is written."""
+        """The part's size is known: it is written, unless it was let go meanwhile, and perhaps sent again."""
         part = self._parts.get((job.contribution, job.step))
         if part is None or part.measured or part.message.tensors[0] != job.part:
-            return  # it was let go meanwhile, and perhaps sent again
+            return
         part.message, part.measured = msgspec.structs.replace(part.message, square_norm=square_norm), True
         if job.step < self.version:
             self._forget((job.contribution, job.step))
@@ -329,7 +328,8 @@ class ShardRole:
             self._out.drop(part.message.tensors)
 
     def _fold_next(self) -> None:
-        """Adds the next part to its step's sum, or ends a sum that is whole. Older steps first: they are waited for."""
+        """Adds the next part to its step's sum, or ends a sum that is whole and whose version is here, by which one on
+        a grid is read: a disk may have lost it. Older steps first: they are waited for."""
         if self._folding or self.phase is Phase.NEW:
             return
         for step in sorted(self._accepted):
@@ -343,7 +343,8 @@ class ShardRole:
                 self._out.drop(part.message.tensors)
                 return
             reduction = self._reductions.get(step)
-            if reduction is not None and not reduction.ordered and number == len(reduction.contributions):
+            here = self._context.config.version_of(step) <= self.version
+            if here and reduction is not None and not reduction.ordered and number == len(reduction.contributions):
                 reduction.ordered = True
                 self._out.compute(Reduce(step, number))
 
@@ -488,6 +489,7 @@ class ShardRole:
             self._forget((contribution, step))
         self._accepted.pop(step, None)
         self._folded.pop(step, None)
+        self._fold_next()
 
     def _kept_by_buddy(self, version: int) -> None:
         if self.phase is Phase.READY and version in self._digests and version > self._first_version:

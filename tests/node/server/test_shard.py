@@ -192,6 +192,28 @@ def test_a_freeze_is_summed_up_once_in_the_ledgers_order() -> None:
     assert again.jobs(Reduce) == [] and len(again.sent(PartialNorm)) == 1
 
 
+def test_a_sum_is_ended_when_the_version_that_it_was_computed_on_is_here() -> None:
+    """A disk that has forgotten a commit makes that version once more, though the ledger has frozen what was computed
+    on it: a sum on a grid is read by its averages (seed 128821: the server died of it, again after each restart)."""
+    begun = Desk(delay=0).begun.records(ShardStarted)
+    desk = Desk([*begun, _record(0), msgspec.structs.replace(_record(1), version=1)], delay=0)
+    desk.shard.base_loaded(b"digest 0")
+    desk.take()
+    desk.shard.on_freeze(Freeze(ledger_generation=1, step=1, contributions=(contribution(1),)))
+    assert desk.sum_up() == ([101], [])
+    seal = Commit(ledger_generation=1, step=0, contributions=(contribution(0),), clip_factor=1.0, skipped=False)
+    desk.shard.on_commit(seal)
+    desk.shard.on_frozen_list(same_list(0, 0, seal.contributions))
+    folded, (reduce,) = desk.sum_up()
+    assert (folded, reduce.step) == ([100], 0)
+    desk.shard.reduced(reduce, 1.0, True)
+    (apply,) = desk.take().jobs(Apply)
+    desk.shard.applied(apply, b"digest 1")
+    desk.shard.committed(desk.take().records(StepCommitted)[0])
+    folded, (reduce,) = desk.sum_up()
+    assert (folded, reduce.step) == ([], 1)
+
+
 def test_a_freeze_of_what_was_never_acknowledged_means_that_the_state_is_lost() -> None:
     """T-I2 is broken somewhere: a disk has lost what it had acknowledged, and nothing is guessed."""
     desk = Desk()
