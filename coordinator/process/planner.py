@@ -44,10 +44,10 @@ class Answer(msgspec.Struct, frozen=True):
 def solve(problem: Problem, clock: Callable[[], float] = time.perf_counter) -> Answer:
     """The planner itself. `clock` in seconds; one that stands makes the answer depend on the problem alone."""
     try:
-        found = search_seats(problem.config, problem.network, BUDGET_S, clock=clock, keeps_seats=problem.keeps_seats)
+        best = search_seats(problem.config, problem.network, BUDGET_S, clock=clock, keeps_seats=problem.keeps_seats)
     except BadInputError as error:
         return Answer(None, str(error))
-    began = clock()
+    began, found = clock(), best.worthwhile
     live = choose_live(
         found.seats, found.plan, in_flight_of(len(found.servers)), problem.config.stages.order == TUNED,
         expired=lambda: clock() - began > ORDER_BUDGET_S,

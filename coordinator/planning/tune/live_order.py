@@ -41,6 +41,8 @@ LATENCY_SHARE = 1.5
 """As much more than the latency alone takes, since not every answer is the first in its line."""
 GAIN_MIN = 0.01
 """What is less than this faster in simulation is not faster."""
+ROOM_GAIN_MIN = 0.1
+"""More in flight takes memory of every device, and what is simulated is a sample of a run: less is no gain."""
 WEIGHT_SHARE = 0.4
 """Of a backward, when it is split (measured: 0.34 to 0.46)."""
 WORDS = {First.BACKWARD: "backwards first", First.FORWARD: "forwards first", First.INTERLEAVED: "both by turns"}
@@ -82,7 +84,7 @@ def choose_live(
     reasons = [_why_order(best, times, first)] if tuned else []
     if wanted > in_flight and not expired():
         more_s = model.step_s(best, wanted)
-        if more_s < times[best] * (1 - GAIN_MIN):
+        if more_s < times[best] * (1 - ROOM_GAIN_MIN):
             reasons.append(
                 f"{wanted} forwards in flight, as the ways between members alone take {model.latency_s:.3g} s there and"
                 f" back: with {in_flight} a step would take {times[best] / more_s:.2f} times as long"

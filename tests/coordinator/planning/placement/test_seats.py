@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.planning.placement.pools import Pools, PoolStage
 from coordinator.planning.placement.run_sizes import pool_sizes
-from coordinator.planning.placement.seat_search import even_seats, search_seats
+from coordinator.planning.placement.seat_search import WORTH_SHARE, even_seats, search_seats
 from coordinator.planning.placement.seats import SeatPlan, Seats
 from protocol.base.errors import BadInputError
 from protocol.run.course import course_of
@@ -137,6 +137,18 @@ def test_ten_random_networks_of_home_lines_are_planned_at_least_evenly() -> None
     assert min(gains) >= 1.0 - 1e-9 and max(gains) > 1.1, gains
 
 
+def test_a_plan_that_is_hardly_faster_is_not_worth_to_be_another() -> None:
+    """The cost is not truer than that: what a run begins with is the plan that needs no planner, and it says why."""
+    found = search_seats(run(count=3), network(7, 9, 1), 10.0, clock=lambda: 0.0)
+    plain, taken = found.without, found.worthwhile
+    assert plain is not None
+    share = 1.0 - found.step_s / plain.step_s
+    assert 0.05 < share < WORTH_SHARE
+    assert (taken.servers, taken.edges, taken.step_s) == (plain.servers, plain.edges, found.even_step_s)
+    assert taken.servers == (("s0", "s1"), ("s2", "s3"), ("s4", "s5")), "as they came"
+    assert f"takes {share:.0%} less by the cost" in taken.reason
+
+
 def test_servers_that_differ_by_ten_times_in_line_are_not_seated_as_they_come() -> None:
     """Servers compute; every other line is ten times as slow: the planner finds seats and a cut that are faster."""
     file = network(8, 0, 2, spread=1.0)
@@ -148,7 +160,7 @@ def test_servers_that_differ_by_ten_times_in_line_are_not_seated_as_they_come() 
     ]
     config = run(count=2, collocated="always")
     found = search_seats(config, NetworkFile(kind="network", machines=tuple(machines), links=tuple(links)), 5.0)
-    assert found.step_s < 0.7 * found.even_step_s
+    assert found.step_s < 0.7 * found.even_step_s and found.worthwhile is found
     seated = [server for stage in found.servers for server in stage]
     assert len(slow.intersection(seated)) <= 1, "there are four fast ones, and the first front hands nothing on"
 
