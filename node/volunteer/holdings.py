@@ -170,27 +170,32 @@ class Holdings:
             if held.lease.front == front and missing:
                 self.fetch_input(held.lease)
 
-    def _ask(self, held: Held, only: NodeId | None = None) -> None:
-        """Asks for all segments that have not come."""
+    def _ask(self, held: Held, only: NodeId | None = None, part: TaskId | None = None) -> None:
+        """Asks for all segments that have not come; `only`: of this server, `part`: only for this one."""
         assert held.tenancy is not None
         for server, task in held.tenancy.missing():
-            if only in (None, server):
+            if only in (None, server) and part in (None, task):
                 fetch = FetchInput(ledger_generation=self.generation, task=task, ticket=held.lease.ticket)
                 self._out.send(server, fetch)
 
     def _on_segment(self, message: InputAnswer, now: float) -> None:
-        whole = message.task.whole
-        for held in self.all():
-            first = held.lease.tasks[0]
-            if held.tenancy is None or msgspec.structs.replace(first, op=whole.op) != whole:
-                continue
-            if not message.tensors:
-                held.stalled = True
-                return
-            if held.tenancy.take(message.task, message.tensors[0]):
-                held.received = now
-                return
-        self._out.drop(message.tensors)
+        """A server answers once to whoever asks twice for the same, as a forward and a backward of one visit do. What
+        has begun holds the other up, so it comes first, and the other asks again."""
+        whole, task = message.task.whole, message.task
+        same = [(held, held.tenancy) for held in self.all() if held.tenancy is not None]
+        same = [each for each in same if msgspec.structs.replace(each[0].lease.tasks[0], op=whole.op) == whole]
+        same.sort(key=lambda each: not each[1].begun)
+        if not message.tensors:
+            for held, tenancy in same:
+                held.stalled |= any(missing == task for _, missing in tenancy.missing())
+            return
+        taken = next((held for held, tenancy in same if tenancy.take(task, message.tensors[0])), None)
+        if taken is None:
+            self._out.drop(message.tensors)
+            return
+        taken.received = now
+        for held, _ in same:
+            self._ask(held, part=task)
 
     def on_input(self, message: InputAnswer, now: float, segments: int = 1) -> None:
         """What was asked for. `segments`: of the run's samples; then a lease's time begins with the newest part."""
