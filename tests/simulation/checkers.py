@@ -480,8 +480,10 @@ class Checker(Watcher):
         place = self._place[host.node]
         generation = getattr(record, "ledger_generation", -1)
         match record:
-            case StepCommitted():
-                self._lost_commits[generation, place.stage, place.shard, record.step] = None
+            case StepCommitted() | ContributionStored():  # a version is made again from all that counts in it
+                newest = self._committed.get((generation, place.stage, place.shard), 0)
+                for step in range(record.step, newest):
+                    self._lost_commits[generation, place.stage, place.shard, step] = None
             case ContributionAccepted():
                 self.promises.record_lost(host, record)
                 self._accepted.get((generation, place.stage, record.step), {}).pop(record.contribution, None)

@@ -12,8 +12,15 @@ import pytest
 from coordinator.live.gray import AGAIN_S
 from coordinator.live.records import PlanRow
 from node.machine.jobs import SetUpDevice
-from node.machine.records import ShardStarted, SnapshotWritten, StepDone
-from protocol.base.ids import NodeId, TaskId
+from node.machine.records import (
+    ContributionStored,
+    ShardStarted,
+    SnapshotWritten,
+    StepCommitted,
+    StepDone,
+    StepSealed,
+)
+from protocol.base.ids import ContributionId, NodeId, TaskId
 from protocol.base.machine import Exit, Log, Send
 from protocol.messages import CopyKept, Ping, ShardCopy
 from protocol.run.plan import Plan, ServerPlan, StagePlan
@@ -73,6 +80,34 @@ class Court:
                 checkpoint_step=self.plan.restore_step, config_hash=b"", continues=self.plan.continues,
             )  # fmt: skip
             self.checker.durable(self.world, self.host(node), started, {})
+
+
+def test_who_has_lost_a_part_makes_all_versions_since_again() -> None:
+    """A restart makes versions again as far as the disk has all that counts in them: of a disk that has lost a part of
+    step 0, step 1 is committed once more, too (found by a hunt for two kinds of faults at a time)."""
+    court = Court()
+    court.begin()
+    lost = ContributionStored(
+        ledger_generation=1, step=0, contribution=ContributionId(NodeId("v"), 7, 1), version=0, tasks=(), losses=(),
+        tensors=(),
+    )  # fmt: skip
+    key = (1, 0, 0)
+    court.checker._committed[key] = 2
+    for step in (0, 1):
+        commit = StepCommitted(
+            ledger_generation=1, step=step, contributions=(), clip_factor=1.0, skipped=False, learning_rate=0.1,
+            digest=court.checker.reference.digests[step + 1][0][0],
+        )  # fmt: skip
+        seal = StepSealed(
+            ledger_generation=1, step=step, contributions=(), clip_factor=1.0, skipped=False, learning_rate=0.1,
+            stages=(), changes=(), norms=(),
+        )  # fmt: skip
+        court.checker._seals[1, 0, step] = seal
+        with pytest.raises(ViolationError, match="T-I5"):
+            court.checker.durable(court.world, court.host("f0"), commit, {})
+        court.checker.record_lost(court.world, court.host("f0"), lost)
+        court.checker.durable(court.world, court.host("f0"), commit, {})
+        court.checker._lost_commits.clear()
 
 
 def test_a_run_does_not_go_back_to_what_was_gone_when_it_asked() -> None:

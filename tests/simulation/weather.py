@@ -168,6 +168,8 @@ class Weather(Disks):
         placement, config = machine.placement, machine.config
         paused = rng.random() < 0.5
         steps = rng.randint(max(2, config.steps - 3), config.steps)
+        # What is added up on a grid fits for as many as the run's file says.
+        most = config.batch.microbatches if config.wire.gradients == "gi" else MICROBATCHES_MOST
         key, value = rng.choice(
             (
                 ("", ""),
@@ -175,7 +177,7 @@ class Weather(Disks):
                 ("checkpoint.every_steps", str(rng.randint(0, 3))),
                 ("optimizer.learning_rate", repr(rng.uniform(1e-4, 1e-2))),
                 ("stages.collocated", rng.choice(("always", "when_empty"))),
-                ("batch.microbatches", str(rng.randint(1, MICROBATCHES_MOST))),
+                ("batch.microbatches", str(rng.randint(1, most))),
                 ("limits.snapshot_steps", str(rng.randint(1, 4))),
             )
         )
