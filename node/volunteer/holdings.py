@@ -16,6 +16,7 @@ from node.volunteer.leases import Held, backward_of, forward_of, is_validation
 from node.volunteer.tenancy import Tenancy
 from protocol.base.ids import NodeId, TaskId, Ticket
 from protocol.messages import FetchInput, InputAnswer, Lease
+from protocol.run.plan import Plan
 from protocol.run.segments import SEGMENT_RUNS_MAX
 
 
@@ -31,7 +32,7 @@ class Holdings:
         self.graphs: dict[TaskId, Ticket] = {}
         """By forward."""
         self.unsent: set[TaskId] = set()
-        """Of `graphs`: those whose output was ready while nobody was there who takes it."""
+        """Of `graphs`: those whose output was ready while nobody was there who takes it, or may be lost with a link."""
         self.running: Held | None = None
 
     def all(self) -> list[Held]:
@@ -217,6 +218,16 @@ class Holdings:
         self.graphs[forward] = ticket
         if not sent:
             self.unsent.add(forward)
+
+    def link_down(self, back: NodeId, plan: Plan | None) -> None:
+        """What was on its way to that server may be lost. Whether an output was, it says when it is back: by whether
+        it asks for the backward."""
+        for task in self.graphs:
+            if plan is not None and plan.back_of(task.step, task.microbatch, task.position) == back:
+                self.unsent.add(task)
+        for held in self.all():
+            if held.tenancy is not None and held.tenancy.begun and held.lease.back == back:
+                held.tenancy.unsent = True
 
     def forget_graphs(self, tasks: Iterable[TaskId]) -> list[TaskId]:
         """Graphs that nobody will ask for make room, unless a lease for one is here already; which of their outputs

@@ -38,7 +38,7 @@ class Tenancy:
         """The same work was given to us anew, and begins anew: what runs is the last of this one."""
         self.loss_sum = 0.0
         self.unsent = False
-        """An output of its was ready while nobody was there who takes it."""
+        """An output of its was ready while nobody was there who takes it, or may be lost with a link."""
         self._here: dict[Part, TensorRef] = {}
         """What goes into each part, as far as it has come."""
         self._todo: deque[Part] = deque()

@@ -158,6 +158,7 @@ class VolunteerMachine:
             self._slots.link_down(peer)
         self._tails.link_down(peer)
         self._allowances.forget(peer)
+        self._held.link_down(peer, self._plan)
 
     # ---- messages ------------------------------------------------------------------------------------------------
 
@@ -351,11 +352,10 @@ class VolunteerMachine:
         self._held.keep_graph(job.task, held.lease.ticket, sent=held.lease.back in self._linked)
         self._room.succeeded()
         self.tally.done(job.task)
-        self._out.send(
-            held.lease.back,
-            Output(ledger_generation=self.generation, task=job.task, ticket=held.lease.ticket, tensors=(output,)),
-        )
-        self._out.drop((output,))
+        ticket, tensors = held.lease.ticket, (output,)
+        words = Output(ledger_generation=self.generation, task=job.task, ticket=ticket, tensors=tensors)
+        self._out.send(held.lease.back, words)
+        self._out.drop(tensors)
 
     def _evaluated(self, job: Evaluate, result: TensorRef | float) -> None:
         """A forward of the validation: its output goes on, or its loss is told. Nothing stays here."""

@@ -325,6 +325,24 @@ def test_a_graph_that_nobody_will_ask_for_is_forgotten() -> None:
     assert running.task == forward(1, 0)
 
 
+@pytest.mark.parametrize("arrived", [True, False])
+def test_an_output_that_may_be_lost_with_a_link_is_not_waited_for(arrived: bool) -> None:
+    """The back server says when it is back whether it has it: if not, somebody does it again at once, and not when the
+    lease's time is over."""
+    desk = Desk()
+    desk.compute_forward(0)
+    desk.machine.link_down(BACK)
+    desk.machine.link_up(BACK)
+    desk.take()
+    effects = desk.say(BACK, VersionReady(ledger_generation=1, version=0))
+    assert effects.sent(Ready, "b0")[0].graphs == (forward(0, 0),)
+    if arrived:
+        assert len(desk.say(BACK, desk.lease(backward(0, 0))).jobs(Backward)) == 1
+        return
+    (returned,) = desk.say(BACK, Forget(ledger_generation=1, tasks=(forward(0, 0),))).sent(LeaseReturned, "f0")
+    assert returned.tasks == (forward(0, 0),)
+
+
 def test_a_closed_step_leaves_nothing() -> None:
     """Leases, graphs, sums and versions of the step go; a result that comes afterwards goes nowhere."""
     desk = Desk()
