@@ -129,6 +129,10 @@ class Holdings:
         """All that have not begun."""
         return self._take(list(self.leases))
 
+    def take_version(self, version: int) -> list[Held]:
+        """All that wait to be computed on a version."""
+        return self._take([key for key, held in self.leases.items() if held.lease.version == version])
+
     def _take(self, keys: list[TaskId]) -> list[Held]:
         taken = [self.leases.pop(key) for key in keys]
         for held in taken:

@@ -380,15 +380,9 @@ class VolunteerMachine:
         alive = task.step > self._closed and held.place == self._place
         if input_gradient is not None:
             if alive:
-                self._out.send(
-                    held.lease.front,
-                    InputGradient(
-                        ledger_generation=self.generation,
-                        task=task,
-                        ticket=held.lease.ticket,
-                        tensors=(input_gradient,),
-                    ),
-                )
+                ticket, tensors = held.lease.ticket, (input_gradient,)
+                words = InputGradient(ledger_generation=self.generation, task=task, ticket=ticket, tensors=tensors)
+                self._out.send(held.lease.front, words)
             self._out.drop((input_gradient,))
         if not alive:
             if job.weights_later:
@@ -440,6 +434,7 @@ class VolunteerMachine:
         elif isinstance(job, LoadParameters):
             self._device_failed(job, reason, now)
             self._versions.failed(job)
+            self._return(self._held.take_version(job.version), "device failed")
         elif isinstance(job, TakeGradient):
             self._device_failed(job, reason, now)
             self._words.give_all_back(self.gradients.cannot_take(job), "device failed")
@@ -479,6 +474,10 @@ class VolunteerMachine:
             self._words.give_back(held.issuer, held.lease.tasks, "late")
             self._out.count("barnraise_node_work_results_total", len(held.lease.tasks), outcome="late")
 
+    def _return(self, leases: list[Held], reason: str) -> None:
+        for held in leases:
+            self._words.give_back(held.issuer, held.lease.tasks, reason)
+
     def _close(self, step: int) -> None:
         if step > self._closed:
             self._closed = step
@@ -504,8 +503,7 @@ class VolunteerMachine:
     def drain(self, now: float) -> None:
         """Takes no more work, gives back what has not begun, sends what is summed up."""
         self._draining = True
-        for held in self._held.take_all():
-            self._words.give_back(held.issuer, held.lease.tasks, "draining")
+        self._return(self._held.take_all(), "draining")
         self._go_on(now)
 
     def stay(self) -> None:
@@ -516,8 +514,7 @@ class VolunteerMachine:
         """The device is gone, now: everything that it had goes back to the servers at once, sums too."""
         self._draining = True
         lost = self.gradients.lose_all()
-        for one in self._held.lose_all():
-            self._words.give_back(one.issuer, one.lease.tasks, reason)
+        self._return(self._held.lose_all(), reason)
         for owed in self._owed.lose_all():
             self._words.give_back(owed.issuer, owed.lease_tasks, reason)
         self._words.give_all_back(lost, reason)

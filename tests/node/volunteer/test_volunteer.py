@@ -343,6 +343,21 @@ def test_an_output_that_may_be_lost_with_a_link_is_not_waited_for(arrived: bool)
     assert returned.tasks == (forward(0, 0),)
 
 
+def test_work_for_parameters_that_the_device_could_not_take_goes_back_at_once() -> None:
+    """They are fetched again with the next lease, which may never come: what waits for them would wait for its time to
+    be over."""
+    desk = Desk()
+    desk.say(FRONT, desk.lease(forward(0, 0)))
+    for shard, server in enumerate(desk.servers):
+        parameters = Parameters(ledger_generation=1, version=0, shard=shard, tensors=(shard_tensor(900 + shard),))
+        effects = desk.say(server, parameters)
+    (job,) = effects.jobs(LoadParameters)
+    desk.machine.failed(job, "out of memory", desk.now)
+    (returned,) = desk.take().sent(LeaseReturned, "f0")
+    assert (returned.tasks, returned.reason) == ((forward(0, 0),), "device failed")
+    assert len(desk.say(FRONT, desk.lease(forward(0, 1))).sent(FetchParameters)) == len(desk.servers)
+
+
 def test_a_closed_step_leaves_nothing() -> None:
     """Leases, graphs, sums and versions of the step go; a result that comes afterwards goes nowhere."""
     desk = Desk()
