@@ -271,7 +271,8 @@ class Roles:
         elif self.plan is not None and self.volunteer is not None and self.stage >= 0:
             stages = {self.stage} if self._moves_until is None else {self.stage, self.volunteer.stage}
             for server in (server for stage in sorted(stages) for server in self.plan.stages[stage].servers):
-                peers[server.node] = (server.addresses, True)
+                if server.node != self.node:  # it may have given up its own state, and compute all the same
+                    peers[server.node] = (server.addresses, True)
         return peers
 
     def link_up(self, peer: NodeId, role: str, now: float) -> None:

@@ -23,7 +23,7 @@ from node.machine.records import (
     StepSealed,
 )
 from protocol.base.ids import ContributionId, NodeId, TaskId
-from protocol.base.machine import Compute, Effect, Exit, Send
+from protocol.base.machine import Compute, Dial, Effect, Exit, Send
 from protocol.messages import Contribute, Parameters, Ping, PlanChanged, StepOpened
 from protocol.run.batches import Batches
 from protocol.run.changes import AT_BOUNDARY, running
@@ -358,6 +358,7 @@ class Checker(Watcher):
     def stepped(self, world: World, host: Host, effects: list[Effect]) -> None:
         for effect in effects:
             self.given_up.said(world, host, effect)
+            expect(not isinstance(effect, Dial) or effect.peer != host.node, "L2", f"{host.node} dials itself")
             if isinstance(effect, Exit):
                 needless = effect.reason.startswith("failed: Write")
                 expect(not needless, "L1", f"{host.node} ends over a file that training does not need: {effect.reason}")

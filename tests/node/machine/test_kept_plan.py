@@ -92,6 +92,17 @@ def test_a_disk_that_lost_the_key_of_its_leases_gives_its_state_up_and_ends_noth
     assert [effect.record for effect in desk.of(Persist) if isinstance(effect.record, StateLost)]
 
 
+def test_who_has_given_up_its_state_and_computes_does_not_dial_itself() -> None:
+    """The link to itself took the place of what it says to itself without one, and went with the next plan: its device
+    waited for its own part of the parameters (seed 610581 of the hunt)."""
+    desk = Desk("b1", kept=kept(), records=begun())
+    desk.effects = list(desk.machine.wake(COORDINATOR_S))
+    roles = desk.machine._roles
+    assert set(roles.peers()) >= {"f1"} and roles.volunteer is not None
+    roles.lose_state("the disk has lost it")
+    assert set(roles.peers()) == {"f1"}
+
+
 def test_a_server_that_never_began_its_ledgers_there_waits() -> None:
     """Its disk is new, or of earlier ledgers: what the others have only the coordinator knows."""
     for records in ([], begun(generation=0)):
