@@ -118,6 +118,8 @@ class VolunteerMachine:
         self._order = Order(plan, stage)
         if same:
             return False
+        if self._words.generation == plan.ledger_generation:
+            self._return(self._held.all(), "its place has changed")
         self._forget_steps(None)
         self._allowances.forget_all()
         self._closed = -1

@@ -42,7 +42,7 @@ from protocol.messages import (
     Work,
 )
 from protocol.run.changes import RunChange
-from protocol.run.plan import Plan
+from protocol.run.plan import Plan, ServerPlan, StagePlan
 from tests.node.setting import TICKET, VOLUNTEER, Effects, activation, backward, make_config, make_plan, shard_tensor
 
 CONFIG = make_config()
@@ -373,12 +373,27 @@ def test_a_closed_step_leaves_nothing() -> None:
     assert effects.sent(Output) == [] and late.key in effects.dropped
 
 
+def test_work_that_a_change_of_servers_undoes_is_given_back_to_those_who_stay() -> None:
+    """The disk of a stage's server comes back on another computer, under the same ledgers: a volunteer begins anew with
+    that stage, and its other server would wait for what it had given until the lease's time is over."""
+    desk = Desk()
+    desk.say(FRONT, desk.lease(forward(0, 0)))
+    plan = make_plan(generation=2)
+    (front, _), others = plan.stages[0].servers, plan.stages[1:]
+    moved = StagePlan((front, ServerPlan(NodeId("c0"), "back", ("c0:1",))))
+    assert desk.machine.set_plan(msgspec.structs.replace(plan, stages=(moved, *others)), 0)
+    (returned,) = desk.take().sent(LeaseReturned, "f0")
+    assert returned.tasks == (forward(0, 0),)
+
+
 def test_work_for_earlier_ledgers_goes_nowhere() -> None:
     """New ledgers begin while the device works: its result is dropped, and its job touches nothing of the new ones."""
     desk = Desk()
     desk.say(FRONT, desk.lease(forward(0, 0)))
     (running,) = desk.load().jobs(Forward)
-    desk.begin(make_plan(generation=2, ledgers=2))
+    assert desk.machine.set_plan(make_plan(generation=2, ledgers=2), 0)
+    assert desk.take().sent(LeaseReturned) == []
+    desk.begin(make_plan(generation=3, ledgers=3))
     late = desk.tensor()
     effects = desk.done(running, late)
     assert effects.sent(Output) == [] and late.key in effects.dropped
