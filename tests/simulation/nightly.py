@@ -3,6 +3,7 @@
     python -m tests.simulation.nightly                     # until 20,000 in a row have passed
     python -m tests.simulation.nightly --seconds 36000     # a night
     nice -n 19 python -m tests.simulation.nightly --jobs 2 # beside other work
+    python -m tests.simulation.nightly --few-kinds         # those of `few_kinds.py`, counted in `counts_few.json`
 
 Its seeds begin above those that the tests run. One that fails is printed with the line that replays it, and kept in
 the file; a seed means another run after a change of the weather or of the machines, so a bug gets a test of its own.
@@ -19,15 +20,17 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import msgspec
 
+from tests.simulation import few_kinds
 from tests.simulation.run_seed import SeedFailedError, run_seed
 
 COUNTS = Path(__file__).parent / "counts.json"
+COUNTS_FEW = Path(__file__).parent / "counts_few.json"
 ROOT = Path(__file__).parents[2]
 FIRST_SEED = 100_001
 GOAL = 20_000
@@ -39,7 +42,7 @@ class Counts(msgspec.Struct):
     """What was run so far."""
 
     seeds: int = 0
-    """From `FIRST_SEED` on, without a gap, under whatever code there was at the time."""
+    """From the first one on, without a gap, under whatever code there was at the time."""
     failed: list[int] = []
     in_a_row: int = 0
     """The newest of them, which all passed under one code."""
@@ -75,12 +78,28 @@ def code_now() -> str:
     return digest.hexdigest()[:16]
 
 
-def go_on(path: Path, goal: int, until_s: float = float("inf"), jobs: int = 1) -> Counts:
+def outcome(seed: int) -> str:
+    """What is wrong with a seed, or an empty string."""
+    try:
+        run_seed(seed)
+    except SeedFailedError as failure:
+        return str(failure)
+    return ""
+
+
+def go_on(
+    path: Path,
+    goal: int,
+    until_s: float = float("inf"),
+    jobs: int = 1,
+    first: int = FIRST_SEED,
+    outcome: Callable[[int], str] = outcome,
+) -> Counts:
     """Runs seeds until `goal` passed in a row, or the monotonic clock shows `until_s`; keeps the count in `path`."""
     counts = msgspec.json.decode(path.read_bytes(), type=Counts) if path.exists() else Counts()
     if counts.code != (code := code_now()):
         counts.code, counts.in_a_row = code, 0
-    outcomes = _outcomes(FIRST_SEED + counts.seeds, jobs)
+    outcomes = _outcomes(first + counts.seeds, jobs, outcome)
     while counts.in_a_row < goal and time.monotonic() < until_s:
         seed, failure = next(outcomes)
         counts.seeds += 1
@@ -96,16 +115,7 @@ def go_on(path: Path, goal: int, until_s: float = float("inf"), jobs: int = 1) -
     return counts
 
 
-def outcome(seed: int) -> str:
-    """What is wrong with a seed, or an empty string."""
-    try:
-        run_seed(seed)
-    except SeedFailedError as failure:
-        return str(failure)
-    return ""
-
-
-def _outcomes(first: int, jobs: int) -> Generator[tuple[int, str]]:
+def _outcomes(first: int, jobs: int, outcome: Callable[[int], str]) -> Generator[tuple[int, str]]:
     """Of one seed after the other, in order."""
     if jobs == 1:
         while True:
@@ -135,9 +145,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--goal", type=int, default=GOAL)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--few-kinds", action="store_true")
     line = parser.parse_args()
-    before = msgspec.json.decode(COUNTS.read_bytes(), type=Counts) if COUNTS.exists() else Counts()
-    counts = go_on(COUNTS, line.goal, time.monotonic() + line.seconds, line.jobs)
+    path, first, run = COUNTS, FIRST_SEED, outcome
+    if line.few_kinds:
+        path, first, run = COUNTS_FEW, few_kinds.FIRST_SEED, few_kinds.outcome
+    before = msgspec.json.decode(path.read_bytes(), type=Counts) if path.exists() else Counts()
+    counts = go_on(path, line.goal, time.monotonic() + line.seconds, line.jobs, first, run)
     print(f"{counts.in_a_row:,} of {line.goal:,} seeds in a row, of code {counts.code}")
     print(f"{counts.seeds:,} seeds so far, {len(counts.failed)} failed at their time: {counts.failed}")
     return 1 if len(counts.failed) > len(before.failed) else 0
