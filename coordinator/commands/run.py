@@ -18,6 +18,7 @@ from coordinator.commands.written import check_file, write_file
 from coordinator.planning.names import short
 from coordinator.planning.placement.map_svg import map_svg
 from coordinator.planning.placement.run_plan import RunPlan, VolunteerLoad, plan_run
+from coordinator.planning.placement.seat_search import WORTH_SHARE
 from coordinator.planning.placement.swarm import hops_of
 from coordinator.planning.simulator.pictures import svg, terminal
 from protocol.base.errors import BadInputError
@@ -162,6 +163,8 @@ def show(plan: RunPlan) -> None:
         f"          {counted(len(even.stages), 'stage')} cut evenly, servers and volunteers in turn: "
         + (f"{even.step_s:.4g} s" if even.feasible else "impossible")
     )
+    if even.feasible and even.step_s > plan.step_s >= (1.0 - WORTH_SHARE) * even.step_s:
+        console.print(f"          a coordinator begins with those: the cost is true to {WORTH_SHARE:.0%} or so")
     console.print(f"          one microbatch's whole way, there and back: {plan.plan.crossing_s:.3g} s")
     console.print(f"speed     {plan.tokens_per_s:,.0f} tokens per second; all steps in {duration(plan.finish_s)}")
     for advice in plan.advice:

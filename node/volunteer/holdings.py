@@ -6,7 +6,7 @@ when anything runs: it says what could.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import msgspec
 
@@ -49,6 +49,7 @@ class Holdings:
     def add(self, held: Held, segments: int = 1) -> None:
         """A new lease; one for the same work that waits here is replaced. `segments`: of its sample."""
         key = held.lease.tasks[0]
+        self.unsent.discard(key)  # that lease is over
         before = self.leases.pop(key, None)
         if before is not None:
             self.drop(before)
@@ -223,15 +224,18 @@ class Holdings:
         if not sent:
             self.unsent.add(forward)
 
-    def link_down(self, back: NodeId, plan: Plan | None) -> None:
-        """What was on its way to that server may be lost. Whether an output was, it says when it is back: by whether
-        it asks for the backward."""
+    def link_down(self, peer: NodeId, plan: Plan | None, linked: Container[NodeId]) -> None:
+        """What was on its way to a back server may be lost. Whether an output was, it says when it is back: by whether
+        it asks for the backward. A front whose link ends has given its leases to others. `linked`: who is left."""
         for task in self.graphs:
-            if plan is not None and plan.back_of(task.step, task.microbatch, task.position) == back:
+            visit = task.step, task.microbatch, task.position
+            if plan is None or plan.front_of(*visit) not in linked:
+                self.unsent.discard(task)
+            elif plan.back_of(*visit) == peer:
                 self.unsent.add(task)
         for held in self.all():
-            if held.tenancy is not None and held.tenancy.begun and held.lease.back == back:
-                held.tenancy.unsent = True
+            if held.tenancy is not None and held.tenancy.begun and peer in (held.lease.front, held.lease.back):
+                held.tenancy.unsent = held.lease.front in linked
 
     def forget_graphs(self, tasks: Iterable[TaskId]) -> list[TaskId]:
         """Graphs that nobody will ask for make room, unless a lease for one is here already; which of their outputs

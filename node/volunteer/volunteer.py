@@ -160,7 +160,7 @@ class VolunteerMachine:
             self._slots.link_down(peer)
         self._tails.link_down(peer)
         self._allowances.forget(peer)
-        self._held.link_down(peer, self._plan)
+        self._held.link_down(peer, self._plan, self._linked)
 
     # ---- messages ------------------------------------------------------------------------------------------------
 

@@ -21,8 +21,9 @@ import numpy as np
 
 from coordinator.planning.placement.cost import Stage
 from coordinator.planning.placement.pool_bound import pool_bound
-from coordinator.planning.placement.pools import NEVER_S, PoolPlan, Pools, PoolStage
+from coordinator.planning.placement.pools import BISECTED, NEVER_S, PoolPlan, Pools, PoolStage
 from protocol.base.errors import BadInputError
+from protocol.schedule.check import check_bound
 
 ROUNDS = 6
 """Turns of volunteers and blocks from one start; they rarely help after the third."""
@@ -134,7 +135,9 @@ def search_pools(
         best = compared
     if not best.feasible:
         raise BadInputError(_nothing_fits(pools))
-    bound = min(pool_bound(pools, counts if stages is not None else range(1, most + 1), visit_shares), best.step_s)
+    bound = pool_bound(pools, counts if stages is not None else range(1, most + 1), visit_shares)
+    check_bound(best.step_s * (1 + BISECTED), bound)
+    bound = min(bound, best.step_s)
     at_bound = best.step_s <= bound * (1 + 1e-6)
     reason = PROVED if at_bound else f"time budget of {budget_s:g} s" if expired else "no exchange helps"
     placed = {server for stage in best.stages for server in stage.servers}

@@ -31,6 +31,8 @@ from protocol.schedule.profile import Floats, Network
 
 BISECTIONS = 44
 """Halvings of an interval that begins at most 2^20 wide: the pace is known to a part in 10^7."""
+BISECTED = 1e-6
+"""By so much a pace or a bound may be off, and one that is met may seem to be missed."""
 CACHE_BYTES = 100_000_000
 """For what machines can do in stages that were looked at before: five numbers for each machine and stage."""
 NEVER_S = 1e18

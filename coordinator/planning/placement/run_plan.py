@@ -17,7 +17,7 @@ from coordinator.planning.placement.cost import Costs as PlacementCosts
 from coordinator.planning.placement.cost import Placement
 from coordinator.planning.placement.pool_bound import pool_bound
 from coordinator.planning.placement.pool_search import PROVED, PoolAnswer, Roles, search_pools
-from coordinator.planning.placement.pools import PoolPlan, Pools, PoolSizes
+from coordinator.planning.placement.pools import BISECTED, PoolPlan, Pools, PoolSizes
 from coordinator.planning.placement.recipe import recipe_with
 from coordinator.planning.placement.run_sizes import passed_bytes, pool_sizes, vocabulary_of, wire_bytes
 from coordinator.planning.placement.swarm import ModelSizes, SwarmRoutes, member_model, world_of
@@ -31,6 +31,7 @@ from protocol.base.errors import BadInputError
 from protocol.run.memory import device_parameter_bytes, server_parameter_bytes
 from protocol.run.model_spec import ModelSpec, blocks_of
 from protocol.run.run import RunConfig
+from protocol.schedule.check import check_bound
 from protocol.schedule.profile import Network
 
 ROUTED_MEMBERS_MAX = 4_000
@@ -224,7 +225,9 @@ def _placed(
         return best
     # Each answer's bound is about its own number of stages; what is printed as the plan's must hold for all of them.
     answer, skipped = best
-    bound_s = min(pool_bound(pools, [count for count, _ in possible], _shares_of(skip)), answer.step_s)
+    bound_s = pool_bound(pools, [count for count, _ in possible], _shares_of(skip))
+    check_bound(answer.step_s * (1 + BISECTED), bound_s)
+    bound_s = min(bound_s, answer.step_s)
     stopped = answer.stopped
     if stopped == PROVED and answer.step_s > bound_s * (1 + 1e-6):
         stopped = f"proved optimal for {len(answer.plan.stages)} stages"

@@ -31,6 +31,7 @@ from coordinator.planning.placement.spares import (
     varied,
 )
 from protocol.base.errors import BadInputError
+from protocol.schedule.check import check_bound
 
 ROUNDS_PER_SECOND = 12_000
 """How many moves count as a second, so that equal seeds do equal work; large stages count more."""
@@ -157,6 +158,7 @@ def search_placement(
     if not math.isfinite(best.cost_s):
         raise BadInputError(_nothing_fits(world))
     placed = {volunteer for stage in best.stages for volunteer in stage.volunteers}
+    check_bound(best.cost_s * (1 + 1e-6), bound)  # both end a bisection
     if best.cost_s <= bound * (1 + 1e-9):
         stopped = "proved optimal"
     elif expired():

@@ -22,12 +22,13 @@ import msgspec
 import numpy as np
 
 from coordinator.planning.placement.pool_bound import pool_bound
-from coordinator.planning.placement.pools import NEVER_S, Pools
+from coordinator.planning.placement.pools import BISECTED, NEVER_S, Pools
 from coordinator.planning.placement.run_sizes import pool_sizes
 from coordinator.planning.placement.seats import SeatPlan, Seats
 from protocol.base.errors import BadInputError
 from protocol.run.course import PLANNED
 from protocol.run.run import RunConfig, possible_counts
+from protocol.schedule.check import check_bound
 from protocol.schedule.profile import Link, Machine, NetworkFile, build_network
 
 ASSUMED_PER_STAGE = 4
@@ -128,6 +129,7 @@ def search_seats(
     if not seats.cost(plan).feasible:
         raise BadInputError("memory_bytes: no plan found whose servers and members have memory for their blocks")
     bound_s = pool_bound(pools, counts) if seats.is_line else seats.compute_bound_s()
+    check_bound(seats.cost(plan).step_s * (1 + BISECTED), bound_s)
     names = [machine.name for machine in network.machines]
 
     def answer(seats: Seats, plan: SeatPlan, even: SeatPlan, without: SeatAnswer | None = None) -> SeatAnswer:

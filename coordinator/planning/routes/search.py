@@ -22,6 +22,7 @@ from coordinator.planning.routes.improve import Best, anneal
 from coordinator.planning.routes.model import Route, RouteModel
 from coordinator.planning.routes.shared import SharedEvaluator, Sharing
 from protocol.base.errors import BadInputError
+from protocol.schedule.check import check_bound
 
 GREEDY_ORDERS = 12
 COUNTED_S = 2.5
@@ -146,6 +147,7 @@ def search_routes(
     if clean is not None:
         starts = tuple((plan.starts,) for plan in clean[0])
         timed = Timed(clean[1], tuple(plan.end_s for plan in clean[0]), starts)
+    check_bound(timed.makespan_s, bound)
     return RoutesAnswer(
         tuple(best.routes),
         tuple(best.bias),
@@ -210,6 +212,7 @@ def search_shared(
         stopped = f"time budget of {budget_s:g} s"
     else:
         stopped = "planned search done"
+    check_bound(timed.makespan_s, first.lower_bound_s)
     return RoutesAnswer(
         tuple(best.routes),
         tuple(best.bias),

@@ -325,6 +325,23 @@ def test_a_graph_that_nobody_will_ask_for_is_forgotten() -> None:
     assert running.task == forward(1, 0)
 
 
+@pytest.mark.parametrize("order", ["front last", "back last", "given anew"])
+def test_only_a_lease_that_is_still_ours_is_given_back(order: str) -> None:
+    """A front whose link has ended has given its leases to others, perhaps to us once more: what we say of the old one
+    would take away the new one, and that be held against us."""
+    desk = Desk()
+    desk.compute_forward(0)
+    for server in {"front last": (BACK, FRONT), "back last": (FRONT, BACK), "given anew": (BACK,)}[order]:
+        desk.machine.link_down(server)
+    for server in desk.servers:
+        desk.machine.link_up(server)
+        desk.say(server, VersionReady(ledger_generation=1, version=0))
+    if order == "given anew":
+        desk.say(FRONT, desk.lease(forward(0, 0)))
+    effects = desk.say(BACK, Forget(ledger_generation=1, tasks=(forward(0, 0),)))
+    assert effects.sent(LeaseReturned) == []
+
+
 @pytest.mark.parametrize("arrived", [True, False])
 def test_an_output_that_may_be_lost_with_a_link_is_not_waited_for(arrived: bool) -> None:
     """The back server says when it is back whether it has it: if not, somebody does it again at once, and not when the
