@@ -224,7 +224,7 @@ def a_commit_is_told_before_it_is_durable(original: Any) -> Any:
     return applied
 
 
-@mutant(ShardRole, "on_commit", scene=Scene(only=("unsaid_commit",), gap_s=(0.5, 1.5)))
+@mutant(ShardRole, "on_commit", scene=Scene(only=("unsaid_commit",), gap_s=(0.5, 1.5)), first=21)
 def a_commit_that_comes_again_is_applied_again(original: Any) -> Any:
     def on_commit(self: Any, message: Commit) -> None:
         if self.phase is Phase.READY and message.step == self.version - 1:

@@ -220,6 +220,7 @@ def ledgers_that_contradict_each_other_go_on(original: Any) -> Any:
         loses=("StepDone",),
         run={**LINE, "delay": 0, "steps": 48, "spares": 0, "microbatches": 2},
     ),
+    first=141,
 )
 def who_has_lost_the_end_of_a_step_hears_nothing_of_the_next(original: Any) -> Any:
     def known(self: Any, number: int) -> Any:
