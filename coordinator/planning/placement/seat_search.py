@@ -149,8 +149,8 @@ def search_seats(
             without=without,
         )
 
-    plain = [(s, p) for _, _, s, _, p in found if s.cost(p).feasible]
-    without = answer(*max(plain, key=lambda each: each[0].count), plain[-1][1]) if plain else None
+    plain = max(((s, p) for _, _, s, _, p in found if s.cost(p).feasible), key=lambda each: each[0].count, default=None)
+    without = None if plain is None else answer(plain[0], plain[1], plain[1])
     return answer(seats, plan, even, without)
 
 
