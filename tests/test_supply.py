@@ -107,6 +107,13 @@ def test_a_service_may_do_little(unit: Path, tmp_path: Path) -> None:
     assert exposure(open_door) > EXPOSURE_MOST
 
 
+@pytest.mark.parametrize("unit", sorted((DEPLOY / "systemd").glob("*.service")), ids=lambda unit: unit.stem)
+def test_what_no_start_can_mend_is_not_started_for_ever(unit: Path) -> None:
+    """Exit code 2 is a sentence about a file or an option that is wrong (`protocol.cli`)."""
+    lines = unit.read_text().splitlines()
+    assert "Restart=on-failure" in lines and "RestartPreventExitStatus=2" in lines
+
+
 def test_a_join_link_gets_into_no_journal_and_no_process_list() -> None:
     """What the coordinator's service prints are links; the container's example gives one in a file."""
     unit = (DEPLOY / "systemd" / "barnraise-coordinator.service").read_text().splitlines()
