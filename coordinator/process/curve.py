@@ -43,12 +43,16 @@ class _Sums:
         self.begun_s = min(self.begun_s, other.begun_s)
         self.ended_s = max(self.ended_s, other.ended_s)
 
-    def piece(self) -> Piece:
-        if self.ended_s > self.begun_s:
-            # The reports' times lie apart by all steps but the first.
-            speed = self.tokens / (self.ended_s - self.begun_s + self.duration_s / self.steps)
-        else:
-            speed = self.tokens / max(self.duration_s, 1e-3)
+    def piece(self, before_s: float) -> Piece:
+        """What is drawn of it. `before_s`: when the step before was reported, -inf where there was none.
+
+        Steps overlap, so the time that each was open would be counted several times: a step took what lies between
+        two reports.
+        """
+        took_s = self.ended_s - before_s
+        if not 0.0 < took_s < inf:
+            took_s = self.ended_s - self.begun_s + self.duration_s / self.steps
+        speed = self.tokens / max(took_s, 1e-3)
         if not self.losses:
             return self.first, None, None, None, speed
         return self.first, self.loss_sum / self.losses, self.loss_least, self.loss_most, speed
@@ -76,7 +80,11 @@ class Curve:
             (self._row, ROWS_MAX),
         ).fetchall():
             self._add(rows)
-        return [self._pieces[number].piece() for number in sorted(self._pieces)]
+        found, before_s = [], -inf
+        for number in sorted(self._pieces):
+            found.append(self._pieces[number].piece(before_s))
+            before_s = self._pieces[number].ended_s
+        return found
 
     def _add(self, rows: list[tuple[int, int, float, int, float, float]]) -> None:
         for self._row, step, loss, tokens, duration_s, wall_s in rows:
