@@ -3,6 +3,8 @@
 
 const $ = (id) => document.getElementById(id);
 
+const CHART_PIXELS = 210; // without the legend beneath, which takes as many lines as a narrow window needs
+
 function make(tag, options = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(options)) {
@@ -95,7 +97,7 @@ class Chart {
   }
 
   size() {
-    return { width: Math.max(200, this.place.clientWidth), height: Math.max(120, this.place.clientHeight - 30) };
+    return { width: Math.max(200, this.place.clientWidth), height: CHART_PIXELS };
   }
 
   resize() {
