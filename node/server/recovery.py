@@ -13,7 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
+from node.machine.jobs import DropVersions
+from node.machine.outbox import Outbox
 from node.machine.records import (
     ContributionStored,
     Record,
@@ -28,6 +31,13 @@ class StateLostError(Exception):
     """What a server has of the present ledgers cannot be what it was: a disk has lost what it had acknowledged, or gave
     back something else. The text says how that shows. Nobody can tell whose disk it was, or what is missing besides; so
     the run goes back to the last closed step where all can show what it came to, else to its newest checkpoint."""
+
+
+def must_not_be(out: Outbox, version: int, why: str) -> NoReturn:
+    """Ends what was just made of a disk as a version that is none. Its lane forgets it, and the older ones: it would
+    offer it to ledgers that go on from that version (`StartShard.continues`). Raises `StateLostError`."""
+    out.compute(DropVersions(version + 1, version + 1))
+    raise StateLostError(f"version {version} {why}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from node.server.buddy import BuddyRole
 from node.server.context import StageContext, stage_tasks
 from node.server.judging import apply_job
 from node.server.parts import JOURNAL_BYTES, RECORDS_PER_TASK_MAX, Part, Reduction, as_message, as_record, leases
-from node.server.recovery import StateLostError, needed_in_replay, restored
+from node.server.recovery import StateLostError, must_not_be, needed_in_replay, restored
 from node.server.saves import Saves
 from node.server.serving import Serving
 from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef
@@ -174,7 +174,7 @@ class ShardRole:
     def base_loaded(self, digest: bytes) -> None:
         """The snapshot, checkpoint or seed is in memory; what was committed since is made again."""
         if self._base_digest not in (b"", digest):
-            raise StateLostError(f"snapshot {self.version + 1} is not what was written")
+            must_not_be(self._out, self.version + 1, "of the snapshot is not what was written")
         self.version += 1
         self._digests[self.version] = digest
         self._buddy.loaded()
@@ -451,7 +451,7 @@ class ShardRole:
         if self._replay and self._replay[0].step == job.step:
             record = self._replay.pop(0)
             if record.digest != digest:
-                raise StateLostError(f"version {job.step + 1} came out with another digest than before the restart")
+                must_not_be(self._out, job.step + 1, "came out with another digest than before the restart")
             self._finish_version(job.step, digest)
             known = self._context.closed, self._context.config.batch.delay
             self._drop_versions(*needed_in_replay(self.version, self._durable_version, *known))

@@ -427,6 +427,18 @@ def test_another_digest_than_before_the_restart_means_that_the_state_is_lost() -
     (apply,) = desk.take().jobs(Apply)
     with pytest.raises(StateLostError):
         desk.shard.applied(apply, b"wrong")
+    assert desk.take().jobs(DropVersions) == [DropVersions(2, 2)], "ledgers that go on from version 1 must not find it"
+
+
+def test_a_snapshot_with_other_numbers_is_forgotten_where_it_was_read() -> None:
+    """The lane had it in memory, and gave it to the ledgers that began afterwards with the same version: parameters
+    that nobody had ever computed were served."""
+    snapshot = SnapshotWritten(ledger_generation=1, step=0, file="snapshot-0", digest=b"right")
+    desk = Desk([_started(), snapshot])
+    assert [job.file for job in desk.begun.jobs(LoadSnapshot)] == ["snapshot-0"]
+    with pytest.raises(StateLostError, match="version 0"):
+        desk.shard.base_loaded(b"wrong")
+    assert desk.take().jobs(DropVersions) == [DropVersions(1, 1)]
 
 
 def test_versions_are_not_dropped_while_the_journal_is_replayed() -> None:
