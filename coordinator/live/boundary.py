@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import msgspec
 
 from protocol.messages import NodeReport
-from protocol.run.changes import RunChange
+from protocol.run.changes import LAYOUT, RunChange, in_order
 from protocol.run.plan import Plan
 
 
@@ -51,16 +51,21 @@ def closed_up_to(reports: Sequence[NodeReport | None]) -> int | None:
 def begun_at(changes: Sequence[RunChange], step: int) -> tuple[tuple[RunChange, ...], tuple[RunChange, ...]]:
     """(the list with this step for all that had none up to the last pending one, changes that come too late).
 
-    No step is decided meanwhile, so those before a pending one count from the same step on. A run that has done as
-    many steps as it now is to have would end without its last checkpoint.
+    No step is decided meanwhile, so those before a pending one count from the same step on. A run that has gone back
+    does steps again with what had changed in them, at the same steps: what is ordered then counts from the last of
+    these on, or the older change would undo the newer one. Only a layout begins with its ledgers, which is now. A run
+    that has done as many steps as it now is to have would end without its last checkpoint.
     """
+    first = max([step, *(change.from_step for change in changes)])
     late = tuple(
-        change for change in changes if change.is_pending and change.key == "steps" and int(change.value) <= step
+        change for change in changes if change.is_pending and change.key == "steps" and int(change.value) <= first
     )
     kept = [change for change in changes if change not in late]
     last = max((number for number, change in enumerate(kept) if change.is_pending), default=-1)
-    found = tuple(
-        msgspec.structs.replace(change, from_step=step) if number <= last and change.from_step < 0 else change
+    found = [
+        msgspec.structs.replace(change, from_step=step if change.key == LAYOUT else first)
+        if number <= last and change.from_step < 0
+        else change
         for number, change in enumerate(kept)
-    )
-    return found, late
+    ]
+    return in_order(found), late

@@ -157,7 +157,7 @@ class Wishes:
                 return news
             self.changes, late = begun_at(self.changes, step)
             self._told_late(late, step)
-            self._outbox.log("info", "changes begin", step=step)
+            self._outbox.log("info", "changes begin", step=max([step, *(each.from_step for each in self.changes)]))
         else:
             self.held = False
         return True

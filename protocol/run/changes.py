@@ -271,8 +271,13 @@ def kept_layouts(changes: Sequence[RunChange], step: int) -> tuple[RunChange, ..
         else change
         for change in changes
     ]
-    known = [change for change in found if change.from_step >= 0]
-    return (*sorted(known, key=lambda change: change.from_step), *(each for each in found if each.from_step < 0))
+    return in_order(found)
+
+
+def in_order(changes: Sequence[RunChange]) -> tuple[RunChange, ...]:
+    """Those that have a step by their steps, then the others; else as they came."""
+    known = [change for change in changes if change.from_step >= 0]
+    return (*sorted(known, key=lambda change: change.from_step), *(each for each in changes if each.from_step < 0))
 
 
 def check_changes(config: RunConfig, changes: Sequence[RunChange]) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from coordinator.live.boundary import boundary, closed_up_to
+from coordinator.live.boundary import begun_at, boundary, closed_up_to
 from protocol.messages import NodeReport
+from protocol.run.changes import LAYOUT, RunChange, check_changes
+from tests.node.setting import make_config
 
 
 def report(closed: int, **decider: int) -> NodeReport:
@@ -33,3 +36,23 @@ def test_steps_that_a_life_before_may_have_opened_are_done_as_they_were_begun() 
     anew has other ledgers, and begins from what is closed."""
     reports = [report(4, opened=4, reached=6), report(4)]
     assert (boundary(reports), closed_up_to(reports)) == (7, 5)
+
+
+def test_what_is_ordered_after_going_back_begins_with_the_last_of_what_was_changed_before() -> None:
+    """A run whose shard was lost does steps 2 and 3 again, and at step 4 what was changed there. An order was taken to
+    begin with step 2, before an older one in the list: such a list no member takes, and all of them ended."""
+    before = RunChange(key="checkpoint.every_steps", value="3", from_step=4)
+    order = RunChange(key="batch.microbatches", value="3")
+    found, late = begun_at((before, order), 2)
+    assert (late, [change.from_step for change in found]) == ((), [4, 4])
+    check_changes(make_config(), found)
+    shorter = msgspec.structs.replace(order, key="steps", value="4")
+    assert begun_at((before, shorter), 2) == ((before,), (shorter,)), "it would end without its last checkpoint"
+
+
+def test_a_layout_begins_with_its_ledgers_whatever_is_changed_later() -> None:
+    """They begin from what is closed now."""
+    before = RunChange(key="checkpoint.every_steps", value="3", from_step=4)
+    layout = RunChange(key=LAYOUT, value='{"stages.count":2}')
+    found, _ = begun_at((before, layout), 2)
+    assert [(change.key, change.from_step) for change in found] == [(LAYOUT, 2), (before.key, 4)]
