@@ -59,6 +59,9 @@ class BackRole:
 
     # ---- steps ---------------------------------------------------------------------------------------------------
 
+    def has_opened(self, step: int) -> bool:
+        return step in self._steps
+
     def open_step(self, step: int) -> None:
         if step in self._steps:
             return

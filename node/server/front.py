@@ -112,6 +112,9 @@ class FrontRole:
 
     # ---- steps ---------------------------------------------------------------------------------------------------
 
+    def has_opened(self, step: int) -> bool:
+        return step in self._steps
+
     def open_step(self, step: int) -> None:
         """The step may begin: its units of work are known, and stage 0 loads their data."""
         if step in self._steps:

@@ -53,6 +53,7 @@ from protocol.messages import (
     Work,
 )
 
+TensorWork = Output | Activation | Gradient | InputGradient | Labels | Evaluated
 FOR_LEDGER, FOR_DECIDER, FOR_BUDDY = taken_by("ledger"), taken_by("decider"), taken_by("buddy")
 
 
@@ -127,10 +128,10 @@ class Intake:
 
     def _dispatch(self, peer: NodeId, message: Work, now: float, size: float) -> None:
         match message:
-            case Output() | Activation() | Gradient() | InputGradient() | Labels() | Evaluated() if self._open_early(
-                message
+            case Output() | Activation() | Gradient() | InputGradient() | Labels() | Evaluated() if (
+                self._context.in_window(message.task.step)
             ):
-                self._on_tensor(peer, message, size)
+                self._on_work(peer, message, size)
             case Held():
                 for role in (self._roles.front, self._roles.back):
                     if role is not None:
@@ -219,6 +220,25 @@ class Intake:
             case _:
                 self._out.drop(getattr(message, "tensors", ()))
 
+    def _on_work(self, peer: NodeId, message: TensorWork, size: float) -> None:
+        """Work of a step can come by another link before the word that the step is open: believe the work.
+
+        Only the decider opens steps; whoever computed this has heard of it. Where routes begin the word of a volunteer
+        is not enough, since new work would be made of it (`Early`).
+        """
+        step = message.task.step
+        if not self._roles.has_opened(step):
+            if self._context.reads_data and isinstance(message, (Output, InputGradient, Evaluated)):
+                self._roles.early.keep(peer, message, size)
+                return
+            self._open(step)
+        self._on_tensor(peer, message, size)
+
+    def _open(self, step: int) -> None:
+        self._roles.open_step(step)
+        for kept in self._roles.early.take(step):
+            self._on_tensor(*kept)
+
     def _on_tensor(self, peer: NodeId, message: Work, size: float) -> None:
         if self._roles.front is not None and isinstance(message, Activation):
             self._roles.front.on_activation(message)
@@ -270,19 +290,6 @@ class Intake:
         if found is not None:
             self._take(*found)
 
-    def _open_early(self, message: Work) -> bool:
-        """Work of a step can come by another link before the word that the step is open: believe the work.
-
-        Only the decider opens steps; whoever computed this has heard of it. Where routes begin the word of a volunteer
-        is not enough, since new work would be made of it.
-        """
-        step = message.task.step  # type: ignore[attr-defined]
-        if not self._context.in_window(step):
-            return False
-        if not (self._context.reads_data and isinstance(message, (Output, InputGradient, Evaluated))):
-            self._roles.open_step(step)
-        return True
-
     def _on_contribute(self, peer: NodeId, message: Contribute, now: float) -> None:
         if message.contribution.node != peer:
             error = RemoteProtocolError("signature", "a contribution in another node's name")
@@ -320,7 +327,7 @@ class Intake:
         self._context.opened = max(self._context.opened, message.step)
         if self._roles.ledger is not None:
             self._roles.ledger.on_step_opened(message)
-        self._roles.open_step(message.step)
+        self._open(message.step)
 
     def _on_step_closed(self, message: StepClosed) -> None:
         if self._roles.decider is not None:

@@ -12,6 +12,7 @@ from node.server.back import BackRole
 from node.server.buddy import BuddyRole, Copies
 from node.server.context import StageContext
 from node.server.decider import DeciderRole
+from node.server.early import Early
 from node.server.front import FrontRole
 from node.server.guard import Guard
 from node.server.ledger import LedgerRole
@@ -45,6 +46,7 @@ class Roles:
         self.front = FrontRole(context) if context.is_front else None
         self.back = BackRole(context) if context.is_back else None
         self.sums = Sums(context, self.front, self.back)
+        self.early = Early(context)
         self.copies = copies
         self.buddy = BuddyRole(context, copies)
         self.shard = ShardRole(context, self.buddy)
@@ -83,6 +85,9 @@ class Roles:
             self.ledger.desk.clock(now)
         self.pins.clock(now)
 
+    def has_opened(self, step: int) -> bool:
+        return any(role is not None and role.has_opened(step) for role in (self.front, self.back))
+
     def open_step(self, step: int) -> None:
         for role in (self.front, self.back):
             if role is not None:
@@ -97,6 +102,7 @@ class Roles:
         self._context.closed = step
         self.guard.close_step(step)
         self.sums.close_step(step)
+        self.early.close_step(step)
         self.pins.close_step(step)
         self.copies.close_step(step)
         for role in (self.front, self.back, self.ledger, self.shard, self.tails):
@@ -124,7 +130,17 @@ class Roles:
         tell_allowances(self._context, self.pools())
 
     def check(self) -> None:
-        for role in (self.front, self.back, self.shard, self.ledger, self.decider, self.tails, self.pins, self.sums):
+        for role in (
+            self.front,
+            self.back,
+            self.shard,
+            self.ledger,
+            self.decider,
+            self.tails,
+            self.pins,
+            self.sums,
+            self.early,
+        ):
             if role is not None:
                 role.check()
 

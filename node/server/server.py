@@ -188,6 +188,7 @@ class ServerMachine:
             if role is not None:
                 role.close_step(self.context.config.final_step)
         self._roles.sums.close_step(self.context.config.final_step)
+        self._roles.early.close_step(self.context.config.final_step)
         self.shard.end()
         self._roles.pins.end()
         return self.decider.unreported() if self.decider is not None else ()
