@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 from node.machine.waits import Wait, work_name
 from protocol.base.ids import NodeId, TaskId, TensorRef
 
+BELIEVED_MAX = 4
+"""Leases of one task after which nobody is believed any more that its result was lost; servers that restart so often
+within a step are a fault of their own."""
+
 
 @dataclass(slots=True)
 class Entry:
@@ -54,6 +58,11 @@ class Entry:
     @property
     def step(self) -> int:
         return self.tasks[0].step
+
+    def may_be_lost(self, node: NodeId) -> bool:
+        """Whether `node` is believed that what it has computed, and summed up, was sent in vain: not for ever, since
+        whoever says so and brings nothing would have it each time again."""
+        return self.worker == node and self.summed and self.needs_result and self.issued_count < BELIEVED_MAX
 
     @property
     def finished(self) -> bool:

@@ -296,22 +296,23 @@ class Pool:
             self._gradient_clocks.set((node, step), now + self._patience.gradient_s)
 
     def give_back(self, tasks: Iterable[TaskId], node: NodeId, *, untried: bool = False, doubted: bool = False) -> None:
-        """`node` says that it will not finish these (`untried`), or the ledger refused what it sent for them, and
-        somebody else shall do them if it is `doubted`."""
-        for task in tasks:
-            entry = self._of_task.get(task)
-            if entry is not None and entry.worker == node:
-                untried = untried and entry.complete  # else it has waited for others in vain
-                if untried or doubted:
+        """`node` says that it will not finish these (`untried`; first again where it has their sum), or the ledger
+        refused what it sent for them, and somebody else shall do them if it is `doubted`."""
+        for entry in [entry for task in tasks if (entry := self._of_task.get(task)) is not None]:
+            if untried and entry.may_be_lost(node):
+                self.result_lost(entry.tasks[0])
+                continue
+            if entry.worker == node:
+                here = untried and entry.complete  # else it has waited for others in vain
+                if here or doubted:
                     self._failed_with(entry, node)
                 if doubted:
                     entry.brought.add(node)
-                if untried and node in self._workers:
-                    worker = self._workers[node]
+                if here and (worker := self._workers.get(node)) is not None:
                     worker.returned_at = worker.returned_at if worker.returned else self._now
                     worker.returned[entry.tasks[0]] = entry.granted_at
                 self._change(entry, worker=None, waits_for_all=entry.waits_for_all or not entry.complete)
-            if entry is not None and entry.preferred == node:
+            if entry.preferred == node:
                 self._change(entry, preferred=None)
 
     def reserve(self, tasks: Iterable[TaskId]) -> None:

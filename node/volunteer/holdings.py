@@ -67,10 +67,17 @@ class Holdings:
         """Whether the device is at work on the lease that begins with `task`."""
         return self.running is not None and self.running.lease.tasks[0] == task
 
-    def is_ending(self, task: TaskId) -> bool:
+    def has_forward(self, task: TaskId) -> bool:
+        """Whether it is still to be computed here, or its graph is kept."""
+        return task in self.graphs or task in self.leases or self.is_running(task)
+
+    def is_ending(self, task: TaskId, place: int) -> bool:
         """Whether the device is at work on the last job of the lease that begins with `task`: its weight gradient goes
-        into a sum with it, so the same work must not begin anew. Of a sample in segments it may before."""
-        tenancy = self.running.tenancy if self.running is not None else None
+        into a sum with it, so the same work must not begin anew. Of a sample in segments it may before; and what was
+        begun at another place than `place` comes to nothing."""
+        if self.running is None or self.running.place != place:
+            return False
+        tenancy = self.running.tenancy
         return self.is_running(task) and (tenancy is None or tenancy.over)
 
     def has_what_it_needs(self, held: Held) -> bool:
@@ -81,11 +88,18 @@ class Holdings:
         return held.input is not None or (key.op == "B" and forward_of(key) in self.graphs)
 
     def _may_begin(self, held: Held, tenancy: Tenancy) -> bool:
-        """Forward and backward of one visit share what the device has of it: one begins when the other has ended."""
-        visit = forward_of(held.lease.tasks[0])
-        others = (each for each in self.all() if each is not held and forward_of(each.lease.tasks[0]) == visit)
-        begun = any(each.tenancy is not None and each.tenancy.begun for each in others)
+        """Forward and backward of one visit share what the device has of it: one begins when the other has ended, or a
+        forward when the backward can get no further. It is leased again when its output is lost, and before there is
+        another one nothing will come that the backward waits for."""
+        key, begun = held.lease.tasks[0], False
+        for other in self.all():
+            waits = other is not held and other.tenancy is not None and other.tenancy.begun
+            if waits and forward_of(other.lease.tasks[0]) == forward_of(key):
+                begun |= key.op == "B" or other is self.running or self._is_ready(other)
         return not begun and self._has_room(tenancy)
+
+    def _is_ready(self, held: Held) -> bool:
+        return held.tenancy is not None and held.tenancy.ready()
 
     def _has_room(self, tenancy: Tenancy) -> bool:
         """Of those that need room for a graph beside the counted ones, one may wait for parts of its input, and one
@@ -99,9 +113,14 @@ class Holdings:
         del self.leases[key]
         self.running = held
         if held.tenancy is not None:
-            if self.graphs.pop(forward_of(key), None) is not None and key.op == "F" and not held.tenancy.begun:
+            had = self.graphs.pop(forward_of(key), None) is not None
+            if key.op == "F" and not held.tenancy.begun:
                 for each in self.leases.values():  # it is made anew: a backward that counts on it begins from inputs
-                    if each.tenancy is not None and forward_of(each.lease.tasks[0]) == forward_of(key):
+                    if each.tenancy is None or forward_of(each.lease.tasks[0]) != forward_of(key):
+                        continue
+                    if each.tenancy.begun:
+                        self._out.compute(DropGraphs((forward_of(key),)))
+                    if had or each.tenancy.begun:
                         each.tenancy.lose_graph()
                         self._ask(each)
         elif key.op == "B" and held.input is None:
@@ -234,14 +253,17 @@ class Holdings:
             elif plan.back_of(*visit) == peer:
                 self.unsent.add(task)
         for held in self.all():
+            held.is_old |= held.issuer == peer
             if held.tenancy is not None and held.tenancy.begun and peer in (held.lease.front, held.lease.back):
                 held.tenancy.unsent = held.lease.front in linked
 
     def forget_graphs(self, tasks: Iterable[TaskId]) -> list[TaskId]:
-        """Graphs that nobody will ask for make room, unless a lease for one is here already; which of their outputs
-        never left."""
-        wanted = {*self.leases, *(() if self.running is None else (backward_of(self.running.lease.tasks[0]),))}
+        """Graphs that nobody will ask for make room, unless a lease for one has come by the same link; which of their
+        outputs never left."""
+        wanted = {key for key, held in self.leases.items() if not held.is_old}
+        wanted |= set() if self.running is None else {backward_of(self.running.lease.tasks[0])}
         found = tuple(task for task in tasks if task in self.graphs and backward_of(task) not in wanted)
+        self._take([backward_of(task) for task in found if backward_of(task) in self.leases])
         unsent = [task for task in found if task in self.unsent]
         self._drop_graphs(found)
         return unsent

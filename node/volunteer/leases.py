@@ -30,6 +30,9 @@ class Held:
     stalled: bool = False
     """The front has not the input that it needs: it comes when it is made again, and meanwhile this holds no slot."""
 
+    is_old: bool = False
+    """The link that it came by has ended: its issuer may have given it away meanwhile, or know of none."""
+
     @property
     def takes_slot(self) -> bool:
         """Whether no other lease should come in its place yet."""

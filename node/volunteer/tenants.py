@@ -11,8 +11,7 @@ from node.volunteer.gradients import Gradients
 from node.volunteer.holdings import Holdings
 from node.volunteer.leases import forward_of
 from node.volunteer.words import Words
-from protocol.base.ids import TaskId, TensorRef
-from protocol.messages import InputGradient, Output
+from protocol.base.ids import TaskId
 
 
 class Tenants:
@@ -36,7 +35,7 @@ class Tenants:
         tenancy.loss_sum += loss_sum
         if tensor is not None and alive and not tenancy.replaced:
             tenancy.unsent |= isinstance(job, Forward) and not self._words.reaches(held.lease.back)
-            self._send(job, tensor)
+            self._words.bring(job.task, held.lease, held.issuer, tensor)
         self._out.drop(() if tensor is None else (tensor,))
         if not alive or tenancy.replaced:
             self._held.end()
@@ -60,13 +59,3 @@ class Tenants:
         if held.lease.need_weight_gradient:
             self._words.say_summed(held.issuer, held.lease, self._has_gradient)
         return covered[-1]
-
-    def _send(self, job: Forward | Backward | SegmentEnd, tensor: TensorRef) -> None:
-        assert self._held.running is not None
-        lease, generation = self._held.running.lease, self._words.generation
-        if isinstance(job, Forward):
-            words = Output(ledger_generation=generation, task=job.task, ticket=lease.ticket, tensors=(tensor,))
-            self._out.send(lease.back, words)
-        else:
-            changes = InputGradient(ledger_generation=generation, task=job.task, ticket=lease.ticket, tensors=(tensor,))
-            self._out.send(lease.front, changes)

@@ -41,7 +41,7 @@ from node.volunteer.tally import Tally
 from node.volunteer.tenants import Tenants
 from node.volunteer.versions import Versions
 from node.volunteer.words import Words
-from node.volunteer.work import evaluated, job_of
+from node.volunteer.work import job_of
 from protocol.base.errors import RemoteProtocolError
 from protocol.base.ids import NodeId, TaskId, TensorRef
 from protocol.base.machine import HangUp
@@ -50,9 +50,7 @@ from protocol.messages import (
     Flush,
     Forget,
     InputAnswer,
-    InputGradient,
     Lease,
-    Output,
     Parameters,
     StepClosed,
     Verdict,
@@ -114,12 +112,14 @@ class VolunteerMachine:
             and plan.ledger_generation == self._plan.ledger_generation
             and self.servers == tuple(server.node for server in plan.stages[stage].servers)
         )
+        if self._plan is not None and self._words.generation == plan.ledger_generation and not same:
+            self._return(self._held.all(), "its place has changed")
+            self._words.give_untaken_back(self._held.unsent, self._plan)
+            self._words.server_begins(None, self._held.has_forward)
         self._plan, self._batches = plan, Batches.of(self._written, plan.changes)
         self._order = Order(plan, stage)
         if same:
             return False
-        if self._words.generation == plan.ledger_generation:
-            self._return(self._held.all(), "its place has changed")
         self._forget_steps(None)
         self._allowances.forget_all()
         self._closed = -1
@@ -160,6 +160,7 @@ class VolunteerMachine:
             self._slots.link_down(peer)
         self._tails.link_down(peer)
         self._allowances.forget(peer)
+        self._words.link_down(peer)
         self._held.link_down(peer, self._plan, self._linked)
 
     # ---- messages ------------------------------------------------------------------------------------------------
@@ -216,7 +217,7 @@ class VolunteerMachine:
             self._asked_again.add(sent, issuer, lease)
         if (
             key.step <= self._closed
-            or self._held.is_ending(key)
+            or self._held.is_ending(key, self._place)
             or self._draining
             or len(self._held.leases) >= LEASES_MAX
             or not (
@@ -232,6 +233,7 @@ class VolunteerMachine:
         recompute = key.op == "B" and forward_of(key) not in self._held.graphs
         held = Held(lease, issuer, now, None, gives_slot, wants, place=self._place)
         self._held.add(held, self._config.batch.segments)
+        self._words.leased_anew(key)
         self._want_version(lease.version)
         if recompute and not self._in_segments(lease):
             self._held.fetch_input(lease)
@@ -243,6 +245,7 @@ class VolunteerMachine:
         """The first such word on a link also says that the shard takes work (again)."""
         if not self._linked[peer]:
             self._linked[peer] = True
+            self._words.server_begins(peer, self._held.has_forward)
             self.gradients.resend(peer)
             self._versions.server_ready(peer)
             self._held.fetch_missing_inputs(peer)
@@ -351,13 +354,11 @@ class VolunteerMachine:
             self._out.drop((output,))
             self._out.compute(DropGraphs((job.task,)))
             return
-        self._held.keep_graph(job.task, held.lease.ticket, sent=held.lease.back in self._linked)
+        self._held.keep_graph(job.task, held.lease.ticket, sent=self._words.reaches(held.lease.back))
         self._room.succeeded()
         self.tally.done(job.task)
-        ticket, tensors = held.lease.ticket, (output,)
-        words = Output(ledger_generation=self.generation, task=job.task, ticket=ticket, tensors=tensors)
-        self._out.send(held.lease.back, words)
-        self._out.drop(tensors)
+        self._words.bring(job.task, held.lease, held.issuer, output)
+        self._out.drop((output,))
 
     def _evaluated(self, job: Evaluate, result: TensorRef | float) -> None:
         """A forward of the validation: its output goes on, or its loss is told. Nothing stays here."""
@@ -365,7 +366,7 @@ class VolunteerMachine:
         self._room.succeeded()
         if job.task.step > self._closed and held.place == self._place:
             self.tally.done(job.task)
-            self._out.send(*evaluated(self.generation, held.lease, result))
+            self._words.bring_evaluated(held.lease, held.issuer, result)
         self._out.drop((result,) if isinstance(result, TensorRef) else ())
 
     def _backward_done(
@@ -382,9 +383,7 @@ class VolunteerMachine:
         alive = task.step > self._closed and held.place == self._place
         if input_gradient is not None:
             if alive:
-                ticket, tensors = held.lease.ticket, (input_gradient,)
-                words = InputGradient(ledger_generation=self.generation, task=task, ticket=ticket, tensors=tensors)
-                self._out.send(held.lease.front, words)
+                self._words.bring(task, held.lease, held.issuer, input_gradient)
             self._out.drop((input_gradient,))
         if not alive:
             if job.weights_later:
@@ -495,6 +494,7 @@ class VolunteerMachine:
 
     def _forget_steps(self, step: int | None) -> None:
         self._held.forget_steps(step)
+        self._words.forget_steps(step)
         self._drop_owed(self._owed.take_steps(0, step))
         self._tails.forget(step)
         self._asked_again.forget(step)

@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from node.machine.jobs import Backward, Evaluate, Forward, Job, RouteEnd
 from node.volunteer.leases import Held, is_validation
-from protocol.base.ids import NodeId, TensorRef
-from protocol.messages import Evaluated, Lease, Output
 
 
 def job_of(held: Held, accumulator: int | None, key: Callable[[], int], split: bool = False) -> Job:
@@ -32,12 +30,3 @@ def job_of(held: Held, accumulator: int | None, key: Callable[[], int], split: b
         return RouteEnd(lease.tasks, lease.version, held.input, labels, input_gradient, accumulator, later)
     input_gradient = key() if lease.need_input_gradient else None
     return Backward(task, lease.version, lease.tensors[0], held.input, input_gradient, accumulator, later)
-
-
-def evaluated(generation: int, lease: Lease, result: TensorRef | float) -> tuple[NodeId, Output | Evaluated]:
-    """To whom a forward of the validation is told: its output goes on, its loss stays where labels are."""
-    ticket = lease.ticket
-    if isinstance(result, TensorRef):
-        said = Output(ledger_generation=generation, task=lease.tasks[0], ticket=ticket, tensors=(result,))
-        return lease.back, said
-    return lease.front, Evaluated(ledger_generation=generation, task=lease.tasks[1], ticket=ticket, loss_sum=result)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from node.machine.jobs import Forward
+from node.machine.jobs import Backward, DropGraphs, Forward
 from node.machine.outbox import Outbox
 from node.volunteer.holdings import Holdings
 from node.volunteer.leases import Held
@@ -58,3 +58,45 @@ def test_a_forward_that_has_begun_gets_what_its_backward_asked_for_too() -> None
     held.on_input(InputAnswer(ledger_generation=1, task=part("F", 1), tensors=(tensor(6),)), 0.3, 2)
     assert held.has_what_it_needs(back)
     assert Effects(out).sent(FetchInput) == []
+
+
+def test_a_forward_that_is_leased_again_goes_before_a_backward_that_can_get_no_further() -> None:
+    """The back server has lost the output, and with it what the backward waits for in the middle of its segments: that
+    will not come before there is another output. Each waited for the other until its lease ran out (found with leases
+    of 1,000 s)."""
+    out = Outbox(VOLUNTEER, count(1))
+    held = Holdings(out)
+    held.generation = 1
+    held.keep_graph(part("F", 0), TICKET, sent=True)
+    back, forth = lease("B", 1), lease("F", 2)
+    held.add(back, segments=2)
+    assert held.has_what_it_needs(back) and back.tenancy is not None
+    held.begin(back)
+    assert isinstance(back.tenancy.job(lambda: None, out.key), Backward)
+    held.add(forth, segments=2)
+    assert not held.has_what_it_needs(forth), "the device is at it"
+    held.pause(0.1)
+    Effects(out)
+    assert held.has_what_it_needs(forth) and not held.has_what_it_needs(back)
+    held.begin(forth)
+    effects = Effects(out)
+    assert [job.tasks for job in effects.jobs(DropGraphs)] == [(part("F", 0),)]
+    wanted = {part("F", 0), part("F", 1), part("B", 0)}
+    assert {said.task for said in effects.sent(FetchInput)} == wanted, "the backward begins from inputs"
+
+
+def test_a_backward_whose_next_segment_is_here_is_not_given_up_for_its_forward() -> None:
+    """It ends first: only then the device has room for the other."""
+    out = Outbox(VOLUNTEER, count(1))
+    held = Holdings(out)
+    held.generation = 1
+    held.keep_graph(part("F", 0), TICKET, sent=True)
+    back, forth = lease("B", 1), lease("F", 2)
+    held.add(back, segments=2)
+    held.begin(back)
+    assert back.tenancy is not None
+    back.tenancy.job(lambda: None, out.key)
+    held.pause(0.1)
+    held.on_input(InputAnswer(ledger_generation=1, task=part("B", 0), tensors=(tensor(3),)), 0.2, 2)
+    held.add(forth, segments=2)
+    assert held.has_what_it_needs(back) and not held.has_what_it_needs(forth)
