@@ -201,6 +201,7 @@ class BackRole:
                             self._send_activation(step, place)
                         elif delivered:
                             lost[plan.front_of(step, microbatch, position)] = None
+                            self.pool.withdraw(TaskId(step, microbatch, position, "B"))
         for front in lost:
             # We had lost it before, and trusted in that neighbour: now it has to be done again.
             self._tell_safe(front)

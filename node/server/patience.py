@@ -13,6 +13,10 @@ from node.server.conduct import Conduct
 SAME = 0.8
 """A clock that would change by less than a fifth is left as it is."""
 
+LEAVING_S = 90.0
+"""Who gives leases back and means to leave is gone by then: a volunteer that drains takes a minute at most, or, where
+it is moved to another stage, as long as two uploads do."""
+
 
 class Patience:
     """Args:
@@ -25,12 +29,14 @@ class Patience:
         self._result_max_s, self._gradient_max_s = result_s, gradient_s
         self._transfer_s, self._upload_s = transfer_s, 0.0
         self.result_s, self.gradient_s = result_s, gradient_s
+        self.leaving_s = LEAVING_S
 
     def allow_upload(self, seconds: float) -> None:
         """A whole contribution may take so long on a slow line: who sends one has that much more time, and so has a
         result that stands behind it."""
         self._upload_s = seconds
         self._gradient_max_s = self.gradient_s = self._gradient_max_s + seconds
+        self.leaving_s = LEAVING_S + 2 * seconds
 
     def late_result_s(self, failed: int) -> float:
         """For work that so many have failed with: perhaps it is the work that takes long."""

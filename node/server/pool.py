@@ -35,10 +35,6 @@ from node.server.patience import Patience
 from node.server.tables import Tables
 from protocol.base.ids import NodeId, TaskId, TensorRef
 
-LEAVING_S = 90.0
-"""Who gives leases back and means to leave is gone by then: a volunteer that drains takes a minute at most, or, where
-it is moved to another stage, as long as two uploads do."""
-
 
 class Pool:
     """The pool of one role of one server.
@@ -83,7 +79,6 @@ class Pool:
         """Something has changed since the last grant that may allow another one."""
         self.reissued_count = self._turn = 0
         self._patience = Patience(result_s, gradient_s, transfer_s)
-        self._leaving_s = LEAVING_S
         self._rulings: list[Ruling] = []
         self._withdrawn: list[tuple[NodeId, TaskId]] = []
 
@@ -221,6 +216,12 @@ class Pool:
         elif entry.summed and entry.worker is not None:
             self._change(entry, worker=None, preferred=entry.worker)
 
+    def withdraw(self, backward: TaskId) -> None:
+        """Its forward has to be done again before it can be: whoever has the graph need not keep it until then."""
+        entry = self._of_task.get(backward)
+        if entry is not None and entry.preferred is not None:
+            self._change(entry, preferred=None)
+
     def covered(self, tasks: Iterable[TaskId], node: NodeId) -> None:
         """The ledger has accepted a contribution of `node` with these tasks, in this pool or another of the stage: how
         long its sums take says here, too, whether more work for it would be in time."""
@@ -288,7 +289,6 @@ class Pool:
     def allow_upload(self, seconds: float) -> None:
         """A whole contribution may take so long: the clock of weight gradients is that much longer."""
         self._patience.allow_upload(seconds)
-        self._leaving_s = LEAVING_S + 2 * seconds
 
     def progress(self, node: NodeId, step: int, now: float) -> None:
         """Bytes of the worker's weight gradients of the step have arrived."""
@@ -537,7 +537,7 @@ class Pool:
 
     def _forgive(self, worker: Worker, now: float) -> None:
         """It has left: it may have what it gave back just before that again when it comes back, like any other."""
-        if now - worker.returned_at > self._leaving_s:
+        if now - worker.returned_at > self._patience.leaving_s:
             self._stays(worker)
         for task, granted_at in worker.returned.items():
             entry = self._entries.get(task)
@@ -555,7 +555,7 @@ class Pool:
                 self._change(entry, preferred=None)
 
     def _lease(self, entry: Entry, worker: Worker, now: float) -> None:
-        if now - worker.returned_at > self._leaving_s:
+        if now - worker.returned_at > self._patience.leaving_s:
             self._stays(worker)  # the graphs that it has bring it leases that it need not ask for
         fence = self._next_fence()
         self.reissued_count += entry.issued_count > 0

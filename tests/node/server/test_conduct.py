@@ -20,7 +20,8 @@ from node.server.conduct import (
     Conduct,
     Ruling,
 )
-from node.server.pool import LEAVING_S, Entry, Pool
+from node.server.patience import LEAVING_S
+from node.server.pool import Entry, Pool
 from protocol.base.ids import NodeId, TaskId
 from tests.node.setting import shard_tensor
 

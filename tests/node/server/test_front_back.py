@@ -225,6 +225,18 @@ def test_what_two_neighbours_have_lost_one_after_the_other_is_done_again() -> No
     assert [(held.kind, held.tasks, held.complete) for held in effects.sent(Held, "f0")] == [("output", (), True)]
 
 
+def test_nobody_keeps_a_graph_for_an_output_that_has_to_be_made_again() -> None:
+    """This server has started again, and counted on a neighbour that then lost the output too. A device with room for
+    one graph kept that of a later step, and the forwards of an earlier one, which all waited for, were never asked for:
+    nothing but a link's end would have ended that (few kinds 705410)."""
+    desk = back_desk("b0")
+    desk.held("f1", "input", (forward(0, 0, 1),), complete=False)
+    desk.role.on_graphs(VOLUNTEER, (forward(0, 0),))
+    assert desk.take().sent(Forget) == []
+    effects = desk.held("f1", "input", ())
+    assert [said.tasks for said in effects.sent(Forget, VOLUNTEER)] == [(forward(0, 0),)]
+
+
 def test_a_ready_neighbour_is_told_all_that_is_held() -> None:
     """Outputs to the own front, output gradients to the next stage's."""
     desk = back_desk("b0")
