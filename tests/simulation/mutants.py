@@ -17,7 +17,8 @@ import tests.simulation.mutants_of_buddies
 import tests.simulation.mutants_of_courses
 import tests.simulation.mutants_of_faults
 import tests.simulation.mutants_of_segments
-import tests.simulation.mutants_of_the_grid  # noqa: F401 - they register themselves
+import tests.simulation.mutants_of_the_grid
+import tests.simulation.mutants_of_waits  # noqa: F401 - they register themselves
 from node.core import NodeMachine
 from node.machine.jobs import ServeParameters
 from node.machine.records import SnapshotWritten
