@@ -7,7 +7,6 @@ from itertools import count as fences
 import pytest
 
 from node.server.choice import JUDGED_WITHIN_S
-from node.server.entries import BELIEVED_MAX
 from node.server.pool import Entry, Pool
 from protocol.base.ids import NodeId, TaskId
 from tests.node.setting import shard_tensor
@@ -191,43 +190,6 @@ def test_a_result_that_was_sent_to_a_server_that_was_down_is_not_waited_for() ->
     (grant,) = pool.grant(1.0)
     assert grant.worker == A and grant.entry.needs_result and grant.entry.needs_gradient
     pool.check()
-
-
-def test_whoever_says_that_a_result_may_be_lost_does_it_again_and_is_not_blamed() -> None:
-    """It has the weight gradient: with another one both would name the task, and one whole sum be refused."""
-    pool = Pool(8.0, "when_empty", 20.0, fences(1).__next__)
-    task = TaskId(0, 0, 0, "B")
-    pool.add(Entry((task,), needs_result=True, needs_gradient=True, tensors=TENSORS))
-    for worker in (A, B):
-        pool.worker_here(worker, is_server=False)
-    pool.add_slots(A, 1, 64)
-    assert [grant.worker for grant in pool.grant(0.0)] == [A]
-    pool.summed((task,), A, 1.0)
-    pool.give_back((task,), A, untried=True)
-    pool.add_slots(B, 2, 64)
-    assert [grant.worker for grant in pool.grant(1.0)] == [A]
-    pool.check()
-    pool.result_held(task)
-    pool.summed((task,), A, 2.0)
-    pool.give_back((task,), A, untried=True)
-    assert [grant.worker for grant in pool.grant(2.0)] == [B], "nothing but the sum is waited for: it has lost that"
-
-
-def test_nobody_is_believed_for_ever_that_its_results_are_lost() -> None:
-    """Whoever says that it has summed up a task, that the result was lost, and again, would keep the task from all."""
-    pool = Pool(8.0, "when_empty", 20.0, fences(1).__next__)
-    task = TaskId(0, 0, 0, "B")
-    pool.add(Entry((task,), needs_result=True, needs_gradient=True, tensors=TENSORS))
-    for worker in (A, B):
-        pool.worker_here(worker, is_server=False)
-    pool.add_slots(A, 1, 64)
-    had = []
-    for second in range(10):
-        had += [grant.worker for grant in pool.grant(float(second))]
-        pool.add_slots(B, 1, 64)
-        pool.summed((task,), A, second + 0.3)
-        pool.give_back((task,), A, untried=True)
-    assert had == [A] * BELIEVED_MAX + [B]
 
 
 def test_nobody_gives_back_what_another_has() -> None:
