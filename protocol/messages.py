@@ -1,9 +1,8 @@
 """Every message, by conversation. Bounds stand in the types of fields; who may send and take what, in `protocol.kinds`.
 
 A message with tensors carries their references in `tensors`; the bytes follow in frames of their own, and the
-message is delivered when all have arrived. A message without tensors never waits behind bytes, so it may overtake
-an earlier message that has some: machines must not rely on the order of the two kinds. `ledger_generation` fences work:
-a message of another one is refused with the reason "version".
+message is delivered when all have arrived. A message without tensors never waits behind bytes, so it may overtake an
+earlier one that has some: machines must not rely on the order of the two kinds. `ledger_generation` fences work.
 """
 
 from __future__ import annotations
@@ -329,10 +328,11 @@ class Allowance(Work, frozen=True, kw_only=True):
 
 
 class LeaseReturned(Work, frozen=True, kw_only=True):
-    """A volunteer gives leases back unfinished (draining, or its device failed)."""
+    """Leases given back unfinished; or, `result_only`, done and summed up, and the result perhaps lost on its way."""
 
     tasks: Tasks
     reason: Sentence
+    result_only: bool = False
 
 
 class Output(Work, frozen=True, kw_only=True):

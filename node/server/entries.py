@@ -59,11 +59,6 @@ class Entry:
     def step(self) -> int:
         return self.tasks[0].step
 
-    def may_be_lost(self, node: NodeId) -> bool:
-        """Whether `node` is believed that what it has computed, and summed up, was sent in vain: not for ever, since
-        whoever says so and brings nothing would have it each time again."""
-        return self.worker == node and self.summed and self.needs_result and self.issued_count < BELIEVED_MAX
-
     @property
     def finished(self) -> bool:
         return not (self.needs_result or self.needs_gradient)

@@ -162,7 +162,10 @@ class Intake:
                 self._roles.tails.on_tail(peer, message.step)
             case LeaseReturned():
                 for pool in self._roles.pools():
-                    pool.give_back(message.tasks, peer, untried=True)
+                    if message.result_only:
+                        pool.result_may_be_lost(message.tasks, peer)
+                    else:
+                        pool.give_back(message.tasks, peer, untried=True)
             case FetchInput() if self._roles.front is not None and message.task.op == "F":
                 self._roles.front.on_fetch_input(peer, message)
             case FetchInput() if self._roles.back is not None and message.task.op == "B":

@@ -9,14 +9,10 @@ lies in the worker's sum, which is uploaded once a step, so it has none while th
 from the *tail* of the step on (`node.server.tails`) the worker must show progress: a clock that nothing but bytes of
 its gradients, arriving here or at a fellow server, renews.
 
-What becomes of workers who let their leases run out, or give them back, is for `node.server.conduct` to say; who took
-part in an entry in vain is written down in it (`late`), and comes last for it. Only whoever stays has failed: what an
-owner's pause gives back looks like what a hoarder gives back until the one leaves and the other asks for more.
-
-Leases only save work. That no gradient counts twice is the ledger's doing.
-
-Nothing here looks at all entries to give one away (`node.server.tables`; a grant among 1,600 microbatches took 4.7 ms
-before). Which of the workers gets one is for `node.server.choice` to say.
+Of workers who let leases run out, or give them back, `node.server.conduct` judges; who took part in an entry in vain
+is written down in it (`late`). Only whoever stays has failed: what an owner's pause gives back looks like what a
+hoarder gives back until the one leaves and the other asks for more. Leases only save work: that no gradient counts
+twice is the ledger's doing. Nothing here looks at all entries to give one away (`node.server.tables`).
 """
 
 from __future__ import annotations
@@ -28,9 +24,9 @@ from node.machine.waits import Wait
 from node.server.choice import Choice
 from node.server.clocks import Clocks
 from node.server.conduct import Conduct, Ruling
+from node.server.entries import BELIEVED_MAX, Worker, counted, oldest_wait
 from node.server.entries import Entry as Entry
 from node.server.entries import Grant as Grant
-from node.server.entries import Worker, counted, oldest_wait
 from node.server.patience import Patience
 from node.server.tables import Tables
 from protocol.base.ids import NodeId, TaskId, TensorRef
@@ -121,8 +117,7 @@ class Pool:
         if worker is not None and not worker.is_server and (worker.returned or self._leased_by(node)):
             self._forgive(worker, now)
             self._rule(self._conduct.left(node, now))
-        for task in [task for task, claimer in self._claims.items() if claimer == node]:
-            del self._claims[task]
+        self._claims = {task: claimer for task, claimer in self._claims.items() if claimer != node}
         for entry in self._tables.preferring(node):
             self._change(entry, preferred=None)
         for entry in self._leased_by(node):
@@ -296,12 +291,9 @@ class Pool:
             self._gradient_clocks.set((node, step), now + self._patience.gradient_s)
 
     def give_back(self, tasks: Iterable[TaskId], node: NodeId, *, untried: bool = False, doubted: bool = False) -> None:
-        """`node` says that it will not finish these (`untried`; first again where it has their sum), or the ledger
-        refused what it sent for them, and somebody else shall do them if it is `doubted`."""
+        """`node` says that it will not finish these (`untried`), or the ledger refused what it sent for them, and
+        somebody else shall do them if it is `doubted`."""
         for entry in [entry for task in tasks if (entry := self._of_task.get(task)) is not None]:
-            if untried and entry.may_be_lost(node):
-                self.result_lost(entry.tasks[0])
-                continue
             if entry.worker == node:
                 here = untried and entry.complete  # else it has waited for others in vain
                 if here or doubted:
@@ -314,6 +306,15 @@ class Pool:
                 self._change(entry, worker=None, waits_for_all=entry.waits_for_all or not entry.complete)
             if entry.preferred == node:
                 self._change(entry, preferred=None)
+
+    def result_may_be_lost(self, tasks: Iterable[TaskId], node: NodeId) -> None:
+        """`node` has computed these and sent the result in vain: no fault of its own, and it comes first where it has
+        the sum. Not for ever: whoever brings nothing would have them each time."""
+        for entry in [entry for task in tasks if (entry := self._of_task.get(task)) is not None]:
+            if entry.worker == node and entry.needs_result and entry.issued_count < BELIEVED_MAX:
+                self._change(entry, worker=None, preferred=node if entry.summed else entry.preferred)
+            elif entry.worker == node and entry.needs_result:
+                self.give_back(entry.tasks, node, untried=True)
 
     def reserve(self, tasks: Iterable[TaskId]) -> None:
         """What a member brought for these is doubted: before another volunteer's, a server's opinion is asked for."""
@@ -342,8 +343,7 @@ class Pool:
         for clock, _ in self._gradient_clocks.items():
             if clock[1] <= step:
                 self._gradient_clocks.pop(clock)
-        for task in [task for task in self._claims if task.step <= step]:
-            del self._claims[task]
+        self._claims = {task: claimer for task, claimer in self._claims.items() if task.step > step}
 
     # ---- leases --------------------------------------------------------------------------------------------------
 

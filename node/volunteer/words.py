@@ -40,9 +40,11 @@ class Words:
         self.unasked.clear()
         return unasked
 
-    def give_back(self, server: NodeId, tasks: tuple[TaskId, ...], reason: str) -> None:
+    def give_back(self, server: NodeId, tasks: tuple[TaskId, ...], reason: str, *, result_only: bool = False) -> None:
         if tasks and server in self._linked:
-            self._out.send(server, LeaseReturned(ledger_generation=self.generation, tasks=tasks, reason=reason))
+            generation = self.generation
+            said = LeaseReturned(ledger_generation=generation, tasks=tasks, reason=reason, result_only=result_only)
+            self._out.send(server, said)
 
     def reaches(self, server: NodeId) -> bool:
         """Whether it takes what is sent to it now."""
@@ -72,7 +74,7 @@ class Words:
         asked for by its graph."""
         for task in [task for task, (to, _) in self._brought.items() if server in (None, to)]:
             if task.op == "B" or not has(task):
-                self.give_back(self._brought.pop(task)[1], (task,), "its result may be lost")
+                self.give_back(self._brought.pop(task)[1], (task,), "its result may be lost", result_only=True)
 
     def leased_anew(self, task: TaskId) -> None:
         """Its result is still to come."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import count as fences
+
 from node.server.entries import BELIEVED_MAX
 from node.server.pool import Entry, Pool
 from protocol.base.ids import TaskId
-from tests.node.server.test_pool import TENSORS, A, B, fences
+from tests.node.server.test_pool import TENSORS, A, B
 
 
 def test_whoever_says_that_a_result_may_be_lost_does_it_again_and_is_not_blamed() -> None:
@@ -18,14 +20,14 @@ def test_whoever_says_that_a_result_may_be_lost_does_it_again_and_is_not_blamed(
     pool.add_slots(A, 1, 64)
     assert [grant.worker for grant in pool.grant(0.0)] == [A]
     pool.summed((task,), A, 1.0)
-    pool.give_back((task,), A, untried=True)
+    pool.result_may_be_lost((task,), A)
     pool.add_slots(B, 2, 64)
     assert [grant.worker for grant in pool.grant(1.0)] == [A]
     pool.check()
     pool.result_held(task)
     pool.summed((task,), A, 2.0)
-    pool.give_back((task,), A, untried=True)
-    assert [grant.worker for grant in pool.grant(2.0)] == [B], "nothing but the sum is waited for: it has lost that"
+    pool.result_may_be_lost((task,), A)
+    assert pool.grant(2.0) == [], "nothing but its sum is waited for, and that it has"
 
 
 def test_nobody_is_believed_for_ever_that_its_results_are_lost() -> None:
@@ -41,5 +43,5 @@ def test_nobody_is_believed_for_ever_that_its_results_are_lost() -> None:
         had += [grant.worker for grant in pool.grant(float(second))]
         pool.add_slots(B, 1, 64)
         pool.summed((task,), A, second + 0.3)
-        pool.give_back((task,), A, untried=True)
+        pool.result_may_be_lost((task,), A)
     assert had == [A] * BELIEVED_MAX + [B]
