@@ -10,14 +10,20 @@ from protocol.base.ids import TaskId
 from tests.node.server.test_pool import TENSORS, A, B
 
 
-def test_whoever_says_that_a_result_may_be_lost_does_it_again_and_is_not_blamed() -> None:
-    """It has the weight gradient: with another one both would name the task, and one whole sum be refused."""
+def make_pool() -> tuple[Pool, TaskId]:
+    """One backward, and two volunteers of whom A has asked for it."""
     pool = Pool(8.0, "when_empty", 20.0, fences(1).__next__)
     task = TaskId(0, 0, 0, "B")
     pool.add(Entry((task,), needs_result=True, needs_gradient=True, tensors=TENSORS))
     for worker in (A, B):
         pool.worker_here(worker, is_server=False)
     pool.add_slots(A, 1, 64)
+    return pool, task
+
+
+def test_whoever_says_that_a_result_may_be_lost_does_it_again_and_is_not_blamed() -> None:
+    """It has the weight gradient: with another one both would name the task, and one whole sum be refused."""
+    pool, task = make_pool()
     assert [grant.worker for grant in pool.grant(0.0)] == [A]
     pool.summed((task,), A, 1.0)
     pool.result_may_be_lost((task,), A)
@@ -32,12 +38,7 @@ def test_whoever_says_that_a_result_may_be_lost_does_it_again_and_is_not_blamed(
 
 def test_nobody_is_believed_for_ever_that_its_results_are_lost() -> None:
     """Whoever says that it has summed up a task, that the result was lost, and again, would keep the task from all."""
-    pool = Pool(8.0, "when_empty", 20.0, fences(1).__next__)
-    task = TaskId(0, 0, 0, "B")
-    pool.add(Entry((task,), needs_result=True, needs_gradient=True, tensors=TENSORS))
-    for worker in (A, B):
-        pool.worker_here(worker, is_server=False)
-    pool.add_slots(A, 1, 64)
+    pool, task = make_pool()
     had = []
     for second in range(10):
         had += [grant.worker for grant in pool.grant(float(second))]
