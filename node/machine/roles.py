@@ -214,7 +214,7 @@ class Roles:
         self.server = ServerMachine(
             self.node, self.config, self.vocabulary, self.plan, self._out, records, self._coordinator,
             self._facts.secret, self._facts.incarnation, self.copies, self._facts.memory_bytes,
-            self._readable,
+            self._readable, self._facts.computes,
         )  # fmt: skip
         self.server.ban(self._bans.banned)
         self.server.take_over(unreported, standing)

@@ -60,7 +60,7 @@ from node.server.tickets import TicketOffice
 from protocol.base.ids import NodeId, TensorRef
 from protocol.base.limits import ITEMS_MAX
 from protocol.messages import StepReport, Work
-from protocol.run.memory import server_bytes
+from protocol.run.memory import own_computing_bytes, server_bytes
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
 
@@ -76,6 +76,7 @@ class ServerMachine:
         copies: what this server holds of other servers' shards, also of earlier ledgers.
         memory_bytes: free on this computer when the process began; 0: not known.
         readable: checkpoints that this server was told of, also under earlier ledgers.
+        computes: this computer computes tasks too, if the run lets servers do so.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class ServerMachine:
         copies: Copies | None = None,
         memory_bytes: int = 0,
         readable: ReadableCheckpoints | None = None,
+        computes: bool = False,
     ) -> None:
         stage, shard = plan.stage_of(node), plan.shard_of(node)
         assert stage is not None and shard is not None, "a server machine without a place in the plan"
@@ -100,7 +102,7 @@ class ServerMachine:
             node=node, config=config, plan=plan, stage=stage, shard=shard, out=out, tickets=tickets,
             memory_bytes=memory_bytes, readable=readable,
         )  # fmt: skip
-        self._secret = secret
+        self._secret, self._computes = secret, computes
         self._out = out
         self._vocabulary = vocabulary
         self._records = records
@@ -423,12 +425,22 @@ class ServerMachine:
 
     def _say_what_it_takes(self, elements: int) -> None:
         """Before any of it is taken: a process that the system ends for want of memory says nothing."""
-        needed, free = server_bytes(self.context.config, elements), self.context.memory_bytes
-        self._out.log("info", "memory of the shard", parameters=elements, takes_gb=_gb(needed), free_gb=_gb(free))
+        context = self.context
+        needed, free = server_bytes(context.config, elements), context.memory_bytes
+        whole = elements * len(context.plan.stages[context.stage].servers)
+        own = own_computing_bytes(context.config, whole) if self._computes else 0
+        self._out.log(
+            "info", "memory of the shard", parameters=elements, takes_gb=_gb(needed), free_gb=_gb(free),
+            own_computing_takes_gb=_gb(own),
+        )  # fmt: skip
+        takes = f"its shard of {elements / 1e6:,.0f} M parameters takes {_gb(needed)} GB of memory, and "
+        had = f"{_gb(free)} GB were free when it started: "
         if 0 < free < needed:
-            self.context.alerts["memory"] = (
-                f"its shard of {elements / 1e6:,.0f} M parameters takes {_gb(needed)} GB of memory, and {_gb(free)} GB"
-                " were free when it started: more servers a stage, more stages or more memory are needed"
+            context.alerts["memory"] = f"{takes}{had}more servers a stage, more stages or more memory are needed"
+        elif 0 < free < needed + own:
+            context.alerts["memory"] = (
+                f"{takes}what it computes itself while no volunteer does up to {_gb(own)} GB more on a processor; {had}"
+                "started with --no-compute it takes its shard's alone"
             )
 
     # ---- time ----------------------------------------------------------------------------------------------------

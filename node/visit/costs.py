@@ -7,7 +7,7 @@ from node.owner.tally import plural
 from node.visit.enquiry import EXAMPLE_TOKENS_PER_S, gigabytes_per_hour
 from protocol.run.buddies import copy_bytes, keeps_copies
 from protocol.run.keeping import kept_steps
-from protocol.run.memory import VERSION_BYTES, device_parameter_bytes, server_parameter_bytes
+from protocol.run.memory import VERSION_BYTES, device_parameter_bytes, own_computing_bytes, server_parameter_bytes
 from protocol.run.run import RunConfig
 
 JOURNAL_STATES = 4
@@ -40,6 +40,7 @@ def describe_costs(config: RunConfig, vocabulary: int) -> list[str]:
     return [
         f"model       {parameters / 1e6:,.1f} M parameters {where}",
         f"servers     {who} {_size(shard * server_parameter_bytes(config))} of memory",
+        *_own_computing(config, int(parameters / count)),
         f"            and {_size(shard * VERSION_BYTES * files)} of disk at most ({kept} checkpoints kept at the end)",
         f"            {_copies(one, int(shard))}",
         f"volunteers  {helpers}",
@@ -50,6 +51,12 @@ def describe_costs(config: RunConfig, vocabulary: int) -> list[str]:
         f" {EXAMPLE_TOKENS_PER_S:,.0f} tokens/s",
         "            that the slowest stage makes",
     ]
+
+
+def _own_computing(config: RunConfig, stage: int) -> list[str]:
+    """What servers take beside it where they may compute: with several a stage, more than their shards do."""
+    own = own_computing_bytes(config, stage)
+    return [f"            (up to {_size(own)} more where it computes for want of volunteers)"] if own else []
 
 
 def _moved(config: RunConfig, parameters: int) -> tuple[float, float]:

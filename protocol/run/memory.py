@@ -42,6 +42,17 @@ def server_parameter_bytes(config: RunConfig) -> float:
     return 2 * VERSION_BYTES + 1 + delayed + max(sum_bytes, SERVED_BYTES[config.wire.parameters])
 
 
+def own_computing_bytes(config: RunConfig, parameters: int) -> int:
+    """What a server that computes while no volunteer does takes for it, beside its shard: of its whole stage, with so
+    many parameters, where its device is the processor. 0 where servers never do.
+
+    A third of it stays between tasks.
+    """
+    if config.stages.collocated == "never":
+        return 0
+    return int((device_parameter_bytes(config) + host_parameter_bytes(config)) * parameters)
+
+
 def server_bytes(config: RunConfig, elements: int) -> int:
     """Of a server with a shard of so many parameters, with the copies that it holds of another as large one."""
     copies = COPIES_HELD * copy_bytes(config, elements) if keeps_copies(config, elements) else 0

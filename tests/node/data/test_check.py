@@ -104,6 +104,7 @@ def test_costs_follow_from_the_runs_numbers() -> None:
     assert all(len(line) <= 80 for line in lines.splitlines()), "a small terminal would break them within a word"
     assert "0.8 M parameters in 2 stages" in lines and "servers     4 (2 a stage)" in lines
     assert "0.00 GB" not in lines and " MB of a device" in lines
+    assert "MB more where it computes for want of volunteers)" in lines
     assert "none are needed" in lines and "hours for each 1,000 tokens/s" in lines
 
 

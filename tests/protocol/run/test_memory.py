@@ -5,8 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from protocol.run.memory import COPIES_HELD, device_parameter_bytes, server_bytes, server_parameter_bytes
-from protocol.run.run import BatchSection, CheckpointSection, ComputeSection, RunConfig, WireSection
+from protocol.run.memory import (
+    COPIES_HELD,
+    device_parameter_bytes,
+    own_computing_bytes,
+    server_bytes,
+    server_parameter_bytes,
+)
+from protocol.run.run import BatchSection, CheckpointSection, ComputeSection, RunConfig, StagesSection, WireSection
 
 
 def test_a_device_holds_ten_to_twenty_bytes_a_parameter() -> None:
@@ -37,3 +43,11 @@ def test_copies_of_another_shard_are_on_top_where_they_are_kept() -> None:
     never = msgspec.structs.replace(config, checkpoint=CheckpointSection(buddy="never"))
     assert server_bytes(config, 10**6) - server_bytes(never, 10**6) == COPIES_HELD * 16 * 10**6
     assert server_bytes(config, 5 * 10**8) == server_bytes(never, 5 * 10**8)
+
+
+def test_a_server_that_may_compute_takes_what_a_device_does_of_the_whole_stage() -> None:
+    """With bf16 12 bytes a parameter of a device, and 10 of the processor's memory; 8 of them were measured at rest."""
+    config = RunConfig(compute=ComputeSection(dtype="bf16"))
+    assert own_computing_bytes(config, 10**6) == 22 * 10**6
+    never = msgspec.structs.replace(config, stages=StagesSection(collocated="never"))
+    assert own_computing_bytes(never, 10**6) == 0
