@@ -77,7 +77,7 @@ class Adoption:
         place."""
         if member.join is None or member.role != "server":
             return False
-        shown = member.shown
+        shown = _shown(member)
         if plan is None:
             return shown is not None or member.join.held_generation >= 0
         if member.join.held_generation > plan.ledger_generation:
@@ -98,12 +98,13 @@ class Adoption:
 
         ahead = [member for member in self._roster.joined_servers() if self.is_ahead(member, plan)]
         if plan is not None:  # one that holds what nobody explains stays out, and holds nobody up
-            ahead = [member for member in ahead if member.shown is not None and age(member.shown) != age(plan)]
+            ahead = [member for member in ahead if (other := _shown(member)) is not None and age(other) != age(plan)]
         self.open = bool(ahead)
         if not ahead:
             self.forced = False
             return Verdict()
-        shown = {member.peer: member.shown for member in self._roster.joined_servers() if member.shown is not None}
+        joined = self._roster.joined_servers()
+        shown = {member.peer: other for member in joined if (other := _shown(member)) is not None}
         candidates = [*shown.values(), *(() if plan is None else (plan,))]
         newest = max(candidates, key=age, default=None)
         seen = max((other.generation for other in candidates), default=-1)
@@ -163,6 +164,13 @@ def unexplained(member: Member) -> str:
         " plan explains: start the run's other servers, or give the coordinator its newest database, or that server an"
         " empty state folder"
     )
+
+
+def _shown(member: Member) -> Plan | None:
+    """What a server showed when it joined, until it is told a plan that counts no less. What comes after follows from
+    that one, though the list of changes becomes shorter where one came too late: taken over again, what was dropped
+    came too late again, and so on, plan after plan."""
+    return None if member.shown is None or member.told_generation >= member.shown.generation else member.shown
 
 
 def _held(member: Member) -> int:

@@ -15,6 +15,7 @@ from tests.simulation.violation import expect
 from tests.simulation.world import Host, World
 
 COORDINATOR = NodeId("coordinator")
+NEVER = (-9.0, -9.0)
 SURELY_LINKED_S = 12.0
 """A server that runs for so long, on links that are as old, has been in its fellows' reports several times."""
 
@@ -46,9 +47,9 @@ class GivenUp:
             return
         node = NodeId(effect.fields["node"])
         hung_s = world.hung_s(world.hosts[node])
-        # Who hangs only now has gone on for long enough beside it to say so.
+        # Who hangs only now, or did a moment ago, has gone on for long enough beside it to say so.
         soon_s = world.now - hung_s + self._hangs_s
-        went_on = [each for each in world.hosts.values() if each.hung.get("server", -1.0) >= soon_s]
+        went_on = [each for each in world.hosts.values() if _began_to_hang(each) >= soon_s]
         went_on += [each for each in world.hosts.values() if _goes_on(world, each)]
         self._decided[node] = _Decision(host.life, hung_s, frozenset(each.node for each in went_on))
 
@@ -73,6 +74,11 @@ class GivenUp:
             expect(not (steady and told), "L1", f"{host.node} is given up, though its fellows reach it")
 
 
+def _began_to_hang(host: Host) -> float:
+    """When its server lane did so last."""
+    return host.hung.get("server", host.hung_spans.get("server", NEVER)[0])
+
+
 def _goes_on(world: World, host: Host) -> bool:
     """Whether its server lane has done what it is given for as long as a coordinator waits for the hanging one then."""
-    return "server" not in host.hung and world.now - host.hung_until.get("server", -9.0) > AGAIN_S
+    return "server" not in host.hung and world.now - host.hung_spans.get("server", NEVER)[1] > AGAIN_S

@@ -66,8 +66,8 @@ class Host:
     """Lanes (`device`, `server`) and `disk` in which nothing comes to an end, and since when."""
     hung_before: tuple[float, float] = (0.0, -1e9)
     """When what hung last did so."""
-    hung_until: dict[str, float] = field(default_factory=dict)
-    """When each lane went on that has ever hung."""
+    hung_spans: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """From when to when each lane hung last that goes on."""
     hangs_for_good: bool = False
     """Until somebody starts it again: even when all is calm."""
     held_up: dict[str, deque[Callable[[], None]]] = field(default_factory=dict)

@@ -8,7 +8,7 @@ restart needs, but does not grow with the run.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
@@ -17,6 +17,7 @@ import msgspec
 
 from node.machine.records import StepCommitted
 from protocol.base.ids import NodeId, TensorRef
+from protocol.run.changes import RunChange
 from protocol.run.course import course_of
 from protocol.run.run import RunConfig
 from tests.simulation.violation import expect
@@ -71,17 +72,20 @@ class Leaks:
         if inputs % EVERY_STEPS == 0:
             self.search(host)
 
-    def finish(self, world: World) -> None:
+    def finish(self, world: World, changes: Sequence[RunChange]) -> None:
+        """`changes`: all that the operator made in the run."""
+        ordered = [int(change.value) for change in changes if change.key == "limits.snapshot_steps"]
+        apart = max([self._config.limits.snapshot_steps, *ordered])
         for host in world.hosts.values():
             if host.machine is not None:
                 self.search(host)
-                self._expect_pruned(host)
+                self._expect_pruned(host, apart)
 
-    def _expect_pruned(self, host: Host) -> None:
+    def _expect_pruned(self, host: Host, apart: int) -> None:
         """Commits lie on the disk from the snapshot that a restart begins with: twice the distance between two, since
         the newer one of them may still be on its way, and what is open."""
         commits = [record.step for record, _ in host.records if isinstance(record, StepCommitted)]
-        most = 2 * self._config.limits.snapshot_steps + 2 * (1 + self._config.batch.delay)
+        most = 2 * apart + 2 * (1 + self._config.batch.delay)
         span = max(commits, default=0) - min(commits, default=0)
         expect(span <= most or host.harmed, "L3", f"{host.node} keeps commits of {span} steps, more than {most}")
 

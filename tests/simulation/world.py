@@ -262,7 +262,7 @@ class World:
         """What was held up there ends."""
         since, held_up = host.hung.pop(lane, None), host.held_up.pop(lane, ())
         if since is not None:
-            host.hung_until[lane] = self.now
+            host.hung_spans[lane] = (since, self.now)
             if held_up:
                 host.hung_before = (since, self.now)
         for end in held_up:

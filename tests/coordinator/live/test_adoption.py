@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from coordinator.live.orders import Adopt, PauseRun
+from coordinator.live.orders import Adopt, ChangeRun, PauseRun
 from coordinator.live.records import DataRow, PlanRow, StoredState
 from protocol.base.machine import Ordered
-from protocol.messages import PlanChanged, StepReportStored, Welcome
+from protocol.messages import NodeReport, PlanChanged, StepReportStored, Welcome
 from protocol.run.changes import RunChange
 from protocol.run.plan import Plan
 from protocol.run.run import StagesSection
@@ -99,6 +99,31 @@ def test_a_pause_of_which_an_old_database_knows_nothing_stays() -> None:
     desk.feed(Ordered(PauseRun(False)))
     shows(desk, "s3", plan)  # who was told nothing since brings nothing new
     assert not desk.plan.paused and not desk.machine.placement.review.sentence
+
+
+def test_a_server_that_came_back_does_not_bring_an_order_back_that_came_too_late() -> None:
+    """It joined again with the plan in which the run waits for the end of a step, the order in it. When it had come too
+    late, the list was shorter than what that server had shown, which was taken over: a plan every 40 ms, for ever."""
+    desk = Desk()
+    desk.train()
+    for step in range(3):
+        desk.report(step)
+    desk.feed(Ordered(ChangeRun(RunChange("steps", "2"))))
+    waits = desk.plan
+    for node in SERVERS:
+        desk.drop(node)
+    for node in SERVERS:
+        shows(desk, node, waits)
+    for plan in (waits, msgspec.structs.replace(waits, generation=waits.generation + 1)):
+        assert desk.plan.generation == plan.generation and desk.plan.held
+        for node in SERVERS:
+            counters = {"step": 2.0, "generation": float(plan.generation), **({"opened": 2.0} if node == "s0" else {})}
+            news = NodeReport(
+                state="training", ledger_generation=plan.ledger_generation, waiting_for="", counters=counters
+            )
+            desk.say(node, news)
+    assert len(desk.logged("change too late")) == 1
+    assert not desk.plan.changes and not desk.plan.held and desk.plan.generation == waits.generation + 2
 
 
 def test_a_missing_server_is_waited_for_by_name_until_it_comes() -> None:
