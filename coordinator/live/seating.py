@@ -12,7 +12,7 @@ from itertools import chain
 
 from coordinator.live.adoption import Adoption
 from coordinator.live.first_plan import FirstPlanner, settled_by, why_of
-from coordinator.live.gray import Arbitration, is_well, note_hang, seen_by_fellows, stalled_s, steps_of, tasks_of
+from coordinator.live.gray import note_hang, steps_of, tasks_of
 from coordinator.live.history import History
 from coordinator.live.look_first import LookFirst
 from coordinator.live.measured_links import NetworkBook
@@ -25,7 +25,8 @@ from coordinator.live.relays import RelayBook
 from coordinator.live.replanning import due, lacking
 from coordinator.live.rollback import BY_ORDER, guarded, readable_steps, review_of, unreported, went_back, why_not
 from coordinator.live.roster import Member, Roster
-from coordinator.live.slots import NOT_BACK, Review, Slot, SlotTable, gone_s, holds_state, join_of, review, undone_after
+from coordinator.live.slots import NOT_BACK, Review, Slot, SlotTable, holds_state, join_of, review, undone_after
+from coordinator.live.spares import Situation, Spares
 from coordinator.live.wishes import PAUSED_FOR, Wishes
 from protocol.base.ids import NodeId
 from protocol.messages import Join, NodeReport, PlanChanged
@@ -94,9 +95,7 @@ class Placement:
         """Whose newest report says that its work stands still: whether somebody hangs is asked after every input."""
         self._closed_at, self._closed_step = float("-inf"), -1.0
         """When a server was last heard to know of one more closed step: the decider itself may have no link to us."""
-        self._seen_at: dict[Slot, float] = {}
-        """When somebody was last linked with a holder that has no link to us."""
-        self._arbitration = Arbitration()
+        self._spares = Spares(roster, outbox)
         self._first_look = LookFirst(outbox)
         self._given: dict[Slot, bool] = dict.fromkeys(self.table.slots, stored.plan is not None)
         """Slots whose holder may have begun the present ledgers; after a restart nobody knows, so all."""
@@ -422,48 +421,12 @@ class Placement:
 
     def _call_spares(self, now: float) -> None:
         """Fills empty places, and those whose holder is gone for too long, with servers that wait."""
-        linked = {member.peer: member for member in self._roster.servers()}
-        spares = [peer for peer in linked if self.table.slot_of(peer) is None and is_well(linked[peer], now)]
-        for slot in self.table.slots:
-            if not spares:
-                return
-            node = self.table.holder.get(slot)
-            limit_s = gone_s(self.table, linked, slot, self.plan, self._newest_of_ledgers, self.running.limits)
-            if node is not None and self._hangs(node, linked, limit_s, now):
-                self._outbox.log(
-                    "warning", "server given up", node=node, slot=self.table.name(slot),
-                    detail="it hangs while its fellows wait", stalled_s=round(stalled_s(linked[node], now), 1),
-                )  # fmt: skip
-                self.table.release(slot)
-            gone_since = self.table.gone_since.get(slot)
-            if gone_since is not None and seen_by_fellows(self._roster.servers(), self.table.holder[slot], now):
-                self._seen_at[slot] = now
-            # While steps close, the holder works, and only its link to us is down.
-            alive_at = max(self.step_stored_at, self._seen_at.get(slot, float("-inf")))
-            if gone_since is not None and now - max(gone_since, alive_at) >= limit_s:
-                node, away_s = self.table.holder[slot], round(now - gone_since, 1)
-                self._outbox.log("warning", "server given up", node=node, slot=self.table.name(slot), gone_s=away_s)
-                self.table.release(slot)
-            lacks = slot not in self.table.holder or slot in self.review.lost
-            here = [linked[peer] for peer in spares] if lacks else []
-            spare = self.table.spare_for(slot, here, self.plan, self._newest_of_ledgers, now)
-            if spare is not None:
-                spares.remove(spare)
-                self.table.bind(slot, spare)
-                self._count_assignment("slot")
-                self._outbox.log("info", "spare takes a place", node=spare, slot=self.table.name(slot))
-
-    def _hangs(self, node: NodeId, linked: Mapping[NodeId, Member], gone_s: float, now: float) -> bool:
-        """Whether a server that is linked loses its place, because nothing ends there and elsewhere it would."""
-        holders = dict.fromkeys(self.table.holder.values())
-        fellows = [linked[peer] for peer in holders if peer != node and peer in linked]
-        others = [*fellows, *(member for peer, member in linked.items() if peer not in holders)]
-        given_up = self._arbitration.is_given_up(
-            linked.get(node), others, len(fellows), now - self.newest_news_at, gone_s, now
-        )
-        for member in self._arbitration.to_ask(node, others):
-            self._outbox.send(member.peer, member.next_look(now))
-        return given_up
+        situation = Situation(
+            self.table, self.plan, self._newest_of_ledgers, self.running.limits, tuple(self.review.lost),
+            self.step_stored_at, self.newest_news_at,
+        )  # fmt: skip
+        for _ in self._spares.called(situation, now):
+            self._count_assignment("slot")
 
     def _issue(
         self,
