@@ -9,6 +9,7 @@ under its numbers; else the run waits with one sentence that says what to do, an
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from coordinator.live.first_plan import settled_by
@@ -53,31 +54,42 @@ def fault_of_shown(plan: Plan) -> str:
 class Adoption:
     """Which plan counts, by what those that are linked show. Reads the roster, changes nothing."""
 
-    def __init__(self, roster: Roster, known: int = -1, first: int = 0) -> None:
+    def __init__(self, roster: Roster, known: Iterable[int] = (), first: int = 0) -> None:
         """
         Args:
-            known: generation of the newest plan in the database.
+            known: generations of the plans in the database.
             first: generation that this process began with.
         """
         self._roster = roster
-        self._unknown = range(known + 1, first)
-        """Generations that an older database says nothing of. Their plans are newer than it is, though they stand below
-        what this process has issued."""
+        self._issued = dict.fromkeys(known)
+        """Generations of plans that have been in force here, by the database: who shows an older one of these shows
+        nothing new."""
+        self._first = first
+        """Below it, what is not among these is of generations that an older database says nothing of: such plans are
+        newer than it is, though they stand below what this process has issued."""
+        self.is_banned: Callable[[NodeId], bool] = lambda node: False
         self.open = False
         """Whether somebody is ahead of the plan in force, as of the last look."""
         self.forced = False
         """The operator wants the newest plan that is shown, whoever is missing."""
 
+    def issued(self, plan: Plan) -> None:
+        """A plan of this coordinator is in force."""
+        self._issued[plan.generation] = None
+
     def taken_over(self) -> None:
         """What servers knew of unknown plans is in force from now on: any that is shown later is older."""
-        self._unknown = range(0)
+        self._first = 0
+
+    def _is_unknown(self, plan: Plan) -> bool:
+        return plan.generation < self._first and plan.generation not in self._issued
 
     def is_ahead(self, member: Member, plan: Plan | None) -> bool:
         """Whether a server has more than the plan in force explains: it must not be told that plan, nor lose its
         place."""
         if member.join is None or member.role != "server":
             return False
-        shown = _shown(member)
+        shown = self._shown(member, plan)
         if plan is None:
             return shown is not None or member.join.held_generation >= 0
         if member.join.held_generation > plan.ledger_generation:
@@ -85,7 +97,7 @@ class Adoption:
         if shown is None or shown == plan:
             return False
         same_ledgers = shown.ledger_generation == plan.ledger_generation
-        newer = same_ledgers and (len(shown.changes) > len(plan.changes) or shown.generation in self._unknown)
+        newer = same_ledgers and (len(shown.changes) > len(plan.changes) or self._is_unknown(shown))
         return shown.generation >= plan.generation or newer
 
     def look(self, plan: Plan | None, config: RunConfig) -> Verdict:
@@ -93,18 +105,18 @@ class Adoption:
 
         def age(other: Plan) -> tuple[int, int, bool, int]:
             """Unknown plans are newer than what this process made of an older database, not than what others issue."""
-            outbid = other.generation in self._unknown or (plan is not None and other.generation > plan.generation)
+            outbid = self._is_unknown(other) or (plan is not None and other.generation > plan.generation)
             return other.ledger_generation, len(other.changes), outbid, other.generation
 
-        ahead = [member for member in self._roster.joined_servers() if self.is_ahead(member, plan)]
+        joined = self._roster.joined_servers()
+        shown = {member.peer: other for member in joined if (other := self._shown(member, plan)) is not None}
+        ahead = [member for member in joined if self.is_ahead(member, plan)]
         if plan is not None:  # one that holds what nobody explains stays out, and holds nobody up
-            ahead = [member for member in ahead if (other := _shown(member)) is not None and age(other) != age(plan)]
+            ahead = [member for member in ahead if member.peer in shown and age(shown[member.peer]) != age(plan)]
         self.open = bool(ahead)
         if not ahead:
             self.forced = False
             return Verdict()
-        joined = self._roster.joined_servers()
-        shown = {member.peer: other for member in joined if (other := _shown(member)) is not None}
         candidates = [*shown.values(), *(() if plan is None else (plan,))]
         newest = max(candidates, key=age, default=None)
         seen = max((other.generation for other in candidates), default=-1)
@@ -121,7 +133,7 @@ class Adoption:
             )
         if newest is not plan and (fault := self._fault(newest, config, shown)):
             return Verdict(fault, generation=seen)
-        missing = [node for node in newest.server_nodes() if not self._has_joined(node)]
+        missing = [node for node in newest.server_nodes() if not (self._has_joined(node) or self.is_banned(node))]
         if missing and newest is not plan and not self.forced:
             return Verdict(
                 f"servers go by the plan of generation {newest.generation}, which this coordinator's database does not"
@@ -130,6 +142,17 @@ class Adoption:
                 generation=seen,
             )
         return Verdict(plan=newest, generation=seen)
+
+    def _shown(self, member: Member, plan: Plan | None) -> Plan | None:
+        """What a server showed when it joined, where it may be news: not if it was told a plan since that counts no
+        less, nor if its plan was in force here before the one that is. What came after follows from it, though the list
+        of changes became shorter where one came too late or was given up: taken over again, the same is dropped again,
+        and so on, plan after plan; and what was ordered since is gone with it."""
+        shown = member.shown
+        if shown is None or member.told_generation >= shown.generation:
+            return None
+        old = plan is not None and shown.generation < plan.generation and shown.generation in self._issued
+        return None if old else shown
 
     def _has_joined(self, node: NodeId) -> bool:
         member = self._roster.get(node)
@@ -164,13 +187,6 @@ def unexplained(member: Member) -> str:
         " plan explains: start the run's other servers, or give the coordinator its newest database, or that server an"
         " empty state folder"
     )
-
-
-def _shown(member: Member) -> Plan | None:
-    """What a server showed when it joined, until it is told a plan that counts no less. What comes after follows from
-    that one, though the list of changes becomes shorter where one came too late: taken over again, what was dropped
-    came too late again, and so on, plan after plan."""
-    return None if member.shown is None or member.told_generation >= member.shown.generation else member.shown
 
 
 def _held(member: Member) -> int:

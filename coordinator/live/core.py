@@ -115,6 +115,7 @@ class CoordinatorMachine:
         self.network = NetworkBook(over=self.history.finished)
         self.placement = Placement(config, generation, stored, self.roster, self.history, self.outbox, self.network)
         self.placement.first.flops_per_s = self.flops_per_s
+        self.placement.adoption.is_banned = lambda node: self.admission.ban_reason(node) is not None
         self.placement.on_settled = self._settled
         self.placement.on_adopted, self.placement.on_laid_out = self._welcome_all, self._laid_out
         self.crew = Crew(config, self.roster, self.placement, self.outbox, self.network, self.flops_per_s)
@@ -202,7 +203,9 @@ class CoordinatorMachine:
 
     def _end(self, now: float) -> Sequence[Effect]:
         """The effects of an input; notes since when the run waits for the same thing."""
-        if self.finished and not self._end_told:
+        if not self.finished:
+            self._end_told = False
+        elif not self._end_told and not self.placement.is_writing:
             self._end_told = True
             last, hint = self.history.newest_step, self.config.checkpoint.export_hint()
             self.outbox.log("info", "run finished", newest_step=last, detail=hint)
@@ -472,7 +475,7 @@ class CoordinatorMachine:
         else:
             self.crew.arrive(member, vocabulary, now)
             self._tell_news(member, now)
-        if self.finished:
+        if self._end_told:
             self.outbox.send(member.peer, RunFinished())
         if member.join.visit:
             self.placement.tell(member)  # last: it waits for nothing after that

@@ -55,6 +55,8 @@ class GoBackWish(Record, frozen=True, kw_only=True):
     cause: str
     voiding: Voiding | None = None
     """Whose work is undone: what the operator has changed meanwhile stays changed, from the same steps on."""
+    change_count: int = -1
+    """Changes of the run that had been ordered before it: later ones are meant for what comes after. -1: all."""
 
 
 class GoBackRefused(Record, frozen=True, kw_only=True):
@@ -197,6 +199,8 @@ class StoredState:
 
     plan: Plan | None = None
     plan_sentence: str = ""
+    generations: tuple[int, ...] = ()
+    """Of all plans that were ever in force by this database."""
     rollback_count: int = 0
     lost_steps: int = 0
     """Closed steps thrown away by all rollbacks together."""

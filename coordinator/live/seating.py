@@ -56,7 +56,7 @@ class Placement:
         self.config = config if stored.plan is None else settled_by(config, stored.plan)
         """The run, with what was open in it as the plan in force has it."""
         self.first = FirstPlanner(self.config, roster, network, outbox)
-        known = stored.plan.generation if stored.plan is not None else -1
+        known = () if stored.plan is None else (*stored.generations, stored.plan.generation)
         self.adoption = Adoption(roster, known, generation)
         self.on_adopted: Callable[[float], None] = lambda now: None
         """Called when a plan that servers showed has come into force."""
@@ -107,7 +107,7 @@ class Placement:
             self.look(now)
             return
         self.on_void(None if self.rollback is None else self.rollback.voiding, now)
-        self.table.gone_since.update(dict.fromkeys(self.table.slots, now))
+        self._seat_anew(now)
         if not self._history.finished:
             stages = tuple(stage.servers for stage in self.plan.stages)
             self._issue(stages, self.plan.ledger_generation, self.plan.restore_step, "the coordinator came back")
@@ -128,7 +128,9 @@ class Placement:
         """To a checkpoint, as soon as all servers have said that they can read it; if one cannot, the run goes on."""
         self.rollback_refusal = self.why_no_rollback(step)
         if not self.rollback_refusal:
-            self.rollback = GoBackWish(step=step, cause=cause, voiding=voiding)
+            self.rollback = GoBackWish(
+                step=step, cause=cause, voiding=voiding, change_count=len(self.wishes.changes)
+            )  # fmt: skip
             self._outbox.persist(self.rollback)  # before the ban: whoever is banned for what is undone, is undone
             self.on_void(voiding, now)
             self.look(now)
@@ -168,22 +170,28 @@ class Placement:
     def _rolled_back(self, verdict: Review, linked: Mapping[NodeId, Member], now: float) -> Review:
         """What the operator's wish to go back makes of a verdict that is nothing but that all is well."""
         wanted = self.rollback
-        if wanted is None or verdict.kind != "keep" or verdict.sentence:
+        if wanted is not None and self._history.finished:
+            self._refuse_rollback("the run has done all its steps")
+        if self.rollback is None or wanted is None or verdict.kind != "keep" or verdict.sentence:
             return verdict
         asked = self._first_look.ask(review_of(wanted), linked, now, self.table, "an order")
         if asked.kind != "go_back":
             return asked
-        self.rollback = None
-        self.rollback_refusal = why_not(wanted.step, self.readable_steps())
-        if self.rollback_refusal:
-            self._outbox.persist(GoBackRefused())
-            self._outbox.log("warning", "run does not go back", step=wanted.step, reason=self.rollback_refusal)
+        if refusal := why_not(wanted.step, self.readable_steps()):
+            self._refuse_rollback(refusal)
             return verdict
         return self._granted(wanted, asked)
 
+    def _refuse_rollback(self, why: str) -> None:
+        """Nothing comes of the wish any more; nothing to say: it has been granted already."""
+        wanted, self.rollback, self.rollback_refusal = self.rollback, None, why
+        self._outbox.persist(GoBackRefused())
+        if why and wanted is not None:
+            self._outbox.log("warning", "run does not go back", step=wanted.step, reason=why)
+
     def _granted(self, wanted: GoBackWish, verdict: Review) -> Review:
         self.rollback, self.rollback_refusal = None, ""
-        self.wishes.go_back(wanted.step, keeps_changes=wanted.voiding is not None)
+        self.wishes.go_back(wanted)
         return verdict
 
     @property
@@ -236,6 +244,11 @@ class Placement:
         else:
             self.table.release(slot)
         self.look(now)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a plan is on its way to the disk: the run may have other steps when it is there."""
+        return self._on_its_way is not None
 
     @property
     def going_back(self) -> bool:
@@ -381,13 +394,25 @@ class Placement:
         """A plan that this database does not know goes on, under a new generation and with the same ledgers."""
         config, self.guidance = settled_by(self.config, plan), Guidance.of(plan)
         self.table = SlotTable(running(config, plan.changes).stages, plan)
-        self.table.gone_since = {slot: now for slot in self.table.slots if self._join_of(slot) is None}
-        self.wishes.take_over(plan)
+        self._seat_anew(now)
+        self.wishes.take_over(plan, config, self.plan)
         self.adoption.taken_over()
+        known = -1 if self.plan is None else self.plan.ledger_generation
+        undone = plan.restore_step if plan.undone and plan.ledger_generation > known else None
+        if self.rollback is not None and self.rollback.step == undone:
+            self._refuse_rollback("")  # granted after this database was copied
         stages = tuple(stage.servers for stage in plan.stages)
         self._issue(
             stages, plan.ledger_generation, plan.restore_step, "the servers' plan is taken over", config,
             back=Review("go_back", "", undone=plan.undone, continues=plan.continues), adopted=True)  # fmt: skip
+
+    def _seat_anew(self, now: float) -> None:
+        """Places of another table: their holders may be away, or unwanted by now."""
+        for slot, node in tuple(self.table.holder.items()):
+            if self.adoption.is_banned(node):
+                self.table.release(slot)
+        holders = self.table.holder
+        self.table.gone_since = {slot: now for slot in holders if self._join_of(slot) is None}
 
     def _plan_first(self, linked: Mapping[NodeId, Member], cause: str, now: float) -> None:
         """All servers are here, and how the model is cut is open: they measure, a planner plans, its answer counts."""
@@ -485,9 +510,10 @@ class Placement:
             new_ledgers = self.plan is None or self.plan.ledger_generation != plan.ledger_generation
             self.table.begin(self.plan, plan)
             self.plan, self.sentence, self.guidance = plan, sentence, Guidance.of(plan)
+            self.adoption.issued(plan)
             if table is not None:
                 self.table = table
-                self.table.gone_since = {slot: now for slot in table.slots if self._join_of(slot) is None}
+                self._seat_anew(now)
             if config != self.config:
                 self.config = config
                 self.on_settled()

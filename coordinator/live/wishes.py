@@ -10,10 +10,13 @@ from coordinator.live.boundary import all_have, begun_at, boundary, closed_up_to
 from coordinator.live.orders import ChangeRun
 from coordinator.live.outbox import Outbox
 from coordinator.live.plan_builder import Guidance
+from coordinator.live.records import GoBackWish
 from coordinator.live.rollback import changes_before
+from protocol.base.errors import BadInputError
 from protocol.messages import NodeReport
-from protocol.run.changes import LAYOUT, RunChange, in_words, kept_layouts
+from protocol.run.changes import LAYOUT, RunChange, check_changes, in_words, kept_layouts
 from protocol.run.plan import Plan
+from protocol.run.run import RunConfig
 
 PAUSED_FOR = "; paused: "
 """Before the reason, in the sentence of a plan."""
@@ -43,9 +46,20 @@ class Wishes:
         for count, step in changed_at:
             self.counted(count, step)
 
-    def take_over(self, plan: Plan) -> None:
-        """A plan counts that others have kept."""
-        self.changes, self.paused, self.held, self.save = plan.changes, plan.paused, plan.held, plan.save
+    def take_over(self, plan: Plan, config: RunConfig | None = None, before: Plan | None = None) -> None:
+        """A plan counts that others have kept, and what was ordered here since `before` was in force, if it can."""
+        news = () if before is None else self.changes[len(before.changes) :]
+        paused = plan.paused if before is None or self.paused == before.paused else self.paused
+        self.changes, self.paused, self.held, self.save = plan.changes, paused, plan.held, plan.save
+        for change in news:
+            change = msgspec.structs.replace(change, from_step=-1)
+            try:
+                check_changes(config or RunConfig(), (*self.changes, change))
+            except BadInputError as error:
+                self._outbox.log("warning", "change undone", detail=f"{in_words(change)}: {error}", step=-1)
+                continue
+            self.changes = (*self.changes, change)
+            self.held = self.held or change.is_pending
 
     def are_in(self, plan: Plan) -> bool:
         """Whether a plan has all of it."""
@@ -87,16 +101,19 @@ class Wishes:
         self._outbox.log("info", "run paused" if paused else "run goes on", detail=reason)
         return True
 
-    def go_back(self, step: int, keeps_changes: bool = False) -> None:
-        """The steps from this one on are thrown away, and what began in them."""
-        if keeps_changes:
+    def go_back(self, wish: GoBackWish) -> None:
+        """The steps from that one on are thrown away, and what began in them, but for what was ordered after the wish:
+        to go back and then to lower the rate is what is done after a spike."""
+        if wish.voiding is not None:
             return  # the same steps again, with the same changes
-        kept = changes_before(self.changes, step)
+        kept = changes_before(self.changes, wish.step)
+        first = max(len(kept), len(self.changes) if wish.change_count < 0 else wish.change_count)
         laid = tuple(change for change in self.changes[len(kept) :] if change.key == LAYOUT and not change.is_pending)
-        for change in self.changes[len(kept) :]:
+        for change in self.changes[len(kept) : first]:
             if change not in laid:
-                self._outbox.log("warning", "change undone", detail=in_words(change), step=step)
-        self.changes, self.held = (*kept, *laid), False
+                self._outbox.log("warning", "change undone", detail=in_words(change), step=wish.step)
+        later = [msgspec.structs.replace(each, from_step=-1) for each in self.changes[first:] if each not in laid]
+        self.changes, self.held = (*kept, *laid, *later), any(change.is_pending for change in later)
 
     # ---- another layout --------------------------------------------------------------------------------------------
 
@@ -148,6 +165,8 @@ class Wishes:
         if not (self.held and plan.held and self.are_in(plan) and all_have(plan, reports)):
             return False
         if any(change.is_pending for change in self.changes):
+            if any(report is not None and report.counters.get("unreported", 0.0) for report in reports):
+                return False  # a step that was decided with what stands before it: `counted` has its number first
             # Another layout begins with other ledgers, from what all have closed: what was open is thrown away.
             step = closed_up_to(reports) if self.lays_out else boundary(reports)
             if step is None:

@@ -266,7 +266,9 @@ class Store:
             " WHERE other.step = steps.step) ORDER BY step DESC LIMIT ?",
             (TAIL_STEPS,),
         )
+        generations = self._db.execute("SELECT generation FROM plans ORDER BY generation").fetchall()
         return StoredState(
+            generations=tuple(int(generation) for (generation,) in generations),
             plan=None if plan is None else msgspec.json.decode(plan[0], type=Plan),
             plan_sentence="" if plan is None else plan[1],
             rollback_count=int(rollbacks),  # sums are decimals in PostgreSQL

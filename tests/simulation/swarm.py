@@ -442,6 +442,7 @@ def stored_state(records: list[Any]) -> StoredState:
     return StoredState(
         plan=plan,
         plan_sentence=plans[-1].sentence if plans else "",
+        generations=tuple(record.plan.generation for record in plans),
         rollback_count=sum(record.goes_back for record in plans),
         lost_steps=sum(record.lost_steps for record in plans),
         data=data[-1] if data else None,

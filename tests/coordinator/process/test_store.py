@@ -87,6 +87,7 @@ def test_everything_comes_back_after_a_restart(tmp_path: Path) -> None:
     assert (store.run_id, store.generation) == (run_id, 2)
     assert store.load() == StoredState(
         plan=row.plan,
+        generations=(1,),
         plan_sentence="why",
         data=data,
         steps=tuple(steps),
