@@ -3,8 +3,9 @@
 A coordinator may come back with an old copy of its database, with an empty one, or beside a second one. Servers keep
 the plan that they go by and show it when they join; their links prove who they are, and a plan names its servers. The
 newest plan wins, first by its ledgers (older ones would throw steps away), then by what the operator changed, then by
-its generation. It is taken over unattended where every server that it names has joined and none shows other contents
-under its numbers; else the run waits with one sentence that says what to do, and the servers train on meanwhile.
+its generation; one that was in force here before is no news. It is taken over unattended where every server that it
+names has joined and none shows other contents under its numbers; else the run waits with one sentence that says what to
+do, and the servers train on meanwhile. What the operator orders in that time counts afterwards.
 """
 
 from __future__ import annotations
@@ -181,7 +182,13 @@ class Adoption:
 
 
 def unexplained(member: Member) -> str:
-    """What keeps out a server that brings ledgers of which nobody shows the plan; after its name."""
+    """What keeps out a server that brings ledgers of which nobody shows the plan, or a plan that two coordinators have
+    made; after its name."""
+    if member.shown is not None and _held(member) <= member.shown.ledger_generation:
+        return (
+            f"shows a plan of generation {member.shown.generation} with other contents than the one in force: if two"
+            " coordinators have run, stop the other one; start this server again with an empty state folder"
+        )
     return (
         f"holds ledgers of generation {_held(member)}, which this coordinator's database does not know and no server's"
         " plan explains: start the run's other servers, or give the coordinator its newest database, or that server an"

@@ -453,9 +453,9 @@ class CoordinatorMachine:
         if member.role != "server" and (not vocabulary or self.placement.plan is None):
             return
         if not member.welcomed and self.placement.adoption.is_ahead(member, self.placement.plan):
-            if member.shown is None:
-                self.outbox.log("warning", "server waits", node=member.peer, detail=unexplained(member))
             self.placement.look(now)  # it is welcomed when its plan is in force
+            if not self.placement.adoption.open:
+                self.outbox.log("warning", "server waits", node=member.peer, detail=unexplained(member))
             return
         self._say_welcome(member)
         if member.welcomed:

@@ -345,3 +345,13 @@ def test_a_spare_that_was_told_to_go_takes_no_place() -> None:
     desk.say("s4", NodeReport(state="draining", ledger_generation=1, waiting_for="", counters={}))
     desk.feed(Ordered(Ban(NodeId("s3"), "liar")))
     assert desk.machine.placement.table.slot_of(NodeId("s5")) == PLACES["s3"]
+
+
+def test_a_server_with_another_plan_of_the_same_number_waits_with_a_sentence() -> None:
+    """Two coordinators have made it. The run said that it waits for that server, which was linked, and nothing more."""
+    desk = Desk()
+    plan = desk.train()
+    desk.drop("s3")
+    shows(desk, "s3", msgspec.structs.replace(plan, in_flight_max=9), version=0)
+    (line,) = desk.logged("server waits")
+    assert line["node"] == "s3" and "other contents" in line["detail"]
