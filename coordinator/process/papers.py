@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import click
 
 from coordinator.live.core import CoordinatorMachine
 from protocol.drive.addresses import is_loopback
+from protocol.drive.durable import replace_durably
 
 LINKS = "links.json"
 """A file of the state folder: addresses, links and what else this process was given."""
@@ -20,13 +20,7 @@ LINKS = "links.json"
 
 def write_private(path: Path, text: str) -> None:
     """A file that only its owner may read, whole or not at all."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    replace_durably(path, text.encode(), 0o600)
 
 
 def announce(papers: dict[str, Any], *, as_json: bool, machine: CoordinatorMachine) -> None:

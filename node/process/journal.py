@@ -44,6 +44,7 @@ from node.process.store import Buffer, TensorStore
 from protocol.base.errors import BadInputError
 from protocol.base.ids import TensorRef
 from protocol.base.machine import Persisted
+from protocol.drive.durable import DISK_TROUBLE, NO_ROOM
 from protocol.drive.file_lock import OPEN_FLAGS, try_lock
 
 FULL_BYTES = 64 << 10
@@ -120,8 +121,9 @@ class Journal:
         folder: the state folder; made if it is missing.
         on_sync: called with the seconds of each commit (for the metrics).
     Raises:
-        BadInputError: there can be no such folder, or nothing can be written there.
-        JournalError: the folder is locked by another process, or the file is not a sound journal.
+        BadInputError: there can be no such folder, or nothing may be written there.
+        JournalError: the folder is locked by another process, its disk is full or fails, or the file is not a sound
+            journal.
     """
 
     def __init__(self, folder: Path, on_sync: Callable[[float], None] = lambda seconds: None) -> None:
@@ -133,6 +135,10 @@ class Journal:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = _lock(folder / LOCK_FILE)
         except OSError as error:
+            if error.errno in NO_ROOM:
+                raise _full(folder) from error
+            if error.errno in DISK_TROUBLE:
+                raise JournalError("disk", f"{folder}: {error.strerror}") from error
             raise BadInputError(f"{folder}: cannot be used as state folder: {error.strerror}") from error
         try:
             with _named(self.path):
@@ -359,9 +365,18 @@ def _lock(path: Path) -> int:
         holder = os.read(handle, 20).decode(errors="replace").strip() or "unknown"
         os.close(handle)
         raise JournalError("locked", f"{path.parent} is in use by another process (id {holder})")
-    os.truncate(handle, 0)
-    os.write(handle, str(os.getpid()).encode())
+    try:
+        os.truncate(handle, 0)
+        os.write(handle, str(os.getpid()).encode())
+    except BaseException:
+        os.close(handle)
+        raise
     return handle
+
+
+def _full(path: Path) -> JournalError:
+    sentence = f"{path}: no space left on the disk; free some and start the same command again"
+    return JournalError("full", f"{sentence}: what was written before is whole")
 
 
 class _named:  # noqa: N801 - reads as a statement
@@ -377,8 +392,7 @@ class _named:  # noqa: N801 - reads as a statement
         if isinstance(error, sqlite3.DatabaseError):
             code = (error.sqlite_errorcode or 0) & 0xFF
             if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _is_full(self._path)):
-                sentence = f"{self._path}: no space left on the disk; free some and start the same command again"
-                raise JournalError("full", f"{sentence}: what was written before is whole") from error
+                raise _full(self._path) from error
             if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
                 raise JournalError("corrupt", f"{self._path} is damaged: {error}") from error
             raise JournalError("disk", f"{self._path}: {error}") from error

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from protocol.base.errors import BadInputError
 from protocol.drive.addresses import ANY_HOST, OFF, host_port, is_loopback
+from protocol.drive.durable import DISK_TROUBLE, replace_durably
 from protocol.drive.metrics import Metrics
 
 PORT_FILE = "metrics.json"
@@ -61,7 +62,8 @@ def open_metrics(
     ports: Sequence[int],
     labels: Mapping[str, str],
 ) -> Scrape | None:
-    """Serves `/metrics` and writes the port file into `folder`, which exists.
+    """Serves `/metrics` and writes the port file into `folder`, which exists. A disk that is full or fails costs the
+    file, with a warning, and nothing else: who ends with `BadInputError` for it is not begun again.
 
     Args:
         asked: (host, port) of the command line; `OFF`; None: loopback, at the port of the last time, else the first
@@ -69,7 +71,7 @@ def open_metrics(
         labels: what the port file says of this daemon, such as its role.
 
     Raises:
-        BadInputError: the address that was asked for cannot be used.
+        BadInputError: the address that was asked for cannot be used, or nothing may be written into the folder.
     """
     file = folder / PORT_FILE
     if asked == OFF:
@@ -87,10 +89,11 @@ def open_metrics(
     scrape = Scrape(host, port, file)
     text = json.dumps([{"targets": [scrape.target], "labels": dict(labels)}], indent=1) + "\n"
     try:
-        draft = folder / f".{PORT_FILE}.{secrets.token_hex(4)}"
-        draft.write_text(text)
-        os.replace(draft, file)
+        replace_durably(file, text.encode())
     except OSError as error:
+        if error.errno in DISK_TROUBLE:
+            structlog.get_logger("metrics").warning("the port file is not written", file=str(file), reason=str(error))
+            return scrape
         raise BadInputError(f"{file}: cannot be written: {error.strerror}") from error
     return scrape
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sqlite3
@@ -25,6 +26,7 @@ from node.machine.records import (
 )
 from node.process.journal import CHUNK_BYTES, KEPT_STEPS, Append, Forget, Journal, JournalError, JournalWriter
 from node.process.store import TensorStore
+from protocol.base.errors import BadInputError
 from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef
 from protocol.base.machine import Persisted
 
@@ -252,6 +254,30 @@ def test_a_full_disk_is_named_and_changes_nothing(tmp_path: Path) -> None:
     assert caught.value.reason == "full"
     assert [record.step for record in journal.read(TensorStore())] == [0]
     journal.close()
+
+
+@pytest.mark.parametrize(("number", "reason"), [(errno.ENOSPC, "full"), (errno.EDQUOT, "full"), (errno.EIO, "disk")])
+def test_a_disk_that_takes_no_lock_is_not_a_wrong_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, reason: str
+) -> None:
+    """A server's unit begins it again until there is room, but not one whose folder was named wrongly."""
+
+    def fail(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "write", fail)
+    with pytest.raises(JournalError, match=str(tmp_path)) as told:
+        Journal(tmp_path)
+    assert told.value.reason == reason
+    monkeypatch.undo()
+    Journal(tmp_path).close()
+
+
+def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
+    """No start will change that."""
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInputError, match="cannot be used as state folder: Not a directory"):
+        Journal(tmp_path / "file" / "state")
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import socket
 import urllib.request
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from protocol.base.errors import BadInputError
 from protocol.drive.addresses import OFF, MetricsPlace
@@ -68,6 +71,34 @@ def test_an_address_that_cannot_be_is_named_and_a_broken_file_counts_as_none(tmp
     for text in ("", "[]", "{}", '[{"targets": [7]}]', '[{"targets": ["x:99999999"]}]'):
         (tmp_path / PORT_FILE).write_text(text)
         assert opened(tmp_path).port > 0
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_disk_without_room_costs_the_port_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The daemon answers and says what is missing: as an error of the command line nobody would begin it again."""
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "replace", fail)
+    with capture_logs() as said:
+        scrape = opened(tmp_path)
+    with _opener.open(scrape.url, timeout=10) as answer:
+        assert answer.status == 200
+    assert [line["event"] for line in said] == ["the port file is not written"] and not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_takes_no_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That does not pass by itself."""
+
+    def forbidden(*_: object) -> None:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "replace", forbidden)
+    with pytest.raises(BadInputError, match=r"metrics\.json: cannot be written: Permission denied"):
+        opened(tmp_path)
 
 
 def test_reports_say_whether_only_this_machine_may_ask(tmp_path: Path) -> None:
