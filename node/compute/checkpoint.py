@@ -278,6 +278,16 @@ def _parts_of(home: Path, stage: int, shard: int) -> list[Path]:
     return list(home.glob(f"stage-{stage}-shard-{shard}-????????????????.safetensors"))
 
 
+def verify_own(path: Path) -> None:
+    """Reads back a part that may have no manifest: its name follows from its bytes. Raises `CheckpointError`."""
+    try:
+        _, digest = file_digest(path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from error
+    if not path.stem.endswith(digest.hex()[:16]):
+        raise CheckpointError(f"{path} is damaged: not the bytes that its name follows from")
+
+
 def own_parts(folder: Place, steps: Iterable[int], place: SetUpServer | None) -> tuple[int, ...]:
     """Those of the steps of which the part of a server's shard lies here, whether or not there is a manifest."""
     found = []
@@ -318,7 +328,7 @@ def write_manifest(
         if files.reads_back:
             verify_parts(home, here)
         else:
-            _check_there(home, here, present)
+            check_there(home, here, present)
         manifest = msgspec.structs.replace(manifest, sum=manifest.expected_sum())
         sign(home, manifest)
         content = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
@@ -360,7 +370,7 @@ def _standing(home: Place, manifest: Manifest, shared: bool) -> Manifest | None:
     return found if same and _is_of(found, manifest.config) else None
 
 
-def _check_there(home: Place, parts: Sequence[PartEntry], sizes: Mapping[str, int]) -> None:
+def check_there(home: Place, parts: Sequence[PartEntry], sizes: Mapping[str, int]) -> None:
     """Raises `CheckpointError` for a part that is not there, or has another size."""
     for part in parts:
         if sizes.get(part.file) != part.byte_count:
@@ -466,7 +476,7 @@ def present_checkpoints(
         with contextlib.suppress(CheckpointError, OSError):
             manifest = read_manifest(home)
             check(home, manifest)
-            _check_there(home, manifest.parts, on(home).sizes())
+            check_there(home, manifest.parts, on(home).sizes())
             present.append(manifest.step)
     return tuple(present)
 

@@ -14,7 +14,7 @@ import torch
 
 from node.compute import checkpoint, copies, evidence, seals
 from node.compute.cut_anew import STATE, UNITS, Recut, about_part
-from node.compute.doubts import doubt, doubted
+from node.compute.doubts import doubt, doubted, trust
 from node.compute.forms import p12
 from node.compute.lane import Buffers, Outcome
 from node.compute.layout import StageLayout
@@ -316,7 +316,7 @@ class ServerPerformer(Performer):
         step = job.checkpoint_step
         home: Place = checkpoint.step_folder(self._checkpoints, step)
         if isinstance(home, Path) and not self._shared:
-            return self._restore(checkpoint.find_part(home, place.stage, place.shard), step)
+            return self._restore_own(home, step)
         manifest = checkpoint.read_manifest(home)
         checkpoint.check_run(manifest, place.config)
         recut = None
@@ -338,12 +338,30 @@ class ServerPerformer(Performer):
             with checkpoint.fetched(home, names, self._state / FETCHED, goes_on) as local:
                 self._verify(local, manifest, parts)
                 if recut is not None:
-                    return shard.load(manifest.version, **recut.read(local))
-                return self._restore(checkpoint.find_part(local, place.stage, place.shard), step)
+                    digest = shard.load(manifest.version, **recut.read(local))
+                else:
+                    digest = self._restore(checkpoint.find_part(local, place.stage, place.shard), step)
         except checkpoint.CheckpointError as error:
-            if not isinstance(home, Path) and not isinstance(error.__cause__, OSError):  # which may pass by itself
-                doubt(self._state, home)
+            # That a store is away says nothing of what lies there; a bad sector of a disk does, and looks the same as
+            # a mount that is away for a while: doubted once too often, a part is read once more at the next look.
+            if isinstance(home, Path) or not isinstance(error.__cause__, OSError):
+                doubt(self._state, home, [part.file for part in parts])
             raise
+        trust(self._state, home, [part.file for part in parts])
+        return digest
+
+    def _restore_own(self, home: Path, step: int) -> bytes:
+        """From a folder of this server's own, where mostly no manifest says what the part must be."""
+        place, _ = self._here
+        part = checkpoint.find_part(home, place.stage, place.shard)
+        try:
+            checkpoint.verify_own(part)
+            digest = self._restore(part, step)
+        except checkpoint.CheckpointError:
+            doubt(self._state, home, [part.name])
+            raise
+        trust(self._state, home, [part.name])
+        return digest
 
     def _verify(self, home: Path, manifest: checkpoint.Manifest, parts: Sequence[checkpoint.PartEntry]) -> None:
         vouched = seals.verify(home, manifest, parts)

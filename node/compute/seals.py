@@ -99,14 +99,23 @@ def scan_checkpoints(folder: Place) -> tuple[tuple[int, ...], tuple[str, ...]]:
     return checkpoint.scan_checkpoints(folder, lambda home, manifest: verify(home, manifest, manifest.parts))
 
 
-def present_checkpoints(folder: Place, also: checkpoint.Check = lambda home, manifest: None) -> tuple[int, ...]:
-    """As `checkpoint.present_checkpoints`; one whose manifest has a false seal is not there."""
+def look_at_checkpoints(
+    folder: Place, also: checkpoint.Check = lambda home, manifest: None
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """As `scan_checkpoints` for who cannot wait until all is read: a part counts that is there with its size. `also`
+    is asked of those that have passed."""
 
     def check(home: Any, manifest: Manifest) -> None:
         verify(home, manifest, ())
+        checkpoint.check_there(home, manifest.parts, on(home).sizes())
         also(home, manifest)
 
-    return checkpoint.present_checkpoints(folder, check)
+    return checkpoint.scan_checkpoints(folder, check)
+
+
+def present_checkpoints(folder: Place, also: checkpoint.Check = lambda home, manifest: None) -> tuple[int, ...]:
+    """As `checkpoint.present_checkpoints`; one whose manifest has a false seal is not there."""
+    return look_at_checkpoints(folder, also)[0]
 
 
 def _of_part(part: PartEntry, config_hash: str, step: int) -> bytes:

@@ -161,11 +161,11 @@ async def test_a_server_that_learns_its_run_names_the_checkpoints_there(
     config = RunConfig(checkpoint=CheckpointSection(folder=str(tmp_path / "shared")))
     looked: list[Path] = []
 
-    def scan(folder: Path) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    def look(folder: Path, _: object) -> tuple[tuple[int, ...], tuple[str, ...]]:
         looked.append(folder)
         return (4, 2), ("bad",)
 
-    monkeypatch.setattr(state_folder, "scan_checkpoints", scan)
+    monkeypatch.setattr(state_folder, "look_at_checkpoints", look)
     link = link_of_a("server")
     journal = Journal(tmp_path / "state")
     options = NodeOptions(link=link, state=tmp_path / "state", allowed=Allowed(checkpoints=(tmp_path,)))

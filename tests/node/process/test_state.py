@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from node.compute import checkpoint
+from node.compute import checkpoint, places
 from node.data.allowed import Allowed
 from node.process.crashes import GIVE_UP_AFTER
 from node.process.journal import Journal
 from node.process.state import NodeState
 from protocol.messages import Welcome
 from protocol.run.run import CheckpointSection, RunConfig
+from tests.node.compute.test_checkpoint import write
 from tests.node.process.test_daemon import link_of_a
 
 
@@ -75,6 +76,28 @@ def test_one_checkpoint_that_cannot_be_looked_at_hides_no_other(
     checkpoint.step_folder(run, 200).mkdir()
     _, sentences = state.checkpoints(None, Allowed(checkpoints=(tmp_path,)))
     assert ["step-00000200" in sentences[0], "step-00000100" in sentences[1]] == [True, True]
+
+
+def test_a_start_reads_no_part_of_a_checkpoint(
+    tmp_path: Path, state: NodeState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All servers of a folder would each read all that it holds, before they dial anybody. A part that is not there
+    with its size is a sentence all the same."""
+
+    def digest(path: Path) -> tuple[int, bytes]:
+        raise AssertionError(f"{path} was read")
+
+    assert state.config is not None
+    run = checkpoint.run_folder(tmp_path / "shared", state.config)
+    homes = [write(run, step) for step in (200, 300)]
+    monkeypatch.setattr(places, "file_digest", digest)
+    monkeypatch.setattr(checkpoint, "file_digest", digest)
+    allowed = Allowed(checkpoints=(tmp_path,))
+    assert state.checkpoints(None, allowed)[0] == (300, 200)
+    part = checkpoint.find_part(homes[1], 1, 0)
+    part.write_bytes(part.read_bytes()[:-1])
+    found, sentences = state.checkpoints(None, allowed)
+    assert found == (200,) and str(part) in sentences[0]
 
 
 def test_what_the_system_says_of_the_checkpoints_is_no_crash(tmp_path: Path, state: NodeState) -> None:
