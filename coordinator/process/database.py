@@ -147,7 +147,8 @@ class SqliteDatabase:
         try:
             yield
         except BaseException:
-            self.execute("ROLLBACK")
+            if self._db.in_transaction:  # a full disk rolls back by itself, and that is what is to be said
+                self.execute("ROLLBACK")
             raise
         self.execute("COMMIT")
 

@@ -52,3 +52,5 @@ def _answer(line: bytes, door: Door, owned: Owned) -> dict[str, Any]:
         return owned.order(order)
     except (BadInputError, ValueError) as error:
         return {"error": str(error)}
+    except RecursionError:  # a line of brackets, before anybody has shown a token
+        return {"error": "not an order of this computer's owner"}

@@ -140,8 +140,8 @@ class DeviceLane:
                 if done is None:
                     break
                 self._deliver(unanswered.popleft(), done[0], done[1])
-        except (OSError, ValueError) as error:
-            reason = f"its words cannot be read: {error}"
+        except Exception as error:  # a frame of a gigabyte may find no memory: whoever waits for it must hear so
+            reason = f"its words cannot be read: {str(error) or type(error).__name__}"
             process.kill()  # it lives, and whatever it says now belongs to nothing
         else:
             reason = ""

@@ -91,6 +91,9 @@ OPERATIONS = {
     "Apply": "optimizer",
 }
 """Jobs that are pipeline operations, by the name that the metrics give them."""
+AGAIN_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+"""Waits before each try to start the device's process again, a minute in all: the system may have killed it for want of
+memory, and have none for another one yet."""
 VISIT_S = 60.0
 """How long a volunteer may hold a link without a word about work: it looks at the run, and measures (see `on_up`)."""
 
@@ -175,13 +178,26 @@ class Driver:
         """In the lane's thread: the process has ended by itself."""
 
         def go_on() -> None:
-            assert self.device is not None
-            if self.device.start_again():
-                self.activity.device_lost()
-                self.pump.put(DeviceLost(reason))
+            self.nursery.start_soon(self._start_device_again, reason)
 
         with contextlib.suppress(trio.RunFinishedError):
             self._token.run_sync_soon(go_on)
+
+    async def _start_device_again(self, reason: str) -> None:
+        """Right after the system has killed a process for want of memory it may not start another one."""
+        assert self.device is not None
+        refusal = ""
+        for wait_s in AGAIN_S:
+            await trio.sleep(wait_s)
+            try:
+                if self.device.start_again():
+                    self.activity.device_lost()
+                    self.pump.put(DeviceLost(reason))
+                return
+            except OSError as error:
+                refusal = error.strerror or str(error)
+                self._log.warning("the device's process cannot be started", reason=refusal)
+        raise StoreFullError(f"the device's process ended ({reason}), and no other can be started: {refusal}")
 
     def close_lanes(self) -> None:
         """Waits until the lanes have ended the job they are at; the rest is forgotten. Blocks: in a thread."""

@@ -125,7 +125,7 @@ class Gate:
             raise BadInputError("not an order: its end did not come")
         try:
             asked = json.loads(body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadInputError(f"not an order: {error}") from None
         if not isinstance(asked, dict):
             raise BadInputError("not an order")

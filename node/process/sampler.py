@@ -79,9 +79,12 @@ async def _write(folder: Place, step: int) -> tuple[str, str]:
     """(what the model writes, why nothing)."""
     command = [sys.executable, "-P", "-m", "node.compute.sample_process", str(folder), str(step)]
     with trio.move_on_after(WRITE_S):
-        done = await trio.run_process(
-            command, capture_stdout=True, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, check=False
-        )
+        try:
+            done = await trio.run_process(
+                command, capture_stdout=True, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, check=False
+            )
+        except OSError as error:  # the system has no room for another process: no reason to end the server
+            return "", f"its process cannot be started: {error.strerror or error}"
         try:
             answer = json.loads(done.stdout[:ANSWER_BYTES_MAX])
             return str(answer.get("sample", "")), str(answer.get("why_not", ""))

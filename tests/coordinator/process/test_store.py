@@ -29,7 +29,7 @@ from coordinator.live.records import (
     StoredState,
 )
 from coordinator.process import store as store_module
-from coordinator.process.database import DATABASE, StateBrokenError, StateLockedError
+from coordinator.process.database import DATABASE, SqliteDatabase, StateBrokenError, StateLockedError
 from coordinator.process.schema import MIGRATIONS
 from coordinator.process.store import Event, Store, StoredInvite
 from protocol.base.errors import BadInputError
@@ -425,3 +425,17 @@ def test_what_the_operator_calls_nodes_is_kept(tmp_path: Path) -> None:
     store = reopened(store)
     assert store.load().names == (Named(node=a, name="Anna's"),)
     store.close()
+
+
+def test_what_sqlite_has_rolled_back_by_itself_is_said_in_its_own_words(tmp_path: Path) -> None:
+    """A full disk, that is; the operator read that there was nothing to roll back."""
+    database = SqliteDatabase(tmp_path)
+
+    def fails() -> None:
+        with database.transaction():
+            database.execute("ROLLBACK")  # as SQLite does by itself
+            raise RuntimeError("the disk is full")
+
+    with pytest.raises(RuntimeError, match="the disk is full"):
+        fails()
+    database.close()

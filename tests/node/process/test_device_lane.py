@@ -306,6 +306,20 @@ def test_a_process_whose_words_cannot_be_read_is_ended(
 
 
 @pytest.mark.slow
+def test_a_daemon_without_memory_for_a_frame_says_so(
+    lane: DeviceLane, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reader ended without a word: the node held its leases, and did nothing, for ever."""
+
+    def no_memory(*_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr("node.process.device_lane.read_outcome", no_memory)
+    lane.submit(*forward()[0][0])
+    assert "MemoryError" in listener.lost.get(timeout=PATIENCE_S)
+
+
+@pytest.mark.slow
 def test_it_works_no_more_than_its_share_of_the_time(lane: DeviceLane, listener: Listener) -> None:
     """After each job it rests, so that 2 % are 2 %, by the device's own count of its work."""
     jobs, _ = forward()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from node.process import screening
 from node.process.driver import Driver
 from node.process.metrics import NodeMetrics
 from node.process.screening import all_finite
-from node.process.store import TensorStore
+from node.process.store import StoreFullError, TensorStore
 from protocol.base.forms import BLOCK_FORMS, NOT_FINITE
 from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef
 from protocol.base.machine import Compute, Computed, DeviceLost, DropTensors, HangUp, LinkDown, LinkUp, Received, Send
@@ -132,12 +134,15 @@ def contribution(values: list[float], form: str = "fp32") -> tuple[Contribute, b
 
 
 class FakeDeviceLane:
-    """Begins anew unless it was told to end."""
+    """Begins anew unless it was told to end, once the system lets it."""
 
-    def __init__(self, over: bool) -> None:
-        self._over = over
+    def __init__(self, over: bool, refusals: int = 0) -> None:
+        self._over, self._refusals = over, refusals
 
     def start_again(self) -> bool:
+        if self._refusals:
+            self._refusals -= 1
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         return not self._over
 
 
@@ -149,6 +154,29 @@ async def test_the_machine_hears_of_a_lost_device_unless_a_pause_has_ended_it(dr
     driver._device_lost("it was unplugged")
     await trio.testing.wait_all_tasks_blocked()
     assert driver.pump.facts == ([] if paused else [DeviceLost("it was unplugged")])  # type: ignore[attr-defined]
+
+
+@pytest.mark.trio
+async def test_a_device_whose_process_cannot_be_started_at_once_is_tried_again(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system has just killed one for want of memory; trio ended with an internal error of its own."""
+    monkeypatch.setattr("node.process.driver.AGAIN_S", (0.0,) * 4)
+    driver.device = FakeDeviceLane(over=False, refusals=3)  # type: ignore[assignment]
+    driver._device_lost("it was killed")
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    assert driver.pump.facts == [DeviceLost("it was killed")]  # type: ignore[attr-defined]
+
+
+@pytest.mark.trio
+async def test_a_device_whose_process_can_never_be_started_ends_the_daemon_with_a_sentence(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its unit begins it again."""
+    monkeypatch.setattr("node.process.driver.AGAIN_S", (0.0,) * 4)
+    driver.device = FakeDeviceLane(over=False, refusals=9)  # type: ignore[assignment]
+    with pytest.raises(StoreFullError, match=r"it was killed.*no other can be started"):
+        await driver._start_device_again("it was killed")
 
 
 @pytest.mark.parametrize("form", ["fp64", "fp32", "bf16"])

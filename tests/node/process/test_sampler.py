@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import trio
 from node.compute import checkpoint
 from node.compute.places import Place
 from node.compute.sample_process import PROMPT, write
+from node.process import sampler
 from node.process.sampler import checkpoints_to_read, tell_samples
 from protocol.link.codec import decode, encode
 from protocol.messages import Wrote
@@ -94,6 +96,17 @@ async def test_the_newest_checkpoint_is_told_once_when_the_coordinator_is_there(
         await trio.sleep(0.2)
         nursery.cancel_scope.cancel()
     assert [message.step for message in said] == [4] and said[0].sample.startswith(PROMPT)
+
+
+async def test_a_system_without_room_for_a_process_ends_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole server ended for the sake of a sample's text."""
+
+    async def full(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(trio, "run_process", full)
+    sample, why_not = await sampler._write(Path("/nowhere"), 4)
+    assert not sample and why_not.startswith("its process cannot be started")
 
 
 async def test_a_model_that_nobody_has_trained_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
