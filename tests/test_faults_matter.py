@@ -48,7 +48,7 @@ RULES = (
     Rule("3", "node.server.test_conduct:test_a_bad_worker_costs_no_more_than_a_killed_one",
          {"node.server.conduct:Conduct.overtaken_by_others": always(None)}, {"bad": "hangs"}),
     Rule("5", "coordinator.live.test_seating:test_a_server_whose_fellows_reach_it_is_not_given_up",
-         {"coordinator.live.seating:seen_by_fellows": always(False)}),
+         {"coordinator.live.spares:seen_by_fellows": always(False)}),
     Rule("6", "node.machine.test_kept_plan:test_a_server_restarts_without_its_coordinator",
          {"node.machine.kept_plan:Resumption.take": always(None)}),
     Rule("12", "node.server.test_decider:"
