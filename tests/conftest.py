@@ -3,19 +3,38 @@ tests that share a swarm of processes run one after the other."""
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pytest
 from hypothesis import settings
 from pytest_trio.enable_trio_mode import *  # noqa: F403  (the plug-in's own way to switch it on)
 
-if TYPE_CHECKING:
-    import pytest
-
 settings.register_profile("barnraise", deadline=None, print_blob=True)
 settings.load_profile("barnraise")
+
+
+@pytest.fixture
+def power_cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Leaves of a file what a power cut right after its renaming may: nothing, unless its bytes were synced before."""
+    synced: set[int] = set()
+    sync = os.fsync
+
+    def note(handle: int) -> None:
+        sync(handle)
+        synced.add(os.fstat(handle).st_ino)
+
+    def cut(path: Path) -> None:
+        if path.stat().st_ino not in synced:
+            os.truncate(path, 0)
+
+    monkeypatch.setattr(os, "fsync", note)
+    return cut
+
 
 _GROUP = re.compile(r"xdist_group\(\"(\w+)\"\)")
 

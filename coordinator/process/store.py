@@ -42,6 +42,7 @@ from coordinator.process.database import Database, SqliteDatabase, StateBrokenEr
 from protocol.base.errors import BadInputError
 from protocol.base.ids import NodeId
 from protocol.base.limits import CURVE_MAX
+from protocol.drive.durable import replace_durably
 from protocol.messages import Share, ValidationLoss
 from protocol.run.plan import Plan
 from protocol.run.run import RunConfig
@@ -189,9 +190,7 @@ class Store:
         with suppress(OSError):
             if self._kept_run_id() != run_id:
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                draft = self.folder / f"{RUN_FILE}.new"
-                draft.write_text(f"{run_id.hex()}\n")
-                draft.replace(self.folder / RUN_FILE)
+                replace_durably(self.folder / RUN_FILE, f"{run_id.hex()}\n".encode())
 
     def _compare(self, text: str, config: RunConfig) -> None:
         """A run keeps its configuration: nodes that compute by different ones would not train the same model.

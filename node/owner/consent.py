@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from protocol.base.errors import BadInputError
+from protocol.drive.durable import replace_durably
 
 FILE = "consents.json"
 
@@ -52,8 +53,6 @@ def withdraw_consent(folder: Path, run_id: str) -> bool:
 def _write(folder: Path, consents: dict[str, Consent]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        draft = folder / f"{FILE}.new"
-        draft.write_bytes(msgspec.json.format(msgspec.json.encode(consents), indent=1))
-        draft.replace(folder / FILE)
+        replace_durably(folder / FILE, msgspec.json.format(msgspec.json.encode(consents), indent=1))
     except OSError as error:
         raise BadInputError(f"{folder / FILE}: cannot be written: {error.strerror or error}") from None

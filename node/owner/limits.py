@@ -18,6 +18,7 @@ from node.owner import units
 from node.owner.units import Hours
 from protocol.base.errors import BadInputError
 from protocol.base.printable import is_printable
+from protocol.drive.durable import replace_durably
 
 GAMES = "@games"
 """The list of programs that lie where game stores put games, use the GPU beside us, or fill the screen (on a desktop:
@@ -250,13 +251,18 @@ def shown(limits: OwnerLimits) -> dict[str, str]:
 
 
 def read_limits(path: Path) -> OwnerLimits:
-    """The limits of the file; the defaults where there is none. Raises `BadInputError` that names file and key."""
+    """The limits of the file; the defaults where there is none. Raises `BadInputError` that names file and key.
+
+    An empty file is what a power cut may leave of one: it does not say that its owner limits nothing.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return OwnerLimits()
     except (OSError, UnicodeDecodeError) as error:
         raise BadInputError(f"{path}: cannot be read: {error}") from None
+    if not text.strip("\0 \t\r\n"):
+        raise BadInputError(f"{path}: is empty, so your limits are lost; remove it for the defaults, and set them anew")
     try:
         values = tomllib.loads(text)
         return with_values(OwnerLimits(), {name: _as_text(name, value) for name, value in values.items()})
@@ -278,8 +284,6 @@ def write_limits(path: Path, limits: OwnerLimits) -> None:
         lines += [f"# {key.meaning} For example {key.example!r}.", f"{key.name} = {value}", ""]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(".new")
-        draft.write_text("\n".join(lines), encoding="utf-8")
-        draft.replace(path)
+        replace_durably(path, "\n".join(lines).encode())
     except OSError as error:
         raise BadInputError(f"{path}: cannot be written: {error.strerror or error}") from None

@@ -6,7 +6,6 @@ kept is shown. The file can be checked by anybody, on any computer: `barnraise t
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from node.owner.tally import Given
 from node.platform.places import device_folders
 from protocol.base.errors import BadInputError, RemoteProtocolError
 from protocol.base.ids import NodeId
+from protocol.drive.durable import replace_durably
 from protocol.trust.identity import node_id
 from protocol.trust.thanks import Thanks, open_thanks
 
@@ -121,9 +121,7 @@ class ThanksBook:
         """Raises `OSError`; nothing is lost, since the coordinator says it all again."""
         if self._signed == self._saved:
             return
-        draft = self._path.with_suffix(".new")
-        draft.write_bytes(msgspec.json.encode(_Kept(self._key, self._signed)))
-        os.replace(draft, self._path)
+        replace_durably(self._path, msgspec.json.encode(_Kept(self._key, self._signed)))
         self._saved = self._signed
 
 

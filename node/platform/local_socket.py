@@ -21,6 +21,7 @@ from typing import Any
 import trio
 
 from node.platform.places import CONTROL_FILE, note_running
+from protocol.drive.durable import replace_durably
 
 PATH_BYTES_MAX = 100
 LINE_BYTES_MAX = 1 << 20
@@ -83,7 +84,8 @@ async def open_door(folder: Path, unix: bool = HAS_UNIX, **more: Any) -> Door:
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         address, token = f"127.0.0.1:{listener.socket.getsockname()[1]}", secrets.token_urlsafe(32)
     file = folder / CONTROL_FILE
-    _write_private(file, json.dumps({"address": address, "token": token, "pid": os.getpid(), **more}))
+    papers = {"address": address, "token": token, "pid": os.getpid(), **more}
+    replace_durably(file, json.dumps(papers).encode(), 0o600)
     if older is not None and older != path:  # of one that was killed, or of one that hands over to this one
         _take_away(older)
     return Door(listener, token, file, path, note_running(folder))
@@ -101,17 +103,7 @@ def _take_away(path: Path) -> None:
 def tell_more(folder: Path, **more: Any) -> None:
     """Adds to `control.json`, say the page's address."""
     file = folder / CONTROL_FILE
-    _write_private(file, json.dumps({**json.loads(file.read_text()), **more}))
-
-
-def _write_private(path: Path, text: str) -> None:
-    draft = path.with_suffix(".new")
-    with suppress(FileNotFoundError):
-        draft.unlink()
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
-    draft.replace(path)
+    replace_durably(file, json.dumps({**json.loads(file.read_text()), **more}).encode(), 0o600)
 
 
 def is_ours(token: str, given: object) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hmac
 import json
-import os
 import secrets
 from contextlib import aclosing
 from functools import partial
@@ -23,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from protocol.base.errors import BadInputError
+from protocol.drive.durable import replace_durably
 from protocol.drive.process import listening_socket
 from protocol.drive.web import serve_app
 
@@ -166,8 +166,4 @@ def keep_place(state: Path, address: str) -> None:
     kept, now = kept_place(state), int(host.rpartition(":")[2])
     first = kept.port or now
     place = Place(token, first, kept.second if now == first else now)
-    draft = state / f"{PLACE_FILE}.new"
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as out:
-        out.write(msgspec.json.encode(place))
-    os.replace(draft, state / PLACE_FILE)
+    replace_durably(state / PLACE_FILE, msgspec.json.encode(place), 0o600)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -12,6 +11,7 @@ import structlog
 
 from node.owner.governor import UserPause
 from protocol.base.errors import BadInputError
+from protocol.drive.durable import replace_durably
 
 FILE = "owner.json"
 PAUSE_S_MAX = 366 * 86400.0
@@ -49,9 +49,7 @@ def keep_pause(state: Path, pause: UserPause | None) -> None:
 
 def write_whole(state: Path, name: str, data: bytes) -> None:
     """Of what the owner's side keeps beside the journal. A full disk costs the count of a minute, and nothing else."""
-    draft = state / f"{name}.new"
     try:
-        draft.write_bytes(data)
-        os.replace(draft, state / name)
+        replace_durably(state / name, data)
     except OSError as error:
         structlog.get_logger("owner").warning("cannot be kept", file=name, reason=error.strerror)

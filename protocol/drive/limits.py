@@ -13,7 +13,7 @@ import json
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,6 +24,7 @@ import trio
 
 from protocol.base.errors import BadInputError
 from protocol.base.limits import READ_BYTES, WRITE_BYTES
+from protocol.drive.durable import DISK_TROUBLE, replace_durably
 
 BURST_S = 0.05
 """A line that was idle may run ahead by so much of its rate: 0.2 % of half a minute."""
@@ -85,7 +86,8 @@ class Quota:
     """Bytes of this calendar month (UTC), both directions together, kept in a file so that a restart forgets none.
 
     The file runs a little ahead of the truth (a thousandth of the quota, or 1 MiB): a process that is killed has then
-    used less than its successor believes, never more.
+    used less than its successor believes, never more. One that says nothing (a power cut left it empty, say) is not
+    taken for zero: the month counts as used up, so that the owner pays for nothing, and the next one begins by itself.
     """
 
     def __init__(self, byte_count: int, file: Path, wall_clock: Callable[[], float] = time.time) -> None:
@@ -100,8 +102,8 @@ class Quota:
         try:
             self._load()
             self._noted_bytes = self._used_bytes
-            self._note(self._used_bytes)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            self._note_if_possible(self._used_bytes, DISK_TROUBLE)
+        except OSError as error:
             raise BadInputError(f"{file}: cannot be used as the record of this month's transfers: {error}") from None
 
     @property
@@ -140,28 +142,39 @@ class Quota:
     def _load(self) -> None:
         if not self._file.exists():
             return
-        noted = json.loads(self._file.read_text())
-        month, used_bytes = str(noted["month"]), int(noted["bytes"])
-        if datetime.strptime(month, "%Y-%m") and used_bytes < 0:
-            raise ValueError("a negative number of bytes")
+        try:
+            noted = json.loads(self._file.read_bytes())
+            month, used_bytes = str(noted["month"]), int(noted["bytes"])
+            if datetime.strptime(month, "%Y-%m") and used_bytes < 0:
+                raise ValueError("a negative number of bytes")
+        except (ValueError, OverflowError, LookupError, TypeError, RecursionError) as error:
+            structlog.get_logger("limits").warning(
+                "this month's record is lost",
+                file=str(self._file),
+                reason=str(error),
+                detail="the quota counts as used up until the next month; stop, remove the file, and start to count "
+                "from nothing",
+            )
+            month, used_bytes = self._month, self.byte_count
         if month >= self._month:
             self._month, self._used_bytes = month, used_bytes
 
-    def _note_if_possible(self, byte_count: int) -> None:
-        """Where the disk is full we count on in memory, and try again when so much was used."""
+    def _note_if_possible(self, byte_count: int, forgiven: Set[int] | None = None) -> None:
+        """Where the disk is full we count on in memory, and try again when so much was used. Raises `OSError` for what
+        is not `forgiven`; None: all is."""
         try:
             self._note(byte_count)
         except OSError as error:
+            if forgiven is not None and error.errno not in forgiven:
+                raise
             if not self._warned:
                 structlog.get_logger("limits").warning("this month's transfers are not noted", reason=str(error))
             self._warned = True
 
     def _note(self, byte_count: int) -> None:
-        """Not synced: a power cut may cost the count of seconds, a crash of the process costs nothing."""
+        """A thousand times a month at most, by how far the file runs ahead: half a minute of waiting for the disk."""
         self._noted_bytes = byte_count
-        draft = self._file.with_suffix(".new")
-        draft.write_text(json.dumps({"month": self._month, "bytes": byte_count}) + "\n")
-        draft.replace(self._file)
+        replace_durably(self._file, (json.dumps({"month": self._month, "bytes": byte_count}) + "\n").encode())
 
 
 class Limits:

@@ -146,6 +146,18 @@ def test_the_file_keeps_all_of_it(tmp_path: Path) -> None:
         read_limits(path)
 
 
+@pytest.mark.parametrize("left", [b"", b"\n", bytes(512)])
+def test_an_empty_file_does_not_lift_every_limit(tmp_path: Path, left: bytes) -> None:
+    """A power cut may leave nothing of it, or its length in zeros: its owner had limits, and is told that they are
+    lost. Without a file nothing was ever set."""
+    path = tmp_path / "limits.toml"
+    path.write_bytes(left)
+    with pytest.raises(BadInputError, match=r"limits\.toml: is empty, so your limits are lost; remove it"):
+        read_limits(path)
+    path.unlink()
+    assert read_limits(path) == OwnerLimits()
+
+
 def test_hours_of_the_week() -> None:
     """Days, ranges, nights and the end of the week; times are half open."""
     assert 0 in Hours() and 3 * DAY in hours("hours", "always")

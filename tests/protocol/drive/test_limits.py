@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import random
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from protocol.base.errors import BadInputError
 from protocol.drive.limits import (
@@ -156,29 +157,49 @@ def test_the_month_turns_and_never_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", ["", "{}", "[1]", '{"month": "x", "bytes": 1}', '{"month": "2026-11", "bytes": -1}']
 )
-def test_a_damaged_record_is_named(tmp_path: Path, content: str) -> None:
-    """It is not taken for zero: the owner decides."""
-    file = tmp_path / "transfers.json"
+def test_a_damaged_record_is_named_and_counts_as_a_month_that_is_used_up(tmp_path: Path, content: str) -> None:
+    """It is not taken for zero: the owner decides, and would pay. Nor does it end every start for ever: the next month
+    begins by itself."""
+    wall, file = Wall("2026-11-22"), tmp_path / "transfers.json"
     file.write_text(content)
+    with capture_logs() as said:
+        quota = Quota(1000, file, wall)
+    assert [(line["event"], line["file"]) for line in said] == [("this month's record is lost", str(file))]
+    assert not quota.has_room and quota.remaining_bytes == 0
+    assert Quota(1000, file, wall).remaining_bytes == 0
+    wall.time = at("2026-12-01")
+    assert quota.has_room and quota.remaining_bytes == 1000
+
+
+def test_the_record_survives_a_power_cut(tmp_path: Path, power_cut: Callable[[Path], None]) -> None:
+    """It was renamed into place without its bytes: a server with a quota did not begin any more."""
+    wall, file = Wall("2026-11-22"), tmp_path / "transfers.json"
+    Quota(100 * MIB, file, wall).spend(30 * MIB)
+    power_cut(file)
+    assert 60 * MIB < Quota(100 * MIB, file, wall).remaining_bytes <= 70 * MIB
+
+
+def test_a_record_that_cannot_be_is_named(tmp_path: Path) -> None:
+    """Its folder is none: no month will change that."""
+    (tmp_path / "file").touch()
     with pytest.raises(BadInputError, match=r"transfers\.json: cannot be used as the record"):
-        Quota(1000, file, Wall("2026-11-22"))
-    assert file.read_text() == content
+        Quota(1000, tmp_path / "file" / "transfers.json", Wall("2026-11-22"))
 
 
 def test_a_disk_that_fills_up_costs_the_record_and_not_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It counts on in memory, and notes again when there is room."""
+    """It counts on in memory, and notes again when there is room; also one that begins on a full disk."""
     file, full = tmp_path / "transfers.json", True
-    quota = Quota(100 * MIB, file, Wall("2026-11-22"))
-    write = Path.write_text
+    replace = os.replace
 
-    def refuse(path: Path, *arguments: Any, **options: Any) -> int:
+    def refuse(draft: Path, path: Path) -> None:
         if full:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write(path, *arguments, **options)
+        replace(draft, path)
 
-    monkeypatch.setattr(Path, "write_text", refuse)
+    monkeypatch.setattr(os, "replace", refuse)
+    quota = Quota(100 * MIB, file, Wall("2026-11-22"))
     quota.spend(30 * MIB)
     assert quota.remaining_bytes == 70 * MIB
     full = False
