@@ -173,9 +173,11 @@ def _write_temporary(path: Path, tensors: Mapping[str, Tensor], about: Mapping[s
     return temporary
 
 
-def read_part(path: Path, about: Mapping[str, Any], config: RunConfig | None = None) -> dict[str, Tensor]:
+def read_part(
+    path: Path, about: Mapping[str, Any], config: RunConfig | None = None, names: Collection[str] | None = None
+) -> dict[str, Tensor]:
     """A shard's state; its own words must agree with `about` in every key. With the `config` that `about` names, it may
-    be called what an older build called it.
+    be called what an older build called it. Of the tensors only those with these `names` are read, where given.
 
     Raises:
         CheckpointError: the file is missing, damaged or of something else.
@@ -183,7 +185,8 @@ def read_part(path: Path, about: Mapping[str, Any], config: RunConfig | None = N
     try:
         with safe_open(path, framework="pt") as file:
             _check_about(path, file.metadata(), about, config)
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            held = file.keys()
+            return {name: file.get_tensor(name) for name in held if names is None or name in names}
     except (OSError, SafetensorError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{path}: {error}") from error
 
@@ -481,21 +484,15 @@ def present_checkpoints(
     return tuple(present)
 
 
-def read_checkpoint(folder: Place, step: int) -> tuple[Manifest, dict[tuple[int, int], dict[str, Tensor]]]:
-    """A checkpoint, verified: its manifest, and each (stage, shard)'s state.
-
-    Raises:
-        CheckpointError: it is not complete.
-    """
-    home = step_folder(folder, step)
-    manifest = read_manifest(home)
+def read_verified(
+    home: Place, manifest: Manifest, part: PartEntry, names: Collection[str] | None = None
+) -> dict[str, Tensor]:
+    """A shard's state out of a checkpoint's part all of which is verified, in pieces; in memory are the tensors with
+    these `names`, or all. Raises `CheckpointError`."""
     about = {"config_hash": manifest.config_hash, "version": manifest.version}
-    shards: dict[tuple[int, int], dict[str, Tensor]] = {}
-    for part in manifest.parts:
-        with fetched(home, [part.file]) as local:
-            verify_parts(local, [part])
-            shards[part.stage, part.shard] = read_part(local / part.file, about)
-    return manifest, shards
+    with fetched(home, [part.file]) as local:
+        verify_parts(local, [part])
+        return read_part(local / part.file, about, names=names)
 
 
 @contextlib.contextmanager

@@ -10,14 +10,12 @@ import contextlib
 import itertools
 import json
 import os
-import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 from torch import Tensor
 
 from node.compute.layout import StageLayout
@@ -37,11 +35,6 @@ _FLOATS = ("F32", "BF16", "F16")
 # ---- out ------------------------------------------------------------------------------------------------------
 
 
-def join_shards(parts: Sequence[Tensor]) -> Tensor:
-    """A stage's flat vector out of its shards' parts, in shard order."""
-    return torch.cat(list(parts))
-
-
 def check_whole(layouts: Sequence[StageLayout]) -> None:
     """Raises `ValueError` unless the stages together are the model, each block once."""
     blocks = sorted(chunk for layout in layouts for chunk in layout.chunks)
@@ -51,31 +44,69 @@ def check_whole(layouts: Sequence[StageLayout]) -> None:
 
 
 def export_model(folder: Path, stages: Sequence[tuple[StageLayout, Tensor]], tokenizer: TextTokenizer) -> None:
-    """Writes the model whose stages have these layouts and flat vectors.
+    """As `export_stages`, of flat vectors that are there already."""
+    export_stages(folder, [layout for layout, _ in stages], lambda stage: stages[stage][1], tokenizer)
+
+
+def export_stages(
+    folder: Path, layouts: Sequence[StageLayout], weights: Callable[[int], Tensor], tokenizer: TextTokenizer
+) -> None:
+    """Writes the model whose stages have these layouts.
 
     Files are written beside their names and then renamed, `config.json` last: a folder with one is complete, and one
     that holds another model loses its own before the first file of that is replaced.
 
+    Args:
+        weights: [parameter_count] fp32 of a stage by its number. Asked for one after the other: the one before has been
+            written by then and is let go.
     Raises:
         OSError: the folder is full, or cannot be written to; nothing half-written is left there.
     """
-    check_whole([layout for layout, _ in stages])
-    config = stages[0][0].config
-    weights = {name: view.numpy() for layout, flat in stages for name, view in layout.views(flat).items()}
+    check_whole(layouts)
+    config = layouts[0].config
+    made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    with _partial(folder / _WEIGHTS) as partial:
-        partial.unlink(missing_ok=True)
-        partial.touch()
-        mode = stat.S_IMODE(partial.stat().st_mode)  # what the umask leaves; safetensors makes files for the owner only
-        try:
-            save_file(weights, partial, metadata={"format": "pt"})
-        except SafetensorError as error:  # it wraps the system's errors
-            raise OSError(f"{folder / _WEIGHTS}: {error}") from error
-        partial.chmod(mode)
-        (folder / "config.json").unlink(missing_ok=True)
+    try:
+        with _partial(folder / _WEIGHTS) as partial:
+            partial.unlink(missing_ok=True)
+            try:
+                with partial.open("wb") as file:
+                    places = _write_header(file, layouts)
+                    for stage, layout in enumerate(layouts):
+                        _write_stage(file, places, layout, weights(stage))
+            except OSError as error:
+                raise OSError(error.errno, f"{folder / _WEIGHTS}: {error.strerror or error}") from error
+            (folder / "config.json").unlink(missing_ok=True)
+    except BaseException:
+        if made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
     _write_text(folder / "tokenizer.json", tokenizer.to_json())
     _write_json(folder / "tokenizer_config.json", _tokenizer_config(config, tokenizer))
-    _write_json(folder / "config.json", _model_config(config, stages[0][0].vocabulary, tokenizer.end_mark))
+    _write_json(folder / "config.json", _model_config(config, layouts[0].vocabulary, tokenizer.end_mark))
+
+
+def _write_header(file: BinaryIO, layouts: Sequence[StageLayout]) -> dict[str, int]:
+    """Where in the file each weight begins, after writing what says so: as safetensors' own writer does, which wants
+    all weights at once and copies them. They lie in the order of their names."""
+    slices = sorted((part for layout in layouts for part in layout.slices), key=lambda part: part.name)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    places: dict[str, int] = {}
+    end = 0
+    for part in slices:
+        places[part.name], end = end, end + 4 * part.count
+        header[part.name] = {"dtype": "F32", "shape": list(part.shape), "data_offsets": [places[part.name], end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    return {name: 8 + len(text) + begin for name, begin in places.items()}
+
+
+def _write_stage(file: BinaryIO, places: Mapping[str, int], layout: StageLayout, flat: Tensor) -> None:
+    for name, view in layout.views(flat).items():
+        file.seek(places[name])
+        file.write(view.numpy().astype("<f4", copy=False).data)
 
 
 def _model_config(config: RunConfig, vocabulary: int, end_mark: int | None) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import sys
 
 import torch
 
-from node.compute.checkpoint import CheckpointError, read_checkpoint, read_manifest, step_folder
-from node.compute.export_checkpoint import stages_of, tokenizer_of
+from node.compute.checkpoint import CheckpointError, read_manifest, step_folder
+from node.compute.export_checkpoint import layouts_held, stage_weights, tokenizer_of
 from node.compute.layout import StageLayout
 from node.compute.model import DTYPES, StageModel
 from node.compute.places import Place, open_place
@@ -36,15 +36,16 @@ def write(folder: Place, step: int) -> str:
         CheckpointError: the checkpoint is not complete.
         BadInputError: its tokenizer cannot be made here, or the model is too large for this.
     """
-    manifest = read_manifest(step_folder(folder, step))
+    home = step_folder(folder, step)
+    manifest = read_manifest(home)
     config = manifest.config
     whole = StageLayout.whole(config, manifest.vocabulary)
     if whole.parameter_count > PARAMETERS_MAX:
         raise BadInputError(f"a model of {whole.parameter_count:,} parameters is too large to write beside the work")
-    manifest, shards = read_checkpoint(folder, step)
+    layouts = layouts_held(home, manifest)
     weights: dict[str, torch.Tensor] = {}
-    for layout, params in stages_of(manifest, shards):
-        weights |= layout.views(params)
+    for stage, layout in enumerate(layouts):
+        weights |= layout.views(stage_weights(home, manifest, layouts, stage))
     flat = torch.cat([weights[part.name].flatten() for part in whole.slices]).to(DTYPES[config.compute.dtype])
     tokenizer, model = tokenizer_of(manifest), StageModel(whole)
     tokens = [int(token) for token in tokenizer.encode(PROMPT)][: config.model.context - 1]

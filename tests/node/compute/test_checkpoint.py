@@ -20,6 +20,7 @@ from node.compute.checkpoint import CheckpointError, Manifest, PartEntry
 from protocol.base.errors import BadInputError
 from protocol.run.batches import Batches
 from protocol.run.run import AuditSection, CheckpointSection, RunConfig
+from tests.node.compute.whole_checkpoint import read_checkpoint
 
 CONFIG = RunConfig(checkpoint=CheckpointSection(keep=2), audit=AuditSection(rate=0.0))
 ONE = msgspec.structs.replace(CONFIG, checkpoint=CheckpointSection(keep=1))
@@ -129,7 +130,7 @@ def test_a_full_folder_leaves_nothing_of_the_part(tmp_path: Path, monkeypatch: p
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     """A checkpoint gives back every shard's state and the position in the data."""
     write(tmp_path, 100)
-    found, shards = checkpoint.read_checkpoint(tmp_path, 100)
+    found, shards = read_checkpoint(tmp_path, 100)
     assert found.data_cursor == 100 * CONFIG.batch.microbatches * CONFIG.batch.samples
     assert list(shards) == list(SHARDS)
     assert torch.equal(shards[0, 1]["params"], torch.full((5,), 101.0))
@@ -240,7 +241,7 @@ def test_a_bad_checkpoint_is_named_and_the_last_good_one_counts(tmp_path: Path, 
     write(tmp_path, 100)
     harm(write(tmp_path, 200))  # type: ignore[operator]
     with pytest.raises(CheckpointError, match=sentence):
-        checkpoint.read_checkpoint(tmp_path, 200)
+        read_checkpoint(tmp_path, 200)
     complete, bad = checkpoint.scan_checkpoints(tmp_path)
     assert complete == (100,) and len(bad) == 1
 

@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import stat
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from node.compute.export import export_model, initial_weights, read_model
+from node.compute.export import export_model, export_stages, initial_weights, read_model
 from node.compute.layout import StageLayout
 from node.compute.model import StageModel
 from node.compute.shard import ShardWorker
@@ -103,6 +104,31 @@ def test_stages_give_the_file_of_the_whole(folder: Path, tmp_path: Path) -> None
     assert names == ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
     for name in names:
         assert (tmp_path / "cut" / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_the_weights_are_written_as_safetensors_writes_them(folder: Path, tmp_path: Path) -> None:
+    """To the byte: which needs all of them in memory, twice."""
+    layout = StageLayout.whole(CONFIG, VOCABULARY)
+    save_file(layout.views(layout.initial(7)), tmp_path / "theirs", metadata={"format": "pt"})
+    assert (folder / "model.safetensors").read_bytes() == (tmp_path / "theirs").read_bytes()
+
+
+def test_a_stage_is_let_go_before_the_next_is_asked_for(tmp_path: Path) -> None:
+    """A model need not fit into memory; and where one stage cannot be had, no folder is left."""
+    layouts = [StageLayout(CONFIG, VOCABULARY, first, end) for first, end in ((0, 3), (3, 4), (4, 8))]
+    given: list[weakref.ref[torch.Tensor]] = []
+
+    def weights(stage: int) -> torch.Tensor:
+        assert not any(ref() is not None for ref in given)
+        flat = layouts[stage].initial(7)
+        given.append(weakref.ref(flat))
+        return flat
+
+    export_stages(tmp_path / "model", layouts, weights, TOKENIZER)
+    assert len(given) == 3
+    with pytest.raises(IndexError):
+        export_stages(tmp_path / "none", layouts, lambda stage: [layouts[0].initial(7)][stage], TOKENIZER)
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])

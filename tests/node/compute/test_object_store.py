@@ -28,6 +28,7 @@ from protocol.base.machine import Computed, ComputeFailed
 from protocol.run.run import RunConfig
 from tests.node.compute.test_checkpoint import CONFIG, SHARDS, about, manifest
 from tests.node.compute.test_seals import COORDINATOR, SERVERS, sealer
+from tests.node.compute.whole_checkpoint import read_checkpoint
 
 SECRETS = {"AWS_ACCESS_KEY_ID": "AKIAPLANTED12345", "AWS_SECRET_ACCESS_KEY": "planted/secret+key", "AWS_REGION": "x-1"}
 
@@ -130,7 +131,7 @@ def test_a_checkpoint_is_written_read_kept_and_undone_as_in_a_folder(place: Plac
     assert checkpoint.scan_checkpoints(place)[0] == checkpoint.present_checkpoints(place) == (300, 200)
     assert on(place).below() == ["step-00000200", "step-00000300"], "no empty folder is left"
     home = checkpoint.step_folder(place, 300)
-    found, shards = checkpoint.read_checkpoint(place, 300)
+    found, shards = read_checkpoint(place, 300)
     assert list(shards) == list(SHARDS) and torch.equal(shards[0, 1]["params"], torch.full((5,), 301.0))
     vouched = seals.verify(home, found, found.parts)
     assert vouched.manifest is not None and vouched.manifest.node == SERVERS[0].node and len(vouched.servers) == 3
@@ -182,7 +183,7 @@ def test_a_damaged_part_is_named_with_its_server_and_mended_by_the_next_write(pl
     complete, bad = seals.scan_checkpoints(place)
     assert complete == () and f"{home / part.file} is damaged" in bad[0] and SERVERS[1].node in bad[0]
     with pytest.raises(CheckpointError, match=f"{home / part.file} is damaged"):
-        checkpoint.read_checkpoint(place, 100)
+        read_checkpoint(place, 100)
     write(place, 100, tmp_path / "mine")
     assert seals.scan_checkpoints(place) == ((100,), ())
 

@@ -13,7 +13,6 @@ import pytest
 from node.compute.checkpoint import (
     CheckpointError,
     check_run,
-    read_checkpoint,
     read_manifest,
     read_part,
     run_folder,
@@ -22,6 +21,7 @@ from node.compute.checkpoint import (
 )
 from protocol.base.errors import BadInputError
 from protocol.run.run import RunConfig
+from tests.node.compute.whole_checkpoint import read_checkpoint
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "older_checkpoints"
 CONFIG = RunConfig()
