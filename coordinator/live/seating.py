@@ -172,7 +172,8 @@ class Placement:
         wanted = self.rollback
         if wanted is not None and self._history.finished:
             self._refuse_rollback("the run has done all its steps")
-        if self.rollback is None or wanted is None or verdict.kind != "keep" or verdict.sentence:
+            return verdict
+        if wanted is None or verdict.kind != "keep" or verdict.sentence:
             return verdict
         asked = self._first_look.ask(review_of(wanted), linked, now, self.table, "an order")
         if asked.kind != "go_back":

@@ -91,6 +91,18 @@ def ready_to_lay_out() -> Desk:
     return desk
 
 
+def waits_to_go_back() -> tuple[Desk, int]:
+    """The last step but one is closed, and the run is to go back to 20 as soon as all have looked (`Desk.answer`)."""
+    desk = Desk(GOES_BACK)
+    desk.train()
+    can_read(desk, 30, 20, 10)
+    for step in range(34):
+        desk.report(step)
+    desk.answers, at = False, len(desk.done)
+    desk.feed(Ordered(RollBack(20)))
+    return desk, at
+
+
 # ---- what a server shows that this coordinator has issued -----------------------------------------------------------
 
 
@@ -197,13 +209,7 @@ def test_what_is_ordered_after_a_way_back_counts_from_there() -> None:
 
 def test_a_way_back_that_the_end_overtakes_is_refused_aloud() -> None:
     """It was forgotten, and the operator had been told that it would come."""
-    desk = Desk(GOES_BACK)
-    desk.train()
-    can_read(desk, 30, 20, 10)
-    for step in range(34):
-        desk.report(step)
-    desk.answers, at = False, len(desk.done)
-    desk.feed(Ordered(RollBack(20)))
+    desk, at = waits_to_go_back()
     desk.report(34)
     desk.answer(at)
     assert desk.machine.placement.rollback_refusal == "the run has done all its steps"
@@ -271,13 +277,7 @@ def test_nobody_hears_that_a_run_is_finished_which_is_just_made_longer() -> None
 
 def test_nobody_hears_that_a_run_is_finished_which_just_goes_back() -> None:
     """The same with a way back."""
-    desk = Desk(GOES_BACK)
-    desk.train()
-    can_read(desk, 30, 20, 10)
-    for step in range(34):
-        desk.report(step)
-    desk.answers, at = False, len(desk.done)
-    desk.feed(Ordered(RollBack(20)))
+    desk, at = waits_to_go_back()
     desk.durable = False
     desk.report(34)
     desk.answer(at)
