@@ -40,6 +40,7 @@ from protocol.base.machine import (
     HangUp,
     Input,
     LinkDown,
+    LinkMoved,
     LinkUp,
     Persisted,
     Received,
@@ -174,6 +175,8 @@ class NodeMachine:
                 self._link_up(fact, now)
             case LinkDown():
                 self._link_down(fact, now)
+            case LinkMoved():
+                self._roles.link_moved(fact.peer, now)
             case Received():
                 self._links.heard(fact.peer, now)
                 self._received(fact.peer, fact.message, now, fact.size)

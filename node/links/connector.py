@@ -89,7 +89,7 @@ class Connector:
         """Servers without a place in it."""
         self._rates: dict[NodeId, float] = {}
         self._log = structlog.get_logger("links")
-        transport.on_moved, transport.on_path_failed = self.on_moved, self.on_path_failed
+        transport.on_path_failed = self.on_path_failed
         self.set_addresses(surroundings.addresses, surroundings.local_addresses)
 
     # ---- doors for the driver ------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class Connector:
             self._perform(self.ladder.opened(link.peer, way, trio.current_time()))
 
     def on_moved(self, link: Link) -> None:
-        """For the transport: a link goes another way now; to whoever looked for one that is as if it had come up."""
+        """A link goes another way now: to whoever looked for one that is as if it had come up."""
         self._log.info("moved", peer=link.peer, path=link.path)
         self._came_up(link)
 

@@ -281,6 +281,10 @@ class Roles:
         if self.volunteer is not None:
             self.volunteer.link_up(peer)
 
+    def link_moved(self, peer: NodeId, now: float) -> None:
+        if self.server is not None:
+            self.server.link_moved(peer, now)
+
     def link_down(self, peer: NodeId, now: float) -> None:
         if self.server is not None:
             self.server.link_down(peer, now)

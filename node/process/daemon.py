@@ -376,6 +376,7 @@ class _Node:
                 events=driver,
                 limits=self._limits,
             )
+            driver.transport.on_moved = driver.on_moved
             budget = driver.transport.budget = Budget(incoming_bytes(self._free_bytes), lambda: self._store.byte_count)
             self._metrics.ask("barnraise_transport_incoming_bytes", lambda: float(budget.held_bytes))
             self._metrics.record("barnraise_transport_incoming_limit_bytes", budget.total_bytes)

@@ -56,6 +56,7 @@ from protocol.base.machine import (
     DropTensors,
     HangUp,
     LinkDown,
+    LinkMoved,
     LinkUp,
     Log,
     Persist,
@@ -348,6 +349,11 @@ class Driver:
             self.nursery.start_soon(self._end_visit, link)
         else:
             self._tell_up(link)
+
+    def on_moved(self, link: Link) -> None:
+        """For the transport: the link goes another way now."""
+        self.pump.put(LinkMoved(link.peer))
+        self.connector.on_moved(link)
 
     def _moved(self, peer: NodeId, direction: str, message: Message, byte_count: int, began_s: float) -> None:
         self.activity.moved(peer, direction, message, byte_count, began_s, trio.current_time())

@@ -11,7 +11,9 @@ minute is not sent away for ten. Its owner is told why, and until when, also on 
 Nobody is overtaken while nothing moves: it takes somebody else who finished the same work. Nor does it say anything
 of anybody how long a lease took while a server of the stage was away, who holds results and takes sums: who answered
 first when it was back looked slow beside those whose leases had run out meanwhile, and half of a stage was given
-nothing for minutes. And nobody is overtaken by leaving:
+nothing for minutes. Nor what was on its way while a link stood still that goes on by another path, or with its next
+one: of five volunteers whose gateway restarted, or whose address changed, three were given nothing for a minute, since
+a few of their answers had taken four seconds. And nobody is overtaken by leaving:
 an owner pauses a computer or pulls its plug as often as he likes, which frees its leases at once and costs the run
 nothing. What came back just before a link closed belongs to that. Who does nothing but take leases and leave, time
 after time within minutes and without one result, gets nothing for ten minutes all the same; and so does whoever is hung
@@ -99,6 +101,8 @@ class _Record:
     """The newest step whose sum says how fast it is: a verdict may be said again."""
     tried_at: float = float("-inf")
     """When it was given something to measure it anew: what began before says nothing any more."""
+    stood_still_at: float = float("-inf")
+    """When its link went on after a wait: what began before says nothing either."""
     anew: set[Kind] = field(default_factory=set)
     """What was not measured since then."""
     answered_at: dict[Kind, float] = field(default_factory=dict)
@@ -189,7 +193,11 @@ class Conduct:
     def says_how_fast(self, node: NodeId, began_at: float) -> bool:
         """Whether what `node` began then and has ended now says how fast it is."""
         record = self._records.get(node)
-        return self.counts(began_at) and (record is None or began_at >= record.tried_at)
+        return self.counts(began_at) and (record is None or began_at >= max(record.tried_at, record.stood_still_at))
+
+    def stood_still(self, node: NodeId, now: float) -> None:
+        """Its link has, until now."""
+        self._of(node).stood_still_at = now
 
     def tries(self, node: NodeId, now: float) -> None:
         """It is given something to measure it anew: the next answers stand alone."""
@@ -200,6 +208,14 @@ class Conduct:
         """When it last was."""
         record = self._records.get(node)
         return float("-inf") if record is None else record.tried_at
+
+    def result_came(self, node: NodeId, granted_at: float, held: int, now: float) -> bool:
+        """Of a lease that was given at `granted_at`, as one of `held`. Returns whether that says how fast it is."""
+        if not self.says_how_fast(node, granted_at):
+            return False
+        self.answered(node, "result", now - granted_at, now)
+        self.answered(node, "each", (now - granted_at) / held, now)
+        return True
 
     def sum_is_whole(self, node: NodeId, step: int, now: float) -> None:
         """It is here, and waits for its audit: what that takes is no slowness of the sender's."""

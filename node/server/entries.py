@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from node.machine.waits import Wait, work_name
@@ -85,6 +85,14 @@ class Entry:
     def waits_for_sum(self) -> bool:
         """All that is missing is the worker's contribution."""
         return self.worker is not None and self.summed and not self.needs_result
+
+    def check(self, here: Container[NodeId], waited_for: Container[NodeId]) -> None:
+        """`here`: workers with a link; `waited_for`: those without whose sums are waited for."""
+        assert not (self.finished and self.worker is not None), f"{self.tasks[0]} is finished but leased"
+        known = self.worker is None or self.worker in here
+        summed = self.waits_for_sum and (self.stored or self.worker in waited_for)
+        assert known or summed, f"{self.tasks[0]}: a ghost's (L2)"
+        assert self.preferred is None or self.preferred in here, f"{self.tasks[0]} prefers a ghost"
 
 
 @dataclass(slots=True)

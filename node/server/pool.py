@@ -102,8 +102,14 @@ class Pool:
         self._arrivals += 1
         number = self._arrivals if before is None else before.number
         self._workers[node] = Worker(node, is_server, number, active_at=self._now)
+        self._conduct.stood_still(node, self._now)
         if (ruling := self._conduct.still_out(node, self._now)) is not None:
             self._rulings.append(ruling)
+
+    def worker_late(self, node: NodeId) -> None:
+        """Its link has stood still until now: what comes late of what it was given before says nothing of it."""
+        if node in self._workers:
+            self._conduct.stood_still(node, self._now)
 
     def worker_gone(self, node: NodeId, now: float) -> None:
         """Its leases are free at once, and its graphs are lost; its sums are waited for a little, unless it was refused
@@ -476,11 +482,7 @@ class Pool:
 
     def check(self) -> None:
         for entry in self._entries.values():
-            assert not (entry.finished and entry.worker is not None), f"{entry.tasks[0]} is finished but leased"
-            known = entry.worker is None or entry.worker in self._workers
-            waited_for = entry.waits_for_sum and (entry.stored or entry.worker in self._gone)
-            assert known or waited_for, f"{entry.tasks[0]}: a ghost's (L2)"
-            assert entry.preferred is None or entry.preferred in self._workers, f"{entry.tasks[0]} prefers a ghost"
+            entry.check(self._workers.keys(), self._gone.keys())
         self._tables.check()
         self._choice.worth.check()
 
@@ -497,10 +499,7 @@ class Pool:
         for name, value in values.items():
             setattr(entry, name, value)
         if node is not None and entry.worker == node and (entry.finished or entry.waits_for_sum):
-            took_s = self._now - entry.granted_at
-            if self._conduct.says_how_fast(node, entry.granted_at):
-                self._conduct.answered(node, "result", took_s, self._now)
-                self._conduct.answered(node, "each", took_s / entry.held, self._now)
+            if self._conduct.result_came(node, entry.granted_at, entry.held, self._now):
                 self._set_patience()
             if entry.finished and "needs_gradient" not in values:
                 self._overtaken(entry, but=node)

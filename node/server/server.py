@@ -250,6 +250,11 @@ class ServerMachine:
                 self._roles.say_closed(peer)
             self.shard.worker_here(peer)
 
+    def link_moved(self, peer: NodeId, now: float) -> None:
+        self._roles.clock(now)
+        for pool in self._roles.pools():
+            pool.worker_late(peer)
+
     def link_down(self, peer: NodeId, now: float) -> None:
         self._roles.servers.pop(peer, None)
         self._roles.buddy.link_down(peer, now)

@@ -44,6 +44,14 @@ class LinkDown:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkMoved:
+    """The link to `peer` goes another way since its old one carried nothing for a while: nothing is lost, and what was
+    on its way comes late."""
+
+    peer: NodeId
+
+
+@dataclass(frozen=True, slots=True)
 class Received:
     """A message from a proven peer. Its tensors are complete, in the store, and owned by the machine."""
 
@@ -144,6 +152,7 @@ class PlanReady:
 Input = (
     LinkUp
     | LinkDown
+    | LinkMoved
     | Received
     | Computed
     | ComputeFailed

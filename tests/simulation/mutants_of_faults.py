@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from coordinator.live import seating, status
+from coordinator.live import spares, status
 from coordinator.live.adoption import Adoption, Verdict
 from coordinator.live.core import CoordinatorMachine
 from coordinator.live.gray import Arbitration, stalled_s
@@ -157,7 +157,7 @@ def a_server_is_given_up_though_all_hang(original: Any) -> Any:
     return is_given_up
 
 
-@mutant(seating, "is_well", scene=HANGING)
+@mutant(spares, "is_well", scene=HANGING)
 def a_spare_that_hangs_is_called(original: Any) -> Any:
     return lambda member, now: True
 
@@ -407,7 +407,7 @@ def who_comes_late_hears_nothing_of_a_step_that_only_validates(original: Any) ->
 
 
 @mutant(
-    seating,
+    spares,
     "seen_by_fellows",
     scene=Scene(
         only=("coordinator_cut",), gap_s=(1.0, 3.0), until_s=(30.0, 40.0), run={**LINE, "spares": 1, "steps": 150}

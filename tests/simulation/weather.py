@@ -12,10 +12,11 @@ from functools import partial
 from coordinator.live.core import CoordinatorMachine
 from coordinator.live.orders import Adopt, Ban, ChangeRun, PauseRun
 from coordinator.live.records import PlanRow, StepRow
-from protocol.base.machine import AddressesChanged, Effect, Ordered, Received, Send, Told
+from protocol.base.ids import NodeId
+from protocol.base.machine import AddressesChanged, Effect, LinkMoved, Ordered, Received, Send, Told
 from protocol.messages import Committed, PlanChanged, StepOpened
 from protocol.run.changes import make_change
-from tests.simulation.host import LATENCY_TIMES
+from tests.simulation.host import LATENCY_TIMES, Link
 from tests.simulation.swarm import COORDINATOR, PLAN, Swarm
 from tests.simulation.weather_of_disks import Disks
 from tests.simulation.world import Host
@@ -312,8 +313,16 @@ class Weather(Disks):
         link = rng.choice(links)
         sender = rng.choice([link.a, link.b])
         link.slow_s[sender] = rng.choice([0.1, 0.5, 2.0, 5.0])
-        self._world.at(rng.uniform(0.5, 8.0), lambda: link.slow_s.pop(sender, None))
+        self._world.at(rng.uniform(0.5, 8.0), lambda: self._on_another_way(link, sender))
         return True
+
+    def _on_another_way(self, link: Link, sender: NodeId) -> None:
+        """It is quick again, and both ends have noticed."""
+        link.slow_s.pop(sender, None)
+        for node in (link.a, link.b):
+            host, peer = self._world.hosts[node], link.other(node)
+            if link.alive and host.role != "coordinator" and host.machine is not None:
+                self._world.feed(host, LinkMoved(peer))
 
     def _late_words(self, rng: random.Random) -> bool:
         """A disk is lost while what servers say to each other takes seconds: it arrives after the run has gone back."""

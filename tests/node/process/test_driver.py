@@ -27,7 +27,18 @@ from node.process.screening import all_finite
 from node.process.store import StoreFullError, TensorStore
 from protocol.base.forms import BLOCK_FORMS, NOT_FINITE
 from protocol.base.ids import ContributionId, NodeId, TaskId, TensorRef
-from protocol.base.machine import Compute, Computed, DeviceLost, DropTensors, HangUp, LinkDown, LinkUp, Received, Send
+from protocol.base.machine import (
+    Compute,
+    Computed,
+    DeviceLost,
+    DropTensors,
+    HangUp,
+    LinkDown,
+    LinkMoved,
+    LinkUp,
+    Received,
+    Send,
+)
 from protocol.messages import (
     Activation,
     Contribute,
@@ -92,6 +103,8 @@ class FakeConnector:
 
     def on_down(self, link: Any, reason: str) -> None: ...
 
+    def on_moved(self, link: Any) -> None: ...
+
     def on_message(self, message: Message) -> bool:
         return False
 
@@ -144,6 +157,13 @@ class FakeDeviceLane:
             self._refusals -= 1
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         return not self._over
+
+
+@pytest.mark.trio
+async def test_the_machine_hears_that_a_link_goes_another_way(driver: Driver) -> None:
+    """What comes late over it says nothing of its sender."""
+    driver.on_moved(FakeLink("volunteer"))  # type: ignore[arg-type]
+    assert driver.pump.facts == [LinkMoved(PEER)]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("paused", [False, True])

@@ -502,6 +502,17 @@ def test_a_sum_says_once_how_fast_its_sender_is_and_not_how_long_its_audit_took(
     assert conduct.sum_came(a, 1, 15.0, None, 90.0) and conduct.typical_s(a, "sum") == 4.0
 
 
+def test_a_sum_that_was_on_its_way_while_its_link_stood_still_says_nothing() -> None:
+    """What came before is remembered, and so is what begins after."""
+    conduct, a = Conduct(), WORKERS[0]
+    assert conduct.result_came(a, 3.0, 1, 4.0) and conduct.sum_came(a, 0, 5.0, None, 9.0)
+    assert conduct.result_came(a, 9.0, 1, 10.0)
+    conduct.stood_still(a, 15.0)
+    assert not conduct.sum_came(a, 1, 11.0, None, 15.5) and not conduct.result_came(a, 14.0, 2, 15.5)
+    assert (conduct.typical_s(a, "result"), conduct.typical_s(a, "sum")) == (1.0, 4.0)
+    assert conduct.result_came(a, 15.0, 1, 16.0)
+
+
 def test_a_pace_of_long_ago_says_nothing() -> None:
     """A computer that was busy for a while is measured anew, like whoever comes new."""
     conduct, a = Conduct(), WORKERS[0]

@@ -12,7 +12,9 @@ from node.server.pool import Entry, Pool
 from node.server.tables import Tables
 from node.server.worth import TOLD_AFTER_STEPS, TOO_LATE, TRIAL_TIMES, Worth
 from protocol.base.ids import NodeId, TaskId
-from tests.node.setting import shard_tensor
+from protocol.base.machine import LinkMoved, LinkUp
+from tests.node.setting import make_plan, shard_tensor
+from tests.node.test_core import Desk
 
 FAST, ALSO_FAST, SLOW, NEW = NodeId("fast"), NodeId("also fast"), NodeId("slow"), NodeId("new")
 SERVER = NodeId("server")
@@ -178,6 +180,39 @@ def test_what_took_long_while_a_server_was_away_makes_nobody_slow(away: bool) ->
     stage.offers(2)
     assert stage.asks(FAST) == 1
     assert stage.asks(ALSO_FAST) == (1 if away else 0)
+
+
+@pytest.mark.parametrize("stood_still", [True, False])
+def test_what_was_late_because_its_link_stood_still_makes_nobody_slow(stood_still: bool) -> None:
+    """A gateway restarts, and the link goes on by another path: volunteers were given nothing for a minute after that.
+    Whose link was well is slow."""
+    stage = Stage()
+    stage.pool.worker_gone(SLOW, stage.now)
+    stage.offers(4)
+    for _ in range(3):
+        assert stage.asks(ALSO_FAST) == 1
+        stage.passes(5.5)
+        if stood_still:
+            stage.pool.clock(stage.now)
+            stage.pool.worker_late(ALSO_FAST)
+        stage.brings(ALSO_FAST)
+    stage.offers(2)
+    assert stage.asks(FAST) == 1
+    assert stage.asks(ALSO_FAST) == (1 if stood_still else 0)
+
+
+def test_a_server_hears_from_its_links_that_they_stood_still() -> None:
+    """What was given before is no measure, in any pool of the place; what is given after is."""
+    desk = Desk("b1")
+    desk.join()
+    desk.plan(make_plan(), stage=1)
+    desk.feed(LinkUp(SLOW, "volunteer"), 1.0)
+    desk.feed(LinkMoved(SLOW), 7.0)
+    desk.feed(LinkMoved(NEW), 7.0)  # a visitor, of whom nothing was said yet
+    assert desk.machine.server is not None
+    found = [pool._conduct for pool in desk.machine.server._roles.pools()]
+    assert found and not any(conduct.says_how_fast(SLOW, 6.9) for conduct in found)
+    assert all(conduct.says_how_fast(node, at) for conduct in found for node, at in ((SLOW, 7.0), (NEW, 6.9)))
 
 
 def test_who_was_in_time_until_its_link_stood_still_for_a_while_gets_work_as_before_after_one_lease() -> None:
