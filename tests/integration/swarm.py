@@ -41,8 +41,8 @@ collocated = "always"
 every_steps = 0
 """
 """Two stages of a front and a back server each; they compute everything themselves, so no volunteer is needed."""
-_LAST_LINES, _LAST_CHARACTERS = 6, 4000
-"""Of each log, and of the status: what is printed of a run whose test failed."""
+_LINE_CHARACTERS, _LAST_LINES, _LAST_CHARACTERS = 600, 6, 4000
+"""Of a line, of each log, and of the status: what is printed of a run whose test failed."""
 REJECTED = "barnraise_transport_rejected_messages_total"
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -133,10 +133,25 @@ class Swarm:
     def __enter__(self) -> Swarm:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
-        if kind is not None:
+    def __exit__(self, kind: type[BaseException] | None = None, error: BaseException | None = None, *_: object) -> None:
+        if error is not None:
             print(self._last_words())
+            if isinstance(error, AssertionError):  # the first line is all that a summary shows
+                error.args = (f"{error}; {self._in_short()}",)
         self._children.__exit__()
+
+    def _in_short(self) -> str:
+        """Who has ended, what the run waits for, and since when, on one line."""
+        words = [f"{daemon.name} ended with {daemon.child.process.returncode}" for daemon in self._dead()]
+        with suppress(Exception):
+            status = self.status()
+            words.append(f"step {status['run']['step']} waits for {status['run'].get('waiting_for')!r}")
+            words += [
+                f"{member['role']} {member['id'][:8]} waits for {member['waiting_for']!r}"
+                for member in status["members"]
+                if member["waiting_for"]
+            ]
+        return "; ".join(words)[:_LINE_CHARACTERS]
 
     def _last_words(self) -> str:
         """What a test that failed is asked: where the run stands, and the end of everybody's log."""
