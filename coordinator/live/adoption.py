@@ -2,7 +2,7 @@
 
 A coordinator may come back with an old copy of its database, with an empty one, or beside a second one. Servers keep
 the plan that they go by and show it when they join; their links prove who they are, and a plan names its servers. The
-newest plan wins, first by its ledgers (older ones would throw steps away), then by what the operator changed, then by
+newest plan wins, first by its ledgers (older ones would throw steps away), then by the changes that have begun, then by
 its generation; one that was in force here before is no news. It is taken over unattended where every server that it
 names has joined and none shows other contents under its numbers; else the run waits with one sentence that says what to
 do, and the servers train on meanwhile. What the operator orders in that time counts afterwards.
@@ -98,7 +98,7 @@ class Adoption:
         if shown is None or shown == plan:
             return False
         same_ledgers = shown.ledger_generation == plan.ledger_generation
-        newer = same_ledgers and (len(shown.changes) > len(plan.changes) or self._is_unknown(shown))
+        newer = same_ledgers and (_begun_count(shown) > _begun_count(plan) or self._is_unknown(shown))
         return shown.generation >= plan.generation or newer
 
     def look(self, plan: Plan | None, config: RunConfig) -> Verdict:
@@ -107,7 +107,7 @@ class Adoption:
         def age(other: Plan) -> tuple[int, int, bool, int]:
             """Unknown plans are newer than what this process made of an older database, not than what others issue."""
             outbid = self._is_unknown(other) or (plan is not None and other.generation > plan.generation)
-            return other.ledger_generation, len(other.changes), outbid, other.generation
+            return other.ledger_generation, _begun_count(other), outbid, other.generation
 
         joined = self._roster.joined_servers()
         shown = {member.peer: other for member in joined if (other := self._shown(member, plan)) is not None}
@@ -194,6 +194,11 @@ def unexplained(member: Member) -> str:
         " plan explains: start the run's other servers, or give the coordinator its newest database, or that server an"
         " empty state folder"
     )
+
+
+def _begun_count(plan: Plan) -> int:
+    """Changes that are in force: a list only grows by these. One that is pending may be dropped."""
+    return sum(not change.is_pending for change in plan.changes)
 
 
 def _held(member: Member) -> int:

@@ -62,11 +62,12 @@ class Wishes:
             self.held = self.held or change.is_pending
 
     def are_in(self, plan: Plan) -> bool:
-        """Whether a plan has all of it."""
-        begun = len(plan.changes) == len(self.changes) and not any(
-            told.is_pending != known.is_pending for told, known in zip(plan.changes, self.changes, strict=True)
+        """Whether a plan has all of it; steps that were reported since need no plan of their own."""
+        told, known = (
+            [(change.key, change.value, change.is_pending) for change in changes]
+            for changes in (plan.changes, self.changes)
         )
-        return begun and (plan.paused, plan.held, plan.save) == (self.paused, self.held, self.save)
+        return told == known and (plan.paused, plan.held, plan.save) == (self.paused, self.held, self.save)
 
     def said_after(self, sentence: str) -> str:
         """A plan's sentence, with the reason of a pause that has one."""

@@ -101,6 +101,20 @@ def test_a_pause_of_which_an_old_database_knows_nothing_stays() -> None:
     assert not desk.plan.paused and not desk.machine.placement.review.sentence
 
 
+@pytest.mark.parametrize("first", SERVERS)
+def test_an_order_that_was_given_up_does_not_come_back_by_one_server_that_has_not_heard_so(first: str) -> None:
+    """The database is older than the order. The plan of that one server has more changes, and a lower generation."""
+    old = Desk().train()
+    change = RunChange("optimizer.learning_rate", "0.5", from_step=1)
+    waits = msgspec.structs.replace(old, generation=7, changes=(change, RunChange("steps", "9")), held=True)
+    dropped = msgspec.structs.replace(old, generation=8, changes=(change,))
+    desk = Desk(stored=StoredState(plan=old, data=data_row()), generation=2)
+    for node in (first, *(other for other in SERVERS if other != first)):
+        shows(desk, node, waits if node == "s3" else dropped)
+    assert desk.plan.changes == (change,) and not desk.plan.held
+    assert desk.sent("s3", PlanChanged)[-1].plan == desk.plan
+
+
 def test_a_server_that_came_back_does_not_bring_an_order_back_that_came_too_late() -> None:
     """It joined again with the plan in which the run waits for the end of a step, the order in it. When it had come too
     late, the list was shorter than what that server had shown, which was taken over: a plan every 40 ms, for ever."""

@@ -8,7 +8,9 @@ import msgspec
 import pytest
 
 from coordinator.live.orders import Ban, ChangeRun, DrainNode, PauseRun, RollBack
+from coordinator.live.outbox import Outbox
 from coordinator.live.records import Banned, DataRow, GoBackRefused, GoBackWish, PlanRow, StepRow, StoredState
+from coordinator.live.wishes import Wishes
 from protocol.base.ids import NodeId
 from protocol.base.machine import Ordered
 from protocol.messages import NodeReport, PlanChanged, RunFinished
@@ -145,6 +147,17 @@ def test_a_layout_that_is_given_up_does_not_come_back_by_who_shows_it(comes_back
     desk.durable = False
     shows(desk, "s3", desk.plan if comes_back == "a server" else plan.plan, version=8, checkpoints=(8,))
     assert plans_made(desk) < 6 and desk.logged("layout given up") and not desk.plan.held
+
+
+def test_an_order_in_the_place_of_one_that_was_given_up_is_in_no_plan_yet() -> None:
+    """The lists are equally long, and the run is held for both."""
+    layout = make_layout(SAVES, (), ("stages.count=2", "stages.front_servers=2"))
+    plan = msgspec.structs.replace(Desk().train(), changes=(layout,), held=True)
+    wishes = Wishes(plan, "", (), Outbox(0.0))
+    assert wishes.are_in(plan)
+    wishes.give_up_layout("too few servers")
+    wishes.change(ChangeRun(RunChange("steps", "9")), None)
+    assert not wishes.are_in(plan)
 
 
 def test_a_pause_stays_though_an_old_database_has_begun_twice() -> None:
