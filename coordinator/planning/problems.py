@@ -34,15 +34,18 @@ def load_problem(path: Path, kind: str, struct: type[P]) -> P:
         raw = json.loads(path.read_bytes())
     except OSError as error:
         raise BadInputError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInputError(f"{path.name}: not JSON: {error}") from error
     if not isinstance(raw, dict):
         raise BadInputError(f"{path.name}: a problem is one JSON object")
     if raw.get("kind") != kind:
         raise BadInputError(f"{path.name}: kind: expected {kind!r}, got {raw.get('kind')!r}")
     raw.pop("known", None)
-    for key, value in raw.items():
-        _check_numbers(path.name, key, value)
+    try:
+        for key, value in raw.items():
+            _check_numbers(path.name, key, value)
+    except RecursionError as error:
+        raise BadInputError(f"{path.name}: a key's value is nested too deeply") from error
     try:
         problem = msgspec.convert(raw, struct)
         problem.validate()

@@ -528,15 +528,16 @@ class _Node:
         """Every second: the gauges that only the machine knows, and the phases."""
         while True:
             self._driver.count_links()
-            self._metrics.show(machine, self._state.journal.byte_count, self._state.folder)
+            self._metrics.show(machine, self._state.journal.byte_count)
             self._metrics.show_limits(self._limits)
             self._driver.look_at_memberships()
             await trio.sleep(1.0)
 
     async def _watch_disk(self, machine: NodeMachine) -> None:
-        """Every second: what the next life shall know, beside what the coordinator says. A disk that hangs holds up
-        this and the coordinator's words, and no link."""
+        """Every second: what is free, and what the next life shall know, beside what the coordinator says. A disk that
+        hangs holds up this and the coordinator's words, and no link."""
         while True:
+            await trio.to_thread.run_sync(self._metrics.show_disk, self._state.folder)
             if self._state.has_news_of_bans(self._trust):
                 async with self._keeping:
                     await trio.to_thread.run_sync(self._state.keep_bans, self._trust)

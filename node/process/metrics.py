@@ -10,6 +10,7 @@ import itertools
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,7 +137,7 @@ SERVER_FAMILIES = (
     ),
     Family("barnraise_server_checkpoint_bytes", "gauge", "Size of the last checkpoint.", _RUN),
     Family("barnraise_server_checkpoint_last_success_timestamp_seconds", "gauge", "Last good checkpoint.", _RUN),
-    Family("barnraise_server_disk_free_bytes", "gauge", "Free space where checkpoints go."),
+    Family("barnraise_server_disk_free_bytes", "gauge", "Free space where the state folder is."),
     Family(
         "barnraise_server_tasks",
         "gauge",
@@ -240,8 +241,14 @@ class NodeMetrics(Metrics):
         if limits.remaining_bytes is not None:
             self.record("barnraise_node_transfer_quota_remaining_bytes", limits.remaining_bytes)
 
-    def show(self, machine: NodeMachine, journal_bytes: int, folder: Path) -> None:
-        """Sets the gauges that the machine and the disk know; books the time that no phase has claimed."""
+    def show_disk(self, folder: Path) -> None:
+        """What is free where the state folder is. Blocks: a disk may hang, or have failed, and says nothing then."""
+        if "barnraise_server_role" in self._families:
+            with suppress(OSError):
+                self.record("barnraise_server_disk_free_bytes", shutil.disk_usage(folder).free)
+
+    def show(self, machine: NodeMachine, journal_bytes: int) -> None:
+        """Sets the gauges that the machine knows; books the time that no phase has claimed."""
         server = machine.server
         state = "joining" if machine.stage < 0 else "training"
         if server is not None:
@@ -254,7 +261,6 @@ class NodeMetrics(Metrics):
         if "barnraise_server_role" not in self._families:
             return
         self.record("barnraise_server_journal_bytes", journal_bytes)
-        self.record("barnraise_server_disk_free_bytes", shutil.disk_usage(folder).free)
         role = "joining" if server is None else ("follower" if server.ledger is None else "leader")
         for name in SERVER_ROLES:
             self.record("barnraise_server_role", name == role, barnraise_server_role=name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from prometheus_client import generate_latest
@@ -47,6 +48,17 @@ def test_a_label_value_that_is_on_no_list_is_our_bug() -> None:
         metrics.apply(Count("barnraise_server_updates_total", 1.0, (("outcome", "by-peer-x"),)))
     with pytest.raises(KeyError):
         metrics.apply(Count("barnraise_unheard_of_total"))
+
+
+def test_a_disk_that_cannot_be_asked_ends_nothing(tmp_path: Path) -> None:
+    """A mount that is gone, or a card that has failed: the figure stays what it was."""
+    metrics = NodeMetrics("server")
+    metrics.set_run("tiny")
+    metrics.show_disk(tmp_path)
+    metrics.show_disk(tmp_path / "gone")
+    free = next(family for family in metrics.registry.collect() if family.name == "barnraise_server_disk_free_bytes")
+    assert [sample.value > 0 for sample in free.samples] == [True]
+    NodeMetrics("volunteer").show_disk(tmp_path)  # has no such family
 
 
 def test_no_family_names_a_node_or_an_address() -> None:

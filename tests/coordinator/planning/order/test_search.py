@@ -217,6 +217,16 @@ def test_numbers_that_are_not_are_refused(tmp_path: Path) -> None:
         load_problem(file, "schedule", PipelineProblem)
 
 
+@pytest.mark.parametrize("depth", [700, 900, 980, 100_000])
+def test_a_value_that_is_nested_without_end_is_refused(tmp_path: Path, depth: int) -> None:
+    """Whether it is the reading that gives up or what looks at the numbers."""
+    file = tmp_path / "problem.json"
+    nested = "[" * depth + "]" * depth
+    file.write_text(PROBLEMS[0].read_text().replace("[10, 10, 10, 10]", nested, 1))
+    with pytest.raises(BadInputError, match=r"^problem\.json: "):
+        load_problem(file, "schedule", PipelineProblem)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_a_bound_that_is_reached_is_not_printed_above_the_makespan(seed: int) -> None:
     """Tenths and sevenths are rounded differently in sums of another order."""
