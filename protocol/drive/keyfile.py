@@ -17,11 +17,14 @@ _PREFIX = "barnraise-key-1:"
 def load_or_create_identity(path: Path) -> Identity:
     """The identity of the key file; a missing one is made, with mode 0600, whole or not at all.
 
-    Two processes that start at once end with the same key. Raises `BadInputError` when the file is damaged or when
-    others than its owner may read it.
+    Two processes that start at once end with the same key. Raises `BadInputError` when the file is damaged, when others
+    than its owner may read it, or when none can be made there.
     """
     if not path.exists():
-        _create(path)
+        try:
+            _create(path)
+        except OSError as error:  # a full disk, a folder of somebody else's, a file system without links
+            raise BadInputError(f"key file {path}: cannot be made: {error.strerror or error}") from error
     return load_identity(path)
 
 

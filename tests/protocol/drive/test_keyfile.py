@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -33,6 +34,19 @@ def test_others_may_not_read_it(tmp_path: Path, mode: int) -> None:
     path.chmod(mode)
     with pytest.raises(BadInputError, match="chmod 600"):
         load_identity(path)
+
+
+@pytest.mark.parametrize("refused", ["link", "fsync"])
+def test_where_none_can_be_made_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
+    """A full disk, or a file system that has no links; no draft is left."""
+
+    def refuses(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, refused, refuses)
+    with pytest.raises(BadInputError, match=r"key file .*key: cannot be made: No space left"):
+        load_or_create_identity(tmp_path / "key")
+    assert not list(tmp_path.iterdir())
 
 
 def test_damage(tmp_path: Path) -> None:
