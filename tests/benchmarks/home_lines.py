@@ -14,6 +14,7 @@ import argparse
 import random
 import sys
 import time
+from dataclasses import dataclass
 
 from coordinator.planning.placement.pool_search import even_plan, search_pools
 from coordinator.planning.placement.pools import Pools
@@ -30,10 +31,25 @@ MODELS = {
 }
 
 
+@dataclass(frozen=True)
+class Line:
+    """Of a volunteer and of a server, and how far they are from each other."""
+
+    up_mbit: float = 20.0
+    down_mbit: float = 200.0
+    latency_s: float = 0.025
+    server_mbit: float = 1000.0
+
+
 def home_lines(
-    seed: int | None, servers: int = SERVERS, volunteers: int = VOLUNTEERS, device_gigabytes: int = 12
+    seed: int | None,
+    servers: int = SERVERS,
+    volunteers: int = VOLUNTEERS,
+    device_gigabytes: int = 12,
+    line: Line = Line(),
 ) -> Network:
-    """Servers at one site, volunteers each at its own; all alike without a seed, with devices of that size."""
+    """Servers at one site, volunteers each at its own; all alike without a seed, with devices of that size and that
+    line."""
     rng = random.Random(seed)
     machines = [
         Machine(
@@ -43,14 +59,14 @@ def home_lines(
             forward_flops_per_s=1e11,
             backward_flops_per_s=1e11,
             memory_bytes=128 * 10**9,
-            uplink_bytes_per_s=1000 * MBIT,
-            downlink_bytes_per_s=1000 * MBIT,
+            uplink_bytes_per_s=line.server_mbit * MBIT,
+            downlink_bytes_per_s=line.server_mbit * MBIT,
         )
         for number in range(servers)
     ]
-    sites = [SiteLink(a="dc", b="dc", latency_s=0.001, bytes_per_s=1e9)]
+    sites = [SiteLink(a="dc", b="dc", latency_s=0.001, bytes_per_s=max(1e9, line.server_mbit * MBIT))]
     for number in range(volunteers):
-        up, down, flops, gigabytes = 20.0, 200.0, 1e13, device_gigabytes
+        up, down, flops, gigabytes = line.up_mbit, line.down_mbit, 1e13, device_gigabytes
         if seed is not None:
             up, down = rng.uniform(5, 80), rng.uniform(50, 400)
             flops, gigabytes = rng.choice((3e12, 1e13, 3e13, 6e13)), rng.choice((8, 12, 16, 24))
@@ -66,7 +82,7 @@ def home_lines(
                 downlink_bytes_per_s=down * MBIT,
             )
         )
-        sites.append(SiteLink(a="dc", b=f"home-{number}", latency_s=0.025, bytes_per_s=1e9))
+        sites.append(SiteLink(a="dc", b=f"home-{number}", latency_s=line.latency_s, bytes_per_s=1e9))
     return build_network(NetworkFile(kind="network", machines=tuple(machines), sites=tuple(sites)))
 
 
