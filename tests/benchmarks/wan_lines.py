@@ -42,6 +42,8 @@ SERVER = (1000.0, 1000.0)
 HOME, SLOW, SLOWEST = (20.0, 100.0), (2.0, 10.0), (1.0, 5.0)
 DELAY_MS = 25.0
 OF_ROOFLINE_MIN, BYTES_OFF_MAX = 0.85, 0.03
+NOTICED_S = 5.0
+"""So long after a step is closed a wait for it has ended; no step here is so short."""
 FORMS = {
     "defaults": {},
     "d4 up": {"activations_up": "d4"},
@@ -99,10 +101,12 @@ def measure(name: str, steps: int, patience_s: float) -> dict[str, Any]:
             before, began = sent(run), time.monotonic()
             run.steps(steps, patience_s * steps)
             after, seconds = sent(run), time.monotonic() - began
-            side = read_trace(run.ask("trace", {"seconds": seconds})).measured
+            # From the close before the first of them on, which was noticed a moment after it happened: sums get smaller
+            # from step to step, so what the trace counts and what the devices count must be the same steps.
+            side = read_trace(run.ask("trace", {"seconds": seconds + NOTICED_S})).measured
             config = load_run(folder / "RUN.toml")
             rows = stage_rows(side, STAGES)
-            scale = side.step_s / seconds
+            scale = 1.0 / max(1, len(side.steps) - 1)
             return {
                 "name": name,
                 "steps": len(side.steps) - 1,
