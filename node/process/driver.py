@@ -161,8 +161,13 @@ class Driver:
         self._metrics.ask("barnraise_node_queue_items", lambda: float(lane.waiting), queue=name)
 
     def add_device(self, options: DeviceOptions) -> DeviceLane:
-        """Starts the process that has a volunteer's device; its outcomes come back to the machine."""
-        lane = self.device = self._lanes["device"] = DeviceLane(options, self._deliver_from_device, self._device_lost)
+        """Starts the process that has a volunteer's device; its outcomes come back to the machine. Raises
+        `StoreFullError` where the system has no room for another process."""
+        try:
+            lane = DeviceLane(options, self._deliver_from_device, self._device_lost)
+        except OSError as error:
+            raise StoreFullError(f"the device's process cannot be started: {error.strerror or error}") from error
+        self.device = self._lanes["device"] = lane
         self._metrics.ask("barnraise_node_queue_items", lambda: float(lane.waiting), queue="device")
         return lane
 

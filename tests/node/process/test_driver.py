@@ -21,6 +21,7 @@ from node.compute.wire import encode
 from node.machine.jobs import DropGraphs, Forward
 from node.measure.meter import piece
 from node.process import screening
+from node.process.device_start import DeviceOptions
 from node.process.driver import Driver
 from node.process.metrics import NodeMetrics
 from node.process.screening import all_finite
@@ -197,6 +198,21 @@ async def test_a_device_whose_process_can_never_be_started_ends_the_daemon_with_
     driver.device = FakeDeviceLane(over=False, refusals=9)  # type: ignore[assignment]
     with pytest.raises(StoreFullError, match=r"it was killed.*no other can be started"):
         await driver._start_device_again("it was killed")
+
+
+@pytest.mark.trio
+async def test_a_device_whose_process_the_system_has_no_room_for_is_a_sentence_at_the_first_start_too(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit of processes is reached: it was a traceback."""
+
+    def refuses(*_: object, **__: object) -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr("subprocess.Popen", refuses)
+    with pytest.raises(StoreFullError, match=r"device's process cannot be started: Resource temporarily"):
+        driver.add_device(DeviceOptions())
+    assert driver.device is None
 
 
 @pytest.mark.parametrize("form", ["fp64", "fp32", "bf16"])
