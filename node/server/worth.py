@@ -47,7 +47,11 @@ once in the time of a lease, so both come to a tenth of it."""
 KNOWN_FOR_MIN_S = 1.0
 """So old it may be all the same, and as old as what a lease takes: where few ask, counting costs little."""
 TOLD_AFTER_STEPS = 2
-"""It is told when so many steps were closed in which it was given nothing."""
+"""It is told when so many steps were closed in which it was given nothing …"""
+TOLD_AFTER_S = 10.0
+"""… and that has lasted so long: on a fast network steps take a second or less, most of it sums that wait for each
+other at the servers, and who got nothing of two of them gets something of the third. Its owner read that it is of no
+use, and that it is, and so on, ten times a minute."""
 TOO_LATE = "its results and its sum of gradients come when the others of its stage are done with a step"
 
 
@@ -84,8 +88,8 @@ class Worth:
         """What each lease takes one of them in the long run, the lower median; 0: not known."""
         self._sums_known = False
         """Whether a sum of one of them has come yet: before, nobody's counts."""
-        self._passed_over: dict[NodeId, int] = {}
-        """Who was given nothing since it would be late -> steps that were closed since then."""
+        self._passed_over: dict[NodeId, tuple[int, float]] = {}
+        """Who was given nothing since it would be late -> steps that were closed since then, and when that began."""
         self._try_at: dict[NodeId, float] = {}
         """When it is given something all the same."""
         self._was_in_time: dict[NodeId, tuple[float, float]] = {}
@@ -121,7 +125,7 @@ class Worth:
         needs_s = busy * each_s + self._needs_s(node)
         if leases_per_s <= 0.0 or needs_s * leases_per_s <= self._tables.free_count + held:
             return True
-        self._passed_over.setdefault(node, 0)
+        self._passed_over.setdefault(node, (0, now))
         known_at = float("-inf") if self._is_suddenly_slow(node) else self._conduct.result_at(node)
         known_at = max(known_at, self._conduct.tried_at(node))
         self._try_at[node] = known_at + TRIAL_TIMES * self._needs_s(node)
@@ -147,9 +151,10 @@ class Worth:
             known.pop(node, None)
 
     def close_step(self, now: float) -> None:
-        for node in self._passed_over:
-            self._passed_over[node] += 1
-            if self._passed_over[node] >= TOLD_AFTER_STEPS and node not in self._told:
+        for node, (before, since) in self._passed_over.items():
+            steps = before + 1
+            self._passed_over[node] = steps, since
+            if steps >= TOLD_AFTER_STEPS and now - since >= TOLD_AFTER_S and node not in self._told:
                 self._told[node] = None
                 self.rulings.append(Ruling(node, 0, max(0.0, self._try_at[node] - now), TOO_LATE))
 
