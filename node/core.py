@@ -176,7 +176,7 @@ class NodeMachine:
             case LinkDown():
                 self._link_down(fact, now)
             case LinkMoved():
-                self._roles.link_moved(fact.peer, now)
+                self._roles.link_moved(fact.peer, fact.silent_s, now)
             case Received():
                 self._links.heard(fact.peer, now)
                 self._received(fact.peer, fact.message, now, fact.size)

@@ -2,10 +2,11 @@
 
 A coordinator may come back with an old copy of its database, with an empty one, or beside a second one. Servers keep
 the plan that they go by and show it when they join; their links prove who they are, and a plan names its servers. The
-newest plan wins, first by its ledgers (older ones would throw steps away), then by the changes that have begun, then by
-its generation; one that was in force here before is no news. It is taken over unattended where every server that it
-names has joined and none shows other contents under its numbers; else the run waits with one sentence that says what to
-do, and the servers train on meanwhile. What the operator orders in that time counts afterwards.
+newest plan wins, first by its ledgers (older ones would throw steps away), then by its changes that wait for nothing,
+then by its generation; one that was in force here before is no news. It is taken over unattended where every server
+that it names has joined and none shows other contents under its numbers; else the run waits with one sentence that says
+what to do, and the servers train on meanwhile. What the operator has ordered of this process counts afterwards
+(`Wishes.take_over`), and so says nothing of which plan is the newest.
 """
 
 from __future__ import annotations
@@ -101,13 +102,15 @@ class Adoption:
         newer = same_ledgers and (_begun_count(shown) > _begun_count(plan) or self._is_unknown(shown))
         return shown.generation >= plan.generation or newer
 
-    def look(self, plan: Plan | None, config: RunConfig) -> Verdict:
-        """What to do now, with this plan in force."""
+    def look(self, plan: Plan | None, config: RunConfig, ordered_count: int = 0) -> Verdict:
+        """What to do now, with this plan in force. `ordered_count`: of its changes that wait for nothing, those that
+        were ordered of this process."""
 
         def age(other: Plan) -> tuple[int, int, bool, int]:
             """Unknown plans are newer than what this process made of an older database, not than what others issue."""
             outbid = self._is_unknown(other) or (plan is not None and other.generation > plan.generation)
-            return other.ledger_generation, _begun_count(other), outbid, other.generation
+            kept = _begun_count(other) - (ordered_count if other == plan else 0)
+            return other.ledger_generation, kept, outbid, other.generation
 
         joined = self._roster.joined_servers()
         shown = {member.peer: other for member in joined if (other := self._shown(member, plan)) is not None}
@@ -197,7 +200,7 @@ def unexplained(member: Member) -> str:
 
 
 def _begun_count(plan: Plan) -> int:
-    """Changes that are in force: a list only grows by these. One that is pending may be dropped."""
+    """Changes that wait for no boundary: only those that do are dropped again while the ledgers are the same."""
     return sum(not change.is_pending for change in plan.changes)
 
 

@@ -382,7 +382,7 @@ class Placement:
         """Whether servers show a newer plan than the one in force: it is taken over, or waited for."""
         if self._history.finished:
             return False
-        found = self.adoption.look(self.plan, self.config)
+        found = self.adoption.look(self.plan, self.config, self.wishes.ordered_count(self.plan))
         if found.generation >= self.generation:  # no number stands for two plans, though nothing of one may be left
             self.generation, self._generation_used = found.generation, True
         if found.sentence:

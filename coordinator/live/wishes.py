@@ -41,14 +41,17 @@ class Wishes:
         """The newest order of a layout, with what a planner said beside it; forgotten by who starts anew."""
         self.order_count = 0
         """Orders of this process's life that have been taken."""
+        self._ordered: list[RunChange] = []
+        """The changes among them, as they were ordered."""
         if plan is not None:
             self.take_over(plan)
         for count, step in changed_at:
             self.counted(count, step)
 
     def take_over(self, plan: Plan, config: RunConfig | None = None, before: Plan | None = None) -> None:
-        """A plan counts that others have kept, and what was ordered here since `before` was in force, if it can."""
-        news = () if before is None else self.changes[len(before.changes) :]
+        """A plan counts that others have kept, and what was ordered here in this process's life, if it can: also what
+        is in force here already, for the operator was told that it counts."""
+        news = () if before is None else _without(_with(self.changes, self._ordered), plan.changes)
         paused = plan.paused if before is None or self.paused == before.paused else self.paused
         self.changes, self.paused, self.held, self.save = plan.changes, paused, plan.held, plan.save
         for change in news:
@@ -69,6 +72,11 @@ class Wishes:
         )
         return told == known and (plan.paused, plan.held, plan.save) == (self.paused, self.held, self.save)
 
+    def ordered_count(self, plan: Plan | None) -> int:
+        """Of a plan's changes that wait for nothing, those that were ordered here in this process's life."""
+        changes = () if plan is None else _with(plan.changes, self._ordered)
+        return sum(not change.is_pending for change in changes)
+
     def said_after(self, sentence: str) -> str:
         """A plan's sentence, with the reason of a pause that has one."""
         return sentence + (f"{PAUSED_FOR}{self.pause_reason}" if self.paused and self.pause_reason else "")
@@ -88,6 +96,7 @@ class Wishes:
                 self._outbox.log("warning", "layout refused", detail=in_words(change), reason="another is on its way")
                 return
             self.layout = order
+        self._ordered.append(change)
         head = (first,) if first is not None and not self.changes else ()
         self.changes = (*head, *self.changes, change)
         self.held = self.held or change.is_pending
@@ -189,3 +198,30 @@ class Wishes:
     def _told_late(self, late: Sequence[RunChange], step: int) -> None:
         for change in late:
             self._outbox.log("warning", "change too late", detail=in_words(change), step=step)
+
+
+def _key(change: RunChange) -> tuple[str, str]:
+    return change.key, change.value
+
+
+def _with(changes: Sequence[RunChange], ordered: Sequence[RunChange]) -> tuple[RunChange, ...]:
+    """Those of `changes` that were ordered; each order once."""
+    left = [_key(change) for change in ordered]
+    found = []
+    for change in reversed(changes):
+        if _key(change) in left:
+            left.remove(_key(change))
+            found.append(change)
+    return tuple(reversed(found))
+
+
+def _without(changes: Sequence[RunChange], known: Sequence[RunChange]) -> tuple[RunChange, ...]:
+    """Those that are not among the known ones; each of these stands for one."""
+    left = [_key(change) for change in known]
+    found = []
+    for change in changes:
+        if _key(change) in left:
+            left.remove(_key(change))
+        else:
+            found.append(change)
+    return tuple(found)

@@ -281,9 +281,9 @@ class Roles:
         if self.volunteer is not None:
             self.volunteer.link_up(peer)
 
-    def link_moved(self, peer: NodeId, now: float) -> None:
+    def link_moved(self, peer: NodeId, silent_s: float, now: float) -> None:
         if self.server is not None:
-            self.server.link_moved(peer, now)
+            self.server.link_moved(peer, silent_s, now)
 
     def link_down(self, peer: NodeId, now: float) -> None:
         if self.server is not None:

@@ -357,7 +357,7 @@ class Driver:
 
     def on_moved(self, link: Link) -> None:
         """For the transport: the link goes another way now."""
-        self.pump.put(LinkMoved(link.peer))
+        self.pump.put(LinkMoved(link.peer, link.was_silent_s))
         self.connector.on_moved(link)
 
     def _moved(self, peer: NodeId, direction: str, message: Message, byte_count: int, began_s: float) -> None:

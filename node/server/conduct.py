@@ -11,9 +11,9 @@ minute is not sent away for ten. Its owner is told why, and until when, also on 
 Nobody is overtaken while nothing moves: it takes somebody else who finished the same work. Nor does it say anything
 of anybody how long a lease took while a server of the stage was away, who holds results and takes sums: who answered
 first when it was back looked slow beside those whose leases had run out meanwhile, and half of a stage was given
-nothing for minutes. Nor what was on its way while a link stood still that goes on by another path, or with its next
-one: of five volunteers whose gateway restarted, or whose address changed, three were given nothing for a minute, since
-a few of their answers had taken four seconds. And nobody is overtaken by leaving:
+nothing for minutes. Nor do the seconds count in which a link carried nothing before it went on by another path (a lease
+that ran out meanwhile did, since others had to do it): of five volunteers whose gateway restarted, or whose address
+changed, three were given nothing for a minute, since a few of their answers had taken four seconds. And nobody is overtaken by leaving:
 an owner pauses a computer or pulls its plug as often as he likes, which frees its leases at once and costs the run
 nothing. What came back just before a link closed belongs to that. Who does nothing but take leases and leave, time
 after time within minutes and without one result, gets nothing for ten minutes all the same; and so does whoever is hung
@@ -68,6 +68,12 @@ REFUSED_MAX = 3
 """Times within `OUT_MAX_S` that somebody may be hung up on for a fault of its own: what it had under way is done again
 each time, and the transport lets it come back after half a second, one, two (`protocol.link.faults`). The same program
 in the same state would be refused again, so the third time is no accident."""
+STILL_S = 15.0
+"""So many seconds that its link stood still are excused of each `OUT_MAX_S`, which is three changes of an address; a
+router that starts takes a minute, and the link is a new one. Whoever changes its way with each result would not be
+found out to be slow otherwise: a fortieth of the time it may hold others up."""
+STILL_SPANS = 8
+"""As many as that are remembered: of two seconds each, since a link is silent for longer before it looks for a way."""
 SLOW_TIMES = 2.0
 """Who takes more than so many times what is usual waits until nobody else is free …"""
 SLOW_FORGOTTEN_TIMES = 4.0
@@ -101,8 +107,11 @@ class _Record:
     """The newest step whose sum says how fast it is: a verdict may be said again."""
     tried_at: float = float("-inf")
     """When it was given something to measure it anew: what began before says nothing any more."""
-    stood_still_at: float = float("-inf")
-    """When its link went on after a wait: what began before says nothing either."""
+    still: list[tuple[float, float]] = field(default_factory=list)
+    """From when to when its link carried nothing, the last few times."""
+    still_s: float = 0.0
+    """How long that was together by `still_at`; forgotten at the rate at which it is excused."""
+    still_at: float = 0.0
     anew: set[Kind] = field(default_factory=set)
     """What was not measured since then."""
     answered_at: dict[Kind, float] = field(default_factory=dict)
@@ -193,11 +202,23 @@ class Conduct:
     def says_how_fast(self, node: NodeId, began_at: float) -> bool:
         """Whether what `node` began then and has ended now says how fast it is."""
         record = self._records.get(node)
-        return self.counts(began_at) and (record is None or began_at >= max(record.tried_at, record.stood_still_at))
+        return self.counts(began_at) and (record is None or began_at >= record.tried_at)
 
-    def stood_still(self, node: NodeId, now: float) -> None:
-        """Its link has, until now."""
-        self._of(node).stood_still_at = now
+    def stood_still(self, node: NodeId, seconds: float, now: float) -> None:
+        """Its link has, for so long until now."""
+        record = self._of(node)
+        record.still_s = max(0.0, record.still_s - (now - record.still_at) * STILL_S / OUT_MAX_S)
+        since = max([now - min(seconds, STILL_S - record.still_s), *(end for _, end in record.still)])
+        record.still_at = now
+        if since < now:
+            record.still_s += now - since
+            record.still = [*record.still[1 - STILL_SPANS :], (since, now)]
+
+    def _took_s(self, node: NodeId, began_at: float, ended_at: float) -> float:
+        """From then to then, without the time that its link carried nothing."""
+        still = self._of(node).still
+        still_s = sum(max(0.0, min(end, ended_at) - max(start, began_at)) for start, end in still)
+        return max(0.0, ended_at - began_at - still_s)
 
     def tries(self, node: NodeId, now: float) -> None:
         """It is given something to measure it anew: the next answers stand alone."""
@@ -213,8 +234,9 @@ class Conduct:
         """Of a lease that was given at `granted_at`, as one of `held`. Returns whether that says how fast it is."""
         if not self.says_how_fast(node, granted_at):
             return False
-        self.answered(node, "result", now - granted_at, now)
-        self.answered(node, "each", (now - granted_at) / held, now)
+        took_s = self._took_s(node, granted_at, now)
+        self.answered(node, "result", took_s, now)
+        self.answered(node, "each", took_s / held, now)
         return True
 
     def sum_is_whole(self, node: NodeId, step: int, now: float) -> None:
@@ -232,8 +254,8 @@ class Conduct:
             return False
         at = record.whole[1] if record.whole[0] == step else now
         if granted_at is not None:
-            self.answered(node, "gradient", max(0.0, at - max(tail_at, granted_at)), now)
-        self.answered(node, "sum", max(0.0, at - max(tail_at, result_at)), now)
+            self.answered(node, "gradient", self._took_s(node, max(tail_at, granted_at), at), now)
+        self.answered(node, "sum", self._took_s(node, max(tail_at, result_at), at), now)
         return True
 
     def finished(self, node: NodeId, now: float) -> Ruling | None:

@@ -102,14 +102,13 @@ class Pool:
         self._arrivals += 1
         number = self._arrivals if before is None else before.number
         self._workers[node] = Worker(node, is_server, number, active_at=self._now)
-        self._conduct.stood_still(node, self._now)
         if (ruling := self._conduct.still_out(node, self._now)) is not None:
             self._rulings.append(ruling)
 
-    def worker_late(self, node: NodeId) -> None:
-        """Its link has stood still until now: what comes late of what it was given before says nothing of it."""
-        if node in self._workers:
-            self._conduct.stood_still(node, self._now)
+    def worker_late(self, node: NodeId, seconds: float) -> None:
+        """Its link has stood still for so long until now, which says nothing of it."""
+        if node in self._workers and (self._leased_by(node) or self._conduct.result_at(node) > 0.0):
+            self._conduct.stood_still(node, seconds, self._now)
 
     def worker_gone(self, node: NodeId, now: float) -> None:
         """Its leases are free at once, and its graphs are lost; its sums are waited for a little, unless it was refused

@@ -250,10 +250,10 @@ class ServerMachine:
                 self._roles.say_closed(peer)
             self.shard.worker_here(peer)
 
-    def link_moved(self, peer: NodeId, now: float) -> None:
+    def link_moved(self, peer: NodeId, silent_s: float, now: float) -> None:
         self._roles.clock(now)
         for pool in self._roles.pools():
-            pool.worker_late(peer)
+            pool.worker_late(peer, silent_s)
 
     def link_down(self, peer: NodeId, now: float) -> None:
         self._roles.servers.pop(peer, None)

@@ -45,10 +45,12 @@ class LinkDown:
 
 @dataclass(frozen=True, slots=True)
 class LinkMoved:
-    """The link to `peer` goes another way since its old one carried nothing for a while: nothing is lost, and what was
-    on its way comes late."""
+    """The link to `peer` goes another way from now on. Nothing is lost; what was on its way comes late where the old
+    way carried nothing at the end."""
 
     peer: NodeId
+    silent_s: float
+    """How long nothing had come from the peer; next to nothing where a better way was found for a sound link."""
 
 
 @dataclass(frozen=True, slots=True)

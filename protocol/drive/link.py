@@ -181,6 +181,8 @@ class Link:
         self._delivering = False
         self._reading = False
         self.heard_at = self.opened_at
+        self.was_silent_s = 0.0
+        """Before it went another way last: how long nothing had come."""
         self._ping_number = 0
         self._asked_number = 0
         self._pinged_at: float | None = None
@@ -327,6 +329,7 @@ class Link:
         self._carrier.scope.cancel()
         self._carrier = carrier
         self.round_trip_s = self._pinged_at = None
+        self.was_silent_s = trio.current_time() - self.heard_at
         self.heard_at = self._answered_at = trio.current_time()
         try:
             self._take(self._framing.take(rest))

@@ -312,17 +312,16 @@ class Weather(Disks):
             return False
         link = rng.choice(links)
         sender = rng.choice([link.a, link.b])
-        link.slow_s[sender] = rng.choice([0.1, 0.5, 2.0, 5.0])
-        self._world.at(rng.uniform(0.5, 8.0), lambda: self._on_another_way(link, sender))
+        link.slow_s[sender] = late_s = rng.choice([0.1, 0.5, 2.0, 5.0])
+        self._world.at(rng.uniform(0.5, 8.0), lambda: self._quick_again(link, sender, late_s))
         return True
 
-    def _on_another_way(self, link: Link, sender: NodeId) -> None:
-        """It is quick again, and both ends have noticed."""
+    def _quick_again(self, link: Link, sender: NodeId, late_s: float) -> None:
+        """By another way, where it took so long that the other end looked for one."""
         link.slow_s.pop(sender, None)
-        for node in (link.a, link.b):
-            host, peer = self._world.hosts[node], link.other(node)
-            if link.alive and host.role != "coordinator" and host.machine is not None:
-                self._world.feed(host, LinkMoved(peer))
+        host = self._world.hosts[link.other(sender)]
+        if late_s > 1.0 and link.alive and not link.silent and host.role != "coordinator" and host.machine is not None:
+            self._world.feed(host, LinkMoved(sender, late_s))
 
     def _late_words(self, rng: random.Random) -> bool:
         """A disk is lost while what servers say to each other takes seconds: it arrives after the run has gone back."""

@@ -192,6 +192,23 @@ def test_what_is_ordered_while_a_plan_waits_to_be_taken_over_counts_then() -> No
     assert desk.plan.paused and desk.plan.changes == (RATE,) and desk.machine.placement.is_ordered
 
 
+@pytest.mark.parametrize(
+    "change", [RunChange("steps", "9"), RunChange("optimizer.learning_rate", "0.5")], ids=lambda change: change.key
+)
+def test_what_was_ordered_of_an_old_database_counts_in_what_is_taken_over(change: RunChange) -> None:
+    """One server has joined and goes by the plan of the database, which the order is in: the operator was told that it
+    counts. The others show a newer plan, without it and paused."""
+    old = Desk().train()
+    desk = Desk(stored=StoredState(plan=old, data=row()), generation=1000)
+    shows(desk, "s0", old)
+    order(desk, change)
+    assert [each.key for each in desk.plan.changes] == [change.key]
+    for node in SERVERS[1:]:
+        shows(desk, node, msgspec.structs.replace(old, generation=7, paused=True))
+    assert desk.plan.paused and [(each.key, each.value) for each in desk.plan.changes] == [(change.key, change.value)]
+    assert desk.plan.held == (change.key == "steps") and not desk.logged("change undone")
+
+
 def test_what_cannot_be_in_the_plan_that_is_taken_over_is_named() -> None:
     """Nothing stands in a list that no member would take."""
     old = Desk().train()

@@ -72,6 +72,7 @@ class FakeLink:
         self.sent: list[tuple[Message, list[bytes]]] = []
         self.closed: list[str] = []
         self.faults: list[str] = []
+        self.was_silent_s = 0.0
         self.heard_at, self.has_much_under_way = float("-inf"), False
 
     def send(self, message: Message, buffers: list[Any] = []) -> None:  # noqa: B006
@@ -163,8 +164,10 @@ class FakeDeviceLane:
 @pytest.mark.trio
 async def test_the_machine_hears_that_a_link_goes_another_way(driver: Driver) -> None:
     """What comes late over it says nothing of its sender."""
-    driver.on_moved(FakeLink("volunteer"))  # type: ignore[arg-type]
-    assert driver.pump.facts == [LinkMoved(PEER)]  # type: ignore[attr-defined]
+    link = FakeLink("volunteer")
+    link.was_silent_s = 4.5
+    driver.on_moved(link)  # type: ignore[arg-type]
+    assert driver.pump.facts == [LinkMoved(PEER, 4.5)]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("paused", [False, True])

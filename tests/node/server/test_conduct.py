@@ -502,15 +502,28 @@ def test_a_sum_says_once_how_fast_its_sender_is_and_not_how_long_its_audit_took(
     assert conduct.sum_came(a, 1, 15.0, None, 90.0) and conduct.typical_s(a, "sum") == 4.0
 
 
-def test_a_sum_that_was_on_its_way_while_its_link_stood_still_says_nothing() -> None:
-    """What came before is remembered, and so is what begins after."""
+def test_the_seconds_in_which_a_link_stood_still_are_no_part_of_what_an_answer_took() -> None:
+    """Of results and of sums, also of one that had begun before; a trial that was under way is one all the same."""
     conduct, a = Conduct(), WORKERS[0]
-    assert conduct.result_came(a, 3.0, 1, 4.0) and conduct.sum_came(a, 0, 5.0, None, 9.0)
-    assert conduct.result_came(a, 9.0, 1, 10.0)
-    conduct.stood_still(a, 15.0)
-    assert not conduct.sum_came(a, 1, 11.0, None, 15.5) and not conduct.result_came(a, 14.0, 2, 15.5)
-    assert (conduct.typical_s(a, "result"), conduct.typical_s(a, "sum")) == (1.0, 4.0)
-    assert conduct.result_came(a, 15.0, 1, 16.0)
+    conduct.tries(a, 0.0)
+    conduct.stood_still(a, 4.0, 6.0)
+    assert conduct.result_came(a, 1.0, 2, 7.0)
+    assert (conduct.typical_s(a, "result"), conduct.typical_s(a, "each")) == (2.0, 1.0)
+    conduct.stood_still(a, 3.0, 12.0)
+    assert conduct.sum_came(a, 0, 8.0, None, 13.0) and conduct.typical_s(a, "sum") == 2.0
+    assert conduct.result_came(a, 14.0, 1, 16.0) and conduct.typical_s(a, "result") == 2.0
+
+
+def test_who_moves_its_link_with_each_result_is_found_out_to_be_slow() -> None:
+    """Some seconds of ten minutes are excused, and then no more until these have passed."""
+    conduct, a = Conduct(), WORKERS[0]
+    for number in range(100):
+        conduct.stood_still(a, 4.5, 5.0 * number + 4.9)
+        conduct.result_came(a, 5.0 * number, 1, 5.0 * number + 5.0)
+    assert conduct.typical_s(a, "result") > 4.5
+    conduct.stood_still(a, 4.5, 2000.0)
+    conduct.answered(a, "result", 0.5, 1990.0)
+    assert conduct.result_came(a, 1995.0, 1, 2000.0) and conduct.typical_s(a, "result") == pytest.approx(0.5)
 
 
 def test_a_pace_of_long_ago_says_nothing() -> None:
