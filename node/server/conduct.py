@@ -13,11 +13,12 @@ of anybody how long a lease took while a server of the stage was away, who holds
 first when it was back looked slow beside those whose leases had run out meanwhile, and half of a stage was given
 nothing for minutes. Nor do the seconds count in which a link carried nothing before it went on by another path (a lease
 that ran out meanwhile did, since others had to do it): of five volunteers whose gateway restarted, or whose address
-changed, three were given nothing for a minute, since a few of their answers had taken four seconds. And nobody is overtaken by leaving:
-an owner pauses a computer or pulls its plug as often as he likes, which frees its leases at once and costs the run
-nothing. What came back just before a link closed belongs to that. Who does nothing but take leases and leave, time
-after time within minutes and without one result, gets nothing for ten minutes all the same; and so does whoever is hung
-up on for what it sent, for the third time.
+changed, three were given nothing for a minute, since a few of their answers had taken four seconds.
+
+And nobody is overtaken by leaving: an owner pauses a computer or pulls its plug as often as he likes, which frees its
+leases at once and costs the run nothing. What came back just before a link closed belongs to that. Who does nothing but
+take leases and leave, time after time within minutes and without one result, gets nothing for ten minutes all the same;
+and so does whoever is hung up on for what it sent, for the third time.
 """
 
 from __future__ import annotations
