@@ -193,7 +193,7 @@ OLD_DATABASE = Scene(
 
 @mutant(Adoption, "look", scene=OLD_DATABASE)
 def an_old_database_is_believed(original: Any) -> Any:
-    return lambda self, plan, config: Verdict()
+    return lambda self, plan, config, ordered_count=0: Verdict()
 
 
 @mutant(NodeMachine, "_known_plan", scene=OLD_DATABASE)
