@@ -41,8 +41,8 @@ class Wishes:
         """The newest order of a layout, with what a planner said beside it; forgotten by who starts anew."""
         self.order_count = 0
         """Orders of this process's life that have been taken."""
-        self._ordered: list[RunChange] = []
-        """The changes among them, as they were ordered."""
+        self._ordered: tuple[RunChange, ...] = ()
+        """The changes among them that were still wanted when the newest was ordered: no more than a run may have."""
         if plan is not None:
             self.take_over(plan)
         for count, step in changed_at:
@@ -96,7 +96,7 @@ class Wishes:
                 self._outbox.log("warning", "layout refused", detail=in_words(change), reason="another is on its way")
                 return
             self.layout = order
-        self._ordered.append(change)
+        self._ordered = (*_with(self.changes, self._ordered), change)
         head = (first,) if first is not None and not self.changes else ()
         self.changes = (*head, *self.changes, change)
         self.held = self.held or change.is_pending
