@@ -247,6 +247,10 @@ class Link:
             self.abort(f"the peer is too slow: {self._framing.queued_bytes} bytes wait for it")
         self._wake.set()
 
+    def look_again(self) -> None:
+        """Something may leave that was held back."""
+        self._wake.set()
+
     def close(self, reason: str) -> None:
         """Send the control messages that wait, then a clean end; `on_down` follows with this reason."""
         if self._reason:
@@ -375,6 +379,7 @@ class Link:
                         await self._close_left()
                     nursery.cancel_scope.cancel()
         finally:
+            self._framing.close()  # nothing that waits here holds others back
             self._owner.forget(self)
             self.report_down(self._reason or "this process is ending")
             await self._close_left()

@@ -29,6 +29,7 @@ from protocol.link.codec import PROTOCOL_MINOR, encode
 from protocol.link.faults import Faults
 from protocol.link.frames import NO_LINK, TOKEN_BYTES, Frame, FramingLimits, Hello, OutFrame
 from protocol.link.framing import Framing
+from protocol.link.line import Line
 from protocol.link.networks import network_of
 from protocol.link.paths import Path
 from protocol.link.reach import host_of
@@ -121,6 +122,7 @@ class Transport:
         self.budget = Budget(BUDGET_BYTES)
         """For what all links receive, together; may be replaced before there is one."""
         self._links: dict[NodeId, Link] = {}
+        self._line = Line(self._look_again)
         self.on_path_failed: Callable[[Link, str], None] | None = None
         """Told when a link's path carries nothing at present: dial or adopt another one, if you can."""
         self.may_dial: Callable[[NodeId, str], bool] = lambda peer, host: True
@@ -172,6 +174,10 @@ class Transport:
             link.account.close()
         if self._links.get(link.peer) is link:
             del self._links[link.peer]
+
+    def _look_again(self) -> None:
+        for link in self._links.values():
+            link.look_again()
 
     def path_failed(self, link: Link, reason: str) -> None:
         """For `Link`."""
@@ -520,6 +526,7 @@ class Transport:
             limits=FramingLimits(options.tensor_bytes_max, options.window_bytes, options.elements_max),
             count=self.events.on_bytes,
             account=account,
+            line=self._line,
         )
         try:
             framing.greet(theirs)

@@ -60,6 +60,7 @@ from protocol.link.frames import (
     PongArrived,
 )
 from protocol.link.incoming import Incoming
+from protocol.link.line import Line
 from protocol.link.outgoing import Outgoing
 from protocol.link.paths import Path, take_hello
 from protocol.messages import Message
@@ -111,14 +112,15 @@ class Framing:
         limits: FramingLimits | None = None,
         count: CountBytes | None = None,
         account: Account | None = None,
+        line: Line | None = None,
     ) -> None:
         """`role` is our own. Either `header` (24 random bytes for the sending stream), and the link says HELLO itself,
         or a `path` on which our HELLO was said. `token`: what that HELLO says; without one nothing is kept for another
-        path. `account`: what is received counts against it.
+        path. `account`: what is received counts against it. `line`: what this node's links share.
         """
         self._limits = limits or FramingLimits()
         count = count or (lambda direction, kind, byte_count, message_count: None)
-        self._out = Outgoing(role, session.role, self._limits, count)
+        self._out = Outgoing(role, session.role, self._limits, count, line or Line())
         self._in = Incoming(role, session.role, self._limits, count, account)
         self._token = token
         self._path = path or Path(session, header)

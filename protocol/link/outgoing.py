@@ -20,6 +20,7 @@ from protocol.link.frames import (
     FramingLimits,
     OutFrame,
 )
+from protocol.link.line import Line, Waiting, result_step, sum_step
 from protocol.messages import Message
 
 DEPARTED_MAX = 1024
@@ -44,13 +45,16 @@ class _Bulk:
 
 class Outgoing:
     """Control messages first, then tensors, within the peer's window: activations and the like one after the other,
-    long messages (whole shards) one after the other, and chunks of the two in turns.
+    long messages (whole shards) one after the other, and chunks of the two in turns. A sum of weight gradients waits
+    until results of its step have left (`protocol.link.line`).
 
     Turns among all of them would bring everything at its end: of sixteen activations on a home line the first one would
     arrive with the last, after half a minute, and the next stage would have stood still for as long.
     """
 
-    def __init__(self, role: str, peer_role: str, limits: FramingLimits, count: CountBytes) -> None:
+    def __init__(self, role: str, peer_role: str, limits: FramingLimits, count: CountBytes, line: Line) -> None:
+        self._line = line
+        self._results = Waiting(line)
         self._role = role
         self._peer_role = peer_role
         self._limits = limits
@@ -105,6 +109,8 @@ class Outgoing:
             self._waiting.append(
                 _Bulk(message, encoded, traffic_kind(message), is_long(message), byte_count, views, self.now)
             )
+            if (step := result_step(message)) >= 0:
+                self._results.add(step, self.now)
 
     def give_back(self, byte_count: int) -> None:
         """Tell the peer that it may send so many tensor bytes more."""
@@ -126,6 +132,7 @@ class Outgoing:
         for under_way in self._open:
             under_way.clear()
         self.queued_bytes = sum(len(encoded) for encoded in self._control)
+        self._results.clear()
 
     def next_frame(self) -> OutFrame | None:
         """The most urgent frame; each is given once. None: there is nothing that may leave now.
@@ -142,11 +149,18 @@ class Outgoing:
             return self._message(self._control.pop(0))
         if self._waiting and sum(map(len, self._open)) < OPEN_BULK_MAX and self._window_allows(self._waiting[0]):
             return self._header(self._waiting.pop(0))
-        under_way = self._open[self._long_is_next] or self._open[not self._long_is_next]
+        short, long = self._open
+        if long and not self._line_lets(long[0].message):
+            long = []
+        under_way = (long or short) if self._long_is_next else (short or long)
         if under_way:
             self._long_is_next = not under_way[0].is_long
             return self._chunk(under_way)
         return None
+
+    def _line_lets(self, message: Message) -> bool:
+        step = sum_step(message)
+        return step < 0 or self._line.lets(step, self.now)
 
     def _message(self, encoded: bytes) -> OutFrame:
         parts = [encoded[start : start + RECORD_BYTES_MAX] for start in range(0, len(encoded), RECORD_BYTES_MAX)]
@@ -169,6 +183,8 @@ class Outgoing:
         self._undigested_bytes += bulk.byte_count
         self.queued_bytes -= len(bulk.header)
         self._open[bulk.is_long].append(bulk)
+        if result_step(bulk.message) >= 0:
+            self._results.moved_at = self.now
         return OutFrame(Frame.BULK, bulk.number.to_bytes(NUMBER_BYTES, "big"), bulk.header)
 
     def _chunk(self, under_way: list[_Bulk]) -> OutFrame:
@@ -180,8 +196,12 @@ class Outgoing:
         if bulk.offset == len(buffer):
             bulk.buffers.popleft()
             bulk.offset = 0
+        if (step := result_step(bulk.message)) >= 0:
+            self._results.moved_at = self.now
         if not bulk.buffers:
             under_way.pop(0)
+            if step >= 0:
+                self._results.through(step)
             self._count("tx", bulk.kind, len(bulk.header) + bulk.byte_count, 1)
             del self.departed[: -DEPARTED_MAX + 1]
             self.departed.append(Departed(bulk.message, bulk.byte_count, bulk.queued_s, bulk.began_s))

@@ -1,9 +1,10 @@
 """A machine's line: one uplink that its transfers share, one downlink that carries what arrives.
 
 On the way up transfers of different queues go on at once, each with an equal share, and those of one queue go one after
-the other: that is how links send (`protocol.link.outgoing`), which do not wait for each other. On the way down a line
-takes in no more than its rate; what comes faster waits. So no line ever carries more than it can, and a transfer costs
-the heap two events however many are under way (shares that look at both ends would cost an event for each of them).
+the other: that is how links send (`protocol.link.outgoing`), which do not wait for each other, but for sums of weight
+gradients, which wait for results of their step and of older ones (`protocol.link.line`). On the way down a line takes
+in no more than its rate; what comes faster waits. So no line ever carries more than it can, and a transfer costs the
+heap two events however many are under way (shares that look at both ends would cost an event for each of them).
 """
 
 from __future__ import annotations
@@ -11,17 +12,34 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Any
 
 ALMOST_BYTES = 1e-3
 """A transfer with less than this to go is through: sums of shares are rounded."""
 
 
+@dataclass(slots=True)
+class _Flow:
+    """A transfer that has begun."""
+
+    queue: Hashable
+    item: Any
+    byte_count: float
+    left: float
+    """Bytes, when it began, or was last held back."""
+    result_step: int
+    sum_step: int
+
+
 class Uplink:
     """Transfers that share a rate, by the bytes that each has been given since the line began ("processor sharing" by
     virtual time: Kleinrock 1967; Parekh and Gallager 1993)."""
 
-    __slots__ = ("_at", "_flows", "_given", "_number", "_queues", "most_bytes", "rate", "turn", "waiting_bytes")
+    __slots__ = (
+        "_at", "_flows", "_given", "_held", "_number", "_queues", "_results", "most_bytes", "rate", "turn",
+        "waiting_bytes",
+    )  # fmt: skip
 
     def __init__(self, bytes_per_s: float) -> None:
         self.rate = bytes_per_s
@@ -31,8 +49,13 @@ class Uplink:
         """Of transfers that are not through, as they were announced."""
         self.most_bytes = 0.0
         """The most that ever waited."""
-        self._flows: list[tuple[float, int, float, Hashable, Any]] = []
-        self._queues: dict[Hashable, deque[tuple[float, Any]]] = {}
+        self._flows: list[tuple[float, int, _Flow]] = []
+        """Those that have a share, by what all were given when they are through."""
+        self._held: list[_Flow] = []
+        """Sums that wait for results."""
+        self._results: dict[int, int] = {}
+        """Results that are not through, by step."""
+        self._queues: dict[Hashable, deque[_Flow]] = {}
         """What waits behind a transfer that is under way, by queue; a queue without one is not here."""
         self._given = 0.0
         self._at = 0.0
@@ -43,21 +66,49 @@ class Uplink:
             self._given += (now - self._at) * self.rate / len(self._flows)
         self._at = now
 
-    def add(self, byte_count: float, queue: Hashable, item: Any, now: float) -> None:
-        """One more transfer, behind those of its queue; `item` comes back when it is through."""
+    def add(
+        self, byte_count: float, queue: Hashable, item: Any, now: float, result_step: int = -1, sum_step: int = -1
+    ) -> None:
+        """One more transfer, behind those of its queue; `item` comes back when it is through. `result_step`,
+        `sum_step`: of a result, and of a sum of weight gradients, as `protocol.link.line` has them."""
         self._advance(now)
         self.waiting_bytes += byte_count
         self.most_bytes = max(self.most_bytes, self.waiting_bytes)
+        flow = _Flow(queue, item, byte_count, byte_count, result_step, sum_step)
+        if result_step >= 0:
+            self._results[result_step] = self._results.get(result_step, 0) + 1
+            if self._results[result_step] == 1:
+                self._hold(result_step)
         if queue in self._queues:
-            self._queues[queue].append((byte_count, item))
+            self._queues[queue].append(flow)
             return
         self._queues[queue] = deque()
-        self._begin(byte_count, queue, item)
+        self._begin(flow)
         self.turn += 1
 
-    def _begin(self, byte_count: float, queue: Hashable, item: Any) -> None:
+    def _begin(self, flow: _Flow) -> None:
+        if flow.sum_step >= 0 and self._results and min(self._results) <= flow.sum_step:
+            self._held.append(flow)
+            return
         self._number += 1
-        heapq.heappush(self._flows, (self._given + byte_count, self._number, byte_count, queue, item))
+        heapq.heappush(self._flows, (self._given + flow.left, self._number, flow))
+
+    def _hold(self, step: int) -> None:
+        """Sums of this step and of later ones wait from now on."""
+        held = [(end, flow) for end, _, flow in self._flows if flow.sum_step >= step]
+        if held:
+            self._flows = [each for each in self._flows if each[2].sum_step < step]
+            heapq.heapify(self._flows)
+            for end, flow in held:
+                flow.left = end - self._given
+                self._held.append(flow)
+            self.turn += 1
+
+    def _release(self) -> None:
+        """Sums go on whose results are through."""
+        held, self._held = self._held, []
+        for flow in held:
+            self._begin(flow)
 
     def next_s(self, now: float) -> float | None:
         """When the next transfer is through, unless another one begins before; None: nothing is under way."""
@@ -71,20 +122,27 @@ class Uplink:
         self._advance(now)
         done = []
         while self._flows and self._flows[0][0] <= self._given + ALMOST_BYTES:
-            _, _, byte_count, queue, item = heapq.heappop(self._flows)
-            self.waiting_bytes -= byte_count
-            done.append(item)
-            if self._queues[queue]:
-                waiting, behind = self._queues[queue].popleft()
-                self._begin(waiting, queue, behind)
+            flow = heapq.heappop(self._flows)[2]
+            self.waiting_bytes -= flow.byte_count
+            done.append(flow.item)
+            if (step := flow.result_step) >= 0:
+                self._results[step] -= 1
+                if not self._results[step]:
+                    del self._results[step]
+            if self._queues[flow.queue]:
+                self._begin(self._queues[flow.queue].popleft())
             else:
-                del self._queues[queue]
+                del self._queues[flow.queue]
+        if self._held:
+            self._release()
         self.turn += 1
         return done
 
     def clear(self) -> None:
         """The machine is gone: nothing of it goes on."""
         self._flows.clear()
+        self._held.clear()
+        self._results.clear()
         self._queues.clear()
         self.waiting_bytes = 0.0
         self.turn += 1

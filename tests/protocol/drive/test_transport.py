@@ -17,21 +17,24 @@ import psutil
 import pytest
 import trio
 import trio.testing
+from msgspec.structs import replace as replace_fields
 
+from protocol.base.ids import TaskId, TensorRef
 from protocol.base.limits import AHEAD_BYTES_MIN, AHEAD_S, COOKIE_ABOVE, HALF_OPEN_MAX, UNSENT_BYTES, WRITE_BYTES
 from protocol.drive import link as link_module
 from protocol.drive import transport as transport_module
 from protocol.drive.limits import Metered
 from protocol.drive.transport import DialError, Link, LinkOptions
+from protocol.link import line as line_module
 from protocol.link.budget import Budget
 from protocol.link.codec import PROTOCOL_MINOR, encode
 from protocol.link.framing import Frame, Hello
-from protocol.messages import Freeze, Ping
+from protocol.messages import Contribute, Freeze, Output, Ping
 from protocol.trust.handshake import CookieDemanded, Initiator, Session
 from protocol.trust.identity import Identity
 from protocol.trust.records import RecordWriter
 from tests.protocol.drive.harness import PATIENCE_S, Recorder, Station, activation, stations
-from tests.protocol.samples import ALICE, RUN_ID
+from tests.protocol.samples import ALICE, RUN_ID, samples
 
 _MIB = 1 << 20
 _HELLO = PROTOCOL_MINOR.to_bytes(2, "big") + bytes(8)
@@ -76,6 +79,17 @@ def _downs(count: int) -> Callable[[Recorder], bool]:
     return lambda events: len(events.down) == count
 
 
+def _result_of_step_7() -> Output:
+    """With 4 MiB, as the next one."""
+    (sample,) = [message for message in samples() if isinstance(message, Output)]
+    return replace_fields(sample, task=TaskId(7, 1, 0, "F"), tensors=(TensorRef(0, (_MIB,), "fp32", 4 * _MIB),))
+
+
+def _sum_of_step_7() -> Contribute:
+    (sample,) = [message for message in samples() if isinstance(message, Contribute)]
+    return replace_fields(sample, step=7, tensors=(TensorRef(0, (_MIB,), "fp32", 4 * _MIB),))
+
+
 async def test_messages_and_tensors_both_ways() -> None:
     """A dialled link carries control and tensors in both directions, and both sides know each other."""
     async with stations("server", "volunteer") as (server, volunteer):
@@ -104,6 +118,38 @@ async def test_large_tensors_arrive_and_are_counted() -> None:
         await one.events.until(lambda events: len(events.messages) == 8)
         assert sorted(bytes(buffers[0]) for _, _, buffers in one.events.messages) == sorted(content)
         assert one.events.byte_counts["rx", "activation"] == two.events.byte_counts["tx", "activation"] > 16 * _MIB
+
+
+async def test_a_sum_goes_on_when_the_results_that_went_before_it_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A volunteer's result for one server holds its sum for another one back; when it has left, that link's sender,
+    which has nothing else to do, goes on at once, and not at the next sign of life."""
+    monkeypatch.setattr(link_module, "KEEP_ALIVE_S", 3600.0)
+    options = LinkOptions(tensor_bytes_max=4 * _MIB, window_bytes=32 * _MIB)
+    async with stations("server", "server", "volunteer", options=options) as (one, two, volunteer):
+        links = [await volunteer.transport.dial([each.address], each.identity.node) for each in (one, two)]
+        for message in (*(_result_of_step_7() for _ in range(4)), _sum_of_step_7()):
+            links[isinstance(message, Contribute)].send(message, [bytes(4 * _MIB)])
+        await two.events.until(lambda events: len(events.messages) == 1)
+        assert links[0].queued_bytes == 0, "the sum went first"
+        await one.events.until(lambda events: len(events.messages) == 4)
+
+
+async def test_a_link_that_was_cut_keeps_no_sum_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its results wait for a server that takes nothing; when it ends, the sum for the other server goes on at once."""
+    monkeypatch.setattr(link_module, "KEEP_ALIVE_S", 3600.0)
+    monkeypatch.setattr(line_module, "MOVING_S", 3600.0)
+    options = LinkOptions(tensor_bytes_max=4 * _MIB, window_bytes=8 * _MIB)
+    async with stations("server", "server", "volunteer", options=options) as (one, two, volunteer):
+        links = [await volunteer.transport.dial([each.address], each.identity.node) for each in (one, two)]
+        one.events.hold = trio.Event()
+        for message in (*(_result_of_step_7() for _ in range(4)), _sum_of_step_7()):
+            links[isinstance(message, Contribute)].send(message, [bytes(4 * _MIB)])
+        await one.events.until(lambda events: events.messages)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert not two.events.messages
+        links[0].abort("it was cut")
+        await two.events.until(lambda events: events.messages)
+        one.events.hold.set()
 
 
 async def test_a_receiver_that_waits_holds_the_sender_back() -> None:

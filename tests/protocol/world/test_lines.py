@@ -46,3 +46,37 @@ def test_a_line_down_takes_in_no_more_than_its_rate() -> None:
     assert line.arrives(100.0, 1.0) == 1.0
     assert line.arrives(100.0, 1.0) == 2.0
     assert line.arrives(100.0, 10.0) == 10.0
+
+
+def test_a_sum_waits_until_results_of_its_step_are_through_and_then_has_the_whole_line() -> None:
+    """A sum of 300 bytes goes alone for a second at 100 bytes/s; a result of 100 that comes then is through a second
+    later, as if the sum were not there, and the sum at 4 s, when it would have been beside it, too."""
+    line = Uplink(100.0)
+    line.add(300.0, "sums", "sum", 0.0, sum_step=7)
+    line.add(100.0, "results", "result", 1.0, result_step=7)
+    assert line.next_s(1.0) == 2.0 and line.through(2.0) == ["result"]
+    assert line.next_s(2.0) == 4.0 and line.through(4.0) == ["sum"]
+    assert line.waiting_bytes == 0.0 and line.next_s(4.0) is None
+
+
+def test_a_sum_that_comes_behind_results_begins_when_the_last_of_them_is_through() -> None:
+    """Of its step and of the one before; those that wait in their queue count as well."""
+    line = Uplink(100.0)
+    line.add(100.0, "results", "older", 0.0, result_step=6)
+    line.add(100.0, "results", "same", 0.0, result_step=7)
+    line.add(100.0, "sums", "sum", 0.0, sum_step=7)
+    assert line.next_s(0.0) == 1.0 and line.through(1.0) == ["older"]
+    assert line.next_s(1.0) == 2.0 and line.through(2.0) == ["same"]
+    assert line.next_s(2.0) == 3.0 and line.through(3.0) == ["sum"]
+
+
+def test_a_sum_shares_the_line_with_results_of_the_next_step() -> None:
+    """100 bytes each at 100 bytes/s: both are through at 2 s; a cleared line holds nothing back."""
+    line = Uplink(100.0)
+    line.add(100.0, "sums", "sum", 0.0, sum_step=7)
+    line.add(100.0, "results", "next", 0.0, result_step=8)
+    assert line.next_s(0.0) == 2.0 and sorted(line.through(2.0)) == ["next", "sum"]
+    line.add(100.0, "results", "same", 2.0, result_step=7)
+    line.clear()
+    line.add(100.0, "sums", "sum", 2.0, sum_step=7)
+    assert line.next_s(2.0) == 3.0
