@@ -75,8 +75,8 @@ class Kind(NamedTuple):
         place: on a server, where in the plan the sender must stand.
         carries: what its tensors count as in barnraise_transport_bytes_total; a lease and an audited task count as
             what they hold (`protocol.link.codec.traffic_kind`).
-        is_long: it holds a good part of a stage, or fills the line for a while: the rest takes turns with it, but for
-            results, which go before the sum of gradients of their step (`protocol.link.line`).
+        is_long: it holds a good part of a stage, or fills the line for a while: the rest takes turns with it, but a
+            volunteer's results, which go before the sum of gradients of their step (`protocol.link.line`).
     """
 
     message: type[m.Message]

@@ -122,7 +122,7 @@ class Transport:
         self.budget = Budget(BUDGET_BYTES)
         """For what all links receive, together; may be replaced before there is one."""
         self._links: dict[NodeId, Link] = {}
-        self._line = Line(self._look_again)
+        self._line = Line(self._look_again) if role == "volunteer" else None
         self.on_path_failed: Callable[[Link, str], None] | None = None
         """Told when a link's path carries nothing at present: dial or adopt another one, if you can."""
         self.may_dial: Callable[[NodeId, str], bool] = lambda peer, host: True

@@ -116,11 +116,11 @@ class Framing:
     ) -> None:
         """`role` is our own. Either `header` (24 random bytes for the sending stream), and the link says HELLO itself,
         or a `path` on which our HELLO was said. `token`: what that HELLO says; without one nothing is kept for another
-        path. `account`: what is received counts against it. `line`: what this node's links share.
+        path. `account`: what is received counts against it. `line`: what a volunteer's links share.
         """
         self._limits = limits or FramingLimits()
         count = count or (lambda direction, kind, byte_count, message_count: None)
-        self._out = Outgoing(role, session.role, self._limits, count, line or Line())
+        self._out = Outgoing(role, session.role, self._limits, count, line)
         self._in = Incoming(role, session.role, self._limits, count, account)
         self._token = token
         self._path = path or Path(session, header)

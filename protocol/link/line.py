@@ -1,15 +1,16 @@
-"""What the links of one node share: its line up. Results go before the sum of weight gradients that belongs to them.
+"""What the links of one node share: its line up. Results of older steps leave first, and before the sum of weight
+gradients that belongs to them.
 
 A sum fills a home line for half a minute, and nobody needs a part of it. A result is needed at once, by the next stage
 on its way. Where both took turns, and each link had its share of the line, the last results of a step left beside the
-sums for two servers in three to four times their own time, in every stage on the way back; and behind the results the
-same sums are through at the same moment, since the line carries the same bytes. (Eight stages, 200 volunteers with
-20 Mbit/s up: the first step closed after 173 s, not 192, and later ones came in 90 s, not 93; 24 volunteers: after
-414 s, not 429.)
+sums for two servers, and beside results of the next step, in three to four times their own time, in every stage on the
+way back; and the same sums are through at the same moment behind them, since the line carries the same bytes. (Eight
+stages, 200 volunteers with 20 Mbit/s up: the first step closed after 165 s, not 192, and later ones came in 90 s, not
+93; 24 volunteers: the first after 398 s, not 429.)
 
-Of another step nothing goes before a sum: the next step's results would keep it back for as long as there are any, and
-the step after that waits for it. Nor do the sums go before those: the pipeline would be empty meanwhile (the same 200
-took 94 s a step, and 32 with differences up 220 s, not 156).
+Of later steps no result goes before a sum: they would keep it back for as long as there are any, and the step after
+that waits for it. Nor does the sum go before those: the pipeline would be empty meanwhile (the same 200 took 94 s a
+step, and 32 with differences up 220 s, not 156).
 """
 
 from __future__ import annotations
@@ -18,26 +19,27 @@ from collections import Counter
 from collections.abc import Callable
 
 from protocol.link.codec import is_long
-from protocol.messages import Contribute, Lease, Message
+from protocol.messages import Audited, Contribute, Lease, Message
 
 MOVING_S = 5.0
 """Results count for so long after something of them left by their link: one that hangs, or a peer that takes nothing,
-keeps no sum back from another. A chunk of 64 KiB that has a tenth of 1 Mbit/s takes as long."""
+keeps nothing back that goes to another. A chunk of 64 KiB that has a tenth of 1 Mbit/s takes as long."""
 
 
 def result_step(message: Message) -> int:
-    """The step of a message with tensors that lets no sum of its step go first; -1: of any other."""
-    if is_long(message):
+    """The step of a message with tensors that others wait for, or what it is about; -1: of any other, which shares the
+    line with all. What is audited belongs to steps that are closed, some of them."""
+    if is_long(message) or isinstance(message, Audited):
         return -1
-    if isinstance(message, Lease):  # a server that computes sends both
+    if isinstance(message, Lease):
         return message.tasks[0].step
     task = getattr(message, "task", None)
     return -1 if task is None else int(task.step)
 
 
-def sum_step(message: Message) -> int:
-    """The step of a sum of weight gradients; -1: of any other message."""
-    return message.step if isinstance(message, Contribute) else -1
+def goes_after(message: Message) -> int:
+    """Results of steps up to this one leave before it; -1: it waits for none."""
+    return message.step if isinstance(message, Contribute) else result_step(message) - 1
 
 
 class Waiting:
@@ -75,10 +77,11 @@ class Waiting:
 
 
 class Line:
-    """Of one node.
+    """Of one volunteer, whose uplink is what its links wait for. A server's links wait for the lines at their other
+    ends, each for its own: none holds another one back.
 
     Args:
-        on_free: called when a sum that was held back may go, perhaps: links that have nothing else to send look again.
+        on_free: called when something that was held back may go, perhaps: links with nothing else to send look again.
     """
 
     def __init__(self, on_free: Callable[[], None] = lambda: None) -> None:
@@ -87,10 +90,10 @@ class Line:
         self._on_free = on_free
         self._holds = False
 
-    def lets(self, step: int, now: float) -> bool:
-        """Whether a sum of `step` may use the line now."""
+    def lets(self, link: Waiting, after: int, now: float) -> bool:
+        """Whether what goes after results of steps up to `after` may leave by `link` now, for all that others have."""
         for waiting in self.links:
-            if now - waiting.moved_at < MOVING_S and min(waiting.steps) <= step:
+            if waiting is not link and now - waiting.moved_at < MOVING_S and min(waiting.steps) <= after:
                 self._holds = True
                 return False
         return True

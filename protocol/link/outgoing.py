@@ -20,7 +20,7 @@ from protocol.link.frames import (
     FramingLimits,
     OutFrame,
 )
-from protocol.link.line import Line, Waiting, result_step, sum_step
+from protocol.link.line import Line, Waiting, goes_after, result_step
 from protocol.messages import Message
 
 DEPARTED_MAX = 1024
@@ -38,6 +38,9 @@ class _Bulk:
     byte_count: int
     buffers: deque[memoryview]
     queued_s: float
+    step: int = -1
+    """Of a result on a volunteer's line, as the next one."""
+    after: int = -1
     number: int = 0
     offset: int = 0
     began_s: float = 0.0
@@ -45,16 +48,16 @@ class _Bulk:
 
 class Outgoing:
     """Control messages first, then tensors, within the peer's window: activations and the like one after the other,
-    long messages (whole shards) one after the other, and chunks of the two in turns. A sum of weight gradients waits
-    until results of its step have left (`protocol.link.line`).
+    long messages (whole shards) one after the other, and chunks of the two in turns. On a volunteer's `line` results
+    of older steps go first, and a sum of weight gradients waits until those of its step have left.
 
     Turns among all of them would bring everything at its end: of sixteen activations on a home line the first one would
     arrive with the last, after half a minute, and the next stage would have stood still for as long.
     """
 
-    def __init__(self, role: str, peer_role: str, limits: FramingLimits, count: CountBytes, line: Line) -> None:
+    def __init__(self, role: str, peer_role: str, limits: FramingLimits, count: CountBytes, line: Line | None) -> None:
         self._line = line
-        self._results = Waiting(line)
+        self._results = None if line is None else Waiting(line)
         self._role = role
         self._peer_role = peer_role
         self._limits = limits
@@ -106,11 +109,12 @@ class Outgoing:
         elif len(encoded) > HEADER_BYTES_MAX:
             raise LocalProtocolError(f"{type(message).__name__}: {len(encoded)} bytes beside its tensors")
         else:
-            self._waiting.append(
-                _Bulk(message, encoded, traffic_kind(message), is_long(message), byte_count, views, self.now)
-            )
-            if (step := result_step(message)) >= 0:
-                self._results.add(step, self.now)
+            bulk = _Bulk(message, encoded, traffic_kind(message), is_long(message), byte_count, views, self.now)
+            if self._results is not None:
+                bulk.step, bulk.after = result_step(message), goes_after(message)
+                if bulk.step >= 0:
+                    self._results.add(bulk.step, self.now)
+            _put(bulk, self._waiting)
 
     def give_back(self, byte_count: int) -> None:
         """Tell the peer that it may send so many tensor bytes more."""
@@ -132,7 +136,8 @@ class Outgoing:
         for under_way in self._open:
             under_way.clear()
         self.queued_bytes = sum(len(encoded) for encoded in self._control)
-        self._results.clear()
+        if self._results is not None:
+            self._results.clear()
 
     def next_frame(self) -> OutFrame | None:
         """The most urgent frame; each is given once. None: there is nothing that may leave now.
@@ -149,18 +154,20 @@ class Outgoing:
             return self._message(self._control.pop(0))
         if self._waiting and sum(map(len, self._open)) < OPEN_BULK_MAX and self._window_allows(self._waiting[0]):
             return self._header(self._waiting.pop(0))
-        short, long = self._open
-        if long and not self._line_lets(long[0].message):
-            long = []
+        short, long = (each if self._may_go(each) else [] for each in self._open)
         under_way = (long or short) if self._long_is_next else (short or long)
         if under_way:
             self._long_is_next = not under_way[0].is_long
             return self._chunk(under_way)
         return None
 
-    def _line_lets(self, message: Message) -> bool:
-        step = sum_step(message)
-        return step < 0 or self._line.lets(step, self.now)
+    def _may_go(self, under_way: list[_Bulk]) -> bool:
+        """Whether the line lets the first of these go."""
+        if not under_way or self._line is None or self._results is None or (after := under_way[0].after) < 0:
+            return True
+        if any(0 <= other.step <= after for other in self._open[0]):
+            return False
+        return self._line.lets(self._results, after, self.now)
 
     def _message(self, encoded: bytes) -> OutFrame:
         parts = [encoded[start : start + RECORD_BYTES_MAX] for start in range(0, len(encoded), RECORD_BYTES_MAX)]
@@ -182,9 +189,8 @@ class Outgoing:
         self._next_number = (self._next_number + 1) % 2**32
         self._undigested_bytes += bulk.byte_count
         self.queued_bytes -= len(bulk.header)
-        self._open[bulk.is_long].append(bulk)
-        if result_step(bulk.message) >= 0:
-            self._results.moved_at = self.now
+        _put(bulk, self._open[bulk.is_long])
+        self._moves(bulk)
         return OutFrame(Frame.BULK, bulk.number.to_bytes(NUMBER_BYTES, "big"), bulk.header)
 
     def _chunk(self, under_way: list[_Bulk]) -> OutFrame:
@@ -196,13 +202,24 @@ class Outgoing:
         if bulk.offset == len(buffer):
             bulk.buffers.popleft()
             bulk.offset = 0
-        if (step := result_step(bulk.message)) >= 0:
-            self._results.moved_at = self.now
+        self._moves(bulk)
         if not bulk.buffers:
             under_way.pop(0)
-            if step >= 0:
-                self._results.through(step)
+            if self._results is not None and bulk.step >= 0:
+                self._results.through(bulk.step)
             self._count("tx", bulk.kind, len(bulk.header) + bulk.byte_count, 1)
             del self.departed[: -DEPARTED_MAX + 1]
             self.departed.append(Departed(bulk.message, bulk.byte_count, bulk.queued_s, bulk.began_s))
         return OutFrame(Frame.CHUNK, bulk.number.to_bytes(NUMBER_BYTES, "big"), chunk)
+
+    def _moves(self, bulk: _Bulk) -> None:
+        if self._results is not None and bulk.step >= 0:
+            self._results.moved_at = self.now
+
+
+def _put(bulk: _Bulk, queue: list[_Bulk]) -> None:
+    """A result before all at the end that go after it; what is no result, at the end."""
+    place = len(queue)
+    while place > 0 and 0 <= bulk.step <= queue[place - 1].after:
+        place -= 1
+    queue.insert(place, bulk)

@@ -1,10 +1,10 @@
 """A machine's line: one uplink that its transfers share, one downlink that carries what arrives.
 
 On the way up transfers of different queues go on at once, each with an equal share, and those of one queue go one after
-the other: that is how links send (`protocol.link.outgoing`), which do not wait for each other, but for sums of weight
-gradients, which wait for results of their step and of older ones (`protocol.link.line`). On the way down a line takes
-in no more than its rate; what comes faster waits. So no line ever carries more than it can, and a transfer costs the
-heap two events however many are under way (shares that look at both ends would cost an event for each of them).
+the other: that is how links send (`protocol.link.outgoing`), which do not wait for each other, but on a volunteer's
+line, where results of older steps go first (`protocol.link.line`). On the way down a line takes in no more than its
+rate; what comes faster waits. So no line ever carries more than it can, and a transfer costs the heap two events
+however many are under way (shares that look at both ends would cost an event for each of them).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class _Flow:
     byte_count: float
     left: float
     """Bytes, when it began, or was last held back."""
-    result_step: int
-    sum_step: int
+    step: int
+    after: int
 
 
 class Uplink:
@@ -52,7 +52,7 @@ class Uplink:
         self._flows: list[tuple[float, int, _Flow]] = []
         """Those that have a share, by what all were given when they are through."""
         self._held: list[_Flow] = []
-        """Sums that wait for results."""
+        """Those that wait for results."""
         self._results: dict[int, int] = {}
         """Results that are not through, by step."""
         self._queues: dict[Hashable, deque[_Flow]] = {}
@@ -66,19 +66,17 @@ class Uplink:
             self._given += (now - self._at) * self.rate / len(self._flows)
         self._at = now
 
-    def add(
-        self, byte_count: float, queue: Hashable, item: Any, now: float, result_step: int = -1, sum_step: int = -1
-    ) -> None:
-        """One more transfer, behind those of its queue; `item` comes back when it is through. `result_step`,
-        `sum_step`: of a result, and of a sum of weight gradients, as `protocol.link.line` has them."""
+    def add(self, byte_count: float, queue: Hashable, item: Any, now: float, step: int = -1, after: int = -1) -> None:
+        """One more transfer, behind those of its queue; `item` comes back when it is through. `step`: of a result, one
+        for all of a queue; `after`: results of steps up to this one go before it."""
         self._advance(now)
         self.waiting_bytes += byte_count
         self.most_bytes = max(self.most_bytes, self.waiting_bytes)
-        flow = _Flow(queue, item, byte_count, byte_count, result_step, sum_step)
-        if result_step >= 0:
-            self._results[result_step] = self._results.get(result_step, 0) + 1
-            if self._results[result_step] == 1:
-                self._hold(result_step)
+        flow = _Flow(queue, item, byte_count, byte_count, step, after)
+        if step >= 0:
+            self._results[step] = self._results.get(step, 0) + 1
+            if self._results[step] == 1:
+                self._hold(step)
         if queue in self._queues:
             self._queues[queue].append(flow)
             return
@@ -87,17 +85,17 @@ class Uplink:
         self.turn += 1
 
     def _begin(self, flow: _Flow) -> None:
-        if flow.sum_step >= 0 and self._results and min(self._results) <= flow.sum_step:
+        if flow.after >= 0 and self._results and min(self._results) <= flow.after:
             self._held.append(flow)
             return
         self._number += 1
         heapq.heappush(self._flows, (self._given + flow.left, self._number, flow))
 
     def _hold(self, step: int) -> None:
-        """Sums of this step and of later ones wait from now on."""
-        held = [(end, flow) for end, _, flow in self._flows if flow.sum_step >= step]
+        """What goes after results of this step waits from now on."""
+        held = [(end, flow) for end, _, flow in self._flows if flow.after >= step]
         if held:
-            self._flows = [each for each in self._flows if each[2].sum_step < step]
+            self._flows = [each for each in self._flows if each[2].after < step]
             heapq.heapify(self._flows)
             for end, flow in held:
                 flow.left = end - self._given
@@ -105,7 +103,7 @@ class Uplink:
             self.turn += 1
 
     def _release(self) -> None:
-        """Sums go on whose results are through."""
+        """What waited goes on where the results before it are through."""
         held, self._held = self._held, []
         for flow in held:
             self._begin(flow)
@@ -125,7 +123,7 @@ class Uplink:
             flow = heapq.heappop(self._flows)[2]
             self.waiting_bytes -= flow.byte_count
             done.append(flow.item)
-            if (step := flow.result_step) >= 0:
+            if (step := flow.step) >= 0:
                 self._results[step] -= 1
                 if not self._results[step]:
                     del self._results[step]

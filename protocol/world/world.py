@@ -48,7 +48,7 @@ from protocol.base.machine import (
     ShareTensor,
 )
 from protocol.link.codec import is_long
-from protocol.link.line import result_step, sum_step
+from protocol.link.line import goes_after, result_step
 from protocol.world.lines import Downlink, Uplink
 
 SILENT_S = 4.0
@@ -361,11 +361,10 @@ class World:
         if tensors:
             byte_count += sum(ref.byte_count for ref in tensors)
             host.sent[kind] += byte_count
-            queue = target.node, is_long(message)
-            host.uplink.add(
-                byte_count, queue, (link, target, message, byte_count, self.now), self.now, result_step(message),
-                sum_step(message),
-            )  # fmt: skip
+            step, after = (result_step(message), goes_after(message)) if host.role == "volunteer" else (-1, -1)
+            queue = target.node, is_long(message), step
+            item = link, target, message, byte_count, self.now
+            host.uplink.add(byte_count, queue, item, self.now, step, after)
             self._watch(host)
             return
         host.sent[kind] += byte_count

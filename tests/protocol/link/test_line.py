@@ -1,4 +1,4 @@
-"""One line for all links of a node: results leave before the sum of gradients of their step, on whichever link."""
+"""One line for all links of a volunteer: older results leave first, and before the sum of gradients of their step."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from protocol.base.ids import TaskId, TensorRef
-from protocol.link.codec import tensors_of
+from protocol.link.codec import is_long, tensors_of
 from protocol.link.framing import Framing, FramingLimits, MessageArrived
-from protocol.link.line import MOVING_S, Line, result_step, sum_step
-from protocol.messages import Contribute, Lease, Message, Output, Parameters
+from protocol.link.line import MOVING_S, Line, goes_after, result_step
+from protocol.messages import Audited, Contribute, InputGradient, Lease, Message, Output, Parameters
 from tests.protocol.samples import allowed_pair, framing_pair, samples
 
 _MIB = 1 << 20
@@ -25,6 +25,11 @@ def _of(kind: type, byte_count: int, **fields: Any) -> Any:
 
 def _result(step: int) -> Output:
     result: Output = _of(Output, _MIB, task=TaskId(step, 3, 0, "F"))
+    return result
+
+
+def _backward(step: int) -> InputGradient:
+    result: InputGradient = _of(InputGradient, _MIB, task=TaskId(step, 3, 0, "B"))
     return result
 
 
@@ -131,6 +136,50 @@ def test_a_link_that_closes_keeps_nothing_back() -> None:
     assert ends.freed == 1 and ends.carry(0) > 0
 
 
+def test_results_of_an_older_step_go_before_newer_ones_that_have_begun() -> None:
+    """On their own link and on another one; those of one step keep their order and share the line."""
+    one, two = _Ends(), _Ends()
+    one.send(0, _result(8))
+    assert one.carry(0) > 0
+    one.send(0, _backward(7))
+    one.carry_all()
+    assert one.arrived == [InputGradient, Output]
+    two.send(0, _result(8))
+    two.carry(0)
+    two.send(1, _backward(7))
+    assert two.carry(0) == 0 and two.carry(1) > 0
+    two.carry_all()
+    assert two.arrived == [InputGradient, Output]
+    for number, message in enumerate((_result(8), _backward(8))):
+        two.send(number, message)
+    assert two.carry(0) > 0 and two.carry(1) > 0
+
+
+def test_a_result_does_not_wait_behind_a_sum_for_room_at_the_peer() -> None:
+    """Two sums of 4 MiB fill a window of 9; a third one waits for room, and a result that comes then does not."""
+    near, far = framing_pair("volunteer", "server", FramingLimits(8 * _MIB, 9 * _MIB), line=Line())
+    for _ in range(2):
+        far.receive(b"".join(near.data_to_send(_MIB)))
+        near.receive(b"".join(far.data_to_send(_MIB)))
+    for message in (_sum(7), _sum(7), _sum(7), _result(7)):
+        near.send(message, [bytes(tensor.byte_count) for tensor in tensors_of(message)])
+    arrived: list[type] = []
+    while data := b"".join(near.data_to_send(_MIB)):
+        arrived += [type(event.message) for event in far.receive(data) if isinstance(event, MessageArrived)]
+    assert arrived == [Output, Contribute, Contribute]
+
+
+def test_eight_newer_results_that_have_begun_keep_no_older_one_back() -> None:
+    """As many as may be under way on a link at once; the next one of them makes room."""
+    ends = _Ends()
+    for _ in range(9):
+        ends.send(0, _result(8))
+    ends.carry(0, budget=_MIB // 8)
+    ends.send(0, _backward(7))
+    ends.carry_all()
+    assert ends.arrived[:2] == [Output, InputGradient] and len(ends.arrived) == 10
+
+
 def test_links_of_different_nodes_know_nothing_of_each_other() -> None:
     ends = _Ends(shared=False)
     ends.send(0, _sum(7))
@@ -139,11 +188,15 @@ def test_links_of_different_nodes_know_nothing_of_each_other() -> None:
 
 
 @pytest.mark.parametrize("message", samples(), ids=lambda message: type(message).__name__)
-def test_only_sums_wait_and_only_what_is_short_and_of_a_task_goes_before_them(message: Message) -> None:
-    """Parameters, copies of shards and what measures a line neither wait nor are waited for."""
-    assert (sum_step(message) >= 0) == isinstance(message, Contribute)
-    if isinstance(message, (Contribute, Parameters)):
-        assert result_step(message) == -1
-    if isinstance(message, Lease):
+def test_what_waits_for_what(message: Message) -> None:
+    """Results for older ones, and sums for those of their step; parameters, copies of shards, what is audited and what
+    measures a line neither wait nor are waited for."""
+    if isinstance(message, Contribute):
+        assert (result_step(message), goes_after(message)) == (-1, message.step)
+    elif isinstance(message, (Output, InputGradient)):
+        assert (result_step(message), goes_after(message)) == (message.task.step, message.task.step - 1)
+    elif isinstance(message, Lease):
         assert result_step(message) == message.tasks[0].step
+    elif isinstance(message, (Parameters, Audited)) or is_long(message):
+        assert result_step(message) == -1 and goes_after(message) < 0
     assert allowed_pair(type(message)), "every kind has a sender"

@@ -52,19 +52,19 @@ def test_a_sum_waits_until_results_of_its_step_are_through_and_then_has_the_whol
     """A sum of 300 bytes goes alone for a second at 100 bytes/s; a result of 100 that comes then is through a second
     later, as if the sum were not there, and the sum at 4 s, when it would have been beside it, too."""
     line = Uplink(100.0)
-    line.add(300.0, "sums", "sum", 0.0, sum_step=7)
-    line.add(100.0, "results", "result", 1.0, result_step=7)
+    line.add(300.0, "sums", "sum", 0.0, after=7)
+    line.add(100.0, "results", "result", 1.0, step=7, after=6)
     assert line.next_s(1.0) == 2.0 and line.through(2.0) == ["result"]
     assert line.next_s(2.0) == 4.0 and line.through(4.0) == ["sum"]
     assert line.waiting_bytes == 0.0 and line.next_s(4.0) is None
 
 
 def test_a_sum_that_comes_behind_results_begins_when_the_last_of_them_is_through() -> None:
-    """Of its step and of the one before; those that wait in their queue count as well."""
+    """Of its step and of the one before, which goes first."""
     line = Uplink(100.0)
-    line.add(100.0, "results", "older", 0.0, result_step=6)
-    line.add(100.0, "results", "same", 0.0, result_step=7)
-    line.add(100.0, "sums", "sum", 0.0, sum_step=7)
+    line.add(100.0, "results of 6", "older", 0.0, step=6, after=5)
+    line.add(100.0, "results of 7", "same", 0.0, step=7, after=6)
+    line.add(100.0, "sums", "sum", 0.0, after=7)
     assert line.next_s(0.0) == 1.0 and line.through(1.0) == ["older"]
     assert line.next_s(1.0) == 2.0 and line.through(2.0) == ["same"]
     assert line.next_s(2.0) == 3.0 and line.through(3.0) == ["sum"]
@@ -73,10 +73,10 @@ def test_a_sum_that_comes_behind_results_begins_when_the_last_of_them_is_through
 def test_a_sum_shares_the_line_with_results_of_the_next_step() -> None:
     """100 bytes each at 100 bytes/s: both are through at 2 s; a cleared line holds nothing back."""
     line = Uplink(100.0)
-    line.add(100.0, "sums", "sum", 0.0, sum_step=7)
-    line.add(100.0, "results", "next", 0.0, result_step=8)
+    line.add(100.0, "sums", "sum", 0.0, after=7)
+    line.add(100.0, "results", "next", 0.0, step=8, after=7)
     assert line.next_s(0.0) == 2.0 and sorted(line.through(2.0)) == ["next", "sum"]
-    line.add(100.0, "results", "same", 2.0, result_step=7)
+    line.add(100.0, "results", "same", 2.0, 7, 6)
     line.clear()
-    line.add(100.0, "sums", "sum", 2.0, sum_step=7)
+    line.add(100.0, "sums", "sum", 2.0, after=7)
     assert line.next_s(2.0) == 3.0
