@@ -523,6 +523,7 @@ class Link:
             await trio.sleep(KEEP_ALIVE_S)
             if waited and self._framing.queued_bytes:
                 self._hurry((self.sent_bytes - sent_bytes) / KEEP_ALIVE_S)
+                self._wake.set()  # what is held back for others sends a little now and then
             if not self._framing.keeping or self._framing.close_sent:
                 sent_bytes = self.sent_bytes
                 continue  # a peer of an older version, or one that does not answer

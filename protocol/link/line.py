@@ -25,6 +25,10 @@ MOVING_S = 5.0
 """Results count for so long after something of them left by their link: one that hangs, or a peer that takes nothing,
 keeps nothing back that goes to another. A chunk of 64 KiB that has a tenth of 1 Mbit/s takes as long."""
 
+TRICKLE_S = 3.0
+"""What has begun and is held back sends a chunk so often, 0.17 Mbit/s: a peer cuts off whoever brings less than
+16 KiB in ten seconds of what it began (`PROGRESS_S`), and 16 results of 4 MB take half a minute of a home line."""
+
 
 def result_step(message: Message) -> int:
     """The step of a message with tensors that others wait for, or what it is about; -1: of any other, which shares the

@@ -20,7 +20,7 @@ from protocol.link.frames import (
     FramingLimits,
     OutFrame,
 )
-from protocol.link.line import Line, Waiting, goes_after, result_step
+from protocol.link.line import TRICKLE_S, Line, Waiting, goes_after, result_step
 from protocol.messages import Message
 
 DEPARTED_MAX = 1024
@@ -71,6 +71,8 @@ class Outgoing:
         self._open: tuple[list[_Bulk], list[_Bulk]] = [], []
         """Under way: short messages, long ones."""
         self._long_is_next = False
+        self._chunk_at = 0.0
+        """When a part of a tensor left last, or a tensor began."""
         self.queued_bytes = 0
         """Bytes of messages and tensors that wait here to be sent."""
         self.closing = False
@@ -165,6 +167,8 @@ class Outgoing:
         """Whether the line lets the first of these go."""
         if not under_way or self._line is None or self._results is None or (after := under_way[0].after) < 0:
             return True
+        if self.now - self._chunk_at >= TRICKLE_S:
+            return True
         if any(0 <= other.step <= after for other in self._open[0]):
             return False
         return self._line.lets(self._results, after, self.now)
@@ -187,6 +191,7 @@ class Outgoing:
     def _header(self, bulk: _Bulk) -> OutFrame:
         bulk.number, bulk.began_s = self._next_number, self.now
         self._next_number = (self._next_number + 1) % 2**32
+        self._chunk_at = self.now
         self._undigested_bytes += bulk.byte_count
         self.queued_bytes -= len(bulk.header)
         _put(bulk, self._open[bulk.is_long])
@@ -195,6 +200,7 @@ class Outgoing:
 
     def _chunk(self, under_way: list[_Bulk]) -> OutFrame:
         bulk = under_way[0]
+        self._chunk_at = self.now
         buffer = bulk.buffers[0]
         chunk = buffer[bulk.offset : bulk.offset + CHUNK_BYTES]
         self.queued_bytes -= len(chunk)

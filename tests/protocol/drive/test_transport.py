@@ -26,6 +26,7 @@ from protocol.drive import transport as transport_module
 from protocol.drive.limits import Metered
 from protocol.drive.transport import DialError, Link, LinkOptions
 from protocol.link import line as line_module
+from protocol.link import outgoing as outgoing_module
 from protocol.link.budget import Budget
 from protocol.link.codec import PROTOCOL_MINOR, encode
 from protocol.link.framing import Frame, Hello
@@ -132,6 +133,29 @@ async def test_a_sum_goes_on_when_the_results_that_went_before_it_have_left(monk
         await two.events.until(lambda events: len(events.messages) == 1)
         assert links[0].queued_bytes == 0, "the sum went first"
         await one.events.until(lambda events: len(events.messages) == 4)
+
+
+async def test_who_holds_a_sum_back_for_its_results_is_not_cut_off_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server of the sum sees a little of it now and then, and waits, five times as long as it would for nothing:
+    before, it cut the volunteer off for what it had begun and did not bring."""
+    for module, name, seconds in (
+        (link_module, "KEEP_ALIVE_S", 0.02), (link_module, "PROGRESS_S", 0.5), (line_module, "MOVING_S", 3600.0),
+        (outgoing_module, "TRICKLE_S", 0.1),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, seconds)
+    options = LinkOptions(tensor_bytes_max=4 * _MIB, window_bytes=8 * _MIB)
+    async with stations("server", "server", "volunteer", options=options) as (one, two, volunteer):
+        links = [await volunteer.transport.dial([each.address], each.identity.node) for each in (one, two)]
+        one.events.hold = trio.Event()
+        for message in (*(_result_of_step_7() for _ in range(4)), _sum_of_step_7()):
+            links[isinstance(message, Contribute)].send(message, [bytes(4 * _MIB)])
+        await two.events.until(lambda events: events.up)
+        with trio.fail_after(PATIENCE_S):
+            while two.events.up[0].received_bytes < 25 * 65536:  # one every 0.1 s, of 64 in the sum
+                assert not two.events.rejected and not two.events.messages
+                await trio.sleep(0.05)
+        one.events.hold.set()
+        await two.events.until(lambda events: events.messages)
 
 
 async def test_a_link_that_was_cut_keeps_no_sum_back(monkeypatch: pytest.MonkeyPatch) -> None:
