@@ -26,7 +26,7 @@ def predicted(swarm: Swarm) -> PoolPlan | None:
         machine: Any = host.machine
         if machine is not None and 0 <= machine.stage < len(crews):
             crews[machine.stage].append(host.place - swarm.network.servers)
-    return _pools(swarm).plan(_stages(swarm, plan, crews), _visits(swarm, plan))
+    return _pools(swarm, plan).plan(_stages(swarm, plan, crews), _visits(swarm, plan))
 
 
 def best_steps(swarm: Swarm, churn: Churn, until_s: float) -> float | None:
@@ -35,7 +35,7 @@ def best_steps(swarm: Swarm, churn: Churn, until_s: float) -> float | None:
     plan = swarm.machine.placement.plan
     if plan is None or len(plan.course.chunks) != len(plan.stages):
         return None
-    pools, visits = _pools(swarm), _visits(swarm, plan)
+    pools, visits = _pools(swarm, plan), _visits(swarm, plan)
     steps, before, pace_s = 0.0, min(ARRIVE_S, until_s), float("inf")
     there: dict[str, int] = {}
     known: dict[tuple[int, ...], float] = {}
@@ -61,7 +61,7 @@ def best_crews(swarm: Swarm, members: Sequence[int]) -> list[list[int]]:
     """The best assignment of these volunteers, by number, to the stages of the plan in force."""
     plan = swarm.machine.placement.plan
     assert plan is not None, "there is a plan as soon as all servers have come"
-    return _best(swarm, _pools(swarm), plan, _visits(swarm, plan), members)[0]
+    return _best(swarm, _pools(swarm, plan), plan, _visits(swarm, plan), members)[0]
 
 
 def _best(
@@ -82,8 +82,13 @@ def _best(
     return crews, pools.plan(stages, visits).step_s
 
 
-def _pools(swarm: Swarm) -> Pools:
-    return Pools(swarm.network, pool_sizes(swarm.config))
+def _pools(swarm: Swarm, plan: Plan) -> Pools:
+    """As the planners have them: members run forwards again where a stage's graphs would fit on nobody's device."""
+    pools = Pools(swarm.network, pool_sizes(swarm.config))
+    cuts = [plan.course.chunks[number] for number in range(len(plan.course.chunks))]
+    if all(pools.fits(cut.first_block, cut.end_block)[swarm.network.servers :].any() for cut in cuts):
+        return pools
+    return Pools(swarm.network, pool_sizes(swarm.config, recompute=True))
 
 
 def _visits(swarm: Swarm, plan: Plan) -> list[float]:

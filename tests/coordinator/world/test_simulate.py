@@ -17,6 +17,7 @@ from coordinator.live.problem import Problem
 from coordinator.process.planner import solve
 from coordinator.world.churn import Change, Churn, load_churn, no_churn
 from coordinator.world.planned import file_of
+from coordinator.world.predicted import predicted
 from coordinator.world.swarm import Swarm
 from node.world.member import Members
 from protocol.base.errors import BadInputError
@@ -26,6 +27,7 @@ from protocol.run.config_file import load_run
 from protocol.run.run import TUNED, AuditSection, BatchSection, DataSection, LimitsSection, RunConfig, StagesSection
 from protocol.schedule.profile import load_network
 from tests.benchmarks.home_lines import MODELS, home_lines
+from tests.benchmarks.home_runs import ROWS, config_of
 
 RUN = """
 name = "small"
@@ -224,3 +226,15 @@ def test_a_simulated_run_follows_the_order_that_its_planner_chose(folder: Path) 
     swarm = Swarm(config, network, no_churn(volunteers), 1, Members)
     swarm.world.run(60.0, lambda: len(swarm.steps) >= 2)
     assert len(swarm.steps) >= 2 and Guidance.of(swarm.machine.placement.plan) == wanted.proposal.guidance
+
+
+def test_a_stage_whose_graphs_fit_nowhere_is_predicted_with_forwards_that_run_again() -> None:
+    """7 billion parameters in eight stages on 24 GB: a whole graph takes more than is left, so devices keep inputs and
+    run forwards again. The prediction said that a step takes 10^18 s; the lines take 818."""
+    config = config_of(next(row for row in ROWS if row.name == "7B-24"))
+    network = home_lines(None, servers=16, volunteers=24, device_gigabytes=24)
+    names = [machine.name for machine in network.machines[network.servers :]]
+    swarm = Swarm(config, network, no_churn(names), 1, Members)
+    swarm.run(8.0)
+    plan = predicted(swarm)
+    assert plan is not None and 700 < plan.step_s < 1000
