@@ -192,9 +192,10 @@ twice with 4.263 MB, once a step a sum of weight gradients with 86 MB, at 2.5 MB
 
 @pytest.mark.slow
 def test_a_billion_parameters_train_on_home_lines_at_the_pace_of_the_lines() -> None:
-    """1.1 B parameters, eight stages, 24 volunteers at 20/200 Mbit/s: two steps close at 0.8 of the lines' own pace,
+    """1.1 B parameters, eight stages, 24 volunteers at 20/200 Mbit/s: two steps close at 0.9 of the lines' own pace,
     with start, first fill and last drain of the pipeline, and no task is done twice. (Before clocks knew what the bytes
-    take, no step closed in 3,000 s; before uplinks went one after the other, two took 1,392 s.)"""
+    take, no step closed in 3,000 s; before uplinks went one after the other, two took 1,392 s; before older results
+    went first, and before sums, 730, not 707.)"""
     network = home_lines(None, servers=16, volunteers=24)
     config = RunConfig(
         model=MODELS["1.1 B"],
@@ -208,7 +209,7 @@ def test_a_billion_parameters_train_on_home_lines_at_the_pace_of_the_lines() -> 
     swarm = Swarm(config, network, no_churn(names), 1, Members)
     swarm.run(1400.0)
     assert [step.number for step in swarm.steps] == [0, 1]
-    assert 2 * LINE_S / swarm.steps[1].at_s > 0.8
+    assert 2 * LINE_S / swarm.steps[1].at_s > 0.9
     assert not sum(host.jobs["Forward"] for host in swarm.servers), "servers took work that volunteers had room for"
     done = sum(host.jobs[kind] for host in swarm.volunteers.values() for kind in ("Forward", "Backward", "RouteEnd"))
     assert done == 2 * 256 * 15
