@@ -9,8 +9,8 @@ twenty minutes on a computer that does nothing else.
 *Roofline* (a step, of the slowest stage): the longest of its uplink's bytes over the line, of its downlink's, and of
 what its device computed, as the trace says with all processes running. The bytes are the forms' (activations and their
 gradients by bits an element; a sum and a version by the bits that were counted, since they depend on the values).
-*Counted* is what left the volunteers' network devices in the same steps over what the formula says: with everything, and
-without the heads of packets (66 bytes each: Ethernet 14, IP 20, TCP with its time stamps 32), which is what is ours.
+*Counted* is what left the volunteers' network devices in the same steps over what the formula says: with everything,
+and without the heads of packets (66 bytes each: Ethernet 14, IP 20, TCP with its time stamps 32): the latter is ours.
 """
 
 from __future__ import annotations
