@@ -110,6 +110,7 @@ class Roles:
                 role.close_step(step)
         for peer in (*(peer for peer in told if peer in self.volunteers), *self.auditors):
             self._out.send(peer, StepClosed(ledger_generation=self._context.generation, step=step))
+            self.tails.closed_told(peer, step)
         # A fellow server hears it from the ledger, and our own device from us.
         self._out.send(self._context.node, StepClosed(ledger_generation=self._context.generation, step=step))
 
@@ -154,6 +155,7 @@ class Roles:
 
     def say_closed(self, peer: NodeId) -> None:
         self._out.send(peer, StepClosed(ledger_generation=self._context.generation, step=self._context.closed))
+        self.tails.closed_told(peer, self._context.closed)
 
     def say_ready(self, peer: NodeId) -> None:
         self._out.send(peer, ServerReady(ledger_generation=self._context.generation, version=self.shard.version))

@@ -14,7 +14,14 @@ from dataclasses import dataclass, field
 from node.server.context import StageContext
 from node.server.pool import Grant, Pool
 from protocol.base.ids import NodeId
-from protocol.messages import Flush, Tail
+from protocol.messages import Flush, StepClosed, Tail
+
+CLOSED_STEPS_MAX = 4
+"""A word about a step this far beyond the newest closed one that its hearer knows of from us is none to it: a volunteer
+throws away what is about a step that cannot be open (`node.volunteer.tails.OPEN_STEPS_MAX`, eight). Most hear of
+closings from the ledger's server alone. That one was started again, and the two servers computed thirty steps by
+themselves before volunteers had their links to it; what the other one had said of the newest was thrown away, and they
+kept their sums back until `linger_s` was over, one after the other: nine seconds in which no step was closed."""
 
 
 @dataclass(slots=True)
@@ -44,6 +51,8 @@ class TailDesk:
         self._heard: dict[NodeId, None] = {}
         """Those that have said something as workers of this stage."""
         self._arrivals = 0
+        self._knows_closed: dict[NodeId, int] = {}
+        """The newest closed step that each worker has heard of from us, or will, when it greets us."""
 
     def open_step(self, step: int) -> None:
         if step not in self._steps:
@@ -73,11 +82,18 @@ class TailDesk:
         self.worker_gone(node)
         self._arrivals += 1
         self._workers[node] = self._arrivals
+        self._knows_closed[node] = self._context.closed
         for step in self._steps.values():
             step.untold[node] = None
 
+    def closed_told(self, node: NodeId, step: int) -> None:
+        """It was told that the step is closed."""
+        if node in self._workers:
+            self._knows_closed[node] = step
+
     def worker_gone(self, node: NodeId) -> None:
         self._workers.pop(node, None)
+        self._knows_closed.pop(node, None)
         self._heard.pop(node, None)
         for step in self._steps.values():
             step.given.pop(node, None)
@@ -147,7 +163,11 @@ class TailDesk:
         return Tail(ledger_generation=self._context.generation, step=step)
 
     def _out_flush(self, node: NodeId, step: int, leases: int) -> None:
+        if step > self._knows_closed[node] + CLOSED_STEPS_MAX:
+            closed = self._knows_closed[node] = self._context.closed
+            self._context.out.send(node, StepClosed(ledger_generation=self._context.generation, step=closed))
         self._context.out.send(node, Flush(ledger_generation=self._context.generation, step=step, leases=leases))
 
     def check(self) -> None:
         assert all(step > self._context.closed for step in (*self._steps, *self._early)), "a closed step is kept (L3)"
+        assert self._knows_closed.keys() == self._workers.keys(), "somebody is told of a tail and not of closings"

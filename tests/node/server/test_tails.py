@@ -10,8 +10,9 @@ from node.machine.outbox import Outbox
 from node.server.conduct import REJOIN_S, Conduct
 from node.server.pool import Entry, Grant, Pool
 from node.server.server import ServerMachine
-from node.server.tails import TailDesk
+from node.server.tails import CLOSED_STEPS_MAX, TailDesk
 from node.server.tickets import KEY_BYTES
+from node.volunteer.tails import OPEN_STEPS_MAX, Tails
 from protocol.base.ids import NodeId
 from protocol.base.machine import Send
 from protocol.messages import Flush, Ready, StepClosed, StepOpened, Tail
@@ -283,3 +284,26 @@ def test_a_volunteer_hears_from_the_ledger_and_from_those_it_has_work_of_that_a_
         roles.close_step(0)
         told = Effects(server.context.out)
         assert sorted(peer for peer in told.peers(StepClosed) if peer in ("busy", "idle")) == told_by_it
+
+
+def test_who_hears_of_closings_from_nobody_else_hears_of_them_before_a_tail_that_it_would_throw_away() -> None:
+    """The ledger's server is away for a volunteer, and for thirty steps: its link to the back server lives, and brings
+    tails of steps that it thinks cannot be open. Every fifth of them is preceded by a word of what is closed, so each
+    one counts."""
+    assert CLOSED_STEPS_MAX + 1 < OPEN_STEPS_MAX
+    context, counted = make_context("b0"), Tails()
+    desk, pool = TailDesk(context), Pool(8.0, "when_empty", 20.0, count(1).__next__)
+    desk.worker_here(A)
+    for step in range(30):
+        desk.open_step(step)
+        desk.look([pool], 0.0)
+        said = [effect for effect in Effects(context.out).all if isinstance(effect, Send) and effect.peer == A]
+        for message in [effect.message for effect in said]:
+            if isinstance(message, StepClosed):
+                counted.forget(message.step)
+            elif isinstance(message, Flush):
+                counted.told(message.step, NodeId("b0"), message.leases)
+        assert counted.has_come(step, [NodeId("b0")]), f"the tail of step {step} was thrown away"
+        context.closed = step
+        desk.close_step(step)
+        desk.check()
