@@ -128,6 +128,43 @@ def test_without_an_address_all_that_needs_signals_begins_at_once_and_relays_a_l
     assert "punch: no outcome in time" in world.given_up[0][1]
 
 
+def test_a_peer_that_starts_again_is_dialled_while_relays_wait_for_it() -> None:
+    """It was reached directly before, refuses, and is back after two and a half seconds, while a relay waits for it
+    for five: the link is up with the next dial, a second after the one before. (It was up after 5.4 s.)"""
+    world = World(can_punch=False)
+    world.outcomes |= {DIRECT: ("ok", 0.0), BY_X: ("fail", 5.0), BY_Y: ("fail", 5.0)}
+    world.want(HERE)
+    world.run(100.0)
+    world.take(world.ladder.fell(P, world.now))
+    fell_at, world.tried = world.now, []
+    world.outcomes[DIRECT] = ("fail", 0.0)
+    world.want(HERE)
+    world.run(2.5)
+    world.outcomes[DIRECT] = ("ok", 0.0)
+    world.run(1.0)
+    assert world.up == DIRECT and world.running == {}
+    assert [round(at - fell_at, 1) for at, way in world.tried if way == DIRECT] == [0.0, 1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_nobody_is_dialled_again_when_nothing_else_is_tried_or_who_was_never_reached(known: bool) -> None:
+    """An attempt ends as soon as no other way is left, whoever asked for it asks again; and an address at which the
+    peer was never reached is dialled once."""
+    world = World(can_punch=False, relays=not known)
+    world.outcomes |= {BY_X: ("fail", 5.0), BY_Y: ("fail", 5.0)}
+    if known:
+        world.outcomes[DIRECT] = ("ok", 0.0)
+        world.want(HERE)
+        world.run(100.0)
+        world.take(world.ladder.fell(P, world.now))
+        world.outcomes[DIRECT] = ("fail", 0.0)
+    world.tried = []
+    world.want(HERE)
+    world.run(20.0)
+    assert [way for _, way in world.tried].count(DIRECT) == 1 and len(world.given_up) == 1
+    assert world.ladder.wake_at() is None
+
+
 def test_what_fails_makes_room_for_the_next_at_once() -> None:
     """Nothing waits for a clock while nothing runs."""
     world = World(can_punch=False)
