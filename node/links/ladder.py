@@ -36,8 +36,9 @@ BACK_OFF_S = {
 }
 """How long a way that failed so many times in a row is tried last. A dial costs nothing, so it never waits."""
 REDIAL_S = 1.0
-"""A peer that was reached directly before, and refuses, is most likely starting again, which takes two to three
-seconds; a relay waits five for it, and nobody dialled meanwhile: a stage stood for 5.8 s when its server was killed."""
+"""A peer that was reached at these addresses before, and refuses, is most likely starting again, which takes two to
+three seconds; a relay waits five for it, and nobody dialled meanwhile: a stage stood for 5.8 s when its server was
+killed. Where nobody has proven to be the peer, others may have named a stranger's address: that is dialled once."""
 EXPLORE_S = (10.0, 30.0, 120.0, 600.0)
 """Waits of a relayed link before the ways that spare the relay are tried again."""
 JUDGE_S = 8.0
@@ -150,6 +151,8 @@ class _Peer:
     """What follows in the present attempt, by time."""
     ends_at: float | None = None
     """Of the present attempt; None: there is none, or the link is up."""
+    reached: tuple[str, ...] = ()
+    """The addresses at which it was dialled last with success."""
     redial_at: float | None = None
     """When it is dialled once more in the present attempt, if other ways are still tried."""
     reasons: dict[Way, str] = field(default_factory=dict)
@@ -224,7 +227,7 @@ class Ladder:
             self._punches_failed += 1
         if switch and way.kind != "relay":
             self._explore_later(state, now)
-        if way == DIRECT and state.ends_at is not None and state.of(DIRECT).worked_at > -math.inf:
+        if way == DIRECT and state.ends_at is not None and state.addresses == state.reached:
             state.redial_at = now + REDIAL_S
         return self._go_on(peer, state, now)
 
@@ -236,6 +239,8 @@ class Ladder:
         memory.failures, memory.not_before, memory.worked_at = 0, -math.inf, now
         if way == PUNCH:
             self._punches_failed = 0
+        if way == DIRECT:
+            state.reached = state.addresses
         state.up, state.up_at = way, now
         state.ends_at, state.redial_at, state.planned = None, None, []
         orders: list[LadderOrder] = []

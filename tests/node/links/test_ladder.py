@@ -146,20 +146,20 @@ def test_a_peer_that_starts_again_is_dialled_while_relays_wait_for_it() -> None:
     assert [round(at - fell_at, 1) for at, way in world.tried if way == DIRECT] == [0.0, 1.0, 2.0, 3.0]
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_nobody_is_dialled_again_when_nothing_else_is_tried_or_who_was_never_reached(known: bool) -> None:
+@pytest.mark.parametrize("known", ["never", "here, and there are no relays", "elsewhere"])
+def test_nobody_is_dialled_again_when_nothing_else_is_tried_or_where_he_was_never_reached(known: str) -> None:
     """An attempt ends as soon as no other way is left, whoever asked for it asks again; and an address at which the
-    peer was never reached is dialled once."""
-    world = World(can_punch=False, relays=not known)
+    peer was never reached, a stranger's perhaps, is dialled once."""
+    world = World(can_punch=False, relays="relays" not in known)
     world.outcomes |= {BY_X: ("fail", 5.0), BY_Y: ("fail", 5.0)}
-    if known:
+    if known != "never":
         world.outcomes[DIRECT] = ("ok", 0.0)
         world.want(HERE)
         world.run(100.0)
         world.take(world.ladder.fell(P, world.now))
         world.outcomes[DIRECT] = ("fail", 0.0)
     world.tried = []
-    world.want(HERE)
+    world.want(("203.0.113.2:1",) if known == "elsewhere" else HERE)
     world.run(20.0)
     assert [way for _, way in world.tried].count(DIRECT) == 1 and len(world.given_up) == 1
     assert world.ladder.wake_at() is None
