@@ -69,6 +69,10 @@ class Waiting:
             del self.steps[step]
             self._over()
 
+    def others_let(self, after: int, now: float) -> bool:
+        """Whether what goes after results of steps up to `after` may leave here now, for all that other links have."""
+        return self._line.lets(self, after, now)
+
     def clear(self) -> None:
         """The link takes nothing any more, or nothing that it has will leave."""
         self.steps.clear()
@@ -95,7 +99,7 @@ class Line:
         self._holds = False
 
     def lets(self, link: Waiting, after: int, now: float) -> bool:
-        """Whether what goes after results of steps up to `after` may leave by `link` now, for all that others have."""
+        """As `Waiting.others_let`, for one of them."""
         for waiting in self.links:
             if waiting is not link and now - waiting.moved_at < MOVING_S and min(waiting.steps) <= after:
                 self._holds = True

@@ -56,7 +56,6 @@ class Outgoing:
     """
 
     def __init__(self, role: str, peer_role: str, limits: FramingLimits, count: CountBytes, line: Line | None) -> None:
-        self._line = line
         self._results = None if line is None else Waiting(line)
         self._role = role
         self._peer_role = peer_role
@@ -165,13 +164,13 @@ class Outgoing:
 
     def _may_go(self, under_way: list[_Bulk]) -> bool:
         """Whether the line lets the first of these go."""
-        if not under_way or self._line is None or self._results is None or (after := under_way[0].after) < 0:
+        if not under_way or self._results is None or (after := under_way[0].after) < 0:
             return True
         if self.now - self._chunk_at >= TRICKLE_S:
             return True
         if any(0 <= other.step <= after for other in self._open[0]):
             return False
-        return self._line.lets(self._results, after, self.now)
+        return self._results.others_let(after, self.now)
 
     def _message(self, encoded: bytes) -> OutFrame:
         parts = [encoded[start : start + RECORD_BYTES_MAX] for start in range(0, len(encoded), RECORD_BYTES_MAX)]

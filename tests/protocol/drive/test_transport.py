@@ -80,15 +80,15 @@ def _downs(count: int) -> Callable[[Recorder], bool]:
     return lambda events: len(events.down) == count
 
 
-def _result_of_step_7() -> Output:
-    """With 4 MiB, as the next one."""
-    (sample,) = [message for message in samples() if isinstance(message, Output)]
-    return replace_fields(sample, task=TaskId(7, 1, 0, "F"), tensors=(TensorRef(0, (_MIB,), "fp32", 4 * _MIB),))
-
-
-def _sum_of_step_7() -> Contribute:
-    (sample,) = [message for message in samples() if isinstance(message, Contribute)]
-    return replace_fields(sample, step=7, tensors=(TensorRef(0, (_MIB,), "fp32", 4 * _MIB),))
+async def _results_and_a_sum(volunteer: Station, one: Station, two: Station) -> list[Link]:
+    """A volunteer's links: by one go four results of step 7, with 4 MiB each, by two the sum of that step."""
+    links = [await volunteer.transport.dial([each.address], each.identity.node) for each in (one, two)]
+    found = {type(message): message for message in samples()}
+    tensors, content = (TensorRef(0, (_MIB,), "fp32", 4 * _MIB),), [bytes(4 * _MIB)]
+    for _ in range(4):
+        links[0].send(replace_fields(found[Output], task=TaskId(7, 1, 0, "F"), tensors=tensors), content)
+    links[1].send(replace_fields(found[Contribute], step=7, tensors=tensors), content)
+    return links
 
 
 async def test_messages_and_tensors_both_ways() -> None:
@@ -127,9 +127,7 @@ async def test_a_sum_goes_on_when_the_results_that_went_before_it_have_left(monk
     monkeypatch.setattr(link_module, "KEEP_ALIVE_S", 3600.0)
     options = LinkOptions(tensor_bytes_max=4 * _MIB, window_bytes=32 * _MIB)
     async with stations("server", "server", "volunteer", options=options) as (one, two, volunteer):
-        links = [await volunteer.transport.dial([each.address], each.identity.node) for each in (one, two)]
-        for message in (*(_result_of_step_7() for _ in range(4)), _sum_of_step_7()):
-            links[isinstance(message, Contribute)].send(message, [bytes(4 * _MIB)])
+        links = await _results_and_a_sum(volunteer, one, two)
         await two.events.until(lambda events: len(events.messages) == 1)
         assert links[0].queued_bytes == 0, "the sum went first"
         await one.events.until(lambda events: len(events.messages) == 4)
@@ -145,10 +143,8 @@ async def test_who_holds_a_sum_back_for_its_results_is_not_cut_off_for_it(monkey
         monkeypatch.setattr(module, name, seconds)
     options = LinkOptions(tensor_bytes_max=4 * _MIB, window_bytes=8 * _MIB)
     async with stations("server", "server", "volunteer", options=options) as (one, two, volunteer):
-        links = [await volunteer.transport.dial([each.address], each.identity.node) for each in (one, two)]
         one.events.hold = trio.Event()
-        for message in (*(_result_of_step_7() for _ in range(4)), _sum_of_step_7()):
-            links[isinstance(message, Contribute)].send(message, [bytes(4 * _MIB)])
+        await _results_and_a_sum(volunteer, one, two)
         await two.events.until(lambda events: events.up)
         with trio.fail_after(PATIENCE_S):
             while two.events.up[0].received_bytes < 25 * 65536:  # one every 0.1 s, of 64 in the sum
@@ -164,10 +160,8 @@ async def test_a_link_that_was_cut_keeps_no_sum_back(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(line_module, "MOVING_S", 3600.0)
     options = LinkOptions(tensor_bytes_max=4 * _MIB, window_bytes=8 * _MIB)
     async with stations("server", "server", "volunteer", options=options) as (one, two, volunteer):
-        links = [await volunteer.transport.dial([each.address], each.identity.node) for each in (one, two)]
         one.events.hold = trio.Event()
-        for message in (*(_result_of_step_7() for _ in range(4)), _sum_of_step_7()):
-            links[isinstance(message, Contribute)].send(message, [bytes(4 * _MIB)])
+        links = await _results_and_a_sum(volunteer, one, two)
         await one.events.until(lambda events: events.messages)
         await trio.testing.wait_all_tasks_blocked(0.05)
         assert not two.events.messages
