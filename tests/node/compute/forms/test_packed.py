@@ -20,8 +20,9 @@ def _wider(values: list[int], code: int) -> bytes:
     blocks = np.zeros((-(-len(values) // BLOCK), BLOCK), dtype=np.int32)
     blocks.reshape(-1)[: len(values)] = values
     rows = np.arange(len(blocks))
-    widths = np.full(len(blocks), code, dtype=np.uint8)
-    return packed._pack_widths(widths) + b"".join(packed._planes(blocks, rows, code))
+    planes = np.empty((packed._BITS_OF[code], len(blocks), 8), dtype=np.uint8)
+    packed._to_planes(blocks, rows, planes)
+    return packed._pack_widths(np.full(len(blocks), code, dtype=np.uint8)) + planes.tobytes()
 
 
 @given(st.lists(st.integers(0, 31).flatmap(lambda bits: st.integers(-(2**bits), 2**bits - 1)), max_size=300))
