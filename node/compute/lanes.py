@@ -24,6 +24,7 @@ from node.compute.places import Place, on, place_of, soon
 from node.compute.plan_parts import chunks_of, partition_of
 from node.compute.probe import probe
 from node.compute.shard import ShardWorker, StepSum
+from node.compute.side_by_side import SideBySide
 from node.compute.store_lane import FETCHED, Door, forget_outgoing, outgoing
 from node.data.allowed import Allowed
 from node.data.dataset import Dataset
@@ -43,6 +44,7 @@ class ServerPerformer(Performer):
         allowed: what else of this machine the run may read and write.
         sealer: signs what this server writes into checkpoints.
         door: of the lane that brings checkpoints to an object store.
+        side_by_side: how many threads share a job on the shard's vector: a fold, an update, a version that is packed.
     """
 
     def __init__(
@@ -52,9 +54,11 @@ class ServerPerformer(Performer):
         allowed: Allowed | None = None,
         sealer: Sealer | None = None,
         door: Door | None = None,
+        side_by_side: int = 1,
     ) -> None:
         super().__init__()
         torch.set_num_threads(threads)
+        self._threads = SideBySide(side_by_side)
         self._state = state
         self._allowed = allowed or Allowed()
         self._sealer = sealer
@@ -130,7 +134,7 @@ class ServerPerformer(Performer):
         self._before = self._shard if self._goes_on(job) else None
         self._digest = (-1, b"")
         self._place = job
-        self._shard = ShardWorker(layout, job.shard, len(job.plan.stages[job.stage].servers))
+        self._shard = ShardWorker(layout, job.shard, len(job.plan.stages[job.stage].servers), self._threads)
         self._sums = {}
         return self._shard.end - self._shard.begin
 
@@ -217,7 +221,7 @@ class ServerPerformer(Performer):
         start = time.monotonic()
         bits = p12.fixed_bits(self._place.config)
         before = None if base is None else shard.params(base)
-        buffer = p12.encode(shard.params(version), before, -1 if base is None else base, bits)
+        buffer = p12.encode(shard.params(version), before, -1 if base is None else base, bits, self._threads)
         self._codec_s += time.monotonic() - start
         ref = TensorRef(key, (shard.end - shard.begin,), "p12", len(buffer))
         self._made.append((ref, buffer))

@@ -37,9 +37,9 @@ class AdamWShard:
         self.v = torch.zeros(decay_mask.shape) if v is None else v
         assert self.m.shape == self.v.shape == decay_mask.shape
 
-    def clone(self) -> AdamWShard:
-        """A second state with the same content."""
-        return AdamWShard(self._config, self._decay_mask, self.m.clone(), self.v.clone())
+    def empty(self) -> AdamWShard:
+        """A second state of the same elements, with nothing in it yet."""
+        return AdamWShard(self._config, self._decay_mask, torch.empty_like(self.m), torch.empty_like(self.v))
 
     def part(self, inside: slice) -> AdamWShard:
         """The state of some of the elements: the same memory."""
@@ -96,4 +96,9 @@ def partial_square_norm(grad: Tensor) -> float:
 
 def square_norm_of(pieces: Iterable[Tensor]) -> float:
     """The same of a slice that comes in pieces of `PIECE`, the last one shorter: the same bits, too."""
-    return math.fsum(float(part.double().square().sum()) for piece in pieces for part in torch.split(piece, _CHUNK))
+    return math.fsum(square for piece in pieces for square in squares_of(piece))
+
+
+def squares_of(piece: Tensor) -> list[float]:
+    """The sums that `square_norm_of` adds up, of one piece: fsum comes to the same in any order."""
+    return [float(part.double().square().sum()) for part in torch.split(piece, _CHUNK)]

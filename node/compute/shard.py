@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from node.compute.export import initial_weights
 from node.compute.forms import packed
-from node.compute.forms.grid import is_spoilt
+from node.compute.forms.grid import is_spoilt, spoil
 from node.compute.layout import StageLayout
-from node.compute.optimizer import PIECE, AdamWShard, square_norm, square_norm_of
+from node.compute.optimizer import PIECE, AdamWShard, square_norm, squares_of
+from node.compute.side_by_side import ALONE, SideBySide
 from node.compute.stage_grid import StageGrid
 from node.compute.wire import decode, encode
 from protocol.base.forms import NOT_FINITE
@@ -45,35 +47,36 @@ class StepSum:
     steps: Tensor | None = None
     """[blocks] int8: how fine the grid was."""
 
-    def pieces(self) -> Iterator[tuple[slice, Tensor]]:
-        """(which elements, their fp32), rounded once; `PIECE` of them, and what is left."""
-        count = self.exact.numel()
-        for begin in range(0, count, PIECE):
-            end = min(begin + PIECE, count)
-            yield slice(begin, end), self._floats(begin, end)
-
-    def _floats(self, begin: int, end: int) -> Tensor:
+    def floats(self, inside: slice) -> Tensor:
+        """[end - begin] fp32 of some of the elements, rounded once."""
         if self.grid is None or self.steps is None:
-            return self.exact[begin:end].float()
-        return self.grid.value(self.exact, self.steps, begin, end)
+            return self.exact[inside].float()
+        return self.grid.value(self.exact, self.steps, inside.start, inside.stop)
 
     def whole(self) -> Tensor:
         """[n] fp32: all of it at once."""
-        return torch.cat([piece for _, piece in self.pieces()])
+        return self.floats(slice(0, self.exact.numel()))
 
 
 class ShardWorker:
-    """The shard `shard_index` of `shard_count` of a stage: elements `begin` to `end` (exclusive) of its vector."""
+    """The shard `shard_index` of `shard_count` of a stage: elements `begin` to `end` (exclusive) of its vector.
 
-    def __init__(self, layout: StageLayout, shard_index: int, shard_count: int) -> None:
+    Args:
+        threads: what works on its pieces; the bits are the same however many there are.
+    """
+
+    def __init__(self, layout: StageLayout, shard_index: int, shard_count: int, threads: SideBySide = ALONE) -> None:
         self.layout = layout
+        self._threads = threads
         self._config = layout.config
         self.begin, self.end = layout.shard_range(shard_index, shard_count)
         self._grid = StageGrid.of(layout).cut(self.begin, self.end) if self._config.wire.gradients == "gi" else None
         self._decay_mask = layout.decay_mask[self.begin : self.end].clone()
         self._versions: dict[int, _Version] = {}
         self._sums: dict[int, Tensor] = {}
-        """Step -> what is folded of its gradient, however many parts: fp64, or int32 on the grid."""
+
+    """Step -> what is folded of its gradient, however many parts: fp64, or int32 on the grid and up to a whole block of
+        `packed`."""
 
     def initial(self) -> bytes:
         """Makes version 0 from `model.start_from`, or from the run's seed. Returns its digest."""
@@ -143,11 +146,15 @@ class ShardWorker:
         Raises:
             RemoteProtocolError: the bytes are not a packed vector of the shard's length.
         """
-        part = torch.from_numpy(packed.unpack(buffer, self.end - self.begin))
-        if step not in self._sums or is_spoilt(part):
-            self._sums[step] = part
-        elif not is_spoilt(self._sums[step]):
-            self._sums[step] += part
+        count = self.end - self.begin
+        total = self._sums.get(step)
+        if total is None:
+            total = self._sums[step] = torch.zeros(packed.padded(count), dtype=torch.int32)
+        if is_spoilt(total):
+            return
+        packed.add(buffer, total.numpy(), self._threads)
+        if packed.first(buffer, count) == NOT_FINITE:
+            spoil(total)
 
     def fold(self, step: int, part: Tensor) -> None:
         """Adds a contribution's part, [end - begin] floats, to the step's sum, in fp64; `part` stays as it is."""
@@ -163,25 +170,41 @@ class ShardWorker:
         exact, used = self._sums.pop(step, None), None
         if self._grid is not None:
             exact = torch.zeros(self.end - self.begin, dtype=torch.int32) if exact is None else exact
+            exact = exact[: self.end - self.begin]
             used = self.grid_steps(self._config.version_of(step))
             assert used is not None, "every version of a run with a grid has its averages"
         total = StepSum(torch.zeros(self.end - self.begin) if exact is None else exact, self._grid, used)
-        square_norm = square_norm_of(piece for _, piece in total.pieces())
+        squares = self._threads.each(lambda inside: squares_of(total.floats(inside)), self._pieces())
+        square_norm = math.fsum(chain.from_iterable(squares))
         return total, square_norm, square_norm < float("inf")  # false for NaN too
 
     def apply(self, version: int, total: StepSum, step: int, clip_factor: float, rate: float = -1.0) -> bytes:
         """Makes `version` + 1 from `version`, which stays, by the update of `step`. Returns the new one's digest."""
         old = self._versions[version]
         assert old.optimizer is not None, f"of version {version} only the weights are held"
-        params, optimizer = old.params.clone(), old.optimizer.clone()
-        for inside, gradient in total.pieces():
-            optimizer.part(inside).apply(params[inside], gradient, step, clip_factor, rate)
+        before, optimizer = old.optimizer, old.optimizer.empty()
+        params = torch.empty_like(old.params)
+
+        def update(inside: slice) -> Tensor:
+            # Copied here, a piece is still in the cache when it is changed.
+            mine = optimizer.part(inside)
+            mine.m.copy_(before.m[inside])
+            mine.v.copy_(before.v[inside])
+            mine.apply(params[inside].copy_(old.params[inside]), total.floats(inside), step, clip_factor, rate)
+            return params[inside]
+
+        digest = _digest_of(self._threads.each(update, self._pieces()))
         averages = old.averages
         if self._grid is not None and averages is not None:
             assert total.steps is not None, "a sum of floats in a run with a grid"
             averages = self._grid.next_averages(averages, total.exact, total.steps)
         self._versions[version + 1] = _Version(params, optimizer, averages)
-        return self.digest(version + 1)
+        return digest
+
+    def _pieces(self) -> list[slice]:
+        """Elements that are worked on together, from first to last."""
+        count = self.end - self.begin
+        return [slice(begin, min(begin + PIECE, count)) for begin in range(0, count, PIECE)]
 
     def skip(self, version: int) -> bytes:
         """Makes `version` + 1 with the content of `version`: a step whose gradient was refused. Returns its digest."""
@@ -233,5 +256,12 @@ class ShardWorker:
         Taken at every step, so it leaves the moments out: hashing them too would triple its time, which is that of
         the update itself.
         """
-        state = hashlib.blake2b(encode(self.params(version), "fp32"), digest_size=32, person=b"br-shard")
-        return state.digest()
+        return _digest_of([self.params(version)])
+
+
+def _digest_of(pieces: Iterable[Tensor]) -> bytes:
+    """Of a version's weights, as they come."""
+    state = hashlib.blake2b(digest_size=32, person=b"br-shard")
+    for piece in pieces:
+        state.update(encode(piece, "fp32"))
+    return state.digest()

@@ -9,14 +9,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from itertools import count
+from typing import TypeVar
 
 import click
-import numpy as np
 import torch
 from torch import Tensor
 
 from node.compute.forms import d4, grid, p12, q8
 from node.compute.forms.packed import pack, unpack
+from node.compute.layout import StageLayout
+from node.compute.shard import ShardWorker
+from node.compute.side_by_side import SideBySide
+from node.process.own_lanes import SIDE_BY_SIDE_MAX, usable_cores
+from protocol.run.run import ModelSection, RunConfig
+
+Result = TypeVar("Result")
 
 VALUES = 1 << 22
 """16 MiB of fp32: beyond every cache, as a microbatch of 1 B-parameter models is."""
@@ -93,8 +100,34 @@ def integers() -> None:
         bits = f"{8 * len(made) / VALUES:.2f} bits"
         show(f"p12: {name}: encode", total, lambda base=base: p12.encode(new, base, 0, 12), bits)  # type: ignore[misc]
         show(f"p12: {name}: decode", total, lambda made=made, held=held: p12.decode(made, VALUES, held))  # type: ignore[misc]
-    pair = np.stack((values, values)).astype(np.int32)
-    show("gi: folding a part into a shard's sum", total, lambda: np.add(pair[0], pair[1], out=pair[0]))
+
+
+def shard(threads: int) -> None:
+    """What a server does in a step with a shard of 63 M parameters: seconds a parameter, the best of three steps."""
+    model = ModelSection(layers=10, hidden=1024, heads=8, kv_heads=8, feed_forward=2752, context=64)
+    config, shared = RunConfig(model=model), SideBySide(threads)
+    worker = ShardWorker(StageLayout(config, 257, 1, 21), 0, 2, shared)
+    count, best = worker.end - worker.begin, dict[str, float]()
+    worker.initial()
+    part = pack(torch.randint(-9, 9, (count,), generator=torch.Generator().manual_seed(3), dtype=torch.int32).numpy())
+
+    def timed(what: str, call: Callable[[], Result]) -> Result:
+        began = time.perf_counter()
+        found = call()
+        best[what] = min(best.get(what, float("inf")), (time.perf_counter() - began) / count)
+        return found
+
+    for step in range(3):
+        timed("measure", lambda step=step: worker.measure(step, "gi", part))  # type: ignore[misc]
+        for _ in range(3):
+            timed("fold", lambda step=step: worker.fold_packed(step, part))  # type: ignore[misc]
+        total = timed("end the sum", lambda step=step: worker.reduce(step)[0])  # type: ignore[misc]
+        timed("update", lambda step=step, total=total: worker.apply(step, total, step, 1.0))  # type: ignore[misc]
+        new, old = worker.params(step + 1), worker.params(step)
+        timed("pack", lambda step=step, new=new, old=old: p12.encode(new, old, step, 12, shared))  # type: ignore[misc]
+        worker.drop_below(config.version_of(step + 1), step + 1)
+    words = ", ".join(f"{what} {1e9 * spent_s:.1f}" for what, spent_s in best.items())
+    print(f"a shard of {count:,} parameters, threads: {threads}; nanoseconds a parameter: {words}")
 
 
 @click.command()
@@ -104,6 +137,8 @@ def main() -> None:
     print(f"{VALUES:,} values, one thread of torch")
     boundaries()
     integers()
+    for threads in sorted({1, min(SIDE_BY_SIDE_MAX, usable_cores())}):
+        shard(threads)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from node.compute.forms.packed import Ints, pack, unpack
+from node.compute.side_by_side import ALONE, SideBySide
 from protocol.base.errors import RemoteProtocolError
 from protocol.base.forms import BASE_BYTES
 from protocol.run.run import RunConfig
@@ -22,7 +23,7 @@ WHOLE = -1
 MEASURED_BITS, MEASURED_RATE = 12, 1.5e-3
 """At this learning rate these bits cost no loss (−0.005 nats/byte, within noise); changes took 2 to 3.3 bits."""
 _MOST = float(2**30)
-_PIECE = 1 << 20
+_PIECE = 1 << 18
 """Parameters worked on at a time: of a whole shard there is nothing but the result."""
 
 
@@ -37,13 +38,16 @@ def to_fixed(params: Tensor, bits: int) -> Tensor:
     return _change(params, None, bits)
 
 
-def _change(params: Tensor, before: Tensor | None, bits: int) -> Tensor:
+def _change(params: Tensor, before: Tensor | None, bits: int, threads: SideBySide = ALONE) -> Tensor:
     found = torch.empty(params.shape, dtype=torch.int32, device=params.device)
-    for begin in range(0, params.numel(), _PIECE):
+
+    def put(begin: int) -> None:
         piece = slice(begin, begin + _PIECE)
         found[piece] = _fixed(params[piece], bits)
         if before is not None:
             found[piece] -= _fixed(before[piece], bits)  # of two magnitudes up to 2^30 it fits into 32 bits
+
+    threads.all(put, range(0, params.numel(), _PIECE))
     return found
 
 
@@ -61,11 +65,13 @@ def received(params: Tensor, bits: int) -> Tensor:
     return from_fixed(to_fixed(params, bits), bits)
 
 
-def encode(params: Tensor, before: Tensor | None, before_version: int, bits: int) -> bytearray:
+def encode(
+    params: Tensor, before: Tensor | None, before_version: int, bits: int, threads: SideBySide = ALONE
+) -> bytearray:
     """Bytes of `params` [n]: as what changed since `before`, which are those of `before_version`, or whole."""
-    values: Ints = _change(params, before, bits).cpu().numpy()
+    values: Ints = _change(params, before, bits, threads).cpu().numpy()
     number = before_version if before is not None else WHOLE
-    return bytearray(number.to_bytes(BASE_BYTES, "little", signed=True)) + pack(values)
+    return bytearray(number.to_bytes(BASE_BYTES, "little", signed=True)) + pack(values, threads)
 
 
 def base_of(buffer: bytes | bytearray | memoryview) -> int:

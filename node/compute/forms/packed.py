@@ -12,10 +12,15 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from node.compute.side_by_side import ALONE, SideBySide
 from protocol.base.errors import RemoteProtocolError
 from protocol.base.forms import BLOCK, width_bytes
 
 Ints = npt.NDArray[np.int32]
+Rows = npt.NDArray[np.int64]
+"""Numbers of blocks."""
+Planes = npt.NDArray[np.uint8]
+"""[bits, blocks, 8 bytes]."""
 _CHUNK = 1 << 15
 """Blocks worked on at a time: their bytes of one lane, 2 MiB, stay in a core's cache. A multiple of 8, so that widths
 of 5 bits begin at a whole byte. What only looks at a vector takes no memory by its length: where it comes from outside,
@@ -32,16 +37,19 @@ _BITS_OF = np.array([*range(31), 32])
 """[32] bits that values of each width code take."""
 
 
-def pack(values: Ints) -> bytearray:
+def pack(values: Ints, threads: SideBySide = ALONE) -> bytearray:
     """Bytes of a vector of int32. The same vector always gives the same bytes."""
     blocks = _as_blocks(values)
-    widths = _widths(blocks)
+    widths = _widths(blocks, threads)
     head = _pack_widths(widths)
     out = bytearray(len(head) + 8 * int(_bits(widths).sum()))
     out[: len(head)] = head
     alike = np.bincount(widths, minlength=32)
+    pieces: list[tuple[Rows, Planes]] = []
     for code, planes in _by_width(np.frombuffer(out, dtype=np.uint8), len(blocks), alike):
-        _to_planes(blocks, np.flatnonzero(widths == code), planes)
+        for rows, inside in _turned_together(np.flatnonzero(widths == code)):
+            pieces.append((rows, planes[:, inside]))
+    threads.all(lambda piece: _to_planes(blocks, *piece), pieces)
     return out
 
 
@@ -96,23 +104,40 @@ def all_within(buffer: bytes | bytearray | memoryview, count: int, bound: int) -
     return True
 
 
-def unpack(buffer: bytes | bytearray | memoryview, count: int) -> Ints:
+def unpack(buffer: bytes | bytearray | memoryview, count: int, threads: SideBySide = ALONE) -> Ints:
     """The vector of `count` integers. Raises `RemoteProtocolError` for bytes that `pack` cannot have made."""
+    values = np.zeros(padded(count), dtype=np.int32)
+    add(buffer, values, threads)
+    return values[:count]
+
+
+def padded(count: int) -> int:
+    """Integers in as many whole blocks as `count` of them take."""
+    return -(-count // BLOCK) * BLOCK
+
+
+def add(buffer: bytes | bytearray | memoryview, total: Ints, threads: SideBySide = ALONE) -> None:
+    """Adds a packed vector to `total`, which has whole blocks, in place and with no second vector beside it. Raises
+    `RemoteProtocolError` for bytes that `pack` cannot have made, and adds nothing of them."""
     data = np.frombuffer(buffer, dtype=np.uint8)
-    block_count = -(-count // BLOCK)
+    blocks = total.reshape(-1, BLOCK)
+    block_count = len(blocks)
     offset = width_bytes(block_count)
     if data.size < offset:
-        raise RemoteProtocolError("shape", f"{data.size} bytes for {count} packed integers")
+        raise RemoteProtocolError("shape", f"{data.size} bytes for {block_count} blocks of packed integers")
     widths = _unpack_widths(data[:offset], block_count)
     expected = offset + 8 * int(_bits(widths).sum())
     if data.size != expected:
         raise RemoteProtocolError("shape", f"{data.size} bytes of packed integers whose widths say {expected}")
-    blocks = np.zeros((block_count, BLOCK), dtype=np.int32)
+    pieces: list[tuple[Rows, Planes]] = []
     for code, planes in _by_width(data, block_count, np.bincount(widths, minlength=32)):
-        rows = np.flatnonzero(widths == code)
-        for begin in range(0, rows.size, _TURNED):
-            blocks[rows[begin : begin + _TURNED]] = _from_planes(planes[:, begin : begin + _TURNED])
-    return blocks.reshape(-1)[:count]
+        for rows, inside in _turned_together(np.flatnonzero(widths == code)):
+            pieces.append((rows, planes[:, inside]))
+
+    def put(piece: tuple[Rows, Planes]) -> None:
+        blocks[piece[0]] += _from_planes(piece[1])
+
+    threads.all(put, pieces)
 
 
 def _as_blocks(values: Ints) -> Ints:
@@ -121,13 +146,22 @@ def _as_blocks(values: Ints) -> Ints:
     return padded.reshape(-1, BLOCK)
 
 
-def _widths(blocks: Ints) -> npt.NDArray[np.uint8]:
+def _turned_together(rows: Rows) -> Iterator[tuple[Rows, slice]]:
+    """Blocks of one width, some at a time, and where among them these are."""
+    for begin in range(0, rows.size, _TURNED):
+        yield rows[begin : begin + _TURNED], slice(begin, begin + _TURNED)
+
+
+def _widths(blocks: Ints, threads: SideBySide = ALONE) -> npt.NDArray[np.uint8]:
     """[blocks] codes: 0 where all values are zero, else bits with the sign's, 31 for more than 30."""
     found = np.empty(len(blocks), dtype=np.uint32)
-    for begin in range(0, len(blocks), _TURNED):
+
+    def look(begin: int) -> None:
         piece = blocks[begin : begin + _TURNED]
         zigzag = (piece << 1) ^ (piece >> 31)  # 0, -1, 1, -2, … are 0, 1, 2, 3, …
         found[begin : begin + _TURNED] = np.bitwise_or.reduce(zigzag.view(np.uint32), axis=1)
+
+    threads.all(look, range(0, len(blocks), _TURNED))
     bits = np.frexp(found.astype(np.float64))[1]  # exact: frexp gives the bit length of a whole number
     codes: npt.NDArray[np.uint8] = np.minimum(bits, 31).astype(np.uint8)
     return codes
@@ -187,21 +221,19 @@ def _needs_its_width(planes: npt.NDArray[np.uint8], code: int) -> bool:
     return True
 
 
-def _to_planes(blocks: Ints, rows: npt.NDArray[np.int64], planes: npt.NDArray[np.uint8]) -> None:
+def _to_planes(blocks: Ints, rows: Rows, planes: Planes) -> None:
     """Writes the bits of these blocks to `planes` [bits, rows, 8]."""
-    bits, words = len(planes), np.empty((8, _TURNED), dtype=np.uint64)
-    for begin in range(0, rows.size, _TURNED):
-        some = blocks[rows[begin : begin + _TURNED]]
-        cells = some.view(np.uint8).reshape(-1, 8, 8, 4)  # [rows, 8 bytes of a word, 8 bits of a byte, 4 lanes]
-        here = words[:, : len(some)]
-        found = here.view(np.uint8).reshape(8, -1, 8)
-        for low in range(0, bits, 8):
-            found[...] = cells[..., low // 8].transpose(2, 0, 1)
-            _turn(here)
-            planes[low : low + 8, begin : begin + _TURNED] = found[: bits - low]
+    bits, words = len(planes), np.empty((8, rows.size), dtype=np.uint64)
+    # [rows, 8 bytes of a word, 8 bits of a byte, 4 lanes]
+    cells = blocks[rows].view(np.uint8).reshape(-1, 8, 8, 4)
+    found = words.view(np.uint8).reshape(8, -1, 8)
+    for low in range(0, bits, 8):
+        found[...] = cells[..., low // 8].transpose(2, 0, 1)
+        _turn(words)
+        planes[low : low + 8] = found[: bits - low]
 
 
-def _from_planes(planes: npt.NDArray[np.uint8]) -> Ints:
+def _from_planes(planes: Planes) -> Ints:
     """[blocks, 64] integers out of their bits [bits, blocks, 8]; the highest bit is the sign."""
     bits, rows = planes.shape[:2]
     values = np.empty((rows, BLOCK), dtype=np.int32)

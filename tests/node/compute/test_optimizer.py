@@ -74,15 +74,6 @@ def test_gradient_is_not_written() -> None:
     assert torch.equal(grad, before)
 
 
-def test_clones_part_ways() -> None:
-    """A cloned state goes on from the same moments and leaves the original alone."""
-    shard = AdamWShard(small_run(), torch.ones(100, dtype=torch.bool))
-    (grad,) = gradients(1, 100)
-    copy = shard.clone()
-    copy.apply(torch.zeros(100), grad, 0, 1.0)
-    assert not shard.m.any() and copy.m.any()
-
-
 def test_square_norms_of_parts_add_up() -> None:
     """Parts give the whole's square norm, and agree with plain float64 arithmetic."""
     (grad,) = gradients(1)

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from node.compute.forms import grid, packed
+from node.compute.forms import grid, p12, packed
 from node.compute.layout import StageLayout
 from node.compute.shard import ShardWorker
+from node.compute.side_by_side import SideBySide
 from node.compute.stage_grid import StageGrid
 from protocol.base.errors import RemoteProtocolError
 from protocol.base.forms import NOT_FINITE
@@ -89,20 +90,28 @@ def test_any_part_of_a_sum_has_the_floats_that_the_whole_has() -> None:
 
 
 def test_a_shard_in_pieces_is_the_shard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However large pieces are: the same norm, the same weights and averages of the next version."""
+    """However large pieces are, and however many threads share them: the same norm, the same weights and averages of
+    the next version, and the same bytes of it."""
     found = []
-    for piece in (1 << 20, 1 << 16, 1 << 17):
+    for piece, threads in ((1 << 20, 1), (1 << 16, 1), (1 << 17, 1), (1 << 16, 3)):
         monkeypatch.setattr("node.compute.shard.PIECE", piece)
+        monkeypatch.setattr("node.compute.forms.p12._PIECE", piece >> 2)
+        monkeypatch.setattr("node.compute.forms.packed._TURNED", piece >> 10)
+        side_by_side = SideBySide(threads)
         layout = StageLayout.whole(small_run(wire=WireSection(gradients="gi")), 3000)
-        shard = ShardWorker(layout, 0, 1)
+        shard = ShardWorker(layout, 0, 1, side_by_side)
         assert shard.end > 1 << 17, "all in one piece"
         shard.initial()
         values = torch.randn(shard.end, generator=torch.Generator().manual_seed(2)) * 1e-3
-        shard.fold_packed(0, packed.pack(rounded(StageGrid.of(layout), values, 0).numpy()))
+        for microbatch in range(2):
+            part = rounded(StageGrid.of(layout), values, microbatch)
+            shard.fold_packed(0, packed.pack(part.numpy(), side_by_side))
         total, square_norm, _ = shard.reduce(0)
-        shard.apply(0, total, 0, 0.5)
-        found.append((shard.digest(1), square_norm, shard.snapshot(1)["averages"].numpy().tobytes()))
-    assert found[0] == found[1] == found[2]
+        digest = shard.apply(0, total, 0, 0.5)
+        assert digest == shard.digest(1)
+        served = p12.encode(shard.params(1), shard.params(0), 0, 12, side_by_side)
+        found.append((digest, square_norm, shard.snapshot(1)["averages"].numpy().tobytes(), served))
+    assert all(each == found[0] for each in found)
 
 
 def test_the_grid_follows_the_gradient() -> None:
