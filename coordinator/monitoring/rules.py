@@ -332,8 +332,9 @@ def _server_alerts(limits: Thresholds) -> tuple[Alert, ...]:
             "ticket",
             "{{ $labels.instance }}: {{ $value | humanizeDuration }} to sum and apply a step",
             "Summing and applying takes more than ten seconds and more than half of a step: everybody waits for it.",
-            "Is the machine's processor or memory taken by others? `--threads` is 1 unless told.",
-            "Give it threads, or move it to a faster machine.",
+            "Is the machine's processor or memory taken by others? It uses up to eight cores, and no more than its"
+            " container or service may (`--cpus`, `CPUQuota=`).",
+            "Give it cores, or move it to a faster machine.",
         ),
         Alert(
             "BarnraiseJournalSlow",

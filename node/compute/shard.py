@@ -53,10 +53,6 @@ class StepSum:
             return self.exact[inside].float()
         return self.grid.value(self.exact, self.steps, inside.start, inside.stop)
 
-    def whole(self) -> Tensor:
-        """[n] fp32: all of it at once."""
-        return self.floats(slice(0, self.exact.numel()))
-
 
 class ShardWorker:
     """The shard `shard_index` of `shard_count` of a stage: elements `begin` to `end` (exclusive) of its vector.
@@ -74,9 +70,8 @@ class ShardWorker:
         self._decay_mask = layout.decay_mask[self.begin : self.end].clone()
         self._versions: dict[int, _Version] = {}
         self._sums: dict[int, Tensor] = {}
-
-    """Step -> what is folded of its gradient, however many parts: fp64, or int32 on the grid and up to a whole block of
-        `packed`."""
+        """Step -> what is folded of its gradient, however many parts: fp64, or int32 on the grid and up to a whole
+        block of `packed`."""
 
     def initial(self) -> bytes:
         """Makes version 0 from `model.start_from`, or from the run's seed. Returns its digest."""
@@ -134,7 +129,7 @@ class ShardWorker:
             return square_norm(decode(buffer, (self.end - self.begin,), form))
         count, steps = self.end - self.begin, self.grid_steps(version)
         assert self._grid is not None and steps is not None, "a part on a grid, in a run that has none"
-        if packed.first(buffer, count) == NOT_FINITE:
+        if packed.begins_with(buffer, count, NOT_FINITE):
             return math.inf
         return self._grid.square_norm_most(packed.widest(buffer, count), steps)
 
@@ -146,15 +141,15 @@ class ShardWorker:
         Raises:
             RemoteProtocolError: the bytes are not a packed vector of the shard's length.
         """
-        count = self.end - self.begin
-        total = self._sums.get(step)
+        count, total = self.end - self.begin, self._sums.get(step)
         if total is None:
-            total = self._sums[step] = torch.zeros(packed.padded(count), dtype=torch.int32)
-        if is_spoilt(total):
-            return
+            total = torch.zeros(packed.padded(count), dtype=torch.int32)
+        elif is_spoilt(total):
+            return  # nothing more can come of it
         packed.add(buffer, total.numpy(), self._threads)
-        if packed.first(buffer, count) == NOT_FINITE:
+        if packed.begins_with(buffer, count, NOT_FINITE):
             spoil(total)
+        self._sums[step] = total
 
     def fold(self, step: int, part: Tensor) -> None:
         """Adds a contribution's part, [end - begin] floats, to the step's sum, in fp64; `part` stays as it is."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
+from itertools import islice
 from typing import TypeVar
 
 import torch
@@ -12,9 +14,13 @@ import torch
 T = TypeVar("T")
 R = TypeVar("R")
 
+AHEAD = 2
+"""Pieces that wait for each thread: at its end a process works off what has been handed out, and no more."""
+
 
 class SideBySide:
-    """Threads that share one job's pieces; with one, or one piece, all is done in the caller's own.
+    """Threads that share one job's pieces; with one, or one piece, all is done in the caller's own. A piece must not
+    share out pieces of its own: it would wait for a thread that waits for it.
 
     Args:
         threads: at most as many work at once. They begin with the first job that has several pieces.
@@ -25,15 +31,26 @@ class SideBySide:
         self._pool: ThreadPoolExecutor | None = None
 
     def each(self, do: Callable[[T], R], pieces: Iterable[T]) -> Iterator[R]:
-        """What `do` makes of each piece, in their order, as soon as it is there; its error where it fails."""
+        """What `do` makes of each piece, in their order, as soon as it is there. Where one fails its error is raised,
+        when nobody works on another any more."""
         found = list(pieces)
         if self._threads == 1 or len(found) < 2:
-            return map(do, found)
+            yield from map(do, found)
+            return
         if self._pool is None:
-            # Torch's operations share themselves out otherwise, each among all cores.
+            # Torch's operations share themselves out otherwise, each among all cores. (What is set is also what every
+            # thread has that asks torch for the first time later: all lanes of a server want one.)
             alone = partial(torch.set_num_threads, 1)
             self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="side-by-side", initializer=alone)
-        return self._pool.map(do, found)
+        pool, rest = self._pool, iter(found)
+        begun: deque[Future[R]] = deque(pool.submit(do, piece) for piece in islice(rest, AHEAD * self._threads))
+        try:
+            while begun:
+                done = begun.popleft().result()
+                begun.extend(pool.submit(do, piece) for piece in islice(rest, 1))
+                yield done
+        finally:
+            wait([future for future in begun if not future.cancel()])
 
     def all(self, do: Callable[[T], object], pieces: Iterable[T]) -> None:
         """`do` of every piece."""

@@ -14,7 +14,7 @@ from protocol.base.ids import TensorRef
 
 
 class SumPerformer(Performer):
-    """Lane `sums`. `threads` is torch's, one number for the whole process."""
+    """Lane `sums`. `threads` is torch's, which every thread has that asks for it later, too."""
 
     def __init__(self, threads: int = 1) -> None:
         super().__init__()

@@ -3,6 +3,7 @@ and some 300 MB, so a volunteer's daemon, whose device has a process of its own,
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -26,13 +27,22 @@ from protocol.trust.seals import Sealer
 Deliver = Callable[[Outcome], None]
 
 SIDE_BY_SIDE_MAX = 8
-"""Threads that share a fold or an update: an update moves 28 bytes a parameter, and eight cores of a computer move some
-40 GB a second, as much as there is."""
+"""Threads that share a fold or an update: one of these moves 29 bytes a parameter, and memory of home computers some 40
+GB a second, which eight cores ask for."""
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Of a container: microseconds of a processor, or `max`, in so many microseconds (Linux, Control Group v2)."""
 
 
 def usable_cores() -> int:
-    """Cores that this process may use, where the system says; else all of them."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    """Cores that this process may use, where the system says; else all of them. A part of one counts as one."""
+    if sys.platform != "linux":
+        return os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = _QUOTA.read_text().split()
+        return cores if quota == "max" else max(1, min(cores, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):
+        return cores
 
 
 def server_lanes(folder: Path, allowed: Allowed, sealer: Sealer) -> dict[str, Callable[[Deliver], Lane]]:

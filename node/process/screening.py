@@ -17,7 +17,7 @@ import numpy.typing as npt
 import trio
 
 from node.compute.forms.heads import square_norm_most
-from node.compute.forms.packed import all_within, first, is_whole
+from node.compute.forms.packed import all_within, begins_with, is_whole
 from node.process.store import Buffer
 from protocol.base.forms import BLOCK_FORMS, GRID_SUM_MOST, NOT_FINITE, small_is_whole
 from protocol.base.ids import TensorRef
@@ -93,7 +93,7 @@ def square_norm(tensors: Sequence[TensorRef], buffers: Sequence[Buffer]) -> floa
                 for piece in _pieces(buffer, ref.form):
                     values = piece.astype(np.float64)
                     total += float(np.dot(values, values))
-        elif ref.form == "gi" and first(buffer, math.prod(ref.shape)) == NOT_FINITE:
+        elif ref.form == "gi" and begins_with(buffer, math.prod(ref.shape), NOT_FINITE):
             return math.inf
         else:
             return 0.0  # whole numbers: only who has the grid knows what they stand for (`node.machine.jobs.Measure`)
@@ -108,7 +108,7 @@ def fits_the_sum(message: Message, buffers: Sequence[Buffer], step_tasks: int) -
     tasks = sum(task.op == "B" for task in message.tasks)
     for ref, buffer in zip(message.tensors, buffers, strict=True):
         count = math.prod(ref.shape)
-        if ref.form != "gi" or first(buffer, count) == NOT_FINITE:
+        if ref.form != "gi" or begins_with(buffer, count, NOT_FINITE):
             continue
         if not all_within(buffer, count, min(tasks, step_tasks) * (GRID_SUM_MOST // step_tasks)):
             return False

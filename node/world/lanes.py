@@ -28,8 +28,8 @@ from protocol.world.world import CannotComputeError
 DEVICE_BYTES_PER_S = 1e10
 """What a volunteer's device and its host exchange: parameters that come, gradients that go."""
 SERVER_BYTES_PER_S = 2e9
-"""What a server's processor folds, updates and packs, in bytes of fp32: measured on one core are 1.8 GB/s for a fold,
-2.1 for an update's 32 bytes, 4 for a measurement and 0.9 for a version that is packed (`node/README.md`)."""
+"""What a server's processor folds, updates and packs, in bytes of fp32: on one core 1.8 GB/s for a fold, 2.1 for an
+update's 32 bytes, 4 for a measurement, 0.9 for a version that is packed, and more on several (`node/README.md`)."""
 DISK_BYTES_PER_S = 5e8
 WHOLE_P12_BITS = 10.0
 """Of a parameter for somebody without an earlier version; `TYPICAL_BITS` has what a change takes."""

@@ -22,12 +22,11 @@ Rows = npt.NDArray[np.int64]
 Planes = npt.NDArray[np.uint8]
 """[bits, blocks, 8 bytes]."""
 _CHUNK = 1 << 15
-"""Blocks worked on at a time: their bytes of one lane, 2 MiB, stay in a core's cache. A multiple of 8, so that widths
-of 5 bits begin at a whole byte. What only looks at a vector takes no memory by its length: where it comes from outside,
-a byte may stand for 102 integers."""
+"""Blocks whose widths are looked at together. A multiple of 8, so that widths of 5 bits begin at a whole byte. What
+only looks at a vector takes no memory by its length: where it comes from outside, a byte may stand for 102 integers."""
 _TURNED = 1 << 12
-"""Blocks turned at a time: words, a copy and integers, 1.4 MB, stay in a core's second-level cache. (2^9 take twice as
-long a value, for the calls; 2^14 as long.)"""
+"""Blocks turned at a time: their integers are a megabyte, and stay in a core's second-level cache with words and
+copies. (2^9 take twice as long a value, for the calls; 2^14 as long.)"""
 _SQUARES = tuple(
     (np.uint64(side), np.uint64(mask))
     for side, mask in ((1, 0x5555555555555555), (2, 0x3333333333333333), (4, 0x0F0F0F0F0F0F0F0F))
@@ -80,6 +79,14 @@ def first(buffer: bytes | bytearray | memoryview, count: int) -> int:
     return int(_from_planes(planes[:, :1])[0, 0])
 
 
+def begins_with(buffer: bytes | bytearray | memoryview, count: int, integer: int) -> bool:
+    """Whether the first integer of a packed vector that `is_whole` is this one; for one that needs more bits than the
+    first block has, a look at a byte says no."""
+    data = np.frombuffer(buffer, dtype=np.uint8)
+    needed = int(_widths(np.full((1, BLOCK), integer, dtype=np.int32))[0])
+    return count > 0 and int(_unpack_widths(data[:1], 1)[0]) >= needed and first(buffer, count) == integer
+
+
 def widest(buffer: bytes | bytearray | memoryview, count: int) -> npt.NDArray[np.int64]:
     """[blocks] for each 64 integers of a packed vector that `is_whole`: the bits that they take (0: all are zero)."""
     block_count = -(-count // BLOCK)
@@ -106,6 +113,7 @@ def all_within(buffer: bytes | bytearray | memoryview, count: int, bound: int) -
 
 def unpack(buffer: bytes | bytearray | memoryview, count: int, threads: SideBySide = ALONE) -> Ints:
     """The vector of `count` integers. Raises `RemoteProtocolError` for bytes that `pack` cannot have made."""
+    _widths_of(buffer, -(-count // BLOCK))  # before memory is taken for what they may not stand for
     values = np.zeros(padded(count), dtype=np.int32)
     add(buffer, values, threads)
     return values[:count]
@@ -119,18 +127,11 @@ def padded(count: int) -> int:
 def add(buffer: bytes | bytearray | memoryview, total: Ints, threads: SideBySide = ALONE) -> None:
     """Adds a packed vector to `total`, which has whole blocks, in place and with no second vector beside it. Raises
     `RemoteProtocolError` for bytes that `pack` cannot have made, and adds nothing of them."""
-    data = np.frombuffer(buffer, dtype=np.uint8)
     blocks = total.reshape(-1, BLOCK)
-    block_count = len(blocks)
-    offset = width_bytes(block_count)
-    if data.size < offset:
-        raise RemoteProtocolError("shape", f"{data.size} bytes for {block_count} blocks of packed integers")
-    widths = _unpack_widths(data[:offset], block_count)
-    expected = offset + 8 * int(_bits(widths).sum())
-    if data.size != expected:
-        raise RemoteProtocolError("shape", f"{data.size} bytes of packed integers whose widths say {expected}")
+    widths = _widths_of(buffer, len(blocks))
+    data = np.frombuffer(buffer, dtype=np.uint8)
     pieces: list[tuple[Rows, Planes]] = []
-    for code, planes in _by_width(data, block_count, np.bincount(widths, minlength=32)):
+    for code, planes in _by_width(data, len(blocks), np.bincount(widths, minlength=32)):
         for rows, inside in _turned_together(np.flatnonzero(widths == code)):
             pieces.append((rows, planes[:, inside]))
 
@@ -140,10 +141,23 @@ def add(buffer: bytes | bytearray | memoryview, total: Ints, threads: SideBySide
     threads.all(put, pieces)
 
 
+def _widths_of(buffer: bytes | bytearray | memoryview, block_count: int) -> npt.NDArray[np.uint8]:
+    """[blocks] codes that the bytes begin with. Raises `RemoteProtocolError` where they stand for other bytes."""
+    data = np.frombuffer(buffer, dtype=np.uint8)
+    offset = width_bytes(block_count)
+    if data.size < offset:
+        raise RemoteProtocolError("shape", f"{data.size} bytes for {block_count} blocks of packed integers")
+    widths = _unpack_widths(data[:offset], block_count)
+    expected = offset + 8 * int(_bits(widths).sum())
+    if data.size != expected:
+        raise RemoteProtocolError("shape", f"{data.size} bytes of packed integers whose widths say {expected}")
+    return widths
+
+
 def _as_blocks(values: Ints) -> Ints:
     missing = -values.size % BLOCK
-    padded = np.concatenate((values, np.zeros(missing, dtype=np.int32))) if missing else np.ascontiguousarray(values)
-    return padded.reshape(-1, BLOCK)
+    whole = np.concatenate((values, np.zeros(missing, dtype=np.int32))) if missing else np.ascontiguousarray(values)
+    return whole.reshape(-1, BLOCK)
 
 
 def _turned_together(rows: Rows) -> Iterator[tuple[Rows, slice]]:

@@ -14,6 +14,7 @@ import torch
 from node.compute.forms import p12, packed
 from node.compute.layout import StageLayout
 from node.compute.shard import ShardWorker
+from node.compute.side_by_side import SideBySide
 from protocol.run.memory import server_parameter_bytes
 from protocol.run.run import ModelSection, RunConfig
 
@@ -25,7 +26,8 @@ config = RunConfig(model=ModelSection(layers=10, hidden=512, heads=8, kv_heads=8
 layout = StageLayout(config, 257, 1, 21)
 small = ShardWorker(StageLayout(config, 257, 1, 2), 0, 1)
 small.initial()  # what is loaded with the first use
-shard = ShardWorker(layout, 0, 2)
+threads = SideBySide(int(sys.argv[1]))
+shard = ShardWorker(layout, 0, 2, threads)
 count = shard.end - shard.begin
 numbers = torch.randint(-9, 9, (count,), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
 part = packed.pack(numbers.numpy())
@@ -39,7 +41,7 @@ for step in range(4):
     sums[step] = shard.reduce(step)[0]
     shard.fold_packed(step + 1, part)  # of the next step some are there already
     shard.apply(step, sums.pop(step), step, 1.0)
-    p12.encode(shard.params(step + 1), shard.params(step), step, 12)
+    p12.encode(shard.params(step + 1), shard.params(step), step, 12, threads)
     shard.drop_below(config.version_of(step + 1), step + 1)
 counted = server_parameter_bytes(config) * count
 print((of_process("VmHWM") - before) / counted)
@@ -48,7 +50,9 @@ print((of_process("VmHWM") - before) / counted)
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process had at most is read from /proc")
-def test_a_shard_takes_what_is_counted_and_no_more() -> None:
+@pytest.mark.parametrize("threads", [1, 8])
+def test_a_shard_takes_what_is_counted_and_no_more(threads: int) -> None:
     """Sixteen million parameters through four steps, as a server's lane does them: within a tenth."""
-    found = subprocess.run([sys.executable, "-c", STEPS], check=True, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-c", STEPS, str(threads)]
+    found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
     assert 0.85 < float(found.stdout) < 1.1, found.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 import torch
@@ -23,6 +24,24 @@ def test_a_piece_that_fails_is_the_callers_error(threads: int) -> None:
 
     with pytest.raises(MemoryError, match="fourth"):
         SideBySide(threads).all(refuse, range(6))
+
+
+def test_nobody_works_on_a_job_that_has_failed() -> None:
+    """A piece that goes on would write into what its caller has given up; those that have not begun never do."""
+    first_is_over, begun, ended = threading.Event(), list[int](), list[int]()
+
+    def work(number: int) -> None:
+        begun.append(number)
+        if number == 0:
+            first_is_over.set()
+            raise MemoryError
+        first_is_over.wait(30)
+        time.sleep(0.05)  # what is tested is that the caller waits for this
+        ended.append(number)
+
+    with pytest.raises(MemoryError):
+        SideBySide(2).all(work, range(50))
+    assert sorted(begun) == [0, *sorted(ended)] and len(begun) < 10
 
 
 def test_pieces_are_worked_on_at_once_by_threads_of_one_core_each() -> None:
